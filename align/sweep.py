@@ -1,8 +1,7 @@
 """`python -m align.sweep FILE.yaml [key=value …]`: run a W&B sweep's file here, without an account.
 
-Trials of a grid, drawn ones (--method random --count N), or successive halving on the sweep's metric (--halving): all trials get few steps, the
-best of them more. Each trial is a run of align.train in a folder of its own. A sweep that was stopped goes on with the same command. The table at
-the end has 95% intervals: over seeds where `seed` is swept, else of the held-out texts.
+Trials of a grid, or drawn ones (--method random --count N). Each trial is a run of align.train in its own folder. The same command resumes a
+sweep that was stopped. The table at the end has 95% intervals: over seeds where `seed` is swept, else of the held-out texts.
 """
 
 from __future__ import annotations
@@ -30,26 +29,16 @@ def parser() -> OptionParser:
     )
     names = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
     p.add_argument("sweep", metavar="FILE", help=f"a sweep's .yaml, or a shipped one: {names}")
-    p.add_argument("words", nargs="*", metavar="key=value", help="keys of the recipe that all trials take")
+    p.add_argument("words", nargs="*", metavar="key=value", help="recipe keys of all trials")
     p.add_argument("--method", choices=("grid", "random"), help="default: the file's")
     p.add_argument(
         "--count", type=int, metavar="N", help="trials (default: the whole grid, or 10 drawn ones)"
     )
-    p.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
-    p.add_argument("--halving", action="store_true", help="successive halving on the sweep's metric")
-    p.add_argument(
-        "--eta",
-        type=int,
-        default=3,
-        help="one trial in so many goes on, with so many times the steps (default 3)",
-    )
-    p.add_argument(
-        "--least", type=int, default=1, metavar="STEPS", help="steps of the first rung at least (default 1)"
-    )
+    p.add_argument("--seed", type=int, default=0, help="seed of drawn trials (default 0)")
     p.add_argument(
         "--wandb",
         action="store_true",
-        help="trials log to W&B, too, where the file says so (default: metrics.csv alone)",
+        help="trials also log to W&B where the file says so (default: metrics.csv alone)",
     )
     p.add_argument("--out", type=path, metavar="DIR", help="default runs/sweeps/NAME")
     return p
@@ -60,14 +49,13 @@ def main(argv: list[str] | None = None) -> None:
     options = parser().parse_intermixed_args(sys.argv[1:] if argv is None else argv)
     if stray := next((word for word in options.words if "=" not in word), None):
         raise UserError(f"{stray!r} is not key=value")
-    for name, least in (("count", 1), ("eta", 2), ("least", 1), ("seed", 0)):
+    for name, least in (("count", 1), ("seed", 0)):
         if (value := getattr(options, name)) is not None and value < least:
             raise UserError(f"--{name} {value}: must be at least {least}")
-    sweep = read_sweep(find(options.sweep))
-    found = trials(sweep, options.count, options.seed, options.method)
+    sweep = read_sweep(find(options.sweep), options.method)
+    found = trials(sweep, options.count, options.seed)
     folder = options.out or Path("runs") / "sweeps" / sweep.name
-    eta = options.eta if options.halving else None
-    plan = Plan(folder, tuple(options.words), eta, options.least, options.wandb)
+    plan = Plan(folder, tuple(options.words), options.wandb)
     with Claim(folder, "--out"):
         say(f"{len(found)} trials of {sweep.name} in {folder}", error=True)
         try:
@@ -84,7 +72,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def find(name: str) -> Path:
-    """A file, or a shipped sweep by its name."""
+    """Find a file, or a shipped sweep by its name. Raises UserError where there is neither."""
     for place in (expanded(name), SHIPPED / f"{name}.yaml"):
         if place.is_file():
             return place

@@ -8,10 +8,11 @@ number) alone, so a run that was killed loses the batch in flight and ends in th
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 from align.common.claims import Claim
 from align.common.commands import command
-from align.common.errors import cli
+from align.common.errors import check_all, cli
 from align.common.text import say
 from align.config.launching import round_alike
 from align.config.parser import parse_command
@@ -25,15 +26,16 @@ def main(argv: list[str] | None = None) -> None:
     recipe = parse_command(words, "align.synthesize", __doc__ or "")
     if recipe is None:
         return
-    check_writing(recipe)
-    check_sources(recipe.data)
+    check_all([partial(check_writing, recipe), partial(check_sources, recipe.data)])
     round_alike()
     with Claim(recipe.data_folder, "data.path" if recipe.data.path else "output"):
         # only now: torch and transformers take seconds to import
+        from align.data.batches import with_folder_batch
         from align.data.synthesis import synthesize
         from align.data.texts import read_texts
         from align.writing.opening import opened
 
+        recipe = with_folder_batch(recipe, recipe.data_folder)
         with opened(recipe) as (target, source):
             if recipe.data.text:
                 read_texts(recipe, target)

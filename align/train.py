@@ -9,16 +9,18 @@ import signal
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from align.common.claims import Claim
-from align.common.errors import UserError, cli
+from align.common.errors import UserError, check_all, cli
 from align.common.text import say
 from align.config.hardware import main_process
 from align.config.launching import LINGER, Others, adopt_slurm, round_alike
 from align.config.parser import parse_command
 from align.config.preflight import check_training
 from align.config.recipe import Recipe
+from align.config.wandb_runs import check_login, trial_note
 from align.data.text_sources import check_sources
 from align.training.checkpoints import check_named
 
@@ -30,9 +32,14 @@ def main(argv: list[str] | None = None) -> None:
     recipe = parse_command(words, "align.train", __doc__ or "")
     if recipe is None:
         return
-    check_training(recipe)
-    check_sources(recipe.data)
-    check_named(recipe.trainer.resume)
+    check_all(
+        [
+            partial(check_training, recipe),
+            partial(check_login, recipe),
+            partial(check_sources, recipe.data),
+            partial(check_named, recipe.trainer.resume),
+        ]
+    )
     round_alike()
     with Others(recipe, "align.train", words):
         try:
@@ -54,6 +61,8 @@ def _train(recipe: Recipe, words: list[str]) -> None:
         with ExitStack() as claims:
             if main_process():
                 claims.enter_context(Claim(Path(recipe.output), "output"))
+                if note := trial_note(recipe):
+                    say(note, error=True)
                 if recipe.trainer.features_gb:
                     claims.enter_context(Claim(recipe.features_folder, "trainer.features_path"))
             train(recipe, argv=words)

@@ -1,8 +1,8 @@
-"""Use a drafter to speed a target up, losslessly.
+"""Decode losslessly with a target and a drafter.
 
 import decode
-decoder = decode.load("HuggingFaceTB/SmolLM2-135M-Instruct", "pretrained/smollm2-135m-block")
-print(decoder.generate("Why is the sky blue?").text)
+decoder = decode.load("HuggingFaceTB/SmolLM2-135M-Instruct")
+print(decoder.generate("Why is the sky blue?"))
 """
 
 from __future__ import annotations
@@ -12,18 +12,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from align.common.errors import UserError
+    from align.rows.conversation import Conversation
     from decode.engine.decoder import Decoder
     from decode.engine.output import Generation
+    from decode.engine.stream import Stream
     from decode.methods.custom_generate import custom_generate
     from decode.methods.load import load
     from decode.speculation.sampling import Sampling
 
-__all__ = ["Decoder", "Generation", "Sampling", "UserError", "custom_generate", "load"]
+__all__ = [
+    "Conversation",
+    "Decoder",
+    "Generation",
+    "Sampling",
+    "Stream",
+    "UserError",
+    "custom_generate",
+    "load",
+]
 
 _HOME = {
+    "Conversation": "align.rows.conversation",
     "Decoder": "decode.engine.decoder",
     "Generation": "decode.engine.output",
-    "Sampling": "decode.speculation.sampling",
+    "Sampling": "decode.speculation.settings",
+    "Stream": "decode.engine.stream",
     "UserError": "align.common.errors",
     "custom_generate": "decode.methods.custom_generate",
     "load": "decode.methods.load",
@@ -35,3 +48,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'decode' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The API, for completion, although most of it is imported on first use."""
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

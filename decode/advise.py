@@ -101,7 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with Claim(options.out, "--out"):
         from decode.suites.registry import prompts_of
 
-        suites, skipped = prompts_of(options.suite, options.prompts, options.data_dir, options.limit)
+        suites, skipped = prompts_of(
+            options.suite, options.prompts, options.data_dir, options.limit, options.prompts_column
+        )
         for line in skipped:
             say(f"left out: {line}", error=True)
         page = advise_and_save(options, [p.content for s in suites for p in s.prompts])

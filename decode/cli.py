@@ -64,21 +64,23 @@ class Parser(OptionParser):
 
     def add_prompt_options(self, suites: str) -> None:
         """Where the prompts come from. `suites`: the help of --suite."""
-        formats = "your own: .jsonl .json .csv .parquet .txt"
+        formats = "your own prompts: .jsonl .json .csv .tsv .parquet .txt, also .gz and .zst"
+        column = "of --prompts, the column that holds them (default: the first that is known)"
         self.add_argument("--suite", help=suites)
         self.add_argument("--prompts", type=path, metavar="FILE", help=formats)
+        self.add_argument("--prompts-column", metavar="NAME", help=column)
         self.add_argument(
             "--data-dir", type=path, metavar="DIR", help="local copies of the suites, as on the hub"
         )
 
-    def add_sampling_options(self, seed: str) -> None:
+    def add_sampling_options(self, seed: str, default_seed: int | None = 0) -> None:
         """How tokens are chosen. `seed`: the help of --seed."""
         mass = "keep the most probable tokens up to this mass (default 1)"
         count = "keep this many most probable tokens (default 0: all)"
         self.add_argument("--temperature", type=number, default=0.0, metavar="T", help="0 = greedy (default)")
         self.add_argument("--top-p", type=number, default=1.0, metavar="P", help=mass)
         self.add_argument("--top-k", type=whole(0), default=0, metavar="N", help=count)
-        self.add_argument("--seed", type=whole(0, 2**63 - 1), default=0, metavar="N", help=seed)
+        self.add_argument("--seed", type=whole(0, 2**63 - 1), default=default_seed, metavar="N", help=seed)
 
     def add_drafting_options(self, title: str) -> None:
         """Those of `decode.methods.options.DraftOptions`, `copying` aside, as a group of that title in the help."""

@@ -34,6 +34,7 @@ class CompareConfig:
     words: list[str]
     suite: str | None = None
     prompts: Path | None = None
+    prompts_column: str | None = None
     data_dir: Path | None = None
     limit: int | None = None
     max_new_tokens: int = 128
@@ -96,7 +97,9 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
     Raises:
         UserError: recipes that can't be compared, a method that their drafters can't run, prompts that can't be had.
     """
-    suites, skipped = prompts_of(config.suite, config.prompts, config.data_dir, config.limit)
+    suites, skipped = prompts_of(
+        config.suite, config.prompts, config.data_dir, config.limit, config.prompts_column
+    )
     for line in skipped:
         console.say(f"left out: {line}", wrap=False)
     # only now: torch and transformers take seconds to import

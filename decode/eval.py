@@ -167,7 +167,7 @@ def check(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
     check_early(config)
     given_drafters(config.drafter)
     check_named(names or [], config.drafter, config.target)
-    return prompts_of(config.suite, config.prompts, config.data_dir, config.limit)
+    return prompts_of(config.suite, config.prompts, config.data_dir, config.limit, config.prompts_column)
 
 
 def next_step(summary: dict[str, Any], config: EvalConfig) -> str:
@@ -187,7 +187,7 @@ def next_step(summary: dict[str, Any], config: EvalConfig) -> str:
     if not able:
         name = (f"target.name={config.target}",) if config.target else ()
         return (
-            f"Next: train a drafter for this target:  {command('align.train', 'recipe=smollm2_block', *name, 'output=runs/mine')}\n"
+            f"Next: train a drafter for this target:  {command('align.train', 'recipe=block', *name, 'output=runs/mine')}\n"
             f"      then give it with --drafter:  {command('decode.eval', *target, '--drafter', 'runs/mine/drafter')}"
         )
     default = (DRAFTER, COMBINED)  # which decode.generate takes by itself

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from align.common.commands import command
 from align.common.errors import UserError, cli, in_one_line, nearest
-from align.common.hub import is_repository
+from align.common.hub import is_repository, local_path
 from align.common.text import plural, say
 from decode.cli import Parser, path, whole
 from decode.method_names import EXPORTS
@@ -65,7 +66,7 @@ def parser() -> Parser:
 
 @cli
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command. Exit code 1 where a comparison found a difference."""
+    """The command. Exit codes: 1 an export is not this drafter, 3 the exports are right and an engine here drafts otherwise."""
     options = parser().parse_args(arguments)
     names = read_names(options.format)
     if options.dtype not in TYPES:
@@ -76,26 +77,59 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folders = {name: options.out if len(names) == 1 else options.out / name for name in names}
 
     from decode.exporting.parity import exported
+    from decode.exporting.registry import UnfitFormat
 
     target = target_for(options.target, options.drafter)
-    verdicts = exported(
-        options.drafter,
-        role_of(options.drafter),
-        target,
-        folders,
-        dtype=options.dtype,
-        device=options.device,
-        trust_remote_code=options.trust_remote_code,
-        limit=options.limit if options.check else 0,
-        max_new_tokens=options.max_new_tokens,
-        vocabulary=options.target_gguf,
-    )
+    try:
+        verdicts = exported(
+            options.drafter,
+            role_of(options.drafter),
+            target,
+            folders,
+            dtype=options.dtype,
+            device=options.device,
+            trust_remote_code=options.trust_remote_code,
+            limit=options.limit if options.check else 0,
+            max_new_tokens=options.max_new_tokens,
+            vocabulary=options.target_gguf,
+            repo=options.push,
+        )
+    except UnfitFormat as error:
+        say(f"error: {error}", error=True)
+        other = [
+            command("decode.generate", "--drafter", options.drafter, "your prompt"),
+            command("align.train", "recipe=taps", f"target.name={target}"),
+        ]
+        for line in [_retyped(options, name) for name in error.fits] or other:
+            say(f"    {line}", error=True)
+        raise SystemExit(2) from None
     for verdict in verdicts:
-        _tell(verdict, options.check)
-    if any(not v.same for v in verdicts):
-        raise SystemExit(1)
+        _print_verdict(verdict, options)
+    codes = [verdict.exit_code for verdict in verdicts if verdict.exit_code]
+    if codes:
+        raise SystemExit(min(codes))
     if options.push is not None:
-        _push(options.out, options.push)
+        _push(options.out, options.push, target, [options.drafter, target, str(options.out)])
+
+
+def _retyped(options: argparse.Namespace, name: str) -> str:
+    """The command as it was typed, with another format."""
+    words = ["--drafter", options.drafter, "--format", name, "--out", str(options.out)]
+    for action in parser()._actions:
+        value = getattr(options, action.dest, action.default)
+        if (
+            not action.option_strings
+            or action.dest in ("drafter", "format", "out", "help")
+            or value == action.default
+        ):
+            continue
+        if isinstance(value, bool):
+            words.append(action.option_strings[0 if value else -1])
+        else:
+            words += [action.option_strings[0], str(value)]
+    if name == "gguf" and options.target_gguf is None and not str(options.target).endswith(".gguf"):
+        words += ["--target-gguf", "TARGET.gguf"]
+    return command("decode.export", *words)
 
 
 def read_names(text: str) -> list[str]:
@@ -109,27 +143,54 @@ def read_names(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _tell(verdict: Verdict, checked: bool) -> None:
+def _print_verdict(verdict: Verdict, options: argparse.Namespace) -> None:
+    """What was found of an export, then the lines that serve it, each block ready to paste."""
     say(f"{verdict.folder}: {verdict.format}")
     for note in verdict.notes:
         say(f"  note: {note}")
     for line in verdict.lines:
         say(f"  {line}")
-    if checked and verdict.lines:
+    if options.check and verdict.lines:
         say(f"  {verdict.conclusion}")
-    for line in verdict.serve:
-        say(f"  serve: {line}")
+    say()
+    for line in (line for snippet in verdict.serve for line in snippet.as_text()):
+        say(line)
+    if any(snippet.language == "bash" for snippet in verdict.serve):
+        words = ["--drafter", options.drafter, "--engine", "vllm", "--export", str(verdict.folder)]
+        words += [] if options.target is None else ["--target", options.target]
+        if verdict.format == "gguf":
+            words[3] = "http://127.0.0.1:8080"
+        say(f"  compare the running server with the drafter:\n\n      {command('decode.parity', *words)}\n")
 
 
-def _push(folder: Path, repo: str) -> None:
+def _push(folder: Path, repo: str, target: str, places: Sequence[str]) -> None:
+    """Upload an export. Its texts name the target without a path of this machine; `places` are other names they must not contain."""
     from huggingface_hub import HfApi
 
+    from align.folder.publishing import published_texts
+
+    texts = published_texts(folder, target)
+    check_public(folder, places, texts)
     with in_one_line(f"--push={repo}: nothing was uploaded, the export is in {folder}"):
         api = HfApi()
         url = api.create_repo(repo, exist_ok=True)
-        api.upload_folder(repo_id=repo, folder_path=folder)
+        api.upload_folder(repo_id=repo, folder_path=folder, ignore_patterns=list(texts))
+        for name, text in texts.items():
+            api.upload_file(repo_id=repo, path_in_repo=name, path_or_fileobj=text.encode())
     files = sum(p.is_file() for p in folder.rglob("*"))
     say(f"{plural(files, 'file')} uploaded: {json.dumps(str(url))}")
+
+
+def check_public(folder: Path, places: Sequence[str], texts: Mapping[str, str]) -> None:
+    """Raises UserError for a text file of the export that names a path of this machine: one of `places`, or the home folder.
+    texts: what is uploaded in place of a file, by its path in the folder."""
+    paths = [local_path(place) for place in places]
+    private = {str(path.absolute()) for path in (*paths, Path.home()) if path.exists()} - {"/"}
+    for file in sorted(p for p in folder.rglob("*") if p.suffix in (".json", ".md", ".jinja", ".txt", ".py")):
+        name = file.relative_to(folder).as_posix()
+        text = texts.get(name) or file.read_text(encoding="utf-8", errors="replace")
+        if found := next((path for path in private if path in text), None):
+            raise UserError(f"--push: {file} names {found!r}, a path of this machine; nothing was uploaded")
 
 
 if __name__ == "__main__":

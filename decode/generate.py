@@ -12,14 +12,8 @@ from align.common.text import plural, say
 from align.target.names import DEFAULT_TARGET, check_given
 from decode.cli import Parser, number, whole
 from decode.engine.output import MAX_NEW_TOKENS
-from decode.method_names import LOOKUP, LOSSY
-from decode.methods.drafter_spec import (
-    DEFAULT_DRAFTER,
-    check_named,
-    check_there,
-    given_drafters,
-    shipped_for,
-)
+from decode.method_names import LOSSY
+from decode.methods.drafter_spec import AUTO, check_named, check_there, given_drafters
 from decode.methods.options import DraftOptions
 from decode.methods.spec import read_method
 from decode.speculation.settings import Sampling
@@ -41,16 +35,20 @@ def parser() -> Parser:
     add = p.add_argument
     copying = "where the text repeats itself, copy instead of drafting (default: on)"
     min_p = "keep tokens at least P times as probable as the best (default 0: all)"
-    seed = "repeats the answer, unless --method looks at the clock (controller=cost, several variants); default 0"
+    seed = "repeats a sampled answer, unless --method looks at the clock (controller=cost, several variants); default: a new one"
     add("prompt", nargs="?", help="the user's message; - reads standard input")
     p.add_target_options()
-    add("--drafter", help="folder, hub id, lookup or none (default: the shipped one, else lookup)")
+    add(
+        "--drafter",
+        default=AUTO,
+        help="folder, hub id, lookup, none or auto (default): the shipped one, else lookup",
+    )
     add(
         "--method", help="a system by name with its options, specdiff:steps=4 (decode.eval --help lists them)"
     )
     add("--copying", action=argparse.BooleanOptionalAction, default=None, help=copying)
     p.add_drafting_options("how the drafter drafts")
-    p.add_sampling_options(seed)
+    p.add_sampling_options(seed, None)
     add("--repetition-penalty", type=number, default=1.0, metavar="X", help="default 1: off")
     add("--min-p", type=number, default=0.0, metavar="P", help=min_p)
     add("--presence-penalty", type=number, default=0.0, metavar="X", help="default 0: off")
@@ -97,27 +95,25 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 def _check(args: argparse.Namespace) -> DraftOptions:
     """The options of drafting. Raises UserError, before anything heavy is imported, for what is misspelt or not there."""
+    named = None if args.drafter == AUTO else args.drafter
     if args.method is not None:
         read_method(args.method)
-        given_drafters(args.drafter)
-    elif args.drafter is not None:
-        check_there(args.drafter)
+        given_drafters(named)
+    elif named is not None:
+        check_there(named)
     options = DraftOptions.out_of({**vars(args)})
     check_given(args.target, args.device, args.dtype)
     if args.method is not None:
-        check_named([args.method], args.drafter, args.target)
+        check_named([args.method], named, args.target)
     return options
 
 
 def _load(args: argparse.Namespace, options: DraftOptions) -> Decoder:
     from decode.methods.load import load
 
-    target = DEFAULT_TARGET if args.target is None else args.target
-    drafter = shipped_for(target) if args.drafter is None else args.drafter
-    none = drafter is None and args.method is None
-    decoder = load(
-        target,
-        LOOKUP if none else drafter,
+    return load(
+        DEFAULT_TARGET if args.target is None else args.target,
+        args.drafter,
         **{**vars(options), "copying": args.copying},
         dtype=args.dtype,
         device=args.device,
@@ -126,10 +122,6 @@ def _load(args: argparse.Namespace, options: DraftOptions) -> Decoder:
         template_kwargs=args.template_kwargs,
         system=args.system,
     )
-    if none:
-        missing = f"at {DEFAULT_DRAFTER}" if target == DEFAULT_TARGET else f"is shipped for {target}"
-        say(f"note: no drafter {missing}: prompt lookup drafts instead", error=True)
-    return decoder
 
 
 def _read_prompt(given: str) -> str:
@@ -151,6 +143,8 @@ def summary(decoder: Decoder, out: Generation, verifier: str) -> str:
         helped = sum(accepted > 0 for accepted in out.accepted)
         parts.append(f"drafts accepted in {helped / out.calls:.0%} of them")
     parts.append(f"prefill {out.prefill_seconds:.2f} s")
+    if out.seed is not None:
+        parts.append(f"seed {out.seed}")
     who = f"{decoder.name}, {verifier}" if decoder.drafter is not None else "plain decoding"
     return f"[{who}] " + " · ".join(parts)
 

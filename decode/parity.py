@@ -19,7 +19,8 @@ def parser() -> Parser:
     p = Parser(
         prog="python -m decode.parity",
         description="Compare an engine's drafts and outputs with a drafter's own, on its target.",
-        epilog="example: python -m decode.parity --drafter runs/mine/drafter --engine http://127.0.0.1:8000",
+        epilog="example: python -m decode.parity --drafter runs/mine/drafter --engine vllm --export exported; exit codes: "
+        "0 the same, 1 the files are not this drafter, 2 wrong input, 3 the files are right and the engine drafts otherwise",
     )
     add = p.add_argument
     add("--drafter", required=True, help="the drafter's folder or hub id, as it was trained here")
@@ -32,7 +33,7 @@ def parser() -> Parser:
         "--export",
         type=path,
         metavar="DIR",
-        help="what decode.export wrote for it (default: written anew, for this comparison)",
+        help="what decode.export wrote for it, which a server has loaded (default: a fresh one is checked)",
     )
     p.add_target_options(dtype=False)
     p.add_prompt_options("a suite or several (default builtin)")
@@ -43,7 +44,7 @@ def parser() -> Parser:
 
 @cli
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command. Exit code 1 where something differs."""
+    """The command. Exit codes: 0 the same, 1 the files are not this drafter, 3 they are and the engine drafts otherwise."""
     options = parser().parse_args(arguments)
     url = VLLM if options.engine == "vllm" else options.engine
     served = url.lower().startswith(("http:", "https:"))
@@ -51,31 +52,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise UserError(
             f"--engine={options.engine!r} is no URL and none of them{nearest(options.engine, ENGINES)}"
         )
-    if served and options.export is not None:
-        raise UserError("--export: a server has loaded its own folder; leave it out")
     check_there(options.drafter)
     if (role := role_of(options.drafter)) not in (*BLOCKS, "autoregressive"):
         raise UserError(
             f"--drafter={options.drafter}: a {role} drafter, which no engine runs; block and autoregressive ones are exported"
         )
 
-    from decode.exporting import parity
+    from decode.exporting import parity, server
     from decode.suites.registry import prompts_of
 
-    suites, _ = prompts_of(options.suite, options.prompts, options.data_dir, options.limit)
+    suites, _ = prompts_of(
+        options.suite, options.prompts, options.data_dir, options.limit, options.prompts_column
+    )
     prompts = [prompt for suite in suites for prompt in suite.prompts]
     target = target_for(options.target, options.drafter)
     common = (options.drafter, role, target, prompts, options.max_new_tokens)
     trust = {"device": options.device, "trust_remote_code": options.trust_remote_code}
     if served:
-        verdict = parity.served(*common, url, **trust)
+        verdict = server.served(*common, url, options.export, **trust)
     else:
         verdict = parity.in_process(*common, options.engine, options.export, **trust)
     for line in verdict.lines:
         say(line)
     say(verdict.conclusion)
-    if not verdict.same:
-        raise SystemExit(1)
+    if verdict.exit_code:
+        raise SystemExit(verdict.exit_code)
 
 
 if __name__ == "__main__":

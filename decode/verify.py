@@ -1,29 +1,29 @@
 """`python -m decode.verify`: is this pair lossless here, on this machine, with these weights? A verdict on one page.
 
-    greedy     outputs in fp32, with drafts and without, are equal token by token
-    coupled    so are outputs at temperature 1, where the noise of each position is fixed
-    options    every option of a request, one at a time and together, does what a reference without the engine's code does
-    rounds     thousands of rounds of every verifier, at logits of the target, keep the law of p
-    sampled    each token of sampled texts, under several settings, has the target's distribution after the tokens before it
-    half       outputs in bf16 differ from plain decoding's by rounding ties alone
+Six exact checks, on rounds that decoding really ran:
 
-A difference is a rounding tie only where decode/losslessness/divergence.py can explain it by rounding. Exit code 1 when a bug is found.
-`--self-test` plants known bugs in the running engine, one at a time, and says which of them the checks catch with this number of samples;
-the same command goes on with one that was stopped while it planted.
+    rows         what verification received is the distribution of a fresh, cache-less forward pass, processed by transformers
+    proposals    drafts are distributed as the q that is reported with them
+    rule         the verifier turns any p and q into exactly p
+    randomness   every random number comes from the request's own generator and is used once
+    commit       the text is the accepted path and the next token of each round, and ends where it must
+    end_to_end   greedy text equals plain decoding's and transformers' generate; the joint law of four sampled tokens is p's
+
+Exit code 1 when a difference is found that rounding does not explain; replay.json then runs the batch of the first one again.
+`--self-test` plants thirteen classic bugs in the running engine, one at a time, and says which check catches each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from align.common.claims import Claim
 from align.common.errors import cli
 from align.common.text import say
 from decode.cli import Parser, path, whole
-from decode.losslessness.cases import QUICK, THOROUGH, VerifyConfig, check
-from decode.losslessness.verdict import Caught, Check, read_tested, write_verdict
+from decode.verification.pair import LIMIT, NEW_TOKENS, VerifyConfig, check
+from decode.verification.verdict import read_replay, write_verdict
 
 
 def parser() -> Parser:
@@ -33,31 +33,57 @@ def parser() -> Parser:
         description="Is speculative decoding with this pair lossless, here? Exit code 1 when it is not.",
     )
     add = p.add_argument
-    drafter = "a drafter's folder, or lookup (default: the shipped one, for the default target)"
-    methods = (
-        "systems by name, as decode.eval has them, or all; --drafter may then name several: KIND=FOLDER,…"
-    )
-    tokenizer = "of a standalone drafter whose vocabulary is not the target's"
-    self_test = "then plant known bugs in the engine, one at a time, and say which of them these checks catch"
     p.add_target_options(dtype=False)
+    add(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16", "auto"),
+        default="float32",
+        help="of the target (default float32)",
+    )
     p.add_chat_options()
-    add("--drafter", help=drafter)
-    add("--methods", help=methods)
-    add("--drafter-tokenizer", metavar="FOLDER", help=tokenizer)
+    add("--drafter", help="a drafter's folder, or lookup (default: the shipped one, for the default target)")
+    add(
+        "--methods",
+        help="systems by name, as decode.eval has them, or all; --drafter may then name several: KIND=FOLDER,…",
+    )
+    add(
+        "--drafter-tokenizer",
+        metavar="FOLDER",
+        help="of a standalone drafter whose vocabulary is not the target's",
+    )
     p.add_prompt_options("the prompts (default mtbench)")
-    for name, least, words in (
-        ("limit", 1, "prompts of each suite, evenly spread"),
-        ("max-new-tokens", 4, "the length of greedy and coupled outputs"),
-        ("samples", 12, "sampled texts of each method, at least 12"),
-    ):
-        key = name.replace("-", "_")
-        default = f"default {QUICK[key]}; with --thorough {THOROUGH[key]}"
-        add(f"--{name}", type=whole(least, 100_000), metavar="N", help=f"{words} ({default})")
-    add("--thorough", action="store_true", help="longer outputs and twenty times as many samples")
-    add("--self-test", action="store_true", help=self_test)
-    add("--seed", type=whole(0, 2**63 - 1), default=0, metavar="N", help="of everything sampled (default 0)")
-    out = "verdict.md and verdict.json go there (default runs/verify)"
-    add("--out", type=path, metavar="DIR", default=Path("runs/verify"), help=out)
+    add(
+        "--limit",
+        type=whole(1, 100_000),
+        default=LIMIT,
+        metavar="N",
+        help=f"prompts of each suite, evenly spread (default {LIMIT})",
+    )
+    add(
+        "--max-new-tokens",
+        type=whole(4, 100_000),
+        default=NEW_TOKENS,
+        metavar="N",
+        help=f"the length of greedy texts (default {NEW_TOKENS})",
+    )
+    add(
+        "--self-test",
+        action="store_true",
+        help="then plant classic bugs in the engine, one at a time, and say which check catches each",
+    )
+    add(
+        "--replay",
+        type=path,
+        metavar="FILE",
+        help="run the batch of a replay.json again, with the options of its run",
+    )
+    add(
+        "--out",
+        type=path,
+        metavar="DIR",
+        default=Path("runs/verify"),
+        help="verdict.md and verdict.json go there (default runs/verify)",
+    )
     return p
 
 
@@ -65,22 +91,26 @@ def parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     given = vars(parser().parse_args(arguments))
-    counts = THOROUGH if given.pop("thorough") else QUICK
-    config = VerifyConfig(**{**given, **{k: given.get(k) or default for k, default in counts.items()}})
+    file, only = given.pop("replay"), ""
+    if file is not None:
+        options, only = read_replay(file)
+        paths = {key: Path(options[key]) for key in ("prompts", "data_dir") if options.get(key)}
+        given = {**options, **paths, "self_test": False, "out": given["out"]}
+    config = VerifyConfig(**given)
     with Claim(config.out, "--out"):
         prompts = check(config)
-        from decode.losslessness.checks import run
+        from decode.verification.run import verify
 
-        asked = config.asked()
-        earlier = read_tested(config.out, asked)
+        tallies, pair = verify(config, prompts, say, only)
+        asked = {key: str(value) if isinstance(value, Path) else value for key, value in vars(config).items()}
+        tested = []
+        if config.self_test and not any(tally.findings for tally in tallies):
+            from decode.verification.self_test import plant_all
 
-        def done(checks: Sequence[Check], pair: Mapping[str, Any], caught: Sequence[Caught]) -> None:
-            write_verdict(config.out, checks, pair, False, caught, asked)
-
-        checks, pair, caught = run(config, prompts, say, done, earlier)
-        say("\n" + write_verdict(config.out, checks, pair, True, caught, asked))
+            tested = plant_all(config, prompts, say)
+        say("\n" + write_verdict(config.out, tallies, pair, asked, tested))
     say(f"Verdict: {config.out / 'verdict.md'}")
-    if not all(check.passed for check in checks):
+    if any(tally.findings for tally in tallies):
         raise SystemExit(1)
 
 

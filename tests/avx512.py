@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,6 @@ from pathlib import Path
 
 from align.common.errors import UserError, cli
 from decode.cli import Parser
-from tests.mutation.judging import copy_of_the_tree
 
 HOUSE = Path(__file__).parents[1]
 FLAGS = "-O2 -w -Wno-psabi -mavx2 -mfma -mf16c -fwrapv -pthread -fopenmp -fPIC -shared -DROWS512"
@@ -54,7 +54,7 @@ def main() -> None:
     if not (args.simde / "simde" / "x86" / "avx512.h").is_file():
         raise UserError(f"{args.simde}: no simde/x86/avx512.h in it; give a clone of SIMDe")
     with tempfile.TemporaryDirectory() as scratch:
-        house = copy_of_the_tree(HOUSE, Path(scratch))
+        house = copy_tree(Path(scratch))
         emulate(house / "align" / "kernels", args.simde.resolve())
         python, paths = sys.executable, os.environ | {"PYTHONPATH": str(house)}
         opened = "import sys; from align.kernels.linear import opened; sys.exit(opened('_rows512') is None)"
@@ -62,6 +62,14 @@ def main() -> None:
             raise UserError("the library was compiled and can't be opened: has this processor AVX2?")
         tests = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/align/kernels"]
         sys.exit(subprocess.run(tests, cwd=house, env=paths).returncode)
+
+
+def copy_tree(to: Path) -> Path:
+    """What the kernels' tests read, copied into `to`."""
+    for name in ("align", "decode", "tests", "recipes"):
+        shutil.copytree(HOUSE / name, to / name)
+    shutil.copy2(HOUSE / "pyproject.toml", to)
+    return to
 
 
 def emulate(kernels: Path, simde: Path) -> None:

@@ -5,7 +5,7 @@ python -m tests.bf16 mixtral      # these
 
 Columns. *p*: mean total variation of p, through the cache in pieces, to the model's own bf16 in one call. *its own*: of that to fp32 over the
 same weights. *ours to fp32*: of p to that. *identical*, *ties*, *bugs*: greedy outputs with drafts (copies, a block drafter's chains, its
-trees where they may branch) against plain decoding, as `decode.losslessness.divergence` judges them.
+trees where they may branch) against plain decoding, as `decode.verification.divergence` judges them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from align.target.proof import proven
 from decode.drafters.block import BlockProposer
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
-from decode.losslessness.compared import Plain, same
+from tests.compared import Plain, same
 from tests.target_drafters import trained_drafter
 from tests.target_models import WINDOW, some_text, tiny_model
 from tests.targets import NAMES, NEW, PIECES, prompt
@@ -90,8 +90,8 @@ def judged(target: Target) -> tuple[int, int, int]:
         except UserError:
             continue
         drafters += [BlockProposer(drafter, tree_nodes=n) for n in ((0,) if target.chains_only else (0, 6))]
-    checks = [same("", "", plain, Decoder(target, drafter)).figures for drafter in drafters]
-    identical, ties, bugs = (sum(c[key] for c in checks) for key in ("identical", "ties", "bugs"))
+    checks = [same(plain, Decoder(target, drafter)) for drafter in drafters]
+    identical, ties, bugs = (sum(getattr(c, key) for c in checks) for key in ("identical", "ties", "bugs"))
     return identical, ties, bugs
 
 

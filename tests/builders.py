@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from align.common.batch import Anchors, Batch
+from align.common.hub import DEFAULT_TARGET
 from align.config.drafter import DrafterConfig
 from align.config.parser import load_recipe
 from align.data import shards as data
@@ -251,7 +252,7 @@ def sharp_block_network(
 ) -> BlockDrafter:
     ids, whole = more.pop("ids", DRAFT_IDS), more.pop("whole", False)
     options = DrafterConfig(
-        **{"context": context, "taps": taps, "block_size": size, "markov_rank": 0, **more}
+        **{"context": context, "taps": taps, "block_size": size, "markov_rank": 0, "mask_token_id": 0, **more}
     )
     drafter = from_target(target, options, None if whole else ids)
     generator = torch.Generator().manual_seed(seed)
@@ -351,3 +352,12 @@ def shallow_target(layers: int) -> Target:
     whole.body.layers = whole.layers[:layers]
     whole.model.config.num_hidden_layers = layers
     return Target(whole.model, whole.tokenizer, "debug")
+
+
+NEEDS_TARGET = ("adapt", "autoregressive", "block", "mdlm", "sedd", "taps", "variable_prefix")
+
+
+def needed_words(name: str) -> list[str]:
+    """What a recipe without a model's name is given."""
+    init = ["drafter.init=pretrained/smollm2-135m-block"] * (name == "variable_prefix")
+    return [f"target.name={DEFAULT_TARGET}"] * (name in NEEDS_TARGET) + init

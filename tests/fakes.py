@@ -57,6 +57,7 @@ class TableTarget:
         self.vocab_size, self.context_limit, self.eos_ids = V, context_limit, ()
         self.device = torch.device("cpu")
         self.spec, self.chains_only = "table", False
+        self.tokenizer = None
 
     def new_cache(self, batch: int, capacity: int) -> Any:
         return TableCache(capacity)

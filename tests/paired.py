@@ -28,7 +28,7 @@ WORKER = """
 import json, sys, time
 import decode
 target, drafter, new = json.loads(sys.argv[1])
-ours = {"plain": decode.load(target, dtype="float32", device="cpu")}
+ours = {"plain": decode.load(target, None, dtype="float32", device="cpu")}
 if drafter:
     ours["drafted"] = decode.load(ours["plain"].target, drafter)
 for line in sys.stdin:

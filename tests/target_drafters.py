@@ -28,8 +28,7 @@ from decode.drafters.autoregressive import AutoregressiveDrafter
 from decode.drafters.block import BlockProposer
 from decode.drafters.diffusion import DiffusionProposer
 from decode.engine.decoder import Decoder
-from decode.losslessness.compared import Plain, same
-from decode.losslessness.verdict import Check
+from tests.compared import Plain, Same, same
 from tests.target_models import WINDOW
 
 STEPS, BLOCK = 20, 3
@@ -60,9 +59,9 @@ def trained_drafter(
     return drafter.eval()
 
 
-def cell(check: Check) -> str:
+def cell(check: Same) -> str:
     """`yes` for outputs that are plain decoding's; `a tie` where they part, and rounding alone decided there (`examine`)."""
-    return "yes" if check.figures["identical"] == check.compared else "a tie" if check.passed else "wrong"
+    return "yes" if check.identical == check.compared else "a tie" if not check.bugs else "wrong"
 
 
 def compared(target: Target, drafter: BlockDrafter, prompts: list[list[int]], new: int) -> str:
@@ -70,7 +69,7 @@ def compared(target: Target, drafter: BlockDrafter, prompts: list[list[int]], ne
     once."""
     plain, few = Plain(Decoder(target), prompts, new, None), prompts[:2]
     chain = Decoder(target, BlockProposer(drafter))
-    checks = {"greedy": same("", "", plain, chain)}
+    checks = {"greedy": same(plain, chain)}
     batch = [o.tokens for o in chain.generate_batch(prompts, batch_size=4, max_new_tokens=new)]
     if batch != [plain.output(i) for i in range(len(prompts))] and batch != [
         chain.generate(p, max_new_tokens=new).tokens for p in prompts
@@ -78,9 +77,9 @@ def compared(target: Target, drafter: BlockDrafter, prompts: list[list[int]], ne
         return "wrong: batch"
     if not target.chains_only:
         tree = Decoder(target, BlockProposer(drafter, tree_nodes=6))
-        checks["tree"] = same("", "", Plain(Decoder(target), few, new, None), tree)
+        checks["tree"] = same(Plain(Decoder(target), few, new, None), tree)
     coupled = Plain(Decoder(target, None, "gumbel"), few, new, SEED)
-    checks["coupled"] = same("", "", coupled, Decoder(target, BlockProposer(drafter), "gumbel"))
+    checks["coupled"] = same(coupled, Decoder(target, BlockProposer(drafter), "gumbel"))
     cells = {name: cell(check) for name, check in checks.items()}
     wrong = next((name for name, found in cells.items() if found == "wrong"), "")
     return f"wrong: {wrong}" if wrong else "a tie" if "a tie" in cells.values() else "yes"
@@ -101,4 +100,4 @@ def of_own_layers(target: Target, kind: str, prompts: list[list[int]], new: int)
         except UserError as error:
             fine = "drafter.kind=" in str(error) or "target" in str(error)
             return "refused" if fine else f"wrong: {error}"
-        return cell(same("", "", Plain(Decoder(target), prompts, new, None), Decoder(target, drafter)))
+        return cell(same(Plain(Decoder(target), prompts, new, None), Decoder(target, drafter)))

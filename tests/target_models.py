@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -380,3 +381,19 @@ def write_gguf(
     if frequencies is not None:
         writer.add_tensor("rope_freqs.weight", frequencies.numpy())
     write_out(writer)
+
+
+def save_with_flag(folder: Path, head: str, flag: bool) -> str:
+    """The debug target in a folder: its head another one than its embedding, equal to it, or not stored; config.json says `flag`."""
+    model, tokenizer = debug_model("Llama")
+    model.config.tie_word_embeddings = False
+    weight = model.get_input_embeddings().weight.detach().clone()
+    model.lm_head.weight = torch.nn.Parameter(weight.flip(0) if head == "other" else weight)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    path, weights = folder / "config.json", folder / "model.safetensors"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": flag}))
+    if head == "none":
+        kept = {name: tensor for name, tensor in load_file(weights).items() if name != "lm_head.weight"}
+        save_file(kept, weights, metadata={"format": "pt"})
+    return str(folder)

@@ -16,7 +16,7 @@ copied from the text, and of four requests at once, = plain. *tree*: TV of branc
 *taps*, *shared_kv*: outputs with a block drafter of that context, after 20 training steps, = plain: greedy chains and trees, four
 requests at once, coupled at temperature 1. *autoregressive*, *masked_lm*: greedy output with a drafter out of the target's own
 layers, saved and loaded, = plain. A model that is not p with weights out of bf16 ends in a traceback. *a tie*: the outputs part at a place where two tokens, or two experts of a router, are equal to the
-last digits (`decode.losslessness.divergence`).
+last digits (`decode.verification.divergence`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from align.target.model import Target
 from align.target.proof import proven
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
-from decode.losslessness.compared import Plain, same
+from tests.compared import Plain, same
 from tests.target_drafters import cell, compared, of_own_layers, trained_drafter
 from tests.target_models import WINDOW, generated, some_text, tiny_model, tiny_target
 from tests.target_wrappers import save_wrapper, text_of, tiny_wrapper
@@ -190,7 +190,7 @@ def judged(target: Target, own: Any) -> list[str]:
     prompts = [prompt(target, seed) for seed in range(4)]
     plain = [Decoder(target).generate(p, max_new_tokens=NEW).tokens for p in prompts]
     drafted = Decoder(target, LookupDrafter(4))
-    lookup = same("", "", Plain(Decoder(target), prompts, NEW, None), drafted)
+    lookup = same(Plain(Decoder(target), prompts, NEW, None), drafted)
     batch = [o.tokens for o in drafted.generate_batch(prompts, batch_size=4, max_new_tokens=NEW)]
     wanted = [generated(own, target, p, NEW) for p in prompts]
     states = "replayed, by token" if target.stepwise else "replayed" if target.anatomy.recurrent else "—"

@@ -19,6 +19,12 @@ def test_every_package_is_listed() -> None:
     assert {folder for folder in folders if not (folder / "__init__.py").is_file()} == set()
 
 
+def test_types_are_taken_along() -> None:
+    """PEP 561: type checkers read the annotations of an installed copy."""
+    for package in ("align", "decode"):
+        assert "py.typed" in SETUPTOOLS["package-data"][package] and (ROOT / package / "py.typed").is_file()
+
+
 def test_every_recipe_is_taken_along() -> None:
     taken = {
         path for pattern in SETUPTOOLS["package-data"]["recipes"] for path in (ROOT / "recipes").glob(pattern)

@@ -1,8 +1,8 @@
-"""A loopback stand-in for the W&B service: enough GraphQL for `wandb sweep` and one agent that runs one trial.
+"""A loopback stand-in for the W&B service: enough GraphQL for `wandb sweep` and an agent that runs trials in turn.
 
-It is NOT the service: it stores nothing, checks no key, searches nothing; its one trial is handed in. What it shows is
+It is NOT the service: it stores nothing, checks no key, searches nothing; its trials are handed in. What it shows is
 that the real `wandb sweep` takes our sweep file, that the real `wandb agent` starts our command with arguments that the
-recipe reader takes, and that the agent sees the run end well. Unknown queries are answered with an error.
+recipe reader takes, and that the agent sees the runs end well. Unknown queries are answered with an error.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ USER = {"__typename": "User", "id": "u", "entity": "nobody", "username": "nobody
 class StandIn:
     """Answers on `url` between `with` and its end. `asked` holds (operation, variables) of every request."""
 
-    def __init__(self, trial: dict[str, Any]) -> None:
-        self.trial, self.config = trial, ""
+    def __init__(self, *trials: dict[str, Any]) -> None:
+        self.trials = trials
+        self.config = ""
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.run_states: list[dict[str, bool]] = []
         stand_in = self
@@ -90,8 +91,10 @@ class StandIn:
         return {"errors": [{"message": f"the stand-in does not know {operation}"}]}
 
     def commands(self, variables: dict[str, Any]) -> list[dict[str, Any]]:
-        """The trial at the first heartbeat, then nothing: the agent counts to one and ends by itself."""
+        """The next trial at each heartbeat of an idle agent, then nothing: the agent counts them and ends by itself."""
         self.run_states.append(json.loads(variables["runState"]))
-        arguments = {key: {"value": value} for key, value in self.trial.items()}
-        run = {"id": "1", "type": "run", "run_id": "trial1", "program": "", "args": arguments}
-        return [run] if len(self.run_states) == 1 else []
+        begun = sum(not state for state in self.run_states)
+        if self.run_states[-1] or begun > len(self.trials):
+            return []
+        arguments = {key: {"value": value} for key, value in self.trials[begun - 1].items()}
+        return [{"id": "1", "type": "run", "run_id": f"trial{begun}", "program": "", "args": arguments}]

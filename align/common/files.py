@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import bz2
+import codecs
 import errno
 import glob
 import gzip
 import hashlib
+import io
 import json
+import lzma
 import os
 import pickle
 import re
@@ -16,7 +20,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from align.common.errors import UserError, system_number
 
@@ -116,23 +120,98 @@ MOST_BYTES = 1 << 30
 """Of a text that is read whole."""
 
 
-def read_bytes(path: Path) -> bytes:
-    """A whole file; unpacked where its name ends in .gz.
+def _open_zst(path: Path, mode: str) -> io.BufferedReader:
+    import pyarrow  # here: it takes a third of a second, and few files are packed this way
+
+    stream = pyarrow.CompressedInputStream(pyarrow.OSFile(str(path), mode), "zstd")
+    return io.BufferedReader(stream)
+
+
+_OPENERS: dict[str, Callable[[Path, str], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": _open_zst,
+}
+PACKED = tuple(_OPENERS)
+"""Endings of packed files."""
+
+
+@contextmanager
+def open_packed(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for reading bytes, unpacked where its name ends in one of `PACKED`.
 
     Raises:
-        UserError: more than `MOST_BYTES`: a packed file may say so in a thousandth of it.
+        UserError: the packed content is broken.
         OSError: it can't be read, or is a pipe or a device.
     """
     check_ordinary(path)
-    size = path.stat().st_size
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-            raw = b"" if size > MOST_BYTES else bytes(file.read(MOST_BYTES + 1))
-    except (EOFError, zlib.error) as error:
+        with _OPENERS.get(path.suffix.lower(), open)(path, "rb") as file:
+            yield file
+    except (EOFError, zlib.error, lzma.LZMAError) as error:
         raise UserError(f"{path} can't be read: {error}") from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """A whole file, unpacked as `open_packed` does.
+
+    Raises:
+        UserError: more than `MOST_BYTES`: a packed file may hold a thousand times its size.
+        OSError: it can't be read, or is a pipe or a device.
+    """
+    with open_packed(path) as file:
+        size = path.stat().st_size
+        raw = b"" if size > MOST_BYTES else bytes(file.read(MOST_BYTES + 1))
     if max(size, len(raw)) > MOST_BYTES:
         raise UserError(f"{path}: more than {MOST_BYTES >> 20} MiB, or without end; it is not read")
     return raw
+
+
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def read_text(path: Path) -> str:
+    """A whole text file: UTF-8, or UTF-16 with a byte order mark. Raises UserError where it is
+    neither or can't be read."""
+    encoding = "UTF-8"
+    try:
+        raw = read_bytes(path)
+        if raw.startswith(_UTF16_MARKS):
+            encoding = "UTF-16"
+            return raw.decode(encoding)
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not {encoding} text (byte {error.start})") from None
+    except OSError as error:
+        raise UserError(f"{path} can't be read: {error.strerror or error}") from None
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a text file, packed or not, with their ends; memory holds one, or all of a UTF-16 file. A byte order mark at
+    the start of any line is dropped: files that begin with one are often joined.
+
+    Raises:
+        UserError: it is no such text, can't be read, or has a line of more than `MOST_BYTES`.
+    """
+    number = start = 0
+    try:
+        with open_packed(path) as file:
+            while line := file.readline(MOST_BYTES + 1):
+                number += 1
+                if number == 1 and line.startswith(_UTF16_MARKS):
+                    yield from (text.lstrip("\ufeff") for text in io.StringIO(read_text(path)))
+                    return
+                if len(line) > MOST_BYTES:
+                    raise UserError(
+                        f"{path}, line {number}: more than {MOST_BYTES >> 20} MiB, or without end"
+                    )
+                yield line.decode().lstrip("\ufeff")
+                start += len(line)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {start + error.start})") from None
+    except OSError as error:
+        raise UserError(f"{path} can't be read: {error.strerror or error}") from None
 
 
 def check_ordinary(path: Path) -> None:

@@ -103,6 +103,25 @@ def _cached(name: str) -> bool:
     return any(path.is_file() for folder in folders for path in folder.glob("*/*"))
 
 
+def check_obtainable(what: str, name: str, dataset: bool = False) -> None:
+    """Raises UserError, which begins with `what`, for a hub id that is in no cache here where the hub does not answer. It costs a
+    request only where nothing is cached."""
+    if not is_hub_id(name) or local_path(name).exists() or _cached(name):
+        return
+    if (dataset and _prepared(name)) or hub_reachable():
+        return
+    kind = "--repo-type dataset " if dataset else ""
+    raise UserError(f"{what}: not in the hub's cache, and the hub does not answer: hf download {kind}{name}")
+
+
+def _prepared(name: str) -> bool:
+    """Whether the cache of `datasets` has tables of this owner's."""
+    from huggingface_hub.constants import HF_HOME
+
+    folder = Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME, "datasets"))
+    return any(folder.glob(f"{name.partition('/')[0]}___*"))
+
+
 _KINDS = ("models", "datasets")
 
 

@@ -41,6 +41,12 @@ def say(text: str = "", end: str = "\n", error: bool = False) -> None:
     stream.flush()
 
 
+@functools.cache
+def say_once(text: str) -> None:
+    """Print to standard error a note that this process has not printed before."""
+    say(text, error=True)
+
+
 def cut(text: str, length: int) -> str:
     """The text, its end replaced by `…` where it is longer than `length` characters."""
     return text if len(text) <= length else f"{text[: length - 3]}…"

@@ -36,7 +36,7 @@ class DrafterConfig(Group):
     kind: Literal["block", "ddit", "masked_lm", "autoregressive"] = option(
         "block",
         "block = target-conditioned block diffusion; standalone: ddit = SEDD's and MDLM's network, masked_lm = a decoder "
-        "LM under another mask; autoregressive = some of the target's layers as a small causal LM",
+        "LM under another mask; autoregressive = some of the target's layers as a small causal LM. auto = the kind of drafter.init",
     )
     context: Literal["shared_kv", "taps"] = option("shared_kv", "how the block drafter sees the context")
     init: str | None = option(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
-from align.common.errors import UserError
+from align.common.errors import UserError, check_all
 from align.config.recipe import Recipe
 
 
@@ -43,10 +44,7 @@ def accelerator(recipe: Recipe) -> str:
         UserError: a GPU, or more of them, than this machine has; a package that is missing; devices that contradict.
     """
     launch, device = recipe.launch, recipe.target.device
-    if launch.strategy.startswith("deepspeed"):
-        _need("deepspeed", f"launch.strategy={launch.strategy}")
-    for logger in set(recipe.trainer.logger) & {"tensorboard", "wandb"}:
-        _need(logger, f"trainer.logger={logger}")
+    check_packages(recipe)
     name = launch.accelerator
     if name == "auto":
         name = "gpu" if device != "cpu" and gpu_count() else "cpu"
@@ -66,6 +64,19 @@ def accelerator(recipe: Recipe) -> str:
             f"launch.devices={launch.devices} × launch.num_nodes={launch.num_nodes}: {outside} processes were launched from outside"
         )
     return name
+
+
+def check_packages(recipe: Recipe) -> None:
+    """Raises UserError that names every package that the recipe asks for and that is not installed."""
+    needed: list[tuple[str, str]] = []
+    if recipe.launch.strategy.startswith("deepspeed"):
+        needed.append(("deepspeed", f"launch.strategy={recipe.launch.strategy}"))
+    needed += [
+        (name, f"trainer.logger={name}") for name in ("tensorboard", "wandb") if name in recipe.trainer.logger
+    ]
+    if recipe.drafter.lora_rank:
+        needed.append(("peft", f"drafter.lora_rank={recipe.drafter.lora_rank}"))
+    check_all(partial(_need, *pair) for pair in needed)
 
 
 def _need(package: str, asked_by: str) -> None:

@@ -34,6 +34,12 @@ class TargetConfig(Group):
     )
 
 
+WRITTEN_PROMPT = 80
+"""Tokens of the longest prompt that the target writes, unless given."""
+TEMPLATE = 40
+"""Tokens that a chat template is taken to add where its tokenizer is not known."""
+
+
 @dataclass
 class DataConfig(Group):
     """The text that the target writes, and other text that it reads."""
@@ -42,15 +48,16 @@ class DataConfig(Group):
     samples: int = option(2000, "samples to write in all", low=2)
     prompts: str | None = option(
         None,
-        "null = the target writes them; else a hub id, or a file or a folder of them: .jsonl .json .csv .parquet .txt",
+        "null = the target writes them; else a hub id, or a file or a folder of them: .jsonl .ndjson .json .csv .tsv .parquet .arrow "
+        ".txt, also .gz and .zst",
     )
-    prompts_split: str = option("train", "split of a hub data set")
+    prompts_split: str = option("train", "split of a data set; in a folder, file names tell it")
     prompts_config: str | None = option(None, "configuration of a hub data set that has several")
     prompts_revision: str | None = option(None, "branch, tag or commit of a hub data set")
     prompts_column: str | None = option(
         None,
-        "column that holds the prompts; null = the first of prompt, question, messages, text, turns, problem, instruction, "
-        "content that holds something",
+        "column that holds the prompts; null = the first of messages, conversations, prompt, question, turns, problem, instruction, "
+        "query, input, text, content that holds a user's text",
     )
     template_kwargs: dict[str, Any] = option(
         {}, "variables of the target's chat template, name: value (enable_thinking: false)"
@@ -65,7 +72,22 @@ class DataConfig(Group):
     answer_temperatures: list[float] = option([0.0, 0.0, 0.7, 1.0], "of answers, taken in turn", low=0)
     top_p: float = option(1.0, "nucleus limit of what is written", above=0, high=1)
     top_k: int = option(0, "top-k limit of what is written; 0 = none", low=0)
-    max_prompt_tokens: int = option(80, "longest prompt; a longer written one is dropped", low=1, high=2**24)
+    max_prompt_tokens: int | None = option(
+        None,
+        "longest prompt, in tokens beyond the bare chat template; null = 80 for prompts that the target writes, and what data.length leaves "
+        "beside an answer for given ones",
+        low=1,
+        high=2**24,
+    )
+    long_prompts: Literal["drop", "cut"] = option(
+        "drop",
+        "given prompts longer than data.max_prompt_tokens: drop = leave them out; cut = remove the oldest turns, then the start of the "
+        "longest message (without a chat template: the end of the text)",
+    )
+    turns: Literal["last", "all"] = option(
+        "last",
+        "answers of a given conversation that the target writes: last = the one to its last user turn, all = each in turn",
+    )
     max_answer_tokens: int = option(160, "longest answer", low=1, high=2**24)
     batch_size: int = option(128, "rows written at a time; one shard each", low=1)
     writer: str = option(
@@ -95,7 +117,7 @@ class DataConfig(Group):
     text: list[str] = option(
         [],
         "other text, learnt as it stands before the target's own words: files and folders of text, source code, .jsonl, "
-        ".parquet, or hub ids",
+        ".csv, .parquet, or hub ids",
     )
     mixture: list[float] = option([], "share of each source of data.text; empty = equal ones", above=0)
     text_tokens: int = option(1_000_000, "tokens of data.text to read in all", low=1)
@@ -103,7 +125,7 @@ class DataConfig(Group):
         0.5, "share of the training steps, the first ones, that read data.text", above=0, high=1
     )
     text_column: str = option("text", "column that holds the text")
-    text_split: str = option("train", "split of a hub data set of data.text")
+    text_split: str = option("train", "split of a data set of data.text")
     text_config: str | None = option(None, "configuration of a hub data set of data.text that has several")
     text_revision: str | None = option(None, "branch, tag or commit of a hub data set of data.text")
     exclude: list[str] = option(
@@ -122,6 +144,15 @@ class DataConfig(Group):
     follow_after: int = option(
         4, "shards that must be there first: held-out rows and the draft vocabulary are theirs", low=1
     )
+
+    @property
+    def prompt_limit(self) -> int:
+        """`max_prompt_tokens`, or what its null stands for."""
+        if self.max_prompt_tokens is not None:
+            return self.max_prompt_tokens
+        if self.prompts is None:
+            return WRITTEN_PROMPT
+        return max(WRITTEN_PROMPT, self.length - self.max_answer_tokens - TEMPLATE)
 
     @property
     def server(self) -> str | None:
@@ -207,7 +238,7 @@ class TrainerConfig(Group):
         "who runs the target for align.features: target = this process, or vllm:URL = a server that stores hidden states in a folder that "
         "this machine sees (data.concurrency, data.served_model, data.reply_seconds and data.retry_seconds hold for it)",
     )
-    logger: list[str] = option(["csv"], "any of csv, tensorboard, wandb")
+    logger: list[str] = option(["csv"], "any of csv, tensorboard, wandb (which includes csv)")
     wandb_artifacts: bool = option(
         False, "with trainer.logger=wandb: also log the drafter as an artefact and the validations as a table"
     )

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from align.common.errors import UserError
-from align.common.files import write_json, write_text
+from align.common.files import read_text, write_json, write_text
 from align.common.provenance import training_versions
 from align.common.strict_yaml import dump_yaml, parse_yaml
-from align.common.tables import read_text
 from align.common.text import short
 from align.config.recipe import Recipe, resolve
 
 _FREE = (
     "name", "output", "launch", "target.name", "target.device", "target.revision", "target.trust_remote_code",
-    "data.path", "data.write", "data.prompts_column", "trainer.max_steps", "trainer.max_minutes", "trainer.resume", "trainer.show_samples",
+    "data.path", "data.write", "data.prompts_column", "data.max_prompt_tokens",
+    "trainer.max_steps", "trainer.max_minutes", "trainer.warmup_steps", "trainer.resume", "trainer.show_samples",
     "trainer.validate_first", "trainer.validate_every", "trainer.validation_rows", "trainer.checkpoint_every",
     "trainer.keep_checkpoints", "trainer.keep_features_gb", "trainer.features_gb", "trainer.features_path", "trainer.features_writer",
     "trainer.logger", "trainer.wandb_artifacts", "trainer.log_every", "trainer.milestones",

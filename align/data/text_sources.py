@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from align.common.errors import UserError, nearest
-from align.common.files import MOST_BYTES, check_ordinary, expanded
-from align.common.hub import hub_reachable, is_hub_id, missing
-from align.common.tables import kind_of, parquet_rows, read_rows, read_text, suffix_of
-from align.common.text import short
+from align.common.errors import UserError, check_all, nearest
+from align.common.files import check_ordinary, expanded, read_text
+from align.common.hub import is_hub_id, missing
 from align.config.recipe import DataConfig
 from align.data.overlap import check_excluded
 from align.data.prompts import check_source
+from align.rows.folders import choose_files, visible_files
+from align.rows.hub_rows import hub_rows
+from align.rows.messages import is_conversation
+from align.rows.shapes import CONVERSATIONS, NAMES
+from align.rows.splits import NoSplit, split_of
+from align.rows.tables import JSONText, check_plain_text, kind_of, read_rows, suffix_of
 
-TABLES = (".jsonl", ".json", ".csv", ".parquet")
+TABLES = (".jsonl", ".ndjson", ".parquet", ".arrow", ".csv", ".tsv")
+"""Files of rows, by their ending. In a folder a .json may be anything; given by itself it is read."""
 PROSE = (".txt", ".md", ".rst", ".tex", ".html", ".org")
 CODE = (
     ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".rs", ".go", ".java", ".kt", ".scala", ".js", ".jsx", ".ts", ".tsx",
@@ -28,6 +31,10 @@ CODE = (
 )  # fmt: skip
 MOST_CHARACTERS = 200_000
 """A longer text is several documents, cut at the ends of lines: what is tokenised at a time stays small."""
+OF_COLUMN = "values of column"
+"""How `left_out` counts what a column that is not read holds; the column's name follows."""
+_LOOKED_AT = 10_000
+"""Rows of a hub data set that are downloaded to look for the column."""
 _KEPT_BEFORE = 4_000
 """Of them, what is shown again to find passages: many times a passage's length."""
 
@@ -50,18 +57,21 @@ class HubOptions:
 
 
 def check_sources(data: DataConfig) -> None:
-    """Raises UserError for prompts, texts and what is to be kept out of them that can't be there; the hub is not asked."""
-    check_source(data.prompts)
-    for source in data.text:
-        check_text_source(source)
-    for source in data.exclude if data.text else ():
-        check_excluded(source)
+    """Raises UserError that names all prompts, texts and exclusions that can't be there; the hub is not asked."""
+    excluded = data.exclude if data.text else ()
+    check_all(
+        [
+            partial(check_source, data.prompts),
+            *(partial(check_text_source, source) for source in data.text),
+            *(partial(check_excluded, source) for source in excluded),
+        ]
+    )
 
 
 def check_text_source(source: str) -> None:
     """Raises UserError for a source that can't be there: no such file or folder, nothing in it, and no hub id; the hub is not asked."""
     path = expanded(source, "data.text")
-    if path.is_dir() and not any(_kind(file, path) in ("table", "text") for file in path.rglob("*")):
+    if path.is_dir() and not any(_kind(file) in ("table", "text") for file in visible_files(path)):
         raise _nothing(path)
     if path.exists() or (is_hub_id(source) and not path.suffix):
         return
@@ -80,15 +90,72 @@ def documents(source: str, options: HubOptions, left_out: Counter[str]) -> Itera
     if path.is_dir():
         texts = _of_folder(path, options, left_out)
     elif path.exists():
-        texts = _of_file(path, options)
+        texts = _of_file(path, options, source, left_out)
     else:
-        texts = _of_hub(source, options)
+        rows = hub_rows(source, options.split, options.config, options.revision, "data.text", streaming=True)
+        texts = _of_rows(rows, _Texts(options.column, source, left_out, _LOOKED_AT))
     for text in texts:
         if wrong := _no_text(text, options.column):
             left_out[wrong] += 1
         else:
             assert text is not None
             yield from _parts(text)
+
+
+def _of_file(path: Path, options: HubOptions, source: str, left_out: Counter[str]) -> Iterator[str | None]:
+    """The rows of a table; any other file is one text."""
+    check_ordinary(path)
+    if kind_of(path) in (None, ".txt"):
+        if kind_of(path) == ".txt":
+            check_plain_text(path)
+        yield read_text(path)
+    else:
+        rows = read_rows(path, options.split, "data.text_split")
+        yield from _of_rows(rows, _Texts(options.column, source, left_out))
+
+
+def _of_rows(rows: Iterable[Any], texts: _Texts) -> Iterator[str | None]:
+    yield from texts.read(rows)
+    texts.check()
+
+
+class _Texts:
+    """The texts in a column of rows, and whether any row had it. `left_out` counts what the other columns hold."""
+
+    def __init__(self, column: str, source: str, left_out: Counter[str], most: int | None = None) -> None:
+        self.column, self.source, self.left_out, self.most = column, source, left_out, most
+        self.rows, self.found, self.talks = 0, False, False
+        self.columns: dict[str, None] = {}
+
+    def read(self, rows: Iterable[Any]) -> Iterator[str | None]:
+        """The text of each row, None where it has none; a row that is a string is one. Raises UserError after `most` rows without the
+        column."""
+        for row in rows:
+            self.rows += 1
+            held = row if isinstance(row, dict) else {self.column: row}
+            value = held.get(self.column)
+            if isinstance(value, str):
+                self.found = True
+                others = {str(name) for name, value in held.items() if value not in (None, "", [], {})}
+                self.left_out.update(f"{OF_COLUMN} {name!r}" for name in others - {self.column, *NAMES})
+            elif not self.found:
+                self.talks = self.talks or is_conversation(row) or is_conversation([row])
+                self.columns.update(dict.fromkeys(map(str, held)))
+                if self.rows == self.most:
+                    self.check()
+            yield value if isinstance(value, str) else None
+
+    def check(self) -> None:
+        """Raises UserError where there are rows, and none has a text in the column."""
+        if not self.rows or self.found:
+            return
+        if self.talks or {name.strip().casefold() for name in self.columns} & {*CONVERSATIONS}:
+            raise UserError(
+                f"data.text={self.source!r}: no column {self.column!r}: its rows are conversations, which data.prompts reads"
+            )
+        if self.column not in self.columns:
+            near = nearest(self.column, self.columns)
+            raise UserError(f"data.text={self.source!r}: no column {self.column!r} (data.text_column){near}")
 
 
 def _no_text(text: str | None, column: str) -> str | None:
@@ -116,102 +183,62 @@ def _parts(text: str) -> Iterator[Document]:
 
 
 def _of_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> Iterator[str | None]:
-    """Files in the order of their names, hidden ones and those of unknown kinds left out."""
-    found = False
-    for path in sorted(folder.rglob("*")):
-        kind = _kind(path, folder)
-        if kind == "table":
-            found = True
-            yield from _of_file(path, options)
-        elif kind == "text":
+    """Files in the order of their names, hidden ones and those of unknown kinds left out; of files of rows and .txt files those of
+    the wanted split, where names or the folder's card tell."""
+    found, tables = False, _Texts(options.column, str(folder), left_out)
+    chosen = _of_split(folder, options)
+    for path in visible_files(folder):
+        kind = _kind(path)
+        if kind == "other":
+            left_out["files of other kinds"] += 1
+        elif _has_split(path) and path not in chosen:
+            left_out["files of other splits"] += 1
+        elif kind == "table":
+            yield from tables.read(read_rows(path, options.split, "data.text_split"))
+        else:
             try:
+                if suffix_of(path) == ".txt":
+                    check_plain_text(path)
                 text = read_text(path)
+            except JSONText:
+                left_out["files of JSON named .txt"] += 1
+                continue
             except UserError as error:
-                known = "not UTF-8" in str(error)
+                known = "is not UTF-" in str(error)
                 left_out["files that are no UTF-8 text" if known else "files that can't be read"] += 1
                 continue
             found = True
             yield text
-        elif kind == "other":
-            left_out["files of other kinds"] += 1
     if not found:
-        raise _nothing(folder)
+        tables.check()
+        if not tables.rows:
+            raise _nothing(folder)
 
 
-def _kind(path: Path, folder: Path) -> str:
-    """What a file in a folder is taken for: table, text, other; nothing where it is hidden or no file."""
-    if not path.is_file() or any(part.startswith(".") for part in path.relative_to(folder).parts):
-        return ""
+def _has_split(path: Path) -> bool:
+    """Whether a file may be one split of a data set: rows and plain text, not source code or a page."""
+    return _kind(path) == "table" or suffix_of(path) == ".txt"
+
+
+def _of_split(folder: Path, options: HubOptions) -> set[Path]:
+    """The files of the wanted split. Raises UserError where the folder holds other splits and nothing else."""
+    files = visible_files(folder)
+    split = [file for file in files if _has_split(file)]
+    if not any(_kind(file) == "table" or split_of(file.relative_to(folder)) for file in split):
+        return set(split)
+    try:
+        return {*choose_files(folder, split, options.split, options.config, "data.text")}
+    except NoSplit:
+        if len(split) == sum(_kind(file) in ("table", "text") for file in files):
+            raise
+        return set()
+
+
+def _kind(path: Path) -> str:
+    """What a file in a folder is taken for: table, text or other."""
     suffix = suffix_of(path)
-    return "table" if suffix in (".jsonl", ".parquet") else "text" if suffix in PROSE + CODE else "other"
+    return "table" if suffix in TABLES else "text" if suffix in PROSE + CODE else "other"
 
 
 def _nothing(folder: Path) -> UserError:
     return UserError(f"data.text={str(folder)!r}: holds no text, source code, .jsonl or .parquet")
-
-
-def _of_file(path: Path, options: HubOptions) -> Iterator[str | None]:
-    """A table's rows; any other file is one text."""
-    check_ordinary(path)
-    kind = kind_of(path)
-    if kind not in TABLES:
-        yield read_text(path)
-        return
-    read: Callable[[Path], Iterable[Any]] = {".jsonl": _jsonl, ".parquet": parquet_rows}.get(kind, read_rows)
-    for number, row in enumerate(read(path), 1):
-        yield _text(row, options.column, f"{path}, row {number}")
-
-
-def _jsonl(path: Path) -> Iterator[Any]:
-    """One row a line, a line at a time."""
-    opened = gzip.open if path.suffix == ".gz" else open
-    number = 0
-    try:
-        with opened(path, "rb") as file:
-            while line := file.readline(MOST_BYTES + 1):
-                number += 1
-                if len(line) > MOST_BYTES:
-                    raise UserError(
-                        f"{path}, line {number}: more than {MOST_BYTES >> 20} MiB, or without end"
-                    )
-                if line.strip():
-                    yield json.loads(line.decode("utf-8-sig"))
-    except UserError:
-        raise
-    except (ValueError, RecursionError) as error:
-        why = error.msg if isinstance(error, json.JSONDecodeError) else error
-        raise UserError(f"{path}, line {number}: not JSON ({why})") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} can't be read: {error}") from None
-
-
-def _text(row: Any, column: str, where: str) -> str | None:
-    """What stands in a row's column; None where that is no text."""
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: expected an object with a column {column!r}, found {short(row)}")
-    if column not in row:
-        raise UserError(f"{where}: no column {column!r} (data.text_column){nearest(column, map(str, row))}")
-    value = row[column]
-    return value if isinstance(value, str) else None
-
-
-def _of_hub(source: str, options: HubOptions) -> Iterator[str | None]:
-    """Streamed where the hub answers: nothing is downloaded that is not read. Else out of the local cache."""
-    import datasets
-
-    online = hub_reachable()
-    try:
-        rows = datasets.load_dataset(
-            source, options.config, split=options.split, revision=options.revision, streaming=online
-        )
-        for number, row in enumerate(rows, 1):
-            yield _text(row, options.column, f"data.text={source!r}, row {number}")
-    except UserError:
-        raise
-    except Exception as error:  # datasets raises many kinds of its own
-        why = " ".join(str(error).split())
-        if "Config name is missing" in why:
-            why += " (data.text_config)"
-        if not online:
-            why = f"the hub does not answer, and the local cache does not hold it: {why}"
-        raise UserError(f"data.text={source!r} can't be read: {why[:400]}") from None

@@ -20,10 +20,10 @@ from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.index import read_samples
 from align.data.overlap import Passages, excluded
-from align.data.text_sources import Document, HubOptions, documents
+from align.data.text_sources import OF_COLUMN, Document, HubOptions, documents
 from align.folder.tokenizer import text_ids
 from align.target.model import Target
-from align.writing.rows import Told, first_token
+from align.writing.template import Told, first_tokens
 
 SHARD_TOKENS = 1 << 18
 """A shard ends with the document that reaches so many tokens."""
@@ -175,7 +175,7 @@ class _Reader:
         self.seen: set[bytes] = set()
         for source in self.sources:
             source.skip(self.seen)
-        self.first = first_token(target)
+        self.first = first_tokens(target)
 
     def shard(self, most: int) -> list[list[int]]:
         """Pieces of the next documents, up to `SHARD_TOKENS`, or `most` if that is less; none after the last document."""
@@ -214,9 +214,9 @@ class _Reader:
         except UserError:
             self.left_out["documents with a token that the target has not"] += 1
             return []
-        step = self.recipe.data.length - 1
+        step = self.recipe.data.length - len(self.first)
         parts = [tokens[i : i + step] for i in range(0, len(tokens), step)]
-        kept = [[self.first, *part] for part in parts if len(part) >= LEAST_TOKENS]
+        kept = [[*self.first, *part] for part in parts if len(part) >= LEAST_TOKENS]
         if len(kept) < max(len(parts), 1):
             self.left_out[f"pieces of fewer than {LEAST_TOKENS} tokens"] += 1
         return kept
@@ -261,7 +261,10 @@ def read_texts(recipe: Recipe, target: Told, quiet: bool = False) -> dict[str, A
 
 
 def _counts(manifest: dict[str, Any]) -> str:
-    return ", ".join(f"{count} {what}" for what, count in manifest["left_out"].items()) or "nothing"
+    left_out = manifest["left_out"]
+    counts = ", ".join(f"{count} {what}" for what, count in left_out.items()) or "nothing"
+    has_columns = any(what.startswith(OF_COLUMN) for what in left_out)
+    return f"{counts} (data.text_column chooses the column)" if has_columns else counts
 
 
 def _resume(folder: Path, identity: dict[str, Any], sources: list[str]) -> dict[str, Any]:

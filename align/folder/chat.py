@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from inspect import signature
 from typing import Any
@@ -14,13 +13,18 @@ from typing import Any
 from align.common.bounded import bounded
 from align.common.errors import UserError, in_one_line
 from align.common.text import cut, short
+from align.folder.rendering import TEMPLATE, TemplateRefusal, check_chosen, check_template_name, render
+from align.folder.tokenizer import opening_ids, text_ids
+from align.rows.conversation import Conversation
 
-MOST_WRITTEN = 1 << 20
-"""Characters that a chat template may add."""
 _MARK = "\u2402SYSTEM\u2402"
 _GIVEN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
 """What every template is given."""
-Messages = list[dict[str, str]]
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "F", "parameters": {"type": "object", "properties": {}}},
+}
+"""A tool that a template is tried with."""
 
 
 @dataclass(frozen=True)
@@ -28,21 +32,31 @@ class Chat:
     """How a target's chat template is called.
 
     kwargs: its variables by name, JSON values. system: the system prompt of every conversation that has none; "" is one too.
+    date: the day on which a template's clock stands, ISO; None = today.
     """
 
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     system: str | None = None
+    date: str | None = None
+
+    @classmethod
+    def of(cls, template_kwargs: Any, system: Any) -> Chat:
+        """Of arguments of the Python API. Raises UserError for those of another type."""
+        if template_kwargs is not None and not isinstance(template_kwargs, Mapping):
+            raise UserError(f"template_kwargs must map names to values, not {short(template_kwargs, 60)}")
+        if system is not None and not isinstance(system, str):
+            raise UserError(f"system must be a text, not {short(system, 60)}")
+        return cls(dict(template_kwargs or {}), system)
 
     def __bool__(self) -> bool:
         return bool(self.kwargs) or self.system is not None
 
-    def messages(self, messages: str | Messages) -> Messages:
-        """A user's text or a conversation, with the system prompt in front of it."""
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
+    def apply(self, conversation: Conversation) -> Conversation:
+        """The conversation with the system prompt in front of it."""
+        messages = conversation.messages
         if self.system is None or (messages and messages[0]["role"] in ("system", "developer")):
-            return messages
-        return [{"role": "system", "content": self.system}, *messages]
+            return conversation
+        return replace(conversation, messages=({"role": "system", "content": self.system}, *messages))
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -74,8 +88,12 @@ class Chat:
             _check_system(tokenizer, self.kwargs, spec)
 
     def _check_known(self, tokenizer: Any, spec: str) -> None:
-        known = variables(tokenizer, spec)
+        if TEMPLATE in self.kwargs:
+            check_template_name(tokenizer, self.kwargs[TEMPLATE], spec)
+        known = variables(tokenizer, spec, self.kwargs.get(TEMPLATE))
         for name, value in self.kwargs.items():
+            if name == TEMPLATE:
+                continue
             if name not in known:
                 close = get_close_matches(name, known, n=1, cutoff=0.5)
                 reads = f"it reads {', '.join(known)}" if known else "it reads nothing but the messages"
@@ -141,9 +159,16 @@ def typed(words: Sequence[str]) -> str:
     return f" {shlex.join(words)}" if words else ""
 
 
-def variables(tokenizer: Any, spec: str) -> list[str]:
-    """The names that the tokenizer's chat template reads, those aside that every template is given. Raises UserError for one
-    that is no template."""
+def variables(tokenizer: Any, spec: str, template: str | None = None) -> list[str]:
+    """The names that the tokenizer's chat template reads, except those that every template is given.
+
+    Args:
+        template: the name of one of several chat templates; None = the default one.
+
+    Raises:
+        UserError: it is no template, or none was chosen and there is no default.
+    """
+    check_chosen(tokenizer, template, spec)
     from jinja2 import Environment, meta, nodes
     from jinja2.ext import Extension
     from jinja2.parser import Parser
@@ -159,36 +184,38 @@ def variables(tokenizer: Any, spec: str) -> list[str]:
 
     environment = Environment(extensions=["jinja2.ext.loopcontrols", Generation])
     with in_one_line(f"target {spec!r}: its chat template can't be read"), bounded("it"):
-        found = meta.find_undeclared_variables(environment.parse(tokenizer.get_chat_template()))
+        found = meta.find_undeclared_variables(environment.parse(tokenizer.get_chat_template(template)))
     own = {*signature(tokenizer.apply_chat_template).parameters} - {"tools", "documents"}
     return sorted(found - _GIVEN - own - {*environment.globals} - {*tokenizer.special_tokens_map})
 
 
-def rendered(tokenizer: Any, messages: Messages, kwargs: Mapping[str, Any] | None = None) -> str:
-    """The messages in the tokenizer's chat template, up to where the answer begins; a template is a program, and runs bounded. One that
-    leaves the last message's text out gets it as a list of parts, as templates of models that see images want it.
+def chat_ids(
+    tokenizer: Any, conversation: Conversation, chat: Chat, rows: int, spec: str, where: str = ""
+) -> list[int]:
+    """A conversation as the tokens that the target continues: through its chat template in one piece, tokenised in one piece. Training,
+    decoding and evaluation all call this. Without a chat template: the messages' texts after the tokenizer's own beginning.
+
+    Args:
+        rows: how many tokens the target has.
+        spec: the target's name; where: what is read, for messages.
 
     Raises:
-        UserError: it takes too long, too much memory, or writes too much.
+        TemplateRefusal: the template refuses the conversation.
+        UserError: a token that the target does not have, or a template that takes too long.
     """
-    given, last = dict(kwargs or {}), messages[-1]["content"].strip() if messages else ""
+    name, text = f"{where and where + ': '}target {spec!r}", chat_text(tokenizer, conversation, chat, spec)
+    if getattr(tokenizer, "chat_template", None):
+        given = "".join(m["content"] for m in chat.apply(conversation).messages)
+        return text_ids(tokenizer, text, rows, name, given)
+    return [*opening_ids(tokenizer, rows, name), *text_ids(tokenizer, text, rows, name)]
 
-    def write(talk: list[dict[str, Any]]) -> str:
-        with bounded("it"):
-            found: str = tokenizer.apply_chat_template(
-                talk, tokenize=False, add_generation_prompt=True, **given
-            )
-        return found
 
-    text = write(list(messages))
-    if last not in text:
-        with suppress(Exception):  # a template that knows no parts
-            parts = write([{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages])
-            text = parts if last in parts else text
-    most = MOST_WRITTEN + 16 * (sum(len(m["content"]) for m in messages) + len(json.dumps(given)))
-    if len(text) > most:
-        raise UserError(f"it writes {len(text)} characters, more than {most}")
-    return text
+def chat_text(tokenizer: Any, conversation: Conversation, chat: Chat, spec: str) -> str:
+    """The text that `chat_ids` tokenizes. Raises as it does."""
+    talk = chat.apply(conversation)
+    if getattr(tokenizer, "chat_template", None):
+        return render(tokenizer, talk, chat.kwargs, spec, chat.date)
+    return "\n\n".join(m["content"] for m in talk.messages)
 
 
 def _check_text(system: str) -> None:
@@ -200,8 +227,11 @@ def _check_text(system: str) -> None:
 
 def _check_system(tokenizer: Any, kwargs: Mapping[str, Any], spec: str) -> None:
     """Raises UserError where a system prompt is refused by the template, or left out without a word."""
-    talk = [{"role": "system", "content": _MARK}, {"role": "user", "content": "Hello"}]
-    with in_one_line(f"system: the chat template of target {spec!r} takes no system prompt"):
-        text = rendered(tokenizer, talk, kwargs)
+    talk = Chat(system=_MARK).apply(Conversation.from_text("Hello"))
+    try:
+        text = render(tokenizer, talk, kwargs, spec)
+    except TemplateRefusal as refusal:
+        said = f"system: the chat template of target {spec!r} takes no system prompt: {refusal.reason}"
+        raise UserError(said) from None
     if _MARK not in text:
         raise UserError(f"system: the chat template of target {spec!r} leaves a system prompt out")

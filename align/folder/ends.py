@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from align.common.bounded import bounded
 from align.common.errors import UserError
 from align.common.text import say, short
 
@@ -15,6 +17,7 @@ _CHANGES = (
 )  # fmt: skip
 """What of a generation_config.json changes the most probable token, and does nothing with these values:"""
 _NOTHING = (None, 0, 1)
+_MARK = "\u2402ANSWER\u2402"
 
 
 def end_ids(value: Any, where: str) -> set[int]:
@@ -47,6 +50,24 @@ def note_ends(spec: str, ends: Sequence[int], of_tokenizer: int | None) -> None:
             f"note: {spec}: its generation config ends a text at {named}, and not at the tokenizer's {of_tokenizer}",
             error=True,
         )
+
+
+def note_turn(spec: str, tokenizer: Any, kwargs: Mapping[str, Any], ends: Sequence[int]) -> None:
+    """A note if the chat template ends an answer with a special token that does not end a text: the model would go on behind its turn."""
+    if not getattr(tokenizer, "chat_template", None):
+        return
+    talk = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _MARK}]
+    with suppress(Exception), bounded("its chat template"):  # one that takes no such talk
+        text: str = tokenizer.apply_chat_template(talk, tokenize=False, **kwargs)
+        ids = tokenizer(text.partition(_MARK)[2].lstrip(), add_special_tokens=False)["input_ids"][:1]
+        special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        if ends and ids and ids[0] in special - {*ends}:
+            token = tokenizer.convert_ids_to_tokens(ids[0])
+            say(
+                f"note: {spec}: its chat template ends an answer with {token!r}, where its generation config does not end a text: answers run on "
+                f"(--stop {token!r} ends them)",
+                error=True,
+            )
 
 
 def note_changes(spec: str, generation: dict[str, Any]) -> None:

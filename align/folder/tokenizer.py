@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from align.common.checksums import CHECKSUMS
 from align.common.errors import UserError, in_one_line
 from align.common.schema import read_object
+from align.common.text import say
 
 _AS_WRITTEN = "TokenizersBackend"
 
@@ -51,13 +55,61 @@ def text_ids(
     return ids
 
 
-def first_id(tokenizer: Any, rows: int, where: str) -> int | None:
-    """The token that begins a text; None where the tokenizer names none. Raises UserError for one that a model of so many tokens has
-    not."""
-    found: int | None = tokenizer.bos_token_id
-    if found is not None and found >= rows:
+def opening_ids(tokenizer: Any, rows: int, where: str) -> tuple[int, ...]:
+    """The tokens that the tokenizer puts in front of every text, usually BOS or nothing. What it puts after a text (T5's EOS) is left
+    out.
+
+    Args:
+        rows: how many tokens the model has.
+        where: what is read, for the message.
+
+    Raises:
+        UserError: the model lacks one of these tokens.
+    """
+    special = {*tokenizer.all_special_ids}
+    for probe in chain(("a",), tokenizer.get_vocab()):
+        alone = list(tokenizer(probe, add_special_tokens=False)["input_ids"])
+        if special.isdisjoint(alone) and alone:
+            break
+    whole = list(tokenizer(probe)["input_ids"])
+    places = range(len(whole) - len(alone) + 1)
+    start = next((i for i in places if whole[i : i + len(alone)] == alone), 0)
+    for token in whole[:start]:
+        _check_row(tokenizer, token, rows, where)
+    return tuple(whole[:start])
+
+
+def first_ids(tokenizer: Any, eos_ids: Sequence[int], rows: int, where: str) -> tuple[int, ...]:
+    """The tokens in front of a whole text that a model writes or learns from, at least one: what the tokenizer puts there itself; else BOS,
+    or the first token that ends a text, which a note names.
+
+    Raises:
+        UserError: there is none of these, or the model, which has `rows` tokens, lacks it.
+    """
+    opening = opening_ids(tokenizer, rows, where)
+    if opening:
+        return opening
+    bos: int | None = tokenizer.bos_token_id
+    if bos is None and not eos_ids:
+        raise UserError(f"{where}: its files name no token that begins a text, and none that ends one")
+    found = eos_ids[0] if bos is None else bos
+    _check_row(tokenizer, found, rows, where)
+    _note_first(where, str(tokenizer.convert_ids_to_tokens(found)))
+    return (found,)
+
+
+@cache
+def _note_first(where: str, token: str) -> None:
+    say(
+        f"note: {where}: its tokenizer puts nothing in front of a text; whole texts for training begin with {token!r}, as they need a first "
+        "token",
+        error=True,
+    )
+
+
+def _check_row(tokenizer: Any, token: int, rows: int, where: str) -> None:
+    if token >= rows:
         raise UserError(
-            f"{where}: its tokenizer begins a text with {tokenizer.bos_token!r}, token {found}, its embedding has {rows} rows: take bos_token "
-            "out of tokenizer_config.json"
+            f"{where}: its tokenizer begins a text with {tokenizer.convert_ids_to_tokens(token)!r}, token {token}, its embedding has "
+            f"{rows} rows: take bos_token out of tokenizer_config.json"
         )
-    return found

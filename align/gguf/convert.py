@@ -6,12 +6,13 @@ not know goes through transformers' reader.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,10 @@ from align.common.files import UNFINISHED, naming, sha256_file, to_disk
 from align.common.hub import cache_folder
 from align.common.text import say
 from align.gguf.header import OWN, Header
+from align.gguf.parts import join_parts, part_paths
 from align.gguf.positions import FREQUENCIES, scale, take_positions
 from align.gguf.settings import check_whole, published, take_settings, take_sizes
-from align.gguf.tokenizer import make_tokenizer, special_id
+from align.gguf.tokenizer import adds_bos, answer_ends, chat_templates, make_tokenizer, mark_ends, special_id
 
 _KEYS = {
     "attn_norm": "input_layernorm",
@@ -48,20 +50,22 @@ _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output
 # llama.cpp stores Llama's q and k rows in interleaved rotary order; Qwen's are left alone.
 _PERMUTED = {"llama"}
 _CLASSES = dict(zip(OWN, ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"), strict=True))
-_VERSION = 4
+_VERSION = 6
 """Of what is made of a file; a copy of another version is not used."""
 _DEAD_AFTER = 24 * 3600.0
 """Seconds."""
 
 
 def converted_folder(path: Path, check: Callable[[Path], Header]) -> Path:
-    """The hub-layout folder made from the GGUF at `path`; converted at the first call, reused afterwards as long as its files are what
-    was written. `check`: reads and checks the header of a file that is to be converted.
+    """The hub-layout folder made from the GGUF at `path`, which may be any part of a split file. It is converted at the first call and
+    reused as long as its files are what was written. `check`: reads and checks the header of a file that is to be converted.
 
     Raises:
         UserError: what no reader can make a model of, or a tokenizer that is not supported.
     """
-    destination = cache_folder() / "targets" / f"{path.stem}-{sha256_file(path)[:12]}-{_VERSION}"
+    parts = part_paths(path)
+    name = path.stem if path.suffix.lower() == ".gguf" else path.name  # a blob's name may have dots
+    destination = cache_folder() / "targets" / f"{name[:100]}-{_digest(parts)[:12]}-{_VERSION}"
     if unchanged(destination):
         return destination
     header = check(path)
@@ -72,7 +76,15 @@ def converted_folder(path: Path, check: Callable[[Path], Header]) -> Path:
         _remove(destination)
     part = Path(tempfile.mkdtemp(dir=destination.parent, suffix=UNFINISHED))
     try:
-        (_convert if header.architecture in OWN else _convert_by_transformers)(path, header, part)
+        convert = _convert if header.architecture in OWN else _convert_by_transformers
+        if len(parts) == 1:
+            convert(path, header, part)
+        else:
+            with tempfile.TemporaryDirectory(dir=destination.parent, suffix=UNFINISHED) as room:
+                whole = Path(room) / path.name
+                with naming(whole):
+                    join_parts(parts, whole)
+                convert(whole, header, part)
         write_checksums(part, "*")
         for file in (*(p for p in part.rglob("*") if p.is_file()), part):
             to_disk(file)
@@ -85,6 +97,12 @@ def converted_folder(path: Path, check: Callable[[Path], Header]) -> Path:
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return destination
+
+
+def _digest(parts: Sequence[Path]) -> str:
+    """sha256 (hex) of a file; of several, that of theirs."""
+    digests = [sha256_file(part) for part in parts]
+    return digests[0] if len(parts) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def _remove(folder: Path) -> None:
@@ -103,14 +121,30 @@ def _remove_leftovers(folder: Path) -> None:
                 shutil.rmtree(part, ignore_errors=True)
 
 
-def _convert(path: Path, header: Header, part: Path) -> None:
+def _read(path: Path) -> tuple[Any, dict[str, Any]]:
+    """The file's reader and its metadata, arrays included."""
     import gguf
 
     try:
         reader = gguf.GGUFReader(str(path))
-        fields = {name: field.contents() for name, field in reader.fields.items()}
+        return reader, {name: field.contents() for name, field in reader.fields.items()}
     except Exception as error:  # the reader raises whatever the bytes lead it to
         raise UserError(f"{path}: not a readable GGUF file ({type(error).__name__}: {error})") from None
+
+
+def _write_ends(fields: dict[str, Any], folder: Path) -> None:
+    """Write a generation_config.json if more tokens than the file's eos end an answer."""
+    ends = answer_ends(fields)
+    if {*ends} - {special_id(fields, "eos")}:
+        ids = {
+            f"{name}_token_id": special_id(fields, key) for name, key in (("bos", "bos"), ("pad", "padding"))
+        }
+        text = json.dumps({"eos_token_id": ends, **ids}, indent=2)
+        (folder / "generation_config.json").write_text(f"{text}\n")
+
+
+def _convert(path: Path, header: Header, part: Path) -> None:
+    reader, fields = _read(path)
     config = _config(fields, header.architecture)
     weights = _weights(reader, config, permuted=header.architecture in _PERMUTED)
     _scale_positions(config, weights.pop(FREQUENCIES, None), scale(header))
@@ -120,6 +154,7 @@ def _convert(path: Path, header: Header, part: Path) -> None:
         save_file(weights, str(part / "model.safetensors"), metadata={"format": "pt"})
     make_tokenizer(fields, path).save_pretrained(str(part))
     (part / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    _write_ends(fields, part)
 
 
 def _convert_by_transformers(path: Path, header: Header, part: Path) -> None:
@@ -130,13 +165,14 @@ def _convert_by_transformers(path: Path, header: Header, part: Path) -> None:
         error=True,
     )
     with scratch("specalign-gguf-") as alone:  # where no other file can be taken for one of its own
-        (alone / path.name).symlink_to(path.absolute())
-        config = AutoConfig.from_pretrained(alone, gguf_file=path.name)
+        file = "model.gguf"  # a blob's name has no ending
+        (alone / file).symlink_to(path.absolute())
+        config = AutoConfig.from_pretrained(alone, gguf_file=file)
         take_sizes(header, config)
         asked = {"config": config, "dtype": torch.float32, "output_loading_info": True}
         asked["ignore_mismatched_sizes"] = True  # they are said in a line
-        pair: Any = AutoModelForCausalLM.from_pretrained(alone, gguf_file=path.name, **asked)
-        tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=path.name)
+        pair: Any = AutoModelForCausalLM.from_pretrained(alone, gguf_file=file, **asked)
+        tokenizer: Any = AutoTokenizer.from_pretrained(alone, gguf_file=file)
     (model, found), tensors, seen = pair, {}, set()
     for name, tensor in model.state_dict().items():
         if tensor.data_ptr() not in seen:  # a head that is the embedding is stored once
@@ -152,8 +188,14 @@ def _convert_by_transformers(path: Path, header: Header, part: Path) -> None:
     take_settings(header, config)
     with naming(part):
         save_file(tensors, str(part / "model.safetensors"), metadata={"format": "pt"})
+    _, fields = _read(path)
+    mark_ends(tokenizer, fields)
+    tokenizer.chat_template = chat_templates(fields)
+    if tokenizer.add_bos_token != adds_bos(fields):
+        tokenizer.add_bos_token = adds_bos(fields)
     tokenizer.save_pretrained(str(part))
     config.save_pretrained(str(part))
+    _write_ends(fields, part)
 
 
 def type_names(header: Header) -> str:

@@ -25,7 +25,9 @@ _MODEL, _TOKENS, _TYPES = (f"tokenizer.ggml.{name}" for name in ("model", "token
 _MERGES, _SCORES = "tokenizer.ggml.merges", "tokenizer.ggml.scores"
 _RANKED = {"gpt2": _MERGES, "llama": _SCORES}
 """By kind of tokenizer, what says in which order text is put together."""
-_SPECIAL = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "padding", "unknown"))
+_SPECIAL = tuple(
+    f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom", "padding", "unknown")
+)
 _EMBEDDING = "token_embd.weight"
 
 
@@ -42,6 +44,11 @@ def check_fits(path: Path, header: Header) -> None:
         fit.layers()
         fit.no_other_tensors()
         fit.rotary()
+
+
+def check_whole_file(path: Path, header: Header) -> None:
+    """Raises UserError for a tensor of an unknown type, or one that ends behind the end of the file."""
+    _Fit(path, header).whole_file()
 
 
 def _times(shape: Sequence[int]) -> str:

@@ -52,6 +52,11 @@ class Header(NamedTuple):
         return self.values.get(f"{self.architecture}.{name}")
 
     @property
+    def parts(self) -> int:
+        """How many files the model is split into."""
+        return int(self.values.get("split.count") or 1)
+
+    @property
     def names(self) -> dict[str, str]:
         """A config.json's names of sizes, and the file's own."""
         return {key: f"{self.architecture}.{name}" for key, name in _SIZES.items()}
@@ -170,12 +175,8 @@ file that says `mistral`: how the rows of such a file's queries and keys lie is 
 
 
 def check_known(path: Path, header: Header) -> None:
-    """Raises UserError for one part of several, and for an architecture that no reader here knows."""
-    architecture, parts = header.architecture, header.values.get("split.count", 0)
-    if parts not in (0, 1):
-        raise UserError(
-            f"{path}: one of {parts} parts of a split GGUF file: join them first (llama-gguf-split --merge {path.name} WHOLE.gguf)"
-        )
+    """Raises UserError for an architecture that no reader here knows."""
+    architecture = header.architecture
     theirs = read_by_transformers()
     if architecture not in OWN and _plain(architecture) not in map(_plain, theirs):
         read = [name for name in (*OWN, *theirs) if _plain(name) not in _UNREAD]

@@ -108,7 +108,7 @@ def stated_seconds(
     training_flops = flops * min(hardware.count, recipe.processes)
     samples = (text.samples - text.there) / max(text.kept, 1e-9)
     batches = ceil(samples / d.batch_size)
-    longest = d.max_prompt_tokens + d.max_answer_tokens
+    longest = d.prompt_limit + d.max_answer_tokens
     read = float(target.parameters * types.target * longest)
     read += d.batch_size * text.tokens * text.tokens / 2 * target.kept * types.target
     writing = max(samples * w.sample / flops, batches * read / bandwidth)

@@ -15,8 +15,9 @@ from align.common.errors import UserError
 from align.common.hub import is_hub_id, local_path, missing, model_folder
 from align.common.schema import read_object
 from align.config.drafter import PARTS, DrafterConfig
-from align.config.parser import load_recipe, shipped
+from align.config.parser import load_recipe
 from align.config.recipe import Recipe
+from align.config.recipe_files import shipped
 from align.makers.block import asked_markov, check_rank, fresh_config
 from align.makers.geometry import check_count, first_layers, named_layers, shared_layers, tap_layers
 from align.makers.standalone import ddit_config

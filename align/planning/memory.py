@@ -67,9 +67,7 @@ def _process(stage: str, target: Skeleton, types: Types) -> float:
 def writing(recipe: Recipe, target: Skeleton, types: Types) -> Need:
     """`align.synthesize`: weights, the cache of a batch, its logits."""
     d = recipe.data
-    capacity = min(
-        target.context_limit, d.max_prompt_tokens + d.max_answer_tokens + 40
-    )  # a template's tokens
+    capacity = min(target.context_limit, d.prompt_limit + d.max_answer_tokens + 40)  # a template's tokens
     return Need(
         "writing",
         {

@@ -155,7 +155,7 @@ def misfits(plan: Plan) -> list[Misfit]:
         each = 1 if h.gpu else (r.launch.devices if need.stage == "training" else 1)
         if h.memory and need.bytes * each > h.memory:
             found.append(Misfit(_too_large(plan, need, each)))
-    longest = r.data.max_prompt_tokens + r.data.max_answer_tokens
+    longest = r.data.prompt_limit + r.data.max_answer_tokens
     if longest > plan.target.context_limit:
         found.append(
             Misfit(

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch.overrides import TorchFunctionMode
 
 from align.common.errors import UserError
-from align.common.files import expanded
 from align.common.hub import hub_reachable, is_hub_id
 from align.target.debug import DEBUG, debug_model
 from align.target.inspection.anatomy import context_limit, decoder, decoder_layers, examine, query_heads
+from align.target.inspection.text_model import embedding_names
 from align.target.loading import resolve_folder
 from align.target.names import check_sizes, similar
-from align.target.opening import check_asked, opener, quiet_loading
+from align.target.opening import check_asked, check_hub_files, opener, quiet_loading
 
 
 @dataclass(frozen=True)
@@ -89,21 +90,39 @@ def skeleton(spec: str, revision: str | None = None, trust_remote_code: bool = F
         line = " ".join(lines[: 1 + lines[0].endswith(":")])
         raise UserError(f"target {spec!r}: no network can be made of its config.json: {line}") from None
     here = isinstance(folder, Path) and any(folder.glob("*.safetensors"))
-    return _measured(model, spec, here)
+    own_head = isinstance(folder, Path) and _has_own_head(folder, model)
+    return _measured(model, spec, here, own_head)
+
+
+def _has_own_head(folder: Path, model: Any) -> bool:
+    """Whether the checkpoint in a folder holds a head that is not its embedding, whatever its config says."""
+    try:
+        embedding, head = (_stored(folder, name) for name in embedding_names(model))
+    except (SafetensorError, OSError):  # what is wrong is said where it is loaded
+        return False
+    if embedding is None or head is None:
+        return False
+    return embedding.shape != head.shape or not torch.equal(embedding, head)
+
+
+def _stored(folder: Path, name: str) -> torch.Tensor | None:
+    """A tensor of the folder's checkpoint; None where it is not there."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            if name in file.keys():  # noqa: SIM118  (it is no mapping)
+                tensor: torch.Tensor = file.get_tensor(name)
+                return tensor
+    return None
 
 
 def _config_folder(spec: str, revision: str | None) -> Path | str:
     """Where the config is: a folder, or a hub id whose config is cached or can be fetched."""
-    path = expanded(spec)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise UserError(f"target {spec!r}: {path} has no config.json")
-        return path
     try:
         found = resolve_folder(spec)
     except UserError as error:
         if not is_hub_id(spec):
             raise
+        check_hub_files(spec)
         raise UserError(
             f"target {spec!r}: its config.json can't be had here{similar(spec)}; a folder that holds it alone will do: "
             "target.name=FOLDER"
@@ -121,8 +140,8 @@ def _config_folder(spec: str, revision: str | None) -> Path | str:
     return found
 
 
-def _measured(model: Any, spec: str, here: bool) -> Skeleton:
-    """The sizes of a network on `meta`."""
+def _measured(model: Any, spec: str, here: bool, own_head: bool = False) -> Skeleton:
+    """The sizes of a network on `meta`. own_head: its head is not its embedding, although its config may say so."""
     config = model.config.get_text_config(decoder=True)
     try:
         body = decoder(model)
@@ -132,9 +151,11 @@ def _measured(model: Any, spec: str, here: bool) -> Skeleton:
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     vocab, width = head.shape
     # on `meta` tied weights may be two tensors; they are one as soon as they are loaded, where the whole model's config says so
-    tied = bool(getattr(model.config, "tie_word_embeddings", False)) and embedding.shape == head.shape
+    flag = bool(getattr(model.config, "tie_word_embeddings", False))
+    tied = flag and embedding.shape == head.shape and not own_head
     own = {id(p): p.numel() for p in model.parameters()}
     total = sum(own.values()) - (head.numel() if tied and embedding is not head else 0)
+    total += head.numel() if own_head and embedding is head else 0
     heads = query_heads(config)
     kv_heads, head_dim, kept = _kept(model, body, config, heads)
     inside = {id(p) for p in layers.parameters()}

@@ -43,7 +43,7 @@ class TextSize:
 def text_size(recipe: Recipe) -> TextSize:
     """From the data folder, or assumed from the recipe's limits."""
     d, manifest = recipe.data, recipe.data_folder / "manifest.json"
-    longest = d.max_prompt_tokens + d.max_answer_tokens
+    longest = d.prompt_limit + d.max_answer_tokens
     assumed = f"{TOKENS_OF_LIMIT:.0%} of the longest prompt and answer, as SmolLM2 wrote"
     size = TextSize(d.samples, 0, TOKENS_OF_LIMIT * longest, source=assumed)
     if not manifest.is_file():

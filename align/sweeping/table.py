@@ -1,4 +1,4 @@
-"""A sweep's table: what each combination came to, with 95% intervals, the best one first."""
+"""A sweep's table: the score of each combination with a 95% interval, the best one first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from align.common.text import markdown_text
 from align.planning.tau import t_quantile
-from align.sweeping.config import Sweep
+from align.sweeping.config import NESTED, Sweep
 from align.sweeping.run import Result
 from align.sweeping.trials import Trial, key
 
@@ -21,8 +21,11 @@ SEED = "seed"
 
 @dataclass(frozen=True)
 class Row:
-    """Trials that differ in their seed alone. low, high: of the mean over seeds (t-interval), of one run its own standard error's; NaN =
-    neither is known."""
+    """Trials that differ in their seed alone.
+
+    Attributes:
+        low, high: 95% interval, of the mean over seeds (Student's t) or from one run's standard error; NaN = unknown.
+    """
 
     values: tuple[tuple[str, Any], ...]
     score: float
@@ -34,24 +37,23 @@ class Row:
 
 
 def rows(sweep: Sweep, found: Sequence[Trial], results: Sequence[Result]) -> list[Row]:
-    """The best first; of a halving, those that came further before the others; what failed at the end."""
+    """Group trials by all but their seed; the best row first, what failed at the end."""
     groups: dict[str, list[tuple[Trial, Result]]] = defaultdict(list)
-    pairs = sorted(zip(found, results, strict=True), key=lambda pair: (-pair[1].steps, bool(pair[1].failed)))
-    once = {key(trial): (trial, result) for trial, result in reversed(pairs)}  # the same run twice is one run
-    for trial, result in sorted(once.values(), key=lambda pair: pair[0].number):
+    once = {key(trial): (trial, result) for trial, result in zip(found, results, strict=True)}
+    for trial, result in once.values():  # the same trial drawn twice is one run
         same = [pair for pair in trial.values if pair[0] != SEED]
         groups[json.dumps(same)].append((trial, result))
     made = [_row(members) for members in groups.values()]
     sign = -1 if sweep.maximise else 1
     return sorted(
-        made, key=lambda r: (bool(r.failed), -r.steps, sign * r.score if math.isfinite(r.score) else math.inf)
+        made, key=lambda r: (bool(r.failed), sign * r.score if math.isfinite(r.score) else math.inf)
     )
 
 
 def _row(members: Sequence[tuple[Trial, Result]]) -> Row:
     values = tuple(pair for pair in members[0][0].values if pair[0] != SEED or len(members) == 1)
-    steps = max(result.steps for _, result in members)
-    good = [r for _, r in members if not r.failed and r.steps == steps and math.isfinite(r.score)]
+    steps = members[0][1].steps
+    good = [r for _, r in members if not r.failed and math.isfinite(r.score)]
     failed = next((r.failed for _, r in members if r.failed), "")
     if not good:
         return Row(values, math.nan, math.nan, math.nan, steps, 0, failed or "no score")
@@ -64,11 +66,11 @@ def _row(members: Sequence[tuple[Trial, Result]]) -> Row:
 
 
 def table(sweep: Sweep, found: Sequence[Trial], results: Sequence[Result]) -> str:
-    """As Markdown."""
+    """Write the table as Markdown."""
     made = rows(sweep, found, results)
     names = list(dict.fromkeys(name for row in made for name, _ in row.values))
     lines = [
-        f"| {' | '.join(map(markdown_text, [*names, sweep.metric]))} [95%] | steps | runs |",
+        f"| {' | '.join(map(markdown_text, [*(name.replace(NESTED, '.') for name in names), sweep.metric]))} [95%] | steps | runs |",
         "|---" * (len(names) + 3) + "|",
     ]
     for row in made:

@@ -1,4 +1,4 @@
-"""Loading a target by name: hub id, folder in hub layout, GGUF file or debug model."""
+"""Loading a target by name: hub id, folder in hub layout, GGUF file, LoRA adapter or debug model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from align.common.files import expanded
 from align.common.hub import hub_reachable, model_folder, nearby, package_file
 from align.common.schema import read_object
 from align.common.text import cut, say
+from align.folder.adapter import CONFIG as ADAPTER_CONFIG
+from align.folder.adapter import Adapter, adapter_of, merge_adapter
 from align.folder.chat import Chat
-from align.folder.ends import check_ends, note_changes, note_ends
+from align.folder.ends import check_ends, note_changes, note_ends, note_turn
 from align.folder.tokenizer import open_tokenizer
 from align.gguf.convert import converted_folder
+from align.gguf.parts import is_gguf, is_hub_layout
 from align.target.debug import DEBUG, debug_model
 from align.target.dtypes import decodes_faster_in_fp32, target_dtype
 from align.target.model import Target
@@ -27,6 +30,7 @@ from align.target.names import (
     check_config,
     check_gguf,
     check_name,
+    folder_kind,
     package_weights,
     packages,
     similar,
@@ -34,6 +38,7 @@ from align.target.names import (
 )
 from align.target.opening import (
     cannot_load,
+    check_hub_files,
     of_hub,
     opener,
     processors_template,
@@ -58,7 +63,8 @@ def load_target(
     """Load a target, and prove on a few tokens that what it computes here is the model's own (`align.target.proof`).
 
     Args:
-        spec: hub id, folder in hub layout, `FILE.gguf`, `debug` (a tiny random Llama for tests).
+        spec: hub id, folder in hub layout, GGUF file or a folder with one, folder of a LoRA adapter (merged into its base on loading),
+            `debug` (a tiny random Llama for tests).
         dtype: auto (bf16 on CUDA and on CPUs with bf16 products, else fp32; a debug target fp32), float32, bfloat16, float16.
         device: auto, cpu, cuda, cuda:N.
         fast: replace linear layers by faster ones for few rows (CPU).
@@ -73,7 +79,7 @@ def load_target(
     Raises:
         UserError: the target can't be found or read; its template does not read such a variable, or takes no system prompt.
     """
-    chat = Chat(dict(template_kwargs or {}), system)
+    chat = Chat.of(template_kwargs, system)
     place = _device(device)
     number = target_dtype(dtype, place)
     if spec in DEBUG:  # the same on every machine
@@ -84,6 +90,9 @@ def load_target(
         target.chat = chat
         return target
     check_name(spec)
+    adapter = adapter_behind(spec)
+    if adapter is not None:
+        revision = adapter.revision
     folder = resolve_folder(spec)
     _check_config(folder, spec, revision, place.type)
     from transformers import AutoModelForMultimodalLM
@@ -91,7 +100,7 @@ def load_target(
     quiet_loading()
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
-        tokenizer = open_tokenizer(folder, **options)
+        tokenizer = target_tokenizer(folder, adapter, **options)
         opens = opener(folder, spec, options)
         if opens is AutoModelForMultimodalLM and not getattr(tokenizer, "chat_template", None):
             tokenizer.chat_template = processors_template(folder, revision)
@@ -100,11 +109,15 @@ def load_target(
         if decoding and half and _faster_in_fp32(opens, folder, options, place):
             number = torch.float32
         model = with_weights(opens, folder, spec, {"dtype": number, **options}, place)
+        if adapter is not None:
+            model = merge_adapter(model, adapter, f"target {spec!r}")
+            model.generation_config = adapter.generation_config(model.generation_config, f"target {spec!r}")
         target = proven(model, tokenizer, spec, fast, round_to_bf16)
         note_ends(spec, target.eos_ids, tokenizer.eos_token_id)
+        note_turn(spec, tokenizer, chat.kwargs, target.eos_ids)
         note_changes(spec, model.generation_config.to_diff_dict())
         target.revision, target.trust_remote_code, target.chat = revision, trust_remote_code, chat
-        target.weights = stand_in(spec, folder)
+        target.weights = stand_in(spec if adapter is None else adapter.base, folder)
         return target
     except UserError:
         raise
@@ -131,24 +144,49 @@ def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Any:
         raise cannot_load("tokenizer", spec, error) from None
 
 
+def adapter_behind(spec: str) -> Adapter | None:
+    """The adapter that a target's name stands for; None where it stands for a model."""
+    path = expanded(spec)
+    return adapter_of(path, f"target {spec!r}") if path.is_dir() else None
+
+
+def target_tokenizer(folder: Path | str, adapter: Adapter | None, **options: Any) -> Any:
+    """A target's tokenizer, from its folder. An adapter may bring a tokenizer or a chat template of its own."""
+    own_folder = None if adapter is None else adapter.tokenizer_folder
+    tokenizer = open_tokenizer(own_folder or folder, **options)
+    template = None if adapter is None or own_folder else adapter.chat_template
+    if template is not None:
+        tokenizer.chat_template = template
+    return tokenizer
+
+
 def resolve_folder(spec: str) -> Path | str:
-    """The local folder behind a target spec, or the hub id itself where the hub or its cache has it."""
+    """The local folder in hub layout behind a target's name, or the hub id itself where the hub or its cache has it. A GGUF file is
+    converted; of an adapter it is its base's folder.
+
+    Raises:
+        UserError: there is no such model.
+    """
     path = expanded(spec)
     if path.is_dir():
-        return path
+        found = folder_kind(spec, path)
+        if isinstance(found, Adapter):
+            try:
+                return resolve_folder(found.base)
+            except UserError as error:
+                raise UserError(
+                    f"target {spec!r}: an adapter of {found.base!r}, which can't be had: {error}"
+                ) from None
+        return found if found.is_dir() else _converted(spec, found)
     check_name(spec)
-    if spec.endswith(".gguf"):
-        try:
-            return converted_folder(path, check_gguf)
-        except (UserError, OSError, MemoryError):
-            raise
-        except Exception as error:  # what a malformed file makes of its reader has no common class
-            if (happened := what_happened(error)) is not None and happened[1] == 1:
-                raise  # a full or broken disk is not the file's fault
-            raise cannot_load("target", spec, error) from None
+    if is_gguf(path):
+        return _converted(spec, path)
     if spec.startswith("wheel:"):
         return converted_folder(package_file(*packages()[spec[6:]]), check_gguf)
-    if _in_hub_cache(spec) or hub_reachable():
+    snapshot = _cached_snapshot(spec)
+    if snapshot is None or not is_hub_layout(snapshot) or (snapshot / ADAPTER_CONFIG).is_file():
+        check_hub_files(spec)
+    if snapshot is not None or hub_reachable():
         return spec
     if spec in WHEELS:
         _note_weights(spec)
@@ -156,6 +194,17 @@ def resolve_folder(spec: str) -> Path | str:
     raise UserError(
         f"target {spec!r}: the hub does not answer and no copy is cached{similar(spec) or nearby(path)}: name a folder in hub layout instead (target.name=FOLDER, --target FOLDER)"
     )
+
+
+def _converted(spec: str, path: Path) -> Path:
+    try:
+        return converted_folder(path, check_gguf)
+    except (UserError, OSError, MemoryError):
+        raise
+    except Exception as error:  # what a malformed file makes of its reader has no common class
+        if (happened := what_happened(error)) is not None and happened[1] == 1:
+            raise  # a full or broken disk is not the file's fault
+        raise cannot_load("target", spec, error) from None
 
 
 @cache
@@ -180,13 +229,15 @@ def _check_config(folder: Path | str, spec: str, revision: str | None, device: s
         check_config(config.parent, f"target {folder!r}", device)
 
 
-def _in_hub_cache(spec: str) -> bool:
+def _cached_snapshot(spec: str) -> Path | None:
+    """The folder in the hub's cache that has the model's config.json; None if it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        return isinstance(try_to_load_from_cache(spec, "config.json"), str)
+        config = try_to_load_from_cache(spec, "config.json")
     except ValueError as error:
         raise UserError(f"target {spec!r}: {error}") from None
+    return Path(config).parent if isinstance(config, str) else None
 
 
 def _device(name: str) -> torch.device:
@@ -220,3 +271,26 @@ def reload(target: Target, device: str | None = None, fast: bool = True) -> Targ
         template_kwargs=target.chat.kwargs,
         system=target.chat.system,
     )
+
+
+def own_model(target: Target) -> Any:
+    """The target's model once more, as transformers loads and runs it: its own attention, its own linear layers. In the same dtype
+    and on the same device, so it takes the same memory again.
+
+    Raises:
+        UserError: it can't be loaded.
+    """
+    spec = target.spec
+    if spec in DEBUG:
+        return debug_model(DEBUG[spec])[0].to(target.device, target.dtype).eval()
+    options: dict[str, Any] = {"revision": target.revision, "trust_remote_code": target.trust_remote_code}
+    adapter, folder = adapter_behind(spec), resolve_folder(spec)
+    try:
+        model = with_weights(
+            opener(folder, spec, options), folder, spec, {"dtype": target.dtype, **options}, target.device
+        )
+        if adapter is not None:
+            model = merge_adapter(model, adapter, f"target {spec!r}")
+    except Exception as error:  # as in load_target
+        raise error if isinstance(error, UserError) else cannot_load("target", spec, error) from None
+    return model.eval()

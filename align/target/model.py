@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from align.common.errors import UserError, in_one_line
+from align.common.errors import UserError
 from align.common.provenance import memory_bytes
-from align.folder.chat import Chat, Messages, rendered
-from align.folder.tokenizer import first_id, text_ids
+from align.folder.chat import Chat, chat_ids
+from align.folder.readings import note_readings, readings
+from align.folder.tokenizer import opening_ids, text_ids
 from align.kernels.gradients import without_gradients
 from align.kernels.replacing import speed_up_linears
+from align.rows.conversation import Conversation
+from align.rows.shapes import as_conversation
 from align.target.cache import KVCache, SharedCache
 from align.target.fused import FusedLayers, fused
 from align.target.inspection.anatomy import Anatomy, context_limit, decoder, eos_ids, examine, query_heads
@@ -375,26 +378,33 @@ class Target:
     def has_chat_template(self) -> bool:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
-    def chat_tokens(self, messages: str | Messages) -> list[int]:
-        """Prompt tokens up to where the answer begins, with `chat`'s switches and system prompt; a base model gets the plain text
-        after its BOS, if it has one."""
-        messages = self.chat.messages(messages)
-        if not self.has_chat_template:
-            return self.text_tokens("\n\n".join(m["content"] for m in messages))
-        with in_one_line(f"target {self.spec!r}: its chat template refuses this"):
-            text = rendered(self.tokenizer, messages, self.chat.kwargs)
-        return self._ids(text, "".join(m["content"] for m in messages))
+    def chat_tokens(self, prompt: str | Sequence[dict[str, Any]] | Conversation) -> list[int]:
+        """A user's text, messages or a conversation as tokens, up to where the answer begins, with `chat`'s switches and system prompt;
+        a base model gets the plain text after its BOS, if it has one.
 
-    def _ids(self, text: str, given: str | None = None) -> list[int]:
-        return text_ids(self.tokenizer, text, len(self.embedding_VD), f"target {self.spec!r}", given)
+        Raises:
+            UserError: malformed messages, or a conversation that the chat template refuses.
+        """
+        conversation = as_conversation(prompt)
+        ids = chat_ids(self.tokenizer, conversation, self.chat, len(self.embedding_VD), self.spec)
+        note_readings(self)
+        return ids
+
+    @property
+    def reads_clock(self) -> bool:
+        """Whether its chat template writes the date."""
+        return readings(self).clock
+
+    def fix_date(self, date: str) -> None:
+        """Set the clock that the chat template reads to this day, ISO."""
+        self.chat = replace(self.chat, date=date)
 
     def text_tokens(self, text: str) -> list[int]:
-        """Plain text as tokens, after the beginning-of-text token where the tokenizer has one."""
-        tokens = self._ids(text)
-        if self.has_chat_template:
-            return tokens
-        bos = first_id(self.tokenizer, len(self.embedding_VD), f"target {self.spec!r}")
-        return tokens if bos is None else [bos, *tokens]
+        """Plain text as tokens, after those that the tokenizer itself puts in front (`opening_ids`)."""
+        where = f"target {self.spec!r}"
+        rows = len(self.embedding_VD)
+        opening = opening_ids(self.tokenizer, rows, where)
+        return [*opening, *text_ids(self.tokenizer, text, rows, where)]
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(list(tokens), skip_special_tokens=True)

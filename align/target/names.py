@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from align.common.errors import UserError, nearest
-from align.common.files import expanded
+from align.common.files import expanded, read_text
 from align.common.hub import DEFAULT_TARGET as DEFAULT_TARGET
 from align.common.hub import is_hub_id, missing
 from align.common.provenance import CHECKOUT, memory_bytes
 from align.common.schema import SHORT_DTYPES, read_object
 from align.common.strict_yaml import parse_yaml
-from align.common.tables import read_text
+from align.folder.adapter import CONFIG as ADAPTER_CONFIG
+from align.folder.adapter import Adapter, adapter_of
 from align.folder.ends import check_ends
 from align.folder.quantised import check_quantised
-from align.gguf.fitting import check_fits
+from align.gguf.fitting import check_fits, check_whole_file
 from align.gguf.header import Header, check_known, read_header
+from align.gguf.parts import gguf_of_folder, is_gguf, is_hub_layout, part_paths, whole_header
 from align.target.debug import DEBUG
 
 WHEELS = {  # the same model in a registry package, for machines without a hub
@@ -101,10 +103,14 @@ def check_name(spec: str) -> None:
         return
     if path.is_dir():
         _check_no_drafter(spec, path)
-        if not (path / "config.json").is_file():
-            raise UserError(f"target {spec!r}: {path} has no config.json")
-        check_config(path, f"target {spec!r}")
-    elif spec.endswith(".gguf"):
+        found = folder_kind(spec, path)
+        if isinstance(found, Adapter):
+            check_name(found.base)
+        elif found.is_dir():
+            check_config(found, f"target {spec!r}")
+        else:
+            check_gguf(found)
+    elif is_gguf(path):
         if not path.is_file():
             raise UserError(f"target {spec!r}: no such file")
         check_gguf(path)
@@ -112,20 +118,47 @@ def check_name(spec: str) -> None:
         if spec[6:] not in packages():
             raise UserError(f"target {spec!r}: unknown package{nearest(spec[6:], packages())}")
     elif path.is_file() or not is_hub_id(spec):
-        neither = "neither a folder in hub layout, a .gguf file, nor a hub id (owner/name)"
+        neither = "neither a folder in hub layout, a GGUF file, nor a hub id (owner/name)"
         raise missing(f"target {spec!r}", spec, neither)
+
+
+def folder_kind(spec: str, folder: Path) -> Path | Adapter:
+    """What a target's folder holds: an adapter, one GGUF file (of a split one the first part), or a model in hub layout, which is the
+    folder itself.
+
+    Raises:
+        UserError: none of these, several GGUF models, or an adapter that can't be merged.
+    """
+    if (adapter := adapter_of(folder, f"target {spec!r}")) is not None:
+        base = expanded(adapter.base)
+        if (base / ADAPTER_CONFIG).is_file():
+            raise UserError(
+                f"target {spec!r}: an adapter of {adapter.base!r}, an adapter itself: merge that first"
+            )
+        return adapter
+    if is_hub_layout(folder):
+        return folder
+    if (file := gguf_of_folder(folder)) is not None:
+        return file
+    checkpoints = [path for path in folder.glob("checkpoint-*") if (path / "config.json").is_file()]
+    checkpoints.sort(key=lambda path: (len(path.name), path.name))  # by their steps
+    hint = f"; its last checkpoint is {checkpoints[-1]}" if checkpoints else ""
+    raise UserError(f"target {spec!r}: {folder} has no config.json{hint}")
 
 
 def check_gguf(path: Path) -> Header:
     """The header of a GGUF file that can be a target.
 
     Raises:
-        UserError: not such a file, one part of several, an unknown architecture, a size that it has no weights for, or metadata that
+        UserError: not such a file, parts that are missing, an unknown architecture, a size that it has no weights for, or metadata that
             its tensors contradict.
     """
-    header = read_header(path)
+    parts = part_paths(path)
+    header = whole_header(parts)
     check_known(path, header)
-    check_values(header.sizes, path.stat().st_size, str(path), header.names)
+    check_values(header.sizes, sum(part.stat().st_size for part in parts), str(path), header.names)
+    for part in parts if len(parts) > 1 else ():
+        check_whole_file(part, read_header(part))
     check_fits(path, header)
     return header
 

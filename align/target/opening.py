@@ -13,6 +13,8 @@ from align.common.errors import UserError
 from align.common.hub import hub_reachable, is_hub_id, nearby
 from align.common.schema import read_object
 from align.common.text import guard_library_output, say
+from align.folder.adapter import CONFIG as ADAPTER_CONFIG
+from align.gguf.parts import names_hub_layout
 from align.target.interface import OWN
 from align.target.names import similar
 
@@ -55,9 +57,11 @@ def with_weights(
 
         return with_weights(AutoModelForMultimodalLM, folder, spec, options, place)
     if lacking:  # transformers would go on with random numbers in their place
+        more = f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        hint = ": if its head is its embedding, set tie_word_embeddings=true in config.json"
+        of_head = lacking == ["lm_head.weight"] and not model.config.tie_word_embeddings
         raise UserError(
-            f"target {spec!r}: its checkpoint lacks {lacking[0]!r}, or has it in another shape"
-            + (f", and {len(lacking) - 1} more" if len(lacking) > 1 else "")
+            f"target {spec!r}: its checkpoint lacks {lacking[0]!r}, or has it in another shape{more}{hint if of_head else ''}"
         )
     surplus = sorted(found["unexpected_keys"])
     if surplus:
@@ -99,6 +103,43 @@ def of_hub(name: str, file: str, revision: str | None) -> Path | None:
         return Path(hf_hub_download(name, file, revision=revision, local_files_only=not hub_reachable()))
     except Exception:  # of many kinds; transformers says what it is
         return None
+
+
+def check_hub_files(name: str) -> None:
+    """Raises UserError for a hub id that holds an adapter, or GGUF files and no model in hub layout, as a folder with these files
+    would be read, if the hub or its cache lists them."""
+    files = _hub_files(name)
+    fetch = f"hf download {name}"
+    if ADAPTER_CONFIG in files:
+        raise UserError(
+            f"target {name!r}: holds an adapter: fetch it ({fetch} --local-dir FOLDER) and name that folder"
+        )
+    ggufs = sorted(file for file in files if file.lower().endswith(".gguf"))
+    if ggufs and not names_hub_layout(files):
+        more = ", …" if len(ggufs) > _SHOWN else ""
+        raise UserError(
+            f"target {name!r}: holds GGUF files and no model in hub layout: fetch one ({fetch} FILE --local-dir FOLDER) and name it: "
+            f"{', '.join(ggufs[:_SHOWN])}{more}"
+        )
+
+
+_SHOWN = 6
+
+
+def _hub_files(name: str) -> list[str]:
+    """The files of a hub id; those in the cache where the hub does not answer."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    if hub_reachable():
+        try:
+            return list(HfApi().list_repo_files(name))
+        except Exception:  # of many kinds; what is wrong is said where it is loaded
+            return []
+    snapshots = Path(HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "snapshots")
+    return [
+        path.relative_to(folder).as_posix() for folder in snapshots.glob("*") for path in folder.rglob("*")
+    ]
 
 
 def quiet_loading() -> None:

@@ -34,8 +34,9 @@ from align.models.target_features import target_features
 from align.outputs.cache import TargetOutputCache, TargetOutputs, compute_target_outputs
 from align.training.ema import EMA
 from align.training.metrics import TrainingProgress, ValidationSums
-from align.training.optimizer import learning_rate, make_optimizer, parameter_groups, peak_rate
+from align.training.optimizer import make_optimizer, parameter_groups, peak_rate
 from align.training.parallel.sharded import AbsentTarget, Sharded, SharedTarget
+from align.training.schedule import Schedule, first_schedule
 
 Drafter = BlockDrafter | DiffusionDrafter | CausalDrafter
 
@@ -70,6 +71,8 @@ class DrafterModule(lightning.LightningModule, ABC):
                 process_number(),
                 recipe.processes,
             )
+        self.schedule: Schedule = first_schedule(recipe)
+        """Of the learning rate and the rows; a resumed run's continues its checkpoint's."""
         self.progress = TrainingProgress()
         self.validation_numbers: dict[str, float] = {}
         self.first_numbers: dict[str, float] = {}
@@ -157,7 +160,7 @@ class DrafterModule(lightning.LightningModule, ABC):
     def on_train_batch_start(self, batch: Any, index: int) -> None:
         seed_global(self.recipe.seed, 8, *batch.places)
         t = self.recipe.trainer
-        rate = learning_rate(t, self.global_step, self.progress.seconds)
+        rate = self.schedule.rate_at(self.global_step, self.progress.seconds)
         for group in self.trainer.optimizers[0].param_groups:
             peak = peak_rate(t, group.get("part", ""))
             group["lr"] = rate if peak == t.learning_rate else rate / t.learning_rate * peak

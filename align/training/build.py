@@ -17,6 +17,8 @@ from align.common.errors import UserError
 from align.config.recipe import Recipe
 from align.data.draft_vocab import coverage, frequent_tokens
 from align.data.supply import Supply
+from align.folder.chat import Chat
+from align.folder.trained_chat import save_chat
 from align.makers.block import block_config, make_block
 from align.makers.causal import make_causal
 from align.makers.choices import lora_alpha
@@ -94,6 +96,7 @@ def save_trained(module: DrafterModule, supply: Supply, steps: int, name: str = 
     )
     (folder / CHECKSUMS).unlink(missing_ok=True)  # those of other weights, till these are whole
     kind.save(drafter, recipe, module.final_weights, folder, card)
+    save_chat(folder, Chat(recipe.data.template_kwargs, recipe.data.system))
     write_checksums(folder)
     return folder
 

@@ -55,18 +55,18 @@ def validation_line(step: int, numbers: Mapping[str, float]) -> str:
     )
 
 
-def gain_lines(before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
-    """What training did to expected τ on held-out text, greedy and sampling; nothing where it was not validated before it."""
-    lines = []
+def gain_line(before: Mapping[str, float], now: Mapping[str, float]) -> str | None:
+    """Estimated τ on held-out text before and after training, greedy and sampling; None where it was not measured before."""
+    parts = []
     for name in ("greedy", "sampling"):
         if f"tau_{name}" not in before or f"tau_{name}" not in now:
             continue
         first, last, error = before[f"tau_{name}"], now[f"tau_{name}"], now[f"tau_{name}_se"]
-        shown = "" if abs(last - first) > 1.96 * error else ": no difference that these texts can show"
-        lines.append(
-            f"expected τ on held-out text, {name}: {first:.3f} before training, {last:.3f}±{error:.3f} after{shown}"
+        clear = "" if abs(last - first) > 1.96 * error else ", within the error of these texts"
+        parts.append(
+            f"{name} {first:.2f} before, {last:.2f} ± {error:.2f} after ({last / first - 1:+.0%}{clear})"
         )
-    return lines
+    return f"τ (estimated on held-out text): {'; '.join(parts)}" if parts else None
 
 
 class ProgressLogger(Callback):
@@ -262,6 +262,7 @@ class CheckpointCallback(Callback):
                 "seconds": module.progress.seconds,
                 "target_sha256": config.target_sha256,
                 **self.settings,
+                "schedule": module.schedule.record,
                 "drafter": config.to_dict(),
                 "draft_vocab": None if vocab is None else vocab.tolist(),
             }

@@ -45,6 +45,7 @@ class Seal(_Always, total=False):
     strategy: str
     follow: str
     rates: str
+    schedule: dict[str, Any]
 
 
 def place(folder: Path, step: int) -> Path:

@@ -30,11 +30,12 @@ _VALIDATION_SEED = 0x7A11D
 class StepSampler(Sampler[list[Place]]):
     """The places of every micro-batch from `start` on; one list each.
 
-    Step s takes the places s·G … s·G+G−1 of the stream; they are cut into `accumulate` micro-batches, and each of these
-    into `world` slices, one for each process.
+    Step s takes the places s·G … s·G+G−1 of the stream, moved by `offset`; they are cut into `accumulate` micro-batches, and each
+    of these into `world` slices, one for each process.
 
     Args:
-        stream: which row stands at a place. steps: optimizer steps in all. batch_size: rows of one slice.
+        stream: which row stands at a place. steps: optimizer steps in all. batch_size: rows of one slice. offset: of a run that
+            resumed with another batch size, so that it continues where it stopped.
     """
 
     def __init__(
@@ -47,8 +48,9 @@ class StepSampler(Sampler[list[Place]]):
         rank: int = 0,
         world: int = 1,
         start: int = 0,
+        offset: int = 0,
     ) -> None:
-        self.stream, self.batch_size = stream, batch_size
+        self.stream, self.batch_size, self.offset = stream, batch_size, offset
         self.accumulate, self.rank, self.world = accumulate, rank, world
         self.start, self.stop = start * accumulate, steps * accumulate
 
@@ -58,18 +60,19 @@ class StepSampler(Sampler[list[Place]]):
 
     def places(self, micro: int) -> range:
         """This process's places of one micro-batch."""
-        first = (micro * self.world + self.rank) * self.batch_size
+        first = (micro * self.world + self.rank) * self.batch_size + self.offset
         return range(first, first + self.batch_size)
 
     def shared_places(self, micro: int) -> range:
         """All processes' places of one micro-batch."""
         size = self.world * self.batch_size
-        return range(micro * size, (micro + 1) * size)
+        return range(micro * size + self.offset, (micro + 1) * size + self.offset)
 
     def step_places(self, micro: int) -> range:
         """The places of the whole step that a micro-batch belongs to, over all processes."""
         size = self.accumulate * self.world * self.batch_size
-        return range(micro // self.accumulate * size, (micro // self.accumulate + 1) * size)
+        first = micro // self.accumulate * size + self.offset
+        return range(first, first + size)
 
     def __iter__(self) -> Iterator[list[Place]]:
         for micro in range(self.start, self.stop):
@@ -156,16 +159,24 @@ class RowsModule(lightning.LightningDataModule):
         validation: samples that are held out.
         block_size: K.
         exact: the data's text was drawn without top-p and top-k.
+        offset: see `StepSampler`.
     """
 
     def __init__(
-        self, recipe: Recipe, stream: Stream, validation: Texts, block_size: int, exact: bool = True
+        self,
+        recipe: Recipe,
+        stream: Stream,
+        validation: Texts,
+        block_size: int,
+        exact: bool = True,
+        offset: int = 0,
     ) -> None:
         super().__init__()
         self.recipe, self.stream, self.block_size = recipe, stream, block_size
         d, t = recipe.data, recipe.trainer
         self.held_out = validation_rows(validation, d.length, t.validation_rows, exact)
         self.start = 0  # optimizer steps behind us, set from a checkpoint
+        self.offset = offset
         self._counts: dict[int, int] = {}
 
     def state_dict(self) -> dict[str, int]:
@@ -188,6 +199,7 @@ class RowsModule(lightning.LightningDataModule):
             rank=rank,
             world=world,
             start=self.start,
+            offset=self.offset,
         )
 
     def train_dataloader(self) -> DataLoader[Place]:

@@ -17,6 +17,8 @@ from align.common.errors import UserError
 from align.common.files import naming, write_text
 from align.config.hardware import main_process
 from align.config.recipe import Recipe
+from align.config.wandb_runs import RUN_ID, RUN_ID_FILE, is_offline
+from align.folder.publishing import published_texts
 
 
 class MetricsFile:
@@ -97,20 +99,19 @@ class CSVFile(Logger):
         """They are in recipe.yaml."""
 
 
-def _sends_nothing() -> bool:
-    """W&B stays offline unless the user has set a key or a mode that goes online."""
-    mode = os.environ.get("WANDB_MODE")
-    return mode in ("offline", "dryrun", "disabled") or (mode is None and not os.environ.get("WANDB_API_KEY"))
-
-
 _LONGEST = 129
 """Bytes of an id that are read."""
 
 
 def run_id(folder: Path, fresh: bool) -> str:
-    """W&B's id of the run in this folder: the agent's, the one that the run began with, or a new one, which is written down."""
-    path, given = folder / "wandb-run-id", os.environ.get("WANDB_RUN_ID")
-    if given is None and path.is_file() and not fresh:
+    """Return the W&B id of the run in this folder, and store it there: the agent's, else the folder's, else a new one.
+
+    Raises:
+        UserError: what the folder stores is no id.
+    """
+    path = folder / RUN_ID_FILE
+    given = os.environ.get(RUN_ID)
+    if not given and path.is_file() and not fresh:
         kept = path.read_bytes()[:_LONGEST].decode("utf-8", "replace").strip()
         if kept and not re.fullmatch(r"[\w.-]+", kept, re.ASCII):
             raise UserError(f"{path}: holds no id of a W&B run; remove it to begin another run there")
@@ -140,14 +141,25 @@ def log_artifacts(loggers: Sequence[Logger], recipe: Recipe, drafter: Path) -> N
         artifact = wandb.Artifact(
             f"{recipe.name}-drafter", type="model", metadata={"target": recipe.target.name}
         )
-        artifact.add_dir(str(drafter))
+        texts = published_texts(drafter, recipe.target.name)
+        for file in sorted(path for path in drafter.rglob("*") if path.is_file()):
+            name = file.relative_to(drafter).as_posix()
+            if name not in texts:
+                artifact.add_file(str(file), name=name)
+                continue
+            with artifact.new_file(name, mode="w", encoding="utf-8") as part:
+                part.write(texts[name])
         logger.experiment.log_artifact(artifact)
 
 
 def build_loggers(recipe: Recipe) -> list[Logger]:
-    """Those that `trainer.logger` names."""
-    folder, found = Path(recipe.output), list[Logger]()
-    for name in dict.fromkeys(recipe.trainer.logger):
+    """Make the loggers that `trainer.logger` names; with wandb there is always a metrics.csv too."""
+    folder = Path(recipe.output)
+    found: list[Logger] = []
+    names = dict.fromkeys(recipe.trainer.logger)
+    if "wandb" in names:
+        names["csv"] = None
+    for name in names:
         if name == "tensorboard":
             found.append(TensorBoardLogger(str(folder), name="tensorboard", version=""))
         elif name == "wandb":
@@ -158,7 +170,7 @@ def build_loggers(recipe: Recipe) -> list[Logger]:
                     project=project,
                     name=recipe.name,
                     save_dir=str(folder),
-                    offline=_sends_nothing(),
+                    offline=is_offline() and os.environ.get("WANDB_MODE") != "disabled",
                     id=run_id(folder, fresh=recipe.trainer.resume == "never"),
                     resume="allow",
                 )

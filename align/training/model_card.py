@@ -14,6 +14,7 @@ from align.common.provenance import training_versions
 from align.common.text import markdown_text
 from align.config.recipe import Recipe, resolve
 from align.folder.chat import Chat, typed
+from align.folder.publishing import opening_name
 from align.models.block_config import BlockConfig
 from align.models.block_parts import FRESH
 from align.models.causal import CausalConfig
@@ -83,7 +84,7 @@ def about_standalone(recipe: Recipe, config: DiffusionConfig, coverage: float) -
 
 def about_causal(recipe: Recipe, config: CausalConfig, coverage: float) -> About:
     made = ", ".join(str(i) for i in config.layers)
-    start = f"layers {made} of that target" if made else markdown_text(str(recipe.drafter.init))
+    start = f"layers {made} of that target" if made else markdown_text(_name(str(recipe.drafter.init)))
     return About(
         "transformers",
         f"a small causal language model that drafts for {config.target}",
@@ -105,7 +106,7 @@ def write_card(
     """Markdown with hub metadata. `run`: steps, tokens_seen, positions, minutes, parameters; `text`: the manifest of other
     text."""
     found, chat = training_versions(), Chat(recipe.data.template_kwargs, recipe.data.system)
-    target = hub_id(config.target) or Path(config.target).name  # cards are published: no path of this machine
+    target = opening_name(config.target)  # `published_texts` replaces a path where the card is uploaded
     words = [] if target == DEFAULT_TARGET else ["--target", target]
     lines = [
         *card_metadata(about.library, config.target, _licence(recipe.drafter.init), about.tags),
@@ -134,7 +135,7 @@ def write_card(
         "The recipe, resolved:",
         "",
         "```yaml",
-        yaml.safe_dump(_without_places(resolve(recipe)), sort_keys=False).rstrip(),
+        yaml.safe_dump(_without_places(resolve(recipe)), sort_keys=False, width=10**6).rstrip(),
         "```",
         "",
     ]
@@ -186,7 +187,15 @@ def _name(source: str) -> str:
 
 
 def _without_places(values: dict[str, Any]) -> dict[str, Any]:
-    """The recipe without the folders of the machine that it ran on: they tell nothing, and cards are published."""
+    """The recipe without the paths of the machine that it ran on, except the target's."""
     kept = {key: value for key, value in values.items() if key != "output"}
-    data = {**kept["data"], "path": None, "text": [_name(source) for source in kept["data"]["text"]]}
-    return {**kept, "data": data}
+    d, init, prompts = kept["data"], kept["drafter"]["init"], kept["data"]["prompts"]
+    data = {
+        **d,
+        "path": None,
+        "text": [_name(source) for source in d["text"]],
+        "prompts": prompts and _name(prompts),
+    }
+    drafter = {**kept["drafter"], "init": init and _name(init)}
+    trainer = {**kept["trainer"], "features_path": None}
+    return {**kept, "data": data, "drafter": drafter, "trainer": trainer}

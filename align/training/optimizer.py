@@ -1,4 +1,4 @@
-"""AdamW, or Muon with it, as a recipe asks for them: parts with rates of their own, and the rate of each step."""
+"""AdamW, or Muon with it, as a recipe asks for them: parts with their own learning rates."""
 
 from __future__ import annotations
 
@@ -35,20 +35,6 @@ def is_matrix(name: str, parameter: torch.nn.Parameter) -> bool:
     """Whether Muon moves it. Embeddings and heads are rows, one for each token, and convolutions begin at zero: they are AdamW's."""
     inside = ("layers." in name or "blocks." in name) and name.endswith(".weight")
     return inside and parameter.dim() == 2 and "_conv." not in name
-
-
-def learning_rate(t: TrainerConfig, step: int, seconds: float) -> float:
-    """Linear warm-up, then cosine to the least rate at max_steps, or at max_minutes where that comes first.
-
-    A function of the steps taken and the seconds trained alone: a checkpoint that holds both needs no scheduler.
-    """
-    if step < t.warmup_steps:
-        return t.learning_rate * (step + 1) / t.warmup_steps
-    done = (step - t.warmup_steps) / max(1, t.max_steps - t.warmup_steps)
-    if t.max_minutes is not None:
-        done = max(done, seconds / (60 * t.max_minutes))
-    low = t.min_learning_rate_ratio
-    return t.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
 
 
 def peak_rate(t: TrainerConfig, part: str) -> float:

@@ -30,11 +30,12 @@ from align.target.model import Target
 from align.training import checkpoints
 from align.training.base_module import DrafterModule
 from align.training.build import KINDS, conditioning, draft_vocab, save_trained
-from align.training.callbacks import CheckpointCallback, MilestoneCallback, ProgressLogger, gain_lines
+from align.training.callbacks import CheckpointCallback, MilestoneCallback, ProgressLogger, gain_line
 from align.training.datamodule import RowsModule, distinct_places
 from align.training.loggers import build_loggers, log_artifacts
 from align.training.parallel.strategies import build_strategy, checkpoint_kind, is_one_file, plugins
 from align.training.parallel.watch import Watch
+from align.training.schedule import change_note, resumed_schedule
 
 
 def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> DrafterModule:
@@ -57,10 +58,18 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     resume = checkpoints.newest(output / "checkpoints", recipe.trainer.resume, target.hash)
     if drafter is None:
         drafter = kind.make(target, recipe, draft_vocab(recipe, target, supply, resume))
+    seal = None if resume is None else checkpoints.read_seal(resume)
+    schedule = resumed_schedule(recipe, seal)
     rows = RowsModule(
-        recipe, supply.stream(recipe), supply.validation, drafter.config.block_size, supply.exact
+        recipe,
+        supply.stream(recipe, schedule.text_rows),
+        supply.validation,
+        drafter.config.block_size,
+        supply.exact,
+        schedule.row_offset,
     )
     module = kind.module(drafter, recipe)
+    module.schedule = schedule
     if t.parallel == "absent":
         _check_stored(recipe, module, rows)
     if resume is not None:
@@ -69,16 +78,8 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
         save_run_record(recipe, output, argv)
     if not quiet:
         say(supply.line(recipe), error=True)
-        if target.stepwise:
-            say(
-                f"note: target {target.spec!r} goes on from its state by single tokens, so that verifying drafts saves nothing: no drafter "
-                "makes it faster here",
-                error=True,
-            )
-        if resume is not None:
-            say(_going_on(recipe, resume), error=True)
-        elif recipe.drafter.kind == "ddit" and recipe.drafter.init is None and recipe.stage != "pretrain":
-            say("note: no drafter.init: this network starts from nothing", error=True)
+        for line in _notes(recipe, target, resume, change_note(schedule, seal)):
+            say(line, error=True)
     on_the_way = MilestoneCallback(
         recipe.trainer.milestones, lambda steps, name: save_trained(module, supply, steps, name)
     )
@@ -91,17 +92,32 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
         saved = save_trained(module, supply, steps)
         log_artifacts(trainer.loggers, recipe, saved)
         if not quiet:
-            for line in gain_lines(module.first_numbers, module.validation_numbers):
-                say(line)
+            if gained := gain_line(module.first_numbers, module.validation_numbers):
+                say(gained)
             say(_next(recipe, saved, argv or ()))
     return module
+
+
+def _notes(recipe: Recipe, target: Target, resume: Path | None, change: str | None) -> list[str]:
+    """What to tell before training begins. change: what a resumed run does otherwise than its checkpoint."""
+    notes = []
+    if target.stepwise:
+        notes.append(
+            f"note: target {target.spec!r} continues its state token by token, so verifying drafts saves nothing: no drafter makes it "
+            "faster here"
+        )
+    if resume is not None:
+        notes.append(_going_on(recipe, resume))
+    elif recipe.drafter.kind == "ddit" and recipe.drafter.init is None and recipe.stage != "pretrain":
+        notes.append("note: no drafter.init: this network starts from nothing")
+    return notes if change is None else [*notes, change]
 
 
 def _check_stored(recipe: Recipe, module: DrafterModule, rows: RowsModule) -> None:
     """Raises UserError where a row that the run reads is not on disk."""
     store = None if module.target_cache is None else module.target_cache.store
     assert store is not None  # a rule of the recipe
-    places = distinct_places(rows.stream, recipe.trainer.max_steps * recipe.trainer.batch_size)
+    places = distinct_places(rows.stream, module.schedule.rows_before(recipe.trainer.max_steps))
     read = [(row, 1.0) for _, row in rows.held_out]
     every = chain(read, ((rows.stream.row(key), recipe.objective.temperature) for _, key in places))
     lacking = sum(row_key(collate([row]), heat) not in store for row, heat in every)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from align.common.errors import UserError
+from align.rows.conversation import Conversation
 from align.target.model import Target
 from align.writing.rows import Plan
 
@@ -27,12 +28,7 @@ _TEXTS = (
 
 def probes(plan: Plan) -> list[list[int]]:
     """Prompts that a server is tried with, as tokens, the answer to follow."""
-    template, tokenizer = plan.template, plan.target.tokenizer
-    found = []
-    for text in _TEXTS[:PROBES]:
-        tokens = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-        found.append([*template.prefix, *tokens, *template.turn])
-    return found
+    return [plan.reader.tokens(Conversation.from_text(text)) for text in _TEXTS[:PROBES]]
 
 
 def agreement(target: Target, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> float:

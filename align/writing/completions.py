@@ -9,7 +9,7 @@ from typing import Any
 from align.common.errors import UserError
 from align.common.text import short
 from align.writing.client import Client, Refused, Trouble
-from align.writing.rows import Told
+from align.writing.template import Told
 
 TRIES = 3
 """Times that a reply which contradicts itself is asked for."""

@@ -6,12 +6,13 @@ they stand, the others are drawn. Rows that have ended leave the batch as soon a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from align.rows.conversation import Conversation, Message
 from align.target.cache import KVCache
 from align.target.model import Target
 
@@ -21,8 +22,14 @@ _ON_CPU, _ON_GPU = 1 << 19, 1 << 26  # logits that are drawn from at a time
 
 @dataclass
 class Row:
-    """One sample being written. `opening`: tokens that its written prompt still has to begin with; `forced`: tokens
-    still to be fed before the answer."""
+    """One sample being written.
+
+    forced: tokens still to be fed before the answer; of a given prompt all of them, the template's too.
+    opening: tokens that its written prompt still has to begin with.
+    text_start: where its first user text begins in `tokens`.
+    conversation: what is answered, where it is known as text. later: given messages behind the answer. turn: answers before it.
+    prompt_ended: whether a written prompt that is still to be rendered came to its end.
+    """
 
     index: int
     answer_temperature: float
@@ -33,6 +40,11 @@ class Row:
     answer_start: int = -1
     done: bool = False
     broken: str = ""
+    text_start: int = 0
+    conversation: Conversation | None = None
+    later: tuple[Message, ...] = ()
+    turn: int = 0
+    prompt_ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,16 @@ class WriterSettings:
     top_k: int
     max_prompt_tokens: int
     max_answer_tokens: int
+
+
+def common_start(lists: Sequence[Sequence[int]]) -> list[int]:
+    """The longest list that all of these begin with."""
+    found = list[int]()
+    for tokens in zip(*lists, strict=False):
+        if len({*tokens}) > 1:
+            break
+        found.append(tokens[0])
+    return found
 
 
 def draw(
@@ -99,8 +121,9 @@ class Writer:
 
     Args:
         target: p.
-        prefix: tokens that every row starts with (kept in the cache once for all rows).
-        turn: tokens between a written prompt and its answer; empty for base models.
+        prefix: tokens that a row without a given prompt starts with (kept in the cache once for all rows).
+        turn: tokens between a written prompt and its answer; empty where the row is done behind its prompt, and for base models.
+        ends: tokens that end a written prompt.
         settings: limits and temperatures.
         capacity: longest row in tokens, prefix included.
     """
@@ -110,21 +133,23 @@ class Writer:
         target: Target,
         prefix: Sequence[int],
         turn: Sequence[int],
+        ends: Collection[int],
         settings: WriterSettings,
         capacity: int,
     ) -> None:
         self.target, self.prefix, self.turn, self.settings = target, list(prefix), list(turn), settings
         # rows of different lengths go through one call, in which there is one rotary table
         self.capacity = min(capacity, target.context_limit, target.switch or capacity)
-        self.ends = set(target.eos_ids) | set(self.turn[:1])
+        self.ends = frozenset(ends)
 
     def write(
         self, rows: list[Row], generator: torch.Generator, progress: Callable[[int], None] | None = None
     ) -> None:
         """Write all rows to their ends, in place. `progress` hears how many tokens each step drew or fed."""
-        target = self.target
-        cache = target.new_cache(len(rows), self.capacity)
-        first = self._start(rows, cache)
+        target, shared = self.target, self._shared(rows)
+        capacity = min(self.capacity, self._longest(rows, shared))
+        cache = target.new_cache(len(rows), capacity)
+        first = self._start(rows, shared, cache)
         width = len(rows)
         active = torch.arange(width)
         alive = list(rows)
@@ -145,7 +170,7 @@ class Writer:
                 alive = [alive[i] for i in keep]
                 active, lengths, tokens = active[index], lengths[index], tokens[index]
             running = torch.tensor([not r.done for r in alive])
-            slots = lengths.clamp_max(self.capacity - 1)
+            slots = lengths.clamp_max(capacity - 1)
             cache.slots_end = int(slots.max()) + 1
             cache.slots_B = slots.to(target.device)
             reach = torch.arange(cache.slots_end, device=target.device)[None] <= cache.slots_B[:, None]
@@ -159,16 +184,33 @@ class Writer:
             assert output.logits_BLV is not None
             logits = output.logits_BLV[:, 0]
 
-    def _start(self, rows: list[Row], cache: KVCache) -> Tensor:
-        """Put the shared prefix into every row of the cache; returns its next-token logits, (B, V)."""
+    def _shared(self, rows: Sequence[Row]) -> list[int]:
+        """Tokens that all rows begin with: `prefix`, or of given prompts that do not begin with it what they share."""
+        given = [row.forced for row in rows if row.forced]
+        if len(given) < len(rows) or all(tokens[: len(self.prefix)] == self.prefix for tokens in given):
+            return self.prefix
+        shared = common_start(given)
+        return shared[: min(len(tokens) for tokens in given) - 1]
+
+    def _longest(self, rows: Sequence[Row], shared: Sequence[int]) -> int:
+        """Tokens of the longest row that may come of these."""
+        if any(row.writes_prompt for row in rows):
+            return self.capacity
+        return max(len(row.forced) or len(shared) for row in rows) + self.settings.max_answer_tokens
+
+    def _start(self, rows: list[Row], shared: list[int], cache: KVCache) -> Tensor:
+        """Put the shared tokens into every row of the cache; returns its next-token logits, (B, V)."""
         target = self.target
-        one = target.new_cache(1, len(self.prefix))
-        output = target.forward(torch.tensor([self.prefix], device=target.device), cache=one)
-        cache.fill(one)
         for row in rows:
-            row.tokens = list(self.prefix)
+            row.tokens = list(shared)
+            row.forced = row.forced[len(shared) :]
             if not row.writes_prompt and not row.forced:
                 row.answer_start = len(row.tokens)
+        if not shared:  # all rows have tokens to be fed
+            return torch.zeros(len(rows), target.vocab_size, device=target.device)
+        one = target.new_cache(1, len(shared))
+        output = target.forward(torch.tensor([shared], device=target.device), cache=one)
+        cache.fill(one)
         assert output.logits_BLV is not None
         return output.logits_BLV[:, -1].expand(len(rows), -1).clone()
 
@@ -208,13 +250,19 @@ class Writer:
                     row.broken = "empty answer"
             return
         written = len(row.tokens) - len(self.prefix)
-        if token in self.ends:
+        if token in self.ends and not self.turn:
+            row.done = row.prompt_ended = True
+        elif token in self.ends:
             row.forced = list(self.turn)
             row.tokens.append(row.forced.pop(0))
             if not row.forced:
                 row.answer_start = len(row.tokens)
             if written == 0:
                 row.done, row.broken = True, "empty prompt"
+        elif not self.turn and (
+            written >= self.settings.max_prompt_tokens or len(row.tokens) >= self.capacity
+        ):
+            row.done = True
         elif written >= self.settings.max_prompt_tokens:
             row.done, row.broken = True, "prompt too long"
             row.tokens.append(token)

@@ -18,15 +18,18 @@ class InProcess:
 
     def __init__(self, plan: Plan, target: Target) -> None:
         self.plan, self.about = plan, dict[str, str]()
-        t = plan.template
-        self.writer = Writer(target, t.prefix, t.turn, plan.settings, plan.capacity)
+        prefix, ends = plan.template.prefix, plan.prompt_ends
+        self.writer = Writer(target, prefix, plan.turn, ends, plan.settings, plan.capacity)
 
     def write(self, number: int, needed: int, progress: Progress) -> list[Row] | None:
         rows = self.plan.rows(number)
         if not rows:
             return None
-        seed = batch_seed(self.plan.recipe.seed, number)
-        self.writer.write(rows, torch.Generator().manual_seed(seed), progress)
+        generator = torch.Generator().manual_seed(batch_seed(self.plan.recipe.seed, number))
+        left = [row for row in rows if not row.done]
+        while left:
+            self.writer.write(left, generator, progress)
+            left = [row for row in left if self.plan.advance(row)]
         return rows
 
     def forget(self, number: int) -> None:

@@ -9,7 +9,8 @@ from align.config.recipe import Recipe
 from align.target.loading import load_target
 from align.writing.outline import open_beside_server
 from align.writing.processes import Processes
-from align.writing.rows import Plan, Source, Told
+from align.writing.rows import Plan, Source
+from align.writing.template import Told
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +12,12 @@ from align.common.errors import UserError
 from align.common.hub import model_folder
 from align.common.provenance import memory_bytes
 from align.config.recipe import Recipe
-from align.folder.chat import Chat
-from align.folder.tokenizer import open_tokenizer
+from align.folder.chat import Chat, chat_ids
+from align.rows.conversation import Conversation
+from align.rows.shapes import as_conversation
 from align.target.debug import DEBUG
 from align.target.inspection.anatomy import context_limit, eos_ids
-from align.target.loading import load_target, resolve_folder
+from align.target.loading import adapter_behind, load_target, resolve_folder, target_tokenizer
 from align.target.model import Target
 from align.target.opening import check_asked, processors_template
 
@@ -50,6 +52,10 @@ class Outline:
     def has_chat_template(self) -> bool:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
+    def chat_tokens(self, prompt: str | Sequence[dict[str, Any]] | Conversation) -> list[int]:
+        """As `Target.chat_tokens`."""
+        return chat_ids(self.tokenizer, as_conversation(prompt), self.chat, self.vocab_size, self.spec)
+
 
 def open_beside_server(recipe: Recipe) -> Target | Outline:
     """The target, on the processor, where its weights are on this machine and fit; else its outline.
@@ -68,16 +74,18 @@ def outline(recipe: Recipe) -> Outline:
     from transformers import AutoConfig, GenerationConfig
 
     name, t = recipe.target.name, recipe.target
-    folder = _small_files(name, t.revision)
+    folder, adapter = _small_files(name, t.revision), adapter_behind(name)
     options: dict[str, Any] = {"trust_remote_code": t.trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(str(folder), **options)
-        tokenizer = open_tokenizer(folder, **options)
+        tokenizer = target_tokenizer(folder, adapter, **options)
         if not getattr(tokenizer, "chat_template", None):
             tokenizer.chat_template = processors_template(folder, t.revision)
         generation: Any = GenerationConfig.from_model_config(config)
         if (folder / "generation_config.json").is_file():
             generation = GenerationConfig.from_pretrained(str(folder))
+        if adapter is not None:
+            generation = adapter.generation_config(generation, f"target {name!r}")
     except Exception as error:  # transformers' errors for broken folders have no common class
         check_asked("target", name, error)
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -86,7 +94,10 @@ def outline(recipe: Recipe) -> Outline:
     chat.check(tokenizer, name)
     text = config.get_text_config(decoder=True)
     ends = eos_ids(SimpleNamespace(generation_config=generation, config=config), tokenizer)
-    return Outline(name, tokenizer, chat, ends, int(text.vocab_size), context_limit(text))
+    rows = int(text.vocab_size)
+    if adapter is not None and adapter.tokenizer_folder is not None:  # it may have tokens that its base lacks
+        rows = max(rows, len(tokenizer))
+    return Outline(name, tokenizer, chat, ends, rows, context_limit(text))
 
 
 def _small_files(name: str, revision: str | None) -> Path:

@@ -23,7 +23,7 @@ from align.target.loading import load_target
 from align.writing.generation import Row
 from align.writing.in_process import InProcess
 from align.writing.outline import Outline
-from align.writing.rows import Plan, Progress, chat_template, unheard
+from align.writing.rows import Plan, Progress, unheard
 
 
 @dataclass
@@ -32,8 +32,8 @@ class _Worker:
     pipe: Connection
     batch: int | None = None
     """Which it writes."""
-    has_prompts: bool = False
-    """Whether it was sent the prompts, which may be many."""
+    is_told: bool = False
+    """Whether it was sent the template and the prompts, which may be many."""
 
 
 class Processes:
@@ -118,8 +118,9 @@ class Processes:
 
     def _tell(self, worker: _Worker, batch: int) -> None:
         try:
-            worker.pipe.send((batch, None if worker.has_prompts else self.plan.prompts))
-            worker.has_prompts = True
+            plan = None if worker.is_told else (self.plan.template, self.plan.prompts)
+            worker.pipe.send((batch, plan))
+            worker.is_told = True
         except OSError:
             raise self._ended(worker) from None
 
@@ -167,14 +168,15 @@ def _work(pipe: Connection, recipe: Recipe, device: str, count: int) -> None:
     except (UserError, OSError, MemoryError) as error:
         pipe.send((False, str(error) or "out of memory"))
         return
-    template, source = chat_template(target), None
+    source = None
     while True:
         try:
-            batch, prompts = pipe.recv()
+            batch, given = pipe.recv()
         except EOFError:
             return
         try:
             if source is None:
+                template, prompts = given
                 source = InProcess(Plan(recipe, target, template, prompts), target)
             pipe.send((True, source.write(batch, 0, unheard)))
         except (UserError, OSError, MemoryError) as error:

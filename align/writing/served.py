@@ -111,9 +111,10 @@ class Served:
         rows = self.plan.rows(number)
         if not rows:
             return False
-        missing = self.journal.restore(number, rows)
-        if len(missing) < len(rows) and not self.quiet:
-            say(f"batch {number}: {len(rows) - len(missing)} of {len(rows)} rows are there")
+        written = [row for row in rows if not row.done]
+        missing = self.journal.restore(number, written)
+        if len(missing) < len(written) and not self.quiet:
+            say(f"batch {number}: {len(written) - len(missing)} of {len(written)} rows are there")
         tasks = {self._loop.create_task(self._row(number, row)) for row in missing}
         self._batches[number] = _Batch(rows, tasks)
         return True
@@ -150,36 +151,46 @@ class Served:
 
     async def _write_row(self, row: Row) -> None:
         """A row as `Writer` writes it, by requests: its prompt, where it writes one, and its answer."""
-        plan, target = self.plan, self.plan.target
-        row.tokens = [*plan.template.prefix]
         if row.writes_prompt and not await self._write_prompt(row):
             return
-        row.tokens += row.forced
+        await self._write_answer(row)
+        while self.plan.advance(row):
+            await self._write_answer(row)
+
+    async def _write_answer(self, row: Row) -> None:
+        plan, ends = self.plan, frozenset(self.plan.target.eos_ids)
+        row.tokens = [*row.tokens, *row.forced] or [*plan.template.prefix]
         row.forced = []
         row.answer_start = len(row.tokens)
         row.done = True
         room = min(plan.settings.max_answer_tokens, plan.capacity - len(row.tokens))
         if room <= 0:
             return
-        tokens = await self._ask(row, "answer", room, row.answer_temperature, frozenset(target.eos_ids))
+        part = f"answer {row.turn}" if row.turn else "answer"
+        tokens = await self._ask(row, part, room, row.answer_temperature, ends)
         row.tokens += tokens
-        if len(tokens) == 1 and tokens[0] in target.eos_ids:
+        if len(tokens) == 1 and tokens[0] in ends:
             row.broken = "empty answer"
 
     async def _write_prompt(self, row: Row) -> bool:
-        """Whether it is one."""
+        """Whether it is one that can be answered."""
         plan, settings = self.plan, self.plan.settings
-        row.tokens += row.opening
+        row.tokens = [*plan.template.prefix, *row.opening]
         most = settings.max_prompt_tokens - len(row.opening) + 1
         tokens = await self._ask(row, "prompt", most, settings.prompt_temperature, plan.prompt_ends)
         written = len(row.opening) + len(tokens) - 1
         row.opening = []
-        if not tokens or tokens[-1] not in plan.prompt_ends:
+        row.prompt_ended = bool(tokens) and tokens[-1] in plan.prompt_ends
+        if plan.template.joined:
+            row.tokens += tokens[:-1] if row.prompt_ended else tokens
+            row.done = True
+            return plan.advance(row)
+        if not row.prompt_ended:
             row.tokens += tokens
             row.done, row.broken = True, "prompt too long"
             return False
         row.tokens += tokens[:-1]
-        row.forced = [*plan.template.turn]
+        row.forced = [*plan.turn]
         if written == 0:
             row.done, row.broken = True, "empty prompt"
             return False

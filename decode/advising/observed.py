@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from decode.advising.rounds import Rounds, timed_rounds
-from decode.engine.decoder import Decoder, Prompt
+from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
+from decode.engine.prompts import Prompt
 from decode.speculation.sampling import Sampling
 
 

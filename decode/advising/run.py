@@ -10,7 +10,8 @@ from align.target.model import Target
 from decode.advising.advice import Costs, applies, with_shorter_chains
 from decode.advising.costs import SHORT, pace, verify_costs
 from decode.advising.observed import PLAIN, Setting, observe
-from decode.engine.decoder import Decoder, Prompt, prompt_tokens
+from decode.engine.decoder import Decoder
+from decode.engine.prompts import Prompt, prompt_tokens
 from decode.speculation.sampling import Sampling
 
 BATCHES = (1, 2, 4, 6, 8, 12, 16, 24, 32)

@@ -249,9 +249,11 @@ def measure(
         raise UserError(f"no prompt can be answered: {refused[0]}")
     places = {m.method: c.folder(m) for c in found for m in c.reached}
     records = _kept(folder, places, {**_described(target, suites, settings), "method": method})
-    decoders = {PLAIN: load(target)}
+    decoders = {PLAIN: load(target, None)}
     decoders |= {name: load(target, place, copying=False, method=method) for name, place in places.items()}
-    tasks = list(runner.remaining(runner.plan(named, list(decoders), 1, settings.sampling.seed), records))
+    tasks = list(
+        runner.remaining(runner.plan(named, list(decoders), 1, settings.sampling.fixed_seed), records)
+    )
     with TaskProgress(console, len(tasks), list(decoders), rates=batch == 1) as progress:
         for several in (tasks[i : i + batch] for i in range(0, len(tasks), batch)):
             step = partial(progress.step, several[0].prompt.id)
@@ -273,7 +275,7 @@ def _described(target: Target, suites: Sequence[Loaded], settings: runner.Settin
         "prompts": {suite.name: [prompt.id for prompt in suite.prompts] for suite in suites},
         "max_new_tokens": settings.max_new_tokens,
         "temperature": sampling.temperature,
-        "seed": sampling.seed,
+        "seed": sampling.fixed_seed,
         "chat": target.chat.said or None,
     }
 

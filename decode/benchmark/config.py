@@ -26,6 +26,7 @@ class EvalConfig:
 
     suite: str | None = None
     prompts: Path | None = None
+    prompts_column: str | None = None
     data_dir: Path | None = None
     target: str | None = None
     drafter: str | None = None

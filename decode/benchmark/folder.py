@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import itertools
 import json
@@ -40,6 +41,7 @@ def settings_of(
     return {
         "target": target.spec,
         **({"weights": target.weights} if target.weights else {}),
+        **({"date": target.chat.date} if target.chat.date else {}),
         **config.recorded,
         "dtype": target.dtype_name,
         "drafter": dict(plan.drafters),
@@ -59,6 +61,15 @@ def settings_of(
         "git_commit": git_commit(),
         "gpu": found.get("gpu") if target.device.type == "cuda" else None,
     }
+
+
+def date_of(config: EvalConfig) -> str:
+    """The date that prompts say where the chat template reads the clock, ISO: that of the measurement that is continued, else today."""
+    if config.out is not None and config.resume and (config.out / RUN).is_file():
+        recorded = read_run(config.out).settings.get("date")
+        if isinstance(recorded, str):
+            return recorded
+    return datetime.date.today().isoformat()
 
 
 def folder_name(suites: Sequence[Loaded], settings: dict[str, Any]) -> str:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from align.common.provenance import load_average
 from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
-from decode.losslessness.divergence import examine
 from decode.method_names import LOSSY, PLAIN
 from decode.reporting.records import Record
 from decode.speculation.sampling import Sampling
 from decode.suites.prompt import Prompt
+from decode.verification.divergence import examine
 
 WARMUP_TOKENS = 16
 
@@ -139,7 +139,7 @@ def _sampling(task: Task, settings: Settings) -> Sampling:
     sampling = settings.sampling
     if sampling.greedy:
         return sampling
-    return replace(sampling, seed=(sampling.seed + 1_000_003 * task.repeat) % 2**63)
+    return replace(sampling, seed=(sampling.fixed_seed + 1_000_003 * task.repeat) % 2**63)
 
 
 def _records(

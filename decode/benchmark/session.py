@@ -16,7 +16,7 @@ from align.common.terminal import PlainConsole
 from decode.benchmark import runner
 from decode.benchmark.baseline import against_transformers
 from decode.benchmark.config import EvalConfig
-from decode.benchmark.folder import folder_name, open_folder, settings_of
+from decode.benchmark.folder import date_of, folder_name, open_folder, settings_of
 from decode.benchmark.plan import Plan
 from decode.benchmark.progress import TaskProgress
 from decode.method_names import PLAIN
@@ -101,6 +101,9 @@ def begin(
         UserError: no prompt fits, or the folder holds a measurement under other settings.
     """
     prepared, skipped = [], list(skipped)
+    if decoders[PLAIN].target.reads_clock:
+        for decoder in decoders.values():
+            decoder.target.fix_date(date_of(config))
     for loaded in suites:
         pairs, refused = tokenize_prompts(decoders[PLAIN].target, loaded.prompts)
         if refused:

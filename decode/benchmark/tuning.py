@@ -85,6 +85,7 @@ def tuned(
             config,
             suite=TUNING_SUITE,
             prompts=None,
+            prompts_column=None,
             data_dir=None,
             limit=config.tune,
             repeats=1,

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from align.common.errors import UserError, nearest
-from align.common.files import expanded
-from align.common.tables import kind_of, read_rows, read_text
+from align.common.files import expanded, read_text
+from align.rows.tables import kind_of, read_rows
 from align.target.model import Target
 
 

@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, replace
-from functools import cache
-from typing import Any
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from numbers import Integral
+from typing import Any, Unpack
 
-from align.common.errors import UserError, nearest
+import numpy as np
+from torch import Tensor
+
+from align.common.errors import UserError
 from align.common.text import short
+from align.rows.messages import is_message
 from align.target.model import Target
 from decode.drafters.base import Drafter
+from decode.engine.call_options import checks_options
 from decode.engine.engine import Engine, run_together
 from decode.engine.output import MAX_NEW_TOKENS, Generation
+from decode.engine.prompts import Prompt, Tool, add_tools, prompt_tokens, read_tools
+from decode.engine.stream import Stream
 from decode.speculation.sampling import Sampling
-from decode.speculation.settings import named
+from decode.speculation.settings import SamplingOptions, check_sampling, named
 from decode.speculation.verifiers import check_pair, choose, find
-
-Prompt = str | list[dict[str, str]] | list[int]
-_OF_LOAD = (
-    "target", "drafter", "verifier", "dtype", "device", "draft_tokens", "tree_nodes", "copying", "steps", "order",
-    "drafter_tokenizer", "method", "trust_remote_code", "template_kwargs", "system",
-)  # fmt: skip
-"""The parameters of decode/methods/load.py's `load`."""
 
 
 class Decoder:
-    """A target and its drafter. `generate` may be called any number of times and keeps no state between calls. A seed repeats a
-    sampled text, unless the drafter looks at the clock (`controller=cost`, several variants in one method): then the length of
-    drafts differs from run to run, and with it the text, but not its distribution.
+    """A target and its drafter. Its methods may be called any number of times and keep no state between calls. Each sampled
+    request has a new seed unless one is given, and `Generation.seed` records it. A seed repeats a text, unless the drafter looks
+    at the clock (`controller=cost`, several variants in one method): then the length of drafts differs from run to run, and with
+    it the text, but not its distribution.
 
     Args:
         target: the model whose output distribution is preserved.
@@ -41,6 +42,9 @@ class Decoder:
         if verifier != "auto":
             find(verifier)
         self.target, self.drafter, self.verifier = target, drafter, verifier
+
+    def __repr__(self) -> str:
+        return f"<Decoder of {self.target.spec}: {self.name}, verifier {self.verifier}>"
 
     @property
     def name(self) -> str:
@@ -57,137 +61,209 @@ class Decoder:
         name = choose(law, sampling.temperature) if self.verifier == "auto" else self.verifier
         return name if self.drafter is None else check_pair(law, name, sampling.temperature).name
 
+    @checks_options("generate")
     def generate(
         self,
         prompt: Prompt,
-        *,
         max_new_tokens: int = MAX_NEW_TOKENS,
+        *,
+        tools: Sequence[Tool] | None = None,
         sampling: Sampling | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         stream: Callable[[str], object] | None = None,
         record_gaps: bool = False,
         raw: bool = False,
-        **options: Any,
+        **options: Unpack[SamplingOptions],
     ) -> Generation:
         """Continue a prompt.
 
         Args:
-            prompt: a user message, a conversation (role, content), or tokens taken as they are.
-            max_new_tokens: the output ends after this many, at EOS, at a stop string or when the context is
-                full.
-            sampling: default greedy. In its place its fields may be given by name: `temperature=0.7, seed=1`.
-            stop: the text ends before the first of these strings. The text leaves out special tokens, so they can't be
-                matched.
+            prompt: a user message; a conversation, as a list of messages or in any other shape that a row of `data.prompts`
+                may have (`{"messages": […], "tools": […]}`); or tokens taken as they are: a list, a tensor of one row, or what
+                a tokenizer returns.
+            max_new_tokens: the output ends after this many, at EOS, at a stop string or when the context is full.
+            tools: functions or JSON schemas that go to the chat template.
+            sampling: default greedy. Its fields may be given by name instead: `temperature=0.7, seed=1`.
+            stop: the text ends before the first of these strings. They may be or contain special tokens (`<|im_end|>`), although the
+                text leaves those out.
             stream: called with pieces of the text, never with half a character; together they are `Generation.text`. An
-                exception that it raises ends the generation and reaches the caller.
+                exception that it raises ends the generation and reaches the caller. See also the method `stream`.
             record_gaps: record each token's top-2 logit gap.
             raw: continue a string as plain text, without a chat template.
+
+        Returns:
+            The output with its counts and times. Its `finish` says why it ended: `eos`, `length` (max_new_tokens), `stop` (a
+            stop string), `context` (the target's context is full) or `closed` (a stream that was closed early).
 
         Raises:
             UserError: a wrong argument, or a verifier that would change the output's distribution.
         """
-        check_options("generate", options)
-        sampling = named(sampling, options)
-        engine = self._engine(prompt, max_new_tokens, sampling, stop, stream, record_gaps, raw)
-        return engine.run()
+        if stream is not None and not callable(stream):
+            raise UserError(
+                f"stream={stream!r}: must be a function; to iterate: for piece in decoder.stream(…)"
+            )
+        tokens = prompt_tokens(self.target, add_tools(prompt, tools), raw)
+        settings = named(sampling, options)
+        return self._engine(tokens, max_new_tokens, settings, stop, stream, record_gaps).run()
 
-    def generate_batch(
+    @checks_options("stream")
+    def stream(
         self,
-        prompts: Sequence[Prompt],
+        prompt: Prompt,
+        max_new_tokens: int = MAX_NEW_TOKENS,
         *,
-        batch_size: int = 32,
-        max_new_tokens: int | Sequence[int] = MAX_NEW_TOKENS,
-        sampling: Sampling | Sequence[Sampling] | None = None,
-        stop: str | Sequence[str] = (),
+        tools: Sequence[Tool] | None = None,
+        sampling: Sampling | None = None,
+        stop: str | Sequence[str] | None = None,
+        record_gaps: bool = False,
         raw: bool = False,
-        **options: Any,
-    ) -> list[Generation]:
-        """Continue many prompts, `batch_size` at a time in one target call; as one ends the next begins.
+        **options: Unpack[SamplingOptions],
+    ) -> Stream:
+        """Continue a prompt piece by piece: `for piece in decoder.stream(prompt): print(piece, end="")`.
 
-        Every output is the one that `generate` gives for its prompt, sampling and seed, whatever else is in the batch. The
-        exceptions: products over more rows round differently, and some drafters look at the clock (see the class). The times of
-        a request include calls that it shared with others.
+        Takes the arguments of `generate`, which gives the same text.
 
-        Args:
-            prompts, max_new_tokens, sampling, stop, raw: as in `generate`; `max_new_tokens` and `sampling` one for all, or
-                one for each. With one `Sampling` for all (or its fields by name), request i has its seed plus i.
+        Returns:
+            An iterator over pieces of the text, never with half a character. Afterwards its `output` is the `Generation`;
+            `close()` ends it early.
 
         Raises:
             UserError: as `generate`, before anything is generated.
         """
-        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-            raise UserError(f"batch_size={batch_size!r}: must be a whole number, at least 1")
-        check_options("generate_batch", options)
-        if options or sampling is None or isinstance(sampling, Sampling):
-            if isinstance(sampling, Sequence):
-                raise UserError(f"sampling for each prompt and {next(iter(options))} for all: give one")
-            base = named(sampling, options)
-            settings = [replace(base, seed=(base.seed + i) % 2**63) for i in range(len(prompts))]
-        else:
-            settings = list(sampling)
+        pieces: list[str] = []
+        tokens = prompt_tokens(self.target, add_tools(prompt, tools), raw)
+        settings = named(sampling, options)
+        engine = self._engine(tokens, max_new_tokens, settings, stop, pieces.append, record_gaps)
+        return Stream(engine, pieces)
+
+    @checks_options("generate_batch")
+    def generate_batch(
+        self,
+        prompts: Iterable[Prompt],
+        max_new_tokens: int | Sequence[int] = MAX_NEW_TOKENS,
+        *,
+        batch_size: int = 32,
+        tools: Sequence[Tool] | None = None,
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        stop: str | Sequence[str] | None = None,
+        raw: bool = False,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Generation]:
+        """Continue many prompts, `batch_size` at a time in one target forward; as one ends the next begins.
+
+        Every output is the one that `generate` gives for its prompt, sampling and seed, whatever else is in the batch. The
+        exceptions: products over more rows round differently, and some drafters look at the clock (see the class). The times of
+        a request include forwards that it shared with others.
+
+        Args:
+            prompts, max_new_tokens, tools, sampling, stop, raw: as in `generate`; `max_new_tokens` and `sampling` one for all,
+                or one for each. With one `Sampling` for all (or its fields by name), request i has its seed plus i.
+
+        Raises:
+            UserError: as `generate`, before anything is generated.
+        """
+        size = _check_count("batch_size", batch_size)
+        rows = self._read_batch(prompts, tools, raw)
+        settings = _sampling_of_each(sampling, options, len(rows))
         limits = (
-            list(max_new_tokens) if isinstance(max_new_tokens, Sequence) else [max_new_tokens] * len(prompts)
+            list(max_new_tokens) if isinstance(max_new_tokens, Sequence) else [max_new_tokens] * len(rows)
         )
         for name, each in (("sampling", settings), ("max_new_tokens", limits)):
-            if len(each) != len(prompts):
-                raise UserError(f"{name}: {len(each)} for {len(prompts)} prompts")
+            if len(each) != len(rows):
+                raise UserError(f"{name}: {len(each)} for {len(rows)} prompts")
         engines = [
-            self._engine(prompt, limit, own, stop, None, False, raw)
-            for prompt, limit, own in zip(prompts, limits, settings, strict=True)
+            self._engine(tokens, limit, own, stop, None, False)
+            for tokens, limit, own in zip(rows, limits, settings, strict=True)
         ]
-        run_together(engines, batch_size)
+        run_together(engines, size)
         return [engine.out for engine in engines]
+
+    def _read_batch(self, prompts: Any, tools: Sequence[Tool] | None, raw: bool) -> list[list[int]]:
+        """The tokens of each prompt. Raises UserError that names the prompt by its index."""
+        schemas, rows = read_tools(tools), []
+        for index, prompt in enumerate(_list_prompts(prompts)):
+            try:
+                rows.append(prompt_tokens(self.target, add_tools(prompt, schemas), raw))
+            except UserError as error:
+                raise UserError(f"prompts[{index}]: {error}") from None
+        return rows
 
     def _engine(
         self,
-        prompt: Prompt,
+        tokens: list[int],
         max_new_tokens: int,
-        sampling: Sampling | None,
-        stop: str | Sequence[str],
+        sampling: Sampling,
+        stop: str | Sequence[str] | None,
         stream: Callable[[str], object] | None,
         record_gaps: bool,
-        raw: bool,
     ) -> Engine:
-        sampling = sampling or Sampling()
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
-            raise UserError(f"max_new_tokens={max_new_tokens!r}: must be a whole number, at least 1")
-        if not all(isinstance(s, str) and s for s in stops):
-            raise UserError(f"stop={stop!r}: must be non-empty strings")
+        """A checked request that has not begun; sampling without a seed gets a new one."""
+        stops = _read_stops(stop)
+        limit = _check_count("max_new_tokens", max_new_tokens)
         verifier = self.verifier_for(sampling)
         check_banned(sampling, self.target)
-        if sampling.min_new_tokens > max_new_tokens:
-            raise UserError(
-                f"min_new_tokens={sampling.min_new_tokens}: more than max_new_tokens={max_new_tokens}"
-            )
-        tokens = prompt_tokens(self.target, prompt, raw)
+        if sampling.min_new_tokens > limit:
+            raise UserError(f"min_new_tokens={sampling.min_new_tokens}: more than max_new_tokens={limit}")
+        if sampling.seed is None and not sampling.greedy:
+            sampling = replace(sampling, seed=new_seed())
         return Engine(
-            self.target, tokens, max_new_tokens, sampling, self.drafter, verifier, stops, stream, record_gaps
+            self.target, tokens, limit, sampling, self.drafter, verifier, stops, stream, record_gaps
         )
 
 
-def check_options(call: str, given: Iterable[str]) -> None:
-    """Raises UserError for an option that `decode.load`, `generate` or `generate_batch` does not have: which of the others has it, or
-    the nearest of its own."""
-    calls = _options()
-    for name in given:
-        if name not in calls[call]:
-            other = next((other for other, its in calls.items() if name in its), None)
-            hint = f": it is an option of {other}" if other else nearest(name, calls[call])
-            raise UserError(f"{call} has no option {name!r}{hint}")
+def _read_stops(stop: Any) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    stops = (stop,) if isinstance(stop, str) or not isinstance(stop, Iterable) else tuple(stop)
+    if not all(isinstance(s, str) and s for s in stops):
+        raise UserError(f"stop={stop!r}: must be non-empty strings")
+    return stops
 
 
-@cache
-def _options() -> dict[str, Sequence[str]]:
-    """The options of each call."""
-    sampling = [field.name for field in fields(Sampling)]
-    return {"decode.load": _OF_LOAD} | {
-        f.__name__: [
-            *(k for k, p in inspect.signature(f).parameters.items() if p.kind is p.KEYWORD_ONLY),
-            *sampling,
-        ]
-        for f in (Decoder.generate, Decoder.generate_batch)
-    }
+def new_seed() -> int:
+    """A seed out of the system's entropy, short enough to copy."""
+    return secrets.randbits(32)
+
+
+def _check_count(name: str, value: Any) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise UserError(f"{name}={value!r}: must be a whole number, at least 1")
+    return int(value)
+
+
+def _list_prompts(prompts: Any) -> list[Prompt]:
+    """The prompts of a batch. Raises UserError for one prompt, and for rows of tokens that may be padded."""
+    if isinstance(prompts, str | Mapping):
+        raise UserError(
+            f"generate_batch takes a list of prompts, not {short(prompts, 60)}: put it into a list"
+        )
+    if isinstance(prompts, Tensor | np.ndarray):
+        raise UserError("generate_batch takes a list of prompts: give a list of token lists, without padding")
+    if not isinstance(prompts, Iterable):
+        raise UserError(f"generate_batch takes a list of prompts, not {short(prompts, 60)}")
+    found = list(prompts)
+    if found and isinstance(found[0], Mapping) and ("role" in found[0] or is_message(dict(found[0]))):
+        raise UserError(
+            "generate_batch takes a list of prompts: put the conversation into a list, [messages]"
+        )
+    return found
+
+
+def _sampling_of_each(
+    sampling: Sampling | Sequence[Sampling] | None, options: Mapping[str, Any], count: int
+) -> list[Sampling]:
+    """The settings of each request: with one for all, request i has its seed plus i."""
+    if not (options or sampling is None or isinstance(sampling, Sampling)):
+        return (
+            [check_sampling(one) for one in sampling]
+            if isinstance(sampling, Sequence)
+            else [check_sampling(sampling)]
+        )
+    if isinstance(sampling, Sequence):
+        raise UserError(f"sampling for each prompt and {next(iter(options))} for all: give one")
+    base = named(sampling, options)
+    seed = new_seed() if base.seed is None and not base.greedy else base.fixed_seed
+    return [replace(base, seed=(seed + i) % 2**63) for i in range(count)]
 
 
 def check_banned(sampling: Sampling, target: Target) -> None:
@@ -198,61 +274,3 @@ def check_banned(sampling: Sampling, target: Target) -> None:
     held_back = target.eos_ids if sampling.min_new_tokens else ()
     if len({*sampling.banned, *held_back}) == target.vocab_size:
         raise UserError("banned: every token is banned, so nothing can be generated")
-
-
-def prompt_tokens(target: Target, prompt: Prompt, raw: bool = False) -> list[int]:
-    """A prompt as the target's tokens, checked.
-
-    Raises:
-        UserError: empty, malformed, or as long as the context.
-    """
-    if isinstance(prompt, str):
-        _check_text(prompt, "the prompt")
-        tokens = target.text_tokens(prompt) if raw else _chat(target, prompt)
-    elif not isinstance(prompt, list | tuple) or not prompt:
-        raise UserError(f"the prompt must be text, messages or tokens, not {short(prompt, 60)}")
-    elif isinstance(prompt[0], dict):
-        tokens = _chat(target, [_message(m) for m in prompt])
-    elif isinstance(prompt[0], str):
-        raise UserError("the prompt is a list of texts: generate takes one, generate_batch several")
-    else:
-        tokens = [_token(t, target.vocab_size) for t in prompt]
-    if not tokens:
-        raise UserError("the prompt is empty")
-    limit = target.context_limit
-    if len(tokens) >= limit:
-        raise UserError(
-            f"the prompt has {len(tokens)} tokens: the target's context of {limit} leaves no room for an answer"
-        )
-    return tokens
-
-
-def _message(message: Any) -> dict[str, str]:
-    if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-        raise UserError(f"a message needs the strings 'role' and 'content', not {short(message, 60)}")
-    _check_text(message["content"], f"the {short(message['role'], 60)} message", empty=True)
-    return message
-
-
-def _token(token: Any, vocab_size: int) -> int:
-    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
-        raise UserError(f"prompt token {short(token, 60)} is not a whole number within 0..{vocab_size - 1}")
-    return token
-
-
-def _check_text(text: str, what: str, empty: bool = False) -> None:
-    if not empty and not text.strip():
-        raise UserError(f"{what} is empty")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"{what} is not valid Unicode at character {error.start}") from None
-
-
-def _chat(target: Target, messages: str | list[dict[str, str]]) -> list[int]:
-    from jinja2 import TemplateError
-
-    try:
-        return target.chat_tokens(messages)
-    except TemplateError as error:
-        raise UserError(f"the target's chat template refuses these messages: {error}") from None

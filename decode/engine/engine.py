@@ -7,7 +7,7 @@ branch (decode/speculation/tree.py), the accepted path is first made contiguous 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from time import perf_counter
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from align.common.errors import UserError
 from align.kernels.gradients import without_gradients
 from align.target.model import Target, TargetOutput
 from decode.drafters.base import Drafter, DraftSession, Request
-from decode.engine.detokenizer import TextStream
+from decode.engine.detokenizer import TextStream, special_tokens_in
 from decode.engine.output import Generation, Tree
 from decode.speculation.processors import History
 from decode.speculation.proposal import NO_DRAFTS, Proposal
@@ -70,9 +70,12 @@ class Engine:
         self.limit = min(max_new_tokens, target.context_limit - len(prompt))
         self.full = "length" if self.limit == max_new_tokens else "context"
         self.eos = frozenset(target.eos_ids)
-        self.text = TextStream(target.decode, stop, stream) if stop or stream is not None else None
+        self.text: TextStream | None = None
+        if stop or stream is not None:
+            self.text = TextStream(target.decode, stop, stream, special_tokens_in(stop, target.tokenizer))
         self.session: DraftSession | None = None
         self.out = Generation([], "", len(prompt), finish="", top2_gaps=[] if record_gaps else None)
+        self.out.seed = None if sampling.greedy else sampling.fixed_seed
 
     def run(self) -> Generation:
         run_together([self])
@@ -98,6 +101,17 @@ class Engine:
         if self.session is not None:
             self.session.close()
 
+    def cancel(self) -> None:
+        """End an output that is not complete; what was committed stays."""
+        if not self.out.finish:
+            self.out.finish = "closed"
+            if self.out.tokens:
+                self._record_end()
+
+    def exclude_pause(self, seconds: float) -> None:
+        """Leave a pause between two rounds out of the decoding time."""
+        self.prefilled += seconds  # where decoding is timed from
+
     def _record_end(self) -> None:
         """Record the text and the times of an output that has ended."""
         out = self.out
@@ -116,7 +130,7 @@ class Engine:
             list(prompt),
             target.new_cache(1, len(prompt) + self.limit + spare),
             self.sampling,
-            seeded(self.sampling.seed, target.device),
+            seeded(self.sampling.fixed_seed, target.device),
             History(self.sampling, prompt, target.vocab_size, target.eos_ids, target.device),
             self._noise() if self.verifier == "gumbel" and not self.sampling.greedy else None,
         )
@@ -131,7 +145,7 @@ class Engine:
 
     def _noise(self) -> Callable[[int], Tensor]:
         """Position → its noise, cached because drafter and target both ask for it."""
-        seed, size, device = self.sampling.seed, self.target.vocab_size, self.target.device
+        seed, size, device = self.sampling.fixed_seed, self.target.vocab_size, self.target.device
         return lru_cache(maxsize=64)(lambda position: position_noise(seed, position, size, device))
 
     def _forward(
@@ -237,33 +251,36 @@ def run_together(engines: Sequence[Engine], most: int = 1) -> None:
     They share one target, and their drafters need the same taps. The output of a request does not depend on the others, except
     for the rounding of products over more rows.
     """
+    for _ in run_rounds(engines, most):
+        pass
+
+
+def run_rounds(engines: Sequence[Engine], most: int = 1) -> Generator[None, None, None]:
+    """`run_together` as an iterator that pauses after every prefill and round. Closing it ends the drafters' sessions."""
+    waiting = list(reversed(engines))
+    running: list[Engine] = []
     try:
-        _run_to_the_end(engines, most)
+        while waiting or running:
+            while waiting and len(running) < most:
+                fresh = [waiting.pop() for _ in range(min(most - len(running), len(waiting)))]
+                _begin(fresh)
+                running += [engine for engine in fresh if not engine.out.finish]
+                yield
+            if not running:
+                continue
+            outputs = _forward_together(running, [engine.begin_round() for engine in running])
+            rounds = [engine.to_verify(output) for engine, output in zip(running, outputs, strict=True)]
+            for engine, output, outcome in zip(running, outputs, verify_rounds(rounds), strict=True):
+                engine.finish_round(output, outcome)
+                if engine.out.finish and most > 1:  # free the memory of its cache for the next requests
+                    engine.close()
+                    engine.session = None
+                    del engine.request
+            running = [engine for engine in running if not engine.out.finish]
+            yield
     finally:
         for engine in engines:
             engine.close()
-
-
-def _run_to_the_end(engines: Sequence[Engine], most: int) -> None:
-    waiting = list(reversed(engines))
-    running: list[Engine] = []
-    while waiting or running:
-        while waiting and len(running) < most:
-            fresh = [waiting.pop() for _ in range(min(most - len(running), len(waiting)))]
-            _begin(fresh)
-            running += [engine for engine in fresh if not engine.out.finish]
-        if not running:
-            continue
-        outputs = _forward_together(running, [engine.begin_round() for engine in running])
-        rounds = [engine.to_verify(output) for engine, output in zip(running, outputs, strict=True)]
-        outcomes = verify_rounds(rounds)
-        for engine, output, outcome in zip(running, outputs, outcomes, strict=True):
-            engine.finish_round(output, outcome)
-            if engine.out.finish and most > 1:  # free the memory of its cache for the next requests
-                engine.close()
-                engine.session = None
-                del engine.request
-        running = [engine for engine in running if not engine.out.finish]
 
 
 @without_gradients

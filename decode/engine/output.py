@@ -29,7 +29,8 @@ class Generation:
     """The output as text, special tokens left out, cut before a stop string."""
     prompt_tokens: int
     finish: str
-    """eos, length (max_new_tokens), stop (a stop string) or context (the target's context is full)."""
+    """eos, length (max_new_tokens), stop (a stop string), context (the target's context is full) or closed (a stream that
+    was closed before its end)."""
     calls: int = 0
     drafted: list[int] = field(default_factory=list)
     """Drafted tokens per call; of a tree, its levels."""
@@ -47,6 +48,11 @@ class Generation:
     """Part of `seconds` spent in target calls and verification."""
     top2_gaps: list[float] | None = None
     """On request: for each token the gap between the two largest logits, before temperature."""
+    seed: int | None = None
+    """The seed with which the output was sampled; None for greedy decoding."""
+
+    def __str__(self) -> str:
+        return self.text
 
     def __repr__(self) -> str:
         """In short: the lists have a number for each token or call."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from decode.exporting.content import vllm_refuses
 from decode.exporting.folder import EMBEDDING, Exported, bullets, card, check_free, unnamed, write_folder
 from decode.exporting.ladder import climb, replay, rest
 from decode.exporting.reader import FilesReader, Reader
+from decode.exporting.serving import ServedTarget, Snippet
 from decode.exporting.verdict import Decoded, Verdict
 
 
@@ -31,12 +32,13 @@ class Format:
     """A folder in hub layout, config.json and model.safetensors; one that is written or compared otherwise overrides methods.
 
     make: a drafter's content; raises UserError with the key that trains what the format can hold. serve: lines that serve a drafter of
-    this config out of a folder, those of engines that do. readers: who reads it; those whose package is missing are passed over. library, tags: of the card.
+    this config and target from a folder, for the engines that can. readers: who reads it; the first is the reference, and those whose package is
+    missing are skipped. library, tags: of the card.
     """
 
     name: str
     make: Callable[[BlockDrafter], Exported]
-    serve: Callable[[BlockConfig, str], list[str]]
+    serve: Callable[[BlockConfig, ServedTarget, str], list[Snippet]]
     readers: tuple[type[Reader], ...] = (FilesReader,)
     library: str = "vllm"
     tags: tuple[str, ...] = ()
@@ -80,21 +82,20 @@ class Format:
             (part / name).parent.mkdir(exist_ok=True)
             (part / name).write_text(text, encoding="utf-8")
 
-    def lines(self, drafter: BlockDrafter, folder: str) -> list[str]:
-        """Lines that serve the folder, without vLLM's where it serves no drafter for such a target."""
-        lines = self.serve(drafter.config, folder)
-        return [line for line in lines if not line.startswith("vllm")] if vllm_refuses(drafter) else lines
+    def snippets(self, drafter: BlockDrafter, target: ServedTarget, folder: str) -> list[Snippet]:
+        """Lines that serve the folder, without vLLM's if it serves no drafter for such a target."""
+        found = self.serve(drafter.config, target, folder)
+        refused = vllm_refuses(drafter)
+        served = [s for s in found if not (refused and s.engine.startswith("vLLM"))]
+        return [*target.preparation, *served] if served else []
 
-    def card(self, source: Path, drafter: BlockDrafter, name: str) -> str:
-        """README.md of an export of the drafter in `source`."""
+    def card(self, source: Path, drafter: BlockDrafter, name: str, serve: Sequence[Snippet]) -> str:
+        """README.md of an export of the drafter in `source`. serve: lines to paste."""
         config = drafter.config
         tags = ("speculative-decoding", "discrete-diffusion", "drafter", *self.tags)
-        target = config.target
-        title = f"{name}: drafts {config.block_size} tokens a pass for {target}"
-        serve, lead = self.lines(drafter, "FOLDER"), f"Format `{self.name}`."
-        if serve:
-            lead += " FOLDER is where this page lies:"
-        return card(source, self.library, target, tags, title, lead, serve) + "\n"
+        title = f"{name}: drafts {config.block_size} tokens a pass for {config.target}"
+        lead = f"Format `{self.name}`."
+        return card(source, self.library, config.target, tags, title, lead, serve) + "\n"
 
     def compare(self, drafter: BlockDrafter, verdict: Verdict, model: Any, texts: Decoded) -> None:
         """Climb the ladder with each reader, then compare whole outputs. Writes into the verdict; a reader that can't go on, too.
@@ -102,26 +103,34 @@ class Format:
         Args:
             model: the target as transformers runs it.
         """
-        made = self.make(drafter)
         for kind in self.readers:
-            if not kind.installed():
-                continue
-            reader = None
-            try:
-                with in_one_line(f"{verdict.folder}: can't be read as {self.name}"):
-                    reader = kind(verdict.folder, model)
-                with in_one_line(f"{verdict.folder}: {kind.name} can't run it"):
-                    self._climbed(drafter, made, verdict, reader, texts)
-            except UserError as error:
-                verdict.fail(str(error), _other(made, verdict.folder, reader))
+            if kind.installed():
+                self._compare_by(kind, drafter, verdict, model, texts)
+
+    def compare_files(self, drafter: BlockDrafter, verdict: Verdict, model: Any, texts: Decoded) -> None:
+        """The same with the reference reader only, which no engine has a part in."""
+        self._compare_by(self.readers[0], drafter, verdict, model, texts)
+
+    def _compare_by(
+        self, kind: type[Reader], drafter: BlockDrafter, verdict: Verdict, model: Any, texts: Decoded
+    ) -> None:
+        made, reader = self.make(drafter), None
+        try:
+            with in_one_line(f"{verdict.folder}: can't be read as {self.name}"):
+                reader = kind(verdict.folder, model)
+            with in_one_line(f"{verdict.folder}: {kind.name} can't run it"):
+                self._climbed(drafter, made, verdict, reader, texts)
+        except UserError as error:
+            verdict.fail(str(error), _other(made, verdict.folder, reader))
 
     def _climbed(
         self, drafter: BlockDrafter, made: Exported, verdict: Verdict, reader: Reader, texts: Decoded
     ) -> None:
         served = as_served(drafter, made, reader)
         rungs = climb(served, made, reader, texts.prompts[0])
+        by_engine = reader.of_an_engine and not rungs[-1].same and _files_right(made, reader)
         for rung in rungs:
-            verdict.add(reader.name, rung.same, rung.line)
+            verdict.add(reader.name, rung.same, rung.line, by_engine=by_engine)
         if rungs[-1].same:
             ours = texts if served is drafter else _again(served, texts)
             _whole(verdict, reader, ours, drafter.config.block_size)
@@ -135,6 +144,11 @@ def _other(made: Exported, folder: Path, reader: Reader | None) -> str:
         return rest(made, read_config(folder), load_safetensors(folder / "model.safetensors"), "").cause
     except Exception:  # whatever is wrong with the files, what they could not be used for is said already
         return ""
+
+
+def _files_right(made: Exported, reader: Reader) -> bool:
+    """Whether all settings and tensors are those that an export of the drafter has."""
+    return rest(made, reader.said(made.config), reader.stored(), reader.name).same
 
 
 def as_served(drafter: BlockDrafter, made: Exported, reader: Reader) -> BlockDrafter:
@@ -170,14 +184,14 @@ def _whole(verdict: Verdict, reader: Reader, texts: Decoded, drafts: int) -> Non
     """Rounds and accepted drafts over whole outputs, and the engine's own generation where the reader has one."""
     theirs = [replay(reader, p, o) for p, o in zip(texts.prompts, texts.outputs, strict=True)]
     same, line = texts.alike(theirs, drafts)
-    verdict.add(reader.name, same, f"whole outputs: {line}")
+    verdict.add(reader.name, same, f"whole outputs: {line}", by_engine=reader.of_an_engine)
     if reader.generation:
         both = [reader.generate(p, len(o)) for p, o in zip(texts.prompts, texts.outputs, strict=True)]
         equal = texts.as_plain([tokens for tokens, _ in both])
-        said = f"{reader.generation}: {equal} of {len(both)} outputs as plain greedy ones"
-        verdict.add(reader.name, equal == len(both), said)
+        line = f"{reader.generation}: {equal} of {len(both)} outputs as plain greedy ones"
+        verdict.add(reader.name, equal == len(both), line, by_engine=True)
         same, line = texts.alike([accepted for _, accepted in both], drafts)
-        verdict.add(reader.name, same, f"{reader.generation}: {line}")
+        verdict.add(reader.name, same, f"{reader.generation}: {line}", by_engine=True)
 
 
 def _stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:

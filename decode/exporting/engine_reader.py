@@ -29,6 +29,7 @@ class EngineReader(Reader):
 
     settings: Any
     network: Any
+    of_an_engine = True
     pruned = False
 
     def __init__(self, folder: Path, model: Any) -> None:

@@ -20,6 +20,7 @@ from align.common.hub import card_metadata, card_value, hub_id
 from align.common.schema import read_object
 from align.common.text import markdown_text
 from align.importing.layouts import RECORD
+from decode.exporting.serving import Snippet, card_blocks
 from decode.method_names import EXPORTS
 
 EMBEDDING = "embed_tokens.weight"
@@ -132,19 +133,27 @@ def _umask() -> int:
 
 
 def card(
-    source: Path, library: str, target: str, tags: Iterable[str], title: str, lead: str, serve: Sequence[str]
+    source: Path,
+    library: str,
+    target: str,
+    tags: Iterable[str],
+    title: str,
+    lead: str,
+    serve: Sequence[Snippet],
 ) -> str:
-    """README.md: what it is, what serves it, what was measured. `source`: the drafter's own folder, whose card says licence and figures."""
+    """README.md: what it is, lines that serve it, what was measured.
+
+    Args:
+        source: the drafter's own folder, whose card states licence and figures.
+    """
     measured = measured_lines(source)
     return "\n".join(
         [
             *card_metadata(library, target, card_value(source, "license") or "other", tags),
             f"# {markdown_text(title)}",
             "",
-            lead,
-            "",
-            *(f"    {line}" for line in serve),
-            "",
+            *([lead, ""] if lead else []),
+            *card_blocks(serve),
             *(["| measured in training | |", "|---|---|", *measured, ""] if measured else []),
         ]
     )

@@ -217,7 +217,7 @@ def check_trained(drafter: BlockDrafter, name: str, *more: Unfit) -> None:
         (
             c.context != "taps",
             f"drafter.context={c.context} is of no engine's format",
-            "drafter.context=taps (recipe=smollm2_taps)",
+            "drafter.context=taps (recipe=taps)",
         ),
         *more,
         (c.convolution, "the format has no drafter.convolution", "drafter.convolution=false"),

@@ -6,7 +6,7 @@ The training graph is on one side, a reader of the files (`decode.exporting.read
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -243,12 +243,21 @@ def _tensor_cause(made: Exported, reader: Reader, parts: Sequence[str]) -> str:
 
 
 def _other_tensor(made: Exported, held: dict[str, Tensor], parts: Sequence[str] | None = None) -> str:
-    """Of all tensors, or of these parts, the first that an export of the drafter would hold otherwise, in words; empty = none."""
-    wanted = made.tensors
+    """The first tensor of these parts (default: of all) that an export of the drafter would hold otherwise; empty = none."""
+    chosen = (made.tensors, held)
+    if parts is not None:
+        names = (*parts, "output_norm_enc")
+        wanted, found = (
+            {n: t for n, t in each.items() if n.removeprefix("encoder.").split(".")[0] in names}
+            for each in chosen
+        )
+        return other_tensor(wanted, found)
+    return other_tensor(*chosen)
+
+
+def other_tensor(wanted: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> str:
+    """The first tensor that is missing, superfluous or differs, and how; empty = none."""
     for name in sorted(wanted.keys() | held.keys()):
-        part = name.removeprefix("encoder.").split(".")[0]
-        if parts is not None and part not in (*parts, "output_norm_enc"):
-            continue
         if name not in held or name not in wanted:
             return f"tensor {name} is {'missing' if name not in held else 'not of this drafter'}"
         apart = distance(held[name], wanted[name].to(held[name].dtype))

@@ -45,6 +45,8 @@ class Reader(ABC):
     """
 
     name: str
+    of_an_engine = False
+    """Whether an engine's own class computes: a difference then may be the engine's, with nothing wrong in the files."""
     generation = ""
     """How the engine decodes with the folder on its own, for people; empty = it does not."""
     pruned = True

@@ -1,4 +1,4 @@
-"""A running server as it serves a drafter, vLLM or llama.cpp's: its outputs, and from its metrics how many drafts were accepted."""
+"""A running server, vLLM's or llama.cpp's: its outputs and accepted drafts, and whether they are those of a drafter."""
 
 from __future__ import annotations
 
@@ -6,14 +6,31 @@ import json
 import re
 from collections.abc import Sequence
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
+import torch
+
+from align.common.claims import scratch
 from align.common.errors import UserError
 from align.common.text import short
-from decode.exporting.verdict import Counts
+from align.models.block import BlockDrafter
+from align.models.checkpoints.block import load_drafter
+from align.target.loading import load_target
+from align.target.model import Target
+from decode.drafters.autoregressive import AutoregressiveDrafter
+from decode.drafters.base import Drafter
+from decode.drafters.block import BlockProposer
+from decode.engine.compiled import stock_model
+from decode.exporting import causal
+from decode.exporting.folder import read_record
+from decode.exporting.parity import round_weights, stored_dtype, tokens_of
+from decode.exporting.registry import FORMATS, fitting_formats
+from decode.exporting.verdict import NEAR_TIE, Counts, Decoded, Verdict, compare_output, decoded
+from decode.suites.prompt import Prompt
 
 _LABELS = r'(?:[^"}]|"(?:\\.|[^"\\])*")*'  # their values may hold a brace
 _SAMPLE = re.compile(rf"^(?P<name>[\w:]+?)(?:_total)?(?:\{{(?P<labels>{_LABELS})\}})? (?P<value>[-+.\deE]+)$")
@@ -134,3 +151,132 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return 0.0
+
+
+def served(
+    drafter: str,
+    role: str,
+    target: str,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    url: str,
+    export: Path | None = None,
+    *,
+    device: str = "auto",
+    trust_remote_code: bool = False,
+) -> Verdict:
+    """Compare a running server with the drafter: its files as the reference reader reads them, and what the engine computes, by its
+    greedy outputs beside plain decoding here and its acceptance with as many drafts a forward.
+
+    Args:
+        role: the drafter's kind. export: the folder that the server has loaded; None = what is checked is a fresh export.
+
+    Raises:
+        UserError: no such server, one without a drafter, or one that drafted nothing meanwhile; an export of a format that no
+            server loads.
+    """
+    if export is not None:
+        _served_format(export)
+    server = Server(url)
+    before = server.counts()
+    opened = load_target(target, "float32", device, trust_remote_code=trust_remote_code)
+    network = load_drafter(drafter, opened) if role != "autoregressive" else causal.opened(drafter, opened)
+    asked = tokens_of(opened, prompts)
+    theirs = [server.greedy(prompt, max_new_tokens) for prompt in asked]
+    counts = server.counts().since(before)
+    if counts.calls <= 0 or min(counts.drafted, counts.accepted, *counts.at_position) < 0:
+        raise UserError(
+            f"{server.url}/metrics: after {len(asked)} prompts {counts.calls:.0f} drafting calls, {counts.drafted:.0f} drafted and "
+            f"{counts.accepted:.0f} accepted tokens more than before, so that nothing can be compared: it does not draft for them, or was "
+            "started anew meanwhile"
+        )
+    if isinstance(network, BlockDrafter):
+        round_weights(network, torch.bfloat16 if export is None else stored_dtype(export))
+        ours: Drafter = BlockProposer(network, min(counts.drafts, network.config.block_size), tree_nodes=0)
+    else:
+        ours = AutoregressiveDrafter(network, counts.drafts)
+    texts = decoded(opened, ours, asked, max_new_tokens)
+    verdict = Verdict("server", Path(url), files_same=None)
+    compare_server(verdict, server, opened, texts, theirs, counts)
+    with scratch("specalign-parity-") as made:
+        if isinstance(network, BlockDrafter):
+            _check_files(verdict, network, export, made, asked[0])
+        else:
+            _check_causal(verdict, drafter, opened, export, made)
+    return verdict
+
+
+SERVED_FORMATS = ("dflash", "speculators", "dspark", "gguf", causal.FORMAT)
+
+
+def _served_format(export: Path) -> str:
+    """The format of a folder that a server has loaded. Raises UserError for one that no server loads."""
+    form = str(read_record(export).get("format"))
+    if form not in SERVED_FORMATS:
+        raise UserError(f"--export={export}: is in the format {form!r}, which no server loads")
+    return form
+
+
+NOT_READ = "files: checked in a fresh export ({}); --export DIR checks the folder that the server has loaded"
+
+
+def _check_files(
+    verdict: Verdict, network: BlockDrafter, export: Path | None, scratch_folder: Path, prompt: list[int]
+) -> None:
+    """Compare a block drafter's export, or a fresh one, by the format's definition. Writes into the verdict."""
+    if export is not None:
+        form, folder = _served_format(export), export
+    else:
+        form = next((name for name in ("dflash", "dspark") if name in fitting_formats(network)), "")
+        if not form:
+            return
+        folder = scratch_folder / form
+        FORMATS[form].write(network, folder, torch.bfloat16, "")
+        verdict.lines.append(NOT_READ.format(form))
+    texts = decoded(network.target, BlockProposer(network, tree_nodes=0), [prompt], CHECKED_TOKENS)
+    found = Verdict(form, folder)
+    FORMATS[form].compare_files(network, found, stock_model(network.target), texts)
+    verdict.take_files(found)
+
+
+CHECKED_TOKENS = 16
+"""Of the first prompt's output, over which the reference reader drafts too."""
+
+
+def _check_causal(
+    verdict: Verdict, drafter: str, target: Target, export: Path | None, scratch_folder: Path
+) -> None:
+    """Compare an autoregressive drafter's export, or a fresh one. Writes into the verdict."""
+    found = Verdict(causal.FORMAT, export or scratch_folder / causal.FORMAT)
+    if export is None:
+        causal.export(drafter, target.spec, {causal.FORMAT: found.folder}, "bfloat16")
+        verdict.lines.append(NOT_READ.format(causal.FORMAT))
+    causal.compare(found, drafter, target, [], 0, generate=False)
+    verdict.take_files(found)
+
+
+def compare_server(
+    verdict: Verdict,
+    server: Server,
+    target: Target,
+    texts: Decoded,
+    theirs: Sequence[list[int]],
+    counts: Counts,
+) -> None:
+    """Compare a server's outputs and counts with those decoded here. Writes into the verdict, as the engine's."""
+    name = f"{server.model} at {server.url}"
+    each = zip(texts.prompts, texts.outputs, theirs, strict=True)
+    same = [compare_output(target, prompt, output, other) for prompt, output, other in each]
+    equal, ties = same.count(""), same.count(NEAR_TIE)
+    others = next((f"; {why}" for why in same if why not in ("", NEAR_TIE)), "")
+    line = f"outputs: {equal} of {len(theirs)} as plain greedy decoding here, {ties} differ from a near-tie of p on{others}"
+    verdict.add(name, equal + ties == len(theirs), line, by_engine=True)
+    own = Counts.of(texts.accepted, counts.drafts)
+    alike = own.alike(counts, ties / len(theirs)) and abs(own.tau - counts.tau) < SERVED * own.tau
+    change = counts.tau / own.tau - 1
+    line = f"acceptance (τ {change:+.1%}): ours: {own.line}; the server's: {counts.line}"
+    verdict.add(name, alike, line, by_engine=True)
+
+
+SERVED = 0.05
+"""Of τ: how far a server's may lie from ours. It may run in another dtype, and another order of sums turns near-ties."""

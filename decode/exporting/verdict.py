@@ -8,46 +8,77 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
-from align.common.text import plural
+import torch
+
+from align.common.text import plural, short
 from align.target.model import Target
 from decode.drafters.base import Drafter
 from decode.engine.decoder import Decoder
+from decode.exporting.serving import Snippet
+
+FILES_WRONG, ENGINE_DIFFERS = 1, 3
+"""Exit codes of a comparison; 0 = nothing differs, 2 = wrong input."""
 
 
 @dataclass
 class Verdict:
-    """Of one export. lines: what was compared; same: nothing differs; failed: something could not be compared; serve: lines that serve
-    the folder."""
+    """What was found of one export.
+
+    lines: what was compared. files_same: the files hold the drafter, by the reference reader and by every setting and tensor; None = no
+    files were given to check. engine_same: the engine computes with them what the drafter does. failed: something could not be
+    compared. serve: lines that serve the folder.
+    """
 
     format: str
     folder: Path
-    same: bool = True
+    files_same: bool | None = True
+    engine_same: bool = True
     failed: bool = False
     lines: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    serve: list[str] = field(default_factory=list)
+    serve: list[Snippet] = field(default_factory=list)
 
-    def add(self, reader: str, same: bool, line: str) -> None:
-        """A comparison with one reader."""
-        self.same &= same
+    def add(self, reader: str, same: bool, line: str, by_engine: bool = False) -> None:
+        """A comparison with one reader. by_engine: a difference is the engine's, not the files'."""
+        if by_engine:
+            self.engine_same &= same
+        else:
+            self.files_same = same and self.files_same is not False
         self.lines.append(f"{reader}: {line}")
 
     def fail(self, why: str, cause: str = "") -> None:
-        """A comparison that could not be made to its end. `cause`: what differs in the files, where that is known."""
-        self.same = False
+        """A comparison that could not be finished. cause: what differs in the files, if that is known."""
+        self.files_same = False
         self.failed |= not cause
         self.lines.append(f"{why} ({cause})" if cause else why)
+
+    def take_files(self, other: Verdict) -> None:
+        """Take over what was found of the files in another comparison."""
+        self.files_same = other.files_same
+        self.failed |= other.failed
+        self.lines += other.lines
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing differs."""
+        return self.files_same is not False and self.engine_same
+
+    @property
+    def exit_code(self) -> int:
+        """0, `FILES_WRONG` (also if the comparison could not be finished) or `ENGINE_DIFFERS`."""
+        if self.files_same is False:
+            return FILES_WRONG
+        return 0 if self.engine_same else ENGINE_DIFFERS
 
     @property
     def conclusion(self) -> str:
         """The last line for people."""
-        return (
-            "THE SAME DRAFTER"
-            if self.same
-            else "NOT COMPARED TO THE END"
-            if self.failed
-            else "NOT THE SAME DRAFTER"
-        )
+        if self.files_same is False:
+            return "NOT COMPARED TO THE END" if self.failed else "NOT THE SAME DRAFTER"
+        if self.engine_same:
+            return "THE SAME DRAFTER"
+        checked = "FILES NOT CHECKED" if self.files_same is None else "FILES RIGHT"
+        return f"{checked}, THE ENGINE DRAFTS OTHERWISE"
 
 
 @dataclass(frozen=True)
@@ -146,3 +177,31 @@ def decoded(target: Target, drafter: Drafter, prompts: Sequence[list[int]], max_
     plain, ours = Decoder(target), Decoder(target, drafter)
     outputs, calls = ([d.generate(p, max_new_tokens=max_new_tokens) for p in prompts] for d in (plain, ours))
     return Decoded(prompts, [o.tokens for o in outputs], [c.accepted for c in calls])
+
+
+NEAR_TIE = "tie"
+
+
+def compare_output(target: Target, prompt: list[int], ours: list[int], theirs: list[int]) -> str:
+    """Empty where the output is plain greedy decoding's, `NEAR_TIE` where it leaves it at two tokens as good as equally probable."""
+    for place, (a, b) in enumerate(zip_longest(ours, theirs)):
+        if a == b:
+            continue
+        if a is None or b is None:
+            ended = ours if b is None else theirs
+            return "" if ended[place] in target.eos_ids else f"{len(theirs)} tokens for {len(ours)}"
+        if not 0 <= b < target.vocab_size:
+            return f"token {short(b)} at place {place}, which the target does not have"
+        logits = target.forward(torch.tensor([prompt + ours[:place]], device=target.device)).logits_BLV
+        assert logits is not None
+        gap = float(logits[0, -1, a] - logits[0, -1, b])
+        return (
+            NEAR_TIE
+            if gap < NEAR
+            else f"token {b} at place {place}, where {a} is more probable by a factor of {math.exp(min(gap, 50)):.3g}"
+        )
+    return ""
+
+
+NEAR = 0.1
+"""Nats between two tokens that half precision may exchange."""

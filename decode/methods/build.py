@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from align.common.errors import UserError
+from align.common.text import say
+from align.folder.trained_chat import chat_note
 from decode.methods.drafter_spec import check_there
 from decode.methods.registry import ANY, COMMON, SYSTEMS, Parts
 from decode.methods.spec import Method, check_parts, role_in
@@ -142,4 +144,7 @@ def open_parts(
         parts.drafters[ANY] = open_foreign(drafters[first], first, target, tokenizer)
     elif ANY in asked:
         parts.drafters[ANY] = parts.drafters[role_in(drafters, ANY)]
+    for folder in dict.fromkeys(drafters[role_in(drafters, role)] for role in asked):
+        if note := chat_note(folder, target.chat, target.tokenizer):
+            say(note, error=True)
     return parts

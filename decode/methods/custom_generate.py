@@ -118,7 +118,8 @@ def custom_generate(
     """What `generate` calls in place of its own loop.
 
     Args:
-        drafter: a folder or hub id, `lookup`, None (plain decoding), or one already loaded, as `decode.load` takes it.
+        drafter: None (plain decoding); else as `decode.load` takes it: a folder or hub id, `auto`, `lookup`, or one already
+            loaded.
         method: a system by name, as `decode.load` takes it.
 
     Returns:
@@ -144,7 +145,7 @@ def custom_generate(
                 target,
                 row[mask].tolist(),
                 length - len(row),
-                replace(drafting, seed=drafting.seed + number),
+                replace(drafting, seed=drafting.fixed_seed + number),
                 decoder.drafter,
                 verifier,
                 processors=_of_row(logits_processor, number, count),

@@ -3,30 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from align.common.errors import UserError, nearest
-from align.common.hub import is_hub_id, local_path, missing
+from align.common.files import expanded, sha256_file
+from align.common.hub import hub_id, is_hub_id, local_path, missing
 from align.common.provenance import CHECKOUT
 from align.common.schema import read_object
+from align.gguf.parts import gguf_of_folder, is_hub_layout
 from align.importing.layouts import architectures_of, is_block, layout_of, made_for
-from align.target.names import DEFAULT_TARGET, check_name
+from align.target.names import DEFAULT_TARGET, WHEELS, check_name
 from decode.method_names import LOOKUP
 from decode.methods.registry import ROLES
 from decode.methods.spec import check_parts, read_method
 
+AUTO = "auto"
+"""In place of a drafter: the shipped one where it was made for the target, else lookup."""
 DEFAULT_DRAFTER = CHECKOUT / "pretrained" / "smollm2-135m-block"
 """The drafter that the repository ships, made for the default target."""
 NO_FOLDERS = (LOOKUP, "none")
 """Words that may stand where a drafter is named, and name no trained one."""
+_PACKAGED = DEFAULT_TARGET
+_MOST_HASHED = 1 << 28
+"""Bytes of a file that may be the default target's."""
 BLOCKS = ("block", "variable_prefix")
 """Both are block drafters, which differ in their training alone: either may be used as the other."""
 
 
 def shipped_for(target: str) -> str | None:
     """The shipped drafter's folder, if it is there and was made for this target."""
-    there = target == DEFAULT_TARGET and (DEFAULT_DRAFTER / "config.json").is_file()
+    there = _is_default(target) and (DEFAULT_DRAFTER / "config.json").is_file()
     return str(DEFAULT_DRAFTER) if there else None
+
+
+def choose_drafter(target: str) -> tuple[str, str]:
+    """What `auto` stands for: the shipped drafter's folder, else lookup; and a note, empty for the shipped one."""
+    shipped = shipped_for(target)
+    if shipped is not None:
+        return shipped, ""
+    missing = f"at {DEFAULT_DRAFTER}" if _is_default(target) else f"is shipped for {target}"
+    return LOOKUP, f"note: no drafter {missing}: drafting by prompt lookup"
+
+
+def _is_default(target: str) -> bool:
+    """Whether it names the default target: by its hub id, its folder in the hub's cache, or the GGUF file of its package."""
+    if target == DEFAULT_TARGET or target == f"wheel:{WHEELS[_PACKAGED][0]}":
+        return True
+    path = expanded(target)
+    with suppress(UserError):  # several files: loading says so
+        if path.is_dir() and not is_hub_layout(path):
+            path = gguf_of_folder(path) or path
+    if path.is_file():
+        return path.stat().st_size < _MOST_HASHED and sha256_file(path) == WHEELS[_PACKAGED][3]
+    return path.is_dir() and hub_id(target) == DEFAULT_TARGET
 
 
 def read_drafters(text: str | None, default: str | None = None) -> list[tuple[str | None, str]]:
@@ -133,7 +163,7 @@ def _check_kind(role: str, folder: str, note: Callable[[str], object]) -> None:
         raise UserError(f"--drafter {role}={folder}: that is a drafter of the kind {said} ({said}={folder})")
     if role == "variable_prefix" != said:
         note(
-            f"note: {folder} does not say that it was trained to go on from a drafted prefix (recipe=smollm2_variable_prefix)"
+            f"note: {folder} does not say that it was trained to go on from a drafted prefix (recipe=variable_prefix)"
         )
 
 
@@ -145,7 +175,7 @@ def role_of(spec: str) -> str:
         UserError: a file, or neither a folder nor a hub id that can be had.
     """
     from align.common.schema import read_config, read_object
-    from align.models.checkpoints.standalone import RECORD
+    from align.importing.kinds import RECORD
 
     path = local_path(spec)
     if path.is_file():

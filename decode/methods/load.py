@@ -2,111 +2,147 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from align.common.errors import UserError
+from align.common.text import say
 from align.models.block import BlockDrafter
 from align.models.standalone import DiffusionDrafter
 from align.target.loading import load_target
 from align.target.model import Target
 from align.target.names import DEFAULT_TARGET
 from decode.drafters.base import Drafter
-from decode.engine.decoder import Decoder, check_options
+from decode.engine.call_options import checks_options
+from decode.engine.decoder import Decoder
 from decode.method_names import written
 from decode.methods.any_drafter import NO_STEPS, NO_TREES
 from decode.methods.build import assemble, build, open_parts
-from decode.methods.drafter_spec import NO_FOLDERS, check_there, drafters_by_role, role_of
+from decode.methods.drafter_spec import (
+    AUTO,
+    NO_FOLDERS,
+    check_there,
+    choose_drafter,
+    drafters_by_role,
+    role_of,
+    shipped_for,
+)
 from decode.methods.options import DraftOptions, in_methods
 from decode.methods.registry import ANY, Parts
 from decode.methods.spec import Method, check_parts, read_method
 
+AnyDrafter = str | os.PathLike[str] | Drafter | BlockDrafter | DiffusionDrafter | Target
 
+
+@checks_options("decode.load")
 def load(
-    target: str | Target = DEFAULT_TARGET,
-    drafter: str | Path | Drafter | BlockDrafter | DiffusionDrafter | None = None,
+    target: str | os.PathLike[str] | Target = DEFAULT_TARGET,
+    drafter: AnyDrafter | None = AUTO,
     verifier: str = "auto",
     *,
-    dtype: str = "auto",
-    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
     draft_tokens: int | None = None,
     tree_nodes: int | None = None,
     copying: bool | None = None,
     steps: int = 1,
     order: str = "left_to_right",
-    drafter_tokenizer: str | Path | None = None,
+    drafter_tokenizer: str | os.PathLike[str] | None = None,
     method: str | None = None,
     trust_remote_code: bool = False,
     template_kwargs: Mapping[str, Any] | None = None,
     system: str | None = None,
-    **unknown: Any,
 ) -> Decoder:
-    """A decoder for a target.
+    """Load a target and its drafter as a decoder.
 
     Args:
         target: hub id, folder, GGUF file or `debug`; or one already loaded.
-        drafter: a trained drafter's folder or hub id, `lookup`, `none` or None (plain decoding), or one
-            already loaded.
+        drafter: `auto` (the shipped drafter for the default target, `lookup` for others, with a note), a trained drafter's
+            folder or hub id, `lookup` (copies from the text), None or `none` (plain decoding), or one already loaded.
         verifier: see `Decoder`.
-        dtype, device: where `target` is to be loaded; see `align.target.loading.load_target`.
+        dtype: of the target: auto (see `align.target.loading.load_target`), float32, bfloat16 or float16.
+        device: of the target: auto, cpu, cuda or cuda:N.
         draft_tokens: draft at most this many tokens ahead; default: the drafter's own number.
-        tree_nodes: verify this many drafted tokens a call, branching; 0 = a chain of `draft_tokens`. Default:
-            by the temperature (`decode.drafters.block`); a chain for verifiers that are exact for drawn drafts alone, for
-            which trees are drawn with siblings that the verifier accepts.
+        tree_nodes: drafted tokens verified per round, as a tree; 0 = a chain of `draft_tokens`. Default: by temperature
+            (`decode.drafters.block`). Verifiers that are exact for drawn drafts alone get a chain by default; in a tree for
+            them, siblings are drawn.
         steps, order: of standalone drafters: how many passes unmask a draft, and in which order
             (`decode.drafters.diffusion`).
         drafter_tokenizer: hub id or folder of the tokenizer of a standalone drafter whose vocabulary is not the target's.
-        copying: where the text repeats itself, copy instead of drafting (`decode.wrappers.copying`). Default: yes before a trained
+        copying: copy instead of drafting where the text repeats itself (`decode.wrappers.copying`). Default: yes with a trained
             drafter, no with `method`.
-        method: a system by name with its options, `specdiff:steps=4` (`decode.methods.registry`). `drafter` then names the drafters
-            that it needs, FOLDER or KIND=FOLDER,…; other options of drafting go with the systems `drafter` and `combined` alone.
+        method: a system by name with its options, `specdiff:steps=4` (`decode.methods.registry`). `drafter` then names the
+            drafters that it needs, FOLDER or KIND=FOLDER,…; other options of drafting are for the systems `drafter` and
+            `combined` alone.
         trust_remote_code: run Python code that comes with these models.
         template_kwargs: variables of the target's chat template, by name (`{"enable_thinking": False}`).
         system: the system prompt of every conversation that has none.
 
     Raises:
-        UserError: what can't be found, read or combined, and an option that there is not.
+        UserError: a file or model that can't be found, read or combined, or an unknown option.
     """
-    check_options("decode.load", unknown)
+    spec = _target_spec(target)
+    given, note = _resolve_drafter(spec, drafter, method)
     if copying is None:
-        copying = method is None and drafter is not None and drafter not in NO_FOLDERS
-    tokenizer = None if drafter_tokenizer is None else str(drafter_tokenizer)
+        copying = method is None and given is not None and given not in NO_FOLDERS
+    tokenizer = None if drafter_tokenizer is None else os.fspath(drafter_tokenizer)
     options = DraftOptions(verifier, draft_tokens, tree_nodes, steps, order, copying, tokenizer)
-    # before anything is loaded: it may be misspelt
-    chosen, folders = _by_drafter(drafter, options) if method is None else _by_name(method, drafter, options)
+    # checked before anything is loaded
+    chosen, folders = _by_drafter(given, options) if method is None else _by_name(method, given, options)
     chosen = chosen.with_defaults(options.of_a_method)
-    where = _opened(target, dtype, device, trust_remote_code, template_kwargs, system)
-    if drafter is None or isinstance(drafter, str | Path):
-        parts = open_parts([chosen], folders, where, tokenizer)
+    if isinstance(target, Target):
+        if template_kwargs or system is not None:
+            raise UserError(
+                "template_kwargs and system belong to the target, which is loaded: give them to load_target"
+            )
+        loaded = target
     else:
-        parts = Parts(where, {ANY: drafter})
-    return (assemble if method is None else build)(chosen, parts, draft_tokens)
-
-
-def _opened(
-    target: str | Target,
-    dtype: str,
-    device: str,
-    trust_remote_code: bool,
-    template_kwargs: Mapping[str, Any] | None,
-    system: str | None,
-) -> Target:
-    if isinstance(target, str):
-        return load_target(
-            target,
-            dtype,
-            device,
+        loaded = load_target(
+            spec,
+            str(dtype).removeprefix("torch."),
+            str(device),
             trust_remote_code=trust_remote_code,
             template_kwargs=template_kwargs,
             system=system,
             decoding=True,
         )
-    if template_kwargs or system is not None:
+    if note:
+        say(note, error=True)
+    if given is None or isinstance(given, str):
+        parts = open_parts([chosen], folders, loaded, tokenizer)
+    else:
+        parts = Parts(loaded, {ANY: given})
+    return (assemble if method is None else build)(chosen, parts, draft_tokens)
+
+
+def _target_spec(target: Any) -> str:
+    """The name of a target. Raises UserError for what is none."""
+    if isinstance(target, Target):
+        return target.spec
+    if isinstance(target, str | os.PathLike):
+        return os.fspath(target)
+    kind = type(target).__name__
+    if hasattr(target, "generate"):
         raise UserError(
-            "template_kwargs and system are the target's: this one is loaded, give them to load_target"
+            f"target: a {kind} in memory decodes with model.generate(custom_generate=decode.custom_generate); "
+            "decode.load takes a hub id, a folder or a GGUF file"
         )
-    return target
+    raise UserError(f"target: must be a hub id, a folder or a GGUF file, not {kind}")
+
+
+def _resolve_drafter(spec: str, drafter: Any, method: str | None) -> tuple[Any, str]:
+    """The drafter with `auto` and paths as strings, and a note to print once the target is loaded."""
+    if isinstance(drafter, os.PathLike):
+        return os.fspath(drafter), ""
+    if not isinstance(drafter, str) or drafter != AUTO:
+        return drafter, ""
+    if method is not None:
+        return shipped_for(spec), ""
+    return choose_drafter(spec)
 
 
 def _by_name(name: str, drafter: object, options: DraftOptions) -> tuple[Method, dict[str, str]]:

@@ -28,7 +28,7 @@ RECORDS, RUN, SUMMARY = "records.jsonl", "run.json", "summary.json"
 @dataclass
 class Divergence:
     """Where a greedy output first leaves the plain one, and whether rounding explains it
-    (decode/losslessness/divergence.py)."""
+    (decode/verification/divergence.py)."""
 
     index: int
     """Position in the output, 0 = its first token."""

@@ -182,6 +182,7 @@ def verdict(summary: dict[str, Any]) -> str:
     if exact:
         sentences.append(_lossless(summary, exact))
     sentences += [_lossy(m, overall[m]) for m in others if overall[m]["lossy"]]
+    sentences += filter(None, [above_tau(summary)])
     expected = sum(s["prompts"] for s in sources)
     if 0 < count < expected:
         sentences.append(f"UNFINISHED: {count} of {plural(expected, 'prompt')}; the same command continues.")
@@ -201,6 +202,41 @@ def verdict(summary: dict[str, Any]) -> str:
             "repeat on an idle one before quoting the speed."
         )
     return " ".join(sentences)
+
+
+def exceeds_tau(figures: dict[str, Any]) -> bool:
+    """Whether a speed-up lies above τ by more than both intervals allow. Drafting saves at most τ − 1 of τ target forwards."""
+    speedup, tau_value = figures["speedup"], figures["tau"]
+    if speedup is None or tau_value is None:
+        return False
+    least = speedup if figures["speedup_lo"] is None else figures["speedup_lo"]
+    most = tau_value if figures["tau_hi"] is None else figures["tau_hi"]
+    return bool(least > most + 1e-9)
+
+
+def above_tau(summary: dict[str, Any]) -> str:
+    """A sentence on methods that are faster than their drafts allow, over all suites or on one; empty = there is none."""
+    found = list[str]()
+    for method, figures in summary["overall"].items():
+        where = [("", figures)]
+        if len(summary["suites"]) > 1:
+            title = titles(summary)
+            each = summary["suites"].items()
+            where += [
+                (f" on {title.get(name, name)}", methods[method])
+                for name, methods in each
+                if method in methods
+            ]
+        for place, one in where:
+            if method != PLAIN and exceeds_tau(one):
+                found.append(f"{method}{place} {one['speedup']:.2f}× at τ {one['tau']:.2f}")
+                break
+    if not found:
+        return ""
+    return (
+        f"NOTE: a speed-up above τ ({'; '.join(found)}) can't come from drafting alone: the baseline is slow here, or the machine was "
+        "busy while it ran; measure again before quoting it."
+    )
 
 
 def _subject(method: str, overall: dict[str, Any]) -> str:

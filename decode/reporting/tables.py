@@ -10,7 +10,7 @@ from rich.table import Table
 from align.common.text import markdown_text, titled
 from align.folder.chat import Chat
 from decode.method_names import MAIN, PLAIN
-from decode.reporting.summary import interval, named, number, plural, titles
+from decode.reporting.summary import above_tau, interval, named, number, plural, titles
 
 SUITE, METHOD, SPEED, SPEEDUP, WHOLE, TAU, TAU_MACRO, PLACES, TIMES, SAME, PROMPTS = COLUMNS = (
     "suite", "method", "tokens/s", "speed-up [95%]", "with prefill", "τ [95%]", "τ macro", "accepted at 1, 2, 4, 8",
@@ -152,6 +152,8 @@ def markdown(summary: dict[str, Any]) -> str:
     ]
     for title, points in against_first(summary):
         lines += ["", f"{markdown_text(title)}:", "", *_markdown(AGAINST, points)]
+    if note := above_tau(summary):
+        lines += ["", markdown_text(note)]
     return "\n".join(lines)
 
 

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from align.benchmarks.places import Place
+from align.rows.conversation import Conversation
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One request to the target. `content`: the user's text, or a conversation of messages with role and content."""
+    """One request to the target. `content`: the user's text, or messages with role and content, or these with tools."""
 
     id: str
-    content: str | list[dict[str, str]]
+    content: str | list[dict[str, Any]] | Conversation
     category: str = ""
 
 

@@ -51,7 +51,11 @@ def resolve(names: str) -> list[tuple[Suite, bool]]:
 
 
 def prompts_of(
-    suite: str | None, prompts: Path | None = None, data_dir: Path | None = None, limit: int | None = None
+    suite: str | None,
+    prompts: Path | None = None,
+    data_dir: Path | None = None,
+    limit: int | None = None,
+    column: str | None = None,
 ) -> tuple[list[Loaded], list[str]]:
     """The suites with at most `limit` prompts each, and a line for each suite that only a group names and no source has.
 
@@ -59,18 +63,21 @@ def prompts_of(
         suite: a comma list of suites and groups; with `prompts`, the name of that file's prompts.
         prompts: a file of prompts in place of suites.
         data_dir: local copies of the suites.
+        column: of the file that holds its prompts; None = the first that does.
 
     Raises:
         UserError: an unknown name, or no prompts.
     """
     found: list[Loaded] = []
     skipped: list[str] = []
+    if column is not None and prompts is None:
+        raise UserError("--prompts-column chooses a column of --prompts FILE, which is not given")
     if prompts is not None:
         if suite is not None and ("," in suite or suite in GROUPS):
             raise UserError("--prompts takes the place of one suite: give --suite one name, or leave it out")
         if data_dir is not None:
             raise UserError("--prompts and --data-dir are two places for prompts: give one")
-        found.append(load_prompts_file(prompts, suite))
+        found.append(load_prompts_file(prompts, suite, column))
     else:
         for one, named in resolve(suite or "builtin"):
             try:

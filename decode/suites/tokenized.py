@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from align.common.errors import UserError
-from decode.engine.decoder import prompt_tokens
+from align.common.text import say_once
+from align.folder.ignored import ignored_notes
+from decode.engine.prompts import prompt_tokens
 from decode.suites.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -16,11 +19,14 @@ if TYPE_CHECKING:
 def tokenize_prompts(
     target: Target, prompts: Sequence[Prompt]
 ) -> tuple[list[tuple[Prompt, list[int]]], list[str]]:
-    """Prompts with their tokens, and a line for each prompt that the target can't take (too long, refused by its template)."""
-    fitting, refused = [], []
+    """Prompts with their tokens, and a line for each prompt that the target can't take (too long, refused by its template). Notes
+    count the prompts of which its chat template leaves something out."""
+    fitting, refused, ignored = [], [], Counter[str]()
     for prompt in prompts:
         try:
-            fitting.append((prompt, prompt_tokens(target, prompt.content)))
+            fitting.append((prompt, prompt_tokens(target, prompt.content, ignored=ignored)))
         except UserError as error:
             refused.append(f"{prompt.id}: {error}")
+    for note in ignored_notes(target, ignored, str(len(prompts))):
+        say_once(f"note: {note}")
     return fitting, refused

@@ -56,7 +56,7 @@ class OverlappedSession(WrappingSession):
     rewinds = True
 
     def __init__(self, drafter: Drafter, request: Request) -> None:
-        device, seed = request.target.device, request.sampling.seed
+        device, seed = request.target.device, request.sampling.fixed_seed
         self.request = request
         self.guessed = replace(
             request,

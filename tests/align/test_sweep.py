@@ -41,11 +41,10 @@ def test_a_sweep_without_an_account(
     [
         (["block_objectiv"], "did you mean 'block_objective'"),
         (["block_objective", "words"], "'words' is not key=value"),
-        (["block_objective", "--eta=--"], "'--eta=--' has no value"),
+        (["block_objective", "--seed=--"], "'--seed=--' has no value"),
         (["block_objective", "--count", "99999999999"], "at most 10000"),
         (["~nobody_here/x.yaml"], "no such user"),
         (["block_objective", "--count", "0"], "--count 0: must be at least 1"),
-        (["block_objective", "--eta", "1"], "--eta 1: must be at least 2"),
         (["block_objective", "trainer.max_step=3"], "did you mean 'trainer.max_steps'"),
         ([], "required: FILE"),
     ],

@@ -1,249 +1,32 @@
-"""Exact enumeration: the joint law of what comes out of (drafter, verifier) on small tables, over everything that the
-drafter may draw, against the target's own.
+"""Every tree of up to six nodes under every verifier, and the tables of tests/contract/README.md.
 
-For every draft the two tensors of a verifier (`stop`, `rest`: decode/speculation/rules.py) give the law of the accepted path and
-of the token after it; tokens after that come from the target itself. All drafts of a case go through the rule as one
-batch.
-
-    python -m tests.contract.enumeration        # the table of tests/contract/README.md
+python -m tests.contract.enumeration        # the first two tables
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import lru_cache
 
 import torch
-from torch import Tensor
 
 from align.common.text import say
-from decode.speculation.rules import Drafts, Outcomes
-from decode.speculation.sampling import Sampling, probs
-from decode.speculation.tree import ancestors, chain, depths
+from decode.speculation.tree import chain, depths
 from decode.speculation.verifiers import VERIFIERS, Verifier
+from decode.verification.enumeration import (
+    DRAFTERS,
+    EXACT,
+    Case,
+    Parents,
+    Toy,
+    distance,
+    outcomes,
+    pairs,
+)
 
-EXACT, WRONG = 1e-9, 1e-3
+WRONG = 1e-3
 MOST_DRAFTS = 800
 """Drafts enumerated in one case: V is chosen so."""
-Parents = tuple[int, ...]
-
-
-def rows(count: int, V: int, generator: torch.Generator, zeros: float = 0.3) -> Tensor:
-    """Random distributions, (count, V) fp64, sharp and flat, some entries exactly zero."""
-    weights = torch.rand(count, V, dtype=torch.float64, generator=generator) ** 3 + 1e-3
-    weights[torch.rand(count, V, generator=generator) < zeros] = 0
-    weights[weights.sum(1) == 0, 0] = 1
-    return weights / weights.sum(1, keepdim=True)
-
-
-class Toy:
-    """Tables of p and q for every prefix of up to K tokens: `p[d][prefix]` is the row after d tokens."""
-
-    def __init__(self, V: int, K: int, seed: int, greedy: bool = False) -> None:
-        self.V, self.K = V, K
-        generator = torch.Generator().manual_seed(seed)
-        self.generator = generator
-        self.p = [rows(V**d, V, generator).reshape((V,) * (d + 1)) for d in range(K + 1)]
-        self.q = [rows(V**d, V, generator).reshape((V,) * (d + 1)) for d in range(K)]
-        if seed % 5 == 0:  # p = q
-            self.q = [p.clone() for p in self.p[:K]]
-        if greedy:
-            self.p = [probs(p, Sampling()) for p in self.p]
-        self.q_KV = torch.stack([q.reshape(-1, V)[0] for q in self.q])  # the q of an independent draft
-
-    @property
-    def joint(self) -> Tensor:
-        """The target's joint law of K + 1 tokens."""
-        return self.rest(())
-
-    def rest(self, prefix: tuple[int, ...]) -> Tensor:
-        """The target's joint law of what follows the prefix, up to K + 1 tokens in all."""
-        shape = (self.V,) * (self.K + 1 - len(prefix))
-        law = torch.ones((), dtype=torch.float64)
-        for d in range(len(prefix), self.K + 1):
-            law = law[..., None] * self.p[d][prefix]
-        return law.reshape(shape)
-
-    def continued(self, mass: Tensor) -> Tensor:
-        """The joint law of K + 1 tokens whose first ones have the law `mass`, (V,) * d."""
-        for d in range(mass.dim(), self.K + 1):
-            mass = mass[..., None] * self.p[d]
-        return mass
-
-    def p_BMV(self, tokens_BN: Tensor, parents: Parents) -> Tensor:
-        """The target's rows at the root and at every node."""
-        return torch.stack(
-            [self.p[len(path)][tuple(tokens_BN[:, j] for j in path)].expand(len(tokens_BN), self.V)
-             for path in nodes(parents)], dim=1)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Case:
-    """Everything that a drafter may propose, with its probability."""
-
-    weight_B: Tensor
-    drafts: Drafts
-    p_BMV: Tensor
-    toy: Toy
-
-
-@lru_cache(None)
-def nodes(parents: Parents) -> list[list[int]]:
-    """The drafted tokens on the path to the root, and to every node."""
-    return [row.nonzero()[:, 0].tolist() for row in ancestors(parents)[:, 1:]]
-
-
-@lru_cache(None)
-def every(V: int, N: int) -> Tensor:
-    return torch.tensor(list(itertools.product(range(V), repeat=N))).reshape(-1, N)
-
-
-def drawn(toy: Toy, parents: Parents, causal: bool, siblings: str = "iid") -> Case:
-    """Every token from its q: of its depth, or of its path (`causal`); `independent`: of two siblings, each has another."""
-    tokens_BN, paths = every(toy.V, len(parents)), nodes(parents)
-    others = toy.q
-    if siblings == "independent":
-        others = [rows(toy.V**d, toy.V, toy.generator).reshape((toy.V,) * (d + 1)) for d in range(toy.K)]
-    q, weight_B = [], torch.ones(len(tokens_BN), dtype=torch.float64)
-    batch = torch.arange(len(tokens_BN))
-    for i, parent in enumerate(parents):
-        path = paths[parent + 1]
-        tables = others if parents[:i].count(parent) % 2 else toy.q
-        row = tables[len(path)][tuple(tokens_BN[:, j] for j in path)] if causal else toy.q_KV[len(path)]
-        q.append(row.expand(len(tokens_BN), toy.V))
-        left_BV = q[-1].clone()
-        if siblings == "without_replacement":
-            for j in range(i):
-                if parents[j] == parent:
-                    left_BV[batch, tokens_BN[:, j]] = 0
-        total_B1 = left_BV.sum(1, keepdim=True)
-        # where nothing is left a drafter hands over whatever it likes: token 0
-        left_BV = torch.where(total_B1 > 0, left_BV / total_B1, torch.eye(toy.V, dtype=torch.float64)[0])
-        weight_B = weight_B * left_BV[batch, tokens_BN[:, i]]
-    return case(toy, parents, weight_B, tokens_BN, torch.stack(q, 1), siblings == "without_replacement")
-
-
-def case(
-    toy: Toy,
-    parents: Parents | list[Parents],
-    weight_B: Tensor,
-    tokens_BN: Tensor,
-    q_BNV: Tensor | None = None,
-    without_replacement: bool = False,
-    steps_BN: Tensor | None = None,
-) -> Case:
-    """Drafts of weight 0 left out. Parents of each, or of all; shorter trees are beginnings of the longest one."""
-    some_B = weight_B > 0
-    each = parents if isinstance(parents, list) else [parents] * len(weight_B)
-    each = [x for x, some in zip(each, some_B.tolist(), strict=True) if some]
-    most = max(each, key=len)
-
-    def kept(rows: Tensor | None) -> Tensor | None:
-        return None if rows is None else rows[some_B][:, : len(most)]
-
-    tokens_BN = tokens_BN[some_B][:, : len(most)]
-    drafts = Drafts(tokens_BN, tuple(each), kept(q_BNV), kept(steps_BN), without_replacement)
-    return Case(weight_B[some_B], drafts, toy.p_BMV(tokens_BN, most), toy)
-
-
-def chosen(toy: Toy, parents: Parents) -> Case:
-    """Any joint law over the whole tree at all: point drafts."""
-    tokens_BN = every(toy.V, len(parents))
-    return case(toy, parents, rows(1, len(tokens_BN), toy.generator)[0], tokens_BN)
-
-
-def unmasked(toy: Toy, parents: Parents) -> Case:
-    """A chain whose positions are unmasked in a random order, some together, every q looking at the tokens of EARLIER
-    steps on both sides: the order is settled before anything is drawn (state-only)."""
-    K, V = len(parents), toy.V
-    steps = torch.randint(0, K, (K,), generator=toy.generator)
-    tokens_BN = every(V, K)
-    tables = [rows((V + 1) ** K, V, toy.generator).reshape(*(V + 1,) * K, V) for _ in range(K)]
-    q = []
-    for k in range(K):
-        seen = [torch.where(steps[j] < steps[k], tokens_BN[:, j], V) for j in range(K)]
-        q.append(tables[k][tuple(seen)])
-    q_BNV = torch.stack(q, 1)
-    weight_B = q_BNV.gather(2, tokens_BN[..., None])[..., 0].prod(1)
-    return case(toy, parents, weight_B, tokens_BN, q_BNV, steps_BN=steps.expand(len(tokens_BN), K).clone())
-
-
-def surest(toy: Toy, parents: Parents) -> Case:
-    """The same, each step's position settled by what EARLIER steps drew, and not by its own draw: the order `confidence`."""
-    K, V = len(parents), toy.V
-    tokens_BN = every(V, K)
-    tables = [rows((V + 1) ** K, V, toy.generator).reshape(*(V + 1,) * K, V) for _ in range(K)]
-    urge = torch.rand((V + 1,) * K + (K,), generator=toy.generator)  # of each position, in each state
-    state_BN = torch.full_like(tokens_BN, V)
-    steps_BN, q_BNV = torch.zeros_like(tokens_BN), torch.zeros(*tokens_BN.shape, V, dtype=torch.float64)
-    batch = torch.arange(len(tokens_BN))
-    for step in range(K):
-        at = tuple(state_BN.T)
-        next_B = urge[at].masked_fill(state_BN < V, -1).argmax(1)
-        q_BKV = torch.stack([table[at] for table in tables], 1)
-        q_BNV[batch, next_B], steps_BN[batch, next_B] = q_BKV[batch, next_B], step
-        state_BN[batch, next_B] = tokens_BN[batch, next_B]
-    weight_B = q_BNV.gather(2, tokens_BN[..., None])[..., 0].prod(1)
-    return case(toy, parents, weight_B, tokens_BN, q_BNV, steps_BN=steps_BN)
-
-
-def stopped(toy: Toy, parents: Parents) -> Case:
-    """A causal chain that goes on after its first token only while what is drawn so far says so, as a confidence head does:
-    a coin for every prefix, tossed before the next token is drawn."""
-    full = drawn(toy, parents, True)
-    drafts = full.drafts
-    length_B = torch.ones(len(drafts.tokens_BN), dtype=torch.int64)
-    for d in range(1, len(parents)):
-        goes_on = torch.rand((toy.V,) * d, generator=toy.generator) < 0.6
-        length_B += (length_B == d) & goes_on[tuple(drafts.tokens_BN[:, j] for j in range(d))]
-    each = [chain(n) for n in length_B.tolist()]
-    # a token that is not drawn says nothing: what follows a draft's end sums to 1
-    return case(toy, each, full.weight_B, drafts.tokens_BN, drafts.q_BNV)
-
-
-DRAFTERS: dict[str, Callable[[Toy, Parents], Case]] = {
-    "point": chosen,
-    "independent, i.i.d. siblings": lambda toy, parents: drawn(toy, parents, False),
-    "independent, without replacement": lambda toy, parents: drawn(
-        toy, parents, False, "without_replacement"
-    ),
-    "causal, i.i.d. siblings": lambda toy, parents: drawn(toy, parents, True),
-    "causal, without replacement": lambda toy, parents: drawn(toy, parents, True, "without_replacement"),
-    "causal, siblings of several q": lambda toy, parents: drawn(toy, parents, True, "independent"),
-    "causal, stopped by earlier draws": stopped,
-    "unmasked, state-only": unmasked,
-    "unmasked, order by earlier draws": surest,
-}
-
-
-KINDS = {"without replacement": "without_replacement", "siblings of several q": "independent"}
-
-
-def outcomes(case_: Case, verifier: Verifier | str) -> Outcomes:
-    rule = (VERIFIERS[verifier] if isinstance(verifier, str) else verifier).rule
-    assert rule is not None
-    return rule(case_.p_BMV, case_.drafts)
-
-
-def output_law(case_: Case, out: Outcomes) -> Tensor:
-    """The joint law of the first K + 1 tokens that come out."""
-    toy, parents = case_.toy, max(case_.drafts.parents, key=len)
-    rest_BMV = torch.where(out.rest_BMV.sum(-1, keepdim=True) > 0, out.rest_BMV, case_.p_BMV)  # as `resolve`
-    next_BMV = rest_BMV / rest_BMV.sum(-1, keepdim=True)
-    mass_BMV = case_.weight_B[:, None, None] * out.stop_BM[..., None] * next_BMV
-    laws = [torch.zeros((toy.V,) * (d + 1), dtype=torch.float64) for d in range(toy.K + 1)]
-    for m, path in enumerate(nodes(parents)):
-        column = [case_.drafts.tokens_BN[:, j, None].expand(-1, toy.V) for j in path]
-        column.append(torch.arange(toy.V).expand(len(mass_BMV), -1))
-        laws[len(path)].index_put_(tuple(column), mass_BMV[:, m], accumulate=True)
-    return sum((toy.continued(law) for law in laws), torch.zeros_like(toy.joint))
-
-
-def distance(case_: Case, verifier: Verifier | str) -> float:
-    """Total variation between the output's joint law and the target's."""
-    return float((output_law(case_, outcomes(case_, verifier)) - case_.toy.joint).abs().sum() / 2)
 
 
 def mean_accepted(case_: Case, verifier: Verifier | str) -> float:
@@ -283,25 +66,6 @@ def vocabulary(N: int, seed: int) -> int:
     """2 to 4, as large as the number of drafts allows."""
     largest = max(V for V in (2, 3, 4) if V**N <= MOST_DRAFTS)
     return 2 + seed % (largest - 1)
-
-
-def pairs() -> list[tuple[str, str]]:
-    """(verifier, drafter) of everything that the types allow and that claims to be exact."""
-    found = []
-    for verifier in VERIFIERS.values():
-        if verifier.rule is None or verifier.lossy:
-            continue
-        for drafter in DRAFTERS:
-            law, _, siblings = drafter.partition(", ")
-            if law not in verifier.laws:
-                continue
-            kind = KINDS.get(siblings, "iid")
-            alone = law not in ("independent", "causal") or kind == "iid"
-            if kind in verifier.siblings or alone:
-                found.append((verifier.name, drafter))
-    return sorted(
-        found, key=lambda pair: (pair[1], VERIFIERS[pair[0]].greedy_only)
-    )  # neighbours share their cases
 
 
 def trees_for(verifier: str, drafter: str) -> list[Parents]:

@@ -21,7 +21,7 @@ from decode.speculation.rules import Drafts, Outcomes
 from decode.speculation.sampling import Sampling, probs
 from decode.speculation.tree import chain
 from decode.speculation.verifiers import Verifier
-from tests.contract.enumeration import Case, Toy, case, chosen, distance, drawn, every, rows, unmasked
+from decode.verification.enumeration import Case, Toy, case, chosen, distance, drawn, every, rows, unmasked
 
 TWO, CHAIN = (-1, -1), (-1, 0)
 Make = Callable[[Toy], Case]

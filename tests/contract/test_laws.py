@@ -13,22 +13,18 @@ from decode.speculation.rules import Drafts, Rule
 from decode.speculation.sampling import Sampling, probs
 from decode.speculation.tree import chain, depths, path_to, walk
 from decode.speculation.verifiers import VERIFIERS, find, resolve, run_verifier
-from tests.contract.enumeration import (
-    DOMINATES,
+from decode.verification.enumeration import (
     DRAFTERS,
     EXACT,
-    WRONG,
     Toy,
     case,
-    cases,
     distance,
     drawn,
     every,
-    mean_accepted,
     outcomes,
     pairs,
-    shapes,
 )
+from tests.contract.enumeration import DOMINATES, WRONG, cases, mean_accepted, shapes, trees_for
 from tests.contract.mutants import MUTANTS
 
 
@@ -45,6 +41,26 @@ def test_the_output_law_is_the_targets(verifier: str, drafter: str) -> None:
         worst = max(worst, distance(found, verifier))
         count += 1
     assert count >= 300 and worst < EXACT
+
+
+@pytest.mark.parametrize(("verifier", "drafter"), pairs())
+def test_the_output_law_on_a_few_trees(verifier: str, drafter: str) -> None:
+    """What `test_the_output_law_is_the_targets` enumerates over every tree, in a fiftieth of the time."""
+    few = [x for x in trees_for(verifier, drafter) if len(x) <= 3] + [(-1, 0, -1, 2), (-1, -1, 1, 0)]
+    for seed, parents in enumerate(x for x in few if x in trees_for(verifier, drafter)):
+        toy = Toy(3, max(depths(parents)), seed + 1, VERIFIERS[verifier].greedy_only)
+        assert distance(DRAFTERS[drafter](toy, parents), verifier) < EXACT
+
+
+def test_k_seq_accepts_as_often_as_its_equation_allows() -> None:
+    """ρ solves 1 − (1 − β)^S = ρβ: a larger one would keep the distribution and accept less."""
+    generator = torch.Generator().manual_seed(0)
+    p_BNV, q_BNV = (torch.rand(10, 3, 5, dtype=torch.float64, generator=generator) ** 3 for _ in range(2))
+    p_BNV, q_BNV = p_BNV / p_BNV.sum(-1, keepdim=True), q_BNV / q_BNV.sum(-1, keepdim=True)
+    siblings_BN = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64).expand(10, 3)
+    rho_BN, beta_BN = rules._inflation(p_BNV, q_BNV, siblings_BN)
+    torch.testing.assert_close(1 - (1 - beta_BN) ** siblings_BN, rho_BN * beta_BN, atol=1e-9, rtol=0)
+    torch.testing.assert_close(beta_BN, torch.minimum(q_BNV, p_BNV / rho_BN[..., None]).sum(-1))
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -240,7 +256,7 @@ def test_what_is_the_ratio_test_on_a_chain(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n, v in VERIFIERS.items() if v.rule is not None])
 def test_a_batch_of_different_trees_is_each_alone(name: str) -> None:
-    """Ragged: other shapes and sizes side by side, an empty one among them, change nothing for any."""
+    """Ragged: other shapes and sizes side by side, an empty one and broken q among them, change nothing for any."""
     verifier = VERIFIERS[name]
     trees = [x for x in shapes(5) if x == chain(len(x)) or verifier.siblings]
     generator = torch.Generator().manual_seed(0)
@@ -248,7 +264,10 @@ def test_a_batch_of_different_trees_is_each_alone(name: str) -> None:
     for i, parents in enumerate(trees):
         toy = Toy(4, 3, i)
         tokens = torch.randint(4, (len(parents),), generator=generator)
-        q = DraftProbs(toy.q_KV[torch.tensor(depths(parents)) - 1] * 0.9 + 0.025)
+        q_NV = toy.q_KV[torch.tensor(depths(parents)) - 1] * 0.9 + 0.025
+        if i % 4 == 2:
+            q_NV[torch.tensor(depths(parents)) == 1 + i % 2] = float("nan")
+        q = DraftProbs(q_NV)
         kind = "iid" if len(set(parents)) < len(parents) else None
         proposals.append(Proposal(tokens, "causal", q, parents=parents, siblings=kind))
         tables.append(toy.p_BMV(tokens[None], parents)[0])
@@ -260,7 +279,7 @@ def test_a_batch_of_different_trees_is_each_alone(name: str) -> None:
     p_BMV = torch.full((len(tables), most, 4), 0.25, dtype=torch.float64)
     for b, p in enumerate(tables):
         p_BMV[b, : len(p)] = p
-    together = verifier.rule(p_BMV, Drafts.of(proposals, 4))
+    together = verifier.rule(p_BMV.mT.contiguous().mT, Drafts.of(proposals, 4))
     for b, (proposal, p) in enumerate(zip(proposals, tables, strict=True)):
         alone = verifier.rule(p[None], Drafts.of([proposal], 4))
         torch.testing.assert_close(together.stop_BM[b, : len(p)], alone.stop_BM[0])

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from decode.speculation import tree
 from decode.speculation.tree import ancestors, chain, depths, nodes_within, path_to, visits, walk
+from decode.verification.enumeration import EXACT, Toy
 from tests.builders import tree_prefixes as prefixes
-from tests.contract.enumeration import EXACT, WRONG, Toy
+from tests.contract.enumeration import WRONG
 
 Follow = Callable[[Tensor, tuple[int, ...], Tensor], tuple[Tensor, Tensor]]
 

@@ -196,7 +196,7 @@ def test_what_to_type_next_names_the_option() -> None:
     figures = {"speedup": 1.5, "speedup_lo": 1.2, "lossy": False}
     config = eval.read_config(["--target", "a b"])
     alone = eval.next_step({"bugs": 0, "overall": {"plain": figures, "lookup": figures}}, config)
-    assert "-m align.train recipe=smollm2_block 'target.name=a b' output=runs/mine" in alone
+    assert "-m align.train recipe=block 'target.name=a b' output=runs/mine" in alone
     random = eval.read_config(["--target", "debug"])
     assert "measure a real target" in eval.next_step({"bugs": 0, "overall": {"plain": figures}}, random)
     assert "--help" not in alone and "--target 'a b' --drafter runs/mine/drafter" in alone

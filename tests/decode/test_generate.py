@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,22 @@ def test_answers_and_says_how_fast(capsys: pytest.CaptureFixture[str]) -> None:
     assert "[target" not in err
 
 
+def test_the_seed_of_a_sampled_answer_repeats_it(capsys: pytest.CaptureFixture[str]) -> None:
+    options = (*DEBUG, "--drafter", "none", "--temperature", "1")
+    _, first, err = run(capsys, *options, "hello")
+    seed = re.search(r"· seed (\d+)$", err.strip())
+    assert seed and run(capsys, *options, "hello")[1] != first
+    assert run(capsys, *options, "--seed", seed[1], "hello")[1] == first
+    assert "seed" not in run(capsys, *DEBUG, "--drafter", "none", "hello")[2]
+
+
+@pytest.mark.parametrize("drafter", [(), ("--drafter", "auto")])
+def test_the_default_drafter_by_its_name(
+    capsys: pytest.CaptureFixture[str], drafter: tuple[str, ...]
+) -> None:
+    assert "[lookup, greedy]" in run(capsys, *DEBUG, *drafter, "hello")[2]
+
+
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
@@ -63,18 +80,15 @@ def test_verbose_is_a_line_more(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_default_drafter_of_another_target_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     err = run(capsys, *DEBUG, "hello")[2]
-    assert err.startswith("note: no drafter is shipped for debug: prompt lookup drafts instead\n")
+    assert err.startswith("note: no drafter is shipped for debug: drafting by prompt lookup\n")
 
 
 def test_a_missing_shipped_drafter_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    for module in (generate, drafter_spec):
-        monkeypatch.setattr(module, "DEFAULT_DRAFTER", Path("/nowhere/block"))
-        monkeypatch.setattr(module, "DEFAULT_TARGET", "debug")
+    monkeypatch.setattr(drafter_spec, "DEFAULT_DRAFTER", Path("/nowhere/block"))
+    monkeypatch.setattr(drafter_spec, "DEFAULT_TARGET", "debug")
     code, _, err = run(capsys, *DEBUG, "hello")
-    assert (
-        code == 0
-        and err.splitlines()[0] == "note: no drafter at /nowhere/block: prompt lookup drafts instead"
-    )
+    assert code == 0
+    assert err.splitlines()[0] == "note: no drafter at /nowhere/block: drafting by prompt lookup"
 
 
 def test_standard_input_system_message_and_sampling(
@@ -100,7 +114,7 @@ def test_standard_input_system_message_and_sampling(
     talk = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}]
     sampling = Sampling(temperature=1.0, seed=3, top_k=9, top_p=0.9)
     assert kind.rstrip("\n") != expected.rstrip("\n")
-    assert kind == decode.load("debug").generate(talk, max_new_tokens=12, sampling=sampling).text + "\n"
+    assert kind == decode.load("debug", None).generate(talk, max_new_tokens=12, sampling=sampling).text + "\n"
     assert run(capsys, *options, "--raw", "hello")[1] != expected
 
 

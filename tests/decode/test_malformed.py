@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from align.common import hub
+from align.rows import hub_rows
 from decode import eval, report
-from decode.suites import sources
 from tests.measurements import quiet
 
 QUIET = quiet(4)
@@ -24,7 +24,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     answer.
     """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sources, "hub_reachable", lambda: False)
+    monkeypatch.setattr(hub_rows, "hub_reachable", lambda: False)
     monkeypatch.setattr(hub, "hub_reachable", lambda: False)
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
@@ -69,20 +69,26 @@ EVAL = [
     (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
     (["--prompts", "data"], "data is a folder"),
     (["--prompts", "p.md"], "unknown kind of file"),
-    (["--prompts", "empty.jsonl"], "empty.jsonl holds no rows"),
-    (["--prompts", "blank.txt"], "blank.txt holds no rows"),
+    (["--prompts", "empty.jsonl"], "--prompts='empty.jsonl' holds no rows"),
+    (["--prompts", "blank.txt"], "--prompts='blank.txt' holds no rows"),
     (["--prompts", "bad.jsonl"], "bad.jsonl, line 2: not JSON"),
     (["--prompts", "bad.json"], "bad.json, line 2: not JSON"),
-    (["--prompts", "object.json"], "expected a list of rows"),
-    (["--prompts", "column.jsonl"], "row 1: no prompt among its columns (promt) (did you mean 'prompt'?)"),
-    (["--prompts", "null.jsonl"], "row 1: 'prompt' holds no text"),
-    (["--prompts", "number.jsonl"], "row 1: expected text or an object with a prompt, not int"),
-    (["--prompts", "messages.jsonl"], "row 1: 'messages' holds no text"),
+    (["--prompts", "object.json"], "no prompt among its columns (a) (--prompts-column chooses one)"),
+    (
+        ["--prompts", "column.jsonl"],
+        "no prompt among its columns (promt) (did you mean --prompts-column=promt?)",
+    ),
+    (["--prompts", "null.jsonl"], "no row holds a prompt (1 without a user's text); its columns: prompt"),
+    (["--prompts", "number.jsonl"], "number.jsonl: expected a list of rows or an object, found int"),
+    (
+        ["--prompts", "messages.jsonl"],
+        "no row holds a prompt (1 without a user's text); its columns: messages",
+    ),
     (["--prompts", "deep.jsonl"], "deep.jsonl, line 1: not JSON that can be read"),
     (["--prompts", "digits.jsonl"], "digits.jsonl, line 1: not JSON that can be read"),
     (["--prompts", "deep.json"], "deep.json: not JSON that can be read"),
-    (["--prompts", "quote.csv"], "quote.csv: not CSV that can be read"),
-    (["--prompts", "wide.csv"], "wide.csv: not CSV that can be read"),
+    (["--prompts", "quote.csv"], "quote.csv, line 2: not CSV that can be read"),
+    (["--prompts", "wide.csv"], "wide: 1 of 1 prompt, which this target can't take"),
     (["--prompts", "ok.txt", "--data-dir", "data"], "two places for prompts"),
     (["--prompts", "ok.txt", "--threads", "100000"], "--threads=100000: at most"),
     (["--prompts", "bad.parquet"], "not readable Parquet"),

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from align.models.checkpoints.block import save_drafter
+from align.models.checkpoints.causal import save_causal
 from align.models.checkpoints.standalone import save_standalone
 from align.target.loading import load_target
-from decode.losslessness import checks, rounds
-from decode.losslessness.verdict import Check
-from decode.losslessness.widened import BUGS
+from decode.verification import self_test
 from decode.verify import main
 from tests.builders import block_network as network
+from tests.builders import causal_drafter
 from tests.builders import diffusion_drafter as standalone
-
-
-@pytest.fixture(autouse=True)
-def short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And few rounds: tests/decode/losslessness/test_rounds.py draws as many as show a bug."""
-    monkeypatch.setattr("decode.losslessness.sampled.LENGTH", 8)
-    monkeypatch.setattr(rounds, "WIDE", rounds.WIDE._replace(draws=40))
-    monkeypatch.setattr(rounds, "WEAK", ())
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +27,7 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def arguments(drafter: str, out: Path) -> list[str]:
-    short = ["--suite", "builtin", "--limit", "2", "--max-new-tokens", "12", "--samples", "12"]
+    short = ["--suite", "builtin", "--limit", "2", "--max-new-tokens", "12"]
     return ["--target", "debug", "--drafter", drafter, *short, "--out", str(out)]
 
 
@@ -42,86 +35,61 @@ def arguments(drafter: str, out: Path) -> list[str]:
 def test_a_right_pair(drafter: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(arguments(drafter, tmp_path))
     record = json.loads((tmp_path / "verdict.json").read_text())
-    assert record["lossless"] and record["pair"]["prompts"] == 2
-    names = {(c["name"], c["method"]) for c in record["checks"]}
-    for name in ("greedy fp32", "coupled fp32"):
-        assert {(name, m) for m in ("chain", "tree", "tree, with copies")} <= names
-    assert {m for n, m in names if n == "sampled"} >= {"plain", "chain, token", "chain, block"}
-    drafted = {"chain", "tree", "tree, with copies"}
-    for name in ("options, exact", "options, batch"):
-        assert {m for n, m in names if n == name} == {*drafted, "scripted drafts"}
-    assert {m for n, m in names if n == "long context"} == {"scripted drafts", "plain", "tree, with copies"}
-    assert {m for n, m in names if n == "options, drawn"} >= {"chain, token", "drawn tree, traversal"}
-    assert ("greedy bf16", "tree, with copies") in names
+    assert record["lossless"] and record["pair"]["prompts"] == 2 and not (tmp_path / "replay.json").exists()
+    counts = {check["check"]: check["counts"] for check in record["checks"]}
+    assert list(counts) == ["rows", "proposals", "rule", "randomness", "commit", "end_to_end"]
+    assert counts["rows"]["logits of a node"] > 500
+    assert counts["proposals"]["drafted token against its q, total variation"] > 50
+    assert counts["randomness"]["outcomes of rounds"] > 200
+    assert {name for name in counts["commit"] if name.startswith("ended")} == {
+        f"ended by {why}" for why in ("length", "eos", "stop", "context")
+    }
     page = (tmp_path / "verdict.md").read_text()
     assert page.startswith("# LOSSLESS") and page in capsys.readouterr().out
-    assert all(c["figures"]["drafted"] > 0 for c in record["checks"] if c["method"].startswith("chain, "))
 
 
 @pytest.mark.slow
-def test_the_self_test_says_what_these_samples_catch(
-    drafter: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    main([*arguments(f"block={drafter}", tmp_path), "--methods", "block", "--self-test"])
-    record = json.loads((tmp_path / "verdict.json").read_text())
-    caught = {c["bug"]: c["caught"] for c in record["self_test"]}
-    assert record["lossless"] and set(caught) == {bug.name for bug in BUGS}
-    assert caught["siblings attend to one another"] is None  # chains alone
-    assert caught["every draft is accepted"] and caught["a draft is accepted without a look"]
-    tried = [c for c in caught.values() if c is not None]
-    page = (tmp_path / "verdict.md").read_text()
-    assert page.startswith("# LOSSLESS")
-    assert f"## Self-test: {sum(tried)} of {len(tried)} planted bugs caught" in page
-    # stopped and begun again, it plants the rest alone
-    path, kept = tmp_path / "verdict.json", record["self_test"][:-2]
-    path.write_text(json.dumps({**record, "finished": False, "self_test": kept}))
-    capsys.readouterr()
-    main([*arguments(f"block={drafter}", tmp_path), "--methods", "block", "--self-test"])
-    said, again = capsys.readouterr().out, json.loads(path.read_text())
-    assert again["self_test"] == record["self_test"] and again["finished"]
-    assert f" and {len(kept)} planted bugs" in said and "ok  greedy" not in said
-    # other weights under the same name, or checks that are not all there: nothing was checked before
-
-    def stopped(*_: object) -> Check:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(checks, "same", stopped)
-    other = {**record["pair"], "content": {**record["pair"]["content"], "drafters": {"block": "0"}}}
-    for change in ({"pair": other}, {"checks": record["checks"][:3]}):
-        path.write_text(json.dumps({**record, "finished": False, "self_test": kept, **change}))
+def test_a_difference_is_replayed(drafter: str, tmp_path: Path) -> None:
+    patches = [mock.patch.object(*patch) for patch in self_test.no_min_p()]
+    with patches[0]:
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments(f"block={drafter}", tmp_path), "--methods", "block"])
+        assert ended.value.code == 1
+        page = (tmp_path / "verdict.md").read_text()
+        assert page.startswith("# NOT LOSSLESS: 1 of 6 checks")
+        place = json.loads((tmp_path / "replay.json").read_text())["finding"]["place"]
+        assert {"request", "round", "batch", "asked", "text", "drafts", "outcome"} <= {*place}
+        replay = ["--replay", str(tmp_path / "replay.json"), "--out", str(tmp_path / "again")]
         with pytest.raises(SystemExit):
-            main([*arguments(f"block={drafter}", tmp_path), "--methods", "block", "--self-test"])
-        assert "begun anew" in capsys.readouterr().out
+            main(replay)
+    main(replay)
+    again = json.loads((tmp_path / "again" / "verdict.json").read_text())
+    assert again["lossless"] and again["checks"][0]["counts"]["logits of a node"] > 0
+
+
+def test_a_file_that_replays_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        main(["--replay", str(tmp_path / "x.json")])
+    assert "not a replay.json of decode.verify" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_standalone_drafter(tmp_path: Path) -> None:
-    save_standalone(standalone(load_target("debug", dtype="float32", device="cpu"), "ddit"), tmp_path / "d")
+@pytest.mark.parametrize("kind", ["ddit", "masked_lm"])
+def test_a_standalone_drafter(kind: str, tmp_path: Path) -> None:
+    save_standalone(standalone(load_target("debug", dtype="float32", device="cpu"), kind), tmp_path / "d")
     main(arguments(str(tmp_path / "d"), tmp_path))
     record = json.loads((tmp_path / "verdict.json").read_text())
-    names = {(c["name"].split()[0], c["method"]) for c in record["checks"]}
-    assert record["lossless"] and ("sampled", "2 steps, confidence, hybrid") in names
-    assert ("coupled", "2 steps, random") in names
+    assert record["lossless"] and "2 steps, confidence" in record["pair"]["methods"]
 
 
 @pytest.mark.slow
-def test_what_a_stopped_run_found_is_kept(
-    drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def stopped(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("decode.losslessness.checks.sampled_texts", stopped)
-    with pytest.raises((SystemExit, KeyboardInterrupt)):
-        main([*arguments(drafter, tmp_path), "--methods", "lookup,block"])
+def test_every_method(drafter: str, tmp_path: Path) -> None:
+    target = load_target("debug", dtype="float32", device="cpu")
+    save_standalone(standalone(target, "masked_lm"), tmp_path / "d")
+    save_causal(causal_drafter(target), tmp_path / "c")
+    folders = f"block={drafter},variable_prefix={drafter},diffusion={tmp_path / 'd'},autoregressive={tmp_path / 'c'}"
+    words = [*arguments(folders, tmp_path), "--methods", "all,hierarchical:copying=true,specdiff:steps=1/2"]
+    main(words)
     record = json.loads((tmp_path / "verdict.json").read_text())
-    assert len(record["checks"]) == 22 and not record["finished"] and not record["lossless"]
-    assert (tmp_path / "verdict.md").read_text().startswith("# UNFINISHED: no bug in the first 22 checks")
-    monkeypatch.undo()
-    capsys.readouterr()
-    main([*arguments(drafter, tmp_path), "--methods", "lookup,block"])
-    said, whole = capsys.readouterr().out, json.loads((tmp_path / "verdict.json").read_text())
-    assert "going on after 22 checks" in said and "ok  greedy fp32" not in said and whole["finished"]
-    assert whole["checks"][:22] == record["checks"] and whole["lossless"]
-    names = [(c["name"], c["method"]) for c in whole["checks"]]
-    assert len(set(names)) == len(names) and ("sampled", "plain") in names
+    assert record["lossless"] and {"d2sd", "specdiff2", "hierarchical"} <= {*record["pair"]["methods"]}

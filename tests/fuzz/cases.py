@@ -49,7 +49,8 @@ def fault(code: int | None, out: str, err: str, words: list[str]) -> str:
     if code not in (0, 1, 2):
         return f"exit code {code}"
     if code == 2:
-        line = re.search(r"(?:^|\n)error: ([^\n]+)\n\Z", err)
+        # behind the line may stand, indented, what is missing or the commands that fit
+        line = re.search(r"(?:^|\n)error: ([^\n]+)\n(?: +[^\n]+\n)*\Z", err)
         if not line:
             return f"exit code 2 without one line ({err[-200:]!r})"
         given = {part for word in words for part in re.split("[=/]", word) if part}
@@ -65,5 +66,5 @@ KINDS: dict[Callable[[Corpus, random.Random], Case], float] = {
     files.drafter_file: 3, files.target_file: 4, files.gguf_file: 6, options.prompt: 5, options.advise_options: 6,
     options.export_options: 5, options.parity_options: 4, options.plan_words: 10, options.sweep_file: 12, files.trained_file: 8,
     files.published_file: 10, files.exported_file: 5, files.stored_file: 3, files.planned_target: 6, servers.reply: 6, servers.states: 3, files.texts_file: 10,
-    files.verdict_file: 3, options.compare_options: 4, files.compared_file: 4, files.written_file: 8,
+    options.compare_options: 4, files.compared_file: 4, files.written_file: 8,
 }  # fmt: skip

@@ -10,10 +10,7 @@ from pathlib import Path
 
 from align import features, plan, sweep, synthesize, train
 from align.common.checksums import CHECKSUMS
-from align.common.errors import cli
 from decode import compare, eval, export, generate, parity, report
-from decode.losslessness.cases import VerifyConfig
-from decode.losslessness.verdict import Caught, Check, read_tested, write_verdict
 from decode.method_names import EXPORTS
 from tests.fuzz.corpus import COMPARED, DATA, QUICK, STEPS, TWINS, Corpus
 from tests.fuzz.hostile import changed_gguf, copied, damage, put
@@ -73,30 +70,6 @@ def texts_file(corpus: Corpus, r: random.Random) -> Case:
     words = ["recipe=debug_block", "output=out", f"data.text=[{read}]", f"data.exclude=[{left_out}]"]
     words += ["data.text_tokens=400", "data.samples=2", "data.max_answer_tokens=4"]
     return synthesize.main, words, what
-
-
-def verdict_file(corpus: Corpus, r: random.Random) -> Case:
-    """The record of a self-test that was stopped, read and written again."""
-    asked, folder = VerifyConfig(self_test=True).asked(), Path("verdict")
-    right = Check("greedy", "block", True, 3, {"drafted": 9, "accepted": 4}, "equal")
-    pair = {
-        "target": "t",
-        "drafter": "d",
-        "prompts": 3,
-        "max_new_tokens": 8,
-        "device": "cpu",
-        "git_commit": None,
-    }
-    write_verdict(folder, [right], pair, False, [Caught("odd", "greedy", "chain", True, "")], asked)
-    what = damage(folder / "verdict.json", r)
-
-    @cli
-    def resumed(words: list[str]) -> None:
-        found = read_tested(folder, asked)
-        write_verdict(folder, found.checks, pair, True, found.caught, asked)
-
-    resumed.__module__ = "decode.verify"
-    return resumed, [], f"verdict.json: {what}"
 
 
 def compared_file(corpus: Corpus, r: random.Random) -> Case:

@@ -56,7 +56,7 @@ def measuring(name: str, *words: str) -> Scenario:
     return Scenario(name, "decode.eval", own)
 
 
-def sweeping(name: str, weight: float, *words: str) -> Scenario:
+def sweeping(name: str, weight: float) -> Scenario:
     own = (
         *STEPS,
         "trainer.max_steps=2",
@@ -64,7 +64,6 @@ def sweeping(name: str, weight: float, *words: str) -> Scenario:
         "data.path={inputs}/block/out/data",
         "--out",
         "out",
-        *words,
     )
     return Scenario(name, "align.sweep", ("{inputs}/s.yaml", *own), weight, stops=True)
 
@@ -99,9 +98,8 @@ SCENARIOS = (
     Scenario("synthesize in two processes", "align.synthesize", (*ANSWERS, "launch.devices=2"), 0.2),
     Scenario("features", "align.features", (*TAPS.words, "trainer.features_gb=0.1"), 2.0),
     training("debug_block", "trainer.features_gb=0.1", name="train on features"),
-    training("debug_adapt_dflash", "drafter.init={inputs}/dflash", name="train another engine's drafter"),
-    sweeping("sweep", 0.7),
-    sweeping("sweep by halving", 0.4, "--halving", "--eta", "2"),
+    training("debug_adapt_taps", "drafter.init={inputs}/dflash", name="train another engine's drafter"),
+    sweeping("sweep", 1.1),
     Scenario("plan", "align.plan", (*TAPS.words, "--json", "out/plan.json"), 0.4),
     Scenario("export", "decode.export", (*EXPORT, "--format", "dflash,transformers,speculators", "--out", "out"), 1.0),
     Scenario(
@@ -116,7 +114,7 @@ SCENARIOS = (
     Scenario(
         "verify",
         "decode.verify",
-        (*PAIR, "--methods", "lookup", "--limit", "1", "--max-new-tokens", "4", "--samples", "12"),
+        (*PAIR, "--methods", "lookup", "--limit", "1", "--max-new-tokens", "4"),
         0.5,
     ),
 )  # fmt: skip

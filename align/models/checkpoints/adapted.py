@@ -51,8 +51,7 @@ def own_layers(target: Target, layers: Sequence[int]) -> TextModel:
     whole = text_model(target)
     config = copy.deepcopy(whole.config)
     config.num_hidden_layers = len(layers)
-    if whole.config is not target.model.config:
-        config.tie_word_embeddings = tied(target)
+    config.tie_word_embeddings = tied(target)
     for key, value in vars(whole.config).items():  # a list with an entry for each layer
         if isinstance(value, list) and len(value) == target.num_layers and "token" not in key:
             setattr(config, key, [value[i] for i in layers])

@@ -28,7 +28,7 @@ from align.target.names import check_sizes
 from align.target.slabs import LayerShape
 
 ARCHITECTURE = "TargetConditionedBlockDrafter"
-FILES = ("config.json", "model*.safetensors", INDEX, MASK, RECORD, "README.md", CHECKSUMS)
+FILES = ("config.json", "model*.safetensors", INDEX, MASK, RECORD, "README.md", CHECKSUMS, "specalign.json")
 """What is fetched of a hub id."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import torch
 from torch import Tensor
 
 from align.common.files import write_text
+from align.importing.kinds import RECORD
 from align.models.causal import CausalDrafter
-from align.models.checkpoints.standalone import RECORD
 from align.models.checkpoints.weights import write_weights
 
 
@@ -30,16 +31,25 @@ def save_causal(
     # numbers that are not trained, such as a router's
     buffers = {n: t for n, t in model.state_dict().items() if n not in tensors and n not in drafter.names}
     tensors |= buffers
-    tied = model.config.tie_word_embeddings
-    frozen = (drafter.embedding_VD, drafter.head_weight_VD)
-    tensors |= dict(zip(drafter.names[: 1 if tied else 2], frozen, strict=False))
+    embedding, head = drafter.names
+    tensors[embedding] = drafter.embedding_VD
+    network_config = copy.deepcopy(model.config)
+    if not (model.config.tie_word_embeddings and _same(drafter.embedding_VD, drafter.head_weight_VD)):
+        network_config.tie_word_embeddings = (
+            False  # whatever its flag was: it is loaded with the head that it was trained with
+        )
+        tensors[head] = drafter.head_weight_VD
     write_weights({n: t.detach().to("cpu", torch.float32).contiguous() for n, t in tensors.items()}, folder)
     texts = {
         "generation_config.json": target.model.generation_config.to_json_string(),
         RECORD: json.dumps({"kind": "autoregressive", **drafter.config.to_dict()}, indent=2) + "\n",
         **({} if card is None else {"README.md": card}),
-        "config.json": model.config.to_json_string(),
+        "config.json": network_config.to_json_string(),
     }
     target.tokenizer.save_pretrained(str(folder))
     for name, text in texts.items():
         write_text(folder / name, text)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.float(), other.float())

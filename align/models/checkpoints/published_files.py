@@ -10,11 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from align.common.errors import UserError
-from align.common.files import ForeignObject, load_safetensors, load_tensors
+from align.common.files import ForeignObject, load_safetensors, load_tensors, read_text
 from align.common.hub import local_path, model_folder
 from align.common.schema import read_config
 from align.common.strict_yaml import parse_yaml
-from align.common.tables import read_text
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _RUN_WEIGHTS = ("checkpoints-meta/checkpoint.pth", "checkpoints/last.ckpt")

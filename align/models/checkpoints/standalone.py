@@ -12,6 +12,7 @@ from align.common.errors import UserError
 from align.common.files import write_json, write_text
 from align.common.hub import local_path, model_folder
 from align.common.schema import read_config, read_object
+from align.importing.kinds import RECORD
 from align.importing.layouts import is_block
 from align.models.block import BlockDrafter
 from align.models.checkpoints.block import ARCHITECTURE, load_drafter
@@ -22,8 +23,6 @@ from align.models.ddit import DDiT
 from align.models.masked_lm import MaskedLM, merge_lora
 from align.models.standalone import DiffusionConfig, DiffusionDrafter
 from align.target.model import Target
-
-RECORD = "drafter.json"
 
 
 def architecture(network: DDiT | MaskedLM) -> dict[str, Any]:

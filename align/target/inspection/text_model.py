@@ -61,11 +61,15 @@ def text_model(target: Target) -> TextModel:
 
 
 def tied(target: Target) -> bool:
-    """Whether the target's head is its embedding."""
+    """Whether the target's head is its embedding. The tensors say so: the config's flag may be wrong, and a tied head may have been copied to
+    be kept in half the memory, or in another order."""
     one, other = target.embedding_VD, target.head_weight_VD
-    if one.dtype != other.dtype and one.shape == other.shape:  # the head alone is kept in half the memory
-        return torch.equal(one.float(), other.float())
-    return one.data_ptr() == other.data_ptr()
+    if one.data_ptr() == other.data_ptr():
+        return True
+    flag = bool(getattr(target.model.config, "tie_word_embeddings", False))
+    if one.shape != other.shape or not (flag or one.dtype != other.dtype):
+        return False
+    return torch.equal(one.float(), other.float())
 
 
 def embedding_names(model: Any) -> tuple[str, str]:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from align.common.claims import LOCK, Claim, scratch, tidy
+from align.common import claims
+from align.common.claims import LOCK, Claim, FolderInUse, claim_when_free, scratch, tidy
 from align.common.errors import UserError
 from align.common.files import UNFINISHED
 
@@ -42,6 +43,28 @@ def test_a_second_process_is_refused_and_a_dead_one_forgotten(tmp_path: Path) ->
     with Claim(tmp_path / "run", "output"):
         assert (tmp_path / "run" / LOCK).read_text() == f"{os.getpid()}\n"
     assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
+
+
+def test_a_folder_in_use_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two trials of a sweep begin at once: one writes their text, the other one waits."""
+    first = holder(tmp_path / "data")
+    with pytest.raises(FolderInUse):
+        Claim(tmp_path / "data", "data.path")
+    attempts = []
+
+    def end_first(seconds: float) -> None:
+        attempts.append(seconds)
+        if len(attempts) == 2:
+            first.kill()
+            first.wait()
+
+    monkeypatch.setattr(claims.time, "sleep", end_first)
+    lines: list[str] = []
+    with claim_when_free(tmp_path / "data", "data.path", lines.append):
+        assert len(attempts) == 2
+    assert lines == [
+        f"note: data.path={tmp_path}/data: process {first.pid} writes there; this one waits for it"
+    ]
 
 
 def test_a_process_may_claim_twice_and_leaves_no_empty_folder(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import errno
+import gzip
+import lzma
 import os
 import resource
 import signal
@@ -10,10 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from align.common import files
 from align.common.errors import UserError
 from align.common.files import (
     expanded,
@@ -98,3 +103,32 @@ def test_what_the_system_did_not_say_stays_what_it_is(tmp_path: Path) -> None:
         with pytest.raises(type(error)) as said, naming(tmp_path):
             raise error
         assert said.value is error
+
+
+def test_lines_of_a_file_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their ends, without the byte order marks of files that were joined; broken text and a line without end are named."""
+    path = tmp_path / "f.txt"
+    path.write_bytes("\ufeffa\r\n\n\ufeffb\u2028c".encode())
+    assert list(files.read_lines(path)) == ["a\r\n", "\n", "b\u2028c"]
+    path.write_bytes(b"good\n\xff")
+    lines = files.read_lines(path)
+    assert next(lines) == "good\n"
+    with pytest.raises(UserError, match=r"f.txt is not UTF-8 text \(byte 5\)"):
+        next(lines)
+    monkeypatch.setattr(files, "MOST_BYTES", 4)
+    with pytest.raises(UserError, match="f.txt, line 1: more than 0 MiB, or without end"):
+        next(files.read_lines(path))
+
+
+@pytest.mark.parametrize("ending", files.PACKED)
+def test_a_packed_file_that_is_cut_is_named(tmp_path: Path, ending: str) -> None:
+    packed = {
+        ".gz": gzip.compress(b"text" * 99), ".bz2": bz2.compress(b"text" * 99), ".xz": lzma.compress(b"text" * 99),
+        ".zst": pyarrow.Codec("zstd").compress(b"text" * 99, asbytes=True),
+    }[ending]  # fmt: skip
+    path = tmp_path / f"f.txt{ending}"
+    path.write_bytes(packed)
+    assert files.read_text(path) == "text" * 99
+    path.write_bytes(packed[:-5])
+    with pytest.raises(UserError, match=r"f.txt.* can't be read"):
+        files.read_text(path)

@@ -53,7 +53,12 @@ def test_a_machine_without_the_hub_says_what_to_do(
         with pytest.raises(SystemExit):
             synthesize.main(words)
         said = capsys.readouterr().err
-        assert "gpt2-xl': the hub does not answer" in said and "name a folder in hub layout" in said
+        assert (
+            "gpt2-xl': not in the hub's cache, and the hub does not answer: hf download openai-community/gpt2-xl"
+            in said
+        )
+        assert "drafter.init='louaaron/sedd-small': not in the hub's cache" in said  # all at once
+        assert "hf download --repo-type dataset Skylion007/openwebtext" in said and said.count("\n") == 4
     finally:
         hub_reachable.cache_clear()
 

@@ -16,6 +16,7 @@ from align.common.strict_yaml import parse_yaml
 from align.config.drafter import LOSS_NAMES
 from align.config.parser import FOLDER, help_text, load_recipe, parse_command, shipped
 from align.config.recipe import keys
+from tests.builders import needed_words as needed
 from tests.builders import write_recipe as write
 
 COMPARED = sorted((FOLDER / "compare").glob("*.yaml"))
@@ -35,7 +36,7 @@ def test_the_recipes_of_the_issue_are_shipped() -> None:
 
 @pytest.mark.parametrize("name", shipped())
 def test_every_shipped_recipe_parses_and_says_what_it_is(name: str) -> None:
-    recipe = load_recipe([f"recipe={name}"])
+    recipe = load_recipe([f"recipe={name}", *needed(name)])
     assert recipe.name == name
     assert recipe.output == f"runs/{name}"
     assert (FOLDER / f"{name}.yaml").read_text().startswith("# ")
@@ -43,11 +44,15 @@ def test_every_shipped_recipe_parses_and_says_what_it_is(name: str) -> None:
 
 def test_every_kind_of_drafter_that_a_recipe_trains_has_a_tiny_twin() -> None:
     def kind(name: str) -> tuple[str, str]:
-        drafter = load_recipe([f"recipe={name}"]).drafter
+        drafter = load_recipe([f"recipe={name}", *needed(name)]).drafter
         return drafter.kind, drafter.context
 
     tiny = [name for name in shipped() if name.startswith("debug_")]
     assert {kind(name) for name in tiny} == {kind(name) for name in set(shipped()) - {*tiny}}
+    assert {kind(name) for name in ("debug_adapt", "debug_adapt_taps")} == {
+        ("masked_lm", "shared_kv"),
+        ("block", "taps"),
+    }
     without = [name for name in set(shipped()) - {*tiny} if f"debug_{name}" not in tiny]
     assert all(name.startswith("smollm2_") for name in without)
 
@@ -171,8 +176,9 @@ def test_the_first_help_is_short_and_cuts_nothing(capsys: pytest.CaptureFixture[
     assert parse_command(["--help"], "align.train", "`python -m align.train …`: trains.") is None
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 70 and max(map(len, lines)) <= 110 and lines[2] == "trains."
-    about = (FOLDER / "smollm2_block.yaml").read_text().splitlines()[0].lstrip("# ")
-    assert f" smollm2_block {about} " in " ".join(" ".join(lines).split())
+    about = (FOLDER / "block.yaml").read_text().splitlines()[0].lstrip("# ")
+    text = " ".join(" ".join(lines).split())
+    assert f" block {about} " in text and "smollm2_block" not in text and "smollm2_gpu" in text
     assert any(line.startswith("  trainer.max_steps=1000") for line in lines) and "--help-all" in "".join(
         lines
     )
@@ -195,7 +201,7 @@ def test_number_types_by_their_short_and_long_names(word: str, value: str) -> No
 def test_a_file_that_is_no_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, near in (
-        ("README.md", "smollm2_block for instance; --help lists them"),
+        ("README.md", "block for instance; --help lists them"),
         ("debug_blok.txt", "did you mean 'debug_block'"),
     ):
         Path(name).touch()
@@ -224,13 +230,11 @@ def test_reading_recipes_does_not_import_torch() -> None:
 
 def test_an_error_names_where_its_value_stands(tmp_path: Path) -> None:
     mine = write(tmp_path, "mine.yaml", "trainer: {max_steps: 10, warmup_steps: 5}\n")
-    assert problem(mine, "trainer.max_steps=3").startswith(
-        "mine.yaml: trainer.warmup_steps=5 must be at most"
+    assert problem(mine, "trainer.max_steps=3", "trainer.warmup_steps=4").startswith(
+        "command line: trainer.warmup_steps=4 must be at most"
     )
-    default = write(tmp_path, "default.yaml", "seed: 1\n")
-    assert problem(default, "trainer.max_steps=3").startswith(
-        "command line: trainer.warmup_steps=50 must be at most"
-    )
+    both = write(tmp_path, "both.yaml", "trainer: {max_steps: 10, warmup_steps: 11}\n")
+    assert problem(both).startswith("both.yaml: trainer.warmup_steps=11 must be at most")
     assert problem(mine, "objective.terms.streek=1") == (
         "command line: objective.terms.streek: unknown loss (did you mean 'streak'?)"
     )
@@ -252,3 +256,25 @@ def test_text_that_recipes_share_is_one_targets() -> None:
         == "runs/smollm2_block/data"
     )
     assert load_recipe(["recipe=smollm2_block", *words]).data.path is None
+    assert load_recipe(["recipe=taps", *words]).data.path is None
+
+
+def test_a_path_with_blanks_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that YAML reads as something else; lists of several are split as ever."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("my notes", "a, b", "part #1", "key: value", "2024"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a.txt").write_text("a")
+
+    def texts(word: str) -> list[str]:
+        return load_recipe(["recipe=debug_block", f"data.text={word}"]).data.text
+
+    for name in ("my notes", "a, b", "part #1", "key: value", "2024"):
+        assert texts(name) == [name]
+    assert texts('["my notes", "c d.txt"]') == texts("[my notes, c d.txt]") == ["my notes", "c d.txt"]
+    assert texts("my notes,a.txt") == texts("my notes, a.txt") == ["my notes", "a.txt"]
+    assert texts("a.txt b.txt") == texts("a.txt,b.txt") == ["a.txt", "b.txt"]
+    assert texts("owner/name other/name") == ["owner/name", "other/name"]
+    assert texts("my nots") == ["my nots"]  # which the line that refuses it names whole
+    words = ["recipe=debug_block", "trainer.logger=csv tensorboard"]
+    assert load_recipe(words).trainer.logger == ["csv", "tensorboard"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from align.common.errors import UserError
+from align.common.errors import UserError, UserErrors
 from align.config.parser import load_recipe
 from align.config.preflight import check_file, check_training, check_writing
 from align.data.prompts import check_source
@@ -93,8 +94,57 @@ assert not {{"torch", "transformers", "lightning", "datasets"}} & set(sys.module
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr
-    assert says is None or (says in run.stderr and run.stderr.count("\n") == 1)
+    assert says is None or says in run.stderr
+    lines = run.stderr.splitlines()
+    assert len(lines) <= 1 or all(line.startswith("  - ") for line in lines[1:])
     assert [path.name for path in tmp_path.iterdir()] == ["file"]  # nothing is made
+
+
+def test_all_that_is_missing_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("align.common.hub.hub_reachable", lambda: False)
+    monkeypatch.setattr("align.config.hardware.find_spec", lambda name: None)
+    words = [
+        "target.name=me/finetune",
+        "drafter.init=lab/drafter",
+        "data.prompts=lab/prompts",
+        "data.text=lab/text",
+    ]
+    more = [
+        "trainer.logger=csv,wandb",
+        "trainer.resume=no.ckpt",
+        "drafter.lora_rank=2",
+        f"output={tmp_path / 'o'}",
+    ]
+    with pytest.raises(UserErrors) as caught:
+        check_training(load_recipe(["recipe=adapt", *words, *more]))
+    problems = caught.value.problems
+    assert [p for p in problems if "hf download me/finetune" in p and p.startswith("target 'me/finetune'")]
+    assert [
+        p
+        for p in problems
+        if p.startswith("drafter.init='lab/drafter'") and p.endswith("hf download lab/drafter")
+    ]
+    for kind, name in (("prompts", "lab/prompts"), ("text", "lab/text")):
+        (line,) = [p for p in problems if p.startswith(f"data.{kind}=")]
+        assert line.endswith(f"hf download --repo-type dataset {name}")
+    assert {"wandb", "peft"} == {
+        p.split("the package ")[1].split()[0] for p in problems if "the package" in p
+    }
+    assert len(problems) == 6 and str(caught.value).count("\n  - ") == 6
+
+
+def test_the_default_drafter_of_adapt_that_does_not_fit_names_what_is_missing(tmp_path: Path) -> None:
+    target = tmp_path / "my finetune"
+    target.mkdir()
+    sizes = {"vocab_size": 49152, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (target / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
+    words = ["recipe=adapt", f"target.name={target}", f"output={tmp_path / 'o'}"]
+    with pytest.raises(
+        UserError,
+        match=r"does not fit target .*my finetune.*hidden_size is 576, the target has 64.*drafter.init=FOLDER",
+    ):
+        check_training(load_recipe(words))
 
 
 def test_what_is_there_passes(tmp_path: Path) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from align.common.errors import UserError
 from align.config.parser import load_recipe
+from align.data.batches import with_folder_batch
 from align.data.index import read_samples
 from align.data.synthesis import synthesize
 from align.folder.chat import Chat
 from align.target.model import Target
-from align.writing.rows import chat_template
+from align.writing.template import chat_template
 from tests.builders import switching_target
 
 
@@ -50,3 +52,43 @@ def test_a_system_prompt_stands_before_the_prompt_and_needs_a_template() -> None
     target.tokenizer.chat_template = None
     with pytest.raises(UserError, match="data.system: target 'debug' has no chat template"):
         chat_template(target)
+
+
+def test_a_folder_that_was_begun_small_grows_in_its_own_batches(
+    tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a few samples no more is written than asked for; with more of them later the first ones stay, to the byte."""
+    words = ["recipe=debug_block", "data.prompt_temperature=1.5"]
+    few, folder = load_recipe([*words, "data.samples=3"]), tmp_path / "data"
+    assert (few.data.batch_size, with_folder_batch(few, folder).data.batch_size) == (3, 3)
+    first = synthesize(few, target, folder, quiet=True)
+    assert first["batch_size"] == 3
+    before = {path.name: path.read_bytes() for path in folder.glob("shard-*")}
+    more = load_recipe([*words, "data.samples=8"])
+    assert with_folder_batch(more, folder).data.batch_size == 3 and more.data.batch_size == 8
+    assert "was begun with 3 rows at a time and continues so (data.batch_size=8" in capsys.readouterr().err
+    grown = synthesize(more, target, folder, quiet=True)
+    assert grown["samples"] == 8 and grown["batch_size"] == 3
+    assert all((folder / name).read_bytes() == data for name, data in before.items())
+    at_once = synthesize(
+        load_recipe([*words, "data.samples=8", "data.batch_size=3"]), target, tmp_path / "b", quiet=True
+    )
+    assert at_once["batch_size"] == 3
+
+
+def test_one_question_about_several_documents_is_no_duplicate(tmp_path: Path, target: Target) -> None:
+    """The document may be the system prompt; the same document and question twice are near."""
+    question = {"role": "user", "content": "Summarise the document above please."}
+    talks = [
+        [{"role": "system", "content": text}, question] for text in ("about rain", "about snow", "about rain")
+    ]
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    words = [
+        "recipe=debug_block",
+        f"data.prompts={path}",
+        "data.max_prompt_tokens=200",
+        "data.answer_temperatures=[1]",
+    ]
+    manifest = synthesize(load_recipe(words), target, tmp_path / "data", quiet=True)
+    assert manifest["samples"] == 2 and manifest["dropped"] == {"near-duplicate": 1}

@@ -6,11 +6,22 @@ import json
 import sys
 from pathlib import Path
 
+import datasets
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from align.common.errors import UserError
-from align.data.prompts import read_prompts
+from align.common.hub import hub_reachable
+from align.data import prompts
+from align.rows.conversation import Conversation
 from decode.suites.sources import load_prompts_file
+from tests.row_shapes import SHAPES, UNUSABLE
+
+
+def read_prompts(*source: str | None) -> list[str | None]:
+    """The prompts that are a user's text alone, as that text."""
+    return [conversation.text for conversation in prompts.read_prompts(*source)]
 
 
 def test_prompts_from_files(tmp_path: Path) -> None:
@@ -31,7 +42,8 @@ def test_prompts_from_files(tmp_path: Path) -> None:
             read_prompts(name if name.count("/") else str(tmp_path / name), "train", "prompt")
     for text, says in [
         ("not json\n", "line 1: not JSON"),
-        ("null\n", "row 1: expected an object"),
+        ("null\n", "expected a list of rows or an object"),
+        ("null\nnull\n", "no row holds a prompt .2 that are no text and no object but NoneType"),
         ("", "no rows"),
     ]:
         path.write_text(text)
@@ -55,12 +67,16 @@ def test_columns_are_those_of_the_command_s_prompts(
     path.write_text('{"prompt": "a"}\n{"promt": "b"}\n{"prompt": ""}\n')
     capsys.readouterr()
     assert read_prompts(str(path), "train", None) == ["a"]
-    assert "p.jsonl': 2 of 3 rows hold no prompt and are passed over" in capsys.readouterr().err
+    assert "p.jsonl': 2 of 3 rows skipped (2 without a user's text)" in capsys.readouterr().err
     path.write_text('{"promt": "a"}\n')
-    with pytest.raises(UserError, match="no prompt among its columns .promt. .did you mean 'prompt'"):
+    with pytest.raises(
+        UserError, match="no prompt among its columns .promt. .did you mean data.prompts_column=promt"
+    ):
         read_prompts(str(path), "train", None)
     path.write_text('{"prompt": 3}\n')
-    with pytest.raises(UserError, match="no prompt holds text"):
+    with pytest.raises(
+        UserError, match="no row holds a prompt .1 without a user's text.; its columns: prompt"
+    ):
         read_prompts(str(path), "train", None)
 
 
@@ -101,7 +117,7 @@ def test_a_folder_is_read_by_our_own_reader(tmp_path: Path, monkeypatch: pytest.
         read_prompts(str(mixed), "train", "prompt")
     for name, text, says in (
         ("null", "null", "expected a list of rows"),
-        ("rows", "[null]", "row 1: expected an object"),
+        ("rows", "[null]", "no row holds a prompt"),
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "p.json").write_text(text)
@@ -121,3 +137,85 @@ def test_a_data_set_that_is_a_script(tmp_path: Path) -> None:
     (folder / "lm1b.py").write_text("raise SystemExit('never run')\n")
     with pytest.raises(UserError, match="prompts_revision=refs/convert/parquet"):
         read_prompts(str(folder), "train", "text")
+
+
+def test_training_and_evaluation_read_the_same_conversations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of every shape in one file; the answers that end a conversation are no part of the prompt."""
+    path = tmp_path / "p.jsonl"
+    rows = [row for row, _ in (*SHAPES.values(), *UNUSABLE.values())]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trained = [c.prompt for c in prompts.read_prompts(str(path), "train", None)]
+    note = capsys.readouterr().err
+    measured = [p.content for p in load_prompts_file(path).prompts]
+    assert len(trained) == len(SHAPES) and note.count("\n") == 1
+    assert capsys.readouterr().err == note.replace("data.prompts=", "--prompts=").replace(
+        "data.prompts_column", "--prompts-column"
+    )
+    for conversation, content in zip(trained, measured, strict=True):
+        if isinstance(content, str):
+            assert conversation == Conversation.from_text(content)
+        elif isinstance(content, list):
+            assert conversation == Conversation(tuple(content))
+        else:
+            assert conversation == content and content.tools
+    path.write_text('{"body": "a", "prompt": "b"}\n')
+    assert read_prompts(str(path), "train", "body") == ["a"]
+    assert [p.content for p in load_prompts_file(path, column="body").prompts] == ["a"]
+
+
+def test_conversations_out_of_parquet(tmp_path: Path) -> None:
+    """Its columns have one type: of a mix of schemas the absent keys are null."""
+    both = [{"from": "human", "value": "Hi", "role": None, "content": None}]
+    other = [{"from": None, "value": None, "role": "user", "content": "you"}]
+    table = pyarrow.Table.from_pylist([{"messages": both}, {"messages": other}])
+    pyarrow.parquet.write_table(table, tmp_path / "p.parquet")
+    assert read_prompts(str(tmp_path / "p.parquet"), "train", None) == ["Hi", "you"]
+    table = pyarrow.table({"messages": [json.dumps(both), json.dumps(other)]})
+    pyarrow.parquet.write_table(table, tmp_path / "p.parquet")
+    assert read_prompts(str(tmp_path / "p.parquet"), "train", None) == ["Hi", "you"]
+
+
+def test_offline_a_data_set_comes_out_of_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub_reachable.cache_clear()
+    asked = []
+
+    def load(name: str, config: str | None, **options: object) -> object:
+        asked.append((name, config, options))
+        return datasets.Dataset.from_dict({"prompt": ["a"]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert read_prompts("owner/cached", "train[:1]", None, "en") == ["a"]
+    assert asked == [("owner/cached", "en", {"split": "train[:1]"})]
+    hub_reachable.cache_clear()
+
+
+def test_a_json_file_of_splits_gives_the_wanted_one(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps({"test": [{"prompt": "t"}], "train": [{"prompt": "a"}]}))
+    assert read_prompts(str(path), "train", None) == ["a"] and read_prompts(str(path), "test", None) == ["t"]
+
+
+@pytest.mark.parametrize("name", ["p", "p.xlsx", "p.jsonl.zip"])
+def test_a_file_of_an_unknown_kind(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("x")
+    with pytest.raises(UserError, match=r"unknown kind of file \((did you mean|one of)"):
+        read_prompts(str(tmp_path / name), "train", None)
+
+
+def test_what_a_json_file_holds_beside_its_split_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "several.json"
+    rows = [{"prompt": "a"}]
+    path.write_text(json.dumps({"train": rows, "extra": rows, "sft": rows}))
+    assert read_prompts(str(path), "train", None) == ["a"]
+    assert (
+        "not used: extra (1 row), sft (1 row) (data.prompts_split chooses the key)" in capsys.readouterr().err
+    )
+    path.write_text(json.dumps({"system": "GLOBAL", "data": rows}))
+    assert [p.content for p in load_prompts_file(path).prompts] == ["a"]
+    assert "reads the rows under 'data'; not used: system\n" in capsys.readouterr().err

@@ -55,8 +55,7 @@ def test_one_file_and_a_long_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ("name", "content", "says"),
     [
         ("a.jsonl", '{"text": "x"}\n{"text"\n', "a.jsonl, line 2: not JSON"),
-        ("a.jsonl", '{"txt": "x"}\n', r"row 1: no column 'text' \(data.text_column\).*'txt'"),
-        ("a.jsonl", '["x"]\n', "row 1: expected an object with a column 'text'"),
+        ("a.jsonl", '{"txt": "x"}\n', r"no column 'text' \(data.text_column\).*'txt'"),
         ("a.parquet", "no parquet", "not readable Parquet"),
         ("a.jsonl.gz", gzip.compress(b"{}", mtime=0)[:10] + b"\xff" * 20, "a.jsonl.gz can't be read"),
         ("a.jsonl", " " * 2000, "line 1: .*more than 0 MiB"),
@@ -68,7 +67,7 @@ def test_one_file_and_a_long_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_is_wrong_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | bytes, says: str
 ) -> None:
-    monkeypatch.setattr(text_sources, "MOST_BYTES", 1000)
+    monkeypatch.setattr("align.common.files.MOST_BYTES", 1000)
     path = tmp_path / (name or "gone.txt")
     path.parent.mkdir(exist_ok=True)
     if name:
@@ -94,9 +93,10 @@ def test_each_reason_is_counted_by_itself(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "b.txt").write_text("x" * 1001)
     (tmp_path / "c.txt").write_text(" \n")
     (tmp_path / "d.txt").write_bytes("a mark says it".encode("utf-16"))
+    (tmp_path / "f.txt").write_bytes("half a character".encode("utf-16") + b"\0")
     (tmp_path / "e.jsonl").write_text('{"text": ["a"]}\n{"text": 3}\n{"text": ""}\n{"text": "kept"}\n')
     assert read(tmp_path) == (
-        ["kept"],
+        ["a mark says it", "kept"],
         {
             "documents with a NUL (UTF-16, or no text)": 1,
             "files that can't be read": 1,
@@ -117,7 +117,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
 def test_a_line_without_end_and_a_packed_file_that_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_sources, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("align.common.files.MOST_BYTES", 1 << 20)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "' + b"a" * (2 << 20), mtime=0))
     with pytest.raises(UserError, match="line 1: more than 1 MiB, or without end"):
         read(tmp_path / "a.jsonl.gz")
@@ -136,11 +136,11 @@ def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         return [{"body": "one"}, {"body": "two"}]
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    monkeypatch.setattr(text_sources, "hub_reachable", lambda: True)
+    monkeypatch.setattr("align.rows.hub_rows.hub_reachable", lambda: True)
     assert read("owner/name", HubOptions("body", "train", "en", "v1"))[0] == ["one", "two"]
     assert asked == [("owner/name", "en", "train", "v1", True)]
-    monkeypatch.setattr(text_sources, "hub_reachable", lambda: False)
-    with pytest.raises(UserError, match="data.text='owner/name', row 1: no column 'text'"):
+    monkeypatch.setattr("align.rows.hub_rows.hub_reachable", lambda: False)
+    with pytest.raises(UserError, match="data.text='owner/name': no column 'text'"):
         read("owner/name")
 
     def refuse(*args: object, **options: object) -> object:
@@ -159,3 +159,94 @@ def test_rows_are_read_one_at_a_time(tmp_path: Path) -> None:
     assert next(texts).text == "x"
     with pytest.raises(UserError, match="line 2"):
         next(texts)
+
+
+def test_rows_of_other_shapes_are_left_out_and_counted(tmp_path: Path) -> None:
+    """Refused only where no row of the source has the column."""
+    lines = '{"text": "first"}\n{"content": "second"}\n3\n"third"\n'
+    (tmp_path / "mix.jsonl").write_text(lines)
+    expected = (["first", "third"], {"rows whose column 'text' holds no text": 2})
+    assert read(tmp_path / "mix.jsonl") == expected
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/a.jsonl").write_text('{"content": "second"}\n')
+    with pytest.raises(UserError, match=r"d': no column 'text' .*'content'"):
+        read(tmp_path / "d")
+    (tmp_path / "d/b.jsonl").write_text('{"text": "first"}\n')
+    assert read(tmp_path / "d") == (["first"], {"rows whose column 'text' holds no text": 1})
+    (tmp_path / "other.jsonl").write_text('{"content": "second"}\n{"body": "x"}\n')
+    with pytest.raises(
+        UserError, match=r"no column 'text' \(data.text_column\) \(did you mean 'content'|one of"
+    ):
+        read(tmp_path / "other.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "id;text\n1;one\n2;two\n"),
+        ("a.tsv", "id\ttext\n1\tone\n2\ttwo\n"),
+        ("a.json", '{"text": ["one", "two"]}'),
+        ("a.json", '{"text": "one"}\n{"text": "two"}\n'),
+        ("a.ndjson", '\ufeff{"text": "one"}\r\n\ufeff{"text": "two"}\r\n'),
+        ("a.jsonl", '[\n{"text": "one"},\n{"text": "two"}]'),
+    ],
+)
+def test_every_form_of_file(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    assert read(tmp_path / name)[0] == ["one", "two"]
+
+
+def test_a_folder_gives_no_test_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole words of names tell, of rows and plain text; source code and pages have no splits."""
+    for name in ("train.jsonl", "test.jsonl", "validity.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"text": name}) + "\n")
+    (tmp_path / "test.txt").write_text("plain test")
+    (tmp_path / "test_train.py").write_text("code")
+    texts, left_out = read(tmp_path)
+    assert texts == ["code", "train.jsonl"] and left_out == {"files of other splits": 3}
+    assert "left out: test.jsonl, test.txt, validity.jsonl (data.text_split)" in capsys.readouterr().err
+    assert read(tmp_path, HubOptions(split="test"))[0] == ["test.jsonl", "plain test", "code"]
+    (tmp_path / "train.jsonl").unlink()
+    assert read(tmp_path)[0] == ["code", "validity.jsonl"]
+    (tmp_path / "validity.jsonl").unlink()
+    assert read(tmp_path) == (["code"], {"files of other splits": 2})
+    (tmp_path / "test_train.py").unlink()
+    with pytest.raises(UserError, match="no split 'train'"):
+        read(tmp_path)
+
+
+def test_a_hub_set_without_the_column_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_sources, "_LOOKED_AT", 3)
+    monkeypatch.setattr("align.rows.hub_rows.hub_reachable", lambda: True)
+    rows = ({"body": str(i)} if i < 3 else pytest.fail("read on") for i in range(9))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: rows)
+    with pytest.raises(UserError, match="no column 'text'"):
+        read("owner/name")
+
+
+def test_other_columns_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        '{"text": "x", "title": "T", "id": 1}\n{"text": "y", "title": "U", "context": "c"}\n'
+    )
+    for source in (tmp_path, tmp_path / "a.jsonl"):
+        texts, left_out = read(source)
+        assert texts == ["x", "y"]
+        assert left_out == {"values of column 'title'": 2, "values of column 'context'": 1}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"messages": [{"role": "user", "content": "a"}]}\n',
+        '{"Conversations": [], "id": 1}\n',
+        '[{"role": "user", "content": "a"}]\n',
+        '{"role": "user", "content": "a"}\n{"role": "assistant", "content": "b"}\n',
+    ],
+)
+def test_conversations_belong_to_the_prompts(tmp_path: Path, content: str) -> None:
+    (tmp_path / "a.jsonl").write_text(content)
+    for source in (tmp_path, tmp_path / "a.jsonl"):
+        with pytest.raises(
+            UserError, match="no column 'text': its rows are conversations, which data.prompts reads"
+        ):
+            read(source)

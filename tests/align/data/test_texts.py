@@ -156,3 +156,14 @@ def test_other_settings_and_changed_sources_are_refused(
             ),
             target,
         )
+
+
+def test_columns_that_are_not_read_are_named(
+    tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "titled.jsonl"
+    path.write_text(json.dumps({"text": "a text that has a title", "title": "T"}) + "\n")
+    words = ["recipe=debug_block", f"output={tmp_path / 'run'}", f"data.text=[{path}]", "data.exclude=[]"]
+    texts.read_texts(load_recipe(words), target)
+    line = capsys.readouterr().out.strip()
+    assert line.endswith("left out: 1 values of column 'title' (data.text_column chooses the column)")

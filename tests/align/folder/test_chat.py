@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from align.common.errors import UserError
-from align.folder.chat import Chat, merged, read_kwargs, rendered, typed, variables
+from align.config.parser import load_recipe
+from align.folder.chat import TOOL, Chat, merged, read_kwargs, typed, variables
+from align.folder.rendering import render
+from align.rows.shapes import as_conversation
 from align.target.debug import debug_model
+from align.target.loading import load_target
+from align.writing.outline import outline
+from align.writing.template import chat_template
+from decode import generate
 from tests.builders import SWITCHES
 
 
@@ -91,13 +100,13 @@ def test_a_template_without_a_system_role_says_so(tokenizer: Any, template: str,
 
 
 def test_a_conversation_keeps_its_own_system_prompt(tokenizer: Any) -> None:
-    chat, talk = Chat({"enable_thinking": False}, ""), [{"role": "user", "content": "Hi"}]
-    assert chat.messages("Hi") == [{"role": "system", "content": ""}, *talk]
+    chat, talk = Chat({"enable_thinking": False}, ""), as_conversation("Hi")
+    assert chat.apply(talk).messages == ({"role": "system", "content": ""}, *talk.messages)
     for role in ("system", "developer"):
-        own = [{"role": role, "content": "Mine."}, *talk]
-        assert chat.messages(own) == own
-    assert Chat().messages(talk) == talk and not Chat() and chat
-    assert rendered(tokenizer, talk, chat.kwargs) == rendered(tokenizer, talk) + "<none>"
+        own = as_conversation([{"role": role, "content": "Mine."}, *talk.messages])
+        assert chat.apply(own) == own
+    assert Chat().apply(talk) == talk and not Chat() and chat
+    assert render(tokenizer, talk, chat.kwargs) == render(tokenizer, talk) + "<none>"
 
 
 def test_a_template_of_parts_gets_parts(tokenizer: Any) -> None:
@@ -106,11 +115,11 @@ def test_a_template_of_parts_gets_parts(tokenizer: Any) -> None:
         "{% for m in messages %}{{ m.role }}:{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}"
         "{% endif %}{% endfor %};{% endfor %}"
     )
-    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-    assert rendered(tokenizer, talk) == "system:Be brief.;user:Hi;"
+    talk = as_conversation([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}])
+    assert render(tokenizer, talk) == "system:Be brief.;user:Hi;"
     Chat(system="Be brief.").check(tokenizer, "mine")
     tokenizer.chat_template = "{{ messages[-1].content.upper() }}"  # which a list does not have
-    assert rendered(tokenizer, talk) == "HI"
+    assert render(tokenizer, talk) == "HI"
 
 
 @pytest.mark.parametrize("value", [False, 3, "low", "false", "a b", None, [1, {"b": "c"}]])
@@ -127,3 +136,60 @@ def test_titles() -> None:
         == 'enable_thinking=false · system prompt "Be brief."'
     )
     assert Chat().said == "" and typed(()) == ""
+
+
+def test_arguments_of_another_type_are_refused() -> None:
+    with pytest.raises(UserError, match="template_kwargs must map names to values, not 'a=b'"):
+        Chat.of("a=b", None)
+    with pytest.raises(UserError, match="system must be a text, not PosixPath"):
+        Chat.of(None, Path("system.txt"))
+    assert Chat.of({"a": 1}, "S") == Chat({"a": 1}, "S") and Chat.of(None, None) == Chat()
+
+
+@pytest.mark.parametrize("default", [True, False])
+def test_one_of_several_chat_templates_is_chosen_by_its_name(
+    default: bool, tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a default and without one, by option, recipe and keyword; its own variables count."""
+    templates = {
+        "rag": "rag:{{ messages[-1].content }}{{ depth }}",
+        "tool_use": "tools:{{ messages[-1].content }}",
+    }
+    tokenizer.chat_template = {**templates, **({"default": "{{ messages[-1].content }}"} if default else {})}
+    debug_model("Llama")[0].save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    name = str(tmp_path)
+    kwargs = {"chat_template": "rag", "depth": 2}
+    target = load_target(name, "float32", fast=False, template_kwargs=kwargs)
+    assert target.tokenizer.decode(target.chat_tokens("ab")) == "rag:ab2"
+    words = [f"data.template_kwargs.{key}={value}" for key, value in kwargs.items()]
+    recipe = load_recipe(["recipe=debug_block", f"target.name={name}", *words])
+    assert outline(recipe).chat_tokens("ab") == target.chat_tokens("ab")
+    template = chat_template(target)
+    assert [*template.prefix, *target.text_tokens("ab")] == target.chat_tokens("ab")[
+        : len(template.prefix) + 2
+    ]
+    options = ["--template-kwargs", "chat_template=rag", "--max-new-tokens", "2", "--drafter", "none"]
+    generate.main(["--target", name, *options, "ab"])
+    assert capsys.readouterr().out
+    plain = load_target(name, "float32", fast=False)
+    if default:
+        assert plain.tokenizer.decode(plain.chat_tokens("ab")) == "ab"
+        tools = replace(as_conversation("ab"), tools=(TOOL,))
+        assert plain.tokenizer.decode(plain.chat_tokens(tools)) == "tools:ab"
+        return
+    says = r"by name and no default one \(rag, tool_use\): choose with --template-kwargs chat_template=NAME"
+    with pytest.raises(UserError, match=says):
+        plain.chat_tokens("ab")
+    with pytest.raises(UserError, match=says):
+        Chat({"depth": 1}).check(plain.tokenizer, "mine")
+    assert plain.text_tokens("ab")
+
+
+def test_a_chat_template_that_there_is_not_is_refused(tokenizer: Any) -> None:
+    with pytest.raises(UserError, match="has one chat template, without a name: leave chat_template out"):
+        Chat({"chat_template": "rag"}).check(tokenizer, "mine")
+    tokenizer.chat_template = {"default": "", "rag": ""}
+    for name in ("rga", 1, ["rag"]):
+        with pytest.raises(UserError, match="target 'mine' has no chat template .*rag"):
+            Chat({"chat_template": name}).check(tokenizer, "mine")

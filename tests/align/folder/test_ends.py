@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from align.common.errors import UserError
-from align.folder.ends import check_ends, end_ids, note_changes, note_ends
+from align.folder.ends import check_ends, end_ids, note_changes, note_ends, note_turn
+from align.target.debug import debug_model
 
 
 def test_ids_and_what_are_none(capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,3 +37,29 @@ def test_what_generate_would_do_to_p_is_named(capsys: pytest.CaptureFixture[str]
     note_changes("m", {"repetition_penalty": 1.05, "suppress_tokens": [7]})
     said = capsys.readouterr().err
     assert "note: m: its generation config asks for repetition_penalty=1.05, suppress_tokens=[7]: not" in said
+
+
+@pytest.mark.parametrize(
+    ("template", "ends", "token"),
+    [
+        (None, (0,), "<|im_end|>"),
+        (None, (0, 2), None),
+        (None, (), None),
+        ("{% for m in messages %}{{ m['content'] }} {% endfor %}", (0,), None),
+        ("{{ raise_exception('no') }}", (0,), None),
+        ({"default": "{{ messages[-1]['content'] }}\n<|im_start|>", "rag": ""}, (2,), "<|im_start|>"),
+    ],
+)
+def test_a_turns_end_that_ends_no_text_is_named(
+    template: Any, ends: tuple[int, ...], token: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, tokenizer = debug_model("Llama")
+    if template is not None:
+        tokenizer.chat_template = template
+    note_turn("m", tokenizer, {}, ends)
+    said = capsys.readouterr().err
+    assert (f"note: m: its chat template ends an answer with {token!r}" in said) == (token is not None)
+    assert bool(said) == (token is not None)
+    tokenizer.chat_template = None
+    note_turn("m", tokenizer, {}, ends)
+    assert not capsys.readouterr().err

@@ -1,14 +1,21 @@
-"""A tokenizer that was made out of a GGUF file is opened as it was written, whatever class its architecture has on the hub."""
+"""Which class opens a folder's tokenizer, and what stands in front of a text."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from align.common.checksums import write_checksums
-from align.folder.tokenizer import open_tokenizer
+from align.common.errors import UserError
+from align.folder.tokenizer import first_ids, open_tokenizer, opening_ids
 from align.gguf.tokenizer import make_tokenizer
 from tests.target_models import piece_fields
+from tests.tokenizers import sentencepiece
 
 
 def test_a_made_folder_is_opened_as_written_and_another_as_transformers_does(tmp_path: Path) -> None:
@@ -21,3 +28,52 @@ def test_a_made_folder_is_opened_as_written_and_another_as_transformers_does(tmp
     assert (
         opened(text).input_ids == made(text).input_ids and opened.decode(opened("ab").input_ids) == "<s> ab"
     )
+
+
+def _with_post_processor(single: str) -> Any:
+    """Llama's kind of tokenizer that puts tokens around a text."""
+    tokenizer = sentencepiece.__wrapped__()
+    tokens = [("<s>", 1), ("</s>", 2)]
+    core = tokenizer.backend_tokenizer
+    core.post_processor = processors.TemplateProcessing(single=single, special_tokens=tokens)
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("single", "opening"),
+    [("$A", ()), ("<s> $A", (1,)), ("$A </s>", ()), ("<s> $A </s>", (1,)), ("<s> </s> $A </s>", (1, 2))],
+)
+def test_what_the_tokenizer_puts_in_front_is_what_it_puts_there(
+    single: str, opening: tuple[int, ...]
+) -> None:
+    tokenizer = _with_post_processor(single)
+    assert opening_ids(tokenizer, 1000, "m") == opening
+    text = [*opening, *tokenizer("The law", add_special_tokens=False)["input_ids"]]
+    assert tokenizer("The law")["input_ids"][: len(text)] == text
+    if opening:
+        with pytest.raises(UserError, match="m: its tokenizer begins a text with '<s>', token 1, .* 1 rows"):
+            opening_ids(tokenizer, 1, "m")
+
+
+def test_a_vocabulary_without_letters_has_an_opening_too() -> None:
+    core = Tokenizer(models.WordLevel({"<s>": 0, "one": 1, "two": 2, "<eos>": 7}, unk_token="<s>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="<eos>")
+    assert opening_ids(tokenizer, 8, "m") == ()
+    tokenizer.add_bos_token = True
+    assert opening_ids(tokenizer, 8, "m") == (0,)
+
+
+def test_a_whole_text_needs_a_first_token(capsys: pytest.CaptureFixture[str]) -> None:
+    """The tokenizer's own; else BOS, or one that ends a text, and a note that names it once."""
+    tokenizer = _with_post_processor("<s> $A </s>")
+    assert first_ids(tokenizer, (2, 5), 1000, "m") == (1,) and not capsys.readouterr().err
+    tokenizer = _with_post_processor("$A")
+    assert first_ids(tokenizer, (2, 5), 1000, "m") == first_ids(tokenizer, (2, 5), 1000, "m") == (1,)
+    assert capsys.readouterr().err.count("m: its tokenizer puts nothing in front of a text; whole texts") == 1
+    with pytest.raises(UserError, match="m: its tokenizer begins a text with '<s>', token 1, .* 1 rows"):
+        first_ids(tokenizer, (2, 5), 1, "m")
+    tokenizer.bos_token = None
+    assert first_ids(tokenizer, (2, 5), 1000, "m") == (2,) and "'</s>'" in capsys.readouterr().err
+    with pytest.raises(UserError, match="m: its files name no token that begins a text, and none that ends"):
+        first_ids(tokenizer, (), 1000, "m")

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 
 from align.common.checksums import CHECKSUMS
 from align.common.errors import UserError
 from align.common.files import UNFINISHED
+from align.gguf.header import read_header
 from align.gguf.tokenizer import make_tokenizer
 from align.target.debug import debug_model
 from align.target.loading import load_target, resolve_folder
 from align.target.model import Target
 from align.target.proof import proven
-from tests.target_models import piece_fields, tiny_model, write_gguf
+from tests.target_models import piece_fields, tiny_model, write_gguf, write_out
 
 
 @pytest.fixture
@@ -58,7 +62,7 @@ def test_a_sentencepiece_tokenizer_and_a_head_of_its_own(
     text = "<s>the hello\n<think>  ab 😀</s>"
     assert loaded.tokenizer(text).input_ids == make_tokenizer(fields, Path("a"))(text).input_ids
     pieces = loaded.tokenizer.convert_ids_to_tokens(loaded.text_tokens("the hello"))
-    assert pieces == ["▁the", "▁", "hello"]
+    assert pieces == ["<s>", "▁the", "▁", "hello"]
 
 
 @pytest.mark.parametrize(("last", "scale"), [(8.0, None), (8.0, 4.0), (None, 4.0)])
@@ -208,3 +212,45 @@ def test_a_file_cut_in_its_weights_or_of_an_unknown_type_is_refused_from_its_hea
     says = "is of type 99" if damage == "type" else r"would end at byte \d+, the file has \d+: it is cut off"
     with pytest.raises(UserError, match=says):
         resolve_folder(str(path))
+
+
+@pytest.mark.parametrize("reader", ["ours", "transformers"])
+@pytest.mark.parametrize(("add_bos", "opening"), [("true", [1]), ("false", [])])
+def test_a_turns_end_and_bos_are_the_files(
+    reader: str,
+    add_bos: str,
+    opening: list[int],
+    plain: Target,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A chat file whose eos is the base model's, as `gguf-new-metadata` writes it: an answer ends as the unchanged file's does."""
+    write_gguf(tmp_path / "tiny.gguf", plain)
+    path, flags = tmp_path / "eot.gguf", ["--special-token", "eos", "<|endoftext|>"]
+    script = Path(sys.executable).with_name("gguf-new-metadata")
+    flags += ["--special-token", "eot", "<|im_end|>"]
+    subprocess.run([script, *flags, tmp_path / "tiny.gguf", path], check=True, capture_output=True)
+    assert read_header(path).values["tokenizer.ggml.eot_token_id"] == 2
+    both = tmp_path / "both.gguf"
+    copy_with(path, both, "tokenizer.ggml.add_bos_token", add_bos == "true")
+    if reader == "transformers":
+        monkeypatch.setattr("align.gguf.convert.OWN", ())
+    for changed in (path, both):
+        loaded = load_target(str(changed), dtype="float32", fast=False)
+        assert loaded.eos_ids == (0, 2)
+    assert loaded.text_tokens("Hi")[:-2] == opening
+    assert loaded.tokenizer("Hi")["input_ids"] == loaded.text_tokens("Hi")
+
+
+def copy_with(path: Path, out: Path, key: str, value: bool) -> None:
+    """The file with another truth value in its metadata."""
+    reader = gguf.GGUFReader(str(path))
+    writer = gguf.GGUFWriter(str(out), "llama")
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
+    writer.add_bool(key, value)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, tensor.data.shape, tensor.tensor_type)
+    write_out(writer)

@@ -82,7 +82,6 @@ def test_what_is_no_header_is_refused_in_a_line(tmp_path: Path, content: bytes) 
 @pytest.mark.parametrize(
     ("pairs", "says"),
     [
-        ([ARCHITECTURE, pair("split.count", 2, struct.pack("<H", 3))], "one of 3 parts of a split GGUF file"),
         (
             [pair("general.architecture", 8, text("gemma33"))],
             "'gemma33' is not supported .did you mean 'gemma3'",

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaTokenizer
+from tokenizers import Tokenizer, models
+from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 
-from align.gguf.tokenizer import make_tokenizer
+from align.gguf.tokenizer import adds_bos, answer_ends, chat_templates, make_tokenizer, mark_ends, token_types
 from tests.target_models import PIECES, piece_fields
 
 FILE = Path("tiny.gguf")
@@ -117,3 +118,105 @@ def test_texts_are_read_as_by_transformers_llama_tokenizer() -> None:
     assert len(texts) > 200
     for text in texts:
         assert ours(text, add_special_tokens=False).input_ids == theirs(text).input_ids, text
+
+
+@pytest.mark.parametrize(
+    ("kind", "pre", "said", "adds"),
+    [
+        ("llama", None, None, True),
+        ("llama", None, False, False),
+        ("gpt2", "llama-bpe", None, True),
+        ("gpt2", "llama-bpe", False, False),
+        ("gpt2", "smollm", None, False),
+        ("gpt2", "qwen2", True, True),
+        ("gpt2", None, None, False),
+    ],
+)
+def test_bos_is_put_where_the_file_or_its_kind_says(
+    kind: str, pre: str | None, said: bool | None, adds: bool
+) -> None:
+    fields: dict[str, Any] = {"tokenizer.ggml.model": kind}
+    fields |= {} if pre is None else {"tokenizer.ggml.pre": pre}
+    fields |= {} if said is None else {"tokenizer.ggml.add_bos_token": said}
+    assert adds_bos(fields) is adds
+    if kind == "llama":
+        whole = make_tokenizer({**piece_fields(), **fields}, FILE)("the hello").input_ids
+        assert (whole[0] == 1) == adds
+
+
+@pytest.mark.parametrize(
+    ("names", "keys", "ends"),
+    [
+        ("a", {"eos": 0}, {"a"}),
+        ("a <|im_end|> <|endoftext|>", {"eos": 2, "eot": 1}, {"<|im_end|>", "<|endoftext|>"}),
+        ("a <|im_end|> <|endoftext|>", {"eos": 2}, {"<|im_end|>", "<|endoftext|>"}),
+        ("<|endoftext|> a <|im_end|>", {"eos": 2, "unknown": 0}, {"<|im_end|>"}),
+        ("<|endoftext|> a <|im_end|>", {"eos": 0, "unknown": 0}, {"<|endoftext|>", "<|im_end|>"}),
+        ("a b c", {"eos": 0, "eot": 1, "eom": 2}, {"a", "b", "c"}),
+        ("<|end|> <|call|> <|return|>", {"eos": 2}, {"<|call|>", "<|return|>"}),
+        ("<|end|> <|call|>", {"eos": 1}, {"<|end|>", "<|call|>"}),
+        ("</s> <|tool_response> b", {"eos": 2}, {"<|tool_response>", "b"}),
+        ("</s> <|tool_response> b", {"eos": 0}, {"<|tool_response>"}),
+        ("<|end|> <|calls|> <|flush|>", {"eos": 0}, {"<|calls|>", "<|flush|>"}),
+        ("<end_of_turn> <eos> a", {"eos": 1}, {"<end_of_turn>", "<eos>"}),
+        ("a <|fim_pad|> <|repo_name|> <|file_sep|> <|fim_middle|>", {"eos": 0}, {"a", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"}),
+        ("a <PAD> b", {"eos": 0, "fim_pad": 2}, {"a", "b"}),
+        ("a b", {"eos": 0, "eot": 7}, {"a"}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", [1, 3, 4])
+def test_an_answer_ends_as_in_llama_cpp(kind: int, names: str, keys: dict[str, int], ends: set[str]) -> None:
+    """Which texts end one: `special_eog_ids` of llama.cpp's llama-vocab.cpp. Their types do not matter: it overrides them."""
+    tokens = names.split()
+    types = [kind] * len(tokens)
+    fields = {f"tokenizer.ggml.{name}_token_id": index for name, index in keys.items()}
+    fields |= {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+    }  # type: ignore[dict-item]
+    assert {tokens[i] for i in answer_ends(fields)} == ends
+
+
+def test_named_chat_templates_are_kept() -> None:
+    key = "tokenizer.chat_template"
+    assert chat_templates({}) is None and chat_templates({key: "a"}) == "a"
+    assert chat_templates({f"{key}.rag": "b"}) == {"rag": "b"}
+    named = {key: "a", f"{key}.tool_use": "b", "tokenizer.chat_templates": ["tool_use"]}
+    assert chat_templates(named) == {"default": "a", "tool_use": "b"}
+    assert make_tokenizer({**piece_fields(), **named}, FILE).get_chat_template(tools=[{}]) == "b"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("stored", [1, 3, 4])
+def test_an_end_is_one_special_token_whatever_type_the_file_says(stored: int, kind: str) -> None:
+    """A template writes it, so its text must be one token."""
+    end = "<end_of_turn>"
+    fields = piece_fields() | {"tokenizer.ggml.model": kind}
+    fields["tokenizer.ggml.tokens"] = [*fields["tokenizer.ggml.tokens"], *sorted({*end}), end]
+    pieces = len({*end})
+    fields["tokenizer.ggml.token_type"] = [*fields["tokenizer.ggml.token_type"], *[1] * pieces, stored]
+    fields["tokenizer.ggml.scores"] = [*fields["tokenizer.ggml.scores"], *[-2000.0] * pieces, 0.0]
+    fields["tokenizer.ggml.merges"] = ["a b"]
+    last = len(fields["tokenizer.ggml.tokens"]) - 1
+    assert last in answer_ends(fields) and token_types(fields)[last] == 3
+    made = make_tokenizer(fields, FILE)
+    ids = made(f"ab{end}", add_special_tokens=False).input_ids
+    assert ids[-1] == last and last not in ids[:-1]
+    assert made.decode(ids, skip_special_tokens=True).strip() == "ab"
+    assert made.added_tokens_decoder[last].special
+
+
+def test_tokens_that_end_nothing_because_of_others_have_llama_cpps_types() -> None:
+    texts = ["<|end|>", "<|call|>", "<|return|>", "</s>", "<|tool_response>", "a"]
+    fields = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": texts}
+    assert token_types(fields | {"tokenizer.ggml.token_type": [3] * 6}) == [4, 3, 3, 1, 3, 3]
+
+
+def test_ends_are_marked_in_a_tokenizer_of_transformers_reader() -> None:
+    inner = Tokenizer(models.BPE(vocab={"a": 0, "<": 1, "eos": 2, ">": 3, "<eos>": 4}, merges=[]))
+    theirs = PreTrainedTokenizerFast(tokenizer_object=inner)
+    fields = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a", "<", "eos", ">", "<eos>"]}
+    mark_ends(theirs, fields | {"tokenizer.ggml.token_type": [1] * 5})
+    assert theirs("a<eos>").input_ids == [0, 4] and len(theirs) == 5
+    assert theirs.decode([0, 4], skip_special_tokens=True) == "a"

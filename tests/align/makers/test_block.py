@@ -21,7 +21,7 @@ from align.planning.drafter import drafter_size
 from align.planning.skeleton import skeleton
 from align.target.model import Target
 from tests.builders import block_options as options
-from tests.builders import trained_block
+from tests.builders import needed_words, trained_block
 from tests.target_models import tiny_target
 
 
@@ -141,10 +141,11 @@ def test_what_an_init_keeps_though_the_recipe_asks_otherwise_is_said(
 def test_shipped_recipes_keep_the_markov_head_that_they_start_from(target: Target) -> None:
     config = from_target(target, options(), None).config
     for name in shipped():
-        asked = load_recipe([f"recipe={name}"]).drafter
+        asked = load_recipe([f"recipe={name}", *needed_words(name)]).drafter
         if asked.kind == "block" and asked.init is not None:
             maker = Path(asked.init).parent.name  # runs/NAME/drafter, or the shipped drafter
-            rank = load_recipe([f"recipe={maker}"]).drafter.markov_rank if maker in shipped() else 192
+            words = [f"recipe={maker}", *needed_words(maker)]
+            rank = load_recipe(words).drafter.markov_rank if maker in shipped() else 192
             assert asked_markov(replace(config, markov_rank=rank), asked)[1] == rank, name
 
 

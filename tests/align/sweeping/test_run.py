@@ -14,6 +14,7 @@ import pytest
 
 from align.common.errors import UserError
 from align.config.parser import FOLDER, load_recipe
+from align.config.wandb_runs import TRIAL_VARIABLES
 from align.sweeping.config import Parameter, Sweep, read_sweep
 from align.sweeping.run import RESULT, Plan, Stopped, run, words_of
 from align.sweeping.trials import trials
@@ -80,7 +81,7 @@ def test_the_shipped_command_lines_are_an_agents(
         assert line[:5] == ["/usr/bin/env", "WANDB_MODE=offline", "python", "-m", "align.train"]
         theirs, ours = (
             load_recipe(line[5:]),
-            load_recipe(words_of(own, trial, Plan(tmp_path), tmp_path / "out")),
+            load_recipe(words_of(own, trial, Plan(tmp_path))),
         )
         ours.output, ours.data.path = theirs.output, theirs.data.path
         ours.trainer.logger, ours.trainer.resume = theirs.trainer.logger, theirs.trainer.resume
@@ -141,19 +142,36 @@ def test_a_failed_trial_is_tried_again(trainer: Trainer, tmp_path: Path) -> None
     assert not any(r.failed for r in run(own, found, plan, quiet)) and trainer.ran == [("0001", 12)]
 
 
-@pytest.mark.parametrize(
-    ("metric", "score", "says"),
-    [("other", 1.0, "other is not among its metrics"), (METRIC, "nan", "is no number")],
-)
-def test_a_trial_without_a_score_has_failed(
-    trainer: Trainer, tmp_path: Path, metric: str, score: Any, says: str
-) -> None:
+def test_a_trial_without_a_score_has_failed(trainer: Trainer, tmp_path: Path) -> None:
     """And is tried again, as the command says."""
-    own, plan = replace(sweep(Parameter("seed", (1,))), metric=metric), Plan(tmp_path)
-    trainer.score = score
+    own, plan = sweep(Parameter("seed", (1,))), Plan(tmp_path)
+    trainer.score = "nan"
     for _ in range(2):
-        assert says in run(own, trials(own, None, 0), plan, quiet)[0].failed
+        assert "is no number" in run(own, trials(own, None, 0), plan, quiet)[0].failed
     assert len(trainer.ran) == 2
+
+
+def test_an_unknown_metric_ends_the_sweep_after_one_trial(trainer: Trainer, tmp_path: Path) -> None:
+    """After a correction the sweep resumes in the same folder."""
+    own, plan = sweep(Parameter("seed", (1, 2))), Plan(tmp_path)
+    with pytest.raises(UserError, match=f"did you mean '{METRIC}'"):
+        run(replace(own, metric=f"{METRIC}x"), trials(own, None, 0), plan, quiet)
+    assert len(trainer.ran) == 1
+    assert not any(r.failed for r in run(own, trials(own, None, 0), plan, quiet))
+
+
+def test_another_metric_is_read_from_finished_trials(trainer: Trainer, tmp_path: Path) -> None:
+    own, plan = sweep(Parameter("seed", (1,))), Plan(tmp_path)
+    first = run(own, trials(own, None, 0), plan, quiet)[0]
+    other = run(replace(own, metric=f"{METRIC}_se"), trials(own, None, 0), plan, quiet)[0]
+    assert len(trainer.ran) == 1 and other.score == first.error
+
+
+def test_a_folder_for_all_trials_is_refused(trainer: Trainer, tmp_path: Path) -> None:
+    own = sweep(Parameter("seed", (1,)))
+    with pytest.raises(UserError, match="every trial has its own folder"):
+        run(own, trials(own, None, 0), Plan(tmp_path, ("output=x",)), quiet)
+    assert trainer.ran == []
 
 
 def test_a_result_that_cannot_be_read_is_made_again(trainer: Trainer, tmp_path: Path) -> None:
@@ -175,19 +193,6 @@ def test_a_result_that_cannot_be_read_is_made_again(trainer: Trainer, tmp_path: 
     ]
 
 
-def test_halving_trains_the_best_in_full(trainer: Trainer, tmp_path: Path) -> None:
-    own, plan = sweep(), Plan(tmp_path, eta=2)
-    found = trials(own, None, 0)
-    results = run(own, found, plan, quiet)
-    assert trainer.ran == [("steps-3", 3)] * 4 + [("steps-6", 6)] * 2 + [("0003", 12)]
-    assert [r.steps for r in results] == [3, 3, 6, 12]
-    assert run(own, found, plan, quiet) == results and len(trainer.ran) == 7
-    assert json.loads((tmp_path / "trials" / "0003" / RESULT).read_text())["steps"] == 12
-    steps = sweep(Parameter("trainer.max_steps", (4, 8)), Parameter("trainer.warmup_steps", (1,)))
-    with pytest.raises(UserError, match=r"trainer\.max_steps"):
-        run(steps, trials(steps, None, 0), Plan(tmp_path / "other", eta=2), quiet)
-
-
 def test_another_sweep_in_the_folder_is_refused(trainer: Trainer, tmp_path: Path) -> None:
     own = sweep()
     run(own, trials(own, 2, 0), Plan(tmp_path), quiet)
@@ -202,14 +207,16 @@ def test_another_sweep_in_the_folder_is_refused(trainer: Trainer, tmp_path: Path
 def test_text_is_shared_where_no_trial_changes_it(tmp_path: Path) -> None:
     def recipe(parameter: Parameter, *words: str, plan: Plan | None = None):
         own = Sweep("s", "grid", METRIC, True, (parameter,), ("recipe=debug_block", *words), ())
-        return load_recipe(words_of(own, trials(own, None, 0)[0], plan or Plan(tmp_path), tmp_path / "out"))
+        return load_recipe(words_of(own, trials(own, None, 0)[0], plan or Plan(tmp_path)))
 
     rate = Parameter("trainer.learning_rate", (1e-4,))
     assert recipe(rate).data.path == str(tmp_path / "data")
-    assert (
-        recipe(Parameter("seed", (1,))).data.path is None
-        and recipe(Parameter("data.samples", (9,))).data.path is None
-    )
+    seeds = [recipe(Parameter("seed", (seed,))).data_folder for seed in (1, 1, 2)]
+    sizes = [recipe(Parameter(name, (9,))).data_folder for name in ("data.samples", "data/samples")]
+    assert seeds[0] == seeds[1] and sizes[0] == sizes[1]
+    assert len({tmp_path / "data", *seeds, *sizes}) == 4 and {p.parent for p in (*seeds, *sizes)} == {
+        tmp_path
+    }
     assert recipe(rate, "data.path=there").data.path == "there"
     assert recipe(rate, "trainer.logger=wandb").trainer.logger == ["csv"]
     assert recipe(rate, "trainer.logger=wandb", plan=Plan(tmp_path, wandb=True)).trainer.logger == [
@@ -248,3 +255,39 @@ def test_a_device_in_the_place_of_the_log_is_refused(trainer: Trainer, tmp_path:
     with pytest.raises(OSError, match=r"is no ordinary file.*log.txt"):
         run(sweep(), trials(sweep(), None, 0), Plan(tmp_path), quiet)
     assert not trainer.ran
+
+
+def test_an_agents_variables_reach_no_trial_and_the_commands_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A trial that took an agent's run id would write somewhere else, and log into that run."""
+    seen: list[dict[str, str]] = []
+
+    def start(command: list[str], env: dict[str, str], **options: Any) -> Any:
+        seen.append(env)
+        return SimpleNamespace(returncode=2)
+
+    for name in TRIAL_VARIABLES:
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setattr("align.sweeping.run.subprocess.run", start)
+    own = replace(sweep(Parameter("seed", (1,))), environment=("WANDB_MODE=offline",))
+    run(own, trials(own, None, 0), Plan(tmp_path), quiet)
+    assert seen[0]["WANDB_MODE"] == "offline" and not seen[0].keys() & {*TRIAL_VARIABLES}
+
+
+def test_whole_floats_that_are_drawn_for_integer_keys_run(trainer: Trainer, tmp_path: Path) -> None:
+    own = replace(sweep(Parameter("trainer.batch_size", (), (), "q_uniform", 2, 8, 2.0)), method="random")
+    found = trials(own, 3, 0)
+    assert all(isinstance(trial.values[0][1], float) for trial in found)
+    assert not any(result.failed for result in run(own, found, Plan(tmp_path), quiet))
+
+
+def test_a_sweep_that_an_earlier_version_began_is_resumed(trainer: Trainer, tmp_path: Path) -> None:
+    """Its record has the keys of successive halving, which this version has not."""
+    own = sweep()
+    run(own, trials(own, None, 0), Plan(tmp_path), quiet)
+    record = json.loads((tmp_path / "sweep.json").read_text())
+    (tmp_path / "sweep.json").write_text(json.dumps(record | {"eta": None, "least": 1}))
+    trainer.ran = []
+    run(own, trials(own, None, 0), Plan(tmp_path), quiet)
+    assert trainer.ran == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from align.sweeping.config import Parameter, Sweep
@@ -26,7 +28,7 @@ def test_seeds_make_an_interval() -> None:
 def test_the_same_run_twice_is_one_run() -> None:
     """Drawn again, it says the same again: no interval comes of that."""
     sweep = Sweep("s", "random", "validation/tau", True, (Parameter("seed", (0, 0, 1)),), (), ())
-    found = trials(sweep, None, 0, "grid")
+    found = trials(replace(sweep, method="grid"), None, 0)
     made = rows(sweep, found, [Result(0, 9, 1.0), Result(1, 9, 1.0), Result(2, 9, 2.0)])
     assert [(row.runs, row.score) for row in made] == [(2, 1.5)]
 
@@ -45,7 +47,9 @@ def test_one_run_has_its_own_standard_error_or_none() -> None:
     assert "failed: error: x \\| y" in page
 
 
-def test_who_came_further_stands_first() -> None:
-    sweep = Sweep("s", "grid", "tau", True, (Parameter("a", (1, 2)),), (), ())
-    made = rows(sweep, trials(sweep, None, 0), [Result(0, 3, 9.0, 0.1), Result(1, 12, 2.0, 0.1)])
-    assert [row.steps for row in made] == [12, 3]
+def test_longer_runs_are_not_better_by_themselves() -> None:
+    sweep = Sweep("s", "grid", "tau", True, (Parameter("trainer/max_steps", (3, 12)),), (), ())
+    found = trials(sweep, None, 0)
+    results = [Result(0, 3, 9.0, 0.1), Result(1, 12, 2.0, 0.1)]
+    assert [row.steps for row in rows(sweep, found, results)] == [3, 12]
+    assert table(sweep, found, results).startswith("| trainer.max_steps | tau [95%] | steps | runs |")

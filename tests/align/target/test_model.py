@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from align.common.errors import UserError
 from align.target.loading import load_target
@@ -55,12 +58,22 @@ def test_tree_mask_equals_separate_branches(target: Target) -> None:
         torch.testing.assert_close(both.logits_BLV[:, 2 * i : 2 * i + 2], alone, atol=2e-5, rtol=1e-5)
 
 
-def test_base_model_prompt_has_bos_and_no_template(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def put_in_front(tokenizer: Any, token: str) -> None:
+    """Have the tokenizer begin every text with this token."""
+    first = (token, tokenizer.convert_tokens_to_ids(token))
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{token} $A", special_tokens=[first]
+    )
+
+
+def test_a_base_model_gets_plain_text_as_its_tokenizer_begins_it(target: Target) -> None:
     base = load_target("debug")
     base.tokenizer.chat_template = None
-    tokens = base.chat_tokens("hi")
-    assert tokens[0] == base.tokenizer.bos_token_id and base.decode(tokens) == "hi"
-    assert len(target.chat_tokens("hi")) > len(tokens)
+    plain = base.chat_tokens("hi")
+    assert base.decode(plain) == "hi" and plain[0] != base.tokenizer.bos_token_id
+    put_in_front(base.tokenizer, base.tokenizer.bos_token)
+    assert base.chat_tokens("hi") == [base.tokenizer.bos_token_id, *plain]
+    assert len(target.chat_tokens("hi")) > len(plain) + 1
 
 
 def test_a_text_of_tokens_that_the_model_has_not_is_one_line() -> None:
@@ -75,7 +88,8 @@ def test_a_text_of_tokens_that_the_model_has_not_is_one_line() -> None:
         UserError, match="'z' as token 93, its embedding has 90 rows: take that out of its chat"
     ):
         small.chat_tokens("t")
-    small.tokenizer.chat_template, small.tokenizer.bos_token = None, "z"
+    small.tokenizer.chat_template = None
+    put_in_front(small.tokenizer, "z")
     with pytest.raises(UserError, match="begins a text with 'z', token 93, its embedding has 90 rows"):
         small.text_tokens("t")
 

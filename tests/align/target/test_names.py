@@ -102,3 +102,11 @@ def test_where_shards_are_still_to_come_their_size_says_nothing(tmp_path: Path) 
     (tmp_path / "config.json").write_text(json.dumps(sizes | {"num_hidden_layers": 4 * 10**15}))
     with pytest.raises(UserError, match="no machine has room for that"):
         check_name(str(tmp_path))
+
+
+def test_a_trainers_output_folder_names_its_last_checkpoint(tmp_path: Path) -> None:
+    for steps in (9, 10):
+        (tmp_path / f"checkpoint-{steps}").mkdir()
+        (tmp_path / f"checkpoint-{steps}" / "config.json").touch()
+    with pytest.raises(UserError, match=r"has no config\.json; its last checkpoint is .*checkpoint-10$"):
+        check_name(str(tmp_path))

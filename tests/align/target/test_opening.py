@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from align.common.errors import UserError
 from align.target.loading import load_target, load_tokenizer
 from align.target.model import Target
+from align.target.opening import check_hub_files
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
 from tests.target_models import WINDOW, some_text
@@ -152,3 +153,34 @@ def test_a_weight_in_another_shape_is_named(tmp_path: Path) -> None:
     save_file(tensors | {name: tensors[name][:40].contiguous()}, str(path), metadata={"format": "pt"})
     with pytest.raises(UserError, match=f"lacks '{name}', or has it in another shape"):
         load_target(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        (["adapter_config.json", "adapter_model.safetensors"], "holds an adapter: fetch it .hf download o/n --local-dir"),
+        (["b.gguf", "Q4/a.gguf"], "holds GGUF files and no model in hub layout: fetch one .*: Q4/a.gguf, b.gguf$"),
+        ([f"{i}.gguf" for i in range(9)], "holds GGUF files .* name it: 0.gguf, .*, 5.gguf, …$"),
+        (["README.md"], None),
+        (["config.json", "a.gguf", "Q8/b.gguf"], "holds GGUF files and no model in hub layout: .*: Q8/b.gguf, a.gguf$"),
+        (["config.json", "model.safetensors", "a.gguf"], None),
+        (["config.json", "mmproj-a.gguf"], None),
+        (["config.json", "adapter_config.json", "model.safetensors"], "holds an adapter: fetch it"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("reachable", [True, False])
+def test_a_hub_id_without_a_model_says_what_it_holds(
+    files: list[str], says: str | None, reachable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("align.target.opening.hub_reachable", lambda: reachable)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", lambda self, name: files)
+    for file in () if reachable else files:
+        path = tmp_path / "models--o--n" / "snapshots" / "abc" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    if says is None:
+        check_hub_files("o/n")
+    else:
+        with pytest.raises(UserError, match=f"^target 'o/n': {says}"):
+            check_hub_files("o/n")

@@ -22,6 +22,7 @@ from align.models.ddit_layers import DDiTConfig
 from align.target.loading import load_target
 from align.target.model import Target
 from align.training.run import train
+from tests.builders import needed_words
 from tests.published_blocks import backbone, pruned, speculators_config, write
 
 
@@ -74,7 +75,7 @@ WIRING = (
     "debug_variable_prefix",
     "debug_confidence",
     "debug_taps",
-    "debug_adapt_dflash",
+    "debug_adapt_taps",
 )
 
 
@@ -85,7 +86,7 @@ def test_a_folder_that_does_not_fit_is_refused_before_the_target_writes(
     theirs = write(tmp_path / "theirs", config, backbone(target))
     words = (f"drafter.init={theirs}", f"output={tmp_path / 'run'}")
     with pytest.raises(UserError, match="speculators_model_type='eagle3'"):
-        train(load_recipe(["recipe=debug_adapt_dflash", *words]), quiet=True)
+        train(load_recipe(["recipe=debug_adapt_taps", *words]), quiet=True)
     assert not (tmp_path / "run" / "data").exists()
 
 
@@ -99,7 +100,7 @@ def test_a_published_drafter_is_calibrated(
     theirs = write(tmp_path / "theirs", speculators_config(target), backbone(target) | pruned(target, 0.3))
     (theirs / "README.md").write_text("---\nbase_model: some/model\nlicense: mit\n---\n")
     words = (f"drafter.init={theirs}", f"output={tmp_path / 'run'}", f"drafter.lora_rank={rank}")
-    recipe = load_recipe(["recipe=debug_adapt_dflash", *words, "trainer.learning_rate=1e-2"])
+    recipe = load_recipe(["recipe=debug_adapt_taps", *words, "trainer.learning_rate=1e-2"])
     with_data(recipe, written)
     module = train(recipe, quiet=True)
     card = (tmp_path / "run/drafter/README.md").read_text()
@@ -132,6 +133,8 @@ def test_the_published_recipes_run_with_tiny_models(
     with_data(recipe, written)
     module = train(recipe, quiet=True)
     assert module.validation_numbers["bound"] > 0
-    published = load_recipe([f"recipe={twin.removeprefix('debug_')}"])
+    name = twin.removeprefix("debug_")
+    kind = [f"drafter.kind={recipe.drafter.kind}"] * (name == "adapt")  # which follows from drafter.init
+    published = load_recipe([f"recipe={name}", *needed_words(name), *kind])
     assert (published.stage, published.drafter.kind) == (recipe.stage, recipe.drafter.kind)
     assert published.objective.terms == recipe.objective.terms

@@ -11,8 +11,9 @@ import pytest
 
 from align.config.parser import load_recipe
 from align.training import checkpoints
-from align.training.callbacks import CheckpointCallback, gain_lines, training_line, validation_line
+from align.training.callbacks import CheckpointCallback, gain_line, training_line, validation_line
 from align.training.parallel.watch import Interrupted
+from align.training.schedule import first_schedule
 
 
 def test_the_training_line() -> None:
@@ -26,11 +27,11 @@ def test_the_training_line() -> None:
 def test_what_training_gained_is_said_where_both_are_known() -> None:
     before = {"tau_greedy": 2.0, "tau_greedy_se": 0.1, "tau_sampling": 1.5, "tau_sampling_se": 0.1}
     now = {"tau_greedy": 2.05, "tau_greedy_se": 0.1, "tau_sampling": 1.7, "tau_sampling_se": 0.1}
-    assert gain_lines(before, now) == [
-        "expected τ on held-out text, greedy: 2.000 before training, 2.050±0.100 after: no difference that these texts can show",
-        "expected τ on held-out text, sampling: 1.500 before training, 1.700±0.100 after",
-    ]
-    assert gain_lines({}, now) == []
+    assert gain_line(before, now) == (
+        "τ (estimated on held-out text): greedy 2.00 before, 2.05 ± 0.10 after (+2%, within the error of these texts); "
+        "sampling 1.50 before, 1.70 ± 0.10 after (+13%)"
+    )
+    assert gain_line({}, now) is None
 
 
 def test_the_validation_line_says_what_its_figures_are() -> None:
@@ -80,7 +81,8 @@ def scene(tmp_path: Path) -> tuple[CheckpointCallback, Any, Any]:
     recipe = load_recipe(["recipe=debug_block", f"output={tmp_path}", *words])
     config = SimpleNamespace(target_sha256="a", to_dict=dict)
     progress = SimpleNamespace(seconds=0.0, stopping=False, stop_wanted=False)
-    module = SimpleNamespace(progress=progress, drafter=SimpleNamespace(config=config, draft_vocab=None))
+    drafter = SimpleNamespace(config=config, draft_vocab=None)
+    module = SimpleNamespace(progress=progress, drafter=drafter, schedule=first_schedule(recipe))
     return CheckpointCallback(recipe, {"stage": "calibrate"}), Trainer(), module
 
 

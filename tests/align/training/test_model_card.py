@@ -41,7 +41,7 @@ def test_the_card_says_how_the_target_was_prompted() -> None:
     for name, typed in (
         (DEFAULT_TARGET, ""),
         ("owner/model", " --target owner/model"),
-        ("/a b/c d", " --target 'c d'"),
+        ("/a b/c d", " --target '/a b/c d'"),
     ):
         config.target = name
         card = write_card(load_recipe(words[:1]), About("x", "y", "z"), config, manifest, run, {})

@@ -9,7 +9,8 @@ from align.config.parser import load_recipe
 from align.target.loading import load_target
 from align.target.model import Target
 from align.writing.agreement import agreement, check_answers, probes
-from align.writing.rows import Plan, chat_template
+from align.writing.rows import Plan
+from align.writing.template import chat_template
 from decode.engine.decoder import Decoder
 
 

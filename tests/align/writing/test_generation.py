@@ -34,8 +34,8 @@ def test_draw_limits() -> None:
 
 def _write(target: Target, count: int, heat: float) -> list[Row]:
     settings = WriterSettings(1.0, 1.0, 0, 20, 24)
-    rows = [Row(i, heat, list(range(40 + i, 46 + i)), writes_prompt=False) for i in range(count)]
-    Writer(target, [1, 5], [6], settings, 60).write(rows, torch.Generator().manual_seed(3))
+    rows = [Row(i, heat, [1, 5, *range(40 + i, 46 + i)], writes_prompt=False) for i in range(count)]
+    Writer(target, [1, 5], [6], [2, 6], settings, 60).write(rows, torch.Generator().manual_seed(3))
     return rows
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from align.config.parser import load_recipe
 from align.target.model import Target
 from align.writing.in_process import InProcess
-from align.writing.rows import Plan, chat_template, unheard
+from align.writing.rows import Plan, unheard
+from align.writing.template import chat_template
 
 
 def test_a_batch_depends_on_its_number_alone(target: Target) -> None:

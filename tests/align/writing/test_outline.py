@@ -18,7 +18,7 @@ from align.target.loading import load_target
 from align.target.model import Target
 from align.writing import outline as module
 from align.writing.outline import Outline, open_beside_server, outline
-from align.writing.rows import chat_template
+from align.writing.template import chat_template
 from tests.builders import shallow_target
 from tests.loopback_server import Loopback
 

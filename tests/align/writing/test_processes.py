@@ -19,7 +19,8 @@ from align.writing.generation import Row
 from align.writing.opening import opened
 from align.writing.outline import Outline
 from align.writing.processes import Processes
-from align.writing.rows import Plan, chat_template
+from align.writing.rows import Plan
+from align.writing.template import chat_template
 
 WORDS = [
     "recipe=debug_block",

@@ -11,43 +11,43 @@ import pytest
 from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.folder.chat import Chat
+from align.rows.conversation import Conversation
 from align.target.model import Target
-from align.writing.rows import Plan, batch_seed, chat_template, first_token, row_seed
+from align.writing.rows import Plan, batch_seed, row_seed
+from align.writing.template import chat_template
+from tests.builders import switching_target
 
 
 def test_rows_of_given_prompts_end_with_the_last_one(target: Target) -> None:
-    recipe = load_recipe(["recipe=debug_block", "data.batch_size=4", "data.max_prompt_tokens=3"])
-    plan = Plan(recipe, target, chat_template(target), ["abcdef", "b", "c", "d", "e"])
+    words = ["recipe=debug_block", "data.batch_size=4", "data.max_prompt_tokens=3", "data.prompts=p.jsonl"]
+    texts = [Conversation.from_text(text) for text in ("abcdef", "b", "c", "d", "e")]
+    plan = Plan(load_recipe(words), target, chat_template(target), texts)
     first, second = plan.rows(0), plan.rows(1)
     assert [row.index for row in (*first, *second)] == [0, 1, 2, 3, 4] and plan.rows(2) == []
-    assert len(first[0].forced) == 3 + len(plan.template.turn)
+    assert first[0].done and first[0].broken == "prompt too long"
+    assert first[1].forced == target.chat_tokens("b")
     assert [row.answer_temperature for row in first] == [0.0, 0.0, 0.7, 1.0]
     assert plan.prompt_ends >= {plan.template.turn[0], *target.eos_ids}
     assert plan.capacity == len(plan.template.prefix) + 3 + len(plan.template.turn) + 24
 
 
-def test_a_prompt_of_tokens_that_the_target_has_not_is_named(target: Target) -> None:
+def test_a_prompt_of_tokens_that_the_target_has_not_is_named() -> None:
+    target = switching_target()
     recipe = load_recipe(["recipe=debug_block"])
+    target.tokenizer.chat_template = "{% for m in messages %}A{{ m.content }}{% endfor %}"
     told = SimpleNamespace(
-        spec="m", tokenizer=target.tokenizer, chat=target.chat, has_chat_template=True, vocab_size=90
+        spec="m",
+        tokenizer=target.tokenizer,
+        chat=target.chat,
+        has_chat_template=True,
+        vocab_size=90,
+        context_limit=512,
     )
-    plan = Plan(recipe, told, chat_template(target), ["a", "tz"])  # type: ignore[arg-type]
+    plan = Plan(recipe, told, chat_template(target), [Conversation.from_text(t) for t in ("a", "tz")])  # type: ignore[arg-type]
     with pytest.raises(
         UserError, match="data.prompts, prompt 2: target 'm': its tokenizer knows 'z' as token 93, .* 90 rows"
     ):
         plan.rows(0)
-
-
-def test_a_text_begins_with_its_token_or_one_that_ends_a_text() -> None:
-    def told(bos: int | None, ends: tuple[int, ...]) -> Any:
-        tokenizer = SimpleNamespace(bos_token_id=bos, bos_token="<s>")
-        return SimpleNamespace(spec="m", tokenizer=tokenizer, eos_ids=ends, vocab_size=90)
-
-    assert first_token(told(1, (2,))) == 1 and first_token(told(None, (2, 5))) == 2
-    with pytest.raises(UserError, match="target 'm': its files name no token"):
-        first_token(told(None, ()))
-    with pytest.raises(UserError, match="begins a text with '<s>', token 90, its embedding has 90 rows"):
-        first_token(told(90, (2,)))
 
 
 def test_a_template_of_tokens_that_the_target_has_not_is_named(target: Target) -> None:

@@ -21,8 +21,9 @@ from align.folder.chat import Chat
 from align.target.loading import load_target
 from align.target.model import Target
 from align.target.names import DEFAULT_TARGET
-from align.writing.rows import Plan, chat_template, unheard
+from align.writing.rows import Plan, unheard
 from align.writing.served import Served
+from align.writing.template import chat_template
 from tests.builders import shallow_target, switching_target
 from tests.loopback_server import FAULTS, SLOW, Loopback
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 
 import pytest
 
 from align.common.terminal import PlainConsole
 from decode import eval
+from decode.benchmark import folder
+from decode.reporting.records import read_run
+from tests.builders import switching_target
 from tests.measurements import QUIET
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -25,3 +29,29 @@ def test_prompts_longer_than_the_context_are_left_out_and_named(
     assert capsys.readouterr().out.count("left out: p: 1 of 2 prompts, which") == 1
     assert summary["overall"]["plain"]["prompts"] == 1
     assert "context" in summary["skipped"][0] and summary["skipped"][0].startswith("p: 1 of 2 prompts, which")
+
+
+def test_a_measurement_that_goes_on_another_day_says_the_same_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the target's chat template reads the clock."""
+    target = switching_target()
+    template = target.tokenizer.chat_template
+    target.tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}" + template
+    target.model.save_pretrained(str(tmp_path / "T"))
+    target.tokenizer.save_pretrained(str(tmp_path / "T"))
+    words = [w if w != "debug" else str(tmp_path / "T") for w in QUIET]
+    (tmp_path / "p.txt").write_text("Short.\n")
+    words += ["--prompts", str(tmp_path / "p.txt"), "--out", str(tmp_path / "o"), "--methods", "plain"]
+    found = []
+    for day in (1, 2):
+
+        class Day(datetime.date):
+            @classmethod
+            def today(cls, day: int = day) -> Day:
+                return cls(2026, 12, day)
+
+        monkeypatch.setattr(folder.datetime, "date", Day)
+        eval.evaluate(eval.read_config(words), PlainConsole(wide=True))
+        found.append(read_run(tmp_path / "o").settings)
+    assert found[0]["date"] == "2026-12-01" and found[0] == found[1]

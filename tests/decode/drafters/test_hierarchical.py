@@ -52,7 +52,7 @@ def tables(kind: str, k: int = 4, seed: int = 9) -> HierarchicalDrafter:
 def request(target: Any, text: list[int], sampling: Sampling) -> Request:
     device = torch.device("cpu")
     history = History(sampling, text, target.vocab_size, (), device)
-    generator = torch.Generator().manual_seed(sampling.seed)
+    generator = torch.Generator().manual_seed(sampling.fixed_seed)
     return Request(target, text, target.new_cache(1, 60), sampling, generator, history)
 
 

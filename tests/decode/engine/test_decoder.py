@@ -5,6 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from align.target.model import Target
 from decode.drafters.block import BlockProposer
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
+from decode.methods.load import load as load  # whose options are known then
 from decode.speculation.sampling import Sampling
 from decode.speculation.tree import ancestors
 from decode.wrappers.copying import CopyingDrafter
@@ -104,6 +106,10 @@ def test_bad_batches_are_refused(target: Target) -> None:
             decoder.generate_batch([[1]], batch_size=size)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="max_new_tokens: 1 for 2 prompts"):
         decoder.generate_batch([[1], [2]], max_new_tokens=[3])
+    with pytest.raises(UserError, match=r"^prompts\[2\]: the prompt is empty$"):
+        decoder.generate_batch(["one", [1], " "])
+    with pytest.raises(UserError, match="^tools must be a list"):
+        decoder.generate_batch(["one"], tools="w")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="the prompt must be text"):
         decoder.generate_batch([[1], []])
     assert decoder.generate_batch([]) == []
@@ -130,7 +136,7 @@ def test_a_pair_that_would_change_the_output_is_refused(endless: Target) -> None
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_without_a_drafter_any_verifier_will_do(endless: Target, temperature: float) -> None:
-    sampling = Sampling(temperature)
+    sampling = Sampling(temperature, seed=0)
     plain = Decoder(endless).generate(PROMPT, max_new_tokens=4, sampling=sampling).tokens
     for verifier in ("token", "recursive", "point_mass"):
         out = Decoder(endless, None, verifier).generate(PROMPT, max_new_tokens=4, sampling=sampling)
@@ -147,6 +153,10 @@ def test_prompts_of_every_kind(endless: Target) -> None:
     raw = decoder.generate("hello", max_new_tokens=5, raw=True)
     assert text.tokens == messages.tokens == tokens.tokens
     assert decoder.generate_batch(["hello"], max_new_tokens=5)[0].tokens == text.tokens
+    assert (
+        decoder.generate("hello", 5).tokens == decoder.generate_batch(["hello"], 5)[0].tokens == text.tokens
+    )
+    assert "".join(decoder.stream("hello", 5)) == text.text
     assert raw.prompt_tokens == len(endless.text_tokens("hello")) < text.prompt_tokens
 
 
@@ -163,8 +173,8 @@ def test_prompts_of_every_kind(endless: Target) -> None:
         ([1, 260], "token 260 is not"),
         ([1, 1.5], "token 1.5 is not"),
         ([1, "b"], "token 'b' is not"),
-        ([{"role": "user"}], "a message needs the strings 'role' and 'content'"),
-        ([{"role": "user", "content": 3}], "a message needs"),
+        ([{"role": "user"}], "a conversation without a user's text"),
+        ([{"role": "user", "content": 3}], "a conversation with content that is no text"),
         ("a\ud800b", "not valid Unicode at character 1"),
         ([5] * 400, "400 tokens: the target's context of 400 leaves no room"),
         ("x" * 1000, "leaves no room"),
@@ -184,6 +194,7 @@ def test_malformed_prompts(endless: Target, prompt: Any, line: str) -> None:
         ({"stop": ""}, "non-empty strings"),
         ({"stop": ["a", ""]}, "non-empty strings"),
         ({"stop": [3]}, "non-empty strings"),
+        ({"stop": 3}, "non-empty strings"),
         ({"temprature": 0.7}, "generate has no option 'temprature' .did you mean 'temperature'"),
         ({"max_tokens": 7}, "has no option 'max_tokens' .did you mean 'max_new_tokens'"),
         ({"record_gap": True}, "has no option 'record_gap' .did you mean 'record_gaps'"),
@@ -208,6 +219,64 @@ def test_sampling_by_its_fields(endless: Target) -> None:
         decoder.generate_batch([PROMPT], stream=print)
     with pytest.raises(UserError, match="sampling for each prompt and seed for all"):
         decoder.generate_batch([PROMPT], sampling=[Sampling()], seed=4)
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 1.0}, {"sampling": Sampling(1.0)}])
+def test_a_new_seed_unless_one_is_given(endless: Target, sampling: dict[str, Any]) -> None:
+    decoder = Decoder(endless)
+    outs = [decoder.generate(PROMPT, max_new_tokens=12, **sampling) for _ in range(3)]
+    assert len({out.seed for out in outs}) == len({out.text for out in outs}) == 3
+    batch = decoder.generate_batch([PROMPT, PROMPT], max_new_tokens=12, **sampling)
+    assert batch[0].seed != batch[1].seed and batch[0].text != batch[1].text
+    for out in (*outs, *batch):
+        again = decoder.generate(PROMPT, max_new_tokens=12, temperature=1.0, seed=out.seed)
+        assert again.tokens == out.tokens and again.seed == out.seed
+    each = decoder.generate_batch(
+        [PROMPT] * 2, max_new_tokens=12, sampling=[Sampling(1.0), Sampling(1.0, seed=7)]
+    )
+    assert each[1].seed == 7 != each[0].seed
+    assert decoder.generate(PROMPT, max_new_tokens=2).seed is None
+
+
+def test_no_stop_string(endless: Target) -> None:
+    outs = [Decoder(endless).generate(PROMPT, max_new_tokens=4, stop=stop) for stop in (None, (), [])]
+    assert {out.text for out in outs} == {outs[0].text} and outs[0].finish == "length"
+
+
+def test_numbers_of_numpy(endless: Target) -> None:
+    options = {
+        "top_k": np.int64(9),
+        "seed": np.uint32(4),
+        "banned": [np.int64(3)],
+        "temperature": np.float64(1.0),
+    }
+    decoder = Decoder(endless)
+    out = decoder.generate(PROMPT, max_new_tokens=np.int64(6), **options)  # type: ignore[arg-type]
+    expected = decoder.generate(PROMPT, max_new_tokens=6, top_k=9, seed=4, banned=(3,), temperature=1.0)
+    assert out.tokens == expected.tokens and type(out.seed) is int
+
+
+@pytest.mark.parametrize(
+    ("prompts", "line"),
+    [
+        ("abc", "takes a list of prompts, not 'abc': put it into a list"),
+        ({"role": "user", "content": "A"}, "put it into a list"),
+        ([{"role": "user", "content": "A"}], "put the conversation into a list"),
+        (torch.tensor([[1, 2], [3, 4]]), "give a list of token lists, without padding"),
+        (7, "takes a list of prompts, not 7"),
+        (None, "takes a list of prompts, not None"),
+        ([1, 2], "the prompt must be text, messages or tokens, not 1"),
+    ],
+)
+def test_what_is_no_list_of_prompts_is_refused(endless: Target, prompts: Any, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        Decoder(endless).generate_batch(prompts)
+
+
+def test_prompts_out_of_a_generator(endless: Target) -> None:
+    decoder, texts = Decoder(endless), ["hello", "you"]
+    outs = decoder.generate_batch((text for text in texts), max_new_tokens=4)
+    assert [out.tokens for out in outs] == [decoder.generate(t, max_new_tokens=4).tokens for t in texts]
 
 
 def test_times_add_up(endless: Target) -> None:

@@ -153,6 +153,24 @@ def test_context_limit_inside_a_draft(target: Target, monkeypatch: pytest.Monkey
     assert both.finish == "length"
 
 
+def test_special_tokens_stop_a_text(target: Target) -> None:
+    """Plain and drafted alike, alone or inside of a stop string; the text leaves them out as always."""
+    special = {i: token.content for i, token in target.tokenizer.added_tokens_decoder.items()}
+    options: dict[str, Any] = {"max_new_tokens": 200, "temperature": 1.5, "seed": 14}
+    full = Decoder(target, None, "gumbel").generate(PROMPT, **options)
+    at = next(i for i, token in enumerate(full.tokens) if token in special and i > 3)
+    name, before = special[full.tokens[at]], target.decode(full.tokens[:at])
+    last = target.decode(full.tokens[at - 1 : at])
+    assert last.isascii() and last.isprintable() and last
+    for stop, text in ((name, before), (f"{last}{name}", before[:-1]), (["never", name], before)):
+        for drafter in (None, LookupDrafter(K)):
+            pieces: list[str] = []
+            decoder = Decoder(target, drafter, "gumbel")
+            out = decoder.generate(PROMPT, stop=stop, stream=pieces.append, **options)
+            assert (out.tokens, out.text, out.finish) == (full.tokens[: at + 1], text, "stop"), stop
+            assert "".join(pieces) == text
+
+
 def test_stop_strings_across_blocks(target: Target) -> None:
     out = plain(target, 24)
     full, script = out.text, out.tokens

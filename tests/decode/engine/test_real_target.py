@@ -87,7 +87,7 @@ def test_processors_with_drafts_and_without(
     target: Target, prompts: list[list[int]], settings: dict[str, float]
 ) -> None:
     """Greedy, and coupled at temperature 1: the penalties look at each node's own prefix."""
-    for sampling in (Sampling(**settings), Sampling(1.0, min_p=0.05, **settings)):  # type: ignore[arg-type]
+    for sampling in (Sampling(**settings), Sampling(1.0, min_p=0.05, seed=0, **settings)):  # type: ignore[arg-type]
         verifier = "auto" if sampling.greedy else "gumbel"
         for prompt in prompts[:3]:
             plain = Decoder(target, None, verifier).generate(prompt, max_new_tokens=32, sampling=sampling)

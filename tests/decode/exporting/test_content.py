@@ -16,6 +16,7 @@ from decode.exporting.content import rope_parameters
 from decode.exporting.ladder import climb
 from decode.exporting.reader import FilesReader
 from decode.exporting.registry import FORMATS
+from decode.exporting.serving import ServedTarget
 from tests.builders import PROMPT, block_network
 
 
@@ -55,15 +56,16 @@ def test_places_of_images_are_left_out(target: Target) -> None:
         target.config.rope_parameters = before
 
 
-def test_two_tables_are_of_no_vllm_drafter(target: Target, tmp_path: Path) -> None:
+def test_two_tables_are_of_no_vllm_drafter(target: Target) -> None:
     """Its other formats and lines stay."""
     drafter = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
-    assert any("vllm" in line for line in FORMATS["dflash"].lines(drafter, "F"))
+    served = ServedTarget("T")
+    assert any(s.engine == "vLLM" for s in FORMATS["dflash"].snippets(drafter, served, "F"))
     target.config.rope_parameters, before = {"rope_type": "longrope"}, target.config.rope_parameters
     try:
-        lines = FORMATS["dflash"].lines(drafter, "F")
-        assert lines and not any("vllm" in line for line in lines)
+        left = FORMATS["dflash"].snippets(drafter, served, "F")
+        assert left and not any("vllm" in line for snippet in left for line in snippet.lines)
         assert any("longrope" in note for note in FORMATS["dflash"].make(drafter).notes)
-        assert "vllm" not in FORMATS["speculators"].card(tmp_path, drafter, "mine").partition("# mine")[2]
+        assert FORMATS["speculators"].snippets(drafter, served, "F") == []
     finally:
         target.config.rope_parameters = before

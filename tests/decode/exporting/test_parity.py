@@ -14,7 +14,7 @@ from align.common.errors import UserError
 from align.models.checkpoints.block import save_drafter
 from align.target.model import Target
 from decode.exporting.engine_reader import TransformersReader
-from decode.exporting.parity import exported, in_process, made_for
+from decode.exporting.parity import exported, in_process
 from decode.suites.registry import prompts_of
 from tests.builders import block_network
 from tests.target_models import asking_target, write_gguf
@@ -127,7 +127,8 @@ def test_a_folder_that_is_given_as_the_target_is_named(tmp_path: Path, target: T
         (verdict,) = exported(str(tmp_path / "drafter"), "block", folder, {"dflash": out}, **words)
         assert sum("no hub id" in note for note in verdict.notes) == notes
         page, record = (out / "README.md").read_text(), json.loads((out / "export.json").read_text())
-        assert record["target"] == name and name in page and made_for not in page + verdict.serve[0]
+        line = verdict.serve[0].lines[0]
+        assert record["target"] == name and name in page and made_for not in page + line
 
 
 def test_nothing_is_written_where_a_vocabulary_does_not_fit(
@@ -158,16 +159,6 @@ def test_a_format_that_cannot_be_compared_leaves_the_verdicts_of_the_others(
     assert second.conclusion == "THE SAME DRAFTER"
 
 
-def test_a_refusal_names_the_formats_that_hold_the_drafter(target: Target) -> None:
-    """None of them refuses next."""
-    for options in ({}, {"block_layout": "fill_in", "markov_rank": 4}, {"markov_rank": 4, "markov": "tanh"}):
-        network = block_network(target, "taps", whole=True, options=options)
-        with pytest.raises(UserError, match="it fits --format ") as refused:
-            made_for("dflash", network)
-        named = str(refused.value).rpartition("--format ")[2].split(" or ")
-        assert "custom_generate" in named and all(made_for(name, network) for name in named)
-
-
 def test_nothing_is_written_where_one_format_refuses(tmp_path: Path, drafter: str) -> None:
     folders = {"dflash": tmp_path / "out" / "dflash", "dspark": tmp_path / "out" / "dspark"}
     with pytest.raises(UserError, match="block_layout=anchor_first"):
@@ -182,15 +173,3 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_opened(
     monkeypatch.setattr("align.common.claims.os.access", lambda path, mode: path != tmp_path)
     with pytest.raises(UserError, match="--out=.*out/dflash: .*can't be written"):
         exported("nowhere", role, "nowhere", {"dflash": tmp_path / "out/dflash"})
-
-
-@pytest.mark.parametrize(
-    ("role", "name", "says"),
-    [
-        ("diffusion", "dflash", "of no engine's format"),
-        ("block", "draft_model", "drafter.kind=autoregressive"),
-    ],
-)
-def test_kinds_that_no_format_holds(tmp_path: Path, drafter: str, role: str, name: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        exported(drafter, role, "debug", {name: tmp_path / "out"}, device="cpu", limit=0)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from align.common.errors import UserError
 from align.models.block import BlockDrafter
@@ -20,12 +22,13 @@ from align.models.checkpoints.block import save_drafter
 from align.models.checkpoints.causal import save_causal
 from align.target.loading import load_target
 from align.target.model import Target
+from decode import parity as parity_command
 from decode.drafters.autoregressive import AutoregressiveDrafter
 from decode.drafters.base import Drafter
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder, prompt_tokens
-from decode.exporting import parity
 from decode.exporting import server as server_module
+from decode.exporting.registry import FORMATS
 from decode.exporting.server import Server
 from decode.exporting.verdict import Counts
 from decode.suites.prompt import Prompt
@@ -124,7 +127,7 @@ def test_a_server_that_drafts_as_trained(
 ) -> None:
     served[0].llama = llama
     save_drafter(drafter, tmp_path / "drafter")
-    verdict = parity.served(
+    verdict = server_module.served(
         str(tmp_path / "drafter"), "block", "debug", PROMPTS, 12, served[1] + "/v1", device="cpu"
     )
     assert verdict.same, verdict.lines
@@ -149,7 +152,7 @@ def test_drafts_are_as_many_as_the_servers(
     }
     for role, proposer in kinds.items():
         app.use(drafter.target, proposer)
-        verdict = parity.served(str(tmp_path / role), role, "debug", PROMPTS, 12, url, device="cpu")
+        verdict = server_module.served(str(tmp_path / role), role, "debug", PROMPTS, 12, url, device="cpu")
         ours, theirs = (part.split(": ", 1)[1] for part in verdict.lines[1].split(": ", 2)[2].split("; "))
         assert verdict.same and len(theirs.rpartition("position ")[2].split()) == drafts, verdict.lines
         assert ours.split("position")[1] == theirs.split("position")[1]
@@ -166,14 +169,74 @@ def test_a_server_that_does_not(tmp_path: Path, drafter: BlockDrafter, served: t
         return json.dumps(answer)
 
     app.change["/v1/completions"] = one_other
-    verdict = parity.served(str(tmp_path / "drafter"), "block", "debug", PROMPTS, 12, url, device="cpu")
+    verdict = server_module.served(
+        str(tmp_path / "drafter"), "block", "debug", PROMPTS, 12, url, device="cpu"
+    )
     assert not verdict.same and "outputs: 0 of 2" in verdict.lines[0] and "at place 0" in verdict.lines[0]
     app.change["/v1/completions"] = lambda text: re.sub(r"\[\d+", f"[{10**30}", text)
-    verdict = parity.served(str(tmp_path / "drafter"), "block", "debug", PROMPTS, 12, url, device="cpu")
+    verdict = server_module.served(
+        str(tmp_path / "drafter"), "block", "debug", PROMPTS, 12, url, device="cpu"
+    )
     assert not verdict.same and "which the target does not have" in verdict.lines[0]
     app.change = {"/metrics": lambda text: text.replace("num_accepted_tokens_total", "other_total")}
-    verdict = parity.served(str(tmp_path / "drafter"), "block", "debug", PROMPTS, 12, url, device="cpu")
+    verdict = server_module.served(
+        str(tmp_path / "drafter"), "block", "debug", PROMPTS, 12, url, device="cpu"
+    )
     assert not verdict.same and "τ 1.000" in verdict.lines[1]
+
+
+def test_an_engine_that_drafts_otherwise_is_told_from_wrong_files(
+    tmp_path: Path, drafter: BlockDrafter, served: tuple[App, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Right files in a server that accepts less: exit code 3. Wrong ones: 1, whatever the server drafts."""
+    app, url = served
+    drafter.config.target = "debug"
+    save_drafter(drafter, tmp_path / "drafter")
+    FORMATS["dflash"].write(drafter, out := tmp_path / "my export", torch.bfloat16, "")
+    (tmp_path / "prompts.txt").write_text("x\n")
+    words = [
+        "--drafter",
+        str(tmp_path / "drafter"),
+        "--engine",
+        url,
+        "--device",
+        "cpu",
+        "--max-new-tokens",
+        "12",
+    ]
+    words += ["--prompts", str(tmp_path / "prompts.txt")]
+
+    def compared(*more: str) -> tuple[int, str]:
+        try:
+            parity_command.main([*words, *more])
+        except SystemExit as ended:
+            return int(ended.code or 0), capsys.readouterr().out
+        return 0, capsys.readouterr().out
+
+    assert compared("--export", str(out))[0] == 0
+    other = block_network(
+        drafter.target, "taps", whole=True, options={"block_layout": "fill_in", "block_size": 4}
+    )
+    app.use(drafter.target, BlockProposer(other, tree_nodes=0))
+    for more in (("--export", str(out)), ()):
+        code, text = compared(*more)
+        assert code == 3 and text.endswith("FILES RIGHT, THE ENGINE DRAFTS OTHERWISE\n")
+        assert re.search(r"acceptance \(τ -[1-9]\d\.\d%\): ours: ", text)
+        assert ("--export DIR" in text) is not bool(more)
+    held = load_file(weights := out / "model.safetensors")
+    save_file({**held, "norm.weight": held["norm.weight"] * 2}, weights)
+    for proposer in (other, drafter):
+        app.use(drafter.target, BlockProposer(proposer, tree_nodes=0))
+        code, text = compared("--export", str(out))
+        assert code == 1 and text.endswith("NOT THE SAME DRAFTER\n") and "tensor norm.weight" in text
+
+
+def test_only_an_export_that_a_server_loads_is_checked(
+    tmp_path: Path, drafter: BlockDrafter, served: tuple[App, str]
+) -> None:
+    FORMATS["custom_generate"].write(drafter, tmp_path / "out", torch.bfloat16, "")
+    with pytest.raises(UserError, match="is in the format 'custom_generate', which no server loads"):
+        server_module.served("x", "block", "debug", PROMPTS, 12, served[1], tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -193,10 +256,10 @@ def test_a_server_that_drafted_nothing_meanwhile(
     save_drafter(network := block_network(target, "taps"), tmp_path / "drafter")
     app.use(target, BlockProposer(network, tree_nodes=0))
     arguments: Any = (str(tmp_path / "drafter"), "block", "debug", PROMPTS, 8, url)
-    assert parity.served(*arguments, device="cpu").same
+    assert server_module.served(*arguments, device="cpu").same
     app.change["/metrics"] = change
     with pytest.raises(UserError, match=f"/metrics: {says}.*started anew meanwhile") as refused:
-        parity.served(*arguments, device="cpu")
+        server_module.served(*arguments, device="cpu")
     assert "\n" not in str(refused.value)
 
 

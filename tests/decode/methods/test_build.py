@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from align.common.errors import UserError
+from align.folder.chat import Chat
+from align.folder.trained_chat import save_chat
+from align.models.checkpoints.block import save_drafter
 from align.target.loading import load_target
 from align.target.model import Target
 from decode import Sampling
-from decode.methods.build import build, verifier_of
+from decode.methods.build import build, open_parts, verifier_of
 from decode.methods.registry import Parts
 from decode.methods.spec import read_method, swept
 from decode.wrappers.adaptive import AdaptiveDrafter
-from tests.builders import PROMPT
+from tests.builders import PROMPT, block_network
 from tests.target_models import tiny_target
 
 
@@ -81,3 +86,19 @@ def test_where_drafts_may_not_branch(target: Target) -> None:
     recurrent = Parts(tiny_target("mamba2"), {"block": object()})
     with pytest.raises(UserError, match="has recurrent states, so drafts may not branch"):
         build(read_method("block_tree"), recurrent)
+
+
+def test_a_drafter_that_was_trained_with_other_prompts_is_noted_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = load_target("debug", dtype="float32", device="cpu")
+    target.tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    save_drafter(block_network(target, "shared_kv", whole=True), tmp_path)
+    save_chat(tmp_path, Chat({}, "Be brief."))
+    methods = [read_method("block"), read_method("block_tree")]
+    open_parts(methods, {"block": str(tmp_path)}, target)
+    said = capsys.readouterr().err
+    assert said.count("note: drafter") == 1 and "(--system 'Be brief.')" in said
+    target.chat = Chat({}, "Be brief.")
+    open_parts(methods, {"block": str(tmp_path)}, target)
+    assert not capsys.readouterr().err

@@ -68,7 +68,7 @@ def test_another_engines_folder_is_a_block_drafter(parts: Parts, tmp_path: Path,
     assert role_of(folder) == "block" and possible_roles(folder) == {"block": folder}
     assert drafters_by_role(f"block={folder}") == {"block": folder}
     assert target_of(folder) == (None if layout == "dflash" else "some/model")
-    plain = decode.load(target).generate([4, 90, 17], max_new_tokens=12)
+    plain = decode.load(target, None).generate([4, 90, 17], max_new_tokens=12)
     drafted = decode.load(target, folder).generate([4, 90, 17], max_new_tokens=12)
     assert drafted.tokens == plain.tokens
 

@@ -13,7 +13,7 @@ from align.common.terminal import PlainConsole
 from decode.reporting import tables
 from decode.reporting.records import Divergence, append, read_records, read_run, write_run
 from decode.reporting.render import make_report, print_report
-from decode.reporting.summary import summarise, verdict
+from decode.reporting.summary import above_tau, exceeds_tau, summarise, verdict
 from tests.measurements import fill_report as fill
 from tests.measurements import record
 
@@ -73,6 +73,30 @@ def test_verdict_in_plain_words(tmp_path: Path) -> None:
     sampled, _ = make_report(fill(tmp_path / "c", temperature=1.0))
     assert "identity does not apply" in sampled["verdict"] and "temperature 1" in sampled["verdict"]
     assert sampled["suites"]["s"]["drafter"]["identical"] is None
+
+
+def test_a_speed_up_above_tau_is_flagged(tmp_path: Path) -> None:
+    """Beyond both intervals, in the verdict, the page and the table in Markdown; at τ itself it is not."""
+    said = "a speed-up above τ (drafter 3.00× at τ 2.00)"
+    for gain, flagged in ((1.5, False), (2.0, False), (3.0, True)):
+        folder = fill(tmp_path / str(gain), gain=gain)
+        summary, _ = make_report(folder)
+        texts = (summary["verdict"], (folder / "report.html").read_text(), tables.markdown(summary))
+        assert [said in text for text in texts] == [flagged] * 3
+        assert ("above τ" in summary["verdict"]) is flagged
+    figures = summary["overall"]["drafter"]
+    assert exceeds_tau(figures) and not exceeds_tau({**figures, "speedup_lo": 1.9})
+    assert not exceeds_tau({**figures, "tau_hi": 3.1})
+    assert exceeds_tau({**figures, "speedup_lo": None, "tau_hi": None})  # one prompt has no interval
+    assert not exceeds_tau({**figures, "speedup": None, "speedup_lo": None})
+
+
+def test_a_speed_up_above_tau_on_one_suite_names_it(tmp_path: Path) -> None:
+    summary, _ = make_report(fill(tmp_path / "a", gain=3.0))
+    good = {**summary["overall"]["drafter"], "speedup": 1.2, "speedup_lo": 1.1, "speedup_hi": 1.3}
+    summary["overall"]["drafter"] = good
+    summary["suites"]["t"] = {"plain": summary["overall"]["plain"], "drafter": good}
+    assert "drafter on Suite S 3.00× at τ 2.00" in above_tau(summary)
 
 
 def test_a_disturbed_or_unfinished_run_says_so(tmp_path: Path) -> None:

@@ -12,6 +12,14 @@ from decode.speculation.proposal import Proposal
 from decode.speculation.rules import Drafts
 
 P = torch.tensor([0.5, 0.25, 0.15, 0.06, 0.04])
+FLAT = torch.tensor([0.2, *[0.075] * 8, 0.05, 0.05, 0.05, 0.03, 0.02])
+"""Here the entropy decides: its threshold, δ·exp(−H), is 0.025."""
+
+
+@pytest.mark.parametrize("token", range(14))
+def test_the_typical_threshold_falls_with_entropy(token: int) -> None:
+    drafts = Drafts.of([Proposal(torch.tensor([token]), "point")], 14)
+    assert typical(FLAT.expand(1, 2, 14), drafts).stop_BM[0, 1] == (token < 13)
 
 
 @pytest.mark.parametrize("token", range(5))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -123,6 +126,28 @@ def test_q_is_a_distribution(off: str, double: bool) -> None:
         DraftProbs(q)
     with pytest.raises(ValueError, match="each row of q must be a distribution"):
         DraftProbs(q, torch.arange(4))
+
+
+ROWS = {
+    **OFF,
+    "even": EVEN,
+    "zeros": torch.eye(4)[:2],
+    "NaN": torch.full((2, 4), math.nan),
+    "infinity": torch.tensor([[math.inf, 0.5, 0.5, 0.0]] * 2),
+    "no rows": torch.zeros(0, 4),
+}
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_both_checks_of_q_agree(rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once on a CPU, and with the round's outcome elsewhere."""
+    improper = rows in OFF
+    with pytest.raises(ValueError, match="distribution") if improper else nullcontext():
+        DraftProbs(ROWS[rows])
+    monkeypatch.setattr("decode.speculation.proposal.SEEN_AT_ONCE", frozenset())
+    tokens = torch.zeros(len(ROWS[rows]), dtype=torch.int64)
+    faults = Proposal(tokens, "independent", DraftProbs(ROWS[rows])).faults()
+    assert faults is not None and faults.tolist() == [int(improper)] and faults.dtype == torch.int64
 
 
 def test_a_softmax_over_many_ids_is_a_distribution() -> None:

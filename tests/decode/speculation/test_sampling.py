@@ -138,6 +138,9 @@ def test_ties_go_to_the_lowest_id() -> None:
     assert probs(row, Sampling(1.0, top_k=2)).tolist() == [0, 0.5, 0.5, 0, 0]
     assert probs(row, Sampling(1.0, top_k=1)).tolist() == [0, 1, 0, 0, 0]
     assert probs(row, Sampling(1.0, top_p=0.4)).tolist() == [0, 0.5, 0.5, 0, 0]
+    below = torch.tensor([3.0, 2.0, 2.0, 2.0, 1.0])
+    assert probs(below, Sampling(1.0, top_k=2)).nonzero()[:, 0].tolist() == [0, 1]
+    assert probs(below, Sampling(1.0, top_k=3)).nonzero()[:, 0].tolist() == [0, 1, 2]
     assert probs(torch.zeros(9), Sampling(1.0, top_p=0.2)).tolist() == [0.5, 0.5] + [0.0] * 7
     assert probs(torch.zeros(4), Sampling(1.0, top_p=0.9)).tolist() == [0.25] * 4  # none is left out
 

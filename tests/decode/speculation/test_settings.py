@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from align.common.errors import UserError
+from align.common.text import say_once
 from decode.speculation.settings import Sampling, named
 
 
@@ -30,3 +33,21 @@ def test_by_their_names() -> None:
     assert named(None, {"temperature": 0.7, "banned": [3]}) == Sampling(0.7, banned=(3,))
     with pytest.raises(UserError, match="sampling and seed are two places for one setting: give one"):
         named(Sampling(), {"seed": 1})
+
+
+def test_settings_without_effect_are_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    say_once.cache_clear()
+    for _ in range(2):
+        assert named(None, {"top_p": 0.9, "seed": 3, "top_k": 0}).greedy
+    assert capsys.readouterr().err == (
+        "note: top_p, seed without effect: temperature=0 is greedy (temperature=1 samples)\n"
+    )
+    named(None, {"temperature": 1.0, "top_p": 0.9, "seed": 3})
+    named(None, {"top_p": 1.0, "seed": None, "repetition_penalty": 1.1})
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("given", [{"temperature": 1}, "greedy"])
+def test_another_type_of_settings_is_refused(given: Any) -> None:
+    with pytest.raises(UserError, match=r"not a decode\.Sampling"):
+        named(given, {})

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import product
+from collections.abc import Sequence
+from itertools import pairwise, product
 
 import pytest
 import torch
 
-from decode.speculation.proposal import DraftProbs, Proposal
+from decode.speculation.proposal import DraftProbs, Proposal, Siblings
+from decode.speculation.sampling import draw
 from decode.speculation.tree import path_to
 from decode.speculation.tree_drafts import (
+    best_first,
     draw_tree,
     drawn_tree_parents,
     merge_chains,
@@ -38,6 +41,49 @@ def test_from_marginals_takes_the_most_probable_paths(nodes: int) -> None:
     }
     found = {tuple(tree.tokens_K[path_to(tree.parents, i + 1)].tolist()) for i in range(nodes)}
     assert found == set(sorted(every, key=lambda path: -every[path])[:nodes])
+
+
+def test_children_are_ranked_by_the_token_above() -> None:
+    first, then = rows(1, 4, 1)[0].double(), rows(4, 4, 2).double()
+
+    def children(level: int, above: Sequence[int | None]) -> list[tuple[list[float], list[int]]]:
+        assert (level == 0) == (list(above) == [None])
+        ranked = [(first if token is None else then[token]).log().sort(descending=True) for token in above]
+        return [(row.values.tolist(), row.indices.tolist()) for row in ranked]
+
+    every = {
+        path: float(first[path[0]]) * float(torch.tensor([then[a, b] for a, b in pairwise(path)]).prod())
+        for n in (1, 2, 3)
+        for path in product(range(4), repeat=n)
+    }
+    for nodes in (1, 5, 12):
+        tokens, parents = best_first(3, nodes, children)
+        found = {tuple(tokens[i] for i in path_to(parents, node + 1)) for node in range(nodes)}
+        assert found == set(sorted(every, key=lambda path: -every[path])[:nodes])
+
+
+@pytest.mark.parametrize("siblings", ["iid", "without_replacement"])
+def test_a_tree_is_drawn_level_by_level(siblings: Siblings) -> None:
+    """Each token from the q of its parent's token, siblings in order, all with one generator."""
+    parents = (-1, 0, -1, 2, 0, -1)
+    first, then = rows(1, 4, 1)[0], rows(4, 4, 2)
+
+    def q_of(level: int, above: torch.Tensor) -> torch.Tensor:
+        assert level > 0 or above.tolist() == [-1]
+        return then[above] if level else first[None]
+
+    for seed in range(20):
+        tokens, q_NV = draw_tree(parents, q_of, siblings, torch.Generator().manual_seed(seed), CPU)
+        generator, expected = torch.Generator().manual_seed(seed), [-1] * len(parents)
+        for parent in (-1, 0, 2):
+            q_V = first if parent < 0 else then[expected[parent]]
+            left_V = q_V.clone()
+            for i in (i for i, above in enumerate(parents) if above == parent):
+                expected[i] = int(draw(left_V, generator))
+                assert torch.equal(q_NV[i], q_V)
+                if siblings == "without_replacement":
+                    left_V[expected[i]] = 0
+        assert tokens.tolist() == expected
 
 
 def test_shapes() -> None:
@@ -115,6 +161,8 @@ def test_chains_merged() -> None:
     ids = torch.tensor([4, 2])
     sparse = [Proposal(torch.tensor([4]), "independent", DraftProbs(rows(1, 2, i), ids)) for i in (1, 2)]
     assert merge_chains(sparse).q.ids is not None and len(merge_chains(sparse)) == 2
+    chosen = merge_chains([Proposal(torch.tensor([1, 2]), "point"), Proposal(torch.tensor([3]), "point")])
+    assert chosen.parents == (-1, 0, -1) and chosen.q is None and chosen.siblings is None
     other = Proposal(torch.tensor([4]), "independent", DraftProbs(rows(1, 2, 0), ids + 1))
     for wrong in ([one, other], [sparse[0], other], [tree]):
         with pytest.raises(ValueError, match="merge_chains"):

@@ -16,9 +16,19 @@ from align.common.errors import UserError
 from decode.speculation import verification
 from decode.speculation.processors import History
 from decode.speculation.proposal import NO_DRAFTS, DraftProbs, Proposal
-from decode.speculation.sampling import NOTHING, Sampling, position_noise
+from decode.speculation.sampling import (
+    NOTHING,
+    Sampling,
+    best,
+    couple,
+    draw_at,
+    position_noise,
+    probs,
+    uniform,
+)
+from decode.speculation.tree import depths, path_to, walk
 from decode.speculation.verification import Outcome, Round, outcome_of, verify_rounds
-from decode.speculation.verifiers import VERIFIERS
+from decode.speculation.verifiers import VERIFIERS, run_verifier
 from tests.fakes import DRAFTERS, SETTINGS
 
 V, CPU = 7, torch.device("cpu")
@@ -94,6 +104,42 @@ def test_every_outcome_is_the_one_alone(
     monkeypatch.undo()
     assert same(together, given, alone)
     assert len(many) > 400 and {len(out.accepted) for out in together} == {0, 1, 2, 3}
+
+
+def test_a_rule_verifies_with_every_processor(many: list[Round]) -> None:
+    """The outcome is the rule's for p as `probs` makes it; at temperature 0 the lossy rules look at p of temperature 1."""
+    compared = 0
+    for one in (x for x in many if x.by_rule):
+        given, sampling = twin(one), one.sampling
+        p_MV = probs(given.logits_MV, replace(sampling, temperature=sampling.temperature or 1.0), one.before)
+        verdict = run_verifier(one.verifier, [one.proposal], p_MV[None], [given.generator])
+        end = int(verdict.end_B)
+        following = int(best(given.logits_MV[end], sampling, one.before.rows(end)) if sampling.greedy else verdict.next_B)  # fmt: skip
+        path = path_to(one.proposal.tree, end)
+        expected = Outcome([int(one.proposal.tokens_K[i]) for i in path], following, path)
+        assert verify_rounds([twin(one)]) == [expected]
+        compared += 1
+    assert compared > 200
+
+
+def test_without_a_rule_the_targets_own_tokens_are_followed(many: list[Round]) -> None:
+    """Its argmax, its draw or its coupled draw at every node, with every processor."""
+    compared = 0
+    for one in (x for x in many if not x.by_rule):
+        given, sampling = twin(one), one.sampling
+        p_MV = probs(given.logits_MV, sampling, one.before)
+        if sampling.greedy:
+            chosen_M = p_MV.argmax(-1)
+        elif one.noise is not None:
+            levels = (0, *depths(one.proposal.tree))
+            chosen_M = couple(p_MV, one.noise, [one.position + level for level in levels])
+        else:
+            chosen_M = draw_at(p_MV, uniform(len(p_MV), given.generator))
+        tokens, chosen = one.proposal.tokens_K.tolist(), chosen_M.tolist()
+        ((path, following),) = walk([tokens], [one.proposal.tree], lambda at: [chosen[i] for _, i in at])  # noqa: B023
+        assert verify_rounds([twin(one)]) == [Outcome([tokens[i] for i in path], following, path)]
+        compared += 1
+    assert compared > 200
 
 
 @pytest.mark.parametrize("most", [1, 64])
@@ -197,6 +243,12 @@ def test_coupled_tokens_are_those_of_their_positions() -> None:
 def test_a_verifier_that_is_not_exact_for_the_drafts_is_refused() -> None:
     with pytest.raises(UserError, match="token"):
         outcome(Proposal(torch.tensor([2]), "point"), "token", WARM)
+
+
+def test_a_path_is_fetched_from_where_it_ends() -> None:
+    tree = Proposal(torch.tensor([3, 2, 0]), "point", parents=(-1, -1, 1))
+    assert outcome_of(tree, torch.tensor([3]), torch.tensor([4])) == Outcome([2, 0], 4, [1, 2])
+    assert outcome_of(tree, torch.tensor([0]), torch.tensor([1])) == Outcome([], 1, [])
 
 
 def test_a_q_that_is_no_distribution_is_seen_with_the_outcome(monkeypatch: pytest.MonkeyPatch) -> None:

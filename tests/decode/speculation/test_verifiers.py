@@ -4,8 +4,11 @@ import pytest
 import torch
 
 from align.common.errors import UserError
+from decode.speculation.drafts import Drafts
 from decode.speculation.proposal import DraftProbs, Proposal
-from decode.speculation.verifiers import check_pair, check_proposal, choose, run_verifier
+from decode.speculation.rules import Outcomes
+from decode.speculation.sampling import uniform
+from decode.speculation.verifiers import VERIFIERS, check_pair, check_proposal, choose, resolve, run_verifier
 
 TOKENS = torch.tensor([3, 1])
 
@@ -66,23 +69,63 @@ def test_pairs_that_would_change_the_output_are_refused_with_the_reason() -> Non
         match=r"exact only at temperature 0, not at 0.7; these fit: point_mass, self_selection, token, block",
     ):
         check_pair("independent", "greedy", 0.7)
-    with pytest.raises(UserError, match=r"these fit: greedy, point_mass, self_selection, gumbel$"):
+    with pytest.raises(
+        UserError, match=r"argmaxes, not draws.*these fit: greedy, point_mass, self_selection, gumbel$"
+    ):
         check_pair("point", "token", 0.0)
+    with pytest.raises(UserError, match="unmasked out of order"):
+        check_pair("unmasked", "token", 0.0)
     with pytest.raises(UserError, match=r"unknown verifier 'tokens' \(did you mean 'token'"):
         check_pair("point", "tokens", 0.0)
     with pytest.raises(UserError, match="these fit"):
         run_verifier("token", [Proposal(TOKENS, "point")], torch.full((1, 3, 4), 0.25), [torch.Generator()])
 
 
+def test_the_end_and_the_token_have_a_uniform_each() -> None:
+    p_BMV = torch.full((4, 2, 2), 0.5)
+    outcomes = Outcomes(torch.tensor([[0.5, 0.5]] * 4), torch.tensor([[[1.0, 3.0], [0.0, 0.0]]] * 4))
+    u_B2 = torch.tensor([[0.4, 0.2], [0.4, 0.6], [0.6, 0.4], [0.6, 0.6]], dtype=torch.float64)
+    found = resolve(outcomes, p_BMV, u_B2)
+    assert found.end_B.tolist() == [0, 0, 1, 1]
+    assert found.next_B.tolist() == [0, 1, 0, 1]  # after node 1 zeros are left: p itself
+
+
+@pytest.mark.parametrize("name", ["traversal", "recursive", "k_seq"])
+def test_what_is_not_a_chain_in_fp32_is_verified_in_torch(name: str) -> None:
+    """The C function takes block verification of chains alone; all else ends where the rule ends. Two uniforms are drawn."""
+    generator = torch.Generator().manual_seed(0)
+    p_BMV = torch.rand(2, 4, 5, generator=generator).softmax(-1)
+    q_KV = torch.rand(3, 5, generator=generator).softmax(-1)
+    q_KV[1] = q_KV[0]
+    tokens = torch.tensor([2, 1, 0])
+    chain = Proposal(tokens, "causal", DraftProbs(q_KV))
+    tree = Proposal(tokens, "causal", DraftProbs(q_KV), parents=(-1, -1, 0), siblings="iid")
+    double = Proposal(tokens, "causal", DraftProbs(q_KV.double()))
+    empty = Proposal(tokens[:0], "causal", DraftProbs(q_KV[:0]))
+    for batch in ([chain], [tree], [double], [chain, tree], [chain, empty], [chain, double]):
+        p, ends = p_BMV[: len(batch)], set()
+        outcomes = VERIFIERS[name].rule(p, Drafts.of(batch, 5))  # type: ignore[misc]
+        for seed in range(30):
+            seeds = [seed + 100 * b for b in range(len(batch))]
+            drawn, other = ([torch.Generator().manual_seed(x) for x in seeds] for _ in range(2))
+            found = run_verifier(name, batch, p, drawn)
+            expected = resolve(outcomes, p, torch.stack([uniform(2, x) for x in other]))
+            assert all(torch.equal(a.get_state(), b.get_state()) for a, b in zip(drawn, other, strict=True))
+            assert torch.equal(found.end_B, expected.end_B) and torch.equal(found.next_B, expected.next_B)
+            ends.update(found.end_B.tolist())
+        assert len(ends) > 1
+
+
 def test_auto_always_fits() -> None:
     for law in ("point", "independent", "causal", "unmasked"):
         for temperature in (0.0, 1.0):
             check_pair(law, choose(law, temperature), temperature)
-    assert [choose("causal", 1.0), choose("point", 1.0), choose("causal", 0.0)] == [
+    assert [choose(law, 1.0) for law in ("causal", "unmasked", "point")] == [
         "traversal",
+        "hybrid",
         "point_mass",
-        "greedy",
     ]
+    assert choose("causal", 0.0) == "greedy"
 
 
 def test_proposals_that_a_verifier_cannot_have_are_refused_with_the_reason() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from align.rows import hub_rows
 from decode.suites import gpqa, gsm8k, humaneval, mtbench, sources
 from decode.suites.prompt import Prompt
 from decode.suites.sources import choose, load_prompts_file, load_suite
@@ -18,7 +19,7 @@ from decode.suites.sources import choose, load_prompts_file, load_suite
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sources, "hub_reachable", lambda: False)
+    monkeypatch.setattr(hub_rows, "hub_reachable", lambda: False)
 
 
 def write_lines(path: Path, rows: list) -> Path:
@@ -36,7 +37,7 @@ def test_hub_first(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append((name, config, split))
         return [{"question": "one"}, {"question": "two"}]
 
-    monkeypatch.setattr(sources, "hub_reachable", lambda: True)
+    monkeypatch.setattr(hub_rows, "hub_reachable", lambda: True)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     loaded = load_suite(gsm8k.SUITE)
     assert asked == [("openai/gsm8k", "main", "test")]
@@ -60,7 +61,7 @@ def test_package_when_the_hub_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path:
     def refuse(*args, **kwargs):
         raise ConnectionError("Dataset 'Idavidrein/gpqa' is a gated dataset\nmore")
 
-    monkeypatch.setattr(sources, "hub_reachable", lambda: True)
+    monkeypatch.setattr(hub_rows, "hub_reachable", lambda: True)
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     path = tmp_path / "cases.json"
     path.write_text(

@@ -7,11 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
+from align.common.batch import Batch
+from align.common.errors import UserError
+from align.models.checkpoints.adapted import adapt
 from align.models.checkpoints.causal import save_causal
+from align.models.checkpoints.masked_lm import load_masked_lm, save_masked_lm
+from align.planning.skeleton import skeleton
+from align.target.inspection.text_model import tied
 from align.target.loading import load_target
 from align.target.model import Target
 from tests.builders import causal_drafter as drafter
+from tests.target_models import save_with_flag
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +29,7 @@ def target() -> Target:
 
 
 def test_the_folder_is_an_ordinary_causal_lm(target: Target, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     made = drafter(target)
     save_causal(made, tmp_path, card="# card")
@@ -36,3 +45,45 @@ def test_the_folder_is_an_ordinary_causal_lm(target: Target, tmp_path: Path) -> 
     assert load_target(str(tmp_path), "float32", "cpu").chat_tokens(text) == target.chat_tokens(text)
     record = json.loads((tmp_path / "drafter.json").read_text())
     assert record["kind"] == "autoregressive" and record["block_size"] == 3 and record["layers"] == [0, 3]
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize(
+    ("head", "flag"), [("other", True), ("other", False), ("equal", True), ("equal", False), ("none", True)]
+)
+def test_every_drafter_keeps_the_head_that_it_was_trained_with(
+    head: str, flag: bool, fast: bool, tmp_path: Path
+) -> None:
+    """Whatever the target's config says of it; p is transformers' own, and plans count the head."""
+    name = save_with_flag(tmp_path / "target", head, flag)
+    target, tokens = load_target(name, "float32", fast=fast), torch.arange(4, 30)[None]
+    stock = AutoModelForCausalLM.from_pretrained(name)(tokens).logits
+    torch.testing.assert_close(target.forward(tokens).logits_BLV, stock, atol=1e-4, rtol=1e-4)
+    tables = 1 if flag and head != "other" else 2
+    assert skeleton(name).parameters == skeleton("debug").parameters + (tables - 1) * 260 * 64
+    assert tied(target) == (tables == 1)
+    made, batch = drafter(target), Batch(tokens, torch.arange(26)[None], tokens * 0, tokens > 0)
+    with torch.no_grad():
+        before = made.logits(made(batch))
+    save_causal(made, tmp_path / "saved")
+    after = load_target(str(tmp_path / "saved"), "float32", fast=False).forward(tokens).logits_BLV
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")(tokens).logits
+    torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(opened, before, atol=1e-4, rtol=1e-4)
+    stored = load_file(tmp_path / "saved" / "model.safetensors")
+    assert torch.equal(
+        stored.get("lm_head.weight", stored["model.embed_tokens.weight"]), target.head_weight_VD
+    )
+    for share in (True, False):
+        network = adapt(target, [0, 2], 3, share_embedding=share)
+        save_masked_lm(network, tmp_path / f"masked-{share}")
+        again = load_masked_lm(tmp_path / f"masked-{share}", target)
+        assert torch.equal(again(tokens), network(tokens))
+
+
+def test_a_head_that_is_missing_is_named_with_what_helps(tmp_path: Path) -> None:
+    name = save_with_flag(tmp_path, "none", False)
+    with pytest.raises(
+        UserError, match=r"lacks 'lm_head.weight', .*: if its head is its embedding, set tie_word_em"
+    ):
+        load_target(name)

@@ -71,7 +71,8 @@ def test_two_processes_train_like_one(
     else:
         done = start(output, debug_data, *words, processes=2)
     assert done.returncode == 0, done.stderr
-    assert losses(output) == pytest.approx(losses(alone), rel=1e-5)
+    # sums over two processes round differently: 1e-6 is far below the losses, which begin at 0.2
+    assert losses(output) == pytest.approx(losses(alone), rel=1e-5, abs=1e-6)
     mine, one = (load_file(str(o / "drafter" / "model.safetensors")) for o in (output, alone))
     assert mine.keys() == one.keys()
     # saved in bf16: a last bit may fall the other way
@@ -82,15 +83,16 @@ def test_two_processes_train_like_one(
 
 def test_zero_resumes(tmp_path: Path, debug_data: Path) -> None:
     output = tmp_path / "two"
-    words = ("launch.strategy=deepspeed_2", "launch.devices=2", "trainer.checkpoint_every=3")
+    same = ("trainer.min_learning_rate_ratio=1", "trainer.warmup_steps=1")
+    words = ("launch.strategy=deepspeed_2", "launch.devices=2", "trainer.checkpoint_every=3", *same)
     # the first half of the same schedule, then the rest
-    half = start(output, debug_data, *words, "trainer.min_learning_rate_ratio=1", steps=3, processes=2)
+    half = start(output, debug_data, *words, steps=3, processes=2)
     assert half.returncode == 0, half.stderr
-    rest = start(output, debug_data, *words, "trainer.min_learning_rate_ratio=1", processes=2)
+    rest = start(output, debug_data, *words, processes=2)
     assert rest.returncode == 0 and "going on from" in rest.stderr, rest.stderr
     whole = tmp_path / "whole"
-    train_debug_block(whole, debug_data, *WORDS, "trainer.max_steps=6", "trainer.min_learning_rate_ratio=1")
-    assert losses(output) == pytest.approx(losses(whole), rel=1e-5)
+    train_debug_block(whole, debug_data, *WORDS, "trainer.max_steps=6", *same)
+    assert losses(output) == pytest.approx(losses(whole), rel=1e-5, abs=1e-6)
 
 
 class Planted:

@@ -1,0 +1,77 @@
+"""An answer as an iterator over pieces of its text."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from time import perf_counter
+from types import TracebackType
+
+import torch
+
+from align.common.errors import UserError
+from decode.engine.engine import Engine, run_rounds
+from decode.engine.output import Generation
+
+
+class Stream:
+    """Iterates over pieces of an answer while it is generated; together they are `Generation.text`. Nothing runs between
+    two pieces, and a loop that is left early ends the generation when the stream is closed or no longer referenced.
+
+    Args:
+        engine: a request that has not begun.
+        pieces: the list to which the engine appends its pieces of text.
+    """
+
+    def __init__(self, engine: Engine, pieces: list[str]) -> None:
+        self._engine = engine
+        self._pieces = _iterate(engine, pieces)
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the generation. An output that is not complete gets the finish `closed` and keeps what was committed, which may
+        be a few tokens more than were returned."""
+        self._pieces.close()
+        self._engine.cancel()
+
+    @property
+    def output(self) -> Generation:
+        """The output with its counts and times.
+
+        Raises:
+            UserError: the stream has neither ended nor been closed.
+        """
+        if not self._engine.out.finish:
+            raise UserError(
+                "the stream has not ended: iterate to its end, or close() it, before reading its output"
+            )
+        return self._engine.out
+
+
+@torch.no_grad()
+def _iterate(engine: Engine, pieces: list[str]) -> Generator[str, None, Generation]:
+    """Run the request; yield each piece as soon as it is there. The time between two pieces does not count as decoding."""
+    rounds = run_rounds([engine])
+    try:
+        for _ in rounds:
+            paused = perf_counter()
+            try:
+                while pieces:
+                    yield pieces.pop(0)
+            finally:
+                engine.exclude_pause(perf_counter() - paused)
+    finally:
+        rounds.close()
+    return engine.out

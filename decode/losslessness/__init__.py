@@ -1,1 +1,0 @@
-"""Is a pair lossless? Checks, exact distributions, and where two outputs part."""

@@ -1,0 +1,164 @@
+"""A second definition of what a request asks for: transformers' own model and logits processors, and the end of a text. No code of the
+engine, its processors or its sampling is used."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import deque
+from collections.abc import Sequence
+from inspect import signature
+from typing import Any
+
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+from align.target.inspection.own_output import positions
+from align.target.model import Target
+from decode.speculation.sampling import Sampling
+from decode.verification.divergence import dtype_limit
+
+TIE = 1e-12
+"""Taken off each logit times its id, so that transformers' processors take the lowest id among equals, as decoding does."""
+REUSED = 16
+"""Recent forward passes whose rows are kept."""
+PERTURBED, AMPLIFIED = 3, 16
+"""Perturbed forward passes, and how many times the largest of their changes rounding may reach. Measured: 3 to 5 times."""
+
+
+class Reference:
+    """The transformers model of a target, without a cache.
+
+    Args:
+        model: as transformers loads it, its weights those of the target.
+    """
+
+    def __init__(self, target: Target, model: Any) -> None:
+        self.target, self.model = target, model.eval()
+        self._computed: deque[tuple[list[int], Tensor]] = deque(maxlen=REUSED)
+
+    def logits(self, text: Sequence[int], count: int) -> Tensor:
+        """After each of the last `count` tokens of the text, (count, V). Texts that begin a recent one reuse its rows."""
+        for longer, rows_RV in self._computed:
+            first = len(longer) - len(rows_RV)
+            if len(text) - count >= first and longer[: len(text)] == list(text):
+                return rows_RV[len(text) - count - first : len(text) - first]
+        logits_LV = self._forward(text, count)
+        self._computed.append((list(text), logits_LV))
+        return logits_LV
+
+    @torch.no_grad()
+    def _forward(self, text: Sequence[int], count: int) -> Tensor:
+        tokens_1L = torch.tensor([list(text)], device=self.target.device)
+        options: dict[str, Any] = dict(positions(self.model, tokens_1L, 0))
+        if "logits_to_keep" in signature(self.model.forward).parameters:
+            options["logits_to_keep"] = count
+        logits_LV = self.model(input_ids=tokens_1L, use_cache=False, **options).logits[0, -count:]
+        if self.target.never_V is not None:
+            logits_LV = logits_LV.masked_fill(self.target.never_V, -math.inf)
+        return logits_LV
+
+    def rounding_limit(self, text: Sequence[int], logits_V: Tensor, difference: float) -> float:
+        """The largest difference between two logits' gaps after `text` that rounding explains: a multiple of the dtype's epsilon. If that is
+        less than `difference`, the limit is measured: some texts amplify rounding errors (SmolLM2: by 8), and in a mixture of experts they
+        may select another expert."""
+        limit = dtype_limit(self.target.dtype, logits_V)
+        if difference <= limit:
+            return limit
+        row_V, *others = self.perturbed(text)
+        changes = [float((row_V - other_V).abs().nan_to_num(nan=0).max()) for other_V in others]
+        return max(limit, 2 * AMPLIFIED * max(changes))
+
+    def perturbed(self, text: Sequence[int]) -> list[Tensor]:
+        """The logits after `text`, (V,), then those when the output of every weight is changed at random by about one epsilon of its size."""
+        generator = torch.Generator(self.target.device).manual_seed(0)
+        rows = [self._forward(text, 1)[0]]
+
+        def perturb(module: nn.Module, args: Any, output: Any) -> Any:
+            if not isinstance(output, Tensor) or not output.is_floating_point():
+                return output
+            noise = torch.randn(output.shape, dtype=output.dtype, device=output.device, generator=generator)
+            size = output.square().mean(-1, keepdim=True).sqrt()
+            return output + torch.finfo(output.dtype).eps * size * noise
+
+        layers = [m for m in self.model.modules() if any(w.dim() > 1 for w in m.parameters(recurse=False))]
+        hooks = [module.register_forward_hook(perturb) for module in layers]
+        try:
+            return rows + [self._forward(text, 1)[0] for _ in range(PERTURBED)]
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def scores(
+    logits_V: Tensor, prompt: Sequence[int], written: Sequence[int], sampling: Sampling, eos: Sequence[int]
+) -> Tensor:
+    """Logits (V,) in fp64 after the processors that look at the text."""
+    z_1V: Any = logits_V.double()[None].clone()
+    text: Any = torch.tensor([[*prompt, *written]], device=z_1V.device)
+    if sampling.repetition_penalty != 1:
+        z_1V = hf.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(text, z_1V)
+    if sampling.presence_penalty and written:  # transformers has none: OpenAI's definition
+        z_1V[0, sorted(set(written))] -= sampling.presence_penalty
+    if sampling.banned:
+        z_1V = hf.SuppressTokensLogitsProcessor(list(sampling.banned))(text, z_1V)
+    if sampling.min_new_tokens and eos:
+        barred: Any = hf.MinNewTokensLengthLogitsProcessor(len(prompt), sampling.min_new_tokens, list(eos))
+        z_1V = barred(text, z_1V)
+    return z_1V[0]
+
+
+def law(scores_V: Tensor, sampling: Sampling) -> Tensor:
+    """p (V,) of `scores`, fp64, at a temperature above 0."""
+    none: Any = torch.empty(1, 0, dtype=torch.int64, device=scores_V.device)
+    z_1V: Any = scores_V[None] - TIE * torch.arange(len(scores_V), device=scores_V.device)
+    z_1V = hf.TemperatureLogitsWarper(float(sampling.temperature))(none, z_1V)
+    if sampling.top_k:
+        z_1V = hf.TopKLogitsWarper(sampling.top_k)(none, z_1V)
+    if sampling.top_p < 1:
+        z_1V = hf.TopPLogitsWarper(sampling.top_p)(none, z_1V)
+    if sampling.min_p:
+        z_1V = hf.MinPLogitsWarper(sampling.min_p)(none, z_1V)
+    return z_1V[0].softmax(-1)
+
+
+def interval(weights_V: Tensor, token: int) -> tuple[float, float]:
+    """Which u in [0, 1) draw the token by inverse transform."""
+    running_V = weights_V.double().cumsum(0)
+    total = float(running_V[-1])
+    return (float(running_V[token - 1]) if token else 0.0) / total, float(running_V[token]) / total
+
+
+def noise(seed: int, position: int, size: int) -> Tensor:
+    """The Gumbel noise (V,) of an absolute position under a seed: the definition of the verifier `gumbel`, on a CPU."""
+    key = hashlib.blake2b(f"{seed} {position}".encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(key, "little") // 2)
+    return -torch.rand(size, dtype=torch.float64, generator=generator).log().neg().log()
+
+
+def end_of(
+    target: Target, tokens: Sequence[int], limit: int, full: str, eos: Sequence[int], stops: Sequence[str]
+) -> tuple[int, str, str]:
+    """Where a text of these new tokens ends: how many belong to it, why, and the text."""
+    specials = (
+        {token: target.tokenizer.convert_tokens_to_ids(token) for token in stops if _special(target, token)}
+        if stops
+        else {}
+    )
+    for count in range(1, len(tokens) + 1):
+        text = target.decode(list(tokens[:count]))
+        found = [text.find(stop) for stop in stops if stop in text]
+        if found:
+            return count, "stop", text[: min(found)]
+        if tokens[count - 1] in specials.values():
+            return count, "stop", target.decode(list(tokens[: count - 1]))
+        if tokens[count - 1] in eos:
+            return count, "eos", text
+        if count == limit:
+            return count, full, text
+    return len(tokens), "", target.decode(list(tokens))
+
+
+def _special(target: Target, stop: str) -> bool:
+    return stop in getattr(target.tokenizer, "all_special_tokens", ())

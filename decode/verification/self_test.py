@@ -1,0 +1,225 @@
+"""A dozen classic bugs, planted in the running engine one at a time. Nothing else imports this file; tests/contract has the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from align.target.cache import KVCache
+from align.target.loading import own_model
+from decode.drafters import autoregressive, block, diffusion
+from decode.engine.engine import Engine
+from decode.speculation import drafts, processors, rules, sampling, tree, verification, verifiers
+from decode.speculation.proposal import DraftProbs
+from decode.speculation.sampling import ProcessorState, Sampling
+from decode.suites.prompt import Prompt
+from decode.suites.tokenized import tokenize_prompts
+from decode.verification.pair import VerifyConfig, cases_of
+from decode.verification.run import Run
+
+Patch = tuple[Any, str, Any]
+
+
+def reused_numbers() -> list[Patch]:
+    """Verification draws with the numbers that the drafter drew with."""
+    original = sampling.uniform
+    drawn: dict[int, Tensor] = {}
+
+    def remembered(count: int, generator: torch.Generator) -> Tensor:
+        drawn[id(generator)] = found = original(count, generator)
+        return found
+
+    def again(count: int, generator: torch.Generator) -> Tensor:
+        last = drawn.get(id(generator))
+        return original(count, generator) if last is None else last.repeat(count)[:count]
+
+    return [
+        (sampling, "uniform", remembered),
+        (block, "uniform", remembered),
+        (verifiers, "uniform", again),
+        (verification, "uniform", again),
+    ]
+
+
+def _changed_settings(change: Callable[[Sampling], Sampling]) -> list[Patch]:
+    """The rules see p under other settings."""
+    original = verification._ruled
+
+    def ruled(group: Any) -> Any:
+        return original([one._replace(sampling=change(one.sampling)) for one in group])
+
+    return [(verification, "_ruled", ruled)]
+
+
+def half_top_k() -> list[Patch]:
+    return _changed_settings(lambda s: replace(s, top_k=max(1, s.top_k // 2)) if s.top_k else s)
+
+
+def no_min_p() -> list[Patch]:
+    return _changed_settings(lambda s: replace(s, min_p=0.0))
+
+
+def rounded_logits() -> list[Patch]:
+    original = verification._ruled
+    return [
+        (
+            verification,
+            "_ruled",
+            lambda group: original([x._replace(logits_MV=x.logits_MV.bfloat16().float()) for x in group]),
+        )
+    ]
+
+
+def siblings_not_corrected() -> list[Patch]:
+    def q_BV(self: Any, i: Any, above_BN: Tensor) -> Tensor:
+        return self.q()[:, i] if isinstance(i, int) else drafts.rows_at(self.q(), i)
+
+    return [(drafts.Drafts, "q_BV", q_BV)]
+
+
+def forgotten_step() -> list[Patch]:
+    original = rules.hybrid
+
+    def hybrid(p_BMV: Tensor, given: Any) -> Any:
+        if given.steps_BN is None:
+            return original(p_BMV, given)
+        steps = given.steps_BN
+        own = torch.cat((steps[:, :1], steps[:, 1:] >= steps[:, :-1]), 1).long().cummax(1).values
+        return original(p_BMV, replace(given, steps_BN=own))
+
+    return [
+        (
+            verifiers,
+            "VERIFIERS",
+            {**verifiers.VERIFIERS, "hybrid": replace(verifiers.VERIFIERS["hybrid"], rule=hybrid)},
+        )
+    ]
+
+
+def other_temperature() -> list[Patch]:
+    """q is reported at another temperature than drafts were drawn at."""
+
+    def report(probs: Tensor, ids: Tensor | None = None) -> DraftProbs:
+        cooled = probs.double() ** 1.5
+        return DraftProbs((cooled / cooled.sum(-1, keepdim=True)).to(probs.dtype), ids)
+
+    return [(module, "DraftProbs", report) for module in (autoregressive, block, diffusion)]
+
+
+def swapped_states() -> list[Patch]:
+    """In a batch, requests get one another's processor states."""
+    original = ProcessorState.joined
+
+    def joined(states: Sequence[ProcessorState], heights: Sequence[int]) -> ProcessorState:
+        return original([*states[1:], states[0]] if len(set(heights)) == 1 else states, heights)
+
+    return [(ProcessorState, "joined", staticmethod(joined))]
+
+
+def stale_cache() -> list[Patch]:
+    """The cache keeps the first rows of a call in place of the accepted path."""
+    original = KVCache.keep
+    return [(KVCache, "keep", lambda self, start, offsets: original(self, start, list(range(len(offsets)))))]
+
+
+def blind_tree() -> list[Patch]:
+    """Nodes of a tree attend to their siblings."""
+    return [(Engine, "begin_round", _without_mask(Engine.begin_round))]
+
+
+def _without_mask(original: Callable[..., Any]) -> Callable[..., Any]:
+    def begin_round(self: Engine) -> Any:
+        call = original(self)
+        return call if call.see_LL is None else call._replace(see_LL=torch.ones_like(call.see_LL).tril())
+
+    return begin_round
+
+
+def penalty_of_the_text_alone() -> list[Patch]:
+    """The penalties of a node do not see the drafts on its path."""
+    return [(processors.History, "_with", staticmethod(lambda held_V, tokens_K, parents: held_V))]
+
+
+def past_the_end() -> list[Patch]:
+    """An end of sequence inside an accepted path does not end the text."""
+    original = Engine._commit
+
+    def commit(self: Engine, outcome: Any) -> int:
+        eos = self.eos
+        self.eos = eos - set(outcome.accepted)
+        try:
+            return original(self, outcome)
+        finally:
+            self.eos = eos
+
+    return [(Engine, "_commit", commit)]
+
+
+def always_accepted() -> list[Patch]:
+    """The first draft of a path is accepted whatever p says."""
+    original = tree.walk
+
+    def walk(tokens: Any, forest: Any, say: Any) -> Any:
+        found = original(tokens, forest, say)
+        return [
+            (path or [0], token) if own else (path, token)
+            for (path, token), own in zip(found, tokens, strict=True)
+        ]
+
+    return [(verification, "walk", walk)]
+
+
+BUGS: dict[str, Callable[[], list[Patch]]] = {
+    "verification draws with the drafter's random numbers": reused_numbers,
+    "the rules see half of top-k": half_top_k,
+    "the rules see no min-p": no_min_p,
+    "the rules see logits rounded to bf16": rounded_logits,
+    "siblings without replacement are not corrected": siblings_not_corrected,
+    "the hybrid rule forgets the latest step": forgotten_step,
+    "q is reported at another temperature": other_temperature,
+    "processor states of a batch are swapped": swapped_states,
+    "the cache keeps rejected rows": stale_cache,
+    "nodes of a tree see their siblings": blind_tree,
+    "penalties do not see the drafts": penalty_of_the_text_alone,
+    "the text does not end at an end of sequence": past_the_end,
+    "a draft is accepted without a look": always_accepted,
+}
+
+
+def plant_all(
+    config: VerifyConfig, given: Sequence[Prompt], say: Callable[[str], object]
+) -> list[dict[str, Any]]:
+    """Run the checks with each bug. A run ends at its first batch with a difference.
+
+    Returns:
+        Of each bug its name, the checks that caught it, and the first difference.
+    """
+    found = []
+    cases, _ = cases_of(config, lambda _: None)
+    own = own_model(cases.target)
+    prompts = [tokens for _, tokens in tokenize_prompts(cases.target, given)[0]]
+    for name, make in BUGS.items():
+        run = Run(replace(config, max_new_tokens=8), cases, prompts[:2], lambda _: None, own, first=True)
+        error = ""
+        patches = [mock.patch.object(*patch) for patch in make()]
+        for patch in patches:
+            patch.start()
+        try:
+            run.run()
+        except Exception as broken:  # a bug that breaks the engine is caught, too
+            error = f"{type(broken).__name__}: {broken}"
+        finally:
+            for patch in reversed(patches):
+                patch.stop()
+        caught = [tally.check for tally in run.tallies.values() if tally.findings] or (
+            ["an error"] if error else []
+        )
+        what = next((f.what for tally in run.tallies.values() for f in tally.findings), error)
+        found.append({"bug": name, "caught": caught, "what": what})
+        say(f"{'caught' if caught else 'MISSED'}: {name} ({', '.join(caught)})")
+    return found

@@ -1,0 +1,198 @@
+"""Command lines as people and W&B's agents write them; the agent's own code makes those of every macro."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from align.common.errors import UserError
+from align.config.arguments import read_arguments, read_value
+from align.config.parser import load_recipe
+from align.config.recipe import Recipe
+from align.config.wandb_runs import TRIAL_VARIABLES
+
+wandb_agent = pytest.importorskip("wandb.wandb_agent")
+
+MACROS = (
+    "args", "args_no_hyphens", "args_no_equals", "args_no_boolean_flags", "args_json", "args_json_file",
+    "args_append_hydra", "args_override_hydra",
+)  # fmt: skip
+TRIALS: dict[str, dict[str, Any]] = {
+    "dotted": {"trainer.learning_rate": 1e-05, "trainer.max_steps": 20, "objective.weighting": "uniform"},
+    "whole floats": {"trainer.batch_size": 6.0, "trainer.max_steps": 1e3, "seed": 7.0, "drafter.target_layers": [1.0]},
+    "q times a whole number": {"trainer.learning_rate": 0.00030000000000000003},
+    "yes, no and none": {"launch.offload": False, "drafter.init_from_target": True, "trainer.max_minutes": None, "data.prompts": None},
+    "none for a template": {"data.template_kwargs.mode": None, "data.template_kwargs.depth": 2},
+    "text for a template": {"data.template_kwargs.mode": "yes", "data.template_kwargs.day": "a=b", "seed": 3},
+    "text like an argument": {"data.system": "trainer.batch_size=9", "seed": 3},
+    "nested": {"trainer": {"learning_rate": 1e-05, "max_steps": 20.0, "max_minutes": None}, "seed": 3},
+    "nested twice": {"objective": {"terms": {"forward_kl": 1.0, "streak": 0.5}}, "drafter": {"init_from_target": True}},
+    "mapping and lists": {"objective.terms": {"streak": 2}, "trainer.betas": [0.8, 0.99], "data.answer_temperatures": [0.0, 1]},
+    "texts": {"data.system": "a=b, 'c' \"d\": {e}", "output": "runs/a b", "data.prompt_openings": ["it's", "two words", "a\nb", "ä☃"]},
+    "texts like numbers": {"target.revision": "1234567", "output": "1e3"},
+    "negative and text in notation": {"trainer.learning_rate": "1e-4", "data.near_duplicate_threshold": 1.5},
+}  # fmt: skip
+
+
+def agents_command(
+    macro: str, trial: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """Arguments after `align.train` that wandb's agent would start the trial with; its environment becomes ours."""
+    for name in (*TRIAL_VARIABLES, "WANDB_DIR"):
+        monkeypatch.setenv(name, "replaced by the agent")
+    monkeypatch.setenv("WANDB_DIR", str(folder))
+    monkeypatch.setenv("WANDB_SWEEP_ID", "sweep1")
+    started: list[list[str]] = []
+
+    class Process:
+        def __init__(self, command: list[str], **options: Any) -> None:
+            started.append(command)
+
+    monkeypatch.setattr(wandb_agent, "AgentProcess", Process)
+    agent = wandb_agent.Agent(api=None, queue=None)
+    agent._sweep_command = [
+        "${env}",
+        "${interpreter}",
+        "-m",
+        "align.train",
+        "recipe=debug_block",
+        f"${{{macro}}}",
+    ]
+    args = {key: {"value": value} for key, value in trial.items()}
+    agent._command_run({"type": "run", "run_id": "trial1", "program": "", "args": args})
+    command = started[0]
+    assert command[:4] == ["/usr/bin/env", "python", "-m", "align.train"]
+    return command[4:]
+
+
+def value_of(recipe: Recipe, key: str) -> Any:
+    if key.startswith("data.template_kwargs."):
+        return recipe.data.template_kwargs.get(key.rpartition(".")[2])
+    found: Any = recipe
+    for name in key.split("."):
+        found = getattr(found, name)
+    return found
+
+
+@pytest.mark.parametrize("macro", MACROS)
+@pytest.mark.parametrize("trial", TRIALS.values(), ids=TRIALS.keys())
+def test_every_form_of_an_agents_command_line_gives_the_trials_values(
+    macro: str, trial: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = agents_command(macro, trial, tmp_path, monkeypatch)
+    recipe = load_recipe(words)
+    plain = load_recipe(["recipe=debug_block"])
+    flat = {
+        (f"{key}.{name}" if isinstance(value, dict) and key != "objective.terms" else key): inner
+        for key, value in trial.items()
+        for name, inner in (
+            value.items() if isinstance(value, dict) and key != "objective.terms" else [("", value)]
+        )
+    }
+    for key, value in flat.items():
+        found = value_of(recipe, key)
+        wanted = str(Path(value, "sweep1", "trial1")) if key == "output" else value
+        wanted = 1e-4 if wanted == "1e-4" else wanted
+        assert found == wanted
+        default = value_of(plain, key)
+        assert default is None or type(found) is type(default)
+
+
+def test_a_flag_that_the_agent_leaves_out_is_false(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`${args_no_boolean_flags}` omits what is false, though the recipe's default may be true."""
+    assert load_recipe(["recipe=debug_block"]).drafter.init_from_target
+    trial = {"drafter.init_from_target": False, "launch.offload": False}
+    words = agents_command("args_no_boolean_flags", trial, tmp_path, monkeypatch)
+    assert words == ["recipe=debug_block"]
+    assert not load_recipe(words).drafter.init_from_target
+    assert load_recipe([*words, "drafter.init_from_target=true"]).drafter.init_from_target
+
+
+def test_parameters_of_a_command_without_a_macro_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = {"trainer": {"learning_rate": 1e-05, "max_steps": 4}, "seed": 3, "note_of_a_script": "x"}
+    agents_command("args", trial, tmp_path, monkeypatch)
+    recipe = load_recipe(["recipe=debug_block", "trainer.max_steps=9"])
+    assert (recipe.trainer.learning_rate, recipe.trainer.max_steps, recipe.seed) == (1e-05, 9, 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        (["--launch.offload"], {"launch.offload": "true"}),
+        (["--launch.offload", "seed=3"], {"launch.offload": "true", "seed": "3"}),
+        (["--launch.offload", "--seed", "-3"], {"launch.offload": "true", "seed": "-3"}),
+        (["--launch.offload", "False"], {"launch.offload": "False"}),
+        (["--data.system", "a=b"], {"data.system": "a=b"}),
+        (["--data.system", "trainer.batch_size=9"], {"data.system": "trainer.batch_size=9"}),
+        (["--data.template_kwargs.mode", "yes"], {"data.template_kwargs.mode": "yes"}),
+        (["--data.template_kwargs.a", "--seed=3"], {"data.template_kwargs.a": "true", "seed": "3"}),
+        (["+seed=3", "++trainer.anchors=4"], {"seed": "3", "trainer.anchors": "4"}),
+        (['{"seed": 3, "trainer": {"anchors": 4}}'], {"seed": "3", "trainer": '{"anchors": 4}'}),
+        ([], {}),
+    ],
+)
+def test_forms_of_an_argument(words: list[str], given: dict[str, str]) -> None:
+    assert read_arguments(words, ()) == given
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["launch.offload"], "'launch.offload' is not key=value (write launch.offload=VALUE"),
+        (["--seed"], "'--seed' is not key=value"),
+        (["--seed", "trainer.anchor=3"], "'--seed' is not key=value"),
+        (["--data.system", "--seed=3"], "'--data.system' is not key=value"),
+        (["--launch.offload", "maybe"], "'maybe' is not key=value"),
+        (["~seed=1"], "keys can't be removed"),
+        (["{seed: 1}"], "not readable JSON"),
+        (['{"seed": 1}', "seed=2"], "seed is given twice"),
+        (["x" * 5000 + ".json"], "is not key=value"),
+        (["debug_block"], "did you mean 'recipe=debug_block'"),
+    ],
+)
+def test_what_is_no_argument_is_one_line(words: list[str], says: str) -> None:
+    with pytest.raises(UserError) as error:
+        read_arguments(words, ("debug_block",))
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("{'learning_rate': 1e-05, 'max_minutes': None}", {"learning_rate": 1e-05, "max_minutes": None}),
+        ("{learning_rate: 1e-05, max_minutes: null}", {"learning_rate": 1e-05, "max_minutes": None}),
+        ("{a: 010}", {"a": "010"}),
+        ("['a''b']", ["a'b"]),  # YAML's quote, not two strings of Python
+        (r"['a\nb']", ["a\nb"]),
+        ("[1_000]", ["1_000"]),
+    ],
+)
+def test_lists_and_mappings_in_pythons_spelling_or_yamls(text: str, value: Any) -> None:
+    assert read_value("trainer", text) == value
+
+
+@pytest.mark.parametrize("word", ["trainer.batch_size=2.5", "seed=1e400", "drafter.target_layers=[1.5]"])
+def test_a_fraction_is_no_integer(word: str) -> None:
+    with pytest.raises(UserError, match="integer"):
+        load_recipe(["recipe=debug_block", word])
+
+
+def test_a_file_of_arguments(tmp_path: Path) -> None:
+    path = tmp_path / "config-a=b.json"
+    path.write_text(json.dumps({"seed": 4, "trainer.max_steps": 1e3}))
+    recipe = load_recipe(["recipe=debug_block", os.fspath(path)])
+    assert (recipe.seed, recipe.trainer.max_steps) == (4, 1000)
+
+
+def test_a_bare_template_switch_is_true() -> None:
+    """As `${args_no_boolean_flags}` sends it."""
+    assert read_arguments(["--data.template_kwargs.enable_thinking", "seed=1"], []) == {
+        "data.template_kwargs.enable_thinking": "true",
+        "seed": "1",
+    }

@@ -1,0 +1,98 @@
+"""What follows from other keys: the kind's section, what a recipe leaves to the user, warm-up and first batch of small runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from align.common.errors import UserError
+from align.config.parser import load_recipe
+from align.config.recipe import resolve
+from tests.builders import write_recipe as write
+
+
+def problem(*words: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load_recipe(words)
+    return str(caught.value)
+
+
+def folder(path: Path, config: dict[str, object], record: dict[str, object] | None = None) -> str:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config))
+    if record is not None:
+        (path / "drafter.json").write_text(json.dumps(record))
+    return f"drafter.init={path}"
+
+
+ADAPT = ("recipe=adapt", "target.name=debug")
+
+
+def test_adapt_takes_the_kind_of_the_drafter_that_it_starts_from(tmp_path: Path) -> None:
+    taps = load_recipe([*ADAPT, folder(tmp_path / "a", {"architectures": ["DFlashDraftModel"]})])
+    assert (taps.drafter.kind, taps.drafter.context, taps.trainer.max_steps) == ("block", "taps", 600)
+    masked = load_recipe(
+        [*ADAPT, folder(tmp_path / "b", {"architectures": ["AdaptedMaskedLM"]}, {"block_size": 5})]
+    )
+    assert (masked.drafter.kind, masked.drafter.lora_rank, masked.drafter.block_size) == ("masked_lm", 16, 5)
+    assert masked.objective.diffusion == "masked_nll"
+    ddit = load_recipe([*ADAPT, folder(tmp_path / "c", {"model_type": "mdlm"})])
+    assert (ddit.drafter.kind, ddit.drafter.lora_rank) == ("ddit", 0)
+    causal = load_recipe([*ADAPT, folder(tmp_path / "d", {"architectures": ["LlamaForCausalLM"]})])
+    assert (causal.drafter.kind, causal.objective.weighting) == ("autoregressive", "uniform")
+    shipped = load_recipe(ADAPT)
+    assert (shipped.drafter.context, shipped.drafter.init) == ("shared_kv", "pretrained/smollm2-135m-block")
+
+
+def test_words_win_over_the_section_of_a_kind(tmp_path: Path) -> None:
+    init = folder(tmp_path / "b", {"architectures": ["AdaptedMaskedLM"]}, {"block_size": 5})
+    recipe = load_recipe([*ADAPT, init, "drafter.lora_rank=0", "drafter.block_size=3", "trainer.max_steps=7"])
+    assert (recipe.drafter.lora_rank, recipe.drafter.block_size, recipe.trainer.max_steps) == (0, 3, 7)
+    kept = write(tmp_path, "mine.yaml", "base: adapt\ntrainer: {learning_rate: 0.5}\n")
+    assert load_recipe([kept, *ADAPT[1:], init]).trainer.learning_rate == 0.5
+
+
+def test_a_drafter_that_a_shipped_recipe_makes_need_not_be_there_yet() -> None:
+    recipe = load_recipe([*ADAPT, "drafter.init=runs/debug_mdlm/drafter"])
+    assert recipe.drafter.kind == "masked_lm"
+
+
+def test_sections_of_unknown_kinds_and_a_kind_without_a_drafter(tmp_path: Path) -> None:
+    bad = write(tmp_path, "bad.yaml", "kinds: {tabs: {seed: 1}}\n")
+    assert problem(bad) == "bad.yaml: kinds: unknown kind 'tabs' (did you mean 'taps'?)"
+    assert "name a drafter there" in problem("recipe=debug_block", "drafter.kind=auto")
+
+
+@pytest.mark.parametrize("name", ["block", "taps", "mdlm", "sedd", "autoregressive", "variable_prefix"])
+def test_a_recipe_without_a_model_is_its_smollm2_twin_for_another_target(name: str) -> None:
+    words = ["target.name=debug", "drafter.init=x", "data.path=d", "name=n", "output=o"]
+    twin, own = load_recipe([f"recipe=smollm2_{name}", *words]), load_recipe([f"recipe={name}", *words])
+    assert resolve(twin) == resolve(own)
+
+
+def test_a_recipe_without_a_model_names_all_that_it_needs() -> None:
+    assert problem("recipe=block").startswith(
+        "command line: recipe=block needs target.name=… (target.name: hub id"
+    )
+    both = problem("recipe=variable_prefix")
+    assert "recipe=variable_prefix needs target.name=… and drafter.init=…" in both
+    assert "unknown key 'max_steps'" in problem("recipe=block", "max_steps=3")
+
+
+def test_the_warm_up_and_the_first_batch_fit_a_small_run() -> None:
+    few = load_recipe(["recipe=block", "target.name=debug", "trainer.max_steps=10", "data.samples=8"])
+    assert (few.trainer.warmup_steps, few.data.batch_size) == (3, 8)
+    assert load_recipe(["recipe=debug_block", "trainer.max_steps=1"]).trainer.warmup_steps == 0
+    many = load_recipe(["recipe=block", "target.name=debug", "trainer.max_steps=9999", "data.samples=9999"])
+    assert (many.trainer.warmup_steps, many.data.batch_size) == (50, 128)
+
+
+def test_what_was_given_with_the_length_or_after_it_stays(tmp_path: Path) -> None:
+    asked = ["trainer.warmup_steps=9", "data.batch_size=64"]
+    few = load_recipe(["recipe=debug_block", "trainer.max_steps=10", "data.samples=8", *asked])
+    assert (few.trainer.warmup_steps, few.data.batch_size) == (9, 64)
+    both = write(tmp_path, "both.yaml", "trainer: {max_steps: 10, warmup_steps: 9}\ndata: {samples: 8}\n")
+    again = load_recipe([both])
+    assert (again.trainer.warmup_steps, again.data.batch_size) == (9, 8)

@@ -1,0 +1,32 @@
+"""Recipe files on disk: names, bases and sections for kinds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from align.common.errors import UserError
+from align.config.recipe_files import find, read_with_bases, shipped
+from tests.builders import write_recipe as write
+
+
+def test_a_name_and_a_path_lead_to_a_file() -> None:
+    assert "block" in shipped() and find("block", "here").is_file()
+    with pytest.raises(UserError, match=r"here: recipe 'adapt_dflash' is unknown \(did you mean 'adapt'\?\)"):
+        find("adapt_dflash", "here")
+
+
+def test_bases_come_first_and_sections_are_flat(tmp_path: Path) -> None:
+    write(tmp_path, "a.yaml", "seed: 1\nkinds: {taps: {trainer: {max_steps: 3}}}\n")
+    write(tmp_path, "b.yaml", "base: ./a.yaml\nseed: 2\n")
+    (first, one), (second, two) = read_with_bases(tmp_path / "b.yaml")
+    assert (first.name, second.name) == ("a.yaml", "b.yaml") and two == {"seed": 2}
+    assert one == {"seed": 1, "kinds": {"taps": {"trainer.max_steps": 3}}}
+
+
+@pytest.mark.parametrize("text", ["kinds: 3\n", "kinds: {taps: 3}\n"])
+def test_sections_that_are_none(tmp_path: Path, text: str) -> None:
+    write(tmp_path, "a.yaml", text)
+    with pytest.raises(UserError, match=r"a.yaml: kinds must hold a group of keys"):
+        read_with_bases(tmp_path / "a.yaml")

@@ -1,0 +1,192 @@
+"""W&B's trials: a folder each, shared text; nothing is sent without credentials or without being asked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from align.common.errors import UserError
+from align.config import wandb_runs
+from align.config.parser import FOLDER, load_recipe
+from align.config.recipe import Recipe
+from align.config.wandb_runs import check_login, is_offline, trial_note
+
+BOTH = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "r1"}
+
+
+@pytest.fixture
+def wandb() -> Iterator[Any]:
+    """The package, whose settings of this process are forgotten afterwards."""
+    found: Any = pytest.importorskip("wandb")
+    yield found
+    found.teardown()
+
+
+@pytest.fixture(autouse=True)
+def no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*wandb_runs.TRIAL_VARIABLES, "WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def recipe(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], *words: str) -> Recipe:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return load_recipe(["recipe=debug_block", *words])
+
+
+@pytest.mark.parametrize(
+    ("variables", "words", "output", "data"),
+    [
+        ({}, ["trainer.logger=wandb"], "runs/debug_block", None),
+        (BOTH, [], "runs/debug_block/s1/r1", "runs/debug_block/data"),
+        (BOTH, ["output=here"], "here/s1/r1", "here/data"),
+        (BOTH, ["output=here/s1/r1"], "here/s1/r1", None),
+        (BOTH, ["data.path=there"], "runs/debug_block/s1/r1", "there"),
+        ({"WANDB_RUN_ID": "r1"}, ["trainer.logger=wandb"], "runs/debug_block/r1", "runs/debug_block/data"),
+        ({"WANDB_RUN_ID": "r1"}, [], "runs/debug_block", None),
+        ({"WANDB_RUN_ID": ""}, ["trainer.logger=wandb"], "runs/debug_block", None),
+    ],
+)
+def test_every_trial_has_its_own_folder(
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    words: list[str],
+    output: str,
+    data: str | None,
+) -> None:
+    found = recipe(monkeypatch, variables, *words)
+    assert (found.output, found.data.path) == (output, data)
+
+
+def test_trials_share_the_text_of_equal_data_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def folder(*words: str) -> str:
+        found = recipe(monkeypatch, BOTH, *words)
+        assert found.data_folder.parent == Path("runs/debug_block")
+        return found.data_folder.name
+
+    assert folder() == folder("trainer.learning_rate=1e-5", "data.length=128", "data.write=never") == "data"
+    differ = [
+        ["data.samples=60"],
+        ["data.samples=64"],
+        ["seed=1"],
+        ["data={system: Be brief.}"],
+        ["data.template_kwargs.a=1"],
+    ]
+    names = [folder(*words) for words in differ]
+    assert len({"data", *names}) == 6
+    assert folder("data.samples=60", "trainer.learning_rate=1e-5") == names[0]
+
+
+def test_a_trials_record_repeats_it_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from align.config.run_record import save_run_record
+
+    first = recipe(monkeypatch, BOTH, f"output={tmp_path / 'x'}", "seed=2")
+    save_run_record(first, Path(first.output), [])
+    again = load_recipe([f"recipe={Path(first.output) / 'recipe.yaml'}"])
+    assert (again.output, again.data.path) == (first.output, first.data.path)
+    assert trial_note(again) == (
+        f"note: W&B run s1/r1 writes into {tmp_path}/x/s1/r1; its text is in {first.data.path}"
+    )
+
+
+def test_a_run_that_began_in_a_folder_is_resumed_there_by_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wandb-run-id").write_text("r1\n")
+    words = ("trainer.logger=wandb", f"output={tmp_path}")
+    assert recipe(monkeypatch, {"WANDB_RUN_ID": "r1"}, *words).output == str(tmp_path)
+    assert recipe(monkeypatch, {"WANDB_RUN_ID": "r2"}, *words).output == str(tmp_path / "r2")
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a/b", "../up", "a" * 200])
+def test_an_id_that_is_no_folder_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    with pytest.raises(UserError, match="WANDB_RUN_ID=.* is no W&B id"):
+        recipe(monkeypatch, {**BOTH, "WANDB_RUN_ID": name})
+
+
+@pytest.mark.parametrize(
+    ("variables", "offline"),
+    [
+        ({}, True),
+        ({"WANDB_API_KEY": "k"}, False),
+        ({"WANDB_SWEEP_ID": "s"}, False),  # who starts `wandb agent` asks for it
+        ({"WANDB_SWEEP_ID": "s", "WANDB_MODE": "offline"}, True),
+        ({"WANDB_API_KEY": "k", "WANDB_MODE": "dryrun"}, True),
+        ({"WANDB_API_KEY": "k", "WANDB_MODE": "disabled"}, True),
+        ({"WANDB_MODE": "online"}, False),
+    ],
+)
+def test_runs_are_sent_where_the_user_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], offline: bool
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert is_offline() is offline
+
+
+def test_without_credentials_a_run_that_would_be_sent_is_refused(
+    monkeypatch: pytest.MonkeyPatch, wandb: Any
+) -> None:
+    found = recipe(monkeypatch, {"WANDB_MODE": "online"}, "trainer.logger=wandb")
+    asked: list[dict[str, Any]] = []
+
+    def login(**options: Any) -> bool:
+        asked.append(options)
+        return False
+
+    monkeypatch.setattr(wandb, "login", login)
+    with pytest.raises(UserError, match="W&B has no credentials here"):
+        check_login(found)
+    assert asked == [{"prompt": False, "verify": True}]
+    check_login(load_recipe(["recipe=debug_block"]))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    check_login(found)
+    assert len(asked) == 1
+
+
+def test_what_wandb_says_of_a_key_is_one_line(monkeypatch: pytest.MonkeyPatch, wandb: Any) -> None:
+    found = recipe(monkeypatch, {"WANDB_API_KEY": "bad"}, "trainer.logger=wandb")
+    with pytest.raises(UserError, match="trainer.logger=wandb: .*40.*WANDB_MODE=offline"):
+        check_login(found)
+
+
+FUNCTION = """
+import os
+from align.config.parser import load_recipe
+from tests.wandb_stand_in import StandIn
+
+with StandIn({"trainer": {"learning_rate": 1e-5}, "seed": 3.0}, {"launch.offload": False, "seed": 4}) as service:
+    os.environ["WANDB_BASE_URL"] = service.url
+    import wandb
+    from wandb.agents import pyagent
+    pyagent.Agent.HEARTBEAT_SLEEP_SECONDS = 0.1
+
+    def trial():
+        recipe = load_recipe(["recipe=debug_block"])
+        print(recipe.output, recipe.seed, recipe.trainer.learning_rate, flush=True)
+
+    wandb.agent("nobody/drafters/sweep1", function=trial, count=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_function_under_wandbs_own_agent_loop_reads_each_trial(tmp_path: Path) -> None:
+    """`wandb.agent(…, function=…)` against a stand-in of the service: nothing is passed to the function but the environment."""
+    pytest.importorskip("wandb")
+    variables = {"WANDB_API_KEY": "0" * 40, "WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
+    done = subprocess.run(
+        [sys.executable, "-c", FUNCTION], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
+        env={**os.environ, **variables, "HOME": str(tmp_path), "PYTHONPATH": str(FOLDER.parent)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rate = load_recipe(["recipe=debug_block"]).trainer.learning_rate
+    assert done.stdout.splitlines() == [
+        "runs/debug_block/sweep1/trial1 3 1e-05",
+        f"runs/debug_block/sweep1/trial2 4 {rate}",
+    ]

@@ -1,0 +1,217 @@
+"""Rows of local files of every kind; what is wrong with a file is said with its line."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+
+from align.common import files
+from align.common.errors import UserError
+from align.common.files import PACKED, read_text
+from align.rows import tables
+from align.rows.tables import READERS, collect, kind_of, nearest_kind
+from align.rows.tables import read_rows as iterate
+
+ROWS = [{"a": "x"}, {"a": "y"}]
+
+
+def read_rows(path: Path) -> list[Any]:
+    return list(iterate(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("f.jsonl", '{"a": "x"}\n\n{"a": "y"}\n'),
+        ("f.json", '[{"a": "x"}, {"a": "y"}]'),
+        ("keyed.json", '{"version": 1, "cases": [{"a": "x"}, {"a": "y"}]}'),
+        ("named.json", '{"problems": {"1": {"a": "x"}, "2": {"a": "y"}}}'),
+        ("f.csv", "a\nx\ny\n"),
+    ],
+)
+def test_rows_of_every_kind_of_file(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text("\ufeff" + text)
+    assert read_rows(path) == ROWS
+    packed = tmp_path / f"{name}.gz"
+    packed.write_bytes(gzip.compress(text.encode(), mtime=0))
+    assert read_rows(packed) == ROWS
+
+
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".ndjson", ".json", ".csv", ".txt"])
+@pytest.mark.parametrize("packed", PACKED)
+def test_every_packing(tmp_path: Path, kind: str, packed: str) -> None:
+    """Two packed files that are joined are one."""
+    text = {".csv": b"a\nx\ny\n", ".txt": b"x\ny\n"}.get(kind, LINES)
+    pack = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": _zstd}[packed]
+    path = tmp_path / f"f{kind.upper()}{packed}"
+    path.write_bytes(pack(text) + pack(text))
+    assert read_rows(path) == (["x", "y"] if kind == ".txt" else ROWS) * 2
+
+
+def _zstd(text: bytes) -> bytes:
+    return bytes(pyarrow.Codec("zstd").compress(text, asbytes=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "rows"),
+    [
+        ("f.csv", "id;prompt\n1;hello, you\n", [{"id": "1", "prompt": "hello, you"}]),
+        ("f.csv", "id\tprompt\n1\thello; you\n", [{"id": "1", "prompt": "hello; you"}]),
+        ("f.csv", "id|prompt\n1|hello\n", [{"id": "1", "prompt": "hello"}]),
+        ("f.csv", '"what; then",prompt\n1,hello\n', [{"what; then": "1", "prompt": "hello"}]),
+        ("f.csv", "sep=;\nprompt;id\nhello;1\n", [{"prompt": "hello", "id": "1"}]),
+        ("f.csv", "prompt\nhello, you; and you\n", [{"prompt": "hello, you; and you"}]),
+        ("f.csv", 'prompt\n"hello, ""you""\r\n\r\nand you"\r\n', [{"prompt": 'hello, "you"\r\n\r\nand you'}]),
+        ("f.csv", "\ufeffprompt,id\nx,1\n\ufeffprompt,id\ny,2\n", [{"prompt": "x", "id": "1"}, {"prompt": "y", "id": "2"}]),
+        ("f.csv", ",prompt,\n0,x,\n\n", [{"prompt": "x"}]),
+        ("f.csv", "prompt,id\nx\n", [{"prompt": "x"}]),
+        ("f.csv", "prompt\n" + "x" * 140_000 + "\n", [{"prompt": "x" * 140_000}]),
+        ("f.tsv", "id\tprompt, whole\n1\thello, you\n", [{"id": "1", "prompt, whole": "hello, you"}]),
+        ("f.tsv", 'id\tprompt\n2\t"Quote" at start\n', [{"id": "2", "prompt": '"Quote" at start'}]),
+        ("f.tsv", 'prompt\tid\n"a\t1\nb\t2\nc"\t3\n', [{"prompt": '"a', "id": "1"}, {"prompt": "b", "id": "2"}, {"prompt": 'c"', "id": "3"}]),
+        ("f.tsv", '"prompt"\t"id"\r\n"a ""b""\tc"\t1\r\n', [{"prompt": 'a "b"\tc', "id": "1"}]),
+        ("f.tsv", 'id\tprompt\n1\t"a\nb"\n2\tc\n', [{"id": "1", "prompt": "a\nb"}, {"id": "2", "prompt": "c"}]),
+        ("f.txt", "\ufeffx\r\n\r\n\ufeffy", ["x", "y"]),
+    ],
+)  # fmt: skip
+def test_delimiters_marks_and_line_ends(tmp_path: Path, name: str, text: str, rows: list[Any]) -> None:
+    (tmp_path / name).write_bytes(text.encode())
+    assert read_rows(tmp_path / name) == rows
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize(
+    ("name", "text", "rows"),
+    [
+        ("f.jsonl", '{"a": "ä"}\r\n{"a": "\u0a0d"}\r\n', [{"a": "ä"}, {"a": "\u0a0d"}]),
+        ("f.json", '[\n{"a": "ä"}\n]', [{"a": "ä"}]),
+        ("f.csv", "a\tb\r\nä\t1\r\n", [{"a": "ä", "b": "1"}]),
+        ("f.txt", "ä\r\nb", ["ä", "b"]),
+    ],
+)
+def test_utf_16_by_its_mark(tmp_path: Path, name: str, text: str, rows: list[Any], encoding: str) -> None:
+    raw = ("\ufeff" + text).encode(encoding)
+    (tmp_path / name).write_bytes(raw)
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(raw))
+    assert read_rows(tmp_path / name) == rows == read_rows(tmp_path / f"{name}.gz")
+    (tmp_path / name).write_bytes(raw + b"\0")
+    with pytest.raises(UserError, match="is not UTF-16 text"):
+        read_rows(tmp_path / name)
+
+
+def test_arrow_streams_and_files(tmp_path: Path) -> None:
+    """What `datasets` caches and saves."""
+    table = pyarrow.Table.from_pylist(ROWS)
+    for new in (pyarrow.ipc.new_stream, pyarrow.ipc.new_file):
+        with new(tmp_path / "f.arrow", table.schema) as writer:
+            writer.write_table(table)
+        assert read_rows(tmp_path / "f.arrow") == ROWS
+
+
+def test_the_hint_of_an_unknown_ending_is_an_ending_that_is_read() -> None:
+    assert [kind_of(Path(f"f{kind}{packed}")) for kind in READERS for packed in ("", *PACKED)].count(
+        None
+    ) == 0
+    for name in ("f.jsonlines", "f.ndjsn", "f.jsonl.zip", "f.xlsx", "f", "f.zst", "f.jsn.zst"):
+        hint = nearest_kind(Path(name))
+        assert hint and any(f"'{kind}'" in hint or f" {kind}" in hint for kind in READERS), name
+    assert "'.jsonl'" in nearest_kind(Path("f.jsonlines")) and "'.json'" in nearest_kind(Path("f.jsn.zst"))
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "f.parquet")
+    assert read_rows(tmp_path / "f.parquet") == ROWS
+
+
+@pytest.mark.parametrize(("rows", "text"), [(1_000_000, "x"), (2000, "x" * 2000)])
+def test_parquet_that_repeats_is_larger_than_its_file(
+    rows: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million short rows, or two thousand long ones, in a few bytes."""
+    pyarrow = pytest.importorskip("pyarrow")
+    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows, "int32"), [text])
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"prompt": column}), tmp_path / "f.parquet")
+    assert (tmp_path / "f.parquet").stat().st_size < 20_000
+    monkeypatch.setattr(tables, "memory_bytes", lambda: 4 * 2**20)
+    with pytest.raises(UserError, match="f: its rows take more than the 0.002 GiB"):
+        collect(iterate(tmp_path / "f.parquet"), "f")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("f.jsonl", '{"a": 1}\n{"a": }\n', "line 2: not JSON"),
+        ("f.json", "null", "expected a list of rows or an object, found NoneType"),
+        ("f.json", '{"a": [{"b": 1}], "c": [{"d": 1}]}', r"rows under several keys \(a, c\)"),
+        ("f.jsnl", "{}", "did you mean '.json"),
+        ("f.csv", "a,b\n1,2,3\n", "line 2: 3 fields, and its header names 2"),
+        ("f.jsonl.zst", "not packed", "f.jsonl.zst can't be read: ZSTD"),
+        ("f.jsonl.xz", "not packed", "f.jsonl.xz can't be read"),
+        ("f.parquet", "PAR", "not readable Parquet"),
+        ("f.json.gz", "not packed", "can't be read"),
+        ("f.json.gz", gzip.compress(b"[1]", mtime=0)[:-9], "can't be read"),
+        ("f.json.gz", gzip.compress(b"[1]", mtime=0)[:10] + b"\xff" * 20, "can't be read"),
+        ("f.jsonl.gz", gzip.compress(b" " * 2000, mtime=0), "more than 0 MiB, or without end"),
+    ],
+)
+def test_broken_files_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str | bytes, says: str
+) -> None:
+    monkeypatch.setattr(files, "MOST_BYTES", 1000)
+    (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(UserError, match=says):
+        read_rows(tmp_path / name)
+
+
+def test_values_that_python_has_not_are_one_line(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    bytes_ = pyarrow.array([b"\xff\xff"], pyarrow.binary())
+    no_text = pyarrow.StringArray.from_buffers(1, *bytes_.buffers()[1:])
+    for column in (no_text, pyarrow.array([1 << 30], pyarrow.date32())):
+        parquet.write_table(pyarrow.table({"prompt": ["x"], "other": column}), tmp_path / "f.parquet")
+        with pytest.raises(UserError, match="not readable Parquet"):
+            read_rows(tmp_path / "f.parquet")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "f.txt")
+    with pytest.raises(UserError, match=r"no ordinary file"):
+        read_text(tmp_path / "f.txt")
+
+
+def test_json_lines_in_a_text_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "f.txt"
+    for text in ('{"prompt": "a"}\n\n{"prompt": "b"}\n', '\ufeff{"a": 1}'):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(UserError, match="f.txt: holds JSON; rename it to .jsonl"):
+            read_rows(path)
+    for text in ('{"prompt": "a"}\nno JSON\n', '{"prompt": "a"}\n[1]\n', "12\n", "null\n"):
+        path.write_text(text)
+        assert read_rows(path) == text.split("\n")[:-1]
+    path.write_text("\n")
+    assert read_rows(path) == []
+
+
+def test_a_text_file_of_one_json_value_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "f.txt").write_text('[\n {"prompt": "a"},\n {"prompt": "b"}\n]\n')
+    with pytest.raises(UserError, match="rename it to .json to"):
+        list(read_rows(tmp_path / "f.txt"))
+    for text in ("{not JSON} but text\n", "[1] a footnote\n[2] another\n", '{"a": 1}\nand a line of text\n'):
+        (tmp_path / "f.txt").write_text(text)
+        assert len(list(read_rows(tmp_path / "f.txt"))) == len(text.splitlines())

@@ -1,0 +1,211 @@
+"""Prompts of the Python API: text, conversations with parts and tools, tokens in every form; and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import BatchEncoding
+
+from align.common.errors import UserError
+from align.common.text import say_once
+from align.rows.conversation import Conversation
+from align.rows.shapes import parse_row
+from align.target.loading import load_target
+from align.target.model import Target
+from decode.engine.prompts import add_tools, prompt_tokens
+from tests.row_shapes import SHAPES
+
+TEMPLATE = (
+    "{% if tools %}{% for t in tools %}<{{ t.function.name }}: {{ t.function.description }}>{% endfor %}{% endif %}"
+    "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}!{{ call.function.name }}{% endfor %}{% endfor %}[assistant]"
+)
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Look it up.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+
+
+def weather(city: str) -> str:
+    """Look it up.
+
+    Args:
+        city: where.
+    """
+    return city
+
+
+@pytest.fixture(scope="module")
+def talking() -> Target:
+    """A target whose template writes everything that it is given."""
+    target = load_target("debug", "float32", "cpu", fast=False)
+    target.tokenizer.chat_template = TEMPLATE
+    target.context_limit = 2000
+    return target
+
+
+def read(target: Target, prompt: Any, tools: Any = None) -> str:
+    return str(target.tokenizer.decode(prompt_tokens(target, add_tools(prompt, tools))))
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([{"role": "user", "content": [{"type": "text", "text": "A"}, {"type": "text", "text": "B"}]}], "[user]A\nB"),
+        (({"role": "user", "content": "A"},), "[user]A"),
+        ([{"role": "user", "content": "A"}, {"role": "assistant", "content": None, "tool_calls": [CALL]},
+          {"role": "tool", "content": "12C", "tool_call_id": "1"}], "[user]A[assistant]!weather[tool]12C"),
+        ([{"role": "user", "content": "A"}, {"role": "assistant", "tool_calls": [CALL]}], "[user]A[assistant]!weather"),
+        ([{"role": "user", "content": "A"}, {"role": "assistant", "content": "b", "reasoning_content": "why"}],
+         "[user]A[assistant](why)b"),
+        (Conversation(({"role": "user", "content": "A"},), (WEATHER,)), "<weather: Look it up.>[user]A"),
+    ],
+)  # fmt: skip
+def test_messages_reach_the_chat_template(talking: Target, messages: Any, text: str) -> None:
+    assert read(talking, messages) == text + "[assistant]"
+
+
+@pytest.mark.parametrize("tools", [[WEATHER], (weather,)])
+@pytest.mark.parametrize("prompt", ["A", [{"role": "user", "content": "A"}]])
+def test_tools_reach_the_chat_template(talking: Target, prompt: Any, tools: Any) -> None:
+    assert read(talking, prompt, tools) == "<weather: Look it up.>[user]A[assistant]"
+    assert read(talking, prompt, []) == "[user]A[assistant]"
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_prompts_take_every_shape_that_training_reads(name: str, talking: Target) -> None:
+    row, messages = SHAPES[name]
+    if isinstance(row, str):
+        row = messages
+    expected = Conversation(tuple(messages), parse_row(row).conversation.tools)
+    assert prompt_tokens(talking, row) == talking.chat_tokens(expected)
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([{"speaker": "human", "text": "A"}], "[user]A"),
+        ([{"role": "user", "content": {"type": "text", "text": "A"}}], "[user]A"),
+        ([{"role": "user", "content": "A"},
+          {"role": "assistant", "content": None, "function_call": {"name": "w", "arguments": "{}"}},
+          {"role": "function", "name": "w", "content": "12C"}], "[user]A[assistant]!w[tool]12C"),
+        ({"messages": ({"role": "user", "content": "A"},), "tools": [WEATHER]}, "<weather: Look it up.>[user]A"),
+    ],
+)  # fmt: skip
+def test_forms_that_only_training_read(talking: Target, messages: Any, text: str) -> None:
+    assert read(talking, messages) == text + "[assistant]"
+
+
+def test_what_a_prompt_does_not_use_is_noted(talking: Target, capsys: pytest.CaptureFixture[str]) -> None:
+    say_once.cache_clear()
+    user = {"role": "user", "content": "A"}
+    for _ in range(2):
+        read(talking, {"messages": [{**user, "mood": "glad"}], "answer_key": "x"})
+        read(talking, [user, {"role": "assistant", "content": "b"}])
+        read(talking, {"turns": ["A", "B"]})
+    notes = capsys.readouterr().err.splitlines()
+    assert "note: keys of prompts not used: answer_key" in notes
+    assert "note: keys of messages not used: mood" in notes
+    assert sum("in a new turn after it" in note for note in notes) == 1
+    assert len(notes) == len({*notes}) == 4
+
+
+def test_what_the_template_leaves_out_is_noted_once(capsys: pytest.CaptureFixture[str]) -> None:
+    target = load_target("debug", "float32", "cpu", fast=False)
+    target.spec = "that leaves out"
+    user = {"role": "user", "content": "A"}
+    called = [
+        user,
+        {"role": "assistant", "content": "b", "tool_calls": [CALL]},
+        {"role": "tool", "content": "12"},
+    ]
+    for _ in range(2):
+        assert prompt_tokens(target, add_tools("A", [WEATHER])) == prompt_tokens(target, "A")
+        prompt_tokens(target, called)
+    start = "note: the chat template of target 'that leaves out' leaves out the"
+    assert capsys.readouterr().err.splitlines() == [
+        f"{start} tools of a prompt",
+        f"{start} tool calls of a prompt",
+    ]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        (4, 90, 17),
+        [np.int64(4), 90, torch.tensor(17)],
+        np.array([4, 90, 17]),
+        torch.tensor([4, 90, 17]),
+        torch.tensor([[4, 90, 17]]),
+        [[4, 90, 17]],
+        [torch.tensor([4, 90, 17])],
+        BatchEncoding({"input_ids": [4, 90, 17], "attention_mask": [1, 1, 1]}),
+        BatchEncoding({"input_ids": torch.tensor([[4, 90, 17]])}),
+        {"input_ids": [4, 90, 17]},
+    ],
+)
+def test_tokens_in_every_form(talking: Target, prompt: Any) -> None:
+    tokens = prompt_tokens(talking, prompt)
+    assert tokens == [4, 90, 17] and {type(token) for token in tokens} == {int}
+    assert prompt_tokens(talking, range(4, 7)) == [4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "line"),
+    [
+        ({"role": "assistant", "content": "A"}, "a conversation without a user's text"),
+        ({"messages": [], "tools": []}, "a conversation without a user's text"),
+        ([{"role": "asistant", "content": "A"}], "unknown role, 'asistant' .did you mean 'assistant'"),
+        (Conversation(({"role": "usr2", "content": "A"},)), "unknown role, 'usr2' .did you mean 'user'"),
+        ({"a": 1}, "must be text, messages or tokens"),
+        (b"abc", "must be text, messages or tokens"),
+        (torch.tensor([[1, 2], [3, 4]]), "several rows of tokens: generate takes one"),
+        (torch.tensor([1.5]), "token 1.5 is not a whole number"),
+        ([True], "token True is not a whole number"),
+        (np.array([True]), "token True is not a whole number"),
+        (torch.tensor([], dtype=torch.long), "must be text, messages or tokens"),
+        (torch.tensor(3), "must be text, messages or tokens"),
+        ({"input_ids": [1, 2], "attention_mask": [0, 1]}, "attention_mask has zeros"),
+        ([{"role": "user", "contents": "A"}], "without a user's text .keys of messages not read: contents"),
+        ([{"role": "user", "content": None}], "without a user's text"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+            "with parts that are no text",
+        ),
+        ([{"role": "user", "content": "A"}, "B"], "with messages that are no objects with role and content"),
+        ([{"role": "user", "content": "a\ud800b"}], "with text that is no Unicode"),
+    ],
+)
+def test_malformed_prompts(talking: Target, prompt: Any, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        prompt_tokens(talking, prompt)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tools", "line"),
+    [
+        ([1, 2], [WEATHER], "tokens do not go through the chat template"),
+        ("A", WEATHER, "tools must be a list"),
+        ("A", ["weather"], "a tool is a JSON schema or a function"),
+        ("A", [lambda city: city], "no JSON schema can be made"),
+        (Conversation(({"role": "user", "content": "A"},), (WEATHER,)), [WEATHER], "declares its own"),
+    ],
+)
+def test_malformed_tools(prompt: Any, tools: Any, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        add_tools(prompt, tools)
+
+
+def test_what_needs_the_chat_template_is_refused_for_raw_prompts(talking: Target) -> None:
+    with pytest.raises(UserError, match="raw=True continues a string"):
+        prompt_tokens(talking, [{"role": "user", "content": "A"}], raw=True)
+    with pytest.raises(UserError, match="raw=True continues a string"):
+        prompt_tokens(talking, add_tools("A", [WEATHER]), raw=True)

@@ -1,0 +1,107 @@
+"""An answer as an iterator over its pieces: the text of `generate`, its output, and ends before the end."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+
+from align.common.errors import UserError
+from align.target.model import Target
+from decode.drafters.block import BlockProposer
+from decode.drafters.lookup import LookupDrafter
+from decode.engine import stream
+from decode.engine.decoder import Decoder
+from decode.engine.engine import Engine
+from tests.builders import PROMPT
+from tests.builders import block_network as network
+
+
+@pytest.fixture
+def decoders(target: Target) -> list[Decoder]:
+    drafted = Decoder(target, BlockProposer(network(target, "shared_kv"), tree_nodes=None))
+    return [Decoder(target), Decoder(target, LookupDrafter()), drafted]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_pieces_are_the_text_of_generate(decoders: list[Decoder], temperature: float) -> None:
+    for decoder in decoders:
+        options: Any = {"max_new_tokens": 20, "temperature": temperature, "seed": 3}
+        pieces = decoder.stream(PROMPT, **options)
+        expected = decoder.generate(PROMPT, **options)
+        assert "".join(pieces) == expected.text == pieces.output.text
+        assert pieces.output.tokens == expected.tokens and pieces.output.finish == expected.finish
+        assert list(pieces) == []
+
+
+def test_streams_in_turns_do_not_disturb_one_another(decoders: list[Decoder]) -> None:
+    for decoder in decoders:
+        expected = [decoder.generate([*PROMPT, i], max_new_tokens=12).text for i in range(3)]
+        streams = [decoder.stream([*PROMPT, i], max_new_tokens=12) for i in range(3)]
+        texts = ["", "", ""]
+        for _ in range(60):
+            for i, one in enumerate(streams):
+                texts[i] += next(one, "")
+        assert texts == expected
+
+
+def test_the_output_is_there_at_the_end(target: Target) -> None:
+    def answer(decoder: Decoder) -> Any:
+        return (yield from decoder.stream(PROMPT, max_new_tokens=4))
+
+    pieces = Decoder(target).stream(PROMPT, max_new_tokens=4)
+    with pytest.raises(UserError, match="the stream has not ended"):
+        _ = pieces.output
+    steps = answer(Decoder(target))
+    with pytest.raises(StopIteration) as ended:
+        while True:
+            next(steps)
+    assert ended.value.value.text == "".join(pieces) == str(pieces.output)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_a_closed_stream_ends_its_session(
+    target: Target, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    closed: list[Engine] = []
+    monkeypatch.setattr(Engine, "close", lambda self: closed.append(self))
+    whole = Decoder(target).generate(PROMPT, max_new_tokens=30)
+    closed.clear()
+    with Decoder(target).stream(PROMPT, max_new_tokens=30) as pieces:
+        for _ in range(taken):
+            next(pieces)
+    assert len(closed) == (taken > 0)  # one that never ran has no session
+    out = pieces.output
+    assert out.finish == "closed" and len(out.tokens) < len(whole.tokens)
+    assert out.tokens == whole.tokens[: len(out.tokens)] and whole.text.startswith(out.text)
+    assert next(pieces, None) is None
+
+
+def test_a_dropped_stream_ends_its_session(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Engine] = []
+    monkeypatch.setattr(Engine, "close", lambda self: closed.append(self))
+    for _ in Decoder(target).stream(PROMPT, max_new_tokens=30):
+        break
+    assert len(closed) == 1
+
+
+def test_gradients_and_pauses(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller's gradients stay on between two pieces, and its pauses are not decoding time."""
+    monkeypatch.setattr(stream, "perf_counter", count(0, 100).__next__)  # every pause takes 100 seconds
+    pieces = Decoder(target).stream(PROMPT, max_new_tokens=6)
+    for _ in pieces:
+        assert torch.is_grad_enabled()
+    rounds = pieces.output.calls
+    assert rounds > 1 and -100 * rounds <= pieces.output.seconds < 100 - 100 * rounds
+
+
+def test_wrong_arguments_are_refused_at_once(target: Target) -> None:
+    decoder = Decoder(target)
+    with pytest.raises(UserError, match="max_new_tokens=0"):
+        decoder.stream(PROMPT, max_new_tokens=0)
+    with pytest.raises(UserError, match="stream has no option 'temprature' .did you mean 'temperature'"):
+        decoder.stream(PROMPT, temprature=1.0)  # type: ignore[call-arg]
+    with pytest.raises(UserError, match=r"to iterate: for piece in decoder.stream"):
+        decoder.generate(PROMPT, stream=True)  # type: ignore[arg-type]

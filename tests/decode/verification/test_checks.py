@@ -1,0 +1,209 @@
+"""The checks on a tiny pair: each classic bug is seen by the check it belongs to, and a right pair passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from unittest import mock
+
+import pytest
+import torch
+
+from align.target.debug import debug_model
+from align.target.loading import load_target
+from align.target.model import Target
+from decode.drafters.block import BlockProposer
+from decode.drafters.diffusion import DiffusionProposer
+from decode.drafters.lookup import LookupDrafter
+from decode.engine.decoder import Decoder
+from decode.speculation.proposal import DraftProbs, Proposal
+from decode.speculation.sampling import Sampling
+from decode.verification import end_to_end, rules, self_test
+from decode.verification.checks import Asked
+from decode.verification.pair import Cases, VerifyConfig
+from decode.verification.proposals import every_outcome, judge
+from decode.verification.reference import Reference
+from decode.verification.run import Batch, Run
+from decode.verification.tally import Tally
+from tests.builders import block_network, diffusion_drafter
+
+PROMPTS = [[4, 90, 17, 203, 90, 17], [5, 9, 30], [1, 90, 17, 40, 60, 90]]
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    target = load_target("debug", dtype="float32", device="cpu")
+    own = debug_model("Llama")[0].eval()
+    made = Run(VerifyConfig(), Cases(target, {}, [], []), PROMPTS, lambda _: None, own)
+    made.common = [17, 90, 203]
+    return made
+
+
+@pytest.fixture(autouse=True)
+def fresh(run: Run) -> Iterator[None]:
+    yield
+    run.tallies = {name: Tally(name) for name in run.tallies}
+    run.kept = []
+
+
+def decoder(target: Target, kind: str) -> Decoder:
+    net = block_network(target, "shared_kv", markov_rank=8)
+    if kind in ("ratio", "block"):
+        return Decoder(target, BlockProposer(net), "token" if kind == "ratio" else "block")
+    if kind == "tree":
+        return Decoder(target, BlockProposer(net, tree_nodes=6))
+    if kind == "drawn pair":
+        return Decoder(target, BlockProposer(net, tree_nodes=2, siblings="without_replacement"), "traversal")
+    if kind == "drawn tree":
+        return Decoder(target, BlockProposer(net, tree_nodes=4, siblings="without_replacement"), "traversal")
+    if kind == "lookup":
+        return Decoder(target, LookupDrafter(3))
+    order = {"left": "left_to_right", "confidence": "confidence", "random": "random"}[kind]
+    return Decoder(target, DiffusionProposer(diffusion_drafter(target, "masked_lm"), steps=2, order=order))
+
+
+SAMPLED = (
+    Sampling(0.7, seed=1),
+    Sampling(1.3, top_k=6, seed=2),
+    Sampling(1.0, min_p=0.3, seed=3),
+    Sampling(1.0, top_p=0.6, repetition_penalty=1.6, seed=4),
+    Sampling(1.0, presence_penalty=1.5, banned=(17,), seed=5),
+)
+
+
+def batch(target: Target, kind: str, settings: tuple[Sampling, ...] = SAMPLED, new: int = 14) -> Batch:
+    asked = [Asked(tuple(PROMPTS[i % 3]), one, new - i) for i, one in enumerate(settings)]
+    return Batch(kind, decoder(target, kind), tuple(asked), 3)
+
+
+def checked(run: Run, one: Batch) -> dict[str, list[str]]:
+    run.check(one)
+    return {name: [f.what for f in tally.findings] for name, tally in run.tallies.items() if tally.findings}
+
+
+@pytest.mark.parametrize(
+    "kind", ["ratio", "block", "tree", "drawn tree", "lookup", "left", "confidence", "random"]
+)
+def test_a_right_pair_passes(run: Run, kind: str) -> None:
+    assert checked(run, batch(run.target, kind)) == {}
+    assert run.tallies["rows"].counts["logits of a node"] > 20
+    assert run.tallies["randomness"].counts["outcomes of rounds"] > 20
+
+
+GREEDY = (Sampling(), Sampling(repetition_penalty=1.6), Sampling(presence_penalty=2.0))
+CAUGHT = {
+    "verification draws with the drafter's random numbers": ("ratio", SAMPLED, "randomness"),
+    "the rules see half of top-k": ("block", SAMPLED, "rows"),
+    "the rules see no min-p": ("ratio", SAMPLED, "rows"),
+    "the rules see logits rounded to bf16": ("ratio", SAMPLED, "rows"),
+    "q is reported at another temperature": ("ratio", SAMPLED, "proposals"),
+    "processor states of a batch are swapped": (
+        "ratio",
+        (SAMPLED[3], *[Sampling(1.0, top_p=0.6, repetition_penalty=1.6, seed=9)] * 2),
+        "rows",
+    ),
+    "the cache keeps rejected rows": ("tree", GREEDY * 2, "rows"),
+    "nodes of a tree see their siblings": ("tree", GREEDY, "rows"),
+    "penalties do not see the drafts": ("tree", GREEDY, "rows"),
+    "a draft is accepted without a look": ("tree", GREEDY, "randomness"),
+}
+
+
+@pytest.mark.parametrize("bug", CAUGHT)
+def test_a_bug_is_seen(run: Run, bug: str) -> None:
+    kind, settings, check = CAUGHT[bug]
+    with ExitStack() as stack:
+        for patch in self_test.BUGS[bug]():
+            stack.enter_context(mock.patch.object(*patch))
+        found = checked(run, batch(run.target, kind, settings))
+    assert check in found, found
+
+
+def test_a_text_that_goes_on_past_its_end_is_seen(run: Run) -> None:
+    plain = (
+        Decoder(run.target)
+        .generate(PROMPTS[0], max_new_tokens=8, sampling=Sampling(repetition_penalty=1.6))
+        .tokens
+    )
+    drafts = [Proposal(torch.tensor(plain[i : i + 3]), "point") for i in range(1, 6)]
+    asked = (Asked(tuple(PROMPTS[0]), Sampling(repetition_penalty=1.6), 8, eos=(plain[2],)),)
+    one = Batch("end", Decoder(run.target, _Script(drafts)), asked, 1)
+    assert checked(run, one) == {}
+    with mock.patch.object(*self_test.past_the_end()[0]):
+        assert "commit" in checked(run, one)
+
+
+class _Script:
+    """Drafts the tokens of the right text."""
+
+    name, draft_tokens, draft_nodes = "script", 3, 3
+
+    def __init__(self, drafts: list[Proposal]) -> None:
+        self.drafts = drafts
+
+    def law(self, sampling: Sampling) -> str:
+        return "point"
+
+    def start(self, request: object) -> mock.Mock:
+        def propose(k: int) -> Proposal | None:
+            done = len(request.tokens) - len(PROMPTS[0])  # type: ignore[attr-defined]
+            return self.drafts[done - 1].cut(k) if 1 <= done <= len(self.drafts) else None
+
+        return mock.Mock(taps=(), propose=propose, spec=["taps", "propose", "observe", "close"])
+
+
+@pytest.mark.parametrize(
+    ("bug", "verifier"),
+    [
+        ("siblings without replacement are not corrected", "recursive"),
+        ("the hybrid rule forgets the latest step", "hybrid"),
+    ],
+)
+def test_a_bug_of_a_rule_is_seen(bug: str, verifier: str) -> None:
+    right, wrong = Tally("rule"), Tally("rule")
+    rules.check_rules(right, seeds=2, names={verifier})
+    assert not right.findings and right.counts["outcomes at a border"] > 100
+    with ExitStack() as stack:
+        for patch in self_test.BUGS[bug]():
+            stack.enter_context(mock.patch.object(*patch))
+        rules.check_rules(wrong, seeds=2, names={verifier})
+    assert wrong.findings
+
+
+@pytest.mark.slow
+def test_right_rules_pass() -> None:
+    tally = Tally("rule")
+    rules.check_rules(tally)
+    assert not tally.findings and tally.counts["outcomes at a border"] > 1000
+
+
+@pytest.mark.parametrize("kind", ["ratio", "block", "tree", "drawn pair", "lookup", "left", "confidence"])
+def test_the_joint_law(run: Run, kind: str) -> None:
+    tally, reference = Tally("end_to_end"), Reference(run.target, run.reference.model)
+    sampling = Sampling(1.2, top_k=2, repetition_penalty=1.2, seed=1)
+    end_to_end.check_joint_law(kind, decoder(run.target, kind), PROMPTS[0], reference, tally, sampling)
+    assert not tally.findings and tally.largest, tally
+
+
+# ---- what is reported of a draw ----
+
+
+def test_a_draft_dropped_by_its_own_value_is_seen() -> None:
+    q_1V = torch.tensor([[0.3, 0.7]])
+    whole = [
+        (0.3, Proposal(torch.tensor([0]), "causal", DraftProbs(q_1V))),
+        (0.7, Proposal(torch.tensor([1]), "causal", DraftProbs(q_1V))),
+    ]
+    tally = Tally("proposals")
+    judge(whole, tally, "whole")
+    assert not tally.findings
+    judge([(0.3, None), whole[1]], tally, "dropped")
+    assert tally.findings
+
+
+def test_every_outcome_has_its_probability() -> None:
+    from decode.speculation.sampling import draw
+
+    generator, p_V = torch.Generator(), torch.tensor([0.2, 0.0, 0.8])
+    found = every_outcome(lambda: (int(draw(p_V, generator)), int(draw(p_V, generator))))
+    assert {x: round(w, 6) for w, x in found} == {(0, 0): 0.04, (0, 2): 0.16, (2, 0): 0.16, (2, 2): 0.64}

@@ -1,0 +1,57 @@
+"""The joint law of four tokens of every system, enumerated through the whole engine over a tiny target."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+
+from align.models.checkpoints.block import save_drafter
+from align.models.checkpoints.causal import save_causal
+from align.models.checkpoints.standalone import save_standalone
+from align.target.debug import debug_model
+from align.target.loading import load_target
+from decode.methods.registry import SYSTEMS
+from decode.speculation.sampling import Sampling
+from decode.verification import end_to_end
+from decode.verification.pair import Cases, of_methods
+from decode.verification.reference import Reference
+from decode.verification.tally import Tally
+from tests.builders import block_network, causal_drafter, diffusion_drafter
+
+PROMPT = [4, 90, 17, 203, 90, 17, 203, 90, 17]
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
+    folder = tmp_path_factory.mktemp("drafters")
+    target = load_target("debug", dtype="float32", device="cpu")
+    save_drafter(block_network(target, "shared_kv", markov_rank=8), folder / "block")
+    save_standalone(diffusion_drafter(target, "masked_lm"), folder / "diffusion")
+    save_causal(causal_drafter(target), folder / "autoregressive")
+    drafters = {role: str(folder / role) for role in ("block", "diffusion", "autoregressive")}
+    drafters["variable_prefix"] = drafters["block"]
+    return of_methods("all", drafters, lambda: target, lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def reference(cases: Cases) -> Reference:
+    return Reference(cases.target, debug_model("Llama")[0])
+
+
+LENGTHS = {"specdiff2": 2, "d2sd": 3}
+"""Fewer tokens of a system that draws several drafts a round."""
+BACKGROUND = {"double", "duo"}
+"""They draft in another thread, and what that draws is another number at every run."""
+
+
+@pytest.mark.parametrize("name", [name for name, system in SYSTEMS.items() if system.drafts])
+def test_the_joint_law_of_a_system(name: str, cases: Cases, reference: Reference) -> None:
+    case = next((case for case in cases.drawn if case.name == name), None)
+    if case is None or name in BACKGROUND:
+        pytest.skip("needs another drafter, changes the distribution on purpose, or drafts in the background")
+    tally, sampling = Tally("end_to_end"), Sampling(1.2, top_k=2, seed=1)
+    with mock.patch.object(end_to_end, "LENGTH", LENGTHS.get(name, end_to_end.LENGTH)):
+        decoder = cases.open(cases.target, case)
+        end_to_end.check_joint_law(name, decoder, PROMPT, reference, tally, sampling)
+    assert not tally.findings and tally.largest, tally
