@@ -72,7 +72,8 @@ def exported(
     if vocabulary is None and target.endswith(".gguf"):
         vocabulary = Path(target)
     for name in folders:  # all that can be refused, before anything is written
-        FORMATS[name].check(made_for(name, network), vocabulary)
+        made = made_for(name, network)
+        FORMATS[name].check(made, vocabulary)
     served = ServedTarget(known) if repo else on_this_machine(target, device, network.config, vocabulary)
     served = _as_merged(served, target, repo)
     prompts = _builtin(network.target, limit) if limit else []
