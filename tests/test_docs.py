@@ -67,10 +67,3 @@ def test_the_readme_is_read_in_minutes_and_leads_to_every_page() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.split()) <= 900
     assert [page.name for page in PAGES[1:] if f"{page.relative_to(ROOT)})" not in readme] == []
-
-
-def test_every_room_has_its_line() -> None:
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    rooms = {p.parent.relative_to(ROOT).as_posix() for p in ROOT.glob("align/*/*.py")}
-    rooms |= {p.parent.relative_to(ROOT).as_posix() for p in ROOT.glob("decode/*/*.py")}
-    assert {room for room in rooms if f"| `{room}` |" not in page} == set()
