@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from align.common.errors import UserError
 from align.common.text import say
@@ -94,7 +95,7 @@ def run_processes(recipe: Recipe, module: str, arguments: Sequence[str]) -> None
         raise SystemExit(code if code in _PRINTED else 1) from None
 
 
-def _rendezvous(recipe: Recipe) -> dict[str, object]:
+def _rendezvous(recipe: Recipe) -> dict[str, Any]:
     """How processes find each other: on one machine by a free port, else as the environment says."""
     nodes = recipe.launch.num_nodes
     if nodes == 1:
