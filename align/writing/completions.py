@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
+
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
 
 from align.common.errors import UserError
 from align.common.text import short
 from align.writing.client import Client, RequestRefused, RetryableError
 from align.writing.template import TargetInfo
 
+T = TypeVar("T")
 _TRIES = 3
 _FINISH_REASONS = ("stop", "length", "eos_token", "stop_sequence")  # the last two are TGI's
 _ENGINE_DEFAULTS = {
@@ -66,35 +69,47 @@ class Completions:
         for dialect in (Dialect(), Dialect(ids_in=False), Dialect(ids_in=False, extensions=False)):
             self.dialect = dialect
             try:
-                reply = await self._complete_with_choice(request)
+                returns_ids = await self._send(request, self._read_greeting)
             except RequestRefused as error:
                 if error.status not in (400, 422):
                     raise
                 refused = refused or error
                 continue
-            if not dialect.extensions and self.top_k:
-                raise UserError(f"{self.client.url} does not support data.top_k={self.top_k}")
-            self.dialect = replace(dialect, ids_out=isinstance(_choice(reply).get("token_ids"), list))
-            try:
-                self._check_prompt(request, reply)
             except MismatchError:
                 raise UserError(
                     f"{self.client.url}: {self.model!r} reads a prompt of {len(request.prompt)} tokens of "
                     f"{self.target.spec!r} as other tokens: another model, or another tokenizer"
                 ) from None
+            if not dialect.extensions and self.top_k:
+                raise UserError(f"{self.client.url} does not support data.top_k={self.top_k}")
+            self.dialect = replace(dialect, ids_out=returns_ids)
             return
         assert refused is not None
         raise refused
 
-    async def _complete_with_choice(self, request: Request) -> dict[str, Any]:
-        for _ in range(_TRIES):
-            reply = await self.client.complete(self.make_body(request))
-            try:
-                _choice(reply)
-                return reply
-            except RetryableError as error:
-                last = error
-        raise UserError(f"{self.client.url}/v1/completions: {last}")
+    async def _send(self, request: Request, read: Callable[[Request, dict[str, Any]], T]) -> T:
+        """A reply as `read` reads it, requested again while that raises and may help."""
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(self._may_help), stop=stop_after_attempt(_TRIES), reraise=True
+        )
+
+        async def send() -> T:
+            return read(request, await self.client.complete(self.make_body(request)))
+
+        try:
+            return await retrying(send)
+        except RetryableError as error:
+            raise UserError(f"{self.client.url}/v1/completions: {error}") from None
+
+    def _may_help(self, error: BaseException) -> bool:
+        """Text would be tokenized as before."""
+        is_mismatch = isinstance(error, MismatchError) and self.dialect.ids_out
+        return is_mismatch or isinstance(error, RetryableError)
+
+    def _read_greeting(self, request: Request, reply: dict[str, Any]) -> bool:
+        """Whether the reply has token ids. Raises MismatchError if the prompt was read as other tokens."""
+        self._check_prompt(request, reply)
+        return isinstance(_choice(reply).get("token_ids"), list)
 
     def make_body(self, request: Request) -> dict[str, Any]:
         """The request in the server's dialect."""
@@ -125,17 +140,7 @@ class Completions:
             MismatchError: the reply contradicts itself in every try.
             UserError: no usable reply.
         """
-        for left in reversed(range(_TRIES)):
-            reply = await self.client.complete(self.make_body(request))
-            try:
-                return self.read(request, reply)
-            except MismatchError:
-                if not left or not self.dialect.ids_out:  # text would be tokenized as before
-                    raise
-            except RetryableError as error:
-                if not left:
-                    raise UserError(f"{self.client.url}/v1/completions: {error}") from None
-        raise AssertionError
+        return await self._send(request, self.read)
 
     def read(self, request: Request, reply: dict[str, Any]) -> list[int]:
         """A reply's tokens.

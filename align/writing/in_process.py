@@ -21,6 +21,10 @@ class InProcess(Source):
         rows = self.plan.rows(number)
         if not rows:
             return None
+        return self.write_rows(number, rows, progress)
+
+    def write_rows(self, number: int, rows: list[Row], progress: Progress) -> list[Row]:
+        """Write the plan's rows of a batch to their ends."""
         generator = torch.Generator().manual_seed(batch_seed(self.plan.recipe.seed, number))
         remaining = [row for row in rows if not row.done]
         while remaining:

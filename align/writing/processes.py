@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +26,7 @@ from align.writing.generation import Row
 from align.writing.in_process import InProcess
 from align.writing.outline import Outline, open_beside_server
 from align.writing.rows import Plan, Progress, Source, ignore_progress
-from align.writing.template import TargetInfo
+from align.writing.template import TargetInfo, Template
 
 
 @contextmanager
@@ -55,8 +52,9 @@ class Processes(Source):
         UserError: the target cannot be loaded, or there are fewer devices.
     """
 
+    plan: Plan
+
     def __init__(self, recipe: Recipe) -> None:
-        self.recipe = recipe
         self.count = recipe.launch.devices
         kind = accelerator(recipe)
         devices(recipe)  # refuses a single named GPU
@@ -65,14 +63,11 @@ class Processes(Source):
         names = context.Queue()
         for number in range(self.count):
             names.put(f"cuda:{number}" if kind == "gpu" else "cpu")
-        self._folder = tempfile.TemporaryDirectory(prefix="specalign-writing-")
-        self._plan_file = Path(self._folder.name) / "plan.pickle"
-        arguments = (recipe, names, self.count, self._plan_file)
-        self._pool = ProcessPoolExecutor(self.count, context, _start_worker, arguments)
+        self._pool = ProcessPoolExecutor(self.count, context, _start_worker, (recipe, names))
         self._batches: dict[int, Future[list[Row]]] = {}
         try:
             outlines = [self._pool.submit(_describe_target) for _ in range(self.count)]
-            self.target = [self._result(outline) for outline in outlines][0]
+            self.target = [self._wait(outline) for outline in outlines][0]
         except BaseException:
             self.close()
             raise
@@ -80,35 +75,31 @@ class Processes(Source):
     def open_source(self, plan: Plan) -> Processes:
         """The source of a plan's rows; the plan must be the recipe's, over `target`."""
         self.plan = plan
-        self._plan_file.write_bytes(pickle.dumps((plan.template, plan.prompts)))
         return self
 
     def write(self, number: int, needed: int, progress: Progress = ignore_progress) -> list[Row] | None:
-        if self._size(number) == 0:
+        batch_size = self.plan.recipe.data.batch_size
+        for ahead in range(2 * self.count):
+            if ahead and ahead * batch_size >= needed:
+                break
+            if not self._submit(number + ahead):
+                break
+        if number not in self._batches:
             return None
-        self._submit(number, max(needed, 1))
-        rows: list[Row] = self._result(self._batches[number])
-        del self._batches[number]
-        self._submit(number + 1, needed - self._size(number))
+        rows: list[Row] = self._wait(self._batches.pop(number))
         progress(sum(len(row.tokens) for row in rows), len(rows))
         return rows
 
-    def _submit(self, number: int, needed: int) -> None:
-        """Submit batches from `number` on, as far as they are needed for certain."""
-        for batch in range(number, number + 2 * self.count):
-            if needed <= 0 or self._size(batch) == 0:
-                return
-            if batch not in self._batches:
-                self._batches[batch] = self._pool.submit(_write_batch, batch)
-            needed -= self._size(batch)
+    def _submit(self, number: int) -> bool:
+        """Submit a batch; False after the last prompt."""
+        if number in self._batches:
+            return True
+        rows = self.plan.rows(number)
+        if rows:
+            self._batches[number] = self._pool.submit(_write_batch, self.plan.template, number, rows)
+        return bool(rows)
 
-    def _size(self, batch: int) -> int:
-        """Rows of a batch: fewer in the one of the last prompt, none after it."""
-        size = self.recipe.data.batch_size
-        prompts = self.plan.prompts
-        return size if prompts is None else max(0, min(size, len(prompts) - batch * size))
-
-    def _result(self, future: Future[Any]) -> Any:
+    def _wait(self, future: Future[Any]) -> Any:
         try:
             return future.result()
         except BrokenProcessPool:
@@ -122,30 +113,27 @@ class Processes(Source):
         for process in list((self._pool._processes or {}).values()):
             process.kill()
         self._pool.shutdown(cancel_futures=True)
-        self._folder.cleanup()
 
 
 class _Worker:
     """The state of a worker process."""
 
-    target: Target
+    recipe: Recipe
+    target: Target | None = None
     error: Exception | None = None
     source: InProcess | None = None
-    recipe: Recipe
-    plan_file: Path
 
 
-def _start_worker(recipe: Recipe, names: Any, count: int, plan_file: Path) -> None:
+def _start_worker(recipe: Recipe, names: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     if not os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(max(1, torch.get_num_threads() // count))
+        torch.set_num_threads(max(1, torch.get_num_threads() // recipe.launch.devices))
     _Worker.recipe = recipe
-    _Worker.plan_file = plan_file
     try:
         _Worker.target = load_target(recipe.target.name, device=names.get(), **recipe.target_options)
     except (UserError, OSError, MemoryError) as error:
-        _Worker.error = error  # an error here would only say that the pool is broken
+        _Worker.error = error  # raised here it would only break the pool
 
 
 def _exit_with_parent() -> None:
@@ -156,7 +144,8 @@ def _exit_with_parent() -> None:
 
 
 def _loaded_target() -> Target:
-    if _Worker.error is not None:
+    if _Worker.target is None:
+        assert _Worker.error is not None
         raise _Worker.error
     return _Worker.target
 
@@ -165,11 +154,8 @@ def _describe_target() -> Outline:
     return Outline.of(_loaded_target())
 
 
-def _write_batch(number: int) -> list[Row]:
+def _write_batch(template: Template, number: int, rows: list[Row]) -> list[Row]:
     if _Worker.source is None:
-        template, prompts = pickle.loads(_Worker.plan_file.read_bytes())
-        plan = Plan(_Worker.recipe, _loaded_target(), template, prompts)
-        _Worker.source = InProcess(plan, _Worker.target)
-    rows = _Worker.source.write(number, 0, ignore_progress)
-    assert rows is not None
-    return rows
+        target = _loaded_target()
+        _Worker.source = InProcess(Plan(_Worker.recipe, target, template, None), target)
+    return _Worker.source.write_rows(number, rows, ignore_progress)

@@ -203,22 +203,22 @@ class Plan:
     def _openings(self) -> list[list[int]]:
         """data.prompt_openings as tokens. Raises UserError for one that fills the whole prompt."""
         d = self.recipe.data
-        openings = [self._opening(text) for text in d.prompt_openings]
-        for text, tokens in zip(d.prompt_openings, openings, strict=True):
+        template = self.template
+        where = f"data.prompt_openings: target {self.target.spec!r}"
+        openings = list[list[int]]()
+        for text in d.prompt_openings:
+            if template.joined and text:
+                rendered = self.reader.tokens(Conversation.from_text(text), "data.prompt_openings")
+                tokens = rendered[len(template.prefix) : len(rendered) - len(template.turn)]
+            else:
+                tokens = text_ids(self.target.tokenizer, text, self.target.vocab_size, where)
             if len(tokens) >= d.prompt_limit:
                 raise UserError(
                     f"data.prompt_openings: {text!r} has {len(tokens)} tokens, "
                     f"data.max_prompt_tokens={d.prompt_limit} leaves no room"
                 )
+            openings.append(tokens)
         return openings
-
-    def _opening(self, text: str) -> list[int]:
-        template = self.template
-        if template.joined and text:
-            rendered = self.reader.tokens(Conversation.from_text(text), "data.prompt_openings")
-            return rendered[len(template.prefix) : len(rendered) - len(template.turn)]
-        where = f"data.prompt_openings: target {self.target.spec!r}"
-        return text_ids(self.target.tokenizer, text, self.target.vocab_size, where)
 
 
 def batch_seed(seed: int, batch: int) -> int:

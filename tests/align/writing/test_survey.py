@@ -77,19 +77,6 @@ def test_messages_that_the_template_leaves_out_are_counted(target: Target) -> No
     assert notes(target, talks) == []
 
 
-def test_tool_calls_that_the_template_leaves_out_are_counted(target: Target) -> None:
-    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
-    talk = [
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "content": "12"},
-    ]
-    said = notes(target, [as_conversation("Hi"), as_conversation(talk)])
-    assert said == [
-        "data.prompts='p.jsonl': the chat template of target 'debug' leaves out the tool calls of 1 of 2 prompts"
-    ]
-
-
 def test_text_that_went_through_a_template_is_named(target: Target) -> None:
     said = notes(target, [as_conversation("<|im_start|>user\nhi<|im_end|>"), as_conversation("hi")])
     assert len(said) == 1 and "1 of 2 prompts hold special tokens (<|im_start|>)" in said[0]
