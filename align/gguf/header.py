@@ -79,7 +79,7 @@ def read_header(path: Path, arrays: bool = False) -> Header:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data, arrays).read_header()
-    except (struct.error, ValueError, OverflowError) as error:
+    except (struct.error, ValueError, OverflowError, ZeroDivisionError) as error:
         raise UserError(f"{path}: not a readable GGUF file ({error})") from None
 
 
