@@ -14,7 +14,7 @@ from align.common.hub import hub_reachable, is_hub_id, nearby
 from align.common.schema import read_object
 from align.common.text import quiet_libraries, say
 from align.folder.adapter import CONFIG as ADAPTER_CONFIG
-from align.gguf.parts import names_hub_layout
+from align.gguf.files import names_hub_layout
 from align.target.interface import OWN
 from align.target.names import similar
 
