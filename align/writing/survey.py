@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from align.common.errors import UserError
-from align.folder.ignored import ignored_notes, ignored_parts
+from align.folder.ignored import find_ignored, ignored_notes
 from align.rows.conversation import Conversation
 from align.writing.prompts import REFUSED, PromptReader
 
@@ -53,7 +53,7 @@ def look_at(reader: PromptReader, prompts: Sequence[Conversation]) -> Survey:
         _count_marks(found, conversation, marks)
         found.doubled += d.turns == "all" and _answers_twice(conversation.prompt)
         if not prompt.broken:
-            found.ignored.update(ignored_parts(reader.target, prompt.conversation))
+            found.ignored.update(find_ignored(reader.target, prompt.conversation))
         if prompt.broken:
             found.broken[prompt.broken] += 1
             found.reason = found.reason or prompt.reason

@@ -66,7 +66,7 @@ def test_a_folder_that_was_begun_small_grows_in_its_own_batches(
     before = {path.name: path.read_bytes() for path in folder.glob("shard-*")}
     more = load_recipe([*words, "data.samples=8"])
     assert with_folder_batch(more, folder).data.batch_size == 3 and more.data.batch_size == 8
-    assert "was begun with 3 rows at a time and continues so (data.batch_size=8" in capsys.readouterr().err
+    assert "was started with 3 rows at a time and continues so (data.batch_size=8" in capsys.readouterr().err
     grown = synthesize(more, target, folder, quiet=True)
     assert grown["samples"] == 8 and grown["batch_size"] == 3
     assert all((folder / name).read_bytes() == data for name, data in before.items())

@@ -9,7 +9,7 @@ import pytest
 
 from align.rows.conversation import Conversation
 from align.rows.messages import UnusableRow
-from align.rows.shapes import AS_TEXT, MARKED, SPLIT, ParsedRow, parse_row
+from align.rows.shapes import ParsedRow, parse_row
 from tests.row_shapes import GPT, HI, SHAPES, TALK, TOOL, UNUSABLE, assistant, system, user
 
 
@@ -77,7 +77,6 @@ def test_a_column_without_a_prompt_is_passed_over() -> None:
         {"messages": [user("A?"), {"role": "asistant", "content": "a"}, user("B?")]},
         {"messages": [user("A?"), {"role": "asistant", "content": "a"}, user("B?")], "prompt": "B?"},
         {"role": "asistant", "content": "a"},
-        {"prompt": json.dumps([user("A?"), {"role": "asistant", "content": "a"}])},
     ],
 )
 def test_a_row_with_a_misspelt_role_is_refused(row: Any) -> None:
@@ -148,7 +147,7 @@ def test_an_object_in_a_chosen_column_is_a_row() -> None:
     assert parsed.conversation.messages == (system("SYS"), *HI) and parsed.conversation.tools == (TOOL,)
     assert parsed.columns == ["model", "custom_id", "method"]
     assert parse_row({"body": {"prompt": "Hi there", "system": "S"}, "prompt": "x"}, "body") == ParsedRow(
-        Conversation((system("S"), *HI)), ["prompt"], 0, False
+        Conversation((system("S"), *HI)), ["prompt"]
     )
     outer = parse_row({"body": {**body, "tools": []}, "tools": [TOOL], "system": "OUTER"}, "body")
     assert outer.conversation.tools == (TOOL,) and outer.columns == ["model", "system"]
@@ -160,44 +159,18 @@ def test_a_text_that_marks_its_turns_is_split() -> None:
     text = "\n\nHuman: A?\n\nAssistant: a\n\nb\n\nHuman: B?\n\nAssistant:"
     parsed = parse_row({"chosen": text + " c", "rejected": text}, "chosen")
     assert list(parsed.conversation.messages) == [user("A?"), assistant("a\n\nb"), user("B?"), assistant("c")]
-    assert parsed.remarks == (SPLIT,) and parsed.answered
+    assert parsed.split and parsed.answered
     assert list(parse_row({"prompt": text}).conversation.messages)[-1] == user("B?")
     for other in ("\r\n\r\nHuman: A?\r\n\r\nAssistant: a", "### Human: A?### Assistant: a"):
         assert list(parse_row({"text": other}).conversation.messages) == [user("A?"), assistant("a")]
     pasted = "Human: hi\n\nAssistant: hello\n\nSummarise the above."
     assert list(parse_row({"prompt": pasted}).conversation.messages) == [user(pasted)]
-    assert parse_row({"prompt": pasted}).remarks == (MARKED,)
     for other in (
         "Human: A?",
         "What does\n\nHuman: A\n\nAssistant: B\n\nmean?",
         "\n\nAssistant: a\n\nHuman: A?",
     ):
         parsed = parse_row({"prompt": other})
-        assert list(parsed.conversation.messages) == [user(other)] and parsed.remarks == ()
+        assert list(parsed.conversation.messages) == [user(other)] and not parsed.split
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"prompt": '{"prompt":"Hi","system":"S"}'},
-        '{"prompt":"Hi"}',
-        {"prompt": ['{"Prompt":"Hi"}', '{"Prompt":"B"}']},
-        {"text": '[{"question":"Hi"}]'},
-    ],
-)
-def test_a_text_that_is_a_row_itself_is_named(row: Any) -> None:
-    assert parse_row(row).remarks == (AS_TEXT,)
-    assert parse_row({"prompt": '{"a": [1]}'}).remarks == parse_row("[]").remarks == ()
-
-
-def test_second_contents_are_named() -> None:
-    parts = [{"type": "text", "text": "Hi", "image": "x.png"}, {"type": "text", "text": "you", "image": None}]
-    messages = [
-        {**user("A?"), "text": "other", "value": "A?"},
-        assistant("a"),
-        {"role": "user", "content": parts},
-    ]
-    assert parse_row({"messages": messages}).keys == ("text", "content.image")
-    assert parse_row({"messages": [{"role": "user", "content": "", "text": "x"}, user("A?")]}).keys == (
-        "text",
-    )
