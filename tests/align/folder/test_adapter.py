@@ -58,7 +58,7 @@ def check_merged(folder: Path) -> Any:
     return target
 
 
-@pytest.mark.parametrize("beside", ["nothing", "config.json", "a whole model"])
+@pytest.mark.parametrize("beside", ["nothing", "a whole model"])
 def test_an_adapter_is_merged_into_its_base(beside: str, folder: Path) -> None:
     for path in () if beside == "nothing" else (folder / "base").iterdir():
         if beside != "config.json" or path.name == "config.json":
@@ -97,16 +97,6 @@ def test_its_own_generation_config_counts(folder: Path) -> None:
     path.write_text('{"eos_token_id": "</s>"}')
     with pytest.raises(UserError, match=r"generation_config\.json: eos_token_id: .* is no token's id"):
         load_target(str(folder / "adapter"))
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
-def test_its_own_tokenizer_may_be_of_either_kind(name: str, folder: Path) -> None:
-    own = folder / "adapter"
-    (own / name).touch()
-    found = adapter_of(own, "m")
-    assert found is not None and found.tokenizer_folder is None
-    (own / "tokenizer_config.json").write_text("{}")
-    assert found.tokenizer_folder == own
 
 
 @pytest.mark.parametrize(

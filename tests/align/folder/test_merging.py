@@ -76,7 +76,7 @@ def test_ends_and_template_of_the_adapter_are_merged_too(tmp_path: Path) -> None
     check_lines_merge(str(folder))
 
 
-FORMATS = ("dflash", "speculators", "transformers", "gguf", "custom_generate", "draft_model")
+FORMATS = ("speculators", "gguf", "draft_model")
 
 
 @pytest.mark.parametrize("push", [False, True])
