@@ -56,10 +56,7 @@ class NearDuplicates:
         """Texts that share one of the first grams and have a size that allows the threshold."""
         least = self.threshold * size - 1e-6
         most = size / max(self.threshold, 1e-9) + 1e-6
-        query = (
-            "SELECT number FROM firsts JOIN texts USING (number)"
-            " WHERE gram = ? AND size BETWEEN ? AND ?"
-        )
+        query = "SELECT number FROM firsts JOIN texts USING (number) WHERE gram = ? AND size BETWEEN ? AND ?"
         found = set[int]()
         for gram in first:
             found.update(number for (number,) in self._database.execute(query, (gram, least, most)))

@@ -55,9 +55,7 @@ def read_prompts(
     return [row.conversation for row in found]
 
 
-def _read_source(
-    source: str, split: str, config: str | None, revision: str | None
-) -> Iterator[Any]:
+def _read_source(source: str, split: str, config: str | None, revision: str | None) -> Iterator[Any]:
     path = expanded(source)
     files = []
     if path.is_file():

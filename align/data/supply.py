@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -134,9 +135,7 @@ _SAME_TEXTS = ("writer", "target_sha256", "dtype", "seed", "batch_size")
 """Settings that do not make a note."""
 
 
-def _note_differences(
-    folder: Path, manifest: dict[str, Any], recipe: Recipe, target: Target
-) -> None:
+def _note_differences(folder: Path, manifest: dict[str, Any], recipe: Recipe, target: Target) -> None:
     different = [
         f"data.{key}={short(manifest.get(key), 60)}"
         for key in find_differences(manifest, recipe, target)
@@ -171,30 +170,39 @@ def _check_writer(folder: Path, manifest: dict[str, Any], samples: Texts, target
 
 def _open_text(recipe: Recipe, target: Target, quiet: bool) -> Texts:
     folder = text_folder(recipe)
-    if not is_read(recipe):
-        _check_may_write(recipe, folder)
-        if main_process():
-            if not quiet:
-                say(
-                    f"{folder} lacks other text: data.text is read first (data.write=never refuses)",
-                    error=True,
-                )
-            with claim_when_free(folder, "data.path", partial(say, error=True)):
-                if not is_read(recipe):  # another trial may have read it meanwhile
-                    read_texts(recipe, target, quiet)
-        while not is_read(recipe):
-            time.sleep(WAIT_SECONDS)
-    elif main_process():
-        tidy(folder)
+    note = f"{folder} lacks other text: data.text is read first (data.write=never refuses)"
+    write = partial(read_texts, recipe, target, quiet)
+    _write_if(lambda: not is_read(recipe), write, recipe, folder, "" if quiet else note)
     return open_text(recipe, target)
 
 
-def _check_may_write(recipe: Recipe, folder: Path) -> None:
+def _write_missing(recipe: Recipe, target: Target, quiet: bool) -> None:
+    folder, missing = recipe.data_folder, partial(is_missing, recipe, target)
+    note = _describe_missing(recipe, target) if missing() and not quiet else ""
+    _write_if(missing, partial(synthesize, recipe, target, folder, quiet), recipe, folder, note)
+
+
+def _write_if(
+    missing: Callable[[], bool], write: Callable[[], object], recipe: Recipe, folder: Path, note: str
+) -> None:
+    """Write what is missing in the main process while the others wait."""
+    if not missing():
+        if main_process():
+            tidy(folder)
+        return
     if recipe.data.write == "never":
         raise UserError(
-            f"{folder}: data are missing, and data.write=never; {command('align.synthesize')} "
-            "writes them"
+            f"{folder}: data are missing, and data.write=never; {command('align.synthesize')} writes them"
         )
+    if main_process():
+        if note:
+            say(note, error=True)
+        key = "data.path" if recipe.data.path else "output"
+        with claim_when_free(folder, key, partial(say, error=True)):
+            if missing():  # another trial may have written it meanwhile
+                write()
+    while missing():
+        time.sleep(WAIT_SECONDS)
 
 
 def is_missing(recipe: Recipe, target: Target) -> bool:
@@ -225,21 +233,3 @@ def _describe_missing(recipe: Recipe, target: Target) -> str:
         f"{rows * longest:,} tokens, and more for what it drops "
         "(data.write=never refuses); the time left is shown after the first batch"
     )
-
-
-def _write_missing(recipe: Recipe, target: Target, quiet: bool) -> None:
-    d, folder = recipe.data, recipe.data_folder
-    if not is_missing(recipe, target):
-        if main_process():
-            tidy(folder)
-        return
-    _check_may_write(recipe, folder)
-    if main_process():
-        if not quiet:
-            say(_describe_missing(recipe, target), error=True)
-        key = "data.path" if d.path else "output"
-        with claim_when_free(folder, key, partial(say, error=True)):
-            if is_missing(recipe, target):  # another trial may have written it meanwhile
-                synthesize(recipe, target, folder, quiet)
-    while is_missing(recipe, target):  # another process of this run writes
-        time.sleep(WAIT_SECONDS)

@@ -175,11 +175,6 @@ def _write_all(writing: Synthesis) -> dict[str, Any]:
         report(f"{folder} is finished: {manifest['samples']} samples, {manifest['tokens']} tokens")
         return manifest
     start, tokens_before = time.monotonic(), manifest["tokens"]
-    if prompts is not None and prompts < d.samples:
-        report(
-            f"note: data.prompts={d.prompts!r} holds {prompts} prompts: at most as many of the "
-            f"{d.samples} samples (data.samples) can be written"
-        )
     if manifest["samples"]:
         report(f"resuming in {folder}: {manifest['samples']} of {d.samples} samples exist")
     longest = d.prompt_limit * (d.prompts is None) + d.max_answer_tokens

@@ -92,9 +92,7 @@ def read_documents(source: str, options: HubOptions, left_out: Counter[str]) -> 
     elif path.exists():
         texts = _read_file(path, options, column)
     else:
-        rows = hub_rows(
-            source, options.split, options.config, options.revision, "data.text", streaming=True
-        )
+        rows = hub_rows(source, options.split, options.config, options.revision, "data.text", streaming=True)
         texts = column.read(rows, _SEARCHED_ROWS)
     empty = True
     for text in texts:
@@ -120,9 +118,7 @@ def _read_file(path: Path, options: HubOptions, column: _Column) -> Iterator[str
         yield from column.read(read_rows(path, options.split, "data.text_split"))
 
 
-def _read_folder(
-    folder: Path, options: HubOptions, column: _Column, left_out: Counter[str]
-) -> Iterator[str]:
+def _read_folder(folder: Path, options: HubOptions, column: _Column, left_out: Counter[str]) -> Iterator[str]:
     """The visible files in the order of their names. Tables and .txt files whose names say another
     split are left out."""
     files = visible_files(folder)

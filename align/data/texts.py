@@ -182,9 +182,7 @@ class _Source:
 class _Reader:
     """All sources of a recipe: the one that is furthest behind its weight comes next."""
 
-    def __init__(
-        self, recipe: Recipe, target: Told, manifest: dict[str, Any], passages: Passages
-    ) -> None:
+    def __init__(self, recipe: Recipe, target: Told, manifest: dict[str, Any], passages: Passages) -> None:
         self.target, self.passages = target, passages
         self.left_out = Counter[str](manifest["left_out"])
         self.first = first_tokens(target)
@@ -229,9 +227,7 @@ class _Reader:
             return []
         target = self.target
         try:
-            tokens = text_ids(
-                target.tokenizer, document.text, target.vocab_size, "a document", verbose=False
-            )
+            tokens = text_ids(target.tokenizer, document.text, target.vocab_size, "a document", verbose=False)
         except UserError:
             self.left_out["documents with a token that the target has not"] += 1
             return []
@@ -264,9 +260,7 @@ def read_texts(recipe: Recipe, target: Told, quiet: bool = False) -> dict[str, A
         pieces = reader.read_shard(min(SHARD_TOKENS, d.text_tokens - manifest["tokens"]))
         manifest["left_out"] = dict(sorted(reader.left_out.items()))
         if pieces:
-            samples = data.from_lists(
-                pieces, [1] * len(pieces), [data.NOT_WRITTEN] * len(pieces)
-            )
+            samples = data.from_lists(pieces, [1] * len(pieces), [data.NOT_WRITTEN] * len(pieces))
             manifest["sha256"].append(data.write_shard(folder, manifest["shards"], samples))
             manifest["shards"] += 1
             manifest["samples"] += len(samples)

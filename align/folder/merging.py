@@ -26,8 +26,7 @@ def merge_script(adapter: Adapter, base: Path | str, shown: tuple[str, str], mer
     lines = [
         *(["import torch"] if any("torch." in line for line in before) else []),
         "from peft import PeftModel",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer"
-        + ", GenerationConfig" * has_ends,
+        "from transformers import AutoModelForCausalLM, AutoTokenizer" + ", GenerationConfig" * has_ends,
         "",
         f'model = AutoModelForCausalLM.from_pretrained({base_text}, dtype="auto")',
         *before,

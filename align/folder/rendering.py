@@ -89,9 +89,7 @@ def render(
     last = messages[-1]["content"].strip() if messages else ""
     if last not in text:  # templates of vision models read a list of parts
         with suppress(Exception):
-            parts = apply(
-                [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
-            )
+            parts = apply([{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages])
             text = parts if last in parts else text
     return text
 

@@ -51,8 +51,7 @@ def text_ids(
     of_template = given is not None and name not in given and name in text
     place = "take that out of its chat template" if of_template else "leave that out of the text"
     raise UserError(
-        f"{where}: its tokenizer knows {name!r} as token {beyond}, its embedding has {rows} rows: "
-        f"{place}"
+        f"{where}: its tokenizer knows {name!r} as token {beyond}, its embedding has {rows} rows: {place}"
     )
 
 
@@ -79,9 +78,7 @@ def opening_ids(tokenizer: Any, rows: int, where: str) -> tuple[int, ...]:
     return tuple(full[:start])
 
 
-def first_ids(
-    tokenizer: Any, eos_ids: Sequence[int], rows: int, where: str
-) -> tuple[int, ...]:
+def first_ids(tokenizer: Any, eos_ids: Sequence[int], rows: int, where: str) -> tuple[int, ...]:
     """The tokens before a whole text for training, at least one: the tokenizer's opening tokens, else
     BOS, else the first end-of-text token; a note names the latter two.
 

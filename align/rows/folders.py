@@ -98,9 +98,7 @@ def _one_kind(files: Sequence[Path]) -> list[Path]:
     return next((same for same in by_kind if same), [])
 
 
-def _match_split(
-    folder: Path, files: Sequence[Path], patterns: Patterns, split: str
-) -> list[Path]:
+def _match_split(folder: Path, files: Sequence[Path], patterns: Patterns, split: str) -> list[Path]:
     """The files that the card lists for a split. Of a wide pattern's files those are left out that
     the card or their name gives to another split."""
     others = {f for s in patterns if s != split for f in _match(folder, files, patterns[s])}

@@ -77,9 +77,7 @@ def _read_values(path: Path) -> Iterator[Any]:
         yield value
 
 
-def find_rows(
-    value: Any, where: str, under: str | None = None, under_key: str | None = None
-) -> list[Any]:
+def find_rows(value: Any, where: str, under: str | None = None, under_key: str | None = None) -> list[Any]:
     """The rows in a JSON value. Raises UserError as `json_rows` does."""
     if isinstance(value, list):
         return [value] if value and all(map(is_message, value)) else value
@@ -117,9 +115,7 @@ def _note_unused(
     if unused:
         shown = [f"{k} ({plural(len(tables[k]), 'row')})" if k in tables else k for k in unused]
         option = f" ({under_key} chooses the key)" if len(tables) > 1 and under_key else ""
-        say_once(
-            f"note: {where}: reads the rows under {read!r}; not used: {', '.join(shown)}{option}"
-        )
+        say_once(f"note: {where}: reads the rows under {read!r}; not used: {', '.join(shown)}{option}")
 
 
 def _is_row(value: dict[str, Any]) -> bool:

@@ -183,8 +183,7 @@ def _holds_conversation(value: Any) -> bool:
     """Whether a value is a conversation, or an object with one in a column of `CONVERSATIONS`."""
     items = value.items() if isinstance(value, dict) else ()
     return is_conversation(value) or any(
-        str(key).casefold() in CONVERSATIONS and is_conversation(decode_json(item))
-        for key, item in items
+        str(key).casefold() in CONVERSATIONS and is_conversation(decode_json(item)) for key, item in items
     )
 
 

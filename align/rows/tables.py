@@ -116,9 +116,7 @@ def _read_csv(path: Path) -> Iterator[Row]:
 def _has_quoted_tabs(path: Path, header: str) -> bool:
     """Whether a line of a tab-separated file has another number of tabs than the header: its quotes
     enclose fields with tabs or line ends. Otherwise an unpaired quote is text."""
-    return any(
-        line.strip() and line.count("\t") != header.count("\t") for line in read_lines(path)
-    )
+    return any(line.strip() and line.count("\t") != header.count("\t") for line in read_lines(path))
 
 
 def _unquote(field: str) -> str:

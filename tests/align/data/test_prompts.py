@@ -104,5 +104,3 @@ def test_offline_a_data_set_comes_out_of_the_cache(monkeypatch: pytest.MonkeyPat
     assert read_prompts("owner/cached", "train[:1]", None, "en") == ["a"]
     assert asked == [("owner/cached", "en", {"split": "train[:1]"})]
     hub_reachable.cache_clear()
-
-

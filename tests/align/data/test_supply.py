@@ -79,6 +79,7 @@ def test_text_that_was_written_otherwise_is_said(
     """Taken as it is, with a note of what differs."""
     recipe = recipe_of(tmp_path / "run")
     open_supply(recipe, target, quiet=True)
+
     def note(*words: str) -> str:
         again = recipe_of(tmp_path / "run", *words)
         capsys.readouterr()
@@ -88,9 +89,7 @@ def test_text_that_was_written_otherwise_is_said(
     assert note() == note("seed=3") == note("data.samples=7") == ""
     said = note("data.max_prompt_tokens=70", "data.top_k=2")
     start = f"note: {recipe.data_folder} was written with "
-    assert said.startswith(
-        f"{start}data.top_k=0, data.max_prompt_tokens={recipe.data.max_prompt_tokens}:"
-    )
+    assert said.startswith(f"{start}data.top_k=0, data.max_prompt_tokens={recipe.data.max_prompt_tokens}:")
 
 
 def test_prompts_that_have_ended_are_not_asked_for_again(tmp_path: Path, target: Target) -> None:

@@ -156,5 +156,3 @@ def test_other_settings_and_changed_sources_are_refused(
             ),
             target,
         )
-
-

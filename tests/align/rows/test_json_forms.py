@@ -142,5 +142,3 @@ def test_what_is_left_out_beside_the_rows_is_named(capsys: pytest.CaptureFixture
     find_rows(splits, "g", EVERY)
     find_rows({"train": TWO}, "g", "train", "data.prompts_split")
     assert capsys.readouterr().err == ""
-
-

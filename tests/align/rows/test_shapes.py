@@ -172,5 +172,3 @@ def test_a_text_that_marks_its_turns_is_split() -> None:
     ):
         parsed = parse_row({"prompt": other})
         assert list(parsed.conversation.messages) == [user(other)] and not parsed.split
-
-
