@@ -15,11 +15,8 @@ from align.data.shards import Texts
 
 
 def split_validation(samples: Texts, fraction: float) -> tuple[Texts, Texts]:
-    """(training, validation): a random share of whole samples is held out; at least one on each side.
-
-    Always the same share, whatever the run's seed: runs that differ in it are compared on the same text, and one that starts
-    from another's drafter is not validated on what that was trained on.
-    """
+    """(training, validation): a random share of whole samples is held out, at least one on each side; the same
+    for every seed, so that runs are compared on the same text and fine-tuned drafters on text they have not seen."""
     if len(samples) < 2:
         raise UserError(
             f"data.path: holds {plural(len(samples), 'sample')}, and one is held out for validation: give more (data.samples, data.prompts) and a "
@@ -32,7 +29,7 @@ def split_validation(samples: Texts, fraction: float) -> tuple[Texts, Texts]:
 
 
 class PackedRows(Sequence[PackedRow]):
-    """Rows of `length` positions, each put together where it is asked for.
+    """Rows of `length` positions, each built on demand.
 
     Args:
         samples: the texts. members_M: their indices, those of a row together, in order. starts_R: where each row's begin in it,
@@ -60,7 +57,7 @@ class PackedRows(Sequence[PackedRow]):
 
 
 OPEN_ROWS = 64
-"""Rows that a sample may still be put into: the last ones."""
+"""The last rows, into which a sample may still fit."""
 
 
 def pack(samples: Texts, length: int, seed: int) -> PackedRows:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -17,6 +18,7 @@ from align.common.errors import UserError
 from align.common.text import say
 from align.config.recipe import Recipe
 from align.data import shards as data
+from align.data.identity import is_same
 from align.data.index import ShardFolder, read_samples
 from align.data.overlap import Passages, read_excluded
 from align.data.text_sources import Document, HubOptions, read_documents
@@ -31,32 +33,23 @@ LEAST_TOKENS = 8
 
 
 class SourceRecord(TypedDict):
-    """How far a source was read. sha256: of the hashes of the documents read so far."""
+    """How far a source was read."""
 
     source: str
     documents: int
     tokens: int
-    sha256: str
     ended: bool
 
 
 class TextManifest(TypedDict):
-    """The manifest. unchecked: benchmarks that were unavailable for decontamination, and why."""
+    """The fields of a manifest that are read; `_SETTINGS` come to them."""
 
-    target: str
-    target_sha256: str | None
-    length: int
-    mixture: list[float]
-    options: dict[str, str | None]
-    exclude: list[str]
-    unchecked: dict[str, str]
     sources: list[SourceRecord]
     left_out: dict[str, int]
     shards: int
     samples: int
     tokens: int
     sha256: list[str]
-    finished: bool
 
 
 def text_folder(recipe: Recipe) -> Path:
@@ -94,7 +87,6 @@ _SETTINGS = ("target_sha256", "length", "mixture", "options", "exclude")
 
 def _fresh_manifest(recipe: Recipe, target: Told) -> dict[str, Any]:
     d = recipe.data
-    empty = hashlib.sha256().hexdigest()
     return {
         "unchecked": {},
         "left_out": {},
@@ -112,10 +104,7 @@ def _fresh_manifest(recipe: Recipe, target: Told) -> dict[str, Any]:
             "revision": d.text_revision,
         },
         "exclude": list(d.exclude),
-        "sources": [
-            {"source": source, "documents": 0, "tokens": 0, "sha256": empty, "ended": False}
-            for source in d.text
-        ],
+        "sources": [{"source": source, "documents": 0, "tokens": 0, "ended": False} for source in d.text],
         "sha256": [],
         "finished": False,
     }
@@ -129,95 +118,58 @@ def _check_same(folder: Path, manifest: dict[str, Any], fresh: dict[str, Any]) -
             "give another data.path"
         )
     for key in _SETTINGS:
-        if key == "target_sha256" and None in (manifest[key], fresh[key]):
-            continue  # the weights are not on this machine
-        if manifest[key] != fresh[key]:
+        if not is_same(manifest, key, fresh[key]):
             raise UserError(
-                f"{folder}/manifest.json: {key} is {manifest[key]!r}, this recipe says "
+                f"{folder}/manifest.json: {key} is {manifest.get(key)!r}, this recipe says "
                 f"{fresh[key]!r}; give the keys that it was read with, or another data.path"
             )
 
 
-class _Source:
-    """One source and how far it is read."""
-
-    def __init__(self, record: SourceRecord, options: HubOptions, left_out: Counter[str]) -> None:
-        self.record, self.left_out, self._hash = record, left_out, hashlib.sha256()
-        self._new = Counter[str]()
-        self._documents = read_documents(record["source"], options, self._new)
-
-    def skip(self, seen: set[bytes]) -> None:
-        """Skip the documents that were read before. Raises UserError if they have changed."""
-        for _ in range(self.record["documents"]):
-            document = next(self._documents, None)
-            if document is None:
-                break
-            seen.add(self._add_hash(document.text))
-        self._new.clear()  # counted before
-        if self._hash.hexdigest() != self.record["sha256"]:
-            raise UserError(
-                f"data.text={self.record['source']!r} has changed since it was read; restore it, or "
-                "give another data.path"
-            )
-
-    def _add_hash(self, text: str) -> bytes:
-        digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
-        self._hash.update(digest)
-        return digest[:8]
-
-    def next(self) -> tuple[Document, bytes] | None:
-        """The next document and its hash; None after the last one."""
-        document = next(self._documents, None)
-        self.left_out.update(self._new)
-        self._new.clear()
-        if document is None:
-            self.record["ended"] = True
-            return None
-        digest = self._add_hash(document.text)
-        self.record["documents"] += 1
-        self.record["sha256"] = self._hash.hexdigest()
-        return document, digest
-
-
 class _Reader:
-    """All sources of a recipe: the one that is furthest behind its weight comes next."""
+    """Reads all sources of a recipe: the one that is furthest behind its weight comes next.
 
-    def __init__(self, recipe: Recipe, target: Told, manifest: dict[str, Any], passages: Passages) -> None:
-        self.target, self.passages = target, passages
-        self.left_out = Counter[str](manifest["left_out"])
+    Args:
+        records: of the sources, which count what is read of them.
+    """
+
+    def __init__(self, recipe: Recipe, target: Told, records: list[SourceRecord], passages: Passages) -> None:
+        d = recipe.data
+        self.target, self.records, self.passages = target, records, passages
         self.first = first_tokens(target)
-        self.piece_length = recipe.data.length - len(self.first)
-        self.mixture: list[float] = manifest["mixture"]
-        options = HubOptions(**manifest["options"])
-        self.sources = [_Source(r, options, self.left_out) for r in manifest["sources"]]
-        self.seen: set[bytes] = set()
-        for source in self.sources:
-            source.skip(self.seen)
+        self.piece_length = d.length - len(self.first)
+        self.mixture = list(d.mixture) or [1.0] * len(d.text)
+        self.left_out, self.seen = Counter[str](), set[bytes]()
+        options = HubOptions(d.text_column, d.text_split, d.text_config, d.text_revision)
+        self.documents = [read_documents(source, options, self.left_out) for source in d.text]
 
-    def read_shard(self, limit: int) -> list[list[int]]:
-        """Pieces of the next documents, `limit` tokens or a little more; none after the last."""
+    def read_shard(self, limit: int) -> data.Samples:
+        """The next documents, `limit` tokens or a little more; nothing after the last one."""
         found: list[list[int]] = []
         count = 0
         while count < limit:
             behind = [
-                (source.record["tokens"] / weight, i)
-                for i, (source, weight) in enumerate(zip(self.sources, self.mixture, strict=True))
-                if not source.record["ended"]
+                (record["tokens"] / weight, i)
+                for i, (record, weight) in enumerate(zip(self.records, self.mixture, strict=True))
+                if not record["ended"]
             ]
             if not behind:
                 break
-            source = self.sources[min(behind)[1]]
-            document = source.next()
-            if document is not None:
-                pieces = self._tokenize(*document)
-                size = sum(map(len, pieces))
-                source.record["tokens"] += size
-                count += size
-                found += pieces
-        return found
+            number = min(behind)[1]
+            record, document = self.records[number], next(self.documents[number], None)
+            if document is None:
+                record["ended"] = True
+                continue
+            pieces = self._tokenize(document)
+            size = sum(map(len, pieces))
+            record["documents"] += 1
+            record["tokens"] += size
+            count += size
+            found += pieces
+        return data.from_lists(found, [1] * len(found), [data.NOT_WRITTEN] * len(found))
 
-    def _tokenize(self, document: Document, digest: bytes) -> list[list[int]]:
+    def _tokenize(self, document: Document) -> list[list[int]]:
         """A document as samples of at most a row's length; none if it is left out."""
+        digest = hashlib.sha256(document.text.encode()).digest()[:8]
         if digest in self.seen:
             self.left_out["documents that were there before"] += 1
             return []
@@ -248,25 +200,35 @@ def read_texts(recipe: Recipe, target: Told, quiet: bool = False) -> dict[str, A
             changed, or no text.
     """
     d, folder = recipe.data, text_folder(recipe)
-    manifest = _resume(folder, _fresh_manifest(recipe, target))
-    if _is_complete(recipe, manifest):
-        return manifest
+    manifest = _fresh_manifest(recipe, target)
+    existing = _open_existing(folder, manifest)
+    if existing and is_read(recipe):
+        return read_text_manifest(folder)
     passages, manifest["unchecked"] = read_excluded(d.exclude)
     if manifest["unchecked"] and not quiet:
         names = ", ".join(manifest["unchecked"])
         say(f"warning: data.text is not compared with {names}: unavailable here", error=True)
-    reader = _Reader(recipe, target, manifest, passages)
+    reader = _Reader(recipe, target, manifest["sources"], passages)
     while not _is_complete(recipe, manifest):
-        pieces = reader.read_shard(min(SHARD_TOKENS, d.text_tokens - manifest["tokens"]))
+        number = manifest["shards"]
+        if number < len(existing):  # the same text again, up to where the shards end
+            samples = reader.read_shard(existing[number].token_count)
+            if not samples.tokens.equal(existing[number].tokens.long()):
+                raise UserError(
+                    f"data.text={list(d.text)} has changed since it was read; restore it, or give another "
+                    "data.path"
+                )
+        else:
+            samples = reader.read_shard(min(SHARD_TOKENS, d.text_tokens - manifest["tokens"]))
         manifest["left_out"] = dict(sorted(reader.left_out.items()))
-        if pieces:
-            samples = data.from_lists(pieces, [1] * len(pieces), [data.NOT_WRITTEN] * len(pieces))
-            manifest["sha256"].append(data.write_shard(folder, manifest["shards"], samples))
+        if len(samples):
+            manifest["sha256"].append(data.write_shard(folder, number, samples))
             manifest["shards"] += 1
             manifest["samples"] += len(samples)
             manifest["tokens"] += samples.token_count
         manifest["finished"] = manifest["tokens"] >= d.text_tokens
-        data.write_manifest(folder, manifest)
+        if number >= len(existing):
+            data.write_manifest(folder, manifest)
     left_out = _list_left_out(manifest)
     if not manifest["samples"]:
         (folder / "manifest.json").unlink()  # or the folder would count as read
@@ -283,15 +245,16 @@ def _list_left_out(manifest: dict[str, Any]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "nothing"
 
 
-def _resume(folder: Path, fresh: dict[str, Any]) -> dict[str, Any]:
-    """The folder's manifest if its shards are intact, else a fresh one."""
+def _open_existing(folder: Path, fresh: dict[str, Any]) -> Sequence[data.Samples]:
+    """The shards of an interrupted reading; none if one is damaged. Raises UserError for other settings."""
     if not (folder / "manifest.json").exists():
-        return fresh
+        return []
     manifest = read_text_manifest(folder)
     _check_same(folder, manifest, fresh)
+    shards = ShardFolder(folder, manifest)
     try:
-        list(ShardFolder(folder, manifest))  # reads and checks all
+        list(shards)  # reads and checks all
     except UserError as error:
         say(f"read again from the beginning: {error}", error=True)
-        return fresh
-    return manifest
+        return []
+    return shards

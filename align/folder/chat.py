@@ -191,24 +191,14 @@ def find_variables(tokenizer: Any, spec: str, template: str | None = None) -> li
     Raises:
         UserError: it is no template, or none was chosen and there is no default.
     """
+    from jinja2 import meta  # slow to import
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
     check_chosen(tokenizer, template, spec)
-    from jinja2 import Environment, meta, nodes
-    from jinja2.ext import Extension
-    from jinja2.parser import Parser
-
-    class Generation(Extension):
-        """The block in which a template marks an answer."""
-
-        tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    environment = Environment(extensions=["jinja2.ext.loopcontrols", Generation])
     with in_one_line(f"target {spec!r}: its chat template can't be read"), bounded("it"):
-        tree = environment.parse(tokenizer.get_chat_template(template))
-        found = meta.find_undeclared_variables(tree)
+        source = tokenizer.get_chat_template(template)
+        environment = _compile_jinja_template(source).environment
+        found = meta.find_undeclared_variables(environment.parse(source))
     parameters = {*signature(tokenizer.apply_chat_template).parameters} - {"tools", "documents"}
     known = {*environment.globals} | {*tokenizer.special_tokens_map}
     return sorted(found - _ALWAYS_GIVEN - parameters - known)

@@ -55,7 +55,7 @@ def hub_rows(
             table = datasets.load_dataset(name, config, **options)
         finally:
             constants.HF_HUB_OFFLINE = was_offline
-        yield from _undecoded(table)
+        yield from _disable_decoding(table)
     except Exception as error:  # `datasets` raises many kinds
         reason = " ".join(str(error).split()) or type(error).__name__
         if not key:
@@ -73,7 +73,7 @@ def hub_rows(
         raise missing(f"{key}={name!r}", name, reason, files=True) from None
 
 
-def _undecoded(table: Any) -> Any:
+def _disable_decoding(table: Any) -> Any:
     """The table with images and sound as bytes: no row needs them decoded."""
     for name, feature in (getattr(table, "features", None) or {}).items():
         if is_dataclass(feature) and hasattr(feature, "decode") and not isinstance(feature, type):

@@ -1,4 +1,4 @@
-"""Tells the split of a data set from the words of a file's name."""
+"""Tells the split of a data set from a file's name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SPLITS = {
     "validation": "validation valid val dev",
     "eval": "eval evaluation",
 }
-"""The words that name a split, between characters that are no letters."""
+"""Words of names by split, between characters that are no letters."""
 _SPLIT_OF = {word: split for split, words in SPLITS.items() for word in words.split()}
 _WORD = re.compile(r"[^\W\d_]+")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")

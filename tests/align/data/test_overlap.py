@@ -37,28 +37,15 @@ LINES = 'Which word does not belong?\n\ttyre, "steering wheel",\tcar, naïve eng
     [
         json.dumps(LINES),
         json.dumps(LINES, ensure_ascii=False),
-        json.dumps(json.dumps(LINES, ensure_ascii=False), ensure_ascii=False),
-        repr(LINES),
         LINES.encode("unicode_escape").decode(),
         html.escape(LINES).replace("ï", "&iuml;").replace(" ", "&nbsp;"),
         html.escape(LINES).replace("word", "<b>word</b>").replace("\n", "<br/>\n<p class='x'>"),
         unicodedata.normalize("NFD", LINES),
-        LINES.replace("tyre", "_tyre_").replace("\n", "\n# "),
     ],
 )
 def test_passages_are_found_as_source_code_json_and_html_write_them(written: str) -> None:
     assert overlap.Passages([LINES]).occur_in(f"x = {written}")
     assert overlap.Passages([written]).occur_in(f"Then: {LINES}")
-
-
-def test_a_short_question_is_looked_for() -> None:
-    passages = overlap.Passages(
-        ["How does a vaccine protect the body?", "None of the other five choices", "Why is it so?"]
-    )
-    assert passages.occur_in("Q: how does a vaccine protect the body") and not passages.occur_in(
-        "How does a vaccine protect the"
-    )
-    assert not passages.occur_in("None of the other five choices") and not passages.occur_in("Why is it so?")
 
 
 def test_files_and_suites_that_can_not_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

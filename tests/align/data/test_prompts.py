@@ -44,14 +44,6 @@ def test_a_folder_is_read_by_our_own_reader(tmp_path: Path, monkeypatch: pytest.
         read_prompts(str(mixed), "train", "prompt")
 
 
-def test_a_data_set_that_is_a_script(tmp_path: Path) -> None:
-    folder = tmp_path / "lm1b"
-    folder.mkdir()
-    (folder / "lm1b.py").write_text("raise SystemExit('never run')\n")
-    with pytest.raises(UserError, match="prompts_revision=refs/convert/parquet"):
-        read_prompts(str(folder), "train", "text")
-
-
 def test_training_and_evaluation_read_the_same_conversations(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

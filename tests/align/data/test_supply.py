@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.common.claims import LOCK, Claim
+from align.common.claims import LOCK
 from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
@@ -53,24 +53,6 @@ def test_missing_own_words_are_written(tmp_path: Path, target: Target) -> None:
     assert not (recipe.data_folder / LOCK).exists()
     fewer = recipe_of(tmp_path / "run", "data.samples=3")
     assert "asks for 3 samples" in (said := open_supply(fewer, target).line(fewer)) and "all are read" in said
-
-
-def test_text_that_another_trial_wrote_meanwhile_is_not_written_again(
-    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = recipe_of(tmp_path / "run")
-
-    def claim_after_another(folder: Path, key: str, report: object) -> Claim:
-        synthesize(recipe, target, folder, quiet=True)
-        return Claim(folder, key)
-
-    def refuse(*arguments: object) -> None:
-        raise AssertionError("written twice")
-
-    monkeypatch.setattr("align.data.supply.claim_when_free", claim_after_another)
-    monkeypatch.setattr("align.data.supply.synthesize", refuse)
-    supply = open_supply(recipe, target, quiet=True)
-    assert len(supply.training) + len(supply.validation) == 8
 
 
 def test_text_that_was_written_otherwise_is_said(

@@ -100,17 +100,6 @@ def test_a_folder_in_which_nothing_was_kept_binds_nobody(
         synthesize(load_recipe(none), target, tmp_path / "other", quiet=True)
 
 
-def test_samples_that_no_prompt_is_left_for_are_not_announced(
-    tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("one two\nthree four\nsix\nseven\n" + "x" * 300)
-    words = [*SHORT, f"data.prompts={prompts}", "data.samples=24", "data.batch_size=2"]
-    synthesize(load_recipe(words), target, tmp_path / "a")
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if "for the other" in line)
-    assert line == "under a minute for the other 2 samples"
-
-
 CHAT = [
     {"role": "system", "content": "You are the one who answers everything that is asked of you."},
     {"role": "user", "content": "First?"},

@@ -54,11 +54,8 @@ def test_one_file_and_a_long_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.jsonl", '{"text": "x"}\n{"text"\n', "a.jsonl, line 2: not JSON"),
+        ("a.jsonl", '{"messages": [{"role": "user", "content": "a"}]}\n', "which data.prompts reads"),
         ("a.jsonl", '{"txt": "x"}\n', r"no column 'text' \(data.text_column\).*'txt'"),
-        ("a.parquet", "no parquet", "not readable Parquet"),
-        ("a.jsonl.gz", gzip.compress(b"{}", mtime=0)[:10] + b"\xff" * 20, "a.jsonl.gz can't be read"),
-        ("a.jsonl", " " * 2000, "line 1: .*more than 0 MiB"),
         ("a.txt", b"\xff\xff", "is not UTF-8 text"),
         ("d/a.bin", "x", "holds no text, source code, .jsonl or .parquet"),
         ("", "", "no such file or folder"),
@@ -74,25 +71,6 @@ def test_what_is_wrong_is_said(
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(UserError, match=says):
         read(path.parent if "/" in name else path)
-
-
-def test_each_reason_is_counted_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("align.common.files.MOST_BYTES", 1000)
-    (tmp_path / "a.txt").write_bytes("no mark says what it is".encode("utf-16-le"))
-    (tmp_path / "b.txt").write_text("x" * 1001)
-    (tmp_path / "c.txt").write_text(" \n")
-    (tmp_path / "d.txt").write_bytes("a mark says it".encode("utf-16"))
-    (tmp_path / "f.txt").write_bytes("half a character".encode("utf-16") + b"\0")
-    (tmp_path / "e.jsonl").write_text('{"text": ["a"]}\n{"text": 3}\n{"text": ""}\n{"text": "kept"}\n')
-    assert read(tmp_path) == (
-        ["a mark says it", "kept"],
-        {
-            "documents with a NUL (UTF-16, or no text)": 1,
-            "files that can't be read as text": 2,
-            "empty documents": 2,
-            "rows whose column 'text' holds no text": 2,
-        },
-    )
 
 
 def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,21 +135,3 @@ def test_a_folder_gives_no_test_rows(tmp_path: Path) -> None:
     assert texts == ["code", "train.jsonl", "validity.jsonl"]
     assert left_out == {"files of other splits": 2}
     assert read(tmp_path, HubOptions(split="test"))[0] == ["test.jsonl", "plain test", "code"]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        '{"messages": [{"role": "user", "content": "a"}]}\n',
-        '{"Conversations": [], "id": 1}\n',
-        '[{"role": "user", "content": "a"}]\n',
-        '{"role": "user", "content": "a"}\n{"role": "assistant", "content": "b"}\n',
-    ],
-)
-def test_conversations_belong_to_the_prompts(tmp_path: Path, content: str) -> None:
-    (tmp_path / "a.jsonl").write_text(content)
-    for source in (tmp_path, tmp_path / "a.jsonl"):
-        with pytest.raises(
-            UserError, match="no column 'text': its rows are conversations, which data.prompts reads"
-        ):
-            read(source)

@@ -130,22 +130,6 @@ def test_words_are_read_back(value: Any) -> None:
     assert read_kwargs(words[1]) == {"x": value}
 
 
-def test_titles() -> None:
-    assert (
-        Chat({"enable_thinking": False}, "Be brief.").description
-        == 'enable_thinking=false · system prompt "Be brief."'
-    )
-    assert Chat().description == "" and quote_arguments(()) == ""
-
-
-def test_arguments_of_another_type_are_refused() -> None:
-    with pytest.raises(UserError, match="template_kwargs must map names to values, not 'a=b'"):
-        Chat.of("a=b", None)
-    with pytest.raises(UserError, match="system must be a text, not PosixPath"):
-        Chat.of(None, Path("system.txt"))
-    assert Chat.of({"a": 1}, "S") == Chat({"a": 1}, "S") and Chat.of(None, None) == Chat()
-
-
 @pytest.mark.parametrize("default", [True, False])
 def test_one_of_several_chat_templates_is_chosen_by_its_name(
     default: bool, tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]

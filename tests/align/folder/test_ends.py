@@ -44,8 +44,6 @@ def test_what_generate_would_do_to_p_is_named(capsys: pytest.CaptureFixture[str]
     [
         (None, (0,), "<|im_end|>"),
         (None, (0, 2), None),
-        (None, (), None),
-        ("{% for m in messages %}{{ m['content'] }} {% endfor %}", (0,), None),
         ("{{ raise_exception('no') }}", (0,), None),
         ({"default": "{{ messages[-1]['content'] }}\n<|im_start|>", "rag": ""}, (2,), "<|im_start|>"),
     ],

@@ -38,10 +38,6 @@ def test_by_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         choose(folder, "validation")
 
 
-def test_the_folders_own_name_tells_nothing(tmp_path: Path) -> None:
-    assert choose(make(tmp_path / "my test", "prompts.jsonl")) == ["prompts.jsonl"]
-
-
 def test_one_kind_is_read_and_the_others_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,7 +61,6 @@ def test_a_configuration_by_names(tmp_path: Path) -> None:
     [
         "*.jsonl",
         ["train.jsonl", "test.jsonl"],
-        [{"split": "train", "path": "*"}, {"split": "test", "path": "test.jsonl"}],
         {"train": "*.jsonl"},
         [{"split": "train", "path": "train.jsonl"}, {"split": "train", "path": ["none*"]}],
     ],

@@ -43,18 +43,6 @@ def test_what_a_row_does_not_use_is_named() -> None:
     assert parse_row({"instruction": "I", "input": "x", "output": "y"}).columns == ["output"]
 
 
-def test_keys_of_messages_that_are_not_used_are_named() -> None:
-    messages = [
-        {"role": "system", "content": "S", "functions": [{"name": "f"}], "weight": 0},
-        {"role": "user", "content": "Hi", "documents": ["d"], "images": []},
-        {"role": "assistant", "content": "a", "tool_plan": "p", "refusal": None, "thinking": "t"},
-        {"role": "user", "content": "B?", "documents": ["e"]},
-    ]
-    assert parse_row({"messages": messages}).keys == ("functions", "documents", "tool_plan")
-    assert parse_row({"conversation": [{"human": "Hi", "input": "x", "lang": "en"}]}).keys == ("lang",)
-    assert parse_row({"prompt": "Hi"}).keys == parse_row({"conversations": GPT}).keys == ()
-
-
 def test_a_chosen_column_is_the_only_text() -> None:
     row = {"instruction": "I", "input": "x", "conversations": GPT[:1], "system": "S"}
     parsed = parse_row(row, "instruction")
@@ -65,18 +53,11 @@ def test_a_chosen_column_is_the_only_text() -> None:
         parse_row({"prompt": "Hi"}, "body")
 
 
-def test_a_column_without_a_prompt_is_passed_over() -> None:
-    assert list(
-        parse_row({"messages": [{"role": "gpt", "content": "x"}], "text": "Hi"}).conversation.messages
-    ) == [user("Hi")]
-
-
 @pytest.mark.parametrize(
     "row",
     [
         {"messages": [user("A?"), {"role": "asistant", "content": "a"}, user("B?")]},
         {"messages": [user("A?"), {"role": "asistant", "content": "a"}, user("B?")], "prompt": "B?"},
-        {"role": "asistant", "content": "a"},
     ],
 )
 def test_a_row_with_a_misspelt_role_is_refused(row: Any) -> None:
@@ -95,10 +76,6 @@ USER = {"role": "user", "content": "Hi"}
     ("row", "expected"),
     [
         ({"messages": [{"role": "system", "content": None}, USER]}, [("user", "Hi")]),
-        (
-            {"messages": [{"role": "system", "content": None}, USER], "system": "S"},
-            [("system", "S"), ("user", "Hi")],
-        ),
         ({"prompt": "def f(x):\n    "}, [("user", "def f(x):\n    ")]),
         ({"messages": {"system": "S", "messages": [USER]}}, [("system", "S"), ("user", "Hi")]),
         ({"prompt": json.dumps({"system": "S", "messages": [USER]})}, [("system", "S"), ("user", "Hi")]),
@@ -110,11 +87,6 @@ USER = {"role": "user", "content": "Hi"}
 )
 def test_nothing_of_a_row_is_lost(row: Any, expected: list[tuple[str, str]]) -> None:
     assert contents(row) == expected
-
-
-def test_tools_beside_nested_messages_are_kept() -> None:
-    tool = {"type": "function", "function": {"name": "f"}}
-    assert parse_row({"prompt": {"messages": [USER], "tools": [tool]}}).conversation.tools == (tool,)
 
 
 def test_an_older_function_call_is_a_tool_call() -> None:

@@ -66,14 +66,11 @@ def _zstd(text: bytes) -> bytes:
     [
         ("f.csv", "id;prompt\n1;hello, you\n", [{"id": "1", "prompt": "hello, you"}]),
         ("f.csv", "id\tprompt\n1\thello; you\n", [{"id": "1", "prompt": "hello; you"}]),
-        ("f.csv", "id|prompt\n1|hello\n", [{"id": "1", "prompt": "hello"}]),
         ("f.csv", '"what; then",prompt\n1,hello\n', [{"what; then": "1", "prompt": "hello"}]),
         ("f.csv", "sep=;\nprompt;id\nhello;1\n", [{"prompt": "hello", "id": "1"}]),
         ("f.csv", "prompt\nhello, you; and you\n", [{"prompt": "hello, you; and you"}]),
         ("f.csv", 'prompt\n"hello, ""you""\r\n\r\nand you"\r\n', [{"prompt": 'hello, "you"\r\n\r\nand you'}]),
         ("f.csv", "\ufeffprompt,id\nx,1\n\ufeffprompt,id\ny,2\n", [{"prompt": "x", "id": "1"}, {"prompt": "y", "id": "2"}]),
-        ("f.csv", ",prompt,\n0,x,\n\n", [{"prompt": "x"}]),
-        ("f.csv", "prompt,id\nx\n", [{"prompt": "x"}]),
         ("f.csv", "prompt\n" + "x" * 140_000 + "\n", [{"prompt": "x" * 140_000}]),
         ("f.tsv", "id\tprompt, whole\n1\thello, you\n", [{"id": "1", "prompt, whole": "hello, you"}]),
         ("f.tsv", 'id\tprompt\n2\t"Quote" at start\n', [{"id": "2", "prompt": '"Quote" at start'}]),
@@ -88,7 +85,7 @@ def test_delimiters_marks_and_line_ends(tmp_path: Path, name: str, text: str, ro
     assert read_rows(tmp_path / name) == rows
 
 
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("encoding", ["utf-16-le"])
 @pytest.mark.parametrize(
     ("name", "text", "rows"),
     [
@@ -148,17 +145,6 @@ def test_broken_files_are_one_line(
     (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(UserError, match=says):
         read_rows(tmp_path / name)
-
-
-def test_values_that_python_has_not_are_one_line(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    bytes_ = pyarrow.array([b"\xff\xff"], pyarrow.binary())
-    no_text = pyarrow.StringArray.from_buffers(1, *bytes_.buffers()[1:])
-    for column in (no_text, pyarrow.array([1 << 30], pyarrow.date32())):
-        parquet.write_table(pyarrow.table({"prompt": ["x"], "other": column}), tmp_path / "f.parquet")
-        with pytest.raises(UserError, match="not readable Parquet"):
-            read_rows(tmp_path / "f.parquet")
 
 
 def test_json_lines_in_a_text_file_are_refused(tmp_path: Path) -> None:
