@@ -32,8 +32,6 @@ TEXTS = (
 )
 MOST_CHARACTERS = 200_000
 """Longer texts are split at line ends, so that little is tokenised at a time."""
-_SEARCHED_ROWS = 10_000
-"""Rows of a Hub data set that are downloaded to find the column."""
 _OVERLAP_CHARACTERS = 4_000
 """Of the previous part of a long text, to find passages across the cut."""
 
@@ -78,35 +76,53 @@ def check_text_source(source: str) -> None:
 
 
 def read_documents(source: str, options: HubOptions, left_out: Counter[str]) -> Iterator[Document]:
-    """The texts of a source in a fixed order, long ones in parts. `left_out` counts what is skipped,
-    by reason.
+    """The texts of a source in a fixed order, long ones in parts. `left_out` counts what is skipped, by reason.
 
     Raises:
-        UserError: it can't be read, or no row has the column.
+        UserError: it can't be read, or has no such column.
     """
     check_text_source(source)
     path = expanded(source, "data.text")
-    column = _Column(options.column, source, left_out)
     if path.is_dir():
-        texts = _read_folder(path, options, column, left_out)
+        texts = _read_folder(path, options, left_out)
     elif path.exists():
-        texts = _read_file(path, options, column)
+        texts = _read_file(path, options, left_out)
     else:
-        rows = hub_rows(source, options.split, options.config, options.revision, "data.text", streaming=True)
-        texts = column.read(rows, _SEARCHED_ROWS)
-    empty = True
+        hub = options.split, options.config, options.revision
+        texts = _read_column(hub_rows(source, *hub, "data.text", streaming=True), source, options, left_out)
     for text in texts:
-        empty = False
         reason = _find_fault(text)
         if reason:
             left_out[reason] += 1
         else:
             yield from _split_text(text)
-    if empty:
-        column.check()
 
 
-def _read_file(path: Path, options: HubOptions, column: _Column) -> Iterator[str]:
+class _NoColumn(UserError):
+    """A table lacks the column of texts."""
+
+
+def _read_column(
+    rows: Iterable[Any], source: str, options: HubOptions, left_out: Counter[str]
+) -> Iterator[str]:
+    """The text of each row that has one; a row that is a string is one. Raises _NoColumn for the first row."""
+    column = options.column
+    for number, row in enumerate(rows):
+        columns = row if isinstance(row, dict) else {column: row}
+        if isinstance(columns.get(column), str):
+            yield columns[column]
+            continue
+        names = {str(name).strip().casefold() for name in columns}
+        if is_conversation(row) or is_conversation([row]) or names & {*CONVERSATIONS}:
+            reason = ": its rows are conversations, which data.prompts reads"
+        else:
+            reason = f" (data.text_column){nearest(column, map(str, columns))}"
+        if number == 0 and (column not in columns or isinstance(row, list)):
+            raise _NoColumn(f"data.text={source!r}: no column {column!r}{reason}")
+        left_out[f"rows whose column {column!r} holds no text"] += 1
+
+
+def _read_file(path: Path, options: HubOptions, left_out: Counter[str]) -> Iterator[str]:
     """The rows of a table; any other file is one text."""
     check_ordinary(path)
     kind = kind_of(path)
@@ -115,71 +131,38 @@ def _read_file(path: Path, options: HubOptions, column: _Column) -> Iterator[str
             check_plain_text(path)
         yield read_text(path)
     else:
-        yield from column.read(read_rows(path, options.split, "data.text_split"))
+        rows = read_rows(path, options.split, "data.text_split")
+        yield from _read_column(rows, str(path), options, left_out)
 
 
-def _read_folder(folder: Path, options: HubOptions, column: _Column, left_out: Counter[str]) -> Iterator[str]:
-    """The visible files in the order of their names. Tables and .txt files whose names say another
-    split are left out."""
+def _read_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> Iterator[str]:
+    """The visible files in the order of their names. Tables and .txt files whose names say another split are
+    left out."""
     files = visible_files(folder)
-    named = any(split_of(f.relative_to(folder)) for f in files if _has_split(f))
+    splits = [*TABLES, ".txt"]
+    named = any(split_of(f.relative_to(folder)) for f in files if suffix_of(f) in splits)
+    found, missing = False, None
     for path in files:
-        if suffix_of(path) not in TABLES + TEXTS:
+        suffix, is_table = suffix_of(path), suffix_of(path) in TABLES
+        if suffix not in TABLES + TEXTS:
             left_out["files of other kinds"] += 1
-        elif named and _has_split(path) and not belongs_to(path.relative_to(folder), options.split):
+            continue
+        if named and suffix in splits and not belongs_to(path.relative_to(folder), options.split):
             left_out["files of other splits"] += 1
-        elif suffix_of(path) in TABLES:
-            yield from column.read(read_rows(path, options.split, "data.text_split"))
-        else:
-            try:
-                yield from _read_file(path, options, column)
-            except UserError:
-                left_out["files that can't be read as text"] += 1
-
-
-def _has_split(path: Path) -> bool:
-    """Whether a file may belong to a split of a data set, unlike source code or a page."""
-    return suffix_of(path) in (*TABLES, ".txt")
-
-
-class _Column:
-    """Reads a column of rows, and counts those without it."""
-
-    def __init__(self, name: str, source: str, left_out: Counter[str]) -> None:
-        self.name, self.source, self.left_out = name, source, left_out
-        self.rows, self.found, self.conversations = 0, False, False
-        self.columns: dict[str, None] = {}
-
-    def read(self, rows: Iterable[Any], most: int | None = None) -> Iterator[str]:
-        """The text of each row that has one; a row that is a string is one.
-
-        Raises:
-            UserError: none of the first `most` rows has the column.
-        """
-        for row in rows:
-            self.rows += 1
-            columns = row if isinstance(row, dict) else {self.name: row}
-            text = columns.get(self.name)
-            if isinstance(text, str):
-                self.found = True
+            continue
+        try:
+            for text in _read_file(path, options, left_out):
+                found = True
                 yield text
-                continue
-            self.left_out[f"rows whose column {self.name!r} holds no text"] += 1
-            if not self.found:
-                self.conversations |= is_conversation(row) or is_conversation([row])
-                self.columns.update(dict.fromkeys(map(str, columns)))
-                if self.rows == most:
-                    self.check()
-
-    def check(self) -> None:
-        """Raises UserError if there are rows and none has a text in the column."""
-        if not self.rows or self.found:
-            return
-        reason = f"data.text={self.source!r}: no column {self.name!r}"
-        if self.conversations or {*CONVERSATIONS} & {c.strip().casefold() for c in self.columns}:
-            raise UserError(f"{reason}: its rows are conversations, which data.prompts reads")
-        if self.name not in self.columns:
-            raise UserError(f"{reason} (data.text_column){nearest(self.name, self.columns)}")
+        except _NoColumn as error:
+            missing = missing or error
+            left_out[f"tables without column {options.column!r}"] += 1
+        except UserError:
+            if is_table:
+                raise
+            left_out["files that can't be read as text"] += 1
+    if missing and not found:
+        raise missing
 
 
 def _find_fault(text: str) -> str | None:

@@ -15,7 +15,6 @@ from align.data import shards as data
 from align.data.draft_vocab import frequent_tokens
 from align.data.stream import TEXT
 from align.data.supply import is_missing, open_supply
-from align.data.synthesis import synthesize
 from align.target.model import Target
 from tests.target_models import tiny_target
 
@@ -72,12 +71,6 @@ def test_text_that_was_written_otherwise_is_said(
     said = note("data.max_prompt_tokens=70", "data.top_k=2")
     start = f"note: {recipe.data_folder} was written with "
     assert said.startswith(f"{start}data.top_k=0, data.max_prompt_tokens={recipe.data.max_prompt_tokens}:")
-
-
-def test_prompts_that_have_ended_are_not_asked_for_again(tmp_path: Path, target: Target) -> None:
-    recipe = recipe_of(tmp_path / "run", "data.samples=60")  # of 40 prompts
-    assert synthesize(recipe, target, recipe.data_folder, quiet=True)["samples"] == 40
-    assert not is_missing(recipe, target)
 
 
 def test_text_comes_before_own_words(tmp_path: Path, target: Target) -> None:

@@ -53,8 +53,3 @@ def test_a_conversation_without_such_parts() -> None:
     target = with_template(EACH)
     assert find_ignored(target, Conversation.from_text("Hi")) == ()
     assert find_ignored(target, Conversation((user("A"), assistant("b"), user("C")))) == ()
-
-
-def test_a_template_that_refuses_the_changed_conversation_reads_it() -> None:
-    strict = "{% if not tools %}{{ raise_exception('no tools') }}{% endif %}" + EACH
-    assert "tools" not in find_ignored(with_template(strict), WHOLE)

@@ -66,14 +66,6 @@ def test_one_object_is_one_row(tmp_path: Path, row: dict[str, Any]) -> None:
         assert read(tmp_path / "f.json", text) == read(tmp_path / "f.jsonl", text) == [row]
 
 
-def test_a_line_of_a_jsonl_file_is_a_row_whatever_it_holds(tmp_path: Path) -> None:
-    """Alone in a .json file it would be two rows."""
-    row = {"prompt": ["a", "b"], "reference": ["c", "d"]}
-    assert read(tmp_path / "f.jsonl", json.dumps(row)) == [row]
-    assert len(read(tmp_path / "f.json", json.dumps(row))) == 2
-    assert read(tmp_path / "f.jsonl", json.dumps(TALK) + "\n") == [TALK]
-
-
 def test_rows_under_several_keys_are_chosen_never_dropped() -> None:
     splits = {"test": [{"prompt": "t"}], "train": TWO}
     assert find_rows(splits, "f", "train") == TWO and find_rows(splits, "f", "test") == splits["test"]

@@ -10,7 +10,6 @@ from align.rows.conversation import ROLES, Conversation
 from align.rows.messages import (
     UnusableRow,
     decode_json,
-    drop_nulls,
     is_message,
     read_messages,
     read_text_parts,
@@ -50,10 +49,6 @@ def test_what_a_string_holds() -> None:
     assert decode_json(json.dumps(json.dumps({"a": 1}))) == {"a": 1}
     for text in ("[not a list", "{}}", "plain", "", "(1, 2)", "[\\d]", "{'a\0'"):
         assert decode_json(text) == text
-
-
-def test_null_counts_as_absent() -> None:
-    assert drop_nulls({"a": None, "b": [{"c": None, "d": 0}]}) == {"b": [{"d": 0}]}
 
 
 def test_prompt_drops_the_assistant_messages_at_the_end() -> None:

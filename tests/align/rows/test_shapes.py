@@ -97,21 +97,6 @@ def test_an_older_function_call_is_a_tool_call() -> None:
     assert messages[2]["role"] == "tool"
 
 
-@pytest.mark.parametrize(
-    ("messages", "why"),
-    [
-        (
-            [USER, {"role": "assistant", "content": "a"}, {"role": "user", "content": " "}],
-            "last user message",
-        ),
-        ([{**USER, "images": ["x.png"]}], "no text"),
-    ],
-)
-def test_rows_that_would_lose_something_are_left_out(messages: list[Any], why: str) -> None:
-    with pytest.raises(UnusableRow, match=why):
-        parse_row({"messages": messages})
-
-
 def test_an_object_in_a_chosen_column_is_a_row() -> None:
     """As in the batch files of OpenAI."""
     body = {"model": "m", "messages": HI, "tools": [TOOL], "system": "SYS"}

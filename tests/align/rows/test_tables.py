@@ -24,25 +24,6 @@ def read_rows(path: Path) -> list[Any]:
     return list(iterate(path))
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("f.jsonl", '{"a": "x"}\n\n{"a": "y"}\n'),
-        ("f.json", '[{"a": "x"}, {"a": "y"}]'),
-        ("keyed.json", '{"version": 1, "cases": [{"a": "x"}, {"a": "y"}]}'),
-        ("named.json", '{"problems": {"1": {"a": "x"}, "2": {"a": "y"}}}'),
-        ("f.csv", "a\nx\ny\n"),
-    ],
-)
-def test_rows_of_every_kind_of_file(tmp_path: Path, name: str, text: str) -> None:
-    path = tmp_path / name
-    path.write_text("\ufeff" + text)
-    assert read_rows(path) == ROWS
-    packed = tmp_path / f"{name}.gz"
-    packed.write_bytes(gzip.compress(text.encode(), mtime=0))
-    assert read_rows(packed) == ROWS
-
-
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 
 
