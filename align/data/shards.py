@@ -161,8 +161,10 @@ class _Required(TypedDict):
 
 
 class Manifest(_Required, total=False):
-    """The fields of a manifest that are read, with `identity`'s. ended: the prompts have ended. target_sha256: None
-    if a server wrote and the weights were not on this machine."""
+    """The fields of a manifest that are read; `identity` adds the settings.
+
+    ended: no prompt is left. target_sha256: None if only a server had the weights.
+    """
 
     answer_tokens: int
     batch_size: int

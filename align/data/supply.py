@@ -177,7 +177,8 @@ def _open_text(recipe: Recipe, target: Target, quiet: bool) -> Texts:
 
 
 def _write_missing(recipe: Recipe, target: Target, quiet: bool) -> None:
-    folder, missing = recipe.data_folder, partial(is_missing, recipe, target)
+    folder = recipe.data_folder
+    missing = partial(is_missing, recipe, target)
     note = _describe_missing(recipe, target) if missing() and not quiet else ""
     _write_if(missing, partial(synthesize, recipe, target, folder, quiet), recipe, folder, note)
 

@@ -174,7 +174,8 @@ def _write_all(writing: Synthesis) -> dict[str, Any]:
     if writing.done:
         report(f"{folder} is finished: {manifest['samples']} samples, {manifest['tokens']} tokens")
         return manifest
-    start, tokens_before = time.monotonic(), manifest["tokens"]
+    start = time.monotonic()
+    tokens_before = manifest["tokens"]
     if manifest["samples"]:
         report(f"resuming in {folder}: {manifest['samples']} of {d.samples} samples exist")
     longest = d.prompt_limit * (d.prompts is None) + d.max_answer_tokens
@@ -210,7 +211,8 @@ def _survey_prompts(plan: Plan, folder: Path, quiet: bool) -> int:
     Raises:
         UserError: none can be used.
     """
-    notes, expected = list[str](), plan.recipe.data.samples
+    notes: list[str] = []
+    expected = plan.recipe.data.samples
     if plan.prompts is not None:
         survey = look_at(plan.reader, plan.prompts)
         notes = check(plan.reader, survey, len(plan.prompts))
@@ -224,7 +226,8 @@ def _survey_prompts(plan: Plan, folder: Path, quiet: bool) -> int:
 
 def _restore(folder: Path, manifest: dict[str, Any], batches: Batches, quiet: bool) -> None:
     """Write missing and damaged shards again, and have `batches` remember the texts of all."""
-    shards, damaged = ShardFolder(folder, manifest, batches.target.vocab_size), set[int]()
+    shards = ShardFolder(folder, manifest, batches.target.vocab_size)
+    damaged: set[int] = set()
     for number in range(len(shards)):
         try:
             _ = shards[number]
@@ -243,7 +246,8 @@ def _restore(folder: Path, manifest: dict[str, Any], batches: Batches, quiet: bo
             assert samples is not None  # it was written before
             sha256 = data.write_shard(folder, number, samples)
         else:
-            samples, sha256 = shards[number], hashes[number]
+            samples = shards[number]
+            sha256 = hashes[number]
             batches.remember(samples)
         _count(restored, samples, sha256)
     manifest |= restored

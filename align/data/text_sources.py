@@ -76,7 +76,7 @@ def check_text_source(source: str) -> None:
 
 
 def read_documents(source: str, options: HubOptions, left_out: Counter[str]) -> Iterator[Document]:
-    """The texts of a source in a fixed order, long ones in parts. `left_out` counts what is skipped, by reason.
+    """The texts of a source in a fixed order, long ones in parts. `left_out` counts skipped ones by reason.
 
     Raises:
         UserError: it can't be read, or has no such column.
@@ -105,7 +105,8 @@ class _NoColumn(UserError):
 def _read_column(
     rows: Iterable[Any], source: str, options: HubOptions, left_out: Counter[str]
 ) -> Iterator[str]:
-    """The text of each row that has one; a row that is a string is one. Raises _NoColumn for the first row."""
+    """The text of each row that has one; a row that is a string is one. Raises _NoColumn if the first row
+    lacks the column."""
     column = options.column
     for number, row in enumerate(rows):
         columns = row if isinstance(row, dict) else {column: row}
@@ -141,9 +142,10 @@ def _read_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> I
     files = visible_files(folder)
     splits = [*TABLES, ".txt"]
     named = any(split_of(f.relative_to(folder)) for f in files if suffix_of(f) in splits)
-    found, missing = False, None
+    found = False
+    missing: _NoColumn | None = None
     for path in files:
-        suffix, is_table = suffix_of(path), suffix_of(path) in TABLES
+        suffix = suffix_of(path)
         if suffix not in TABLES + TEXTS:
             left_out["files of other kinds"] += 1
             continue
@@ -158,7 +160,7 @@ def _read_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> I
             missing = missing or error
             left_out[f"tables without column {options.column!r}"] += 1
         except UserError:
-            if is_table:
+            if suffix in TABLES:
                 raise
             left_out["files that can't be read as text"] += 1
     if missing and not found:

@@ -46,7 +46,8 @@ def _compare_parts(target: Templated, conversation: Conversation) -> tuple[str, 
 
 def _change_parts(conversation: Conversation) -> dict[str, Conversation]:
     """By the name of each part: the conversation without it or with another text in it."""
-    messages, changed = conversation.messages, dict[str, Conversation]()
+    messages = conversation.messages
+    changed: dict[str, Conversation] = {}
 
     def add(part: str, new: Iterable[Message]) -> None:
         new = tuple(new)

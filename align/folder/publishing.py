@@ -27,7 +27,7 @@ def plain_name(target: str) -> str:
 
 
 def published_texts(folder: Path, target: str) -> dict[str, str]:
-    """The small texts of a folder that name the target by its path, by their place there, with its plain name instead."""
+    """The small texts of a folder that contain the target's path, with its public name instead, by file."""
     place = local_path(target)
     if hub_id(target) == target or not (place.exists() or Path(target).is_absolute()):
         return {}

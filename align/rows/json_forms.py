@@ -66,7 +66,8 @@ def _describe(error: json.JSONDecodeError) -> str:
 def _read_values(path: Path) -> Iterator[Any]:
     """The values of a file, one after the other."""
     text = read_text(path).replace("\ufeff", "")
-    decoder, place = json.JSONDecoder(), 0
+    decoder = json.JSONDecoder()
+    place = 0
     while found := re.compile(r"\S").search(text, place):
         try:
             value, place = decoder.raw_decode(text, found.start())

@@ -67,7 +67,8 @@ def read_prompt_rows(
     Raises:
         UserError: no rows, no such column, or no usable row.
     """
-    counts, found = _Counts(), list[PromptRow]()
+    counts = _Counts()
+    found: list[PromptRow] = []
     for row in rows:
         counts.rows += 1
         columns = row if isinstance(row, dict) else {}
