@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
-from torch.nn import Parameter
+from typing import TYPE_CHECKING, Any
 
 from align.common.errors import UserError, in_one_line
 from align.common.files import expanded, load_safetensors, load_tensors, read_text
 from align.common.schema import read_object
 from align.common.text import short
 from align.folder.ends import check_ends
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -120,7 +120,8 @@ def merge_adapter(model: Any, adapter: Adapter, what: str) -> Any:
     Raises:
         UserError: the adapter does not fit the model.
     """
-    from peft import PeftConfig, PeftModel
+    from peft import PeftConfig, PeftModel  # slow to import
+    from torch.nn import Parameter
 
     with in_one_line(f"{what}: an adapter of {adapter.base!r} that can't be merged into it"):
         config = PeftConfig.from_pretrained(str(adapter.folder))
