@@ -3,10 +3,10 @@
     python -m tests.data_scale                       # 10,000, 100,000 and 1,000,000 samples
     python -m tests.data_scale 5000 --folder DIR     # another number; the folders are left in DIR
 
-Each size is opened twice, in a process of its own: first without the index beside the shards, then with it. Seconds and memory
+Each size is opened in a process of its own. Seconds and memory
 count from the loaded target to the first batch: opening, splitting, the draft vocabulary, packing, held-out rows. Memory is what the process holds of its own
 (RssAnon); pages of the mapped shards belong to the system, which drops them where it needs room. The first step is that of a run of
-`align.train` in the second process: from the loaded target to the step's end, drafter and trainer included.
+`align.train`: from the loaded target to the step's end, drafter and trainer included.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as temporary:
         say(
-            "| samples | tokens | on disk | first time | with the index | memory | to the end of the first step |\n|---|---|---|---|---|---|---|"
+            "| samples | tokens | on disk | first batch | memory | to the end of the first step |\n|---|---|---|---|---|---|"
         )
         for samples in options.samples:
             folder = (options.folder or Path(temporary)) / str(samples)
@@ -70,11 +70,10 @@ def main() -> None:
                 str(folder),
                 "--open",
             ]
-            first, again = (json.loads(subprocess.check_output(words)) for _ in range(2))
-            most = max(first["megabytes"], again["megabytes"])
+            found = json.loads(subprocess.check_output(words))
             say(
-                f"| {samples:,} | {tokens / 1e6:,.1f}M | {size / 1e6:,.0f} MB | {first['seconds']:.1f} s | "
-                f"{again['seconds']:.1f} s | {most:.0f} MB | {again['step']:.1f} s |",
+                f"| {samples:,} | {tokens / 1e6:,.1f}M | {size / 1e6:,.0f} MB | {found['seconds']:.1f} s | "
+                f"{found['megabytes']:.0f} MB | {found['step']:.1f} s |",
             )
 
 
@@ -113,7 +112,6 @@ def fabricate(folder: Path, samples: int) -> int:
         "answer_tokens": total, "sha256": hashes, "seed": 0, "prompt_temperature": 1.0, "answer_temperatures": [0.0, 1.0],
     }  # fmt: skip
     shards.write_manifest(folder, manifest)
-    (folder / "index.safetensors").unlink(missing_ok=True)
     return total
 
 
