@@ -95,3 +95,10 @@ def _own_tables(target: Target, positions: Tensor, width: int) -> tuple[Tensor, 
     if not cos.shape == sin.shape == (1, positions.shape[1], width):
         return None
     return cos.float().cpu(), sin.float().cpu()
+
+
+def scaled_entry(theta: float, factors: Tensor) -> dict[str, Any]:
+    """`BlockConfig.rotary` of whole heads whose pairs turn more slowly than by the base `theta`, each by its factor (d / 2)."""
+    steps = torch.arange(len(factors), dtype=torch.float64) / len(factors)
+    frequencies = theta**-steps / factors.double()
+    return Rotary("half", 0, tuple(frequencies.tolist()), 1.0).entry()
