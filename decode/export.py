@@ -18,7 +18,6 @@ from decode.methods.drafter_spec import check_there, role_of, target_for
 
 if TYPE_CHECKING:
     from decode.exporting.compare import Verdict
-    from decode.exporting.registry import UnfitFormat
 
 TYPES = ("bfloat16", "float16", "float32")
 
@@ -78,18 +77,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folders = {name: options.out if len(names) == 1 else options.out / name for name in names}
 
     from decode.exporting.exports import DrafterPair, ExportOptions, export_drafter
-    from decode.exporting.registry import UnfitFormat
 
     target = target_for(options.target, options.drafter)
     role = role_of(options.drafter)
     pair = DrafterPair(options.drafter, role, target, options.device, options.trust_remote_code)
     limit = options.limit if options.check else 0
     how = ExportOptions(options.dtype, limit, options.max_new_tokens, options.target_gguf, options.push)
-    try:
-        verdicts = export_drafter(pair, folders, how)
-    except UnfitFormat as error:
-        _print_alternatives(error, options, target)
-        raise SystemExit(2) from None
+    verdicts = export_drafter(pair, folders, how)
     for verdict in verdicts:
         _print_verdict(verdict, options)
     codes = [verdict.exit_code for verdict in verdicts if verdict.exit_code]
@@ -97,34 +91,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(min(codes))
     if options.push is not None:
         _push(options.out, options.push, target, [options.drafter, target, str(options.out)])
-
-
-def _print_alternatives(error: UnfitFormat, options: argparse.Namespace, target: str) -> None:
-    """The error, and commands that work: other formats, else decoding here or training for export."""
-    say(f"error: {error}", error=True)
-    commands = [_with_format(options, name) for name in error.fits] or [
-        command("decode.generate", "--drafter", options.drafter, "your prompt"),
-        command("align.train", "recipe=taps", f"target.name={target}"),
-    ]
-    for line in commands:
-        say(f"    {line}", error=True)
-
-
-def _with_format(options: argparse.Namespace, name: str) -> str:
-    """The command with another format and otherwise the same options."""
-    words = ["--drafter", options.drafter, "--format", name, "--out", str(options.out)]
-    for action in parser()._actions:
-        value = getattr(options, action.dest, action.default)
-        given = action.dest in ("drafter", "format", "out", "help")
-        if given or not action.option_strings or value == action.default:
-            continue
-        if isinstance(value, bool):
-            words.append(action.option_strings[0 if value else -1])
-        else:
-            words += [action.option_strings[0], str(value)]
-    if name == "gguf" and options.target_gguf is None and not str(options.target).endswith(".gguf"):
-        words += ["--target-gguf", "TARGET.gguf"]
-    return command("decode.export", *words)
 
 
 def read_names(text: str) -> list[str]:

@@ -32,7 +32,6 @@ from decode.exporting.compare import (
     find_other_tensor,
 )
 from decode.exporting.folder import Exported, check_free, note_target, write_card, write_folder
-from decode.exporting.registry import UnfitFormat
 from decode.exporting.serving import (
     ServedTarget,
     Snippet,
@@ -52,11 +51,13 @@ _HUB = ("*.json", "*.safetensors", "*.bin", "*.model", "*.txt", "*.jinja", "READ
 
 
 def check_format(names: Iterable[str]) -> None:
-    """Raises UnfitFormat for a format of block drafters."""
+    """Raises UserError for a format of block drafters."""
     for name in names:
         if name != FORMAT:
-            why = "holds block drafters, and this one is an autoregressive language model"
-            raise UnfitFormat(f"--format {name}: {why}", [FORMAT])
+            raise UserError(
+                f"--format {name}: holds block drafters, and this one is an autoregressive language model; it "
+                f"fits --format {FORMAT}"
+            )
 
 
 def make_draft_model(source: Path, dtype: str) -> Exported:

@@ -21,7 +21,7 @@ from decode.exporting.compare import Verdict, compare_export, decode_texts, enco
 from decode.exporting.draft_model import FORMAT as DRAFT_MODEL
 from decode.exporting.draft_model import ROUNDED, check_format, compare_draft_model, export_draft_model
 from decode.exporting.folder import check_free, read_format
-from decode.exporting.registry import FORMATS, UnfitFormat, make_export
+from decode.exporting.registry import FORMATS, make_export
 from decode.exporting.serving import ServedTarget, find_served_target, shared_name
 from decode.suites.prompt import Prompt
 from decode.suites.registry import prompts_of
@@ -66,13 +66,12 @@ def export_drafter(pair: DrafterPair, folders: Mapping[str, Path], options: Expo
         folders: format → folder.
 
     Raises:
-        UnfitFormat: a format can't hold the drafter; names those that can.
-        UserError: a folder holds something else.
+        UserError: a format can't hold the drafter, or a folder holds something else.
     """
     for name, out in folders.items():
         check_free(out, name)
     if pair.role == "diffusion":
-        raise UnfitFormat(f"--format {next(iter(folders))}: {STANDALONE}", [])
+        raise UserError(f"--format {next(iter(folders))}: {STANDALONE}")
     if pair.role == "autoregressive":
         check_format(folders)
         return [_export_draft_model(pair, folders[DRAFT_MODEL], options)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 
 from align.common.errors import UserError
@@ -19,27 +18,19 @@ FORMATS = {form.name: form for form in (DFLASH, SPECULATORS, DSPARK, TRANSFORMER
 NOTHING_FITS = "no engine's format holds this drafter"
 
 
-class UnfitFormat(UserError):
-    """A format that can't hold a drafter. fits: the formats that can."""
-
-    def __init__(self, why: str, fits: Sequence[str]) -> None:
-        hint = f"as it is, this drafter fits --format {' or '.join(fits)}" if fits else NOTHING_FITS
-        super().__init__(f"{why}; {hint}")
-        self.fits = tuple(fits)
-
-
 def make_export(name: str, drafter: BlockDrafter) -> Exported:
-    """What a format holds of a block drafter. Raises UnfitFormat if it can't hold it."""
-    if name not in FORMATS:
-        raise UnfitFormat(
-            f"--format {name}: an autoregressive language model, and this is a block drafter "
-            "(train with drafter.kind=autoregressive)",
-            find_fitting_formats(drafter),
-        )
+    """What a format holds of a block drafter. Raises UserError, naming the formats that fit, if it can't hold it."""
     try:
+        if name not in FORMATS:
+            raise UserError(
+                f"--format {name}: an autoregressive language model, and this is a block drafter "
+                "(train with drafter.kind=autoregressive)"
+            )
         return FORMATS[name].make(drafter)
     except UserError as error:
-        raise UnfitFormat(str(error), find_fitting_formats(drafter)) from None
+        fitting = find_fitting_formats(drafter)
+        hint = f"this drafter fits --format {' or '.join(fitting)}" if fitting else NOTHING_FITS
+        raise UserError(f"{error}; {hint}") from None
 
 
 def find_fitting_formats(drafter: BlockDrafter) -> list[str]:

@@ -20,7 +20,14 @@ from align.importing.heads import take_heads
 from align.importing.layouts import RECORD, layout_of, made_for
 from align.importing.rotary import scaled_entry
 from align.importing.settings import read_settings
-from align.importing.tensors import INDEX, MASK, check_embedding, read_tensors, read_vocabulary, renamed
+from align.importing.tensors import (
+    INDEX,
+    MASK,
+    check_embedding,
+    read_tensors,
+    read_vocabulary,
+    rename_tensors,
+)
 from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from align.models.checkpoints.weights import checked
@@ -187,7 +194,7 @@ def _imported(
     heads = take_heads(tensors, found, found["hidden_size"], path)
     sizes = {"draft_vocab_size": 0 if vocab is None else len(vocab), "own_head": head is not None}
     config = _config({**found, **heads.settings, **sizes, "target": found["target"] or target.spec}, where)
-    return config, _Parts(renamed(tensors, path) | heads.tensors, vocab, head)
+    return config, _Parts(rename_tensors(tensors, path) | heads.tensors, vocab, head)
 
 
 def _config(values: dict[str, Any], where: str) -> BlockConfig:
