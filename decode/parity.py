@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
 
     from decode.exporting.exports import DrafterPair, check_engine
-    from decode.exporting.server_parity import check_server
+    from decode.exporting.server import check_server
     from decode.suites.registry import prompts_of
 
     suites, _ = prompts_of(

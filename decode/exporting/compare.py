@@ -62,6 +62,11 @@ class Verdict:
             self.files_same = same and self.files_same is not False
         self.lines.append(f"{reader}: {line}")
 
+    def add_contents(self, other: str) -> None:
+        """Add the comparison of config and tensors: the first that differs, or empty."""
+        line = f"DIFFERENT: {other}" if other else "the same"
+        self.add("the files", not other, f"settings and tensors: {line}")
+
     @property
     def exit_code(self) -> int:
         if self.files_same is False:
@@ -261,7 +266,7 @@ def compare_export(
         made, held = form.make(drafter), form.read(folder)
         wanted = form.settings_in_file(made, held)
         other = find_other_setting(held.config, wanted) or find_other_tensor(held.tensors, made.tensors)
-        verdict.add("the files", not other, f"settings and tensors: {other or 'the same'}")
+        verdict.add_contents(other)
         with in_one_line(f"{folder}: can't be read as {form.name}"):
             restored = form.restore(held, folder, drafter.target)
             compare_stages(

@@ -174,7 +174,7 @@ def compare_draft_model(verdict: Verdict, drafter: str, target: Target, texts: l
         other = find_other_setting(config, made.config)
         if made.tensors:
             other = other or find_other_tensor(_read_tensors(folder), made.tensors)
-        verdict.add("the files", not other, f"settings and tensors: {other or 'the same'}")
+        verdict.add_contents(other)
         with in_one_line(f"{folder}: transformers can't run it"):
             ours, theirs = (_Traced(path, made) for path in (source, folder))
             compare_stages(verdict, "transformers", texts, ours.trace, theirs.trace)

@@ -1,26 +1,46 @@
-"""A running server (vLLM or llama.cpp): its greedy outputs, and its counters of speculative decoding."""
+"""`decode.parity` against a running server (vLLM or llama.cpp): its outputs, accepted drafts, and the files that it has loaded."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from http.client import HTTPException
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
+import httpx2
+import torch
+
+from align.common.claims import scratch
 from align.common.errors import UserError
 from align.common.text import short
+from align.models.block import BlockDrafter
+from align.models.checkpoints.block import load_drafter
+from align.target.model import Target
+from decode.drafters.autoregressive import AutoregressiveDrafter
+from decode.drafters.base import Drafter
+from decode.drafters.block import BlockProposer
+from decode.engine.decoder import Decoder
+from decode.exporting.compare import GreedyText, Verdict, compare_export, decode_texts, encode_prompts
+from decode.exporting.draft_model import FORMAT as DRAFT_MODEL
+from decode.exporting.draft_model import compare_draft_model, open_draft_model
+from decode.exporting.exports import DrafterPair, prepare_draft_model, prepare_export
+from decode.exporting.folder import read_format
+from decode.exporting.registry import find_fitting_formats
+from decode.suites.prompt import Prompt
 
-_LABELS = r'(?:[^"}]|"(?:\\.|[^"\\])*")*'  # values may hold a brace
-_SAMPLE = re.compile(
-    rf"^(?:vllm|llamacpp):spec_decode_num_(?P<name>\w+?)(?:_total)?(?:\{{(?P<labels>{_LABELS})\}})? "
-    r"(?P<value>\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)$"
+SERVED_FORMATS = ("dflash", "speculators", "dspark", "gguf", DRAFT_MODEL)
+SERVED = 0.05
+"""Of τ: how far a server's may be from ours. Its dtype may be another, and near-ties turn."""
+NEAR = 0.1
+"""Nats between two tokens that half precision may exchange."""
+NEAR_TIE = "tie"
+_COUNTER = re.compile(
+    r"^(?:vllm|llamacpp):spec_decode_num_(drafts|draft_tokens|accepted_tokens)(?:_total)?(?:\{.*\})? (\d\S*)$",
+    re.MULTILINE,
 )
 _GREEDY = {
     "temperature": 0,
@@ -30,70 +50,41 @@ _GREEDY = {
     "frequency_penalty": 0.0,
 }
 """In every request: servers fill in the rest from the model's generation_config.json."""
-_MOST = 1 << 26
-"""Bytes of an answer."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Speculative decoding since a server started: rounds, drafted and accepted tokens, accepted ones by position."""
+    """Speculative decoding of a server: rounds, drafted and accepted tokens."""
 
-    calls: float = 0
-    drafted: float = 0
-    accepted: float = 0
-    at_position: tuple[float, ...] = ()
-
-    @classmethod
-    def of(cls, outputs: Sequence[Sequence[int]], drafts: int) -> Counts:
-        """From the accepted tokens of each round of each output. `drafts`: per round."""
-        rounds = [accepted for output in outputs for accepted in output]
-        at = tuple(float(sum(accepted > k for accepted in rounds)) for k in range(drafts))
-        return cls(len(rounds), len(rounds) * drafts, sum(rounds), at)
+    rounds: float
+    drafted: float
+    accepted: float
 
     def since(self, before: Counts) -> Counts:
         """What came after `before`; negative for a server that was restarted."""
-        pairs = zip_longest(self.at_position, before.at_position, fillvalue=0.0)
         return Counts(
-            self.calls - before.calls,
-            self.drafted - before.drafted,
-            self.accepted - before.accepted,
-            tuple(a - b for a, b in pairs),
+            self.rounds - before.rounds, self.drafted - before.drafted, self.accepted - before.accepted
         )
 
     @property
-    def drafts(self) -> int:
-        """Drafts per round; fewer near a text's end."""
-        per_round = math.ceil(self.drafted / self.calls) if self.calls else 1
-        return max(1, len(self.at_position), per_round)
-
-    @property
     def tau(self) -> float:
-        return 1 + self.accepted / self.calls if self.calls else 1.0
+        return 1 + self.accepted / self.rounds if self.rounds else 1.0
 
     def matches(self, other: Counts, parted: float = 0.0) -> bool:
-        """Whether `other` accepts as many drafts, in all and at each position, up to near-ties.
+        """Whether `other` accepts as many drafts in as many rounds, up to near-ties.
 
-        A difference of three or a tenth comes from near-ties (vLLM accepted 117 19 1 for our 114 17 1); a fault in vLLM turned
-        39 3 into 28 3. After two texts part, each is its own sample: three times the root of a count.
+        Near-ties turn three drafts or a tenth (vLLM accepted 137 for our 132); a fault in vLLM turned 42 into 31. Texts that part
+        are samples of their own: three times the root of a count.
 
         Args:
             parted: the share of texts that part.
         """
-        if min(self.calls, other.calls) <= 0:
-            return self.calls == other.calls
-        own = (self.accepted, *self.at_position)
-        theirs = (other.accepted, *other.at_position)
-        for a, b in zip(own, theirs, strict=False):  # some servers count no positions
-            scaled = b * self.calls / other.calls
-            largest = max(a, scaled)
-            if abs(a - scaled) > max(3.0, 0.1 * largest, 3 * math.sqrt(largest * parted)):
-                return False
-        return True
-
-    @property
-    def line(self) -> str:
-        positions = " ".join(f"{a:.0f}" for a in self.at_position)
-        return f"{self.calls:.0f} rounds, τ {self.tau:.3f}, accepted at each position {positions}"
+        if min(self.rounds, other.rounds) <= 0:
+            return self.rounds == other.rounds
+        scaled = other.accepted * self.rounds / other.rounds
+        largest = max(self.accepted, scaled)
+        slack = max(3.0, 0.1 * largest, 3 * math.sqrt(largest * parted))
+        return abs(self.accepted - scaled) <= slack and abs(self.tau - other.tau) < SERVED * self.tau
 
 
 class Server:
@@ -104,37 +95,23 @@ class Server:
     """
 
     def __init__(self, url: str, timeout: float = 600.0) -> None:
-        try:
-            parts = urlsplit(url)
-            _ = parts.port
-        except ValueError:
-            parts = urlsplit("")
-        if " " in url or parts.scheme not in ("http", "https") or not parts.netloc:
-            raise UserError(f"--engine={url!r}: no address; an example: http://127.0.0.1:8000")
-        self.url = url.rstrip("/").removesuffix("/v1")
-        self.timeout = timeout
-        try:
-            model = self._request_json("/v1/models")["data"][0]
-            self.model = str(model["id"])
-        except (KeyError, IndexError, TypeError):
-            raise UserError(
-                f"{self.url}/v1/models: names no model, so this is no OpenAI-compatible server"
-            ) from None
+        self.url, self.timeout = url.rstrip("/").removesuffix("/v1"), timeout
+        model = self._find(self._request("/v1/models"), "data", 0)
+        if not isinstance(model, dict) or "id" not in model:
+            raise UserError(f"{self.url}/v1/models: names no model, so this is no OpenAI-compatible server")
+        self.model = str(model["id"])
         self.llama = model.get("owned_by") == "llamacpp"
         """llama.cpp returns tokens by its own protocol only."""
 
     def greedy(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
         """The greedy output for a prompt, both as tokens."""
-        body = {**_GREEDY, "prompt": list(prompt)}
-        try:
-            if self.llama:
-                body |= {"n_predict": max_new_tokens, "return_tokens": True}
-                tokens = self._request_json("/completion", body)["tokens"]
-            else:
-                body |= {"max_tokens": max_new_tokens, "model": self.model, "return_token_ids": True}
-                tokens = self._request_json("/v1/completions", body)["choices"][0]["token_ids"]
-        except (KeyError, IndexError, TypeError):
-            tokens = None
+        body: dict[str, Any] = {**_GREEDY, "prompt": list(prompt)}
+        if self.llama:
+            body |= {"n_predict": max_new_tokens, "return_tokens": True}
+            tokens = self._find(self._request("/completion", body), "tokens")
+        else:
+            body |= {"max_tokens": max_new_tokens, "model": self.model, "return_token_ids": True}
+            tokens = self._find(self._request("/v1/completions", body), "choices", 0, "token_ids")
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
             raise UserError(
                 f"{self.url}: its answer has no token ids, so outputs can't be compared; vLLM's has from 0.11 "
@@ -144,58 +121,141 @@ class Server:
 
     def counts(self) -> Counts:
         """Its counters now. Raises UserError if it has no drafter."""
-        totals: dict[str, float] = {}
-        positions: dict[int, float] = {}
-        for line in self._request("/metrics").splitlines():
-            match = _SAMPLE.match(line)
-            if match is None:
-                continue
-            name, value = match["name"], float(match["value"])
-            if name != "accepted_tokens_per_pos":
-                totals[name] = totals.get(name, 0.0) + value
-            elif place := re.search(r'position="([0-9]{1,3})"', match["labels"] or ""):
-                positions[int(place[1])] = positions.get(int(place[1]), 0.0) + value
+        totals: defaultdict[str, float] = defaultdict(float)
+        for name, value in _COUNTER.findall(self._request("/metrics").text):
+            totals[name] += float(value)
         if "drafts" not in totals:
             raise UserError(
                 f"{self.url}/metrics: counts no drafts: start the server with the drafter (vLLM: "
                 "--speculative-config; llama-server: -md FILE --metrics)"
             )
-        at = tuple(positions.get(k, 0.0) for k in range(max(positions, default=-1) + 1))
-        return Counts(
-            totals["drafts"], totals.get("draft_tokens", 0.0), totals.get("accepted_tokens", 0.0), at
-        )
+        return Counts(totals["drafts"], totals["draft_tokens"], totals["accepted_tokens"])
 
-    def _request_json(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        text = self._request(path, body)
+    def _request(self, path: str, body: dict[str, Any] | None = None) -> httpx2.Response:
+        """Raises UserError for no answer, or one of failure."""
         try:
-            found = json.loads(text)
+            method = "GET" if body is None else "POST"
+            answer = httpx2.request(method, self.url + path, json=body, timeout=self.timeout)
+        except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
+            raise UserError(
+                f"{self.url}{path}: no answer ({error}); is the server up? decode.export prints the line that "
+                "starts it with a drafter (vllm serve …, llama-server …)"
+            ) from None
+        if answer.is_error:
+            raise UserError(f"{self.url}{path}: answered {answer.status_code}: {short(answer.text, 200)}")
+        return answer
+
+    def _find(self, answer: httpx2.Response, *keys: str | int) -> Any:
+        """A value within a JSON answer; None if it is not there. Raises UserError for no JSON."""
+        try:
+            found = answer.json()
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            raise UserError(f"{self.url}{path}: answered {short(text)}, no JSON object")
+            raise UserError(f"{answer.url}: answered {short(answer.text)}, no JSON") from None
+        for key in keys:
+            try:
+                found = found[key]
+            except (KeyError, IndexError, TypeError):
+                return None
         return found
 
-    def _request(self, path: str, body: dict[str, Any] | None = None) -> str:
-        data = None if body is None else json.dumps(body).encode()
-        try:
-            request = Request(self.url + path, data, {"Content-Type": "application/json"})
-            with urlopen(request, timeout=self.timeout) as answer:
-                text = bytes(answer.read(_MOST + 1)).decode("utf-8", "replace")
-        except (URLError, OSError, HTTPException, UnicodeError) as error:
-            raise self._explain(path, error) from None
-        if len(text) > _MOST:
-            raise UserError(f"{self.url}{path}: answered more than {_MOST >> 20} MiB")
-        return text
 
-    def _explain(self, path: str, error: Exception) -> UserError:
-        """An error page's text, or that nobody answers."""
-        if isinstance(error, HTTPError):
-            try:
-                page = error.read(4096).decode("utf-8", "replace")
-                return UserError(f"{self.url}{path}: answered {error.code}: {short(page, 200)}")
-            except (OSError, HTTPException) as broken:
-                error = broken
-        return UserError(
-            f"{self.url}{path}: no answer ({getattr(error, 'reason', error)}); is the server up? decode.export "
-            "prints the line that starts it with a drafter (vllm serve …, llama-server …)"
+def check_server(
+    pair: DrafterPair, url: str, prompts: Sequence[Prompt], max_new_tokens: int, export: Path | None = None
+) -> Verdict:
+    """Compare a running server with the drafter: its greedy outputs with plain decoding, its acceptance with ours, and the files
+    that it has loaded (or a fresh export).
+
+    Raises:
+        UserError: no such server, one without a drafter, or one that drafted nothing; an export that no server loads.
+    """
+    form = None if export is None else read_format(export)
+    if form is not None and form not in SERVED_FORMATS:
+        raise UserError(f"--export={export}: is in the format {form!r}, which no server loads")
+    server = Server(url)
+    before = server.counts()
+    target = pair.open_target()
+    tokens = encode_prompts(target, prompts)
+    theirs = [server.greedy(prompt, max_new_tokens) for prompt in tokens]
+    counts = server.counts().since(before)
+    if counts.rounds <= 0 or counts.drafted <= 0 or counts.accepted < 0:
+        raise UserError(
+            f"{server.url}/metrics: {counts.rounds:.0f} rounds, {counts.drafted:.0f} drafted and "
+            f"{counts.accepted:.0f} accepted tokens more than before {len(tokens)} prompts, so nothing can be "
+            "compared: it does not draft for them, or was restarted meanwhile"
         )
+    texts = decode_texts(target, tokens, max_new_tokens)
+    drafts = max(1, math.ceil(counts.drafted / counts.rounds))
+    proposer: Drafter
+    with scratch("specalign-parity-") as folder:
+        if pair.role == "autoregressive":
+            files: Verdict | None = prepare_draft_model(pair, export, folder)
+            assert files is not None
+            compare_draft_model(files, pair.drafter, target, texts[:1])
+            proposer = AutoregressiveDrafter(open_draft_model(pair.drafter, target), drafts)
+        else:
+            network = load_drafter(pair.drafter, target)
+            files = _check_block(network, form, export, folder, texts[:1])
+            proposer = BlockProposer(network, min(drafts, network.config.block_size), tree_nodes=0)
+    verdict = Verdict("server", Path(url), None if files is None else files.files_same)
+    name = f"{server.model} at {server.url}"
+    parted = _compare_outputs(verdict, name, target, texts, theirs)
+    decoder = Decoder(target, proposer)
+    accepted = [decoder.generate(prompt, max_new_tokens=max_new_tokens).accepted for prompt in tokens]
+    rounds = sum(map(len, accepted))
+    ours = Counts(rounds, rounds * drafts, sum(map(sum, accepted)))
+    line = f"acceptance: τ {ours.tau:.3f} here ({ours.accepted:.0f} drafts in {rounds} rounds)"
+    line += f", {counts.tau:.3f} there ({counts.accepted:.0f} in {counts.rounds:.0f})"
+    verdict.add(name, ours.matches(counts, parted), line, engine=True)
+    if files is not None:
+        if export is None:
+            verdict.lines.append("a fresh export is checked; --export DIR checks the server's folder")
+        verdict.lines += files.lines
+    return verdict
+
+
+def _check_block(
+    network: BlockDrafter, form: str | None, export: Path | None, folder: Path, texts: list[GreedyText]
+) -> Verdict | None:
+    """Compare the server's export, or a fresh one, with the drafter, which is rounded alike; None if no format holds it."""
+    fitting = [name for name in find_fitting_formats(network) if name in ("dflash", "dspark")]
+    form = form or next(iter(fitting), None)
+    if form is None:
+        return None
+    found = prepare_export(network, form, export, folder)
+    compare_export(network, found, texts)
+    return found
+
+
+def _compare_outputs(
+    verdict: Verdict, name: str, target: Target, texts: Sequence[GreedyText], theirs: Sequence[list[int]]
+) -> float:
+    """Returns the share of outputs that differ from a near-tie on."""
+    found = [compare_output(target, text, other) for text, other in zip(texts, theirs, strict=True)]
+    equal, ties = found.count(""), found.count(NEAR_TIE)
+    different = [why for why in found if why not in ("", NEAR_TIE)]
+    line = (
+        f"outputs: {equal} of {len(theirs)} equal plain greedy decoding's, {ties} differ from a near-tie on"
+    )
+    verdict.add(name, not different, "; ".join([line, *different[:1]]), engine=True)
+    return ties / len(theirs)
+
+
+def compare_output(target: Target, text: GreedyText, theirs: list[int]) -> str:
+    """Empty if the output is plain greedy decoding's, `NEAR_TIE` if it parts at two tokens of nearly equal probability."""
+    for place, (a, b) in enumerate(zip_longest(text.output, theirs)):
+        if a == b:
+            continue
+        if a is None or b is None:
+            longer = text.output if b is None else theirs
+            ended = longer[place] in target.eos_ids
+            return "" if ended else f"{len(theirs)} tokens for {len(text.output)}"
+        if not 0 <= b < target.vocab_size:
+            return f"token {short(b)} at place {place}, which the target does not have"
+        ids = torch.tensor([text.prompt + text.output[:place]], device=target.device)
+        logits = target.forward(ids).logits_BLV
+        assert logits is not None
+        gap = float(logits[0, -1, a] - logits[0, -1, b])
+        factor = math.exp(min(gap, 50))
+        why = f"token {b} at place {place}, where {a} is more probable by a factor of {factor:.3g}"
+        return NEAR_TIE if gap < NEAR else why
+    return ""
