@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,10 @@ class Format:
     tags: tuple[str, ...] = ()
     open_engine: Callable[[Path, Any], EngineDrafter] | None = None
     package: str = ""
+
+    def installed(self) -> bool:
+        """Whether an engine of this process reads the format."""
+        return self.open_engine is not None and (not self.package or find_spec(self.package) is not None)
 
     def check(self, made: Exported, vocabulary: Path | None) -> None:
         """Raises UserError if the target's GGUF file is needed, and missing or another model's."""

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +277,7 @@ def compare_export(
         return
     try:
         with in_one_line(f"{folder}: the engine can't run it"):
-            if form.open_engine is not None and (not form.package or find_spec(form.package)):
+            if form.open_engine is not None and form.installed():
                 opened = form.open_engine(folder, model)
                 compare_stages(
                     verdict,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -157,8 +156,7 @@ def check_engine(
     form = DRAFT_MODEL if causal else engine
     if export is not None and (found := read_format(export)) != form:
         raise UserError(f"--export={export}: is in the format {found!r}, --engine {engine} reads {form!r}")
-    package = "" if causal else FORMATS[engine].package
-    if package and not find_spec(package):
+    if not causal and not FORMATS[engine].installed():
         raise UserError("the package dflash is not installed; type: pip install dflash==0.1.0")
     target = pair.open_target()
     texts = decode_texts(target, encode_prompts(target, prompts), max_new_tokens)
