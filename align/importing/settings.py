@@ -43,7 +43,7 @@ class Settings:
         self.values, self.layout, self.where = values, layout, where
         self.inner: dict[str, Any] = values.get("transformer_layer_config", values)
         if not isinstance(self.inner, dict):
-            raise self.refused("transformer_layer_config must be an object")
+            raise self.error("transformer_layer_config must be an object")
         self.nested: dict[str, Any] = {}
         for section in ("dspark_config", "dflash_config"):
             found = values.get(section)
@@ -56,16 +56,16 @@ class Settings:
                 return place[name]
         return default
 
-    def whole(self, name: str, default: int | None = None, low: int = 1) -> int:
+    def get_int(self, name: str, default: int | None = None, low: int = 1) -> int:
         """A whole number. Raises UserError."""
         value = self.get(name, default)
         if value is None:
-            raise self.refused(f"missing key {name!r}")
+            raise self.error(f"missing key {name!r}")
         if type(value) is not int or value < low:
-            raise self.refused(f"{name} must be a whole number of at least {low}, not {value!r:.60}")
+            raise self.error(f"{name} must be a whole number of at least {low}, not {value!r:.60}")
         return value
 
-    def refused(self, what: str) -> UserError:
+    def error(self, what: str) -> UserError:
         return UserError(f"{self.where}: {what}")
 
 
@@ -79,25 +79,25 @@ def read_settings(values: dict[str, Any], layout: str, where: str, target: Targe
     _check_kind(s)
     _check_attention(s, target)
     _check_input_and_output(s, target)
-    heads, width = s.whole("num_attention_heads"), s.whole("hidden_size")
-    head_dim = s.whole("head_dim", width // heads)
+    heads, width = s.get_int("num_attention_heads"), s.get_int("hidden_size")
+    head_dim = s.get_int("head_dim", width // heads)
     rotary, rope = rotary_entries(s.inner, head_dim, target, where)
     return {
         "context": "taps",
-        "block_size": s.whole("block_size"),  # rows, as in this project's files
+        "block_size": s.get_int("block_size"),  # rows, as in this project's files
         "sample_from_anchor": _samples_from_anchor(s),
         "target_layer_ids": _tapped_layers(s, target),
-        "init_layer_ids": [-1] * s.whole("num_hidden_layers"),
+        "init_layer_ids": [-1] * s.get_int("num_hidden_layers"),
         "hidden_size": width,
-        "intermediate_size": s.whole("intermediate_size"),
+        "intermediate_size": s.get_int("intermediate_size"),
         "num_attention_heads": heads,
-        "num_key_value_heads": s.whole("num_key_value_heads", heads),
+        "num_key_value_heads": s.get_int("num_key_value_heads", heads),
         "head_dim": head_dim,
         "rms_norm_eps": s.get("rms_norm_eps", 1e-6),
         "hidden_act": s.get("hidden_act", "silu"),
-        "vocab_size": s.whole("vocab_size", target.vocab_size),
-        "mask_token_id": s.whole("mask_token_id", low=0),
-        "num_target_layers": s.whole("num_target_layers", target.num_layers),
+        "vocab_size": s.get_int("vocab_size", target.vocab_size),
+        "mask_token_id": s.get_int("mask_token_id", low=0),
+        "num_target_layers": s.get_int("num_target_layers", target.num_layers),
         "rope_theta": float(rope.get("rope_theta") or target.rope_theta),
         "qk_norm": True,
         "attention_bias": bool(s.get("attention_bias", False)),
@@ -112,28 +112,28 @@ def _check_kind(s: Settings) -> None:
     if s.layout == "speculators":
         kind = s.values["speculators_model_type"]
         if kind not in ARCHITECTURES:
-            raise s.refused(f"speculators_model_type={kind!r} is not decoded here; dflash and dspark are")
+            raise s.error(f"speculators_model_type={kind!r} is not decoded here; dflash and dspark are")
     elif s.layout != "transformers":
         names, known = s.values.get("architectures"), ARCHITECTURES[s.layout]
         if names is not None and not isinstance(names, list):
-            raise s.refused(f"architectures={names!r:.60}: must be a list, as [{known[0]!r}]")
+            raise s.error(f"architectures={names!r:.60}: must be a list, as [{known[0]!r}]")
         if names is not None and (not names or names[0] not in known):
-            raise s.refused(f"architectures={names}: of this layout {known[0]} alone is decoded here")
+            raise s.error(f"architectures={names}: of this layout {known[0]} alone is decoded here")
         kind = s.values.get("model_type", "qwen3")
         if kind != "qwen3":
-            raise s.refused(f"model_type={kind!r}: the layers of a block drafter are qwen3's")
+            raise s.error(f"model_type={kind!r}: the layers of a block drafter are qwen3's")
     projector = s.get("projector_type", s.layout)
     if projector not in (s.layout, "dflash", "dspark"):
-        raise s.refused(f"projector_type={projector!r} is not decoded here; dflash and dspark are")
+        raise s.error(f"projector_type={projector!r} is not decoded here; dflash and dspark are")
     for name in ("conv_kernel_size", "selector_rank"):
         if s.get(name):
-            raise s.refused(f"{name}={s.get(name)}: DFlash 2 is not decoded here; DFlash and DSpark are")
+            raise s.error(f"{name}={s.get(name)}: DFlash 2 is not decoded here; DFlash and DSpark are")
     for name, value in s.nested.items():
         if name not in NESTED and value not in (None, False):
-            raise s.refused(f"{name}={value!r:.60} is not known here; if it is for training only, remove it")
+            raise s.error(f"{name}={value!r:.60} is not known here; if it is for training only, remove it")
     mode = s.get("attention_mode", "gqa")
     if mode not in ("gqa", "mha"):
-        raise s.refused(f"attention_mode={mode!r} is not decoded here; gqa and mha are")
+        raise s.error(f"attention_mode={mode!r} is not decoded here; gqa and mha are")
 
 
 def _check_attention(s: Settings, target: Target) -> None:
@@ -141,24 +141,24 @@ def _check_attention(s: Settings, target: Target) -> None:
     causal = {name: s.get(name) for name in ("is_causal", "causal")}
     for name, value in causal.items():
         if value:
-            raise s.refused(f"{name}={str(value).lower():.60}: a block's rows see one another both ways here")
+            raise s.error(f"{name}={str(value).lower():.60}: a block's rows see one another both ways here")
     kinds = s.get("layer_types")
     if kinds is None:  # Qwen3's default
         slides = s.get("use_sliding_window", False)
-        slides = slides and s.whole("max_window_layers", 28, low=0) < s.whole("num_hidden_layers")
+        slides = slides and s.get_int("max_window_layers", 28, low=0) < s.get_int("num_hidden_layers")
         kinds = ["sliding_attention"] if slides else []
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
-        raise s.refused("layer_types must be a list of names")
+        raise s.error("layer_types must be a list of names")
     for kind in kinds:
         if kind == "full_attention":
             continue
         if kind != "sliding_attention":
-            raise s.refused(f"layer_types has {kind!r}: layers see the whole context here (full_attention)")
-        window = s.whole("sliding_window")
+            raise s.error(f"layer_types has {kind!r}: layers see the whole context here (full_attention)")
+        window = s.get_int("sliding_window")
         both_ways = s.get("sliding_window_non_causal", False) or any(v is not None for v in causal.values())
         if not both_ways or window < target.context_limit:
             why = f"layer_types has sliding_attention (sliding_window={window})"
-            raise s.refused(f"{why}: layers see the whole context here")
+            raise s.error(f"{why}: layers see the whole context here")
 
 
 def _check_input_and_output(s: Settings, target: Target) -> None:
@@ -166,19 +166,19 @@ def _check_input_and_output(s: Settings, target: Target) -> None:
     for name, neutral in NEUTRAL.items():
         value = s.get(name, neutral)
         if value != neutral:
-            raise s.refused(f"{name}={value!r:.60} is not decoded here; {neutral} is")
+            raise s.error(f"{name}={value!r:.60} is not decoded here; {neutral} is")
     cap = s.get("final_logit_softcapping")
     if cap:
-        raise s.refused(f"final_logit_softcapping={cap}: draft logits are the head's own here")
+        raise s.error(f"final_logit_softcapping={cap}: draft logits are the head's own here")
     own = embedding_scale(target)
     scale = s.get("input_embedding_scale", own)
     if not isinstance(scale, int | float) or abs(scale / own - 1) > 1e-3:
-        raise s.refused(
+        raise s.error(
             f"input_embedding_scale={scale}: target {target.spec!r} scales its embeddings by {own:g}"
         )
     width = s.get("target_hidden_size", target.hidden_size)
     if width != target.hidden_size:
-        raise s.refused(f"target_hidden_size={width}: target {target.spec!r} has {target.hidden_size}")
+        raise s.error(f"target_hidden_size={width}: target {target.spec!r} has {target.hidden_size}")
 
 
 def _samples_from_anchor(s: Settings) -> bool:
@@ -188,9 +188,9 @@ def _samples_from_anchor(s: Settings) -> bool:
         default = _proposed_tokens(s.values) == s.get("block_size")
     value = s.get("sample_from_anchor", default)
     if not isinstance(value, bool):
-        raise s.refused(f"sample_from_anchor must be true or false, not {value!r:.60}")
+        raise s.error(f"sample_from_anchor must be true or false, not {value!r:.60}")
     if s.get("shift_label") and not value:
-        raise s.refused(
+        raise s.error(
             "shift_label=true: each row drafts the token behind its own; if the anchor's does too, set "
             "sample_from_anchor: true"
         )
@@ -211,15 +211,15 @@ def _tapped_layers(s: Settings, target: Target) -> list[int]:
     name = "aux_hidden_state_layer_ids" if shift else "target_layer_ids"
     ids = s.get(name)
     if ids is None and s.layout == "dflash":
-        ids = _default_taps(s.whole("num_target_layers", low=0), s.whole("num_hidden_layers"))
+        ids = _default_taps(s.get_int("num_target_layers", low=0), s.get_int("num_hidden_layers"))
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
-        raise s.refused(f"{name} must be a list of layers, not {ids!r:.60}")
+        raise s.error(f"{name} must be a list of layers, not {ids!r:.60}")
     last = target.num_layers - 1 + shift
     for i in ids:
         if not shift <= i <= last:
-            raise s.refused(f"{name} has {i}: target {target.spec!r} has the layers {shift} to {last}")
+            raise s.error(f"{name} has {i}: target {target.spec!r} has the layers {shift} to {last}")
         if i == last:
-            raise s.refused(
+            raise s.error(
                 f"{name} has {i}, the target's last layer, which some engines give with its last norm and others "
                 "without"
             )
@@ -238,15 +238,15 @@ def _head_settings(s: Settings) -> dict[str, Any]:
     """Markov and confidence head by the config; the tensors decide which kind of ours it is."""
     if s.layout != "dspark" and s.values.get("speculators_model_type") != "dspark":
         if s.get("markov_rank", 0):
-            raise s.refused(f"markov_rank={s.get('markov_rank')} in a layout without Markov heads")
+            raise s.error(f"markov_rank={s.get('markov_rank')} in a layout without Markov heads")
         return {}
-    rank, kind = s.whole("markov_rank", 0, low=0), s.get("markov_head_type", "vanilla")
+    rank, kind = s.get_int("markov_rank", 0, low=0), s.get("markov_head_type", "vanilla")
     if rank and kind not in HEADS:
-        raise s.refused(f"markov_head_type={kind!r} is not decoded here; {', '.join(HEADS)} are")
+        raise s.error(f"markov_head_type={kind!r} is not decoded here; {', '.join(HEADS)} are")
     found: dict[str, Any] = {"markov_rank": rank, "markov": kind if rank else ""}
     if s.get("enable_confidence_head", False):
         reads = s.get("confidence_head_with_markov", rank > 0)
         if reads and not rank:
-            raise s.refused("confidence_head_with_markov=true needs markov_rank above 0")
+            raise s.error("confidence_head_with_markov=true needs markov_rank above 0")
         found |= {"confidence_head": True, "confidence_input": "markov" if reads else "hidden"}
     return found

@@ -48,14 +48,28 @@ _LAYER = {
     "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
 """`layers.3.self_attn.q_proj.weight` → `blk.3.attn_q.weight`."""
-_SIZES = {
-    "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
-    "block_count": "num_hidden_layers", "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads", "attention.key_length": "head_dim",
-    "attention.value_length": "head_dim", "rope.dimension_count": "head_dim",
-    "context_length": "max_position_embeddings", "vocab_size": "vocab_size", "block_size": "block_size",
-}  # fmt: skip
-"""GGUF key of a size → config key."""
+_SETTINGS = (
+    ("embedding_length", "hidden_size", "uint32"),
+    ("feed_forward_length", "intermediate_size", "uint32"),
+    ("block_count", "num_hidden_layers", "uint32"),
+    ("attention.head_count", "num_attention_heads", "uint32"),
+    ("attention.head_count_kv", "num_key_value_heads", "uint32"),
+    ("attention.key_length", "head_dim", "uint32"),
+    ("attention.value_length", "head_dim", "uint32"),
+    ("rope.dimension_count", "head_dim", "uint32"),
+    ("context_length", "max_position_embeddings", "uint32"),
+    ("vocab_size", "vocab_size", "uint32"),
+    ("block_size", "block_size", "uint32"),
+    ("attention.layer_norm_rms_epsilon", "rms_norm_eps", "float32"),
+    ("rope.freq_base", "rope_theta", "float32"),
+    ("attention.causal", "is_causal", "bool"),
+)
+"""GGUF key, config key, type."""
+_LAYERS = f"{ARCHITECTURE}.target_layers"
+_SCALE = f"{ARCHITECTURE}.embedding_scale"
+_ACTIVATION = f"{ARCHITECTURE}.hidden_activation"
+_FROM_ANCHOR = f"{ARCHITECTURE}.sample_from_anchor"
+_MASK = "tokenizer.ggml.mask_token_id"
 
 # ---- content ----
 
@@ -148,7 +162,7 @@ class GGUFFormat(Format):
         _add_settings(writer, made.config)
         for key, (value, kind, sub) in _read_vocabulary(vocabulary).items():
             writer.add_key_value(key, value, kind, sub)
-        writer.add_uint32("tokenizer.ggml.mask_token_id", int(made.config["mask_token_id"]))
+        writer.add_uint32(_MASK, int(made.config["mask_token_id"]))
         for tensor_name, tensor in made.tensors.items():
             _add_tensor(writer, to_gguf_name(tensor_name), tensor.detach().cpu(), dtype)
         writer.write_header_to_file()
@@ -180,48 +194,37 @@ class GGUFFormat(Format):
 
 
 def _add_settings(writer: GGUFWriter, config: dict[str, Any]) -> None:
-    for key, source in _SIZES.items():
-        writer.add_uint32(f"{ARCHITECTURE}.{key}", int(config[source]))
-    writer.add_float32(f"{ARCHITECTURE}.attention.layer_norm_rms_epsilon", float(config["rms_norm_eps"]))
-    writer.add_float32(f"{ARCHITECTURE}.rope.freq_base", float(config["rope_theta"]))
-    writer.add_bool(f"{ARCHITECTURE}.attention.causal", False)
-    taps = [i + 1 for i in config["target_layer_ids"]]  # hidden_states[i + 1]
-    writer.add_array(f"{ARCHITECTURE}.target_layers", taps)
+    for key, source, kind in _SETTINGS:
+        getattr(writer, f"add_{kind}")(f"{ARCHITECTURE}.{key}", config[source])
+    writer.add_array(_LAYERS, [i + 1 for i in config["target_layer_ids"]])  # hidden_states[i + 1]
     scale = config.get("dflash_config", {}).get("input_embedding_scale")
     if scale is not None:
-        writer.add_float32(f"{ARCHITECTURE}.embedding_scale", float(scale))
+        writer.add_float32(_SCALE, float(scale))
     if config["hidden_act"] != "silu":
-        writer.add_string(f"{ARCHITECTURE}.hidden_activation", config["hidden_act"])
+        writer.add_string(_ACTIVATION, config["hidden_act"])
     if "markov_rank" in config:
-        writer.add_bool(f"{ARCHITECTURE}.sample_from_anchor", config["sample_from_anchor"])
-        writer.add_bool(f"{ARCHITECTURE}.has_confidence_head", bool(config["enable_confidence_head"]))
+        writer.add_bool(_FROM_ANCHOR, config["sample_from_anchor"])
+        writer.add_bool(f"{ARCHITECTURE}.has_confidence_head", config["enable_confidence_head"])
 
 
 def _read_settings(words: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> dict[str, Any]:
     """The file's keys as a config of DFlash's or DSpark's layout. Raises UserError for a missing one."""
-
-    def word(key: str) -> Any:
-        if f"{ARCHITECTURE}.{key}" not in words:
-            raise UserError(f"{path}: misses {ARCHITECTURE}.{key}")
-        return words[f"{ARCHITECTURE}.{key}"]
-
-    theta = word("rope.freq_base")
-    found = {
-        **{source: word(key) for key, source in _SIZES.items()},
-        "rms_norm_eps": word("attention.layer_norm_rms_epsilon"),
-        "rope_theta": theta,
-        "is_causal": word("attention.causal"),
-        "target_layer_ids": [i - 1 for i in word("target_layers")],
-        "mask_token_id": words.get("tokenizer.ggml.mask_token_id"),
-        "hidden_act": words.get(f"{ARCHITECTURE}.hidden_activation", "silu"),
+    required = [*(f"{ARCHITECTURE}.{key}" for key, _, _ in _SETTINGS), _LAYERS, _MASK]
+    for key in required:
+        if key not in words:
+            raise UserError(f"{path}: misses {key}")
+    found = {source: words[f"{ARCHITECTURE}.{key}"] for key, source, _ in _SETTINGS}
+    found |= {
+        "target_layer_ids": [i - 1 for i in words[_LAYERS]],
+        "mask_token_id": words[_MASK],
+        "hidden_act": words.get(_ACTIVATION, "silu"),
     }
     if W1 in tensors:
         found["markov_rank"] = tensors[W1].shape[1]
         found["markov_head_type"] = "vanilla"
-        found["sample_from_anchor"] = bool(words.get(f"{ARCHITECTURE}.sample_from_anchor", True))
-    scale = words.get(f"{ARCHITECTURE}.embedding_scale")
-    if scale is not None:
-        found["dflash_config"] = {"input_embedding_scale": scale}
+        found["sample_from_anchor"] = bool(words.get(_FROM_ANCHOR, True))
+    if _SCALE in words:
+        found["dflash_config"] = {"input_embedding_scale": words[_SCALE]}
     return found
 
 

@@ -112,7 +112,7 @@ class Drafter:
 
     # ---- context ----
 
-    def context_of(self, states: tuple[Tensor, ...], start: int) -> Context:
+    def make_context(self, states: tuple[Tensor, ...], start: int) -> Context:
         """Context `taps`: keys and values from the target's `hidden_states` (1, n, D) at the positions from `start` on."""
         taps = torch.cat([states[i + 1] for i in self.layers], dim=-1).to(self.dtype)
         fused = self._norm(self._linear(taps, "fc"), "hidden_norm")
@@ -121,7 +121,7 @@ class Drafter:
             self._keys_values(fused, self._rotation(i, start, fused), f"layers.{i}") for i in range(count)
         ]
 
-    def shared(self, layers: list[Any]) -> Context:
+    def read_shared(self, layers: list[Any]) -> Context:
         """Context `shared_kv`: those of the target's cache. Raises ValueError for heads of another shape."""
         c = self.config
         context = [(layers[i].keys, layers[i].values) for i in self.layers]
@@ -135,7 +135,7 @@ class Drafter:
 
     # ---- drafts ----
 
-    def drafts(self, token: int, before_1D: Tensor, context: Context) -> list[int]:
+    def draft(self, token: int, before_1D: Tensor, context: Context) -> list[int]:
         """K greedy drafts after `token`. `before_1D`: the target's last hidden state before it."""
         c, place = self.config, context[0][0].shape[2]
         block = [token] + [c["mask_token_id"]] * (c["block_size"] - 1)

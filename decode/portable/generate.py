@@ -224,8 +224,8 @@ class _Text:
         if rejected:
             self.cache.crop(-rejected)
         before = self._commit(self.block.shape[1] - rejected)
-        context = self.context if self.drafter.taps else self.drafter.shared(self.cache.layers)
-        drafts = self.drafter.drafts(self.last, before, context) if room > 1 else []
+        context = self.context if self.drafter.taps else self.drafter.read_shared(self.cache.layers)
+        drafts = self.drafter.draft(self.last, before, context) if room > 1 else []
         self.drafts = drafts[: room - 1]
         self.block = torch.tensor([[self.last, *self.drafts]], device=self.block.device)
 
@@ -239,7 +239,7 @@ class _Text:
         """Add the `kept` committed positions of a pass to the context. Returns the last one's hidden state, (1, D)."""
         if self.drafter.taps:
             start = self.context[0][0].shape[2] if self.context else 0
-            new = self.drafter.context_of(tuple(state[:, :kept] for state in self.states), start)
+            new = self.drafter.make_context(tuple(state[:, :kept] for state in self.states), start)
             old = self.context or [(k[:, :, :0], v[:, :, :0]) for k, v in new]
             self.context = [
                 (torch.cat((k, more_k), dim=2), torch.cat((v, more_v), dim=2))
