@@ -17,7 +17,7 @@ from decode.method_names import EXPORTS
 from decode.methods.drafter_spec import check_there, role_of, target_for
 
 if TYPE_CHECKING:
-    from decode.exporting.compare import Verdict
+    from decode.exporting.verdict import Verdict
 
 TYPES = ("bfloat16", "float16", "float32")
 

@@ -23,14 +23,7 @@ from align.target.loading import load_target
 from align.target.model import Target
 from align.target.opening import quiet_loading
 from decode.drafters.autoregressive import check_vocabulary
-from decode.exporting.compare import (
-    GreedyText,
-    Stages,
-    Verdict,
-    compare_stages,
-    find_other_setting,
-    find_other_tensor,
-)
+from decode.exporting.compare import GreedyText, Stages, compare_stages, find_other_setting, find_other_tensor
 from decode.exporting.folder import Exported, check_free, note_target, write_card, write_folder
 from decode.exporting.serving import (
     ServedTarget,
@@ -40,6 +33,7 @@ from decode.exporting.serving import (
     transformers_script,
     vllm_line,
 )
+from decode.exporting.verdict import Verdict
 
 FORMAT = "draft_model"
 DRAFTS = 5

@@ -16,12 +16,13 @@ from align.models.checkpoints.block import load_drafter
 from align.target.loading import load_target
 from align.target.model import Target
 from decode.engine.compiled import stock_model
-from decode.exporting.compare import Verdict, compare_export, decode_texts, encode_prompts
+from decode.exporting.compare import compare_export, decode_texts, encode_prompts
 from decode.exporting.draft_model import FORMAT as DRAFT_MODEL
 from decode.exporting.draft_model import ROUNDED, check_format, compare_draft_model, export_draft_model
 from decode.exporting.folder import check_free, read_format
 from decode.exporting.registry import FORMATS, make_export
 from decode.exporting.serving import ServedTarget, find_served_target, shared_name
+from decode.exporting.verdict import Verdict
 from decode.suites.prompt import Prompt
 from decode.suites.registry import prompts_of
 

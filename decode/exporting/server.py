@@ -24,12 +24,13 @@ from decode.drafters.autoregressive import AutoregressiveDrafter
 from decode.drafters.base import Drafter
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
-from decode.exporting.compare import GreedyText, Verdict, compare_export, decode_texts, encode_prompts
+from decode.exporting.compare import GreedyText, compare_export, decode_texts, encode_prompts
 from decode.exporting.draft_model import FORMAT as DRAFT_MODEL
 from decode.exporting.draft_model import compare_draft_model, open_draft_model
 from decode.exporting.exports import DrafterPair, prepare_draft_model, prepare_export
 from decode.exporting.folder import read_format
 from decode.exporting.registry import find_fitting_formats
+from decode.exporting.verdict import Verdict
 from decode.suites.prompt import Prompt
 
 SERVED_FORMATS = ("dflash", "speculators", "dspark", "gguf", DRAFT_MODEL)

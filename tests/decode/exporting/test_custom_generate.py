@@ -14,9 +14,10 @@ from align.target.loading import load_target
 from align.target.model import Target
 from decode.engine.compiled import stock_model
 from decode.engine.decoder import Decoder
-from decode.exporting.compare import Verdict, compare_export, decode_texts
+from decode.exporting.compare import compare_export, decode_texts
 from decode.exporting.exports import DrafterPair, ExportOptions, export_drafter
 from decode.exporting.registry import FORMATS
+from decode.exporting.verdict import Verdict
 from tests.builders import PROMPT, block_network, overfit_block_network
 from tests.target_models import tiny_target
 

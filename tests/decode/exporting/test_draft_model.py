@@ -17,8 +17,8 @@ from align.common.errors import UserError
 from align.models.checkpoints.causal import save_causal
 from align.target.debug import debug_model
 from align.target.model import Target
-from decode.exporting.compare import Verdict
 from decode.exporting.exports import DrafterPair, ExportOptions, check_engine, export_drafter
+from decode.exporting.verdict import Verdict
 from decode.suites.prompt import Prompt
 from tests.builders import PROMPT, causal_drafter
 

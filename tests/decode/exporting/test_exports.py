@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from align.common.errors import UserError
 from align.models.checkpoints.block import save_drafter
 from align.target.model import Target
-from decode.exporting.compare import Verdict
 from decode.exporting.exports import DrafterPair, ExportOptions, check_engine, export_drafter
+from decode.exporting.verdict import Verdict
 from decode.suites.prompt import Prompt
 from tests.builders import block_network
 from tests.target_models import asking_target, write_gguf

@@ -18,9 +18,10 @@ from align.models.checkpoints.block import load_drafter, save_drafter
 from align.target.inspection.parts import embedding_scale
 from align.target.model import Target
 from decode.engine.compiled import stock_model
-from decode.exporting.compare import GreedyText, Verdict, compare_export, distance, trace_drafter
+from decode.exporting.compare import GreedyText, compare_export, distance, trace_drafter
 from decode.exporting.folder import EMBEDDING
 from decode.exporting.registry import FORMATS
+from decode.exporting.verdict import Verdict
 from tests.block_definition import PublishedDrafter
 from tests.builders import PROMPT, block_network
 from tests.published_blocks import (

@@ -25,10 +25,10 @@ from decode.drafters.autoregressive import AutoregressiveDrafter
 from decode.drafters.base import Drafter
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder, prompt_tokens
-from decode.exporting.compare import Verdict
 from decode.exporting.exports import DrafterPair
 from decode.exporting.registry import FORMATS
 from decode.exporting.server import Counts, Server, check_server
+from decode.exporting.verdict import Verdict
 from decode.suites.prompt import Prompt
 from tests.builders import PROMPT, block_network, causal_drafter, overfit_block_network
 
