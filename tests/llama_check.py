@@ -23,10 +23,9 @@ from align.target.loading import load_target
 from align.target.names import DEFAULT_TARGET
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
-from decode.exporting.gguf_file import FILE
-from decode.exporting.parity import tokens_of
-from decode.exporting.registry import FORMATS, llama_kind
-from decode.exporting.verdict import Counts
+from decode.exporting.compare import encode_prompts
+from decode.exporting.gguf import FILE, spec_type
+from decode.exporting.registry import FORMATS
 from decode.suites.registry import prompts_of
 
 
@@ -54,11 +53,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "export"
         FORMATS["gguf"].write(drafter, out, torch.bfloat16, "", options.target_gguf)
-        for prompt in tokens_of(target, suites[0].prompts):
+        for prompt in encode_prompts(target, suites[0].prompts):
             text = target.tokenizer.decode(prompt).rstrip("\n")  # llama.cpp drops a file's last line break
             tokens = target.tokenizer(text, add_special_tokens=False)["input_ids"]
             found = decoder.generate(tokens, max_new_tokens=options.max_new_tokens + 1)
-            kind = llama_kind(drafter.config)
+            kind = spec_type(drafter.config)
             said = _run(options, out / FILE, kind, text, size, Path(folder) / "prompt.txt")
             drafts, right = (
                 int(re.search(rf"{name}\s*=\s*(\d+)", said)[1]) for name in ("n_drafted", "n_accept")
@@ -69,8 +68,8 @@ def main() -> None:
             say(
                 f"ours {sum(found.accepted)} of {len(found.accepted)} calls, llama.cpp {right} of {drafts} drafts",
             )
-    own = Counts.of(ours, size)
-    say(f"ours: {own.line}")
+    accepted, rounds = sum(map(sum, ours)), sum(map(len, ours))
+    say(f"ours: {accepted} accepted in {rounds} rounds, τ {1 + accepted / rounds:.3f}")
     say(f"llama.cpp: {drafted} drafts, {theirs} accepted; {same} of {len(ours)} texts begin alike")
 
 

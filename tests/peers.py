@@ -11,6 +11,7 @@ transformers' `assistant_model`.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from align.common.errors import UserError, cli
+from align.common.errors import cli
 from align.common.text import say
 from align.models.block import BlockDrafter
 from align.models.checkpoints.block import load_drafter
@@ -31,8 +32,7 @@ from decode.drafters.block import BlockProposer
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.compiled import stock_model
 from decode.engine.decoder import Decoder
-from decode.exporting.engine_reader import package
-from decode.exporting.parity import tokens_of
+from decode.exporting.compare import encode_prompts
 from decode.exporting.registry import FORMATS
 from decode.suites.registry import prompts_of
 from tests.serve_check import measured, plain_of, rested, serving
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         FORMATS[name].write(drafter, folder, torch.bfloat16, "")
     drafter.prepare_for_drafting()  # as `decode.load` does
     suites, _ = prompts_of(options.suite, limit=options.limit)
-    prompts = tokens_of(target, suites[0].prompts)
+    prompts = encode_prompts(target, suites[0].prompts)
     with ExitStack() as stack:
         model = stock_model(target)
         ways = here(drafter) | in_transformers(model, folders) | in_package(target, folders)
@@ -155,11 +155,10 @@ def with_assistant(target: Target, model: Any, folder: Path) -> dict[str, Way]:
 
 def in_package(target: Any, folders: dict[str, Path]) -> dict[str, Way]:
     """The dflash package's own loop; nothing where it is not installed."""
-    try:
-        module = package()
-    except UserError as error:
-        say(str(error))
+    if not FORMATS["dflash"].installed():
+        say("the package dflash is not installed")
         return {}
+    module = importlib.import_module("dflash.model")
     model = stock_model(target)
     network = module.DFlashDraftModel.from_pretrained(folders["dflash"], dtype=torch.float32).eval()
 

@@ -33,11 +33,11 @@ from align.target.loading import load_target, resolve_folder
 from align.target.names import DEFAULT_TARGET
 from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
-from decode.exporting.parity import tokens_of
+from decode.exporting.compare import encode_prompts
+from decode.exporting.exports import DrafterPair
 from decode.exporting.registry import FORMATS
-from decode.exporting.server import SERVED, Server, served
-from decode.exporting.serving import on_this_machine
-from decode.exporting.verdict import Counts
+from decode.exporting.server import SERVED, Counts, Server, check_server
+from decode.exporting.serving import fit_machine
 from decode.reporting.statistics import paired_ratio, tau
 from decode.suites.registry import prompts_of
 
@@ -85,14 +85,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     folder = options.out / "dflash"
     FORMATS["dflash"].write(drafter, folder, torch.bfloat16, "")
     suites, _ = prompts_of(options.suite, limit=options.limit)
-    prompts = tokens_of(target, suites[0].prompts)
+    prompts = encode_prompts(target, suites[0].prompts)
     words = {
         "method": "dflash",
         "model": str(folder.resolve()),
         "num_speculative_tokens": drafter.config.block_size,
     }
     (printed, *_) = FORMATS["dflash"].snippets(
-        drafter, on_this_machine(options.target, "cpu", drafter.config), str(folder.absolute())
+        drafter, fit_machine(options.target, "cpu", drafter.config), str(folder.absolute())
     )
     accepted: list[list[int]] = []
     model = str(resolve_folder(options.target))
@@ -115,24 +115,18 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         counts = drafted.counts().since(before)
     with as_printed(program, printed.lines[0], options.out / "printed.log") as server:
         say(f"started as printed: {printed.lines[0]}")
-        judged = served(
-            options.drafter,
-            "block",
-            options.target,
-            suites[0].prompts[:JUDGED],
-            options.max_new_tokens,
-            server.url,
-            folder,
-        )
+        pair = DrafterPair(options.drafter, "block", options.target)
+        judged = check_server(pair, server.url, suites[0].prompts[:JUDGED], options.max_new_tokens, folder)
     for line in (*judged.lines, judged.conclusion):
         say(line)
-    ours = Counts.of(accepted, drafter.config.block_size)
+    rounds = sum(map(len, accepted))
+    ours = Counts(rounds, rounds * drafter.config.block_size, sum(map(sum, accepted)))
     same = {name: sum(a == b for a, b in zip(outputs["vLLM"], outputs[name], strict=True)) for name in ways}
     report = {
         "prompts": len(prompts), "max_new_tokens": options.max_new_tokens, "threads": torch.get_num_threads(),
         "identical_to_vllm_plain": same, "tokens_per_s": speeds,
-        "tau": {"vLLM": counts.tau, "ours": ours.tau}, "tau_95": interval(accepted), "calls": {"vLLM": counts.calls, "ours": ours.calls},
-        "accepted_at_position": {"vLLM": counts.at_position, "ours": ours.at_position},
+        "tau": {"vLLM": counts.tau, "ours": ours.tau}, "tau_95": interval(accepted), "rounds": {"vLLM": counts.rounds, "ours": ours.rounds},
+        "accepted": {"vLLM": counts.accepted, "ours": ours.accepted},
         "printed_line": judged.conclusion,
         "same": same["vLLM with the drafter"] == len(prompts)
         and abs(counts.tau - ours.tau) < SERVED * ours.tau
@@ -295,7 +289,7 @@ def _awaited(process: subprocess.Popen[bytes], port: int, log: Path) -> Server:
 
 def tell(report: dict[str, Any]) -> None:
     say(
-        "| | tokens/s | speed-up [95%] | τ | accepted at each position | outputs as vLLM's plain ones |\n|---|---|---|---|---|---|"
+        "| | tokens/s | speed-up [95%] | τ | accepted drafts | outputs as vLLM's plain ones |\n|---|---|---|---|---|---|"
     )
     for name, speed in report["tokens_per_s"].items():
         drafts, engine = name.endswith("drafter"), "vLLM" if name.startswith("vLLM") else "ours"
@@ -303,7 +297,7 @@ def tell(report: dict[str, Any]) -> None:
         shown = f"{report['tau'][engine]:.3f}" if drafts else "1"
         if drafts and engine == "ours" and report["tau_95"]:
             shown += " [{:.3f}, {:.3f}]".format(*report["tau_95"])
-        at = " ".join(f"{a:.0f}" for a in report["accepted_at_position"][engine]) if drafts else ""
+        at = f"{report['accepted'][engine]:.0f}" if drafts else ""
         said = "1" if not drafts else f"{up[0]:.2f}× [{up[1]:.2f}, {up[2]:.2f}]" if up else "one prompt: none"
         same = report["identical_to_vllm_plain"][name]
         say(
