@@ -97,11 +97,6 @@ def find_faults(tree: Mapping[str, str]) -> list[str]:
         direct = imports(source)
         tops = {module.partition(".")[0] for module in direct}
         others = {package_of(m) for m in direct if m.startswith(("align.", "decode."))} - {package}
-        others = {
-            other
-            for other in others
-            if any(package_of(m) == other for m in tree) or other not in tree
-        }
         packages.setdefault(package, set()).update(others)
         found += [f"{name} imports {other}" for other in tops & {"tests", "recipes", ""}]
         found += [

@@ -172,7 +172,7 @@ def test_the_run_ends_with_one_line_and_goes_on(
     assert done.returncode == 1 and len(errors) == 1 and errors[0].startswith(f"error: {says}"), done.stderr
     assert "Traceback" not in done.stderr and not (output / "drafter").exists()
     if plant != "1 sleeps":
-        return  # `python -m tests.parallel` goes on under every strategy
+        return
     again = train_in_forks(mine, tmp_path, 2)
     assert again.returncode == 0 and "going on from" in again.stderr and "step-2.ckpt" in again.stderr
     assert (output / "drafter" / "model.safetensors").is_file()
