@@ -1,4 +1,4 @@
-"""`align.train` in processes forked from one that has imported torch, Lightning and DeepSpeed: that takes ten seconds a process."""
+"""Commands in processes forked from one that has imported torch, Lightning and DeepSpeed, which takes ten seconds."""
 
 from __future__ import annotations
 
@@ -129,4 +129,4 @@ def _plant(how: str) -> None:
             os.kill(os.getpid(), {"dies": signal.SIGKILL, "stops": signal.SIGSTOP}[how])
         return step(module, *args)
 
-    BlockDrafterModule.draft_statistics = planted  # type: ignore[method-assign]
+    BlockDrafterModule.draft_statistics = planted  # type: ignore[method-assign,assignment]

@@ -23,8 +23,8 @@ from pyarrow import parquet
 
 from align import plan, sweep, synthesize, train
 from align.common import hub
-from align.config.parser import shipped
 from align.config.recipe import keys
+from align.config.recipe_files import shipped
 from align.models.checkpoints.block import save_drafter
 from align.rows import hub_rows
 from align.target.loading import load_target

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -60,10 +60,7 @@ def read_tree() -> dict[str, str]:
     """The source of every module by its dotted name."""
     paths = [path for top in COMMANDS for path in sorted((ROOT / top).rglob("*.py"))]
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
-    return {
-        name.removesuffix(".__init__"): path.read_text()
-        for name, path in zip(names, paths, strict=True)
-    }
+    return {name.removesuffix(".__init__"): path.read_text() for name, path in zip(names, paths, strict=True)}
 
 
 def reach(name: str, tree: Mapping[str, str], lazy: bool) -> set[str]:
@@ -79,7 +76,7 @@ def reach(name: str, tree: Mapping[str, str], lazy: bool) -> set[str]:
     return found
 
 
-def find_cycle(edges: Mapping[str, set[str]]) -> list[str]:
+def find_cycle(edges: Mapping[str, Set[str]]) -> list[str]:
     try:
         TopologicalSorter(edges).prepare()
     except CycleError as error:
@@ -99,9 +96,7 @@ def find_faults(tree: Mapping[str, str]) -> list[str]:
         others = {package_of(m) for m in direct if m.startswith(("align.", "decode."))} - {package}
         packages.setdefault(package, set()).update(others)
         found += [f"{name} imports {other}" for other in tops & {"tests", "recipes", ""}]
-        found += [
-            f"{name} imports {o}" for o in others if o.split(".")[1] in COMMANDS[o.split(".")[0]]
-        ]
+        found += [f"{name} imports {o}" for o in others if o.split(".")[1] in COMMANDS[o.split(".")[0]]]
         if top == "align" and "decode" in tops:
             found.append(f"{name} imports decode")
         if tops & {"lightning", "deepspeed"} and package != "align.training":

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from align import synthesize
+from align.outputs import store
 from align.target.loading import load_target
 from tests.builders import saved_taps_drafter
 from tests.forks import fork_server
@@ -56,18 +57,14 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     synthesize.main(["recipe=debug_block", f"output={folder}", "data.samples=24"])
     saved_taps_drafter(folder / "drafter", load_target("debug", "float32", "cpu"), "fill_in")
     prompts = ["Say one one one.", "Why is the sky blue?"]
-    (folder / "p.jsonl").write_text(
-        "".join(json.dumps({"prompt": text}) + "\n" for text in prompts)
-    )
+    (folder / "p.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
     return folder
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_killed_command_ends_as_an_undisturbed_one(
-    name: str, inputs: Path, tmp_path: Path
-) -> None:
+def test_a_killed_command_ends_as_an_undisturbed_one(name: str, inputs: Path, tmp_path: Path) -> None:
     words = COMMANDS[name].replace("INPUTS", str(inputs)).split()
     code, operations = run(words, tmp_path / "whole")
     assert code == 0, (tmp_path / "whole/log").read_text()
@@ -106,7 +103,7 @@ def run_forked(words: list[str], folder: str, kill_at: int) -> None:
         os.dup2(log, stream)
     sys.stdout, sys.stderr = (open(stream, "w", closefd=False) for stream in (1, 2))  # noqa: SIM115
     os.environ["TMPDIR"], tempfile.tempdir = f"{folder}/tmp", None
-    importlib.import_module("align.outputs.store").SHARD_BYTES = 1 << 15  # several shards
+    store.SHARD_BYTES = 1 << 15  # several shards
     main = importlib.import_module(words[0]).main
     count = 0
 
