@@ -1,27 +1,22 @@
-"""Two tables of architectures and what works, from tiny random models: docs/targets.md holds them.
+"""What works with every architecture, tried on tiny random models; docs/architectures.md holds the results.
 
-python -m tests.targets                    # all, a quarter of an hour: before a release
-python -m tests.targets wrappers           # the second table alone
+python -m tests.targets                    # all, a quarter of an hour, written to the page: before a release
 python -m tests.targets llama gemma3       # these, printed
-python -m tests.targets write llama gemma3 # these, in the page
+python -m tests.targets write llama gemma3 # these, written to the page
 
-The second table is of models that hold a text model beside towers for images or sound. They are saved as folders and opened by
-path, and compared with the whole model on text.
+Models with image or audio towers are saved as folders, opened by path and compared with the whole model on text.
 
-Columns. *p*: the largest total variation of our p, through the cache in pieces, to the model's own logits in one call.
-Where it is above 1e-5 (5e-5 of replayed states), the model's own fp32 stands beside it, against fp64 and, of states, through its own
-cache. *plain*: greedy output = transformers' own `generate`, token for token, past the window; `its forward's` where that writes
-another text than the model's own forward without a cache, and ours is the forward's. *lookup* and *batch*: outputs with drafts
-copied from the text, and of four requests at once, = plain. *tree*: TV of branching drafts, or that it takes chains alone.
-*taps*, *shared_kv*: outputs with a block drafter of that context, after 20 training steps, = plain: greedy chains and trees, four
-requests at once, coupled at temperature 1. *autoregressive*, *masked_lm*: greedy output with a drafter out of the target's own
-layers, saved and loaded, = plain. A model that is not p with weights out of bf16 ends in a traceback. *a tie*: the outputs part at a place where two tokens, or two experts of a router, are equal to the
-last digits (`decode.verification.divergence`).
+Each architecture is judged by: attention; states; p (largest total variation between our p, through the cache in pieces, and the model's
+own logits in one forward; above 1e-5, or 5e-5 for recurrent states, the model's own fp32 rounding is shown); plain (greedy output equals
+transformers' `generate`); lookup and batch (outputs equal plain decoding's); tree (total variation over branching drafts); taps and
+shared_kv (outputs with a block drafter trained for 20 steps equal plain decoding's: chains, trees, batches, coupled sampling);
+autoregressive and masked_lm (the same with a drafter made of the target's layers, saved and loaded). The page lists exceptions only.
 """
 
 from __future__ import annotations
 
 import copy
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -79,75 +74,92 @@ perception_lm phi4_multimodal pix2struct pp_chart2table pp_formulanet qianfan_oc
 qwen2_audio qwen2_vl qwen3_5 qwen3_5_moe qwen3_asr qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen4_exp shieldgemma2 smolvlm
 step3p7 unlimited_ocr video_llama_3 video_llava vipllava vision-encoder-decoder voxtral voxtral_realtime
 """
-HEAD = "| architecture | attention | states | p | plain | lookup | batch | tree | taps | shared_kv | autoregressive | masked_lm |\n"
-HEAD += "|---|---|---|---|---|---|---|---|---|---|---|---|\n"
-WRAPPED = HEAD.replace("| attention", "| opened as | attention", 1).replace("|---", "|---|---", 1)
+COLUMNS = [
+    "attention",
+    "states",
+    "p",
+    "plain",
+    "lookup",
+    "batch",
+    "tree",
+    "taps",
+    "shared_kv",
+    "autoregressive",
+    "masked_lm",
+]
+TABLES = {"architectures": "", "refused": "refused: "}
+"""Tables of the page and how their results begin."""
 NEW = 24
 """Tokens written after a prompt that is longer than the window."""
 PIECES = [30, 1, 5, 1, 2 * WINDOW + 10 - 37]
 """Tokens of each call through a cache."""
-PAGE = Path(__file__).parents[1] / "docs/targets.md"
+PAGE = Path(__file__).parents[1] / "docs/architectures.md"
 
 
 def main(names: list[str]) -> int:
     transformers.logging.set_verbosity_error()
-    new = names[:1] == ["write"]
-    names = names[new:]
-    if names and names != ["wrappers"]:
-        if unknown := [name for name in names if name not in (*NAMES.split(), *WRAPPERS.split())]:
-            raise UserError(
-                f"{unknown[0]!r} is no architecture of these tables{nearest(unknown[0], NAMES.split())}"
-            )
-        rows = [*map(printed, names)]
-        return write(rows) if new else faults(rows)
-    found = 0 if names else write([*map(printed, NAMES.split())])
-    return found + write([*map(printed, WRAPPERS.split())])
+    known = [*NAMES.split(), *WRAPPERS.split()]
+    on_the_page = not names or names[0] == "write"
+    names = names[on_the_page:] or known
+    for name in names:
+        if name not in known:
+            raise UserError(f"{name!r} is not an architecture of the page{nearest(name, known)}")
+    results = {}
+    for name in names:
+        results[name] = judge_wrapper(name) if name in WRAPPERS.split() else judge_model(name)
+        say(f"{name}: {results[name]}")
+    if on_the_page:
+        PAGE.write_text(updated(PAGE.read_text(), results))
+    return sum("wrong" in result or "traceback" in result for result in results.values())
 
 
-def printed(name: str) -> str:
-    line = wrapped_row(name) if name in WRAPPERS.split() else row(name)
-    say(line)
-    return line
+def updated(page: str, results: dict[str, str]) -> str:
+    """The page with these results. Architectures with the same result share a line."""
+    by_name = read_results(page) | results
+    for mark, prefix in TABLES.items():
+        groups: dict[str, list[str]] = {}
+        for name, result in sorted(by_name.items()):
+            if result.startswith("refused: ") == bool(prefix):
+                groups.setdefault(result.removeprefix(prefix), []).append(name)
+        largest_first = sorted(groups.items(), key=lambda group: -len(group[1]))
+        rows = [f"| {' '.join(names)} | {result} |" for result, names in largest_first]
+        old = between(page, mark)
+        page = page.replace(old, "\n".join([*old.splitlines()[:2], *rows]) + "\n")
+    return page
 
 
-def faults(rows: list[str]) -> int:
-    return sum("wrong" in r or "traceback" in r for r in rows)
+def read_results(page: str) -> dict[str, str]:
+    """The result of every architecture on the page."""
+    results = {}
+    for mark, prefix in TABLES.items():
+        for line in between(page, mark).splitlines()[2:]:
+            names, result = line.strip("| ").split(" | ")
+            results.update(dict.fromkeys(names.split(), prefix + result))
+    return results
 
 
-def write(rows: list[str]) -> int:
-    """Put rows into their tables on the page, in order; how many of them are faults."""
-    for mark, head, names in (
-        ("architectures", HEAD, NAMES.split()),
-        ("wrappers", WRAPPED, WRAPPERS.split()),
-    ):
-        begin, end = f"<!-- {mark} -->\n", f"<!-- /{mark} -->"
-        before, _, rest = PAGE.read_text().partition(begin)
-        old, _, behind = rest.partition(end)
-        by_name = {line.split(" ")[1]: line for line in [*old.splitlines()[2:], *rows]}
-        table = "".join(by_name[name] + "\n" for name in names if name in by_name)
-        PAGE.write_text(f"{before}{begin}{head}{table}{end}{behind}")
-    return faults(rows)
+def between(page: str, mark: str) -> str:
+    """The table of a mark."""
+    return page.partition(f"<!-- {mark} -->\n")[2].partition(f"<!-- /{mark} -->")[0]
 
 
-def row(name: str) -> str:
-    """One line of the table; a refusal is one, a traceback a fault."""
+def judge_model(name: str) -> str:
+    """The limits of one architecture; a refusal is one, a traceback a fault."""
     try:
         target = tiny_target(name)
         own = tiny_model(name, len(target.tokenizer))
         cells = judged(target, own)
         prove_out_of_bf16(own, name)
     except UserError as error:
-        why = str(error).partition("architecture ")[2].partition("' ")[2]
-        return f"| {name} | refused: {why[:150].replace('|', '/')} | | | | | | | | | | |"
+        return refusal(str(error))
     except Exception:
         say(traceback.format_exc(), error=True)
-        return f"| {name} | traceback | | | | | | | | | | |"
-    return f"| {name} | {' | '.join(cells)} |"
+        return "traceback"
+    return limits(cells)
 
 
-def wrapped_row(name: str) -> str:
-    """The same of a model with towers, opened from its folder."""
-    rest = " |" * 11
+def judge_wrapper(name: str) -> str:
+    """The same for a model with towers, opened from its folder."""
     with TemporaryDirectory() as folder:
         try:
             own = tiny_wrapper(name)
@@ -155,16 +167,43 @@ def wrapped_row(name: str) -> str:
             target = load_target(folder, "float32", "cpu")
             cells = judged(target, text_of(own))
             prove_out_of_bf16(own, name)
-            return f"| {name} | {type(target.model).__name__} | {' | '.join(cells)} |"
         except UserError as error:
-            why = str(error).partition("architecture ")[2].partition("' ")[2]
-            why = why or str(error).removeprefix(f"target {folder!r}: ").replace(folder, "it")
-            return f"| {name} | refused: {why[:200].replace('|', '/')} |{rest}"
+            return refusal(str(error).removeprefix(f"target {folder!r}: "))
         except ImportError as error:
-            return f"| {name} | not tried: {' '.join(str(error).split()).partition(' but ')[0]} |{rest}"
+            return f"refused: {' '.join(str(error).split()).partition(' but ')[0]}"
         except Exception:
             say(traceback.format_exc(), error=True)
-            return f"| {name} | traceback |{rest}"
+            return "traceback"
+    return limits(cells)
+
+
+def refusal(error: str) -> str:
+    """The reason in a few words, without names of classes and modules of one release."""
+    why = error.partition("architecture ")[2].partition("' ")[2] or error
+    why = re.sub(r"^\([^)]*\) |^can't be run exactly: | \(it is .*", "", why)
+    return f"refused: {why.partition(':')[0].replace('|', '/')}"
+
+
+def limits(cells: list[str]) -> str:
+    """What does not work, in a few words; `none` where everything does."""
+    result = dict(zip(COLUMNS, cells, strict=True))
+    found = []
+    if result["states"] != "—":
+        found.append("recurrent" + result["states"].removeprefix("replayed"))
+    elif result["tree"] == "chains alone":
+        found.append("chains only")
+    if "own" in result["attention"]:
+        found.append("own attention")
+    found += [f"{name} {result[name]}" for name in ("p", "tree") if "wrong" in result[name]]
+    if "(" in result["p"]:
+        found.append("p " + result["p"])
+    found += [f"{name}: {result[name]}" for name in ("plain", "lookup", "batch") if result[name] != "yes"]
+    drafters = COLUMNS[COLUMNS.index("taps") :]
+    refused = [name for name in drafters if result[name].startswith("refused")]
+    if refused:
+        found.append("no " + ", ".join(refused))
+    found += [f"{name}: {result[name]}" for name in drafters if name not in refused and result[name] != "yes"]
+    return "; ".join(found) or "none"
 
 
 def prove_out_of_bf16(own: Any, name: str) -> None:
@@ -186,7 +225,7 @@ def prove_out_of_bf16(own: Any, name: str) -> None:
 
 
 def judged(target: Target, own: Any) -> list[str]:
-    """The cells of one architecture."""
+    """What was found for each of COLUMNS."""
     prompts = [prompt(target, seed) for seed in range(4)]
     plain = [Decoder(target).generate(p, max_new_tokens=NEW).tokens for p in prompts]
     drafted = Decoder(target, LookupDrafter(4))

@@ -1,4 +1,4 @@
-"""What README, CONTRIBUTING and docs/ name is there: paths, commands, recipes, links and their headings."""
+"""Paths, commands, recipes and links in README, CONTRIBUTING and docs/ exist."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+
+from tests.targets import NAMES, PAGE, WRAPPERS, read_results, updated
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -69,8 +71,9 @@ def test_the_readme_is_read_in_minutes_and_leads_to_every_page() -> None:
     assert [page.name for page in PAGES[1:] if f"{page.relative_to(ROOT)})" not in readme] == []
 
 
-def test_every_room_has_its_line() -> None:
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    rooms = {p.parent.relative_to(ROOT).as_posix() for p in ROOT.glob("align/*/*.py")}
-    rooms |= {p.parent.relative_to(ROOT).as_posix() for p in ROOT.glob("decode/*/*.py")}
-    assert {room for room in rooms if f"| `{room}` |" not in page} == set()
+def test_the_writer_of_the_architecture_page_keeps_the_other_results() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert updated(page, {}) == page
+    changed = read_results(updated(page, {"llama": "refused: it is blue", "xlm": "none"}))
+    assert changed == read_results(page) | {"llama": "refused: it is blue", "xlm": "none"}
+    assert {*changed} == {*NAMES.split(), *WRAPPERS.split()}

@@ -1,10 +1,11 @@
-"""The further commands of docs/scale.md (those that start training: `tests/align/training/parallel/test_launchers.py`), at tiny size, as they
-are written there."""
+"""Commands of docs/scale.md and docs/data.md at tiny size, as written there. Those that start training:
+tests/align/training/parallel/test_launchers.py."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -15,38 +16,45 @@ from align.target.loading import load_target
 from tests.loopback_server import Loopback
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+
+
+def commands(page: str, *headings: str) -> list[str]:
+    """Lines of these sections that run a module of `align`, without comments."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    sections = re.split(r"^## ", text, flags=re.MULTILINE)
+    chosen = [section for section in sections if section.partition("\n")[0] in headings]
+    assert len(chosen) == len(headings)
+    lines = "".join(chosen).splitlines()
+    return [line.partition("  #")[0].strip() for line in lines if line.startswith("    python -m align.")]
+
+
 LINES = [
-    line.partition("  #")[0].strip()
-    for line in PAGE.partition("## What it will cost")[2].splitlines()
-    if line.startswith("    python -m align.")
+    *commands("scale.md", "Estimate the cost", "Store the target's outputs", "Sweeps"),
+    *commands("data.md", "Generating with several processes", "Generating with a server"),
 ]
 TINY = ["trainer.max_steps=2", "trainer.warmup_steps=1", "trainer.validation_rows=2"]
 WRITTEN = ["data.samples=12", "data.batch_size=4", "data.max_answer_tokens=6"]
 
 
-def test_the_page_has_these_commands() -> None:
+def test_the_pages_have_these_commands() -> None:
     assert [line.split()[2] for line in LINES] == [
-        *["align.plan"] * 2, *["align.synthesize"] * 2, "align.features", "align.train", "align.features",
-        *["align.sweep"] * 2,
+        *["align.plan"] * 2, "align.features", "align.train", "align.features", *["align.sweep"] * 2,
+        *["align.synthesize"] * 2,
     ]  # fmt: skip
 
 
-def test_every_command_with_its_own_recipe_is_one() -> None:
-    """Of writing, features and training, the lines that start training too: the tests of one at tiny size take another recipe."""
-    found = [
-        line
-        for line in PAGE.splitlines()
-        if line.startswith("    ") and " recipe=" in line and "align.plan" not in line
-    ]
-    assert len(found) == 13
-    for line in found:
-        words = shlex.split(line.partition("  #")[0])
-        load_recipe([word for word in words if "=" in word and not word.startswith("-")])
+@pytest.mark.parametrize(
+    "page", ["README.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+)
+def test_options_of_every_training_command_are_valid(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for line in re.findall(r"^    .*align\.(?:train|synthesize|features) .*", text, re.MULTILINE):
+        words = shlex.split(line.partition("  #")[0].removesuffix(" &").partition("align.")[2])
+        load_recipe([word for word in words if "=" in word])
 
 
 def few_trials(folder: Path) -> str:
-    """The sweep of the page with two trials in place of six."""
+    """The sweep with two trials instead of six."""
     text = (ROOT / "recipes/sweeps/block_objective.yaml").read_text(encoding="utf-8")
     for values, fewer in (
         ("[d_pace, exponential, uniform]", "[uniform]"),
@@ -60,7 +68,7 @@ def few_trials(folder: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(LINES)))
-def test_a_command_of_the_page(
+def test_a_command(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)

@@ -36,7 +36,7 @@ def test_counts_of_outputs() -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "parted", "same"),
     [
-        ((416, 114, 17, 1, 0), (416, 117, 19, 1, 0), 0.0, True),  # measured: docs/serving.md
+        ((416, 114, 17, 1, 0), (416, 117, 19, 1, 0), 0.0, True),  # measured: docs/results.md
         ((417, 114, 17, 1, 0), (415, 117, 19, 1, 0), 0.0, True),
         ((146, 35, 7, 0, 0), (146, 35, 7, 0, 0), 0.0, True),
         ((522, 39, 3, 0, 0), (533, 28, 3, 0, 0), 0.0, False),  # vLLM's fault

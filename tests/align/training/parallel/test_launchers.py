@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[4]
 PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 LINES = [
     line.partition("  #")[0].strip()
-    for line in PAGE.partition("## Starting it")[2].partition("\n## ")[0].splitlines()
+    for line in PAGE.partition("## Start a run")[2].partition("\n## ")[0].splitlines()
     if line.startswith("    ") and "align.train" in line
 ]
 TINY = {"recipe": "debug_block", "trainer.batch_size": "2", "launch.devices": "2", "launch.num_nodes": "1"}
