@@ -1,6 +1,6 @@
 """Bytes that writing, features and training take on one device, and on disk. Peaks, by parts that are named.
 
-Checked against real runs (`python -m tests.plan_check`). A process of torch takes memory before there is a model; on a CPU that is
+Checked against real runs. A process of torch takes memory before there is a model; on a CPU that is
 measured here, on a GPU it is a context of `GPU_CONTEXT`.
 """
 
@@ -17,7 +17,7 @@ MIB = 2**20
 GPU_CONTEXT = 600 * MIB
 """Of CUDA and its libraries, before there is a model."""
 IMPORTS = {"writing": 345 * MIB, "training": 390 * MIB}
-"""Of a process on a CPU that has imported what it needs (`python -m tests.plan_check` compares it with real runs)."""
+"""Of a process on a CPU that has imported what it needs."""
 LOADED = 45 * MIB
 """What loading any model adds, weights and tokenizer aside: transformers' modules."""
 TOKENIZER = 750
