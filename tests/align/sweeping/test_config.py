@@ -49,7 +49,7 @@ def test_a_random_trial_depends_on_its_seed_and_number(tmp_path: Path) -> None:
     assert list_trials(sweep, None, 7) == trials[:10] and list_trials(sweep, 300, 8) != trials
     assert {trial["seed"] for trial in trials} == {*map(str, range(10))}
     rates = sorted(float(trial["trainer.learning_rate"]) for trial in trials)
-    assert 1e-4 <= rates[0] and rates[-1] <= 1e-2 and 6e-4 < rates[150] < 1.7e-3
+    assert rates[0] >= 1e-4 and rates[-1] <= 1e-2 and 6e-4 < rates[150] < 1.7e-3
     assert all(0 <= float(trial["data.text_share"]) <= 1 for trial in trials)
 
 
