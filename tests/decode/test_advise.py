@@ -13,7 +13,18 @@ WORDS = ["--target", "debug", "--drafter", "lookup"]
 
 
 def test_a_page_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    short = "--limit 2 --max-new-tokens 6 --temperatures 0,1 --most-batch 2 --long 300".split()
+    short = [
+        "--limit",
+        "2",
+        "--max-new-tokens",
+        "6",
+        "--temperatures",
+        "0,1",
+        "--most-batch",
+        "2",
+        "--long",
+        "300",
+    ]
     main([*WORDS, *short, "--draft-tokens", "2", "--out", str(tmp_path)])
     page = capsys.readouterr().out
     assert "## What is fastest" in page
