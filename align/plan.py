@@ -1,6 +1,6 @@
 """`python -m align.plan recipe=NAME …`: what a recipe will take, before it starts.
 
-Parameters, memory, disk, time, price and expected τ. Says what does not fit, with the key to change, and exits with code 1 then.
+Parameters, memory, time and expected τ. Says what does not fit, with the key to change, and exits with code 1 then.
 The target's config.json is enough. On the machine that has the weights, a short pilot measures the time; --hardware plans the memory of
 another one.
 """
@@ -26,7 +26,6 @@ from align.planning.hardware import find_hardware, find_local_hardware  # noqa: 
 OPTIONS = """options of align.plan:
   --hardware NAME[xN]   h100, h200, a100, a100-40, l40s, rtx4090; h100x8 = eight of them; default: this machine
   --memory-gb X         memory of a device that is not in the list
-  --rate X              price of a device and hour
   --no-pilot            no trial on this machine, so no time
   --json FILE           write the plan as JSON, too
 """
@@ -37,7 +36,6 @@ def parser() -> OptionParser:
     p = OptionParser(prog="python -m align.plan", add_help=False)
     p.add_argument("--hardware", type=find_hardware)
     p.add_argument("--memory-gb", type=float)
-    p.add_argument("--rate", type=float)
     p.add_argument("--no-pilot", action="store_true")
     p.add_argument("--json", type=path)
     return p
@@ -50,9 +48,8 @@ def main(argv: list[str] | None = None) -> None:
         say(f"{help_text('align.plan', __doc__ or '', every='--help-all' in words)}\n\n{OPTIONS}", end="")
         return
     options, rest = parser().parse_known_args(words)
-    for key, value in (("--memory-gb", options.memory_gb), ("--rate", options.rate)):
-        if value is not None and not 0 < value < 1e9:
-            raise UserError(f"{key} {value:g}: must be above 0")
+    if options.memory_gb is not None and not 0 < options.memory_gb < 1e9:
+        raise UserError(f"--memory-gb {options.memory_gb:g}: must be above 0")
     if options.json is not None:
         check_file(options.json, "--json")
         remove_parts(options.json)
@@ -75,7 +72,7 @@ def main(argv: list[str] | None = None) -> None:
         load, cores = load_average(), machine()["cores"]
         if load is not None and load > 1.5 * cores:
             plan.notes.append(f"the machine was busy during the pilot (load {load:.1f} on {cores} cores)")
-    say(render(plan, options.rate))
+    say(render(plan))
     if options.json is not None:
         write_json(options.json, plan.to_dict())
     if plan.misfits:

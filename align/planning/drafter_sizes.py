@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from align.common.errors import UserError
-from align.common.hub import is_hub_id, local_path, missing, model_folder
+from align.common.hub import is_hub_id, missing, model_folder
 from align.common.schema import read_config
 from align.config.drafter import PARTS, DrafterConfig
-from align.config.parser import load_recipe
 from align.config.recipe import Recipe
-from align.config.recipe_files import shipped
 from align.makers.block import asked_markov, check_rank, fresh_config
 from align.makers.geometry import check_count, first_layers, named_layers, shared_layers, tap_layers
 from align.makers.standalone import ddit_config
@@ -32,8 +30,8 @@ from align.target.slabs import LayerShape
 class DrafterSizes:
     """Counts of numbers, not bytes.
 
-    parameters: its own, without the target's embedding and head. trained: with gradient and optimizer state. rows: of a block's
-    input. drafted: tokens per draft. context: numbers of the target's that it reads per token.
+    parameters: its own, without the target's embedding and head. trained: with gradient and optimizer state. drafted: tokens per
+    draft. rows: of a block's input. context: numbers of the target's that it reads per token.
     """
 
     kind: str
@@ -44,8 +42,8 @@ class DrafterSizes:
     inner_size: int
     num_heads: int
     vocabulary: int
-    rows: int
     drafted: int
+    rows: int = 0
     context: int = 0
 
 
@@ -55,7 +53,7 @@ def plan_drafter_sizes(recipe: Recipe, target: TargetSizes) -> DrafterSizes:
     Raises:
         UserError: an option that does not fit the target, or a `drafter.init` whose config is unavailable.
     """
-    options = _follow_init(recipe.drafter)
+    options = recipe.drafter
     if options.kind == "block":
         return _size_block(options, target)
     if options.kind == "ddit":
@@ -64,22 +62,8 @@ def plan_drafter_sizes(recipe: Recipe, target: TargetSizes) -> DrafterSizes:
         return _size_masked_lm(options, target)
     if options.init is not None:
         start = read_target_sizes(options.init)
-        return _size_layers(start, options, list(range(start.num_layers)), 0)
+        return _size_layers(start, options, range(start.num_layers), 0)
     return _size_layers(target, options, first_layers(target, options), 0)
-
-
-def _follow_init(options: DrafterConfig) -> DrafterConfig:
-    """If `drafter.init` is the drafter of a shipped recipe that has not run yet: that recipe's options."""
-    init = options.init
-    if init is None or (local_path(init) / "config.json").is_file() or is_hub_id(init):
-        return options
-    maker = Path(init).parent.name
-    if maker not in shipped():
-        return options
-    kept = ("block_size", "lora_rank", "lora_targets", "confidence_head", "train")
-    return replace(
-        load_recipe([f"recipe={maker}"]).drafter, **{name: getattr(options, name) for name in kept}
-    )
 
 
 def read_init_config(init: str) -> dict[str, Any]:
@@ -94,10 +78,9 @@ def read_init_config(init: str) -> dict[str, Any]:
 
 def _size_block(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
     if options.init is None:
-        config = _fresh_block(options, target)
+        config = _make_block_config(options, target)
     else:
-        where = f"drafter.init={options.init!r}"
-        config = BlockConfig.from_dict(read_init_config(options.init), where)
+        config = BlockConfig.from_dict(read_init_config(options.init), f"drafter.init={options.init!r}")
         config.markov, config.markov_rank, config.markov_width = asked_markov(config, options)
     config.confidence_head = options.confidence_head
     config.convolution |= options.convolution
@@ -105,31 +88,26 @@ def _size_block(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
     no_target: Any = None
     with torch.device("meta"):
         network = BlockDrafter(config, no_target)
-    sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
-    trained = [n for name, n in sizes.items() if options.train == "all" or PARTS["confidence"] in name]
-    linears = [
-        (n, m.in_features, m.out_features) for n, m in network.named_modules() if isinstance(m, nn.Linear)
-    ]
+    parameters, trained = _count_parameters(network, options)
     shared = config.context == "shared_kv"
     per_layer = 2 * config.num_key_value_heads * config.head_dim if shared else config.hidden_size
-    found = DrafterSizes(
+    return DrafterSizes(
         kind="block",
-        parameters=sum(sizes.values()),
-        trained=sum(trained),
+        parameters=parameters,
+        trained=trained,
         layers=len(network.layers),
         hidden_size=config.hidden_size,
         inner_size=config.intermediate_size,
         num_heads=config.num_attention_heads,
         vocabulary=config.draft_vocab_size or config.vocab_size,
-        rows=config.rows,
         drafted=config.block_size,
+        rows=config.rows,
         context=per_layer * len(config.target_layer_ids),
     )
-    return _add_lora(found, options, linears)
 
 
-def _fresh_block(options: DrafterConfig, target: TargetSizes) -> BlockConfig:
-    """As `align.makers.block` makes it for a loaded target; values without influence on sizes are arbitrary."""
+def _make_block_config(options: DrafterConfig, target: TargetSizes) -> BlockConfig:
+    """As `align.makers.block` makes it for a loaded target; values that change no size are arbitrary."""
     check_count(target, options.layers)
     check_rank(target, options.markov_rank)
     start = shared_layers(target.num_layers, options.layers)
@@ -152,17 +130,25 @@ def _fresh_block(options: DrafterConfig, target: TargetSizes) -> BlockConfig:
     )
 
 
-def _add_lora(
-    sizes: DrafterSizes, options: DrafterConfig, linears: list[tuple[str, int, int]], times: int = 1
-) -> DrafterSizes:
-    """With the low-rank updates that `drafter.lora_rank` asks for, which are trained in place of the rest."""
+def _count_parameters(network: nn.Module, options: DrafterConfig) -> tuple[int, int]:
+    """A network's parameters and how many of them are trained; low-rank updates are trained in place of the rest."""
+    sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
+    trained = [n for name, n in sizes.items() if options.train == "all" or PARTS["confidence"] in name]
     if not options.lora_rank:
-        return sizes
-    named = [i + o for name, i, o in linears if name.rpartition(".")[2] in options.lora_targets]
-    if not named:
+        return sum(sizes.values()), sum(trained)
+    linears = [
+        (n, m.in_features, m.out_features) for n, m in network.named_modules() if isinstance(m, nn.Linear)
+    ]
+    updates = _count_updates(options, linears)
+    return sum(sizes.values()) + updates, updates
+
+
+def _count_updates(options: DrafterConfig, linears: Iterable[tuple[str, int, int]]) -> int:
+    """The low-rank updates of linear layers, given by name, inputs and outputs."""
+    sizes = [i + o for name, i, o in linears if name.rpartition(".")[2] in options.lora_targets]
+    if options.lora_rank and not sizes:
         raise UserError(f"drafter.lora_targets={options.lora_targets}: no linear layer of that name")
-    added = times * options.lora_rank * sum(named)
-    return replace(sizes, parameters=sizes.parameters + added, trained=added)
+    return options.lora_rank * sum(sizes)
 
 
 def _size_ddit(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
@@ -182,60 +168,55 @@ def _size_ddit(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
         inner_size=4 * config.hidden_size,
         num_heads=config.n_heads,
         vocabulary=config.vocab_size,
-        rows=options.block_size,
         drafted=options.block_size,
     )
 
 
 def _size_masked_lm(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
     """From a target's layers, or from a published model's config.json."""
-    tables = (1 if target.tied else 2) * target.embedding
+    values: dict[str, Any] = {"share_embedding": options.share_embedding}
     if options.init is None:
-        shares, layers = options.share_embedding, first_layers(target, options)
+        values["layers"] = first_layers(target, options)
     else:
         values = read_init_config(options.init)
         if "base_config" not in values:
             return _size_published(options, values)
-        shares, layers = values.get("share_embedding"), values.get("layers", [])
-    found = _size_layers(target, options, layers, 0 if shares else tables)
-    return _add_lora(found, options, list(target.linears), found.layers)
+    tables = 0 if values.get("share_embedding") else (1 if target.tied else 2) * target.embedding
+    return _size_layers(target, options, values["layers"], tables)
 
 
 def _size_published(options: DrafterConfig, values: dict[str, Any]) -> DrafterSizes:
     with torch.device("meta"):
         network = from_config(values, f"drafter.init={options.init!r}")
-    parameters = sum(p.numel() for p in network.parameters())
+    parameters, trained = _count_parameters(network, options)
     config = network.model.config
-    found = DrafterSizes(
+    return DrafterSizes(
         kind="masked_lm",
         parameters=parameters,
-        trained=parameters,
+        trained=trained,
         layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         inner_size=int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
         num_heads=config.num_attention_heads,
         vocabulary=config.vocab_size,
-        rows=options.block_size,
         drafted=options.block_size,
     )
-    linears = [
-        (n, m.in_features, m.out_features) for n, m in network.named_modules() if isinstance(m, nn.Linear)
-    ]
-    return _add_lora(found, options, linears)
 
 
-def _size_layers(target: TargetSizes, options: DrafterConfig, layers: list[int], tables: int) -> DrafterSizes:
+def _size_layers(
+    target: TargetSizes, options: DrafterConfig, layers: Sequence[int], tables: int
+) -> DrafterSizes:
     """A drafter made of the target's layers, with this many numbers in tables of its own."""
     parameters = sum(target.layers[i] for i in layers) + target.last_norm + tables
+    updates = len(layers) * _count_updates(options, target.linears)
     return DrafterSizes(
         kind=options.kind,
-        parameters=parameters,
-        trained=parameters,
+        parameters=parameters + updates,
+        trained=updates or parameters,
         layers=len(layers),
         hidden_size=target.hidden_size,
         inner_size=target.inner_size,
         num_heads=target.num_heads,
         vocabulary=target.vocab_size,
-        rows=options.block_size,
         drafted=options.block_size,
     )

@@ -1,4 +1,4 @@
-"""Peak memory of a device in writing, storing features and training, by named parts, and disk space.
+"""Peak memory of a device in writing and training, by named parts.
 
 `python -m tests.plan_check` compares it with real runs.
 """
@@ -15,12 +15,13 @@ from align.planning.text import FILL, TextSize
 MIB = 2**20
 GPU_PROCESS = 600 * MIB
 """CUDA and its libraries, before there is a model."""
-CPU_PROCESS = {"writing": 390 * MIB, "features": 435 * MIB, "training": 435 * MIB}
+CPU_PROCESS = {"writing": 390 * MIB, "training": 435 * MIB}
 """A process on a CPU after its imports."""
 TOKENIZER = 750
 """Bytes per token of the vocabulary."""
 HEAP = 1.2
 """Memory of the process over what is in use: small blocks that are freed stay with it."""
+CACHE = "cache (data.batch_size)"
 STEP = "a step (trainer.batch_size)"
 KEPT = "kept outputs (trainer.keep_features_gb)"
 
@@ -63,23 +64,10 @@ def plan_writing(recipe: Recipe, target: TargetSizes, sizes: NumberSizes) -> Sta
     parts = {
         "process": _process("writing", target, sizes),
         "target": float(target.parameters * sizes.weights),
-        "cache (data.batch_size)": float(data.batch_size * length * target.cached * sizes.target),
+        CACHE: float(data.batch_size * length * target.cached * sizes.target),
         "logits": 3.0 * data.batch_size * target.vocab_size * 4,
     }
     return StageMemory("writing", parts)
-
-
-def plan_features(
-    recipe: Recipe, target: TargetSizes, drafter: DrafterSizes, sizes: NumberSizes
-) -> StageMemory:
-    """`align.features`: weights, a row, the head over parts of it, and the shard that waits to be written."""
-    parts = {
-        "process": _process("features", target, sizes),
-        "target": float(target.parameters * sizes.weights),
-        "a row": _target_forward(recipe, target, drafter, sizes) + 2 * 256 * target.vocab_size * 4,
-        "a shard": 2.0 * 64 * MIB,
-    }
-    return StageMemory("features", parts)
 
 
 def plan_training(
@@ -202,33 +190,5 @@ def _logit_rows(recipe: Recipe, drafter: DrafterSizes, rows: int, anchors: int) 
     # half of a block is masked, a quarter of a whole row; next to p there are nine tensors, else five
     masked = length * FILL / 4 if recipe.stage == "pretrain" else anchors * drafter.drafted / 2
     distilled = recipe.stage == "calibrate" and recipe.objective.distillation > 0
-    return rows * masked * (9 if distilled else 5)
-
-
-@dataclass(frozen=True)
-class DiskSpace:
-    """Bytes on disk by what they are."""
-
-    text: float
-    features: float
-    checkpoints: float
-    drafter: float
-
-    @property
-    def bytes(self) -> float:
-        return self.text + self.features + self.checkpoints + self.drafter
-
-
-def plan_disk(recipe: Recipe, target: TargetSizes, drafter: DrafterSizes, text: TextSize) -> DiskSpace:
-    """The output folder at its fullest: while a checkpoint is saved there is one more than are kept."""
-    trainer = recipe.trainer
-    features = text.rows(recipe.data.length) * recipe.data.length * feature_bytes(recipe, target, drafter)
-    averages = 4 * drafter.parameters if trainer.ema else 0
-    checkpoint = 8 * drafter.trained + 4 * drafter.parameters + averages
-    saved = min(trainer.keep_checkpoints, -(-trainer.max_steps // trainer.checkpoint_every))
-    return DiskSpace(
-        text=text.total * (2.2 if target.vocab_size <= 1 << 16 else 4.2),
-        features=min(trainer.features_gb * 1e9, features),
-        checkpoints=float((saved + 1) * checkpoint),
-        drafter=4.0 * drafter.parameters * (1 + len(trainer.milestones)),
-    )
+    validated = 7 * min(anchors * drafter.drafted, max(1, chunk // 4))
+    return max(validated, rows * masked * (9 if distilled else 5))

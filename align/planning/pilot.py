@@ -59,7 +59,6 @@ class StageSeconds:
     """Seconds of each stage on this machine."""
 
     writing: float
-    features: float
     training: float
 
 
@@ -206,5 +205,4 @@ def scale_seconds(recipe: Recipe, text: TextSize, pilot: Pilot, importing: float
     )
     if trainer.max_minutes is not None:
         training = min(training, 60 * trainer.max_minutes)
-    features = min(rows, steps * trainer.batch_size) / trainer.batch_size * (pilot.fresh - pilot.stored)
-    return StageSeconds(writing, starting + max(0.0, features), starting + pilot.preparing + training)
+    return StageSeconds(writing, starting + pilot.preparing + training)

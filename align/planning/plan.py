@@ -1,4 +1,4 @@
-"""The plan of a recipe: sizes, memory, disk, time and expected τ, and what does not fit, with the key to change."""
+"""The plan of a recipe: sizes, memory, time and expected τ, and what does not fit, with the key to change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from align.config.recipe import Recipe
 from align.planning import memory
 from align.planning.drafter_sizes import DrafterSizes, plan_drafter_sizes
 from align.planning.hardware import Hardware
-from align.planning.memory import KEPT, STEP, DiskSpace, NumberSizes, StageMemory
+from align.planning.memory import CACHE, KEPT, STEP, NumberSizes, StageMemory
 from align.planning.pilot import StageSeconds
 from align.planning.target_sizes import TargetSizes, read_target_sizes
 from align.planning.tau import ExpectedTau, predict_tau
@@ -19,6 +19,18 @@ from align.planning.text import FILL, TextSize, read_text_size
 from align.target.dtypes import has_fast_bf16
 
 GIB = 2**30
+SPLIT = "with several launch.devices"
+REMEDIES = {
+    "target": f"set target.dtype=bfloat16, or target.parallel=fsdp {SPLIT}",
+    CACHE: "lower data.batch_size",
+    "logits": "lower data.batch_size",
+    STEP: "raise trainer.accumulate, or lower trainer.anchors or data.length",
+    KEPT: "lower trainer.keep_features_gb, or use trainer.features_gb (disk)",
+    "drafter": f"set launch.strategy=deepspeed_3 {SPLIT}, or lower drafter.layers",
+    "optimizer": f"set launch.strategy=deepspeed_2 {SPLIT}, or drafter.lora_rank",
+    "gradients": f"set launch.strategy=deepspeed_2 {SPLIT}, or drafter.lora_rank",
+}
+"""What to change if this part of a stage's memory is the largest."""
 
 
 @dataclass
@@ -31,8 +43,7 @@ class TrainingPlan:
     drafter: DrafterSizes
     text: TextSize
     stages: list[StageMemory]
-    disk: DiskSpace
-    tau: dict[str, ExpectedTau]
+    tau: dict[str, ExpectedTau] = field(default_factory=dict)
     seconds: StageSeconds | None = None
     misfits: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -53,7 +64,6 @@ class TrainingPlan:
             "text": {**vars(self.text), "total_tokens": self.text.total},
             "memory_bytes": {stage.stage: stage.bytes for stage in self.stages},
             "memory_parts": {stage.stage: stage.parts for stage in self.stages},
-            "disk_bytes": {**vars(self.disk), "total": self.disk.bytes},
             "seconds": None if self.seconds is None else vars(self.seconds),
             "tokens_seen": self.tokens_seen,
             **{f"tau_{how}": vars(tau) for how, tau in self.tau.items()},
@@ -74,20 +84,13 @@ def make_plan(recipe: Recipe, hardware: Hardware, text: TextSize | None = None) 
     text = text or read_text_size(recipe)
     sizes = find_number_sizes(recipe, hardware)
     stages = [memory.plan_writing(recipe, target, sizes)]
-    if recipe.trainer.features_gb:
-        stages.append(memory.plan_features(recipe, target, drafter, sizes))
     stages.append(memory.plan_training(recipe, target, drafter, text, sizes))
-    disk = memory.plan_disk(recipe, target, drafter, text)
-    plan = TrainingPlan(recipe, hardware, target, drafter, text, stages, disk, {})
+    plan = TrainingPlan(recipe, hardware, target, drafter, text, stages)
     for how in ("greedy", "sampling"):
         tau = predict_tau(drafter.kind, plan.tokens_seen, drafter.drafted, how, target.spec)
         if tau is not None:
             plan.tau[how] = tau
-    plan.misfits = list_misfits(plan, sizes)
-    if hardware.gpu and recipe.processes < hardware.count:
-        plan.notes.append(
-            f"the recipe trains on {recipe.processes} of {hardware.count} devices (launch.devices={hardware.count} takes all)"
-        )
+    plan.misfits = list_misfits(plan)
     return plan
 
 
@@ -104,7 +107,7 @@ def find_number_sizes(recipe: Recipe, hardware: Hardware) -> NumberSizes:
     return NumberSizes(target, target if hardware.gpu else 4, drafter, hardware.gpu)
 
 
-def list_misfits(plan: TrainingPlan, sizes: NumberSizes) -> list[str]:
+def list_misfits(plan: TrainingPlan) -> list[str]:
     """A line for each thing that does not fit, with the key to change."""
     found, data, hardware = [], plan.recipe.data, plan.hardware
     for stage in plan.stages:
@@ -115,7 +118,7 @@ def list_misfits(plan: TrainingPlan, sizes: NumberSizes) -> list[str]:
             largest = f"{stage.largest} ({stage.parts[stage.largest] / GIB:.1f} GiB)"
             found.append(
                 f"{stage.stage} takes {stage.bytes / GIB:.1f} GiB{times}, a device has {hardware.memory / GIB:.1f}; "
-                f"most of it is {largest}: {_suggest(plan.recipe, stage, sizes)}"
+                f"most of it is {largest}; {REMEDIES.get(stage.largest, 'take a device with more memory')}"
             )
     limit = data.prompt_limit + data.max_answer_tokens
     if limit > plan.target.context_limit:
@@ -124,26 +127,3 @@ def list_misfits(plan: TrainingPlan, sizes: NumberSizes) -> list[str]:
             f"{plan.target.context_limit}: lower data.max_answer_tokens"
         )
     return found
-
-
-def _suggest(recipe: Recipe, stage: StageMemory, sizes: NumberSizes) -> str:
-    """What to change so that the largest part of a stage shrinks."""
-    data, trainer = recipe.data, recipe.trainer
-    more, part = "with several launch.devices", stage.largest
-    if part == "target" and sizes.target == 4:
-        return "target.dtype=bfloat16"
-    if part == "target" and stage.stage == "training":
-        return f"target.parallel=fsdp {more}"
-    if part in ("cache (data.batch_size)", "logits"):
-        return f"data.batch_size={max(1, data.batch_size // 2)}"
-    if part == STEP and trainer.batch_size // (trainer.accumulate * recipe.processes) > 1:
-        return f"trainer.accumulate={2 * trainer.accumulate}"
-    if part == STEP:
-        return f"trainer.anchors={max(1, trainer.anchors // 2)} or data.length={max(8, data.length // 2)}"
-    if part == KEPT:
-        return "a lower trainer.keep_features_gb, or trainer.features_gb (disk)"
-    if part == "drafter":
-        return f"launch.strategy=deepspeed_3 {more}, or fewer drafter.layers"
-    if part in ("optimizer", "gradients", "a checkpoint"):
-        return f"launch.strategy=deepspeed_2 {more}, or drafter.lora_rank"
-    return "a device with more memory"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil
-
-from align.planning.memory import StageMemory, feature_bytes
+from align.planning.memory import StageMemory
 from align.planning.plan import GIB, TrainingPlan
 
 
@@ -26,10 +24,9 @@ def format_bytes(number: float) -> str:
     return f"{number / GIB:.1f} GiB" if number >= 0.1 * GIB else f"{number / 2**20:.0f} MiB"
 
 
-def render(plan: TrainingPlan, rate: float | None = None) -> str:
-    """The whole page. `rate`: the price of a device and hour."""
+def render(plan: TrainingPlan) -> str:
     recipe, target, drafter, text = plan.recipe, plan.target, plan.drafter, plan.text
-    parts, disk = format_count, plan.disk
+    parts = format_count
     lines = [
         f"{recipe.name}: {target.spec} ({target.architecture}) on {plan.hardware.count} × {plan.hardware.title}",
         "",
@@ -46,11 +43,8 @@ def render(plan: TrainingPlan, rate: float | None = None) -> str:
         f"{'':<11}{'memory per device':>18}{'time':>10}   most of the memory",
         *(_render_stage(plan, stage) for stage in plan.stages),
         "",
-        f"disk       {format_bytes(disk.bytes)}: checkpoints {format_bytes(disk.checkpoints)}, text "
-        f"{format_bytes(disk.text)}, features {format_bytes(disk.features)}, drafter {format_bytes(disk.drafter)}",
-        *_render_features(plan),
         *_render_tau(plan),
-        *_render_total(plan, rate),
+        f"time       {_format_total(plan)}",
         *(f"note: {note}" for note in plan.notes),
         "",
         *([f"DOES NOT FIT: {line}" for line in plan.misfits] or ["everything fits in memory"]),
@@ -65,18 +59,11 @@ def _render_stage(plan: TrainingPlan, stage: StageMemory) -> str:
     return f"{stage.stage:<11}{format_bytes(stage.bytes):>18}{seconds:>10}   {parts}"
 
 
-def _render_features(plan: TrainingPlan) -> list[str]:
-    """Whether storing the target's outputs pays: only if rows are read several times."""
-    trainer, rows = plan.recipe.trainer, plan.text.rows(plan.recipe.data.length)
-    epochs = trainer.max_steps * trainer.batch_size / rows
-    if trainer.features_gb and epochs <= 1:
-        return ["           no row is read twice: trainer.features_gb saves nothing"]
-    if trainer.features_gb or trainer.keep_features_gb or epochs < 1.5:
-        return []
-    size = rows * plan.recipe.data.length * feature_bytes(plan.recipe, plan.target, plan.drafter)
-    return [
-        f"           rows are read {epochs:.1f} times: trainer.features_gb={ceil(size / 1e9)} computes the target's outputs once"
-    ]
+def _format_total(plan: TrainingPlan) -> str:
+    if plan.seconds is None:
+        return "unknown: a pilot on the device itself measures it"
+    total = plan.seconds.writing + plan.seconds.training
+    return f"{format_seconds(total)} in all, measured here on a few samples and steps"
 
 
 def _render_tau(plan: TrainingPlan) -> list[str]:
@@ -87,14 +74,3 @@ def _render_tau(plan: TrainingPlan) -> list[str]:
     known = next(iter(plan.tau.values()))
     lines = [f"expected τ {'; '.join(shown)} (95% band, from {known.runs} runs of this kind of {known.of})"]
     return lines + ([f"           a guess: {known.guess}"] if known.guess else [])
-
-
-def _render_total(plan: TrainingPlan, rate: float | None) -> list[str]:
-    if plan.seconds is None:
-        return ["time       unknown: run this command on the device itself, which measures a short pilot"]
-    total = plan.seconds.writing + plan.seconds.training
-    line = f"in all     {format_seconds(total)}, measured here on a few samples and steps"
-    if rate is not None:
-        device_hours = total / 3600 * plan.recipe.processes
-        line += f"; {device_hours:.2f} device-hours at {rate:g}: {device_hours * rate:.2f}"
-    return [line]
