@@ -34,7 +34,7 @@ OPTIONS = """options of align.plan:
 def parser() -> OptionParser:
     """The options besides the recipe's keys."""
     p = OptionParser(prog="python -m align.plan", add_help=False)
-    p.add_argument("--hardware", type=find_hardware)
+    p.add_argument("--hardware")
     p.add_argument("--memory-gb", type=float)
     p.add_argument("--no-pilot", action="store_true")
     p.add_argument("--json", type=path)
@@ -53,14 +53,15 @@ def main(argv: list[str] | None = None) -> None:
     if options.json is not None:
         check_file(options.json, "--json")
         remove_parts(options.json)
+    named = find_hardware(options.hardware) if options.hardware else None
     recipe = load_recipe(rest)
     from align.planning.pilot import run_pilot, scale_seconds
     from align.planning.plan import make_plan
     from align.planning.render import render
 
     importing = time.monotonic() - STARTED
-    elsewhere = options.hardware is not None or options.memory_gb is not None
-    hardware = options.hardware or find_local_hardware(recipe)
+    elsewhere = named is not None or options.memory_gb is not None
+    hardware = named or find_local_hardware(recipe)
     if options.memory_gb is not None:
         hardware = replace(hardware, memory=options.memory_gb * 1e9)
     plan = make_plan(recipe, hardware)

@@ -30,24 +30,24 @@ HOWS = ("greedy", "sampling")
 
 def expected(rows: float, how: str, most: int | None = None) -> tau.ExpectedTau:
     """The fit's τ after so many rows; through runs of at most `most` of them, where that is given."""
-    record = tau.measured()
+    record = tau.read_runs()
     runs = [run for run in record["runs"] if most is None or run["rows"] <= most]
     far = tau.FAR if most is None else float("inf")
-    with patch.object(tau, "measured", lambda: {**record, "runs": runs}), patch.object(tau, "FAR", far):
-        found = tau.expected_tau("block", rows * record["tokens_per_row"], DRAFTED, how)
+    with patch.object(tau, "read_runs", lambda: {**record, "runs": runs}), patch.object(tau, "FAR", far):
+        found = tau.predict_tau("block", rows * record["tokens_per_row"], DRAFTED, how)
     assert found is not None
     return found
 
 
 def rows_of_the_table() -> list[int]:
     """Those of the measured runs, then ten times the longest of a processor and of all."""
-    own = [run["rows"] for run in tau.measured()["runs"] if run["kind"] == "block"]
+    own = [run["rows"] for run in tau.read_runs()["runs"] if run["kind"] == "block"]
     return sorted({*own, 10 * PROCESSOR, 10 * max(own)})
 
 
 def table() -> str:
     """Markdown, a row for each number of tokens."""
-    record = tau.measured()
+    record = tau.read_runs()
     per_row = record["tokens_per_row"]
     lines = [
         "| text tokens | τ measured, greedy / sampling | fit, greedy [95%] | fit, sampling [95%] | foretold, greedy [95%] |",
@@ -69,7 +69,7 @@ def _shown(found: tau.ExpectedTau) -> str:
 def picture() -> bytes:
     """The points, the fits and their bands, as a PNG."""
     with as_written():
-        record = tau.measured()
+        record = tau.read_runs()
         per_row = record["tokens_per_row"]
         own = [r for r in record["runs"] if r["kind"] == "block"]
         figure = Figure(figsize=(6.4, 4.2), layout="constrained")

@@ -9,9 +9,9 @@ from transformers import LlamaConfig, MixtralConfig, Qwen3Config
 
 from align.common.text import say
 from align.config.parser import load_recipe
-from align.planning.drafter import drafter_size
+from align.planning.drafter_sizes import plan_drafter_sizes
 from align.planning.memory import feature_bytes
-from align.planning.skeleton import skeleton
+from align.planning.target_sizes import read_target_sizes
 
 TARGETS = {
     "SmolLM2-135M": LlamaConfig(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True),
@@ -38,13 +38,13 @@ def main() -> None:
     for name, config in TARGETS.items():
         with TemporaryDirectory() as folder:
             config.save_pretrained(folder)
-            target = skeleton(folder)
+            target = read_target_sizes(folder)
             found = []
             for recipe in RECIPES.values():
                 read = load_recipe(
                     [f"recipe={recipe}", f"target.name={folder}", f"output={Path(folder) / 'out'}"]
                 )
-                found.append(feature_bytes(read, target, drafter_size(read, target)))
+                found.append(feature_bytes(read, target, plan_drafter_sizes(read, target)))
             cells = " | ".join(f"{size / 1000:.1f}" for size in found)
             say(
                 f"| {name} | {config.hidden_size} | {cells} | {found[0] / 100:.0f} / {found[1] / 100:.0f} / {found[2] / 100:.0f} |"

@@ -13,7 +13,7 @@ import torch
 from align.common.errors import UserError
 from align.gguf.header import read_header
 from align.gguf.parts import gguf_of_folder, is_gguf, join_parts, part_paths, whole_header
-from align.planning.skeleton import skeleton
+from align.planning.target_sizes import read_target_sizes
 from align.target.loading import load_target
 from align.target.model import Target
 from align.target.names import check_name, folder_kind
@@ -49,7 +49,7 @@ def parts(plain: Target, tmp_path: Path) -> list[Path]:
 def same_model(name: Path, plain: Target) -> bool:
     tokens = torch.arange(4, 30)[None]
     check_name(str(name))
-    assert skeleton(str(name)).parameters == skeleton("debug").parameters
+    assert read_target_sizes(str(name)).parameters == read_target_sizes("debug").parameters
     loaded = load_target(str(name), dtype="float32", fast=False)
     found = loaded.forward(tokens).logits_BLV
     torch.testing.assert_close(found, plain.forward(tokens).logits_BLV, atol=1e-5, rtol=1e-5)
