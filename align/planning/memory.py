@@ -167,7 +167,9 @@ def _step(
     layers = drafter.layers * tokens * (24 * width + sizes.drafter * (4 * width + 4 * inner))
     body = rows * (_target_forward(recipe, target, drafter, sizes) + attention + layers)
     head = sizes.head_copy * drafter.vocabulary * drafter.hidden_size
-    return HEAP * body + head + 4 * drafter.vocabulary * _logit_rows(recipe, drafter, rows, anchors)
+    return (
+        HEAP * body + head + 4 * drafter.vocabulary * _logit_rows(recipe, drafter, rows, anchors, sizes.gpu)
+    )
 
 
 def _sequences(recipe: Recipe, drafter: DrafterSizes, anchors: int) -> tuple[int, int]:
@@ -180,13 +182,14 @@ def _sequences(recipe: Recipe, drafter: DrafterSizes, anchors: int) -> tuple[int
     return 1, length + anchors * drafter.drafted
 
 
-def _logit_rows(recipe: Recipe, drafter: DrafterSizes, rows: int, anchors: int) -> float:
+def _logit_rows(recipe: Recipe, drafter: DrafterSizes, rows: int, anchors: int, gpu: bool) -> float:
     """Rows of logits that are alive at the peak of a step."""
     length, chunk = recipe.data.length, recipe.objective.chunk_rows
     places = rows * min(length, anchors + drafter.drafted)
     if drafter.kind == "block" or drafter.kind == "autoregressive":
         count = rows * anchors * drafter.drafted if drafter.kind == "block" else places
-        return min(count + places, 2 * chunk) + 6 * min(128, count)
+        kept = 0 if gpu and count > chunk else min(count + places, 2 * chunk)
+        return kept + 6 * min(128, count)
     # half of a block is masked, a quarter of a whole row; next to p there are nine tensors, else five
     masked = length * FILL / 4 if recipe.stage == "pretrain" else anchors * drafter.drafted / 2
     distilled = recipe.stage == "calibrate" and recipe.objective.distillation > 0

@@ -22,6 +22,7 @@ KEYS = (
 )  # fmt: skip
 PARAMETER_KEYS = ("value", "values", "min", "max", "distribution")
 DISTRIBUTIONS = ("constant", "categorical", "uniform", "int_uniform", "log_uniform_values")
+MAX_TRIALS = 10_000
 USE_AGENT = "is not supported by the local runner; use `wandb sweep` and `wandb agent`"
 
 
@@ -130,7 +131,9 @@ def list_trials(sweep: Sweep, count: int | None, seed: int) -> list[dict[str, st
     Raises:
         UserError: a grid over a range.
     """
-    count = count or sweep.run_cap
+    count = sweep.run_cap if count is None else count
+    if count is not None and not 1 <= count <= MAX_TRIALS:
+        raise UserError(f"{sweep.name}: {count} trials (--count, run_cap): must be 1 to {MAX_TRIALS}")
     if sweep.method == "grid":
         ranges = [key for key, parameter in sweep.parameters.items() if not parameter.values]
         if ranges:

@@ -95,7 +95,7 @@ def written_file(corpus: Corpus, r: random.Random) -> Case:
         (eval.main, [*QUICK, *prompts, "--out", "out"],
          ("records.jsonl", "run.json", "summary.json", "report.html", "report.png", "tuning")),
         (plan.main, ["recipe=debug_block", "--no-pilot", "--json", "out/plan.json"], ("plan.json",)),
-        (sweep.main, ["recipe.yaml", *data, "--method", "random", "--count", "1", "--out", "out"], ("sweep.md", "sweep.json", "trials")),
+        (sweep.main, ["recipe.yaml", *data, "--method", "random", "--count", "1", "--out", "out"], ("sweep.md", "trials")),
     ))  # fmt: skip
     Path("recipe.yaml").write_text(json.dumps(SWEPT))
     path = Path("out", r.choice([*names, ".lock"]))

@@ -165,7 +165,7 @@ SWEPT = {
     "parameters": {
         "objective.weighting": {"values": ["d_pace", "uniform"]},
         "trainer.learning_rate": {"min": 0.0004, "max": 0.0008},
-        "seed": {"values": [0, 1], "probabilities": [0.5, 0.5]},
+        "seed": {"values": [0, 1]},
     },
     "command": ["${env}", "python", "-m", "align.train", "recipe=debug_block", "${args_no_hyphens}"],
     "run_cap": 1,
