@@ -165,11 +165,10 @@ def _step(
     width, inner = drafter.hidden_size, drafter.inner_size
     # norms, queries, keys and outputs, and four tensors of the feed-forward part
     layers = drafter.layers * tokens * (24 * width + sizes.drafter * (4 * width + 4 * inner))
-    body = rows * (_target_forward(recipe, target, drafter, sizes) + attention + layers)
+    body = HEAP * (_target_forward(recipe, target, drafter, sizes) + layers) + attention
     head = sizes.head_copy * drafter.vocabulary * drafter.hidden_size
-    return (
-        HEAP * body + head + 4 * drafter.vocabulary * _logit_rows(recipe, drafter, rows, anchors, sizes.gpu)
-    )
+    logits = 4 * drafter.vocabulary * _logit_rows(recipe, drafter, rows, anchors, sizes.gpu)
+    return rows * body + head + logits
 
 
 def _sequences(recipe: Recipe, drafter: DrafterSizes, anchors: int) -> tuple[int, int]:
