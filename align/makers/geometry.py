@@ -47,7 +47,7 @@ def shared_layers(num_layers: int, layers: int) -> list[int]:
 
 
 class Sizes(Protocol):
-    """What a fresh drafter's sizes are made of: a loaded target's, or those that its config.json says (align/planning/skeleton.py)."""
+    """What a fresh drafter's sizes are made of: a loaded target's, or those that its config.json says (align/planning/target_sizes.py)."""
 
     @property
     def spec(self) -> str: ...

@@ -16,7 +16,7 @@ from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.folder import adapter
 from align.folder.adapter import CONFIG, adapter_of, merge_adapter
-from align.planning.skeleton import skeleton
+from align.planning.target_sizes import read_target_sizes
 from align.target.debug import debug_model
 from align.target.loading import load_target
 from align.target.names import check_name
@@ -53,7 +53,7 @@ def check_merged(folder: Path) -> Any:
     target = load_target(name, dtype="float32", fast=False)
     tokens, logits = torch.load(folder / "logits.pt")
     torch.testing.assert_close(target.forward(tokens).logits_BLV, logits, atol=1e-4, rtol=1e-4)
-    assert skeleton(name).parameters == skeleton(str(folder / "base")).parameters
+    assert read_target_sizes(name).parameters == read_target_sizes(str(folder / "base")).parameters
     assert _small_files(name, None) == folder / "base"
     return target
 
