@@ -89,7 +89,10 @@ def _shrink(recipe: Recipe, folder: Path, text: TextSize) -> Recipe:
     if trainer.features_gb:
         trainer.keep_features_gb = max(trainer.keep_features_gb, 1.0)
     trainer.features_gb, trainer.features_path = 0.0, None
-    data.text, data.follow = [], False
+    small.data = data = data.without_text()
+    data.follow = False
+    trainer.wandb_artifacts = False
+    small.target.parallel = "replicate"
     data.writer = "target"  # a server is not asked for a trial
     data.path = str(recipe.data_folder if text.written else folder / "data")
     return small

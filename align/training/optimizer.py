@@ -10,7 +10,7 @@ import torch
 
 from align.common.errors import UserError
 from align.config.drafter import PARTS
-from align.config.recipe import TrainerConfig
+from align.config.trainer import TrainerConfig
 from align.target.dtypes import target_dtype
 
 _OPTIONS = {

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from align.common.text import plural
-from align.config.recipe import Recipe, TrainerConfig
+from align.config.recipe import Recipe
+from align.config.trainer import TrainerConfig
 
 _KEYS = ("max_steps", "max_minutes", "batch_size", "learning_rate", "min_learning_rate_ratio", "warmup_steps")
 """Keys of `trainer` that decide the rate and the rows of a step."""
