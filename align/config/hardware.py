@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
-from align.common.errors import UserErrors
+from align.common.errors import check_all
 from align.config.option import require
 from align.config.recipe import Recipe
 
@@ -46,20 +47,18 @@ def accelerator(recipe: Recipe) -> str:
 
 def check_packages(recipe: Recipe) -> None:
     """Raises UserError that names every missing package."""
-    needed = {
-        f"trainer.logger={name}": name for name in ("tensorboard", "wandb") if name in recipe.trainer.logger
-    }
+    loggers = [name for name in ("tensorboard", "wandb") if name in recipe.trainer.logger]
+    needed = [(name, f"trainer.logger={name}") for name in loggers]
     if recipe.launch.strategy.startswith("deepspeed"):
-        needed[f"launch.strategy={recipe.launch.strategy}"] = "deepspeed"
+        needed.append(("deepspeed", f"launch.strategy={recipe.launch.strategy}"))
     if recipe.drafter.lora_rank:
-        needed[f"drafter.lora_rank={recipe.drafter.lora_rank}"] = "peft"
-    problems = [
-        f"{option}: the package {package} is not installed (pip install {package})"
-        for option, package in needed.items()
-        if find_spec(package) is None
-    ]
-    if problems:
-        raise UserErrors(problems)
+        needed.append(("peft", f"drafter.lora_rank={recipe.drafter.lora_rank}"))
+    check_all(partial(_require_package, package, option) for package, option in needed)
+
+
+def _require_package(package: str, option: str) -> None:
+    is_installed = find_spec(package) is not None
+    require(is_installed, f"{option}: the package {package} is not installed (pip install {package})")
 
 
 def check_devices(recipe: Recipe) -> None:

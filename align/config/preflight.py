@@ -32,7 +32,7 @@ def check_training(recipe: Recipe, *more: Check) -> None:
     Args:
         more: checks to report together with these.
     """
-    checks = [
+    checks: list[Check] = [
         *_model_checks(recipe),
         partial(check_folder, Path(recipe.output), "output"),
         partial(check_record, recipe),
@@ -46,7 +46,7 @@ def check_training(recipe: Recipe, *more: Check) -> None:
 
 def check_generation(recipe: Recipe, *more: Check) -> None:
     """The same for generating text."""
-    checks = [
+    checks: list[Check] = [
         *_model_checks(recipe),
         partial(check_folder, recipe.data_folder, "data.path" if recipe.data.path else "output"),
         *_generation_checks(recipe),

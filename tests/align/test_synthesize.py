@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from align import synthesize
-from align.config.parser import FOLDER
+from align.config.recipe_files import FOLDER
 from align.target.loading import load_target
 from tests.loopback_server import Loopback
 

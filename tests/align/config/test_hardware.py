@@ -8,7 +8,7 @@ import pytest
 
 from align.common.errors import UserError
 from align.config import hardware
-from align.config.hardware import accelerator, devices, main_process, target_device
+from align.config.hardware import accelerator, check_devices, devices, main_process, target_device
 from align.config.parser import load_recipe
 
 
@@ -24,12 +24,12 @@ def test_a_cpu_recipe_runs_on_the_cpu() -> None:
 def test_what_the_machine_lacks_or_what_contradicts_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "gpu_count", lambda: 0)
     with pytest.raises(UserError, match="torch sees no GPU"):
-        accelerator(recipe("launch.accelerator=gpu"))
+        check_devices(recipe("launch.accelerator=gpu"))
     with pytest.raises(UserError, match="target.device=cuda:1 contradicts launch.accelerator=cpu"):
-        accelerator(recipe("launch.accelerator=cpu", "target.device=cuda:1"))
+        recipe("launch.accelerator=cpu", "target.device=cuda:1")
     monkeypatch.setattr(hardware, "gpu_count", lambda: 1)
     with pytest.raises(UserError, match="launch.devices=2: torch sees 1"):
-        accelerator(recipe("launch.accelerator=gpu", "launch.devices=2"))
+        check_devices(recipe("launch.accelerator=gpu", "launch.devices=2"))
     assert devices(recipe("target.device=cuda:1")) == [1]
 
 

@@ -11,7 +11,7 @@ import pytest
 from align.common.errors import UserError
 from align.config.launching import (
     adopt_slurm,
-    launched,
+    is_launched,
     run_processes,
     thread_share,
     use_deterministic_products,
@@ -38,7 +38,7 @@ def test_sruns_tasks(clean: pytest.MonkeyPatch) -> None:
     for name, value in slurm.items():
         clean.setenv(name, value)
     adopt_slurm()
-    assert launched()
+    assert is_launched()
     assert [os.environ[name] for name in PLACE] == ["5", "8", "1", "1", "gpu07", "15045"]
 
 
@@ -46,7 +46,7 @@ def test_a_batch_script_of_slurm_is_one_process(clean: pytest.MonkeyPatch) -> No
     for name, value in {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}.items():
         clean.setenv(name, value)
     adopt_slurm()
-    assert not launched()
+    assert not is_launched()
 
 
 def test_what_a_launcher_says_stays(clean: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_several_machines_need_to_know_which_is_the_first(clean: pytest.MonkeyPa
 
 def test_a_process_gets_its_share_of_threads() -> None:
     recipe = load_recipe(["recipe=debug_block", "trainer.batch_size=64", "launch.devices=64"])
-    assert thread_share(recipe) == max(1, (os.cpu_count() or 1) // 64)
+    assert thread_share(recipe.launch.devices) == max(1, (os.cpu_count() or 1) // 64)
 
 
 ALIKE = """

@@ -1,25 +1,116 @@
-"""A recipe's defaults are the dataclasses' own, and what is resolved gives the same recipe again."""
+"""Recipes validate themselves: limits of keys, contradictions, defaults; a resolved recipe gives the same recipe again."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from align.common.errors import UserError
 from align.common.strict_yaml import dump_yaml
-from align.config.parser import load_recipe, shipped
+from align.config.option import LARGEST, Section, option
+from align.config.parser import load_recipe
 from align.config.recipe import Recipe, keys, resolve
+from align.config.recipe_files import shipped
 from tests.builders import needed_words as needed
 from tests.builders import write_recipe as write
 
 
-def test_defaults_are_the_dataclasses_own(tmp_path: Path) -> None:
+@dataclass
+class Example(Section):
+    SECTION = "some"
+
+    count: int = option(1, "a count", low=1, high=9)
+    rate: float = option(0.5, "a rate", above=0)
+    shares: dict[str, float] = option({"a": 0.5}, "shares", high=1)
+    name: str = option("x", "a name")
+    text: str = option("x", "a text", prose=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"count": 0}, "some.count=0 must be at least 1"),
+        ({"count": 10}, "some.count=10 must be at most 9"),
+        ({"rate": 0.0}, "some.rate=0.0 must be greater than 0"),
+        ({"rate": float("nan")}, "some.rate=nan must be a finite number"),
+        ({"rate": 2.0 * LARGEST}, f"must be at most {LARGEST}"),
+        ({"shares": {"a": 0.5, "b": 2.0}}, "must be at most 1"),
+        ({"name": "two\nlines"}, "must not contain control characters"),
+    ],
+)
+def test_limits(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Example(**values)
+
+
+def test_values_within_limits() -> None:
+    Example(text="two\nlines", count=True).shares["a"] = 0.1
+    assert Example().shares == {"a": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("stage=finetune", "stage=finetune: drafter.kind=block needs stage=calibrate"),
+        ("drafter.kind=masked_lm drafter.graph=uniform", "needs drafter.graph=absorbing"),
+        (
+            "drafter.kind=masked_lm drafter.convolution=true",
+            "drafter.convolution=true needs drafter.kind=block",
+        ),
+        ("drafter.kind=ddit drafter.heads=3", "drafter.hidden_size=256 must be a multiple"),
+        ("drafter.kind=ddit objective.block_lengths=[1,1]", "objective.block_lengths has 2 entries"),
+        ("drafter.kind=ddit drafter.lora_rank=4", "drafter.lora_rank needs drafter.kind=masked_lm"),
+        ("drafter.lora_rank=4", "drafter.lora_rank needs .* or drafter.kind=block with drafter.init"),
+        (
+            "drafter.init=x drafter.lora_rank=4 drafter.train=confidence_head drafter.confidence_head=true",
+            "drafter.lora_rank=4: drafter.train=confidence_head freezes all else",
+        ),
+        ("drafter.kind=ddit drafter.graph=uniform", "no one-step q to calibrate"),
+        ("drafter.kind=ddit drafter.graph=uniform objective.times=count", "count counts masks"),
+        ("trainer.optimizer=muon launch.strategy=fsdp", "needs whole matrices: launch.strategy=fsdp"),
+        ("trainer.optimizer=muon drafter.lora_rank=4 drafter.init=x", "drafter.lora_rank=0"),
+        ("drafter.attention_bias=false drafter.init=x", "drafter.attention_bias=false needs"),
+        ("launch.offload=true", "launch.strategy=auto has every weight in every process"),
+        ("target.parallel=fsdp", r"target.parallel=fsdp needs several processes \(launch.devices\)"),
+        ("target.parallel=tp launch.devices=2 data.follow=true", "data.follow=true may generate"),
+        (
+            "launch.accelerator=cpu target.device=cuda",
+            "target.device=cuda contradicts launch.accelerator=cpu",
+        ),
+        ("target.device=cuda:1 launch.devices=2", "target.device=cuda:1 names one GPU"),
+        ("data.text_tokens=2000", "data.text_tokens=2000 needs data.text"),
+        ("data.writer=vllm", "data.writer='vllm' must be target or openai:URL"),
+        ("data.writer=openai:localhost:8000", "example: data.writer=openai:http://127.0.0.1:8000"),
+        ("data.writer=openai:http://a:99999", "invalid address"),
+        ("data.writer=openai:", "invalid address"),
+        ("data.writer=openai:http://[::1", "invalid address"),
+        ("data.writer=openai:http://me:secret@a", "environment variable SPECALIGN_API_KEY$"),
+        ("data.writer=openai:http://a/v1?key=secret", "environment variable SPECALIGN_API_KEY$"),
+        ("drafter.kind=autoregressive objective.prefix_decay=0.9", "needs drafter.kind=block"),
+    ],
+)
+def test_contradictions(arguments: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_recipe(["recipe=debug_block", *arguments.split()])
+
+
+def test_the_address_of_a_server_with_and_without_v1() -> None:
+    for url in ("http://127.0.0.1:8000", "http://127.0.0.1:8000/", "http://127.0.0.1:8000/v1"):
+        recipe = load_recipe(["recipe=debug_block", f"data.writer=openai:{url}"])
+        assert recipe.data.server == "http://127.0.0.1:8000"
+    assert load_recipe(["recipe=debug_block"]).data.server is None
+
+
+def test_defaults_are_those_of_the_dataclasses(tmp_path: Path) -> None:
     recipe = load_recipe([write(tmp_path, "mine.yaml", "seed: 0\n")])
     assert recipe == Recipe(name="mine", output="runs/mine")
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_the_resolved_recipe_gives_the_same_recipe_again(name: str, tmp_path: Path) -> None:
+def test_a_resolved_recipe_gives_the_same_recipe_again(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(
         [f"recipe={name}", *needed(name), "objective.terms.streak=1e-5", "output=1e3", "target.revision=010"]
     )

@@ -13,8 +13,9 @@ import pytest
 
 from align.common.errors import UserError
 from align.config import wandb_runs
-from align.config.parser import FOLDER, load_recipe
+from align.config.parser import load_recipe
 from align.config.recipe import Recipe
+from align.config.recipe_files import FOLDER
 from align.config.wandb_runs import check_login, is_offline, trial_note
 
 BOTH = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "r1"}
@@ -87,7 +88,7 @@ def test_a_trials_record_repeats_it_in_its_folder(tmp_path: Path, monkeypatch: p
     from align.config.run_record import save_run_record
 
     first = recipe(monkeypatch, BOTH, f"output={tmp_path / 'x'}", "seed=2")
-    save_run_record(first, Path(first.output), [])
+    save_run_record(first, [])
     again = load_recipe([f"recipe={Path(first.output) / 'recipe.yaml'}"])
     assert (again.output, again.data.path) == (first.output, first.data.path)
     assert trial_note(again) == (
@@ -106,7 +107,7 @@ def test_a_run_that_began_in_a_folder_is_resumed_there_by_its_id(
 
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "../up", "a" * 200])
 def test_an_id_that_is_no_folder_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    with pytest.raises(UserError, match="WANDB_RUN_ID=.* is no W&B id"):
+    with pytest.raises(UserError, match="WANDB_RUN_ID=.* is not a W&B id"):
         recipe(monkeypatch, {**BOTH, "WANDB_RUN_ID": name})
 
 

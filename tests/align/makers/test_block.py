@@ -11,7 +11,8 @@ import torch
 
 from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
-from align.config.parser import load_recipe, shipped
+from align.config.parser import load_recipe
+from align.config.recipe_files import shipped
 from align.data import shards as data
 from align.makers.block import asked_markov, from_target, make_block
 from align.makers.geometry import tap_layers

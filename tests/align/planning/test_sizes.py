@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from align.common.errors import UserError
-from align.config.parser import load_recipe, shipped
+from align.config.parser import load_recipe
+from align.config.recipe_files import shipped
 from align.makers.block import make_block
 from align.models.checkpoints.block import save_drafter
 from align.planning.drafter_sizes import plan_drafter_sizes

@@ -57,7 +57,7 @@ def test_a_run_and_its_drafter_are_no_targets(tmp_path: Path, record: dict[str, 
         (folder / name).write_text(json.dumps(content))
     with pytest.raises(UserError, match="that is a drafter; name the model that it drafts for as the target"):
         check_name(str(folder))
-    save_run_record(load_recipe(["recipe=debug_block"]), tmp_path, [])
+    save_run_record(load_recipe(["recipe=debug_block", f"output={tmp_path}"]), [])
     says = f"name the model that it drafts for (debug) as the target, and give --drafter {folder}"
     for path, what in ((folder, "a drafter"), (tmp_path, "the output of a training run")):
         with pytest.raises(UserError) as caught:

@@ -49,5 +49,5 @@ def test_a_loss_that_is_no_number_keeps_its_batch(
     module._fabric = None
     module.trainer = type("T", (), {"world_size": 1, "global_step": 3})()  # type: ignore[assignment]
     with pytest.raises(NonFiniteLoss, match="the loss at step 4 is not finite"):
-        module._stop_non_finite(Step(packed_batch(target), ANCHORS), mine_is_fine=False)
+        module._stop_non_finite(Step(packed_batch(target), ANCHORS), is_finite_here=False)
     assert [path.name for path in tmp_path.glob("nonfinite*")] == ["nonfinite-step-4.safetensors"]

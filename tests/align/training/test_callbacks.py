@@ -44,9 +44,7 @@ def test_the_validation_line_says_what_its_figures_are() -> None:
     }
     line = validation_line(6, {**numbers, "kept_sampling_1": 0.2, "kept_sampling_2": 0.05})
     assert "expected τ unknown greedy (no held-out text at temperature 0), 1.300±0.020 sampling" in line
-    assert line.endswith(
-        "chance of acceptance at each drafted position 0.220 0.230; of all up to there 0.200 0.050"
-    )
+    assert line.endswith("acceptance by position 0.220 0.230; accepted up to it 0.200 0.050")
     only_greedy = {
         "loss": 0.1,
         "tau_greedy": 1.4,
@@ -54,7 +52,7 @@ def test_the_validation_line_says_what_its_figures_are() -> None:
         "acceptance_1": 0.2,
         "kept_greedy_1": 0.4,
     }
-    assert validation_line(6, only_greedy).endswith("position 0.200; of all up to there 0.400, greedy")
+    assert validation_line(6, only_greedy).endswith("position 0.200; accepted up to it 0.400, greedy")
     bound = {"bound": 2.0, "bound_se": 0.1, "perplexity": 7.4}
     assert "bound 2.000±0.100 nats a token (perplexity 7), expected" in validation_line(
         6, {**numbers, **bound}
@@ -83,7 +81,8 @@ def scene(tmp_path: Path) -> tuple[CheckpointCallback, Any, Any]:
     progress = SimpleNamespace(seconds=0.0, stopping=False, stop_wanted=False)
     drafter = SimpleNamespace(config=config, draft_vocab=None)
     module = SimpleNamespace(progress=progress, drafter=drafter, schedule=first_schedule(recipe))
-    return CheckpointCallback(recipe, {"stage": "calibrate"}), Trainer(), module
+    settings = checkpoints.Settings(stage="calibrate")
+    return CheckpointCallback(recipe.trainer, tmp_path / "checkpoints", settings), Trainer(), module
 
 
 def saved(callback: CheckpointCallback) -> list[str]:
@@ -99,7 +98,7 @@ def test_every_second_step_is_saved_and_the_newest_two_stay(scene: Any) -> None:
             callback.on_validation_end(trainer, module)
     assert saved(callback) == ["step-4.ckpt", "step-6.ckpt"]
     seal = checkpoints.read_seal(callback.folder / "step-6.ckpt")
-    assert (seal["step"], seal["stage"]) == (6, "calibrate")
+    assert (seal.step, seal.stage) == (6, "calibrate")
     module.progress.seconds, callback.options.max_minutes = 61.0, 1.0
     callback.on_train_batch_end(trainer, module, None, None, 7)
     assert trainer.should_stop  # after a last validation

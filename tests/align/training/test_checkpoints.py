@@ -1,9 +1,10 @@
-"""Checkpoints hold weights only; torn ones and those of other runs say so."""
+"""Checkpoints hold only weights; damaged ones, and those of other runs, are refused or skipped."""
 
 from __future__ import annotations
 
 import errno
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,14 +12,17 @@ import pytest
 import torch
 
 from align.common.errors import UserError
-from align.config.parser import load_recipe
+from align.config.trainer import TrainerConfig
 from align.training.callbacks import CheckpointCallback
 from align.training.checkpoints import (
+    Checkpoint,
+    Seal,
+    Settings,
     check_same_run,
     clear_parts,
+    find_resume,
     latest,
     make_room,
-    newest,
     part,
     place,
     read_seal,
@@ -28,37 +32,42 @@ from align.training.checkpoints import (
 from align.training.parallel.strategies import SafeCheckpoints
 from tests.builders import train_debug_block as run
 
+SEAL = Seal(step=1, seconds=0.0, target_sha256="0", drafter={}, draft_vocab=None)
+
+
+def newest(folder: Path, resume: str, sha: str) -> Path | None:
+    found = find_resume(folder, resume, sha)
+    return None if found is None else found.path
+
 
 def test_checkpoint_loads_weights_only(tmp_path: Path, debug_data: Path) -> None:
     run(tmp_path, debug_data)
     state = torch.load(tmp_path / "checkpoints" / "step-12.ckpt", weights_only=True)
     assert {"state_dict", "optimizer_states", "calibrate"} <= state.keys()
-    assert not any(
-        "embed" in name or "lm_head" in name for name in state["state_dict"]
-    )  # the target stays out
+    names = state["state_dict"]
+    assert not any("embed" in name or "lm_head" in name for name in names)  # without the target
     assert {"ema", "rng", "identity"} <= state["calibrate"].keys()
 
 
-def test_torn_and_foreign_checkpoints(
+def test_damaged_and_foreign_checkpoints(
     tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tmp_path, debug_data)
     folder = tmp_path / "checkpoints"
+    last = folder / "step-12.ckpt"
     sha = json.loads((folder / "step-12.json").read_text())["target_sha256"]
-    whole = (folder / "step-12.ckpt").read_bytes()
-    flipped = bytearray(whole)
-    flipped[len(whole) // 2] ^= 1
-    (folder / "step-12.ckpt").write_bytes(flipped)
+    flipped = bytearray(last.read_bytes())
+    flipped[len(flipped) // 2] ^= 1
+    last.write_bytes(flipped)
     assert newest(folder, "auto", sha) == folder / "step-6.ckpt"
     assert "step-12.ckpt is damaged (step-12.ckpt has changed" in capsys.readouterr().err
     with pytest.raises(UserError, match="damaged"):
-        newest(folder, str(folder / "step-12.ckpt"), sha)
-    (folder / "step-12.ckpt").write_bytes(b"torn")
+        newest(folder, str(last), sha)
+    last.write_bytes(b"torn")
     assert newest(folder, "auto", sha) == folder / "step-6.ckpt"
-    assert "step-12.ckpt is torn" in capsys.readouterr().err
     assert newest(folder, "never", sha) is None
     with pytest.raises(UserError, match="no complete checkpoint"):
-        newest(folder, str(folder / "step-12.ckpt"), sha)
+        newest(folder, str(last), sha)
     with pytest.raises(UserError, match="another target"):
         newest(folder, "auto", "0" * 64)
     with pytest.raises(UserError, match="block_size"):
@@ -68,20 +77,20 @@ def test_torn_and_foreign_checkpoints(
 def saved(folder: Path, step: int, size: int = 10) -> Path:
     path = place(folder, step)
     part(path).write_bytes(bytes(size))
-    seal(path, {"step": step, "target_sha256": "0", "drafter": {}, "draft_vocab": None, "seconds": 0.0})
+    seal(path, replace(SEAL, step=step))
     return path
 
 
-def test_a_seal_that_has_changed_is_none(tmp_path: Path) -> None:
+def test_a_changed_seal_is_invalid_and_an_older_one_is_read(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     path = saved(tmp_path, 2)
     file = path.with_suffix(".json")
     file.write_text(file.read_text().replace('"seconds": 0.0', '"seconds": 9.0'))
     assert newest(tmp_path, "auto", "0") == place(tmp_path, 1)
-    assert "seal_sha256" not in read_seal(place(tmp_path, 1))
-    record = read_seal(place(tmp_path, 1))
-    file.write_text(json.dumps({**record, "sizes": {path.name: 10}, "sha256": {}}))  # a seal of old
-    assert newest(tmp_path, "auto", "0") == path
+    needed = ("step", "seconds", "target_sha256", "drafter", "draft_vocab")
+    record = {name: value for name, value in asdict(SEAL).items() if name in needed}
+    file.write_text(json.dumps({**record, "sizes": {path.name: 10}}))
+    assert newest(tmp_path, "auto", "0") == path and read_seal(path).train == "all"
 
 
 def full(*arguments: object, **options: object) -> None:
@@ -89,24 +98,23 @@ def full(*arguments: object, **options: object) -> None:
 
 
 def test_a_full_disk_leaves_no_half_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "checkpoints"
-    saved(folder, 1)
-    before = sorted(folder.iterdir())
+    saved(tmp_path, 1)
+    before = sorted(tmp_path.iterdir())
     with monkeypatch.context() as patch, pytest.raises(OSError):
         patch.setattr("align.training.checkpoints.write_atomically", full)
-        saved(folder, 2)  # the seal has no room
-    callback = CheckpointCallback(load_recipe(["recipe=debug_block", f"output={tmp_path}"]), {})
+        saved(tmp_path, 2)  # no room for the seal
+    callback = CheckpointCallback(TrainerConfig(), tmp_path, Settings())
 
     def half(path: str) -> None:
         Path(path).write_bytes(b"half")
         full()
 
     with pytest.raises(OSError):
-        callback._save(SimpleNamespace(global_step=3, is_global_zero=True, save_checkpoint=half), None)
-    assert sorted(folder.iterdir()) == before
+        callback._save(SimpleNamespace(global_step=3, is_global_zero=True, save_checkpoint=half), None)  # type: ignore[arg-type]
+    assert sorted(tmp_path.iterdir()) == before
 
 
-def test_what_a_kill_left_unsealed_goes_and_the_oldest_makes_room(
+def test_remains_of_a_kill_are_removed_and_the_oldest_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in (1, 2, 3):
@@ -120,25 +128,24 @@ def test_what_a_kill_left_unsealed_goes_and_the_oldest_makes_room(
     remove(place(tmp_path, 3))
     make_room(tmp_path, 2)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=9))
-    make_room(tmp_path, 3)  # the third has to find room beside these
+    make_room(tmp_path, 3)
     assert place(tmp_path, 1).exists()
     make_room(tmp_path, 2)
     make_room(tmp_path, 1)
     assert [place(tmp_path, step).exists() for step in (1, 2)] == [False, True]
 
 
-def test_a_checkpoint_is_written_where_it_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by way of the folder of temporary files, where a kill leaves it."""
+def test_a_checkpoint_is_written_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not through the temporary folder, where a kill leaves it."""
     monkeypatch.setattr("tempfile.mkstemp", full)
     SafeCheckpoints().save_checkpoint({"a": torch.ones(2)}, tmp_path / "x.ckpt")
     assert torch.equal(SafeCheckpoints().load_checkpoint(tmp_path / "x.ckpt")["a"], torch.ones(2))
 
 
 @pytest.mark.parametrize(
-    ("saved", "now", "says"),
+    ("before", "now", "message"),
     [
         ("one file", "fsdp", "saved under launch.strategy=auto, not fsdp; give launch.strategy=auto, or use"),
-        ("fsdp", "one file", "saved under launch.strategy=fsdp, not auto; give launch.strategy=fsdp, or use"),
         (
             "deepspeed_1 on 2 processes",
             "deepspeed_3 on 1 processes",
@@ -146,11 +153,8 @@ def test_a_checkpoint_is_written_where_it_belongs(tmp_path: Path, monkeypatch: p
         ),
     ],
 )
-def test_another_strategy_is_said_as_it_is_typed(
-    monkeypatch: pytest.MonkeyPatch, saved: str, now: str, says: str
-) -> None:
-    monkeypatch.setattr(
-        "align.training.checkpoints.read_seal", lambda path: {"drafter": {}, "strategy": saved}
-    )
-    with pytest.raises(UserError, match=says):
-        check_same_run(Path("step-1.ckpt"), {}, {"stage": "calibrate", "train": "all", "strategy": now, "follow": "false", "rates": "none"})  # fmt: skip
+def test_another_strategy(before: str, now: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_same_run(
+            Checkpoint(Path("step-1.ckpt"), replace(SEAL, strategy=before)), {}, Settings(strategy=now)
+        )

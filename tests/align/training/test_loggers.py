@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from align.common.errors import UserError
-from align.config.parser import FOLDER, load_recipe
-from align.training.loggers import MetricsFile, run_id
+from align.config.parser import load_recipe
+from align.config.recipe_files import FOLDER
+from align.training.loggers import MetricsFile, find_run_id
 from align.training.run import train
 from tests.wandb_stand_in import StandIn
 
@@ -82,12 +83,12 @@ def test_agent_runs_each_trial_of_the_sweep_in_its_own_folder(tmp_path: Path) ->
 
 def test_a_run_goes_on_under_its_own_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
-    first = run_id(tmp_path, fresh=False)
-    assert run_id(tmp_path, fresh=False) == first != run_id(tmp_path, fresh=True)
+    first = find_run_id(tmp_path, fresh=False)
+    assert find_run_id(tmp_path, fresh=False) == first != find_run_id(tmp_path, fresh=True)
     monkeypatch.setenv("WANDB_RUN_ID", "agents")
-    assert run_id(tmp_path, fresh=False) == "agents"
+    assert find_run_id(tmp_path, fresh=False) == "agents"
     monkeypatch.delenv("WANDB_RUN_ID")
-    assert run_id(tmp_path, fresh=False) == "agents"  # the run that the agent began
+    assert find_run_id(tmp_path, fresh=False) == "agents"  # the run that the agent began
 
 
 @pytest.mark.parametrize(
@@ -156,6 +157,6 @@ def test_a_broken_id_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for raw in (b"\xff\xfe", b"a\x1b[31m", b"../x", b"a\nb"):
         (tmp_path / "wandb-run-id").write_bytes(raw)
         with pytest.raises(UserError, match="wandb-run-id: holds no id"):
-            run_id(tmp_path, False)
+            find_run_id(tmp_path, False)
     (tmp_path / "wandb-run-id").write_text("abc-1\n")
-    assert run_id(tmp_path, False) == "abc-1"
+    assert find_run_id(tmp_path, False) == "abc-1"

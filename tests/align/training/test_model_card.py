@@ -11,7 +11,7 @@ import torch
 
 from align.common.hub import DEFAULT_TARGET
 from align.config.parser import load_recipe
-from align.training.model_card import About, write_card
+from align.training.model_card import Description, RunNumbers, write_card
 from tests.builders import train_debug_block as run
 
 
@@ -30,12 +30,12 @@ def test_card_and_record_come_from_the_run(tmp_path: Path, debug_data: Path) -> 
 def test_the_card_says_how_the_target_was_prompted() -> None:
     words = ["recipe=debug_block", "data.template_kwargs={enable_thinking: false}", "data.system=Be brief."]
     manifest = {"samples": 1, "tokens": 2, "prompt_temperature": 1.0, "answer_temperatures": [0.0], "seed": 0}
-    run = {"parameters": 1, "steps": 1, "tokens_seen": 1, "positions": 1, "minutes": 1.0}
+    run = RunNumbers(1, 1, 1, 1.0, 1, {})
     config: Any = SimpleNamespace(target="debug", target_sha256="ab")
-    card = write_card(load_recipe(words), About("x", "y", "z"), config, manifest, run, {})
+    card = write_card(load_recipe(words), Description("x", "y", "z"), config, manifest, run)
     assert '| prompted with | enable_thinking=false · system prompt "Be brief." |' in card
     assert "--template-kwargs enable_thinking=false --system 'Be brief.' \"your prompt\"" in card
-    plain = write_card(load_recipe(words[:1]), About("x", "y", "z"), config, manifest, run, {})
+    plain = write_card(load_recipe(words[:1]), Description("x", "y", "z"), config, manifest, run)
     assert 'decode.generate --drafter FOLDER --target debug "your prompt"' in plain
     assert "prompted" not in plain
     for name, typed in (
@@ -44,5 +44,5 @@ def test_the_card_says_how_the_target_was_prompted() -> None:
         ("/a b/c d", " --target '/a b/c d'"),
     ):
         config.target = name
-        card = write_card(load_recipe(words[:1]), About("x", "y", "z"), config, manifest, run, {})
+        card = write_card(load_recipe(words[:1]), Description("x", "y", "z"), config, manifest, run)
         assert f'decode.generate --drafter FOLDER{typed} "your prompt"' in card

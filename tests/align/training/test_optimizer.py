@@ -10,7 +10,7 @@ import torch
 from align.common.errors import UserError
 from align.config.trainer import TrainerConfig
 from align.target import dtypes
-from align.training.optimizer import MATRICES, make_optimizer, orthogonal, peak_rate
+from align.training.optimizer import MATRICES, make_optimizer, orthogonalise, peak_rate
 
 
 def test_parts_have_rates_of_their_own() -> None:
@@ -74,13 +74,13 @@ def test_muon_moves_matrices_and_adamw_the_rest(fast: bool, monkeypatch: pytest.
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)])
 def test_an_orthogonal_matrix_keeps_directions_and_loses_lengths(shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    found = orthogonal(matrix, torch.float32)
+    found = orthogonalise(matrix, torch.float32)
     u, _, vt = torch.linalg.svd(matrix, full_matrices=False)
     inside = u.T @ found @ vt.T
     lengths = inside.diagonal()
     torch.testing.assert_close(inside, lengths.diag(), atol=1e-5, rtol=0.0)
     assert float(lengths.min()) > 0.6 and float(lengths.max()) < 1.3
-    assert orthogonal(torch.zeros(shape), torch.float32).abs().max() == 0  # no gradient, no step
+    assert orthogonalise(torch.zeros(shape), torch.float32).abs().max() == 0  # no gradient, no step
 
 
 def test_muon_without_a_matrix_is_refused() -> None:

@@ -184,12 +184,12 @@ def test_the_data_are_said_and_compared_with_the_recipe(
     train(load_recipe([*words, f"output={tmp_path / 'one'}"]))
     said = capsys.readouterr().err
     assert re.search(r"training on \d+ samples \(\d+ tokens\) of .*, \d+ held out", said)
-    assert "warning" not in said and "no drafter makes it faster" not in said
+    assert "warning" not in said and "no drafter speeds it up" not in said
     monkeypatch.setattr("align.training.run.load_target", by_single_tokens)
     other = ["data.samples=100000", "data.max_answer_tokens=23"]  # not what the folder was written with
     train(load_recipe([*words, *other, f"output={tmp_path / 'two'}"]))
     said = capsys.readouterr().err
-    assert "warning: the recipe asks for 100000 samples" in said and "no drafter makes it faster" in said
+    assert "warning: the recipe asks for 100000 samples" in said and "no drafter speeds it up" in said
 
 
 def by_single_tokens(*given: Any, **named: Any) -> Target:
@@ -224,7 +224,9 @@ def test_parts_learn_at_rates_of_their_own(tmp_path: Path, debug_data: Path) -> 
     with pytest.raises(Stop):
         run(tmp_path / "cut", debug_data, *words, *rates)
     patch.undo()
-    with pytest.raises(UserError, match="trainer.learning_rates.confidence: no such part of the drafter"):
+    with pytest.raises(
+        UserError, match="trainer.learning_rates.confidence: the drafter has no such trained part"
+    ):
         run(tmp_path / "none", debug_data, "trainer.learning_rates={confidence: 1}")
 
 

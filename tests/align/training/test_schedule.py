@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ import pytest
 from align.config.parser import load_recipe
 from align.config.trainer import TrainerConfig
 from align.training.base_module import DrafterModule
-from align.training.checkpoints import read_seal
+from align.training.checkpoints import Seal, read_seal
 from align.training.run import train
-from align.training.schedule import Schedule, change_note, first_schedule, learning_rate, resumed_schedule
+from align.training.schedule import Schedule, describe_change, first_schedule, learning_rate, resume_schedule
 from tests.builders import train_debug_block as run
 
 
@@ -28,13 +27,14 @@ def test_the_learning_rate_rises_falls_and_stays_at_its_least() -> None:
     )
 
 
-def seal_of(schedule: Schedule, step: int) -> dict[str, Any]:
-    return {"step": step, "seconds": 0.0, "schedule": schedule.record}
+def seal_of(schedule: Schedule | None, step: int) -> Seal:
+    record = None if schedule is None else schedule.record
+    return Seal(step=step, seconds=0.0, target_sha256="", drafter={}, draft_vocab=None, schedule=record)
 
 
 def continued(schedule: Schedule, step: int, *words: str) -> Schedule:
     """The schedule of a run that stopped after `step` steps and resumes with other words."""
-    return resumed_schedule(load_recipe(["recipe=debug_block", *words]), seal_of(schedule, step))
+    return resume_schedule(load_recipe(["recipe=debug_block", *words]), seal_of(schedule, step))
 
 
 def test_a_run_that_does_not_change_keeps_its_rates_to_the_bit() -> None:
@@ -42,8 +42,8 @@ def test_a_run_that_does_not_change_keeps_its_rates_to_the_bit() -> None:
     first = first_schedule(recipe)
     rates = [first.rate_at(step, 0.0) for step in range(12)]
     assert rates == [learning_rate(recipe.trainer, step, 0.0) for step in range(12)]
-    again = resumed_schedule(recipe, seal_of(first, 5))
-    assert again == first and change_note(again, seal_of(first, 5)) is None
+    again = resume_schedule(recipe, seal_of(first, 5))
+    assert again == first and describe_change(again, seal_of(first, 5)) is None
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_the_rate_does_not_jump_where_a_run_continues(words: list[str]) -> None:
     climb = max(now.rate_at(now.step + now.warmup, 0.0) - rates[11], 0.0)
     assert now.warmup >= 1 and rates[-1] < max(rates[12:])
     assert all(b - a <= climb / now.warmup + 1e-12 for a, b in zip(rates[11:], rates[12:], strict=False))
-    note = change_note(now, seal_of(first, 12)) or ""
+    note = describe_change(now, seal_of(first, 12)) or ""
     assert all(word in note for word in words) and "(was " in note and "the learning rate moves from" in note
 
 
@@ -77,7 +77,7 @@ def test_every_row_is_read_once_where_the_batch_size_changes(before: int, after:
     first = first_schedule(load_recipe(["recipe=debug_block", f"trainer.batch_size={before}"]))
     now = continued(first, 6, f"trainer.batch_size={after}")
     assert now.rows_before(6) == 6 * before and now.rows_before(7) == 6 * before + after
-    assert f"row {6 * before}" in (change_note(now, seal_of(first, 6)) or "")
+    assert f"row {6 * before}" in (describe_change(now, seal_of(first, 6)) or "")
 
 
 def test_where_other_text_ends_does_not_move() -> None:
@@ -89,9 +89,9 @@ def test_where_other_text_ends_does_not_move() -> None:
 
 def test_an_older_checkpoint_has_no_schedule() -> None:
     recipe = load_recipe(["recipe=debug_block", "trainer.max_steps=24"])
-    seal = {"step": 12, "seconds": 0.0}
-    assert resumed_schedule(recipe, seal) == first_schedule(recipe)
-    assert change_note(first_schedule(recipe), seal) is None
+    seal = seal_of(None, 12)
+    assert resume_schedule(recipe, seal) == first_schedule(recipe)
+    assert describe_change(first_schedule(recipe), seal) is None
 
 
 def test_a_schedule_of_constant_rates_stays_constant() -> None:
@@ -123,10 +123,4 @@ def test_a_run_resumes_with_the_row_after_the_last_one(
         said.count("note: resumes with") == 1 and "trainer.batch_size=2 (was 4)" in said and "row 8" in said
     )
     seal = read_seal(tmp_path / "checkpoints" / "step-5.ckpt")
-    assert Schedule(**seal["schedule"]).rows_before(5) == 14
-
-
-def test_the_settings_are_the_trainer_s() -> None:
-    schedule = first_schedule(load_recipe(["recipe=smollm2_block"]))
-    trainer = replace(TrainerConfig(), **schedule.settings)
-    assert (trainer.max_steps, trainer.batch_size) == (1400, 1)
+    assert Schedule(**(seal.schedule or {})).rows_before(5) == 14

@@ -13,8 +13,9 @@ from torch import nn
 
 from align.common.errors import UserError
 from align.target.loading import load_target
-from align.training.parallel import sharded
-from align.training.parallel.sharded import layers, put, whole
+from align.training.parallel import target as shared
+from align.training.parallel.sharded import copy_into, find_layers, gather
+from align.training.parallel.target import AbsentTarget, SharedTarget
 from tests.forks import train_in_forks
 from tests.target_models import tiny_target
 
@@ -22,13 +23,13 @@ from tests.target_models import tiny_target
 def test_layers_are_the_members_of_the_outermost_lists() -> None:
     inner = nn.ModuleList([nn.Sequential(nn.ModuleList([nn.Linear(2, 2)])), nn.Linear(2, 2)])
     module = nn.Sequential(nn.Linear(2, 2), nn.Sequential(inner))
-    assert layers(module) == [*inner]
+    assert find_layers(module) == [*inner]
 
 
 def test_a_whole_tensor_is_its_own_part() -> None:
     mine = torch.zeros(3)
-    put(mine, torch.arange(3.0))
-    assert whole(mine) is mine and mine.tolist() == [0.0, 1.0, 2.0]
+    copy_into(mine, torch.arange(3.0))
+    assert gather(mine) is mine and mine.tolist() == [0.0, 1.0, 2.0]
 
 
 def test_an_absent_target_holds_no_memory_of_its_layers() -> None:
@@ -36,7 +37,7 @@ def test_an_absent_target_holds_no_memory_of_its_layers() -> None:
     target = load_target("debug", device="cpu")
     target.embedding_VD.data = target.head_weight_VD.data
     assert target.embedding_VD.untyped_storage().nbytes() > target.embedding_VD.nbytes
-    sharded.AbsentTarget(target, torch.device("cpu"), Path("stored"))
+    AbsentTarget(target, torch.device("cpu"), Path("stored"))
     there = [p for p in target.model.parameters() if not p.is_meta]
     assert there and all(p.untyped_storage().nbytes() == p.nbytes for p in there)
     assert target.embedding_VD.data_ptr() == target.head_weight_VD.data_ptr()
@@ -134,6 +135,6 @@ def test_a_target_without_a_plan_is_refused(tmp_path: Path) -> None:
 def test_a_target_whose_texts_run_one_by_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes would run its layers another number of times, and wait for each other."""
     for name, value in (("get_world_size", 2), ("get_rank", 0)):
-        monkeypatch.setattr(sharded.dist, name, lambda value=value: value)
-    with pytest.raises(UserError, match="'bart' counts places in a row, so texts run one by one"):
-        sharded.SharedTarget(tiny_target("bart"), "fsdp", torch.device("cpu"))
+        monkeypatch.setattr(shared.dist, name, lambda value=value: value)
+    with pytest.raises(UserError, match="'bart' has absolute positions, so texts run one by one"):
+        SharedTarget(tiny_target("bart"), "fsdp", torch.device("cpu"))

@@ -89,7 +89,7 @@ def test_zero_resumes(tmp_path: Path, debug_data: Path) -> None:
     half = start(output, debug_data, *words, steps=3, processes=2)
     assert half.returncode == 0, half.stderr
     rest = start(output, debug_data, *words, processes=2)
-    assert rest.returncode == 0 and "going on from" in rest.stderr, rest.stderr
+    assert rest.returncode == 0 and "resuming from" in rest.stderr, rest.stderr
     whole = tmp_path / "whole"
     train_debug_block(whole, debug_data, *WORDS, "trainer.max_steps=6", *same)
     assert losses(output) == pytest.approx(losses(whole), rel=1e-5, abs=1e-6)
