@@ -102,16 +102,6 @@ def test_every_form_of_an_agents_command_line_gives_the_trials_values(
         assert default is None or type(found) is type(default)
 
 
-def test_a_flag_that_the_agent_leaves_out_is_false(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`${args_no_boolean_flags}` omits what is false, though the recipe's default may be true."""
-    assert load_recipe(["recipe=debug_block"]).drafter.init_from_target
-    trial = {"drafter.init_from_target": False, "launch.offload": False}
-    words = agents_command("args_no_boolean_flags", trial, tmp_path, monkeypatch)
-    assert words == ["recipe=debug_block"]
-    assert not load_recipe(words).drafter.init_from_target
-    assert load_recipe([*words, "drafter.init_from_target=true"]).drafter.init_from_target
-
-
 def test_parameters_of_a_command_without_a_macro_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,22 +167,8 @@ def test_lists_and_mappings_in_pythons_spelling_or_yamls(text: str, value: Any) 
     assert read_value("trainer", text) == value
 
 
-@pytest.mark.parametrize("word", ["trainer.batch_size=2.5", "seed=1e400", "drafter.target_layers=[1.5]"])
-def test_a_fraction_is_no_integer(word: str) -> None:
-    with pytest.raises(UserError, match="integer"):
-        load_recipe(["recipe=debug_block", word])
-
-
 def test_a_file_of_arguments(tmp_path: Path) -> None:
     path = tmp_path / "config-a=b.json"
     path.write_text(json.dumps({"seed": 4, "trainer.max_steps": 1e3}))
     recipe = load_recipe(["recipe=debug_block", os.fspath(path)])
     assert (recipe.seed, recipe.trainer.max_steps) == (4, 1000)
-
-
-def test_a_bare_template_switch_is_true() -> None:
-    """As `${args_no_boolean_flags}` sends it."""
-    assert read_arguments(["--data.template_kwargs.enable_thinking", "seed=1"], []) == {
-        "data.template_kwargs.enable_thinking": "true",
-        "seed": "1",
-    }

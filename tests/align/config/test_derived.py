@@ -9,7 +9,6 @@ import pytest
 
 from align.common.errors import UserError
 from align.config.parser import load_recipe
-from align.config.recipe import resolve
 from tests.builders import write_recipe as write
 
 
@@ -46,14 +45,6 @@ def test_adapt_takes_the_kind_of_the_drafter_that_it_starts_from(tmp_path: Path)
     assert (shipped.drafter.context, shipped.drafter.init) == ("shared_kv", "pretrained/smollm2-135m-block")
 
 
-def test_words_win_over_the_section_of_a_kind(tmp_path: Path) -> None:
-    init = folder(tmp_path / "b", {"architectures": ["AdaptedMaskedLM"]}, {"block_size": 5})
-    recipe = load_recipe([*ADAPT, init, "drafter.lora_rank=0", "drafter.block_size=3", "trainer.max_steps=7"])
-    assert (recipe.drafter.lora_rank, recipe.drafter.block_size, recipe.trainer.max_steps) == (0, 3, 7)
-    kept = write(tmp_path, "mine.yaml", "base: adapt\ntrainer: {learning_rate: 0.5}\n")
-    assert load_recipe([kept, *ADAPT[1:], init]).trainer.learning_rate == 0.5
-
-
 def test_a_drafter_that_a_shipped_recipe_makes_need_not_be_there_yet() -> None:
     recipe = load_recipe([*ADAPT, "drafter.init=runs/debug_mdlm/drafter"])
     assert recipe.drafter.kind == "masked_lm"
@@ -63,13 +54,6 @@ def test_sections_of_unknown_kinds_and_a_kind_without_a_drafter(tmp_path: Path) 
     bad = write(tmp_path, "bad.yaml", "kinds: {tabs: {seed: 1}}\n")
     assert problem(bad) == "bad.yaml: kinds: unknown kind 'tabs' (did you mean 'taps'?)"
     assert "name a drafter there" in problem("recipe=debug_block", "drafter.kind=auto")
-
-
-@pytest.mark.parametrize("name", ["block", "taps", "mdlm", "sedd", "autoregressive", "variable_prefix"])
-def test_a_recipe_without_a_model_is_its_smollm2_twin_for_another_target(name: str) -> None:
-    words = ["target.name=debug", "drafter.init=x", "data.path=d", "name=n", "output=o"]
-    twin, own = load_recipe([f"recipe=smollm2_{name}", *words]), load_recipe([f"recipe={name}", *words])
-    assert resolve(twin) == resolve(own)
 
 
 def test_a_recipe_without_a_model_names_all_that_it_needs() -> None:

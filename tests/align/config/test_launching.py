@@ -13,8 +13,6 @@ from align.config.launching import (
     adopt_slurm,
     is_launched,
     run_processes,
-    thread_share,
-    use_deterministic_products,
 )
 from align.config.parser import load_recipe
 
@@ -49,24 +47,11 @@ def test_a_batch_script_of_slurm_is_one_process(clean: pytest.MonkeyPatch) -> No
     assert not is_launched()
 
 
-def test_what_a_launcher_says_stays(clean: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "SLURM_PROCID": "0"}.items():
-        clean.setenv(name, value)
-    clean.setenv("SLURM_STEP_NUM_TASKS", "4")
-    adopt_slurm()
-    assert os.environ["RANK"] == "1"
-
-
 def test_several_machines_need_to_know_which_is_the_first(clean: pytest.MonkeyPatch) -> None:
     recipe = load_recipe(["recipe=debug_block", "launch.num_nodes=2"])
     clean.setenv("NODE_RANK", "1")
     with pytest.raises(UserError, match=r"launch.num_nodes=2: missing MASTER_ADDR, MASTER_PORT;"):
         run_processes(recipe, "align.nothing", [])
-
-
-def test_a_process_gets_its_share_of_threads() -> None:
-    recipe = load_recipe(["recipe=debug_block", "trainer.batch_size=64", "launch.devices=64"])
-    assert thread_share(recipe.launch.devices) == max(1, (os.cpu_count() or 1) // 64)
 
 
 ALIKE = """
@@ -89,9 +74,3 @@ def test_products_use_deterministic_products_with_any_number_of_threads(clean: p
     clean.setenv("MKL_CBWR", "")
     clean.delenv("MKL_CBWR")
     subprocess.run([sys.executable, "-c", ALIKE], check=True)
-
-
-def test_who_has_chosen_how_products_round_keeps_it(clean: pytest.MonkeyPatch) -> None:
-    clean.setenv("MKL_CBWR", "AVX2")
-    use_deterministic_products()
-    assert os.environ["MKL_CBWR"] == "AVX2"

@@ -31,32 +31,12 @@ def problem(*argv: str) -> str:
     return str(caught.value)
 
 
-def test_the_recipes_of_the_issue_are_shipped() -> None:
-    assert {"debug_block", "smollm2_quickstart", "smollm2_block", "smollm2_taps"} <= set(shipped())
-    assert SWEEPS
-
-
 @pytest.mark.parametrize("name", shipped())
 def test_every_shipped_recipe_parses_and_says_what_it_is(name: str) -> None:
     recipe = load_recipe([f"recipe={name}", *needed(name)])
     assert recipe.name == name
     assert recipe.output == f"runs/{name}"
     assert (FOLDER / f"{name}.yaml").read_text().startswith("# ")
-
-
-def test_every_kind_of_drafter_that_a_recipe_trains_has_a_tiny_twin() -> None:
-    def kind(name: str) -> tuple[str, str]:
-        drafter = load_recipe([f"recipe={name}", *needed(name)]).drafter
-        return drafter.kind, drafter.context
-
-    tiny = [name for name in shipped() if name.startswith("debug_")]
-    assert {kind(name) for name in tiny} == {kind(name) for name in set(shipped()) - {*tiny}}
-    assert {kind(name) for name in ("debug_adapt", "debug_adapt_taps")} == {
-        ("masked_lm", "shared_kv"),
-        ("block", "taps"),
-    }
-    without = [name for name in set(shipped()) - {*tiny} if f"debug_{name}" not in tiny]
-    assert all(name.startswith("smollm2_") for name in without)
 
 
 @pytest.mark.parametrize("path", COMPARED, ids=lambda path: path.stem)
@@ -77,12 +57,6 @@ def test_every_sweep_sets_keys_that_exist_to_values_that_fit(path: Path) -> None
         for value in parameter["values"]:
             load_recipe([*words[:-1], f"{name}={value}"])
             load_recipe([*words[:-1], f"--{name}={value}"])
-
-
-def test_the_three_spellings_of_a_word() -> None:
-    words = [["trainer.max_steps=77"], ["--trainer.max_steps=77"], ["--trainer.max_steps", "77"]]
-    assert [load_recipe(["recipe=debug_block", *w]).trainer.max_steps for w in words] == [77] * 3
-    assert load_recipe(["--recipe", "debug_block"]).name == "debug_block"
 
 
 @pytest.mark.parametrize(
@@ -134,15 +108,6 @@ def test_single_terms_join_and_the_mapping_replaces(tmp_path: Path) -> None:
     assert load_recipe([child, *both]).objective.terms == {"cross_entropy": 1.0, "streak": 3.0}
 
 
-def test_template_switches_one_by_one_and_a_system_prompt_of_lines() -> None:
-    words = ["recipe=debug_block", "data.template_kwargs={effort: low}"]
-    own = ["data.template_kwargs.enable_thinking=false", "data.system=Be\nbrief."]
-    d = load_recipe([*words, *own]).data
-    assert (d.template_kwargs, d.system) == ({"effort": "low", "enable_thinking": False}, "Be\nbrief.")
-    with pytest.raises(UserError, match="data.template_kwargs=3 must be a mapping"):
-        load_recipe(["recipe=debug_block", "data.template_kwargs=3"])
-
-
 def test_base_then_file_then_command_line(tmp_path: Path) -> None:
     write(tmp_path, "a.yaml", "trainer: {max_steps: 100, anchors: 7, batch_size: 4}\nname: first\n")
     write(tmp_path, "b.yaml", "base: ./a.yaml\ntrainer: {max_steps: 200, anchors: 8}\n")
@@ -155,14 +120,11 @@ def test_base_then_file_then_command_line(tmp_path: Path) -> None:
     assert taps.trainer == block.trainer
 
 
-def test_a_recipe_takes_its_own_name_not_its_base_s() -> None:
-    assert load_recipe(["recipe=smollm2_taps"]).output == "runs/smollm2_taps"
-
-
 def test_help_names_every_recipe_and_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert parse_command(["recipe=nonsense", "--help-all"], "align.train", "Trains.") is None
-    text = capsys.readouterr().out
-    assert text.strip() == help_text("align.train", "Trains.")
+    printed = capsys.readouterr().out
+    assert printed.strip() == help_text("align.train", "Trains.")
+    text = printed + " ".join(printed.split())
     assert "python -m align.train" in text
     assert "Trains." in text
     for name in shipped():
@@ -219,12 +181,6 @@ def test_a_file_that_is_no_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_print_shows_the_resolved_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert parse_command(["recipe=debug_block", "--print", "seed=5"], "align.train", "") is None
     assert yaml.safe_load(capsys.readouterr().out)["seed"] == 5
-
-
-def test_a_command_that_runs_gets_the_recipe() -> None:
-    assert parse_command(["recipe=debug_block", "seed=5"], "align.train", "") == load_recipe(
-        ["recipe=debug_block", "seed=5"]
-    )
 
 
 def test_reading_recipes_does_not_import_torch() -> None:

@@ -23,10 +23,3 @@ def test_bases_come_first_and_sections_are_flat(tmp_path: Path) -> None:
     (first, one), (second, two) = read_with_bases(tmp_path / "b.yaml")
     assert (first.name, second.name) == ("a.yaml", "b.yaml") and two == {"seed": 2}
     assert one == {"seed": 1, "kinds": {"taps": {"trainer.max_steps": 3}}}
-
-
-@pytest.mark.parametrize("text", ["kinds: 3\n", "kinds: {taps: 3}\n"])
-def test_sections_that_are_none(tmp_path: Path, text: str) -> None:
-    write(tmp_path, "a.yaml", text)
-    with pytest.raises(UserError, match=r"a.yaml: kinds must contain a group of keys"):
-        read_with_bases(tmp_path / "a.yaml")

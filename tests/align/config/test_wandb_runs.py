@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +12,7 @@ from align.common.errors import UserError
 from align.config import wandb_runs
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
-from align.config.recipe_files import FOLDER
-from align.config.wandb_runs import check_login, is_offline, trial_note
+from align.config.wandb_runs import check_login, is_offline
 
 BOTH = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "r1"}
 
@@ -84,18 +80,6 @@ def test_trials_share_the_text_of_equal_data_settings(monkeypatch: pytest.Monkey
     assert folder("data.samples=60", "trainer.learning_rate=1e-5") == names[0]
 
 
-def test_a_trials_record_repeats_it_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from align.config.run_record import save_run_record
-
-    first = recipe(monkeypatch, BOTH, f"output={tmp_path / 'x'}", "seed=2")
-    save_run_record(first, [])
-    again = load_recipe([f"recipe={Path(first.output) / 'recipe.yaml'}"])
-    assert (again.output, again.data.path) == (first.output, first.data.path)
-    assert trial_note(again) == (
-        f"note: W&B run s1/r1 writes into {tmp_path}/x/s1/r1; its text is in {first.data.path}"
-    )
-
-
 def test_a_run_that_began_in_a_folder_is_resumed_there_by_its_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,45 +133,3 @@ def test_without_credentials_a_run_that_would_be_sent_is_refused(
     monkeypatch.setenv("WANDB_MODE", "offline")
     check_login(found)
     assert len(asked) == 1
-
-
-def test_what_wandb_says_of_a_key_is_one_line(monkeypatch: pytest.MonkeyPatch, wandb: Any) -> None:
-    found = recipe(monkeypatch, {"WANDB_API_KEY": "bad"}, "trainer.logger=wandb")
-    with pytest.raises(UserError, match="trainer.logger=wandb: .*40.*WANDB_MODE=offline"):
-        check_login(found)
-
-
-FUNCTION = """
-import os
-from align.config.parser import load_recipe
-from tests.wandb_stand_in import StandIn
-
-with StandIn({"trainer": {"learning_rate": 1e-5}, "seed": 3.0}, {"launch.offload": False, "seed": 4}) as service:
-    os.environ["WANDB_BASE_URL"] = service.url
-    import wandb
-    from wandb.agents import pyagent
-    pyagent.Agent.HEARTBEAT_SLEEP_SECONDS = 0.1
-
-    def trial():
-        recipe = load_recipe(["recipe=debug_block"])
-        print(recipe.output, recipe.seed, recipe.trainer.learning_rate, flush=True)
-
-    wandb.agent("nobody/drafters/sweep1", function=trial, count=2)
-"""
-
-
-@pytest.mark.slow
-def test_a_function_under_wandbs_own_agent_loop_reads_each_trial(tmp_path: Path) -> None:
-    """`wandb.agent(…, function=…)` against a stand-in of the service: nothing is passed to the function but the environment."""
-    pytest.importorskip("wandb")
-    variables = {"WANDB_API_KEY": "0" * 40, "WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
-    done = subprocess.run(
-        [sys.executable, "-c", FUNCTION], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
-        env={**os.environ, **variables, "HOME": str(tmp_path), "PYTHONPATH": str(FOLDER.parent)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    rate = load_recipe(["recipe=debug_block"]).trainer.learning_rate
-    assert done.stdout.splitlines() == [
-        "runs/debug_block/sweep1/trial1 3 1e-05",
-        f"runs/debug_block/sweep1/trial2 4 {rate}",
-    ]

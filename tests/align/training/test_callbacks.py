@@ -12,16 +12,8 @@ import pytest
 from align.config.parser import load_recipe
 from align.training import checkpoints
 from align.training.base_module import Interrupted
-from align.training.callbacks import CheckpointCallback, gain_line, training_line, validation_line
+from align.training.callbacks import CheckpointCallback, gain_line, validation_line
 from align.training.schedule import first_schedule
-
-
-def test_the_training_line() -> None:
-    numbers = {"train/loss": 0.5, "train/positions_per_second": 812.4, "train/expected_tau": 1.25}
-    line = "step 20/100  loss 0.5000 a block  expected τ 1.250  812 positions/s  1:05 left"
-    assert training_line(20, 100, numbers, 65.0) == line
-    del numbers["train/expected_tau"]
-    assert "loss 0.5000 a token  812" in training_line(20, 100, numbers, 65.0, "token")
 
 
 def test_what_training_gained_is_said_where_both_are_known() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from align.common.batch import Anchors, Step
 from align.config.drafter import DrafterConfig
@@ -105,33 +104,6 @@ def test_golden_losses(tmp_path: Path, debug_data: Path) -> None:
     assert state and not any("embed" in name or "lm_head" in name for name in state)
     card = (tmp_path / "drafter" / "README.md").read_text()
     assert "library_name: transformers" in card and "layers 0, 3 of that target" in card
-
-
-@pytest.mark.slow
-def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path) -> None:
-    words = ("trainer.ema=0.9", "trainer.checkpoint_every=4", "trainer.keep_features_gb=1e-4")
-    whole = run(tmp_path / "whole", debug_data, *words)
-    original = DrafterModule.on_train_batch_start
-
-    class Stop(Exception):
-        pass
-
-    def stop_at_7(self: DrafterModule, step: object, index: int) -> None:
-        if self.global_step == 7:
-            raise Stop
-        original(self, step, index)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DrafterModule, "on_train_batch_start", stop_at_7)
-        with pytest.raises(Stop):
-            run(tmp_path / "parts", debug_data, *words)
-    parts = run(tmp_path / "parts", debug_data, *words)
-    assert whole.validation_numbers == parts.validation_numbers
-    one, two = (load_file(str(tmp_path / s / "drafter/model.safetensors")) for s in ("whole", "parts"))
-    assert one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
-    for name, weight in whole.final_weights.items():  # the averaged ones
-        assert torch.equal(one[name.removeprefix("model.")], weight)
-    assert column(tmp_path / "whole", "train/loss")[-8:] == column(tmp_path / "parts", "train/loss")[-8:]
 
 
 def test_a_second_stage_goes_on_from_the_first(tmp_path: Path, debug_data: Path, target: Target) -> None:

@@ -13,12 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from align.common.batch import Corrupted, Step
-from align.config.drafter import DrafterConfig
 from align.config.parser import load_recipe
-from align.diffusion.noise import corrupt_blocks
 from align.diffusion.parameterization import time_weight
 from align.diffusion.schedules import Cosine, Geometric
-from align.losses.diffusion_losses import masked_cross_entropy, masked_nll, score_entropy
+from align.losses.diffusion_losses import masked_nll, score_entropy
 from align.makers.standalone import make_standalone
 from align.models.checkpoints.standalone import open_drafter, save_standalone
 from align.models.ddit import DDiT
@@ -28,7 +26,6 @@ from align.target.model import Target
 from align.training.diffusion_module import DiffusionDrafterModule
 from align.training.run import train
 from tests.builders import ANCHORS
-from tests.builders import DIFFUSION_KINDS as KINDS
 from tests.builders import diffusion_drafter as drafter
 from tests.builders import packed_batch as batch
 
@@ -100,12 +97,6 @@ def test_blocks_have_the_lengths_that_decoding_uses(target: Target, tmp_path: Pa
     assert bool((own.noise(step(target), training=False).valid.sum(-1) == 3).all())
 
 
-def test_pretraining_draws_prefixes_of_all_lengths(target: Target, tmp_path: Path) -> None:
-    own = module(target, tmp_path, "stage=pretrain")
-    clean = {int((~own.noise(step(target, place)).valid[1]).sum()) for place in range(0, 60, 2)}
-    assert min(clean) <= 2 and max(clean) >= 15 and len(clean) > 8  # of 20 tokens; never none
-
-
 @pytest.mark.parametrize("times", ["low_discrepancy", "antithetic", "uniform"])
 def test_pretraining_spreads_the_times_of_the_rows(target: Target, tmp_path: Path, times: str) -> None:
     """One time a row: neighbours in the stream cover 0..1, unless they are drawn each for itself."""
@@ -132,14 +123,6 @@ def test_a_drafter_from_elsewhere_is_not_annealed(target: Target, tmp_path: Path
     save_standalone(module(target, tmp_path, recipe="debug_mdlm").drafter, tmp_path / "first")
     assert module(target, tmp_path, *words, recipe="debug_mdlm").annealed(step(target)) is None
     assert module(target, tmp_path, *words[:2], recipe="debug_mdlm").annealed(step(target)) is not None
-
-
-def test_the_temperature_of_distillation(target: Target, tmp_path: Path) -> None:
-    found = []
-    for value in (1.0, 0.5):
-        own = module(target, tmp_path, "stage=calibrate", f"objective.temperature={value}")
-        found.append(float(own.training_step(step(target), 0)))
-    assert found[0] != pytest.approx(found[1], rel=1e-4)
 
 
 def test_a_log_score_that_holds_the_noise_itself_is_trained_as_such(target: Target, tmp_path: Path) -> None:
@@ -220,19 +203,6 @@ def test_a_network_is_told_the_noise_that_it_sees(target: Target) -> None:
 
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-
-
-def test_a_fresh_ddit_begins_at_log_of_the_vocabulary(target: Target) -> None:
-    made = make_standalone(target, DrafterConfig(block_size=3, **KINDS["ddit"]))  # type: ignore[arg-type]
-    rows = batch(target)
-    noisy = corrupt_blocks(
-        rows, ANCHORS, made.graph, made.schedule, [0, 0, 1], torch.Generator().manual_seed(0)
-    )
-    hidden, sigma = made.block_rows(rows, ANCHORS, noisy)
-    f = made.logits(hidden, sigma)
-    masked = noisy.tokens_t == made.mask_id
-    loss = masked_cross_entropy(f, noisy.tokens_t, noisy.tokens_0, made.mask_id, noisy.valid)
-    torch.testing.assert_close(loss[masked], torch.full_like(loss[masked], math.log(target.vocab_size)))
 
 
 def run(output: Path, data: Path, *words: str) -> DiffusionDrafterModule:

@@ -25,11 +25,3 @@ def test_the_average_follows_its_formula_and_gives_the_weights_back() -> None:
     again = EMA(module, 0.5)
     again.load_state_dict(ema.state_dict())
     assert again.updates == 8 and torch.equal(again.shadow["weight"], ema.shadow["weight"])
-
-
-def test_a_decay_of_0_keeps_nothing() -> None:
-    module = torch.nn.Linear(3, 2)
-    ema = EMA(module, 0.0)
-    ema.update(module)
-    ema.swap_in(module)
-    assert ema.shadow == {} and torch.equal(ema.weights(module)["weight"], module.weight.detach())

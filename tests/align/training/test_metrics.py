@@ -16,10 +16,10 @@ def test_the_sums_of_two_processes_are_those_of_one() -> None:
         beta, valid = torch.rand(4, 3, generator=generator), torch.rand(4, 3, generator=generator) > 0.3
         nats, tokens = torch.rand(4, generator=generator), torch.tensor([1.0, 2.0, 3.0, 0.0])
         for sums in (part, whole):
-            sums.loss(kept.sum(), torch.tensor(4))
-            sums.accepted("sampling", kept)
-            sums.positions("sampling", beta, valid)
-            sums.bound(nats, tokens)
+            sums.add_loss(kept.sum(), torch.tensor(4))
+            sums.add_accepted("sampling", kept)
+            sums.add_positions("sampling", beta, valid)
+            sums.add_bound(nats, tokens)
     numbers = whole.numbers(whole.vector())
     assert whole.numbers(parts[0].vector() + parts[1].vector()) == pytest.approx(numbers)
     assert numbers["anchors_sampling"] == 8 and "tau_greedy" not in numbers

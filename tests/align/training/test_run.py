@@ -153,18 +153,6 @@ def test_a_beginning_that_is_done_again_is_reported_once(tmp_path: Path, debug_d
 
 
 @pytest.mark.slow
-def test_dropout_belongs_to_its_step(tmp_path: Path, debug_data: Path) -> None:
-    """Whatever torch's own generator was before: a run that is killed before its first checkpoint draws the same again."""
-    words = ["recipe=debug_sedd", f"data.path={debug_data}", "drafter.dropout=0.3", "trainer.max_steps=3"]
-    found = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        train(load_recipe([*words, "trainer.warmup_steps=1", f"output={tmp_path / str(seed)}"]), quiet=True)
-        found.append(losses(tmp_path / str(seed)))
-    assert found[0] == found[1]
-
-
-@pytest.mark.slow
 def test_another_stage_is_another_run(tmp_path: Path) -> None:
     """Not taken up in silence, and the refused command leaves the run's record as it was."""
     words = ["recipe=debug_sedd", f"output={tmp_path}", "trainer.max_steps=2", "trainer.warmup_steps=1"]
@@ -196,11 +184,6 @@ def by_single_tokens(*given: Any, **named: Any) -> Target:
     target = load_target(*given, **named)
     target.stepwise = True  # as a Mamba's; only its cache asks
     return target
-
-
-def test_a_wide_markov_head_on_a_narrow_target_is_one_line(tmp_path: Path, debug_data: Path) -> None:
-    with pytest.raises(UserError, match="drafter.markov_rank=65: at most 64, the target's width"):
-        run(tmp_path, debug_data, "drafter.markov_rank=65")
 
 
 def test_parts_learn_at_rates_of_their_own(tmp_path: Path, debug_data: Path) -> None:
@@ -256,16 +239,6 @@ def test_milestones_are_the_drafter_after_so_many_tokens(tmp_path: Path, debug_d
     )
 
 
-def test_target_layers_count_from_the_end_as_well(tmp_path: Path, debug_data: Path) -> None:
-    words = ["drafter.layers=1", "trainer.max_steps=1", "trainer.warmup_steps=0"]
-    run(tmp_path / "a", debug_data, "drafter.target_layers=[-1]", *words)
-    config = json.loads((tmp_path / "a" / "drafter" / "config.json").read_text())
-    assert config["target_layer_ids"] == [3]
-    says = r"drafter.target_layers=\[-5\]: target 'debug' has the layers 0 to 3"
-    with pytest.raises(UserError, match=says):
-        run(tmp_path / "b", debug_data, "drafter.target_layers=[-5]", *words)
-
-
 @pytest.mark.slow
 def test_a_confidence_head_is_taught_to_a_drafter_that_stays_what_it_was(
     tmp_path: Path, debug_data: Path
@@ -296,30 +269,6 @@ def test_a_confidence_head_is_taught_to_a_drafter_that_stays_what_it_was(
         run(tmp_path / "second", debug_data, "drafter.confidence_head=true", *other)
     run(tmp_path / "third", debug_data, *further)  # q moves: a head that stays would foretell another one
     assert not any(name.startswith("confidence") for name in weights(tmp_path / "third"))
-
-
-def test_confidence_and_its_loss_belong_together(tmp_path: Path, debug_data: Path) -> None:
-    for words, text in (
-        (["drafter.confidence_head=true"], "drafter.confidence_head=true needs objective.terms.confidence"),
-        (
-            ["objective.terms={confidence: 1.0}"],
-            "objective.terms.confidence needs drafter.confidence_head=true",
-        ),
-        (
-            [
-                "drafter.train=confidence_head",
-                "drafter.confidence_head=true",
-                "objective.terms={confidence: 1.0}",
-            ],
-            "needs drafter.init",
-        ),
-        (
-            ["drafter.train=confidence_head"],
-            "drafter.train=confidence_head needs drafter.confidence_head=true",
-        ),
-    ):
-        with pytest.raises(UserError, match=text):
-            run(tmp_path, debug_data, *words)
 
 
 def test_data_of_another_target_is_refused(tmp_path: Path, debug_data: Path) -> None:

@@ -64,14 +64,6 @@ def test_the_rate_does_not_jump_where_a_run_continues(words: list[str]) -> None:
     assert all(word in note for word in words) and "(was " in note and "the learning rate moves from" in note
 
 
-def test_a_run_that_was_continued_may_be_stopped_and_resumed() -> None:
-    first = first_schedule(load_recipe(["recipe=debug_block"]))
-    second = continued(first, 12, "trainer.max_steps=24")
-    assert continued(second, 14, "trainer.max_steps=24") == second
-    third = continued(second, 14, "trainer.max_steps=24", "trainer.batch_size=4")
-    assert third.rate == second.rate_at(14, 0.0) and third.rows == 28
-
-
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4)])
 def test_every_row_is_read_once_where_the_batch_size_changes(before: int, after: int) -> None:
     first = first_schedule(load_recipe(["recipe=debug_block", f"trainer.batch_size={before}"]))
@@ -92,13 +84,6 @@ def test_an_older_checkpoint_has_no_schedule() -> None:
     seal = seal_of(None, 12)
     assert resume_schedule(recipe, seal) == first_schedule(recipe)
     assert describe_change(first_schedule(recipe), seal) is None
-
-
-def test_a_schedule_of_constant_rates_stays_constant() -> None:
-    flat = ["trainer.min_learning_rate_ratio=1", "trainer.warmup_steps=0"]
-    first = first_schedule(load_recipe(["recipe=debug_block", *flat]))
-    now = continued(first, 12, *flat, "trainer.max_steps=24")
-    assert {now.rate_at(step, 0.0) for step in range(12, 24)} == {8e-4}
 
 
 def test_a_run_resumes_with_the_row_after_the_last_one(

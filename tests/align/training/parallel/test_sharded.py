@@ -9,27 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
 from align.common.errors import UserError
 from align.target.loading import load_target
 from align.training.parallel import target as shared
-from align.training.parallel.sharded import copy_into, find_layers, gather
 from align.training.parallel.target import AbsentTarget, SharedTarget
 from tests.forks import train_in_forks
 from tests.target_models import tiny_target
-
-
-def test_layers_are_the_members_of_the_outermost_lists() -> None:
-    inner = nn.ModuleList([nn.Sequential(nn.ModuleList([nn.Linear(2, 2)])), nn.Linear(2, 2)])
-    module = nn.Sequential(nn.Linear(2, 2), nn.Sequential(inner))
-    assert find_layers(module) == [*inner]
-
-
-def test_a_whole_tensor_is_its_own_part() -> None:
-    mine = torch.zeros(3)
-    copy_into(mine, torch.arange(3.0))
-    assert gather(mine) is mine and mine.tolist() == [0.0, 1.0, 2.0]
 
 
 def test_an_absent_target_holds_no_memory_of_its_layers() -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from align.common.errors import UserError
 from align.training import checkpoints
-from align.training.parallel.strategies import SafeCheckpoints, load_zero
+from align.training.parallel.strategies import load_zero
 from tests.builders import train_debug_block
 from tests.forks import ONE_THREAD, train_in_forks
 
@@ -139,8 +139,3 @@ def test_zero_does_not_run_what_a_checkpoint_holds(tmp_path: Path, debug_data: P
     for resume in ("auto", checkpoint):
         again = start(output, debug_data, *words, f"trainer.resume={resume}")
         assert not ran.exists() and "is not unpickled" in again.stderr and again.returncode == 2, again.stderr
-
-
-def test_a_full_disk_is_said_with_the_checkpoint() -> None:
-    with pytest.raises(OSError, match="No space.*/dev/full"):
-        SafeCheckpoints().save_checkpoint({"a": torch.zeros(9)}, "/dev/full")
