@@ -59,5 +59,5 @@ def test_one_command_says_what_it_writes_and_refuses_other_keys_afterwards(
     assert "other keys (trainer.learning_rate=0.0008 there, 0.01 now)" in capsys.readouterr().err
     assert (output / "recipe.yaml").read_bytes() == before
     main([*words, "trainer.log_every=3"])  # which changes no weight
-    assert f"{output} is finished (1 steps): nothing is trained" in capsys.readouterr().err
+    assert f"{output} is finished (1 steps), nothing to train" in capsys.readouterr().err
     assert json.loads((output / "data/manifest.json").read_text())["samples"] == 2

@@ -83,7 +83,6 @@ def test_what_is_asked_for_is_added_to_a_trained_drafter(
     [
         ({"markov_rank": 8, "markov": "tanh"}, {"markov_rank": 4}, "tanh", 4, "(tanh, rank 8) gives way to a fresh one (tanh, rank 4)"),
         ({"markov_rank": 8}, {"markov_rank": 0}, "", 0, "(silu, rank 8) is left out"),
-        ({"markov_rank": 8}, {"markov_rank": 0, "markov": "gated"}, "", 0, "(silu, rank 8) is left out"),
         ({}, {"markov_rank": 4}, "silu", 4, "has no Markov head and gets a fresh one (silu, rank 4)"),
         ({}, {"markov_rank": 0}, "", 0, ""),
         ({"markov_rank": 8, "markov": "mlp", "markov_width": 6}, {"markov_rank": 8}, "mlp", 8, ""),
@@ -111,7 +110,9 @@ def test_a_rank_that_is_asked_for_is_had(
     assert load_drafter(tmp_path / "again", target).config == made.config
     recipe = load_recipe(["recipe=debug_block"])
     recipe.drafter = words
-    assert plan_drafter_sizes(recipe, read_target_sizes("debug")).parameters == sum(p.numel() for p in made.parameters())
+    assert plan_drafter_sizes(recipe, read_target_sizes("debug")).parameters == sum(
+        p.numel() for p in made.parameters()
+    )
 
 
 def test_what_an_init_keeps_though_the_recipe_asks_otherwise_is_said(
@@ -121,7 +122,7 @@ def test_what_an_init_keeps_though_the_recipe_asks_otherwise_is_said(
         own = {"context": context, "block_size": 3, "layers": 1, "target_layers": [3], "mask_token_id": 5}
         drafter = from_target(target, options(**own), torch.arange(4, 68))
         save_drafter(drafter, init := tmp_path / context)
-        for same in ({}, {**own, "draft_vocab": 64}, {"target_layers": [-1]}):
+        for same in ({}, {**own, "draft_vocab": 64}, {"target_layers": [-1], "layers": 1}):
             make_block(target, options(init=str(init), **{"taps": 5, **same}), None)
             assert capsys.readouterr().err == ""
         other = {"block_size": 8, "layers": 4, "draft_vocab": 0, "target_layers": [-4, 1], "mask_token_id": 7}

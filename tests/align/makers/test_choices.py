@@ -103,7 +103,8 @@ def test_the_choice_for_smollm2_stays() -> None:
 
 
 def test_lora_alpha_is_twice_the_rank() -> None:
-    assert lora_alpha(options(lora_rank=4)) == 8 and lora_alpha(options(lora_rank=4, lora_alpha=3.0)) == 3
+    assert lora_alpha(options(init="x", lora_rank=4)) == 8
+    assert lora_alpha(options(init="x", lora_rank=4, lora_alpha=3.0)) == 3
 
 
 def test_what_a_template_puts_together_is_in_use() -> None:

@@ -47,7 +47,9 @@ def test_more_layers_than_the_target_has_are_refused() -> None:
     for made in (lambda: first_layers(target, many), lambda: block_config(target, many, None)):
         with pytest.raises(UserError, match=r"drafter\.layers=.*target 'llama' has"):
             made()
-    assert first_layers(target, options(layers=99, target_layers=[-1])) == [target.num_layers - 1]
+    assert first_layers(target, options(context="taps", layers=99, target_layers=[-1])) == [
+        target.num_layers - 1
+    ]
 
 
 @pytest.mark.parametrize(

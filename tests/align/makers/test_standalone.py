@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
 from align.makers.standalone import make_standalone
 from align.models.checkpoints.standalone import save_standalone
@@ -62,9 +61,3 @@ def test_what_an_init_keeps_though_the_recipe_asks_otherwise_is_said(
         assert capsys.readouterr().err == ""
     make_standalone(target, DrafterConfig(init=str(tmp_path), **other))
     assert capsys.readouterr().err == f"note: drafter.init={tmp_path} keeps its own {said}\n"
-
-
-def test_lora_is_a_masked_language_models(target: Target) -> None:
-    drafter = DrafterConfig(kind="ddit", layers=1, hidden_size=32, heads=2, cond_dim=16, lora_rank=2)
-    with pytest.raises(UserError, match="drafter.lora_rank needs drafter.kind=masked_lm"):
-        make_standalone(target, drafter)
