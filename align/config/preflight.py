@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,6 @@ from align.common.commands import command
 from align.common.errors import UserError, check_all
 from align.common.files import check_ordinary
 from align.common.hub import check_obtainable, is_hub_id, local_path, missing
-from align.common.provenance import memory_bytes
 from align.common.schema import read_object
 from align.config.drafter import DrafterConfig
 from align.config.hardware import check_devices, check_packages
@@ -66,15 +64,9 @@ def _model_checks(recipe: Recipe) -> list[Check]:
 
 def _generation_checks(recipe: Recipe) -> list[Check]:
     d = recipe.data
-    checks: list[Check] = [partial(_check_disk, recipe)]
-    if d.prompts is not None:
-        checks.append(partial(check_obtainable, f"data.prompts={d.prompts!r}", d.prompts, dataset=True))
-    for source in d.text:
-        checks.append(partial(check_obtainable, f"data.text={source!r}", source, dataset=True))
-    if d.server is None:
-        least = d.batch_size * (d.prompt_limit + d.max_answer_tokens) * 256
-        checks.append(partial(_require_memory, least, f"data.batch_size={d.batch_size}"))
-    return checks
+    sources = [] if d.prompts is None else [(f"data.prompts={d.prompts!r}", d.prompts)]
+    sources += [(f"data.text={source!r}", source) for source in d.text]
+    return [partial(check_obtainable, option, source, dataset=True) for option, source in sources]
 
 
 def _check_target(name: str) -> None:
@@ -103,40 +95,6 @@ def _check_init(drafter: DrafterConfig) -> None:
         training = command("align.train", f"recipe={recipe}")
         raise UserError(f"{option}: no such folder; {training} creates it")
     raise missing(option, init)
-
-
-def check_memory(recipe: Recipe, hidden_size: int) -> None:
-    """Raises UserError if a step cannot fit into memory. A lower bound: a few vectors of the target's width per token."""
-    t, d = recipe.trainer, recipe.drafter
-    rows = t.batch_size // (t.accumulate * recipe.processes)
-    _require_memory(rows * recipe.data.length * hidden_size * 12, f"trainer.batch_size={t.batch_size}")
-    if d.kind == "ddit":  # weights, gradients and AdamW's two averages
-        weights = d.layers * (12 * d.hidden_size**2 + 6 * d.hidden_size * d.cond_dim)
-        _require_memory(16 * weights, f"drafter.hidden_size={d.hidden_size} with drafter.layers={d.layers}")
-
-
-def _require_memory(least: int, key: str) -> None:
-    memory = memory_bytes() or least
-    require(
-        least <= memory,
-        f"{key} needs at least {least / 2**30:,.0f} GiB, this machine has {memory / 2**30:,.0f}",
-    )
-
-
-def _check_disk(recipe: Recipe) -> None:
-    """A lower bound: two bytes per token, and two tokens per sample."""
-    d, folder = recipe.data, recipe.data_folder.absolute()
-    free = shutil.disk_usage(next(p for p in (folder, *folder.parents) if p.is_dir())).free
-    if free == 0:  # a file system that stores no files; creating the folder fails with a better message
-        return
-    sizes = {f"data.samples={d.samples}": 4 * d.samples}
-    if d.text:
-        sizes[f"data.text_tokens={d.text_tokens}"] = 2 * d.text_tokens
-    for key, least in sizes.items():
-        require(
-            least <= free,
-            f"{key} needs at least {least / 2**30:,.0f} GiB of disk, {folder} has {free / 2**30:,.0f} free",
-        )
 
 
 def _check_data(recipe: Recipe) -> None:

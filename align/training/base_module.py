@@ -70,8 +70,7 @@ class DrafterModule(lightning.LightningModule, ABC):
         self.final_weights: dict[str, Tensor] = {}
         self.progress = TrainingProgress()
         self.validation_numbers: dict[str, float] = {}
-        self.first_numbers: dict[str, float] = {}
-        """Those before the first step, with `trainer.validate_first`."""
+        self.first_numbers: dict[str, float] = {}  # before the first step, with `trainer.validate_first`
         self.target_cache: TargetOutputCache | None = None
         if t.keep_features_gb or t.features_gb:
             self.target_cache = TargetOutputCache(
@@ -175,13 +174,11 @@ class DrafterModule(lightning.LightningModule, ABC):
     @torch.no_grad()
     def _count(self, step: Step, sums: StepSums) -> None:
         """Add this micro-batch of all processes to `progress`, with one transfer and one reduction."""
-        now = time.monotonic()
-        seconds = now - self._last_step_ended
-        self._last_step_ended = now
+        seconds = time.monotonic() - self._last_step_ended
+        self._last_step_ended += seconds
         tokens = (step.batch.document_BL >= 0).sum()
         vector = sums.to_vector(tokens, self.progress.stop_wanted, seconds)
-        is_finite = self.progress.add(self._reduce(vector).tolist(), self.trainer.world_size)
-        if not is_finite:
+        if not self.progress.add(self._reduce(vector).tolist(), self.trainer.world_size):
             self._stop_non_finite(step, bool(sums.loss.isfinite()))
 
     def _reduce(self, vector: Tensor) -> Tensor:
@@ -191,11 +188,11 @@ class DrafterModule(lightning.LightningModule, ABC):
         return vector
 
     def _stop_non_finite(self, step: Step, is_finite_here: bool) -> None:
-        name = f"nonfinite-step-{self.global_step + 1}"
-        pattern = name
-        if self.trainer.world_size > 1:
-            name, pattern = f"{name}-rank-{self.global_rank}", f"{name}-rank-*"
         folder = Path(self.recipe.output)
+        name = pattern = f"nonfinite-step-{self.global_step + 1}"
+        if self.trainer.world_size > 1:
+            pattern = f"{name}-rank-*"
+            name = f"{name}-rank-{self.global_rank}"
         if not is_finite_here:
             tensors = {**vars(step.batch), **vars(step.anchors)}
             plain = {k: v.contiguous().cpu() for k, v in tensors.items()}

@@ -12,7 +12,6 @@ import torch
 from align.common.text import say
 from align.config.hardware import main_process, target_placement
 from align.config.launching import thread_share
-from align.config.preflight import check_memory
 from align.config.recipe import Recipe
 from align.config.run_record import save_run_record
 from align.data.supply import Supply, open_supply
@@ -40,7 +39,6 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     """
     quiet = quiet or not main_process()
     target = load_target(recipe.target.name, **target_placement(recipe), **recipe.target_options)
-    check_memory(recipe, target.hidden_size)
     drafter, supply, resume = _open(recipe, target, quiet)
     if resume is not None:
         check_resume(recipe, drafter.config.to_dict(), resume)

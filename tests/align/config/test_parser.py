@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from align.common.errors import UserError
 from align.common.hub import DEFAULT_TARGET
@@ -148,20 +147,6 @@ def test_the_first_help_is_short_and_cuts_nothing(capsys: pytest.CaptureFixture[
     )
 
 
-@pytest.mark.parametrize(
-    ("word", "value"),
-    [
-        ("target.dtype=fp32", "float32"),
-        ("target.dtype=bf16", "bfloat16"),
-        ("trainer.precision=float32", "fp32"),
-    ],
-)
-def test_number_types_by_their_short_and_long_names(word: str, value: str) -> None:
-    group, name = word.partition("=")[0].split(".")
-    assert getattr(getattr(load_recipe(["recipe=debug_block", word]), group), name) == value
-    assert "'auto'" in problem("recipe=debug_block", "target.dtype=aut")
-
-
 def test_a_file_that_is_no_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, near in (
@@ -176,11 +161,6 @@ def test_a_file_that_is_no_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert near in problem(f"recipe={given}")
     assert "no such file (did you mean 'smollm2_block'?)" in problem("recipe=smollm2_block.yaml")
     assert problem("recipe=no/smollm2_block.yaml").endswith("no such file")
-
-
-def test_print_shows_the_resolved_recipe(capsys: pytest.CaptureFixture[str]) -> None:
-    assert parse_command(["recipe=debug_block", "--print", "seed=5"], "align.train", "") is None
-    assert yaml.safe_load(capsys.readouterr().out)["seed"] == 5
 
 
 def test_reading_recipes_does_not_import_torch() -> None:

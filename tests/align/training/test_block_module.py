@@ -4,12 +4,10 @@ them, and it computes what decoding computes."""
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from align.common.batch import Anchors, Batch, Step
@@ -25,7 +23,6 @@ from align.models.block_session import BlockSession
 from align.models.target_features import target_features
 from align.target.model import Target
 from align.training.block_module import BlockDrafterModule
-from align.training.run import train
 from tests.builders import TRAINED_BLOCKS as VARIANTS
 from tests.builders import trained_block as build
 
@@ -201,34 +198,6 @@ def test_a_training_step_learns_nothing_at_shown_positions(
 
 
 # ---- runs ----
-
-
-@pytest.mark.slow
-def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["recipe=debug_variable_prefix", f"data.path={debug_data}", "trainer.checkpoint_every=4"]
-    recipes = [load_recipe([*words, f"output={tmp_path / name}"]) for name in ("whole", "parts")]
-    whole = train(recipes[0], quiet=True)
-    assert any(name.startswith("acceptance_") for name in whole.validation_numbers)
-    start = BlockDrafterModule.on_train_batch_start
-
-    def stop_at_6(self: BlockDrafterModule, step: Any, index: int) -> None:
-        if self.global_step == 6:
-            raise InterruptedError
-        start(self, step, index)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(BlockDrafterModule, "on_train_batch_start", stop_at_6)
-        with pytest.raises(InterruptedError):
-            train(recipes[1], quiet=True)
-    parts = train(recipes[1], quiet=True)
-    first, second = (
-        load_file(str(tmp_path / name / "drafter" / "model.safetensors")) for name in ("whole", "parts")
-    )
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert (
-        whole.validation_numbers == parts.validation_numbers
-        and whole.progress.positions == parts.progress.positions
-    )
 
 
 def test_half_of_the_blocks_learn_without_the_first_pass(

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from align.common.batch import Anchors, Step
-from align.config.drafter import DrafterConfig
 from align.config.parser import load_recipe
-from align.makers.causal import make_causal
 from align.models.causal import CausalDrafter
 from align.target.loading import load_target
 from align.target.model import Target
@@ -104,16 +102,3 @@ def test_golden_losses(tmp_path: Path, debug_data: Path) -> None:
     assert state and not any("embed" in name or "lm_head" in name for name in state)
     card = (tmp_path / "drafter" / "README.md").read_text()
     assert "library_name: transformers" in card and "layers 0, 3 of that target" in card
-
-
-def test_a_second_stage_goes_on_from_the_first(tmp_path: Path, debug_data: Path, target: Target) -> None:
-    """Its first validation is the last one's; the embedding that was saved with it counts as the target's."""
-    first = run(tmp_path / "a", debug_data)
-    init = f"drafter.init={tmp_path / 'a/drafter'}"
-    run(tmp_path / "b", debug_data, init, "trainer.validate_first=true")
-    begun = column(tmp_path / "b", "validation/tau_sampling")
-    assert begun[0] == pytest.approx(first.validation_numbers["tau_sampling"], rel=1e-5)
-    again = make_causal(
-        target, DrafterConfig(kind="autoregressive", block_size=3, init=str(tmp_path / "b/drafter"))
-    )
-    assert again.has_targets_head and again.config.layers == []

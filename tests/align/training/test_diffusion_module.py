@@ -26,7 +26,6 @@ from align.target.model import Target
 from align.training.diffusion_module import DiffusionDrafterModule
 from align.training.run import train
 from tests.builders import ANCHORS
-from tests.builders import diffusion_drafter as drafter
 from tests.builders import packed_batch as batch
 
 
@@ -89,12 +88,6 @@ def test_the_bound_is_the_nelbo_whatever_is_trained_by(target: Target, tmp_path:
     torch.testing.assert_close(bound[at].double(), nelbo, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(loss[at].double(), entropy, rtol=1e-4, atol=1e-5)
     assert float((loss - bound).abs().max()) > 1e-3
-
-
-def test_blocks_have_the_lengths_that_decoding_uses(target: Target, tmp_path: Path) -> None:
-    own = module(target, tmp_path, "stage=finetune", "objective.block_lengths=[1,0,0]")
-    assert bool((own.noise(step(target)).valid.sum(-1) == 1).all())
-    assert bool((own.noise(step(target), training=False).valid.sum(-1) == 3).all())
 
 
 @pytest.mark.parametrize("times", ["low_discrepancy", "antithetic", "uniform"])
@@ -182,26 +175,6 @@ def test_losses_near_the_end_of_time_keep_their_digits(
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0.0)
 
 
-def test_a_network_is_told_the_noise_that_it_sees(target: Target) -> None:
-    """Full attention: whole rows, blocks and decoding tell one σ for one input; other schedules their own."""
-    made, rows = drafter(target, "ddit, full"), batch(target)
-    tokens = rows.tokens_BL.clone()
-    tokens[1, 16:] = made.mask_id
-    valid = torch.zeros_like(tokens, dtype=torch.bool)
-    valid[1, 16:] = True
-    noisy = Corrupted(tokens, rows.tokens_BL, torch.tensor([0.5, 0.999]), valid, torch.ones(2))
-    with torch.no_grad():
-        _, sigma = made.suffix_rows(rows, noisy)
-    torch.testing.assert_close(sigma[1], torch.full((20,), -math.log(1 - 0.999 * 4 / 20)))
-    assert float(sigma[0].abs().max()) == 0.0  # nothing is masked there
-    for schedule in (Cosine(), Geometric()):
-        made.schedule = schedule
-        share = torch.tensor([0.25, 0.5, 1.0], dtype=torch.float64)
-        torch.testing.assert_close(
-            -torch.expm1(-made.sigma_for_mask_fraction(share)), share * float(schedule.masked(torch.ones(())))
-        )
-
-
 GOLDEN = Path(__file__).parents[2] / "golden"
 
 
@@ -270,28 +243,6 @@ def test_stages_follow_each_other(recipe: str, tmp_path: Path, debug_data: Path,
     assert isinstance(loaded, DiffusionDrafter) and loaded.config.block_size == 4
     card = (tmp_path / "calibrate/drafter/README.md").read_text()
     assert "standalone diffusion drafter" in card and "nats a" in card
-
-
-def test_the_strength_of_distillation_rises(tmp_path: Path, debug_data: Path) -> None:
-    """λ over its warm-up, and 0 in the other stages; a λ of 0 is the diffusion loss alone."""
-    recipe = load_recipe(
-        [
-            "recipe=debug_sedd",
-            "objective.distillation=3",
-            "objective.distillation_warmup=4",
-            f"output={tmp_path}",
-        ]
-    )
-    module = DiffusionDrafterModule(make_standalone(load_target("debug"), recipe.drafter), recipe)
-    found = []
-    for step in range(6):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(DiffusionDrafterModule, "global_step", step)
-            found.append(module.strength())
-    assert found == [0.75, 1.5, 2.25, 3.0, 3.0, 3.0]
-    run(tmp_path / "none", debug_data, "recipe=debug_sedd", "objective.distillation=0")
-    run(tmp_path / "fine", debug_data, "recipe=debug_sedd", "stage=finetune")
-    assert column(tmp_path / "none", "train/loss") == column(tmp_path / "fine", "train/loss")
 
 
 def test_samples_on_request(tmp_path: Path, debug_data: Path) -> None:
