@@ -98,7 +98,7 @@ class DrafterModule(lightning.LightningModule, ABC):
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return make_optimizer(self.trained(), self.recipe.trainer)
+        return make_optimizer(self.trained_parameters(), self.recipe.trainer)
 
     def on_train_batch_start(self, batch: Any, index: int) -> None:
         seed_global(self.recipe.seed, 8, *batch.places)
@@ -116,7 +116,7 @@ class DrafterModule(lightning.LightningModule, ABC):
             with self.gathered_weights():
                 self.ema.update(self.drafter)
 
-    def trained(self) -> dict[str, torch.nn.Parameter]:
+    def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
         """The trained weights by name."""
         return {name: p for name, p in self.drafter.named_parameters() if p.requires_grad}
 

@@ -27,7 +27,7 @@ class BlockDrafterModule(DrafterModule):
         """The target's layers that the drafter reads."""
         return self.drafter.config
 
-    def prefixes(self, step: Step) -> Tensor | None:
+    def draw_prefixes(self, step: Step) -> Tensor | None:
         """The number of clean tokens at each block's start while training, (B, A); None = always 0.
 
         Drawn from each row's place in the stream, so that resumed runs and any number of processes draw the same.
@@ -38,8 +38,8 @@ class BlockDrafterModule(DrafterModule):
         generators = [keyed_generator(self.recipe.seed, 5, place) for place in step.places]
         return clean_prefixes(step.anchors, decay, step.batch.tokens_BL.shape[1], generators)
 
-    def conditioned(self, step: Step) -> Tensor | None:
-        """The half of the blocks (B, A) that train with self-conditioning; None = the drafter has none. Drawn like `prefixes`."""
+    def draw_conditioned(self, step: Step) -> Tensor | None:
+        """The half of the blocks (B, A) that train with self-conditioning; None = the drafter has none. Drawn like `draw_prefixes`."""
         if self.drafter.estimate is None:
             return None
         length, index_BA = step.batch.tokens_BL.shape[1], step.anchors.index_BA
@@ -51,9 +51,11 @@ class BlockDrafterModule(DrafterModule):
         return self.block_statistics(step, temperature, None, None)
 
     def draft_statistics(self, step: Step) -> tuple[RowStatistics, Tensor, Tensor]:
-        """Statistics, positions in the loss and anchors in τ, after `prefixes`."""
-        clean_BA = self.prefixes(step)
-        s = self.block_statistics(step, self.recipe.objective.temperature, clean_BA, self.conditioned(step))
+        """Statistics, positions in the loss and anchors in τ, after `draw_prefixes`."""
+        clean_BA = self.draw_prefixes(step)
+        s = self.block_statistics(
+            step, self.recipe.objective.temperature, clean_BA, self.draw_conditioned(step)
+        )
         if clean_BA is None:
             return s, step.anchors.valid_BAK, self.complete(step)
         s, valid = after_prefix(s, step.anchors.valid_BAK, clean_BA)

@@ -78,7 +78,7 @@ class DiffusionDrafterModule(DrafterModule):
         shift = torch.rand(1, generator=keyed_generator(self.recipe.seed, 6), dtype=torch.float64)
         return (shift + van_der_corput(1, place)) % 1
 
-    def counted(self, noisy: Corrupted) -> Tensor:
+    def loss_positions(self, noisy: Corrupted) -> Tensor:
         """Positions in the loss: masked ones; with the uniform graph all that noise can reach."""
         if self.drafter.mask_id < 0:
             return noisy.valid
@@ -134,7 +134,7 @@ class DiffusionDrafterModule(DrafterModule):
             return 0.0
         return o.distillation * min(1.0, (self.global_step + 1) / max(1, o.distillation_warmup))
 
-    def annealed(self, step: Step) -> Annealed | None:
+    def annealing_mask(self, step: Step) -> Annealed | None:
         """Which noisy tokens attend to the right during annealing; None = all. A drafter from drafter.init already does."""
         progress = (self.global_step + 1) / max(1, self.recipe.objective.annealing)
         if self.recipe.objective.annealing == 0 or self.recipe.drafter.init is not None or progress >= 1:
@@ -150,12 +150,14 @@ class DiffusionDrafterModule(DrafterModule):
 
     def training_step(self, step: Step, index: int) -> Tensor:
         noisy = self.noise(step)
-        at = self.counted(noisy)
+        at = self.loss_positions(noisy)
         if self.recipe.stage == "pretrain":
-            hidden, sigma = self.drafter.suffix_rows(step.batch, noisy, self.annealed(step))
+            hidden, sigma = self.drafter.suffix_rows(step.batch, noisy, self.annealing_mask(step))
             scale = 1.0 / noisy.valid.numel()  # per token of the step's rows, with padding
         else:
-            hidden, sigma = self.drafter.block_rows(step.batch, step.anchors, noisy, self.annealed(step))
+            hidden, sigma = self.drafter.block_rows(
+                step.batch, step.anchors, noisy, self.annealing_mask(step)
+            )
             scale = step.scale
         f_RV = self.drafter.logits(hidden[at], sigma[at])
         loss = self.diffusion(f_RV, noisy, at).sum()
@@ -199,7 +201,7 @@ class DiffusionDrafterModule(DrafterModule):
     def _chunks(self, step: Step, noisy: Corrupted) -> Iterator[tuple[Tensor, Tensor]]:
         """Chunks of the head's rows: their positions, bool (B, A, K), and f (R, V)."""
         hidden, sigma = self.drafter.block_rows(step.batch, step.anchors, noisy)
-        at = self.counted(noisy)
+        at = self.loss_positions(noisy)
         for part in at.nonzero().split(max(1, self.recipe.objective.chunk_rows // 4)):
             chunk = torch.zeros_like(at)
             chunk[tuple(part.T)] = True

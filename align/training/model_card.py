@@ -52,7 +52,7 @@ def describe_block(recipe: Recipe, config: BlockConfig, coverage: float) -> Desc
         f"a block-diffusion drafter for {config.target}",
         f"Drafts {config.block_size} tokens in one pass{_layout(config)}, conditioned on the target (`{config.context}`, target "
         f"layers {layers}). "
-        f"Useful with that target alone: {_shared(config)}.{_start(recipe, config)}",
+        f"Useful with that target alone: {_describe_shared(config)}.{_start(recipe, config)}",
         rows=[
             f"| draft vocabulary | {config.draft_vocab_size or config.vocab_size:,} of {config.vocab_size:,} tokens, "
             f"{coverage:.1%} of the training answers' tokens |"
@@ -65,7 +65,7 @@ def _layout(config: BlockConfig) -> str:
     return f" over [last token, MASK × {config.block_size}] (`fill_in`)" if config.fill_in else ""
 
 
-def _shared(config: BlockConfig) -> str:
+def _describe_shared(config: BlockConfig) -> str:
     if config.own_head:
         return "the embedding is the target's and not stored here"
     return "embedding and head are the target's and not stored here"

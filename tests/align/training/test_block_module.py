@@ -63,16 +63,17 @@ def test_a_prefix_belongs_to_its_place_in_the_stream(
     module = module_of(build(target, samples), "objective.prefix_decay=1")
     anchors = sample_anchors(batch, 12, K, torch.Generator().manual_seed(2))
     rows = len(batch.tokens_BL)
-    together = module.prefixes(Step(batch, anchors, places=tuple(range(5, 5 + rows))))
+    together = module.draw_prefixes(Step(batch, anchors, places=tuple(range(5, 5 + rows))))
     assert together is not None and len(together.unique()) == K
     for b in range(rows):
         fewer = Anchors(anchors.index_BA[b : b + 1, 3:9], anchors.valid_BAK[b : b + 1, 3:9])
-        alone = module.prefixes(Step(batch.row(b), fewer, places=(5 + b,)))
+        alone = module.draw_prefixes(Step(batch.row(b), fewer, places=(5 + b,)))
         assert alone is not None and torch.equal(alone[0], together[b, 3:9])
-    elsewhere = module.prefixes(Step(batch, anchors, places=tuple(range(6, 6 + rows))))
+    elsewhere = module.draw_prefixes(Step(batch, anchors, places=tuple(range(6, 6 + rows))))
     assert not torch.equal(elsewhere, together)  # type: ignore[arg-type]
     assert (
-        module_of(build(target, samples), "objective.prefix_decay=0").prefixes(Step(batch, anchors)) is None
+        module_of(build(target, samples), "objective.prefix_decay=0").draw_prefixes(Step(batch, anchors))
+        is None
     )
 
 
@@ -188,7 +189,7 @@ def test_a_training_step_learns_nothing_at_shown_positions(
     drafter.register_forward_pre_hook(lambda network, given: kept.update(shown=given[3]))
     monkeypatch.setattr(BlockDrafterModule, "_count", lambda self, step, sums: kept.update(sums=sums))
     module.training_step(step, 0).backward()
-    clean_BA = module.prefixes(step)
+    clean_BA = module.draw_prefixes(step)
     assert clean_BA is not None and torch.equal(kept["shown"], clean_BA)
     counted = anchors.valid_BAK & (torch.arange(K) >= clean_BA[..., None])
     assert torch.equal(kept["s"].forward_kl.grad != 0, counted)
@@ -208,10 +209,10 @@ def test_half_of_the_blocks_learn_without_the_first_pass(
     module = module_of(drafter, "drafter.self_conditioning=true")
     anchors = sample_anchors(batch, 12, K, torch.Generator().manual_seed(2))
     step = Step(batch, anchors, places=tuple(range(5, 5 + len(batch.tokens_BL))))
-    chosen = module.conditioned(step)
+    chosen = module.draw_conditioned(step)
     assert chosen is not None and 0.3 < float(chosen.float().mean()) < 0.7
     alone = Step(batch.row(1), Anchors(anchors.index_BA[1:2], anchors.valid_BAK[1:2]), places=(6,))
-    assert torch.equal(module.conditioned(alone)[0], chosen[1])  # type: ignore[index]
+    assert torch.equal(module.draw_conditioned(alone)[0], chosen[1])  # type: ignore[index]
     features = target_features(target, batch, drafter.config)
     hidden, everywhere = drafter(batch, features, anchors, None, chosen), drafter(batch, features, anchors)
     hidden[~chosen].sum().backward(retain_graph=True)

@@ -106,7 +106,9 @@ def test_a_published_drafter_is_calibrated(
     card = (tmp_path / "run/drafter/README.md").read_text()
     assert "license: mit\n" in card and "It started from theirs" in card
     assert ("low-rank updates (rank 2)" in card) == bool(rank)
-    assert f"| trainable parameters | {sum(p.numel() for p in module.trained().values()):,} |" in card
+    assert (
+        f"| trainable parameters | {sum(p.numel() for p in module.trained_parameters().values()):,} |" in card
+    )
     before, after = load_drafter(theirs, target), load_drafter(tmp_path / "run/drafter", target)
     made = {"target": "debug", "target_sha256": target.hash}
     assert after.config == replace(before.config, **made) and after.head is not None

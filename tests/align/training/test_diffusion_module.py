@@ -54,7 +54,7 @@ def step(target: Target, first: int = 0) -> Step:
 def test_the_importance_of_noise_multiplies_the_loss(target: Target, tmp_path: Path) -> None:
     own = module(target, tmp_path, "stage=finetune", "objective.times=count")
     noisy = own.noise(step(target))
-    at = own.counted(noisy)
+    at = own.loss_positions(noisy)
     f = torch.randn(int(at.sum()), own.drafter.vocab_size, generator=torch.Generator().manual_seed(0))
     once = own.diffusion(f, noisy, at)
     thrice = own.diffusion(f, replace(noisy, importance=3 * noisy.importance), at)
@@ -73,7 +73,7 @@ def test_the_importance_of_noise_multiplies_the_loss(target: Target, tmp_path: P
 def test_the_bound_is_the_nelbo_whatever_is_trained_by(target: Target, tmp_path: Path) -> None:
     own = module(target, tmp_path, "stage=finetune", "objective.diffusion=score_entropy")
     noisy = own.noise(step(target), training=False)
-    at = own.counted(noisy)
+    at = own.loss_positions(noisy)
     assert bool((noisy.importance != 1).any())  # validation counts masks
     with torch.no_grad():
         loss, bound = own.losses(step(target), noisy)
@@ -114,8 +114,8 @@ def test_a_drafter_from_elsewhere_is_not_annealed(target: Target, tmp_path: Path
     """It was trained to see to the right: its next stage does not hide that again."""
     words = ("stage=calibrate", "objective.annealing=1000000", f"drafter.init={tmp_path / 'first'}")
     save_standalone(module(target, tmp_path, recipe="debug_mdlm").drafter, tmp_path / "first")
-    assert module(target, tmp_path, *words, recipe="debug_mdlm").annealed(step(target)) is None
-    assert module(target, tmp_path, *words[:2], recipe="debug_mdlm").annealed(step(target)) is not None
+    assert module(target, tmp_path, *words, recipe="debug_mdlm").annealing_mask(step(target)) is None
+    assert module(target, tmp_path, *words[:2], recipe="debug_mdlm").annealing_mask(step(target)) is not None
 
 
 def test_a_log_score_that_holds_the_noise_itself_is_trained_as_such(target: Target, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_log_score_that_holds_the_noise_itself_is_trained_as_such(target: Targ
     raw = DDiT(replace(made.network.config, scale_by_sigma=False))
     other = DiffusionDrafterModule(DiffusionDrafter(raw, made.config, target), own.recipe)
     noisy = own.noise(step(target))
-    at = own.counted(noisy)
+    at = own.loss_positions(noisy)
     f = torch.randn(int(at.sum()), made.vocab_size, generator=torch.Generator().manual_seed(0)) * 0.1
     times = noisy.times[..., None].expand(at.shape)[at].double()
     sigma, rate = made.schedule.total(times), made.schedule.rate(times)
