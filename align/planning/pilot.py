@@ -21,7 +21,6 @@ from align.config.recipe import Recipe
 from align.data.stream import Stream
 from align.data.supply import open_supply
 from align.data.synthesis import Synthesis
-from align.planning.step_times import StepTimes
 from align.planning.text import TextSize, measure_samples
 from align.target.loading import load_target
 from align.target.model import Target
@@ -29,6 +28,7 @@ from align.training.base_module import Interrupted, NonFiniteLoss
 from align.training.build import KINDS, draft_vocab
 from align.training.datamodule import RowsModule
 from align.training.run import fit
+from align.training.step_times import StepTimes
 
 SAMPLES = 16
 """Samples that a pilot writes at most."""

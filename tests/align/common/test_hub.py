@@ -31,7 +31,6 @@ from align.planning.drafter_sizes import read_init_config
 from align.planning.target_sizes import read_target_sizes
 from align.target.loading import load_target, load_tokenizer, resolve_folder
 from align.target.names import check_name
-from align.training.run import train
 from decode.methods.drafter_spec import check_there, role_of
 
 
@@ -47,9 +46,9 @@ def test_a_machine_without_the_hub_says_what_to_do(
     try:
         with pytest.raises(
             UserError,
-            match="no data yet, and data.write=never; .*python.* -m align.synthesize with the same words writes them",
+            match="no data yet, and data.write=never; .*python.* -m align.synthesize with the same arguments generates them",
         ):
-            train(load_recipe([*words, "data.write=never"]), quiet=True)
+            check_training(load_recipe([*words, "data.write=never"]))
         with pytest.raises(SystemExit):
             synthesize.main(words)
         said = capsys.readouterr().err
