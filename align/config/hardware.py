@@ -70,6 +70,11 @@ def check_devices(recipe: Recipe) -> None:
     require(gpus or not needs_gpu, f"{option}: torch sees no GPU (launch.accelerator=cpu runs here)")
     if accelerator(recipe) == "gpu":
         require(launch.devices <= gpus, f"launch.devices={launch.devices}: torch sees {gpus} GPUs")
+    else:
+        most = 4 * (os.cpu_count() or 1)
+        require(
+            launch.devices <= most, f"launch.devices={launch.devices}: at most {most} processes on this CPU"
+        )
     if "RANK" in os.environ and "LOCAL_RANK" in os.environ and "WORLD_SIZE" in os.environ:
         world = int(os.environ["WORLD_SIZE"])
         require(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from align.common.errors import UserError
+from align.config.hardware import check_devices
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
 from align.data import shards as data
@@ -69,7 +70,7 @@ def test_a_target_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
 
 def test_more_processes_than_the_machine_can_run_are_refused() -> None:
     with pytest.raises(UserError, match="launch.devices=10000: at most"):
-        Processes(load_recipe([*WORDS[:-1], "launch.devices=10000", "trainer.batch_size=10000"]))
+        check_devices(load_recipe([*WORDS[:-1], "launch.devices=10000", "trainer.batch_size=10000"]))
 
 
 def test_one_process_or_a_server() -> None:
