@@ -159,8 +159,6 @@ def how_it_runs(target: Target) -> str:
         parts.append(f"recurrent states, replayed after rejected drafts{by_token}")
     if target.chains_only:
         parts.append("chains alone, no trees")
-    if target.unproved:
-        parts.append(f"p is not the model's after its placeholders {', '.join(map(str, target.unproved))}")
     if not target.together:
         parts.append("requests of a batch one by one")
     return f"[target, {target.dtype_name} on {target.device}] " + " · ".join(parts)

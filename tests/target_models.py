@@ -19,7 +19,8 @@ from transformers.models.auto.modeling_auto import (
 
 from align.target.debug import debug_model
 from align.target.model import Target
-from align.target.proof import proven
+from align.target.proof import prove_target
+from align.target.source import ModelSource
 
 WINDOW = 24
 """Tokens that a sliding layer sees; texts in tests are longer."""
@@ -212,7 +213,7 @@ def tiny_model(name: str, vocab_size: int, seed: int = 0, **own: Any) -> Any:
 def tiny_target(name: str, tokenizer: Any = None, seed: int = 0, **own: Any) -> Target:
     """The architecture as a proved target. Raises UserError where it is refused."""
     tokenizer = debug_model("Llama")[1] if tokenizer is None else tokenizer
-    return proven(tiny_model(name, len(tokenizer), seed, **own), tokenizer, name)
+    return prove_target(tiny_model(name, len(tokenizer), seed, **own), tokenizer, ModelSource(name))
 
 
 def generated(own: Any, target: Target, tokens: list[int], new: int) -> list[int]:

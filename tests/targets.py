@@ -32,12 +32,12 @@ from transformers.cache_utils import DynamicCache
 from align.common.errors import UserError, cli, nearest
 from align.common.text import say
 from align.target.debug import debug_model
-from align.target.inspection.anatomy import cache_name, decoder
-from align.target.inspection.own_cache import cache_of_its_own
+from align.target.inspection.anatomy import cache_name
 from align.target.inspection.own_output import positions
 from align.target.loading import load_target
 from align.target.model import Target
-from align.target.proof import proven
+from align.target.proof import prove_target
+from align.target.source import ModelSource
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
 from tests.compared import Plain, same
@@ -215,11 +215,11 @@ def prove_out_of_bf16(own: Any, name: str) -> None:
     tokenizer = debug_model("Llama")[1]
     half = copy.deepcopy(own).bfloat16().float()
     try:
-        proven(copy.deepcopy(half), tokenizer, name, fast=False)
+        prove_target(copy.deepcopy(half), tokenizer, ModelSource(name), fast=False)
     except UserError:  # the rounded weights make another model, whose own cache may round coarsely
         return
     try:
-        proven(half, tokenizer, name)
+        prove_target(half, tokenizer, ModelSource(name))
     except UserError as error:
         raise AssertionError(f"with weights out of bf16: {error}") from None
 
@@ -307,12 +307,7 @@ def own_rounding(own: Any, recurrent: bool) -> float:
         return found
     cache: Any = DynamicCache(config=own.config.get_text_config(decoder=True))
     name, past, parts = cache_name(own), 0, []
-    pieces = PIECES
-    if (
-        cache_of_its_own(decoder(own), name, own.device) is not None
-    ):  # MiniMax's goes on by single tokens alone
-        cache, pieces = None, [PIECES[0], *[1] * sum(PIECES[1:])]
-    for part in tokens.split(pieces, dim=1):
+    for part in tokens.split(PIECES, dim=1):
         output = own(input_ids=part, use_cache=True, **{name: cache}, **positions(own, part, past))
         parts.append(output.logits)
         past, cache = past + part.shape[1], output[name]

@@ -18,7 +18,8 @@ from align.target.interface import OWN, register
 from align.target.loading import load_target
 from align.target.model import Target
 from align.target.opening import quiet_loading
-from align.target.proof import proven
+from align.target.proof import prove_target
+from align.target.source import ModelSource
 
 
 def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:
@@ -90,8 +91,8 @@ def _own_layers_alone(target: Target, layers: list[int]) -> Target:
             raise NotImplementedError(f"layers {layers} alone lack {lacking[0]!r}")
         model.to(target.device)
         if base in BASES:
-            return Target(model, target.tokenizer, target.spec, fast=False)
-        return proven(model, target.tokenizer, target.spec, fast=False)
+            return Target(model, target.tokenizer, ModelSource(target.spec), fast=False)
+        return prove_target(model, target.tokenizer, ModelSource(target.spec), fast=False)
     except Exception as error:  # what a model of fewer layers meets has no common class
         raise refused(f"target {target.spec!r}", "autoregressive", error) from None
 

@@ -88,7 +88,7 @@ def _roles(target: Target) -> set[int]:
     """Tokens that end a text, that the tokenizer names, or that stand for images and sound."""
     roles = ("bos", "eos", "pad", "unk", "sep", "cls")
     named = [getattr(target.tokenizer, f"{role}_token_id", None) for role in roles]
-    return {*target.eos_ids, *target.stand_ins, *target.unproved, *(i for i in named if i is not None)}
+    return {*target.eos_ids, *target.placeholder_ids, *(i for i in named if i is not None)}
 
 
 def _config_ids(target: Target) -> set[int]:

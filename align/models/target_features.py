@@ -43,7 +43,7 @@ class TargetFeatures:
 def target_features(target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
     """One frozen forward of the target over packed rows; without a config only the last hidden state."""
     shared = config is not None and config.context == "shared_kv"
-    if target.chains_only and not _one_document(batch) and target.apart:
+    if target.anatomy.apart and not _one_document(batch):
         return each_document(target, batch, config, target_features)
     rows, length = batch.tokens_BL.shape
     cache = target.new_cache(rows, length) if shared else None

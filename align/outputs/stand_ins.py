@@ -92,7 +92,7 @@ class StandIns:
         self.target, self.config, self.layers = target, config, layers
         places = torch.arange(text_1L.shape[1], device=target.device)[None]
         alone = Batch(text_1L, places, torch.zeros_like(text_1L), torch.ones_like(text_1L, dtype=torch.bool))
-        target.fused = None
+        target.unfuse()
         before, states = target_features(target, alone, config), own_states(target, text_1L, layers)
         forms = self._forms(text_1L)
         runs = set(config.target_layer_ids) if config is not None and config.context == "shared_kv" else set()

@@ -11,7 +11,6 @@ from align.common.errors import UserError, nearest
 from align.common.files import expanded, read_text
 from align.common.hub import DEFAULT_TARGET as DEFAULT_TARGET
 from align.common.hub import is_hub_id, missing
-from align.common.provenance import CHECKOUT, memory_bytes
 from align.common.schema import SHORT_DTYPES, read_object
 from align.common.strict_yaml import parse_yaml
 from align.folder.adapter import CONFIG as ADAPTER_CONFIG
@@ -49,21 +48,13 @@ def packages() -> dict[str, tuple[str, str, str, str]]:
 
 
 def similar(spec: str) -> str:
-    """` (did you mean 'x'?)` for the hub id closest to one that can't be had, among those that are cached here and those that
-    recipes name; else nothing."""
-    found = {*WHEELS, *_cached()}
-    for recipe in (CHECKOUT / "recipes").glob("*.yaml"):
-        found.update(re.findall(r"\bname: ([\w.-]+/[\w.-]+)", recipe.read_text(encoding="utf-8")))
-    close = difflib.get_close_matches(spec, sorted(found - {spec}), n=1, cutoff=0.7)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-def _cached() -> list[str]:
-    """The models' ids in the hub's cache."""
+    """` (did you mean 'x'?)` for the closest hub id in the cache; else nothing."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     folders = Path(HF_HUB_CACHE).glob("models--*--*/snapshots/*/config.json")
-    return sorted({path.parents[2].name.removeprefix("models--").replace("--", "/") for path in folders})
+    cached = {path.parents[2].name.removeprefix("models--").replace("--", "/") for path in folders}
+    close = difflib.get_close_matches(spec, sorted({*WHEELS, *cached} - {spec}), n=1, cutoff=0.7)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _check_no_drafter(spec: str, folder: Path) -> None:
@@ -151,7 +142,7 @@ def check_gguf(path: Path) -> Header:
         UserError: not GGUF, unsupported, or metadata that its tensors contradict.
     """
     header = read_header(path)
-    check_values(header.sizes, path.stat().st_size, str(path))
+    _check_sizes(header.sizes, str(path))
     check_header(path, header)
     return header
 
@@ -179,88 +170,45 @@ def check_given(spec: str | None, device: str, dtype: str = "auto") -> None:
     check_dtype(dtype)
 
 
-_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
-_WIDTHS = (
-    "vocab_size", "intermediate_size", "n_inner", "ffn_dim", "num_experts", "num_local_experts", "n_routed_experts",
-    "moe_intermediate_size", "num_attention_heads", "num_key_value_heads", "num_heads", "n_head", "head_dim",
-)  # fmt: skip
-_HIDDEN = ("hidden_size", "n_embd", "d_model")
-_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
-MOST_POSITIONS = 50_000_000
-"""Longer contexts than any model has; some architectures allocate them."""
-_SQUARED = {"gpt2": 1, "gpt_neo": 1, "gptj": 1, "codegen": 1}
-"""Architectures that hold a mask of positions × positions, and its bytes an entry."""
+_LARGEST = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model"), 1 << 18),
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), 1 << 12),
+    **dict.fromkeys(("vocab_size", "intermediate_size", "n_inner", "ffn_dim"), 1 << 24),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_attention_heads", "n_head"), 1 << 16),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), 50_000_000),
+}  # fmt: skip
+"""Larger sizes than any model has: a damaged config, which would take forever to build."""
 
 
 def check_config(folder: Path, what: str, device: str | None = None) -> None:
-    """Raises UserError for what a folder's config.json says and no target can be: sizes that its weights can't have (`check_sizes`),
-    an end of text that is no token, a quantisation whose package or device is not there. Before anything is built, which would take for ever.
+    """Raises UserError for a config.json of no target: a damaged size, an end of text that is no token, a quantisation whose package or
+    device is missing.
 
     Args:
         what: the target, for the message.
-        device: where it is to run, as torch calls its kind; None = not asked.
+        device: where it is to run, as torch names its kind; None = unchecked.
     """
     check_sizes(folder, what)
     try:
         config = read_object(folder / "config.json")
     except UserError:
-        return  # said where it is loaded
+        return  # reported on loading
     check_ends(config, f"{what}: config.json")
     check_quantised(config, what, device)
 
 
 def check_sizes(folder: Path, what: str) -> None:
-    """Raises UserError for a size in config.json that the weights beside it are far too small for: half a byte a number is the
-    least that any format takes, and a layer has a square of the width in numbers. Before anything is built, which would take for ever."""
+    """Raises UserError for a size in config.json that no model has."""
     try:
         config = read_object(folder / "config.json")
     except UserError:
-        return  # said where it is loaded
+        return  # reported on loading
     for values in (config, *(v for v in config.values() if isinstance(v, dict))):
-        check_values(values, _weight_bytes(folder), f"{what}: config.json")
+        _check_sizes(values, f"{what}: config.json")
 
 
-def _weight_bytes(folder: Path) -> int:
-    """Of the weights in a folder; 0 where there are none, or not all (of a hub's model some are fetched later)."""
-    for index in folder.glob("*.index.json"):
-        try:
-            shards = read_object(index).get("weight_map")
-        except UserError:
-            return 0
-        if isinstance(shards, dict) and not all(
-            (folder / str(name)).is_file() for name in {*shards.values()}
-        ):
-            return 0
-    files = [p for p in folder.glob("*") if p.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf")]
-    return sum(p.stat().st_size for p in files if p.is_file())
-
-
-def check_values(values: dict[str, Any], weight_bytes: int, what: str) -> None:
-    """Raises UserError as `check_sizes` does, for values of a config.json and the bytes of its weights; 0 = unknown: then they have no
-    more than memory could ever hold."""
-    memory = memory_bytes() or 1 << 62
-    room = 4 * 2 * (weight_bytes or 16 * memory)
-
-    def refuse(key: str, why: str) -> None:
-        raise UserError(f"{what}: {key}={values[key]}: {why}")
-
-    sizes = {key: value for key, value in values.items() if type(value) is int}
-    hidden = max(1, next((sizes[key] for key in _HIDDEN if key in sizes), 1))
-    rows = max(1, sizes.get("vocab_size", 1))
-    width = hidden if hidden <= _least("") else 1  # one that is too wide says so itself
-    for key in (*_HIDDEN, *_LAYERS, *_WIDTHS):
-        others = rows if key in _HIDDEN else width**2 if key in _LAYERS else width
-        if sizes.get(key, 0) * others > room and sizes[key] > _least(key):
-            refuse(
-                key,
-                "the weights are far too small for that" if weight_bytes else "no machine has room for that",
-            )
-    for key in _POSITIONS:
-        count = sizes.get(key, 0)
-        if count > MOST_POSITIONS or count**2 * _SQUARED.get(str(values.get("model_type")), 0) > memory:
-            refuse(key, "no machine has room for so many positions")
-
-
-def _least(key: str) -> int:
-    """Sizes up to this are built quickly, whatever the weights say of them then."""
-    return 1024 if key in _LAYERS else 1 << 16
+def _check_sizes(values: dict[str, Any], what: str) -> None:
+    for key, most in _LARGEST.items():
+        value = values.get(key)
+        if type(value) is int and value > most:
+            raise UserError(f"{what}: {key}={value}: no model is that large")

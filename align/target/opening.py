@@ -52,10 +52,6 @@ def with_weights(
     pair: Any = opener.from_pretrained(str(folder), attn_implementation=OWN, **asked, **options)
     model, found = pair
     lacking = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
-    if lacking and _holds_more(opener, folder, options):
-        from transformers import AutoModelForMultimodalLM
-
-        return with_weights(AutoModelForMultimodalLM, folder, spec, options, place)
     if lacking:  # transformers would go on with random numbers in their place
         more = f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""
         hint = ": if its head is its embedding, set tie_word_embeddings=true in config.json"
@@ -72,17 +68,6 @@ def with_weights(
         )
     there = model.device.type == place.type and place.index in (None, model.device.index)
     return model if there else model.to(place)  # quantised ones may not be moved
-
-
-def _holds_more(opener: Any, folder: Path | str, options: dict[str, Any]) -> bool:
-    """Whether what was opened as a causal language model is a part of a whole that has towers too: Emu3's text model does not find its
-    weights in a whole checkpoint."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.models.auto import modeling_auto
-
-    known = {key: options[key] for key in ("revision", "trust_remote_code")}
-    config = AutoConfig.from_pretrained(str(folder), **known)
-    return opener is AutoModelForCausalLM and type(config) in modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING
 
 
 def processors_template(folder: Path | str, revision: str | None) -> str | None:

@@ -25,7 +25,8 @@ from align.models.block import BlockDrafter
 from align.models.standalone import DiffusionDrafter
 from align.target.interface import install
 from align.target.model import Target
-from align.target.proof import proven
+from align.target.proof import prove_target
+from align.target.source import ModelSource
 from decode.drafters.base import Drafter
 from decode.engine.decoder import Decoder
 from decode.engine.engine import run_together
@@ -50,7 +51,8 @@ class _Opened:
             raise UserError(
                 f"{away}: lies outside of the model until a call reads it (offloading); load the model whole, without a device_map that offloads"
             )
-        self.target, self.decoders = proven(model, _NoTokenizer(), name, fast=False), dict[Any, Decoder]()
+        self.target = prove_target(model, _NoTokenizer(), ModelSource(name), fast=False)
+        self.decoders: dict[Any, Decoder] = {}
         self.weights = _weights(model)
 
     def decoder(self, drafter: Any, method: str | None) -> Decoder:

@@ -6,7 +6,6 @@ FSDP2 is `torch.distributed.fsdp.fully_shard`. Tensor parallelism follows the pl
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -118,8 +117,7 @@ def _move(target: Target, device: torch.device) -> None:
             if place not in places:
                 places[place] = its.to(device, copy=True)
             tensor.data = places[place]
-    target.device = device
-    target.find_ends()
+    target.note_moved(device)
 
 
 class AbsentTarget:
@@ -128,7 +126,7 @@ class AbsentTarget:
     def __init__(self, target: Target, device: torch.device, folder: Path) -> None:
         self.folder = folder
         target.hash  # noqa: B018 (of the whole weights, while they are)
-        target.fused = None
+        target.unfuse()
         for layer in target.layers:
             layer.to("meta")
         _move(target, device)
@@ -159,7 +157,7 @@ class SharedTarget:
         self.world, self.rank = dist.get_world_size(), dist.get_rank()
         self._check()
         target.hash  # noqa: B018 (of the whole weights, while they are)
-        target.fused = None
+        target.unfuse()
         mesh = init_device_mesh(device.type, (self.world,))
         if how == "fsdp":
             for layer in target.layers:
@@ -170,17 +168,16 @@ class SharedTarget:
         else:
             for layer in target.layers:
                 parallelize_module(layer, mesh, self._plan(layer))
-            shapes = [
-                None if s is None else s._replace(heads=s.heads // self.world) for s in target.anatomy.shapes
-            ]
-            target.anatomy = replace(target.anatomy, shapes=shapes)
+            target.split_heads(self.world)
         _move(target, device)
 
     def _check(self) -> None:
         target, key = self.target, f"target.parallel={self.how}"
         if target.anatomy.recurrent:
             raise UserError(f"{key}: target {target.spec!r} has recurrent states (target.parallel=replicate)")
-        if target.apart:  # one process has more texts in a row than another, and they run its layers together
+        if (
+            target.anatomy.apart
+        ):  # one process has more texts in a row than another, and they run its layers together
             raise UserError(
                 f"{key}: target {target.spec!r} counts places in a row, so texts run one by one (target.parallel=replicate)"
             )

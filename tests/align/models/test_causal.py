@@ -14,6 +14,7 @@ from align.makers.causal import make_causal
 from align.models.checkpoints.causal import save_causal
 from align.target.loading import load_target
 from align.target.model import Target
+from align.target.source import ModelSource
 from tests.builders import causal_drafter as drafter
 from tests.builders import packed_batch as batch
 
@@ -63,7 +64,9 @@ def test_any_causal_lm_over_the_targets_vocabulary_may_start_it(target: Target, 
 def test_what_does_not_fit_is_one_line(target: Target, tmp_path: Path) -> None:
     other = load_target("debug", dtype="float32", device="cpu", fast=False)
     other.model.resize_token_embeddings(300)
-    save_causal(make_causal(Target(other.model, other.tokenizer, "wide", False), OPTIONS), tmp_path)
+    save_causal(
+        make_causal(Target(other.model, other.tokenizer, ModelSource("wide"), fast=False), OPTIONS), tmp_path
+    )
     with pytest.raises(UserError, match="drafter.init=.* has a vocabulary of 300, target 'debug' has 260"):
         make_causal(target, DrafterConfig(kind="autoregressive", init=str(tmp_path)))
     with pytest.raises(UserError, match="drafter.target_layers=.*target 'debug' has the layers 0 to 3"):

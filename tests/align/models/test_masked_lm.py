@@ -19,7 +19,8 @@ from align.models.families import FAMILIES
 from align.models.masked_lm import annealed_see, merge_lora, with_lora
 from align.target.debug import debug_model
 from align.target.model import Target
-from align.target.proof import proven
+from align.target.proof import prove_target
+from align.target.source import ModelSource
 from tests.masked_lms import CONFIGS, small_masked_lm
 from tests.masked_lms import NO_TOKENS as NONE
 from tests.masked_lms import masked_block_logits as block_session
@@ -62,7 +63,10 @@ def test_a_head_that_is_kept_in_bf16_multiplies_in_fp32(grad: bool) -> None:
     """The target's, of a bf16 checkpoint."""
     tokenizer = debug_model("Llama")[1]
     model = tiny_model("llama", len(tokenizer)).bfloat16().float()
-    stock, fast = (proven(copy.deepcopy(model), tokenizer, "llama", fast=fast) for fast in (False, True))
+    stock, fast = (
+        prove_target(copy.deepcopy(model), tokenizer, ModelSource("llama"), fast=fast)
+        for fast in (False, True)
+    )
     hidden = torch.randn(2, 5, fast.hidden_size)
     with torch.set_grad_enabled(grad):
         found, wanted = (adapt(t, [0], 36).head(hidden) for t in (fast, stock))

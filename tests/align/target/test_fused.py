@@ -14,7 +14,8 @@ from align.target.debug import debug_model
 from align.target.fused import _code, fused
 from align.target.loading import load_target
 from align.target.model import Target
-from align.target.proof import proven
+from align.target.proof import prove_target
+from align.target.source import ModelSource
 from tests.target_models import some_text, tiny_config, tiny_model, tiny_target
 
 pytestmark = pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
@@ -33,7 +34,7 @@ def target_of(name: str, fuse: bool = True, **changes: Any) -> Target:
     config._attn_implementation = "eager"
     made = type(model)(config).eval()
     made.load_state_dict(model.state_dict())
-    return Target(made, tokenizer, name, fuse=fuse)
+    return Target(made, tokenizer, ModelSource(name), fuse=fuse)
 
 
 def outputs(target: Target) -> list[Tensor]:
@@ -93,7 +94,7 @@ def _with_biases(fuse: bool) -> Target:
     for parameter in model.parameters():
         if parameter.dim() < 2:
             parameter.data.add_(torch.randn(parameter.shape) * 0.1)
-    return Target(model, tokenizer, "biases", fuse=fuse)
+    return Target(model, tokenizer, ModelSource("biases"), fuse=fuse)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_a_proof_that_fails_falls_back_to_the_modules(monkeypatch: pytest.Monkey
         FusedLayers, "__call__", lambda *a: tuple(t if t is None else t * 1.1 for t in whole(*a))
     )
     tokenizer = debug_model("Llama")[1]
-    target = proven(tiny_model("llama", len(tokenizer)), tokenizer, "llama")
+    target = prove_target(tiny_model("llama", len(tokenizer)), tokenizer, ModelSource("llama"))
     assert target.fused is None and not target.chains_only
 
 

@@ -11,7 +11,8 @@ from tokenizers.processors import TemplateProcessing
 from align.common.errors import UserError
 from align.target.loading import load_target
 from align.target.model import Target
-from align.target.proof import proven
+from align.target.proof import prove_target
+from align.target.source import ModelSource
 from tests.target_models import tiny_model
 
 
@@ -78,7 +79,7 @@ def test_a_base_model_gets_plain_text_as_its_tokenizer_begins_it(target: Target)
 
 def test_a_text_of_tokens_that_the_model_has_not_is_one_line() -> None:
     """Tokenizers know more than some models' embeddings: Gemma 3 1B's one more, an image's."""
-    small = proven(tiny_model("llama", 90), load_target("debug").tokenizer, "small")
+    small = prove_target(tiny_model("llama", 90), load_target("debug").tokenizer, ModelSource("small"))
     small.tokenizer.chat_template = "{{ messages[0].content }}"
     for read in (small.text_tokens, small.chat_tokens):
         with pytest.raises(UserError, match="'z' as token 93, its embedding has 90 rows: leave that out"):

@@ -10,8 +10,9 @@ import torch
 from align.common.errors import UserError
 from align.target import interface
 from align.target.debug import debug_model
-from align.target.proof import proven
+from align.target.proof import prove_target
 from align.target.slabs import IndexedSlab
+from align.target.source import ModelSource
 from decode.generate import how_it_runs
 from tests.target_models import some_text, tiny_model, tiny_target
 from tests.target_wrappers import tiny_wrapper
@@ -23,7 +24,7 @@ from tests.target_wrappers import tiny_wrapper
 )  # fmt: skip
 def test_tokens_that_a_model_never_writes_have_no_probability(made: Any, never: range) -> None:
     """Chameleon's images, masked behind its head; the padding of Inkling's vocabulary, cut off there."""
-    target, own = proven(made(), debug_model("Llama")[1], "mine"), made()
+    target, own = prove_target(made(), debug_model("Llama")[1], ModelSource("mine")), made()
     tokens = some_text(target, 40)
     p = target.forward(tokens).logits_BLV.softmax(-1)
     with torch.no_grad():
@@ -49,7 +50,7 @@ def test_a_state_that_no_cache_holds_is_refused_however_coarsely_it_rounds(
     """In 16 bits their differences from the model's own pass for rounding: 0.16 and 0.14 standard deviations."""
     model = tiny_model(kind, 260).to(dtype)
     with pytest.raises(UserError, match=f"architecture '{kind}' can't be run exactly: {says}"):
-        proven(model, debug_model("Llama")[1], "mine")
+        prove_target(model, debug_model("Llama")[1], ModelSource("mine"))
 
 
 def test_a_model_that_scales_by_a_key_of_its_own_is_refused() -> None:
@@ -65,14 +66,14 @@ def test_a_model_that_scales_by_a_key_of_its_own_is_refused() -> None:
     with pytest.raises(
         UserError, match="architecture 'granite' can't be run exactly: its logits are not its head's"
     ):
-        proven(model, target.tokenizer, "mine")
+        prove_target(model, target.tokenizer, ModelSource("mine"))
 
 
 @pytest.mark.parametrize(("kind", "reads"), [("kimi_k25", {5: 0}), ("gemma4", {5: 2}), ("mistral3", {})])
 def test_placeholders_of_images_are_read_as_the_model_reads_them(kind: str, reads: dict[int, int]) -> None:
     """As padding, as token 0, as themselves; alone and through a cache."""
     tokenizer, own = debug_model("Llama")[1], tiny_wrapper(kind)
-    target = proven(tiny_wrapper(kind), tokenizer, kind)
+    target = prove_target(tiny_wrapper(kind), tokenizer, ModelSource(kind))
     assert (target.stand_ins, target.unproved) == (reads, ())
     tokens = torch.tensor([[40, 5, 90, 91, 5, 5, 17]])
     with torch.no_grad():
@@ -93,7 +94,7 @@ def test_a_placeholder_of_another_kind_is_said() -> None:
         return output
 
     model.forward = shifted
-    target = proven(model, tokenizer, "mine")
+    target = prove_target(model, tokenizer, ModelSource("mine"))
     assert (target.stand_ins, target.unproved) == ({}, (5,))
     assert "p is not the model's after its placeholders 5" in how_it_runs(target)
 
@@ -103,7 +104,7 @@ def test_a_model_that_asks_for_an_image_says_what_it_is() -> None:
         "architecture 'blip-2' does not run on text alone .it is a Blip2ForConditionalGeneration.: TypeError"
     )
     with pytest.raises(UserError, match=says):
-        proven(tiny_wrapper("blip-2"), debug_model("Llama")[1], "mine")
+        prove_target(tiny_wrapper("blip-2"), debug_model("Llama")[1], ModelSource("mine"))
 
 
 def test_an_attention_that_is_not_the_models_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +122,7 @@ def test_weights_that_are_no_numbers_are_refused(value: float) -> None:
     with torch.no_grad():
         model.model.norm.weight[3] = value
     with pytest.raises(UserError, match="target 'x': its logits are NaN or infinite"):
-        proven(model, tokenizer, "x")
+        prove_target(model, tokenizer, ModelSource("x"))
 
 
 def test_a_scale_in_front_of_the_head_is_part_of_p() -> None:

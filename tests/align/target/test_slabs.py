@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from align.target.debug import debug_model
-from align.target.proof import proven
+from align.target.proof import prove_target
+from align.target.source import ModelSource
 from tests.target_models import some_text, tiny_model, tiny_target
 from tests.target_wrappers import tiny_wrapper
 
@@ -47,7 +48,7 @@ def test_indexers_keys_are_rolled_back_with_the_others(kind: str, chains: bool) 
 
 def test_a_layer_that_asks_how_much_it_holds_is_told_with_the_tokens_of_its_call() -> None:
     """GLM-5's indexer, once its keys are written; after a rollback too, by the proof."""
-    target = proven(tiny_wrapper("glm5_next"), debug_model("Llama")[1], "glm5_next")
+    target = prove_target(tiny_wrapper("glm5_next"), debug_model("Llama")[1], ModelSource("glm5_next"))
     assert target.chains_only and target.anatomy.recurrent
     cache = target.new_cache(1, 9)
     target.forward(torch.tensor([[4, 5, 6]]), cache=cache)

@@ -19,6 +19,7 @@ from align.models.checkpoints.masked_lm import load_masked_lm, save_masked_lm
 from align.models.masked_lm import annealed_see
 from align.target.interface import register
 from align.target.model import Target
+from align.target.source import ModelSource
 from tests.masked_lms import QWEN
 from tests.masked_lms import masked_block_logits as block_session
 from tests.masked_lms import partly_masked as tokens
@@ -42,7 +43,7 @@ def other_target(kind: str, target: Target) -> Target:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape) * 0.1)
-    return Target(model, target.tokenizer, kind)
+    return Target(model, target.tokenizer, ModelSource(kind))
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2", "qwen2", "qwen3"])

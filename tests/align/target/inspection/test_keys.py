@@ -8,7 +8,8 @@ import torch
 from align.target.attention import rotate
 from align.target.debug import debug_model
 from align.target.inspection.keys import Rotary, key_rotaries, plain_rotary
-from align.target.proof import proven
+from align.target.proof import prove_target
+from align.target.source import ModelSource
 from tests.target_models import tiny_target
 from tests.target_wrappers import tiny_wrapper
 
@@ -40,7 +41,7 @@ def test_what_layers_do_is_told_from_their_keys(kind: str) -> None:
 
 def test_keys_without_values_are_none_to_share() -> None:
     """GLM-5's layers without positions keep compressed keys, and nothing beside."""
-    target = proven(tiny_wrapper("glm5_next"), debug_model("Llama")[1], "glm5_next")
+    target = prove_target(tiny_wrapper("glm5_next"), debug_model("Llama")[1], ModelSource("glm5_next"))
     assert key_rotaries(target)[-1] == "it keeps no values, as they are compressed together with its keys"
 
 

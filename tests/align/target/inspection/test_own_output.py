@@ -9,7 +9,8 @@ from align.common.errors import UserError
 from align.target.debug import debug_model
 from align.target.inspection.own_output import LENGTH, own_output
 from align.target.logits import PLAIN
-from align.target.proof import proven
+from align.target.proof import prove_target
+from align.target.source import ModelSource
 from tests.target_models import some_text, tiny_model, tiny_target
 from tests.target_wrappers import tiny_wrapper
 
@@ -46,7 +47,9 @@ def test_what_lies_between_the_layers_and_the_head_is_part_of_p() -> None:
 def test_positions_are_given_as_generate_gives_them_and_residuals_may_be_wider() -> None:
     """Without positions Bamba's own forward begins each call at 0; Mamba's residuals are fp32 in any type."""
     assert tiny_target("bamba").chains_only
-    target = proven(tiny_model("mamba", 260).to(torch.bfloat16), debug_model("Llama")[1], "mine")
+    target = prove_target(
+        tiny_model("mamba", 260).to(torch.bfloat16), debug_model("Llama")[1], ModelSource("mine")
+    )
     output = target.forward(torch.arange(4, 9)[None], taps=(1,))
     assert output.taps_BLFD is not None
     assert (output.hidden_BLD.dtype, output.taps_BLFD.dtype) == (torch.bfloat16, torch.bfloat16)

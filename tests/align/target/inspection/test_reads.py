@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from align.kernels.linear import rows_library
 from align.target.debug import debug_model
 from align.target.inspection.reads import reads_past
-from align.target.proof import proven
+from align.target.proof import prove_target
+from align.target.source import ModelSource
 from tests.target_models import some_text, tiny_model
 
 
@@ -55,7 +56,9 @@ def test_a_hook_in_place_of_forward_reads_nothing() -> None:
 def test_a_bf16_checkpoint_of_such_a_model_is_p(name: str, kept: str) -> None:
     tokenizer = debug_model("Llama")[1]
     model = tiny_model(name, len(tokenizer)).bfloat16().float()
-    stock, fast = (proven(copy.deepcopy(model), tokenizer, name, fast=fast) for fast in (False, True))
+    stock, fast = (
+        prove_target(copy.deepcopy(model), tokenizer, ModelSource(name), fast=fast) for fast in (False, True)
+    )
     types = {n: m.weight.dtype for n, m in fast.body.named_modules() if type(m).__name__ == "RowsLinear"}
     whole = {n for n, dtype in types.items() if dtype == torch.float32}
     assert whole and all(n.endswith(kept) for n in whole) and len(whole) < len(types)
