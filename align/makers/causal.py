@@ -51,9 +51,6 @@ def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:
         start = _own_layers_alone(target, layers)
         model = start.model.requires_grad_(True)
     where = f"target {target.spec!r}" if options.init is None else f"drafter.init={options.init!r}"
-    if start.before_head is not None:
-        what = NotImplementedError("a module of its own lies between its layers and its head")
-        raise refused(where, "autoregressive", what)
     if start.head_bias_V is not None:
         raise refused(where, "autoregressive", NotImplementedError("its head has a bias"))
     served_LV = None if type(model).__name__ in BASES else first_tokens_logits(start)

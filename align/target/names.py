@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from align.common.errors import UserError, nearest
-from align.common.files import expanded, read_text
+from align.common.files import expanded
 from align.common.hub import DEFAULT_TARGET as DEFAULT_TARGET
 from align.common.hub import is_hub_id, missing
 from align.common.schema import SHORT_DTYPES, read_object
-from align.common.strict_yaml import parse_yaml
 from align.folder.adapter import CONFIG as ADAPTER_CONFIG
 from align.folder.adapter import Adapter, adapter_of
 from align.folder.ends import check_ends
@@ -58,21 +57,14 @@ def similar(spec: str) -> str:
 
 
 def _check_no_drafter(spec: str, folder: Path) -> None:
-    """Raises UserError for the output folder of a training run, and for the drafter in it."""
-    inside = (folder / "drafter" / "config.json").is_file() and not (folder / "config.json").is_file()
-    drafter = folder / "drafter" if inside else folder
-    if not inside and not _is_drafter(folder):
-        return
-    what = "the output of a training run" if inside else "a drafter"
-    record = drafter.parent / "recipe.yaml"
-    name = "as the target"
-    if record.is_file():
-        target = parse_yaml(read_text(record), str(record)).get("target")
-        name = f"({target['name']}) {name}" if isinstance(target, dict) and target.get("name") else name
-    raise UserError(
-        f"target {spec!r}: that is {what}; name the model that it drafts for {name}, and give "
-        f"--drafter {drafter}"
-    )
+    """Raises UserError for a drafter's folder, and for the output of the training run around it."""
+    what, drafter = "a drafter", folder
+    if (folder / "drafter" / "config.json").is_file() and not (folder / "config.json").is_file():
+        what, drafter = "the output of a training run", folder / "drafter"
+    if _is_drafter(drafter):
+        raise UserError(
+            f"target {spec!r}: that is {what}; name the model that it drafts for as the target, and give --drafter {drafter}"
+        )
 
 
 def _is_drafter(folder: Path) -> bool:
@@ -81,7 +73,7 @@ def _is_drafter(folder: Path) -> bool:
         if record.is_file():
             return bool(read_object(record).get("kind") != "autoregressive")
         return config.is_file() and read_object(config).get("model_type") == "block_drafter"
-    except UserError:  # a broken file: said when it is loaded
+    except UserError:  # a broken file: reported on loading
         return False
 
 

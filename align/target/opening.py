@@ -8,6 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub.utils.tqdm import enable_progress_bars
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
+from transformers.models.auto import modeling_auto
+from transformers.utils import logging
 
 from align.common.errors import UserError
 from align.common.hub import hub_reachable, is_hub_id, nearby
@@ -26,9 +31,6 @@ def opener(folder: Path | str, spec: str, options: dict[str, Any]) -> Any:
     Raises:
         UserError: a model whose text follows another input.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
-    from transformers.models.auto import modeling_auto
-
     config = AutoConfig.from_pretrained(str(folder), **options)
     own = getattr(config, "auto_map", None) or {}
     if type(config) in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in own:
@@ -82,8 +84,6 @@ def processors_template(folder: Path | str, revision: str | None) -> str | None:
 
 def of_hub(name: str, file: str, revision: str | None) -> Path | None:
     """A file of a hub id; None where it can't be had."""
-    from huggingface_hub import hf_hub_download
-
     try:
         return Path(hf_hub_download(name, file, revision=revision, local_files_only=not hub_reachable()))
     except Exception:  # of many kinds; transformers says what it is
@@ -91,9 +91,13 @@ def of_hub(name: str, file: str, revision: str | None) -> Path | None:
 
 
 def check_hub_files(name: str) -> None:
-    """Raises UserError for a hub id that holds an adapter, or GGUF files and no model in hub layout, as a folder with these files
-    would be read, if the hub or its cache lists them."""
-    files = _hub_files(name)
+    """Raises UserError for a hub id that holds an adapter, or GGUF files and no model in hub layout."""
+    if not hub_reachable():
+        return
+    try:
+        files = list(HfApi().list_repo_files(name))
+    except Exception:  # of many kinds; reported on loading
+        return
     fetch = f"hf download {name}"
     if ADAPTER_CONFIG in files:
         raise UserError(
@@ -108,30 +112,8 @@ def check_hub_files(name: str) -> None:
         )
 
 
-_SHOWN = 6
-
-
-def _hub_files(name: str) -> list[str]:
-    """The files of a hub id; those in the cache where the hub does not answer."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    if hub_reachable():
-        try:
-            return list(HfApi().list_repo_files(name))
-        except Exception:  # of many kinds; what is wrong is said where it is loaded
-            return []
-    snapshots = Path(HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "snapshots")
-    return [
-        path.relative_to(folder).as_posix() for folder in snapshots.glob("*") for path in folder.rglob("*")
-    ]
-
-
 def quiet_loading() -> None:
     """No bar for the seconds that weights take to load, and no table of keys: who loads says in a line what is wrong with them."""
-    from huggingface_hub.utils.tqdm import enable_progress_bars
-    from transformers.utils import logging
-
     quiet_libraries()
     getLogger("transformers.modeling_utils").addFilter(_no_table_of_keys)
     logging.disable_progress_bar()
@@ -152,6 +134,7 @@ def check_asked(what: str, spec: str | Path, error: Exception) -> None:
         ) from None
 
 
+_SHOWN = 6
 _LACKS = {
     "instantiate the backend tokenizer": "it has no tokenizer (tokenizer.json, or tokenizer.model)",
     "no file named model.safetensors": "it has no weights (model.safetensors)",
