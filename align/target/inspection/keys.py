@@ -143,10 +143,9 @@ def _match(target: Target, layer: int, keys: dict[int, Tensor]) -> Rotary | str:
     best = min(known, key=error)
     if error(best) < _TOLERANCE[target.dtype]:
         return best
-    for weight in target.layers[layer].parameters():
-        if weight.shape == (width,):
-            if min(error(rotary, weight.float()) for rotary in known) < _TOLERANCE[target.dtype]:
-                return "its keys are normalised after their rotation, each number by a weight of its own"
+    of_heads = [w.float() for w in target.layers[layer].parameters() if w.shape == (width,)]
+    if any(error(rotary, weight) < _TOLERANCE[target.dtype] for weight in of_heads for rotary in known):
+        return "its keys are normalised after their rotation, each number by a weight of its own"
     return "its keys at two positions differ by no rotation that is known"
 
 

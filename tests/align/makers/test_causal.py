@@ -46,7 +46,6 @@ def test_a_head_with_a_bias_of_zeros_has_one() -> None:
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("modernbert-decoder", "a module of its own lies between its layers and its head"),
         ("bert-generation", "its head has a bias"),
         ("mamba", "its training graph differs from the model's own by"),
     ],

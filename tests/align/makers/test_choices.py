@@ -28,7 +28,7 @@ def target_of(
     )
     return SimpleNamespace(
         tokenizer=PreTrainedTokenizerFast(tokenizer_object=core, **roles),
-        vocab_size=rows, embedding_VD=torch.zeros(rows, 1), eos_ids=ends, stand_ins={}, unproved=(), spec="m", config=config,
+        vocab_size=rows, embedding_VD=torch.zeros(rows, 1), eos_ids=ends, placeholder_ids=[], spec="m", config=config,
         model=SimpleNamespace(config=config, generation_config=config),
     )  # fmt: skip
 

@@ -15,11 +15,3 @@ def test_the_same_every_time(name: str) -> None:
     assert all(torch.equal(value, weights[key]) for key, value in one.state_dict().items())
     assert sum(p.numel() for p in one.parameters()) < 400_000 and one.config.num_hidden_layers == 4
     assert tokenizer.decode(tokenizer("Grüße, 你").input_ids) == "Grüße, 你"
-
-
-def test_torchs_own_generator_is_left_alone() -> None:
-    torch.manual_seed(5)
-    expected = torch.rand(1)
-    torch.manual_seed(5)
-    debug_model("Llama")
-    assert torch.equal(torch.rand(1), expected)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from align.kernels.linear import rows_library
 from align.target.debug import debug_model
-from align.target.fused import _code, fused
+from align.target.fused import FusedLayers
 from align.target.loading import load_target
 from align.target.model import Target
 from align.target.proof import prove_target
@@ -99,33 +99,14 @@ def _with_biases(fuse: bool) -> Target:
 
 @pytest.mark.parametrize(
     "name",
-    ["cohere", "gemma2", "glm4", "granite", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3", "gpt2", "mixtral", "ministral3", "exaone4"],
+    ["cohere", "gemma2", "granite", "mistral", "qwen2", "qwen3", "gpt2", "mixtral"],
 )  # fmt: skip
 def test_other_layers_keep_their_modules(name: str) -> None:
     """Other code, windows (mistral and qwen as `tiny_config` makes them), parts of their own: all but plain Llama."""
     assert tiny_target(name).fused is None
 
 
-def test_changed_code_is_not_taken() -> None:
-    class Attention(type(target_of("llama").layers[0].self_attn)):  # type: ignore[misc]
-        def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-            return super().forward(hidden_states * 2, *args, **kwargs)
-
-    target = target_of("llama")
-    target.layers[2].self_attn.__class__ = Attention
-    assert fused(target.model, target.body, target.layers) is None
-    target = target_of("llama")
-    target.layers[1].forward = type(target.layers[1]).forward.__get__(target.layers[1])
-    assert fused(target.model, target.body, target.layers) is None
-    target = target_of("llama")
-    target.layers[1].mlp.act_fn = torch.nn.GELU()
-    assert fused(target.model, target.body, target.layers) is None
-    assert "unknown" in _code(type("Made", (), {"forward": None, "__module__": __name__}))
-
-
 def test_a_proof_that_fails_falls_back_to_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    from align.target.fused import FusedLayers
-
     whole = FusedLayers.__call__
     monkeypatch.setattr(
         FusedLayers, "__call__", lambda *a: tuple(t if t is None else t * 1.1 for t in whole(*a))
@@ -138,8 +119,6 @@ def test_a_proof_that_fails_falls_back_to_the_modules(monkeypatch: pytest.Monkey
 def test_many_rows_go_through_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """And so do rows without a cache, batches of one length, and rows with a mask of their own."""
     target = load_target("debug")
-    from align.target.fused import FusedLayers
-
     assert target.fused is not None
     monkeypatch.setattr(FusedLayers, "__call__", lambda *a: pytest.fail("few rows alone"))
     text = some_text(target, 33)
@@ -149,16 +128,6 @@ def test_many_rows_go_through_the_modules(monkeypatch: pytest.MonkeyPatch) -> No
     target.forward(
         text[:, :2], cache=target.new_cache(1, 8), mask=torch.ones(1, 1, 2, 2, dtype=torch.bool).tril()
     )
-
-
-def test_a_model_that_is_cut_runs_through_its_modules() -> None:
-    target = load_target("debug")
-    text, cache = some_text(target, 4), target.new_cache(1, 8)
-    target.body.layers = target.layers[:2]
-    target.model.config.num_hidden_layers = 2
-    assert target.fused is not None
-    cut = target.forward(text, cache=cache).hidden_BLD
-    torch.testing.assert_close(cut, target.forward(text).hidden_BLD, rtol=1e-4, atol=1e-4)
 
 
 def test_a_token_alone_and_among_drafts_to_the_bit() -> None:
@@ -173,17 +142,6 @@ def test_a_token_alone_and_among_drafts_to_the_bit() -> None:
     for i in range(5):
         one = target.forward(text[:, 253 + i : 254 + i], cache=plain).logits_BLV
         assert one is not None and torch.equal(one[0, 0], logits[0, i])
-
-
-def test_columns_count_where_a_cache_must_fit_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, plain = load_target("debug"), target_of("llama", fuse=False)
-    for target, part in ((one, 3), (plain, 2)):
-        shapes = [shape for shape in target.anatomy.shapes if shape is not None]
-        size = part * 64 * sum(shape.heads * shape.key for shape in shapes) * 4
-        monkeypatch.setattr("align.target.model.memory_bytes", lambda size=size: size)
-        target.new_cache(1, 64)
-        with pytest.raises(MemoryError, match="a cache of 1 rows of 65 tokens"):
-            target.new_cache(1, 65)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -234,40 +192,6 @@ def test_a_window_that_only_mistral_knows_of_is_a_window() -> None:
     """Its config has no layer types, and the model asks `sliding_window` alone."""
     assert target_of("mistral", sliding_window=24).fused is None
     assert target_of("mistral", sliding_window=24, use_sliding_window=False).fused is None
-
-
-@pytest.mark.parametrize("change", ["hook", "norm hook", "assign", "data", "dtype", "reversed", "eps"])
-def test_a_model_that_was_changed_runs_through_its_modules(change: str) -> None:
-    """Seen with the next cache; and what was read before stays in memory."""
-    target = target_of("llama")
-    stack, layer, body = target.fused, target.layers[1], target.body
-    assert stack is not None and target.new_cache(1, 8) and target.fused is stack
-    old, text = target.new_cache(1, 40), some_text(target, 5)
-    if change == "hook":
-        layer.self_attn.o_proj.register_forward_hook(lambda module, given, output: output * 2)
-    elif change == "norm hook":
-        body.norm.register_forward_pre_hook(lambda module, given: (given[0] * 2,))
-    elif change == "assign":
-        state = {name: t.clone() * 1.5 for name, t in target.model.state_dict().items()}
-        target.model.load_state_dict(state, assign=True)
-    elif change == "data":
-        for parameter in layer.parameters():
-            parameter.data = parameter.data.clone() * 2
-    elif change == "dtype":
-        target.model.to(torch.float64)
-    elif change == "reversed":
-        body.layers = torch.nn.ModuleList(reversed(list(body.layers)))
-    else:
-        body.layers[2].input_layernorm.variance_epsilon = 0.5
-        assert fused(target.model, body, body.layers) is None
-    torch.full((1 << 20,), torch.nan)  # over what was freed
-    if change != "dtype":
-        assert bool(target.forward(text, cache=old).hidden_BLD.isfinite().all())
-    cache = target.new_cache(1, 40)
-    assert target.fused is None
-    if change != "dtype":
-        changed = target.forward(text, cache=cache).hidden_BLD
-        torch.testing.assert_close(changed, target.forward(text).hidden_BLD, rtol=1e-4, atol=1e-4)
 
 
 def test_positions_and_masks_of_any_kind() -> None:

@@ -107,23 +107,3 @@ def test_gpt_neo_takes_chains_alone() -> None:
         target.forward(part, cache=cache).logits_BLV for part in tokens[:, 280:].split([1, 5, 14], dim=1)
     ]
     torch.testing.assert_close(torch.cat(found, 1), whole[:, 280:], atol=1e-4, rtol=1e-4)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [
-        (
-            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-            "takes longer than",
-        ),
-        ("{{ 'a' * 99999999999 }}", "takes more than"),
-        ("{{ 'a' * 2000000 }}", "writes 2000000 characters"),
-    ],
-)
-def test_a_chat_template_without_end_is_one_line(
-    template: str, said: str, target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("align.common.bounded.SECONDS", 0.2)
-    monkeypatch.setattr(target.tokenizer, "chat_template", template)
-    with pytest.raises(UserError, match=f"its chat template refuses this: it {said}"):
-        target.chat_tokens("Hi")

@@ -64,15 +64,6 @@ def test_a_model_with_towers_runs_on_text(kind: str, tmp_path: Path) -> None:
         assert again.tokenizer.decode(again.chat_tokens("Hi")) == "Hi!"
 
 
-def test_a_whole_whose_text_model_finds_no_weights_is_opened_whole(tmp_path: Path) -> None:
-    """Emu3 is listed as a causal language model too, under whose names nothing of a whole checkpoint lies."""
-    own, tokens = tiny_wrapper("emu3"), torch.arange(30, 50)[None]
-    save_wrapper(own, tmp_path)
-    loaded = load_target(str(tmp_path), "float32", "cpu")
-    assert type(loaded.model) is type(own)
-    torch.testing.assert_close(loaded.forward(tokens).logits_BLV, own(tokens).logits, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("config", "says"),
     [
@@ -145,40 +136,20 @@ def test_code_that_comes_with_a_model_runs_only_when_asked_for(
     assert mark.exists() and trusted.trust_remote_code
 
 
-def test_a_weight_in_another_shape_is_named(tmp_path: Path) -> None:
-    whole, name = load_target("debug", fast=False), "model.layers.1.mlp.up_proj.weight"
-    whole.model.save_pretrained(tmp_path)
-    whole.tokenizer.save_pretrained(tmp_path)
-    tensors = load_file(str(path := tmp_path / "model.safetensors"))
-    save_file(tensors | {name: tensors[name][:40].contiguous()}, str(path), metadata={"format": "pt"})
-    with pytest.raises(UserError, match=f"lacks '{name}', or has it in another shape"):
-        load_target(str(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("files", "says"),
     [
         (["adapter_config.json", "adapter_model.safetensors"], "holds an adapter: fetch it .hf download o/n --local-dir"),
         (["b.gguf", "Q4/a.gguf"], "holds GGUF files and no model in hub layout: fetch one .*: Q4/a.gguf, b.gguf$"),
-        ([f"{i}.gguf" for i in range(9)], "holds GGUF files .* name it: 0.gguf, .*, 5.gguf, …$"),
         (["README.md"], None),
-        (["config.json", "a.gguf", "Q8/b.gguf"], "holds GGUF files and no model in hub layout: .*: Q8/b.gguf, a.gguf$"),
         (["config.json", "model.safetensors", "a.gguf"], None),
-        (["config.json", "mmproj-a.gguf"], None),
-        (["config.json", "adapter_config.json", "model.safetensors"], "holds an adapter: fetch it"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("reachable", [True, False])
 def test_a_hub_id_without_a_model_says_what_it_holds(
-    files: list[str], says: str | None, reachable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: list[str], says: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("align.target.opening.hub_reachable", lambda: reachable)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("align.target.opening.hub_reachable", lambda: True)
     monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", lambda self, name: files)
-    for file in () if reachable else files:
-        path = tmp_path / "models--o--n" / "snapshots" / "abc" / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
     if says is None:
         check_hub_files("o/n")
     else:

@@ -56,8 +56,3 @@ def test_a_layer_that_asks_how_much_it_holds_is_told_with_the_tokens_of_its_call
     cache.length = 2
     assert cache.end == 2
     assert cache.rewind() is not None and cache.end == cache.length == 0
-
-
-def test_keys_chosen_by_blocks_of_places_are_not_branched_over() -> None:
-    """MiniMax-M3's blocks of 128 hold all that the proof runs."""
-    assert tiny_target("minimax_m3_vl_text", index_block_size=128).chains_only

@@ -6,22 +6,15 @@ import pytest
 import torch
 
 from align.target.attention import rotate
-from align.target.debug import debug_model
 from align.target.inspection.keys import Rotary, key_rotaries, plain_rotary
-from align.target.proof import prove_target
-from align.target.source import ModelSource
 from tests.target_models import tiny_target
-from tests.target_wrappers import tiny_wrapper
 
 KINDS = {
     "llama": ["half 0 8"] * 4,
     "gptj": ["pairs 0 4"] * 4,
     "gpt_neox": ["half 0 2"] * 4,
-    "exaone4": ["half 0 8", "none", "half 0 8", "none"],
     "gpt2": ["none"] * 4,  # learned positions are in the hidden states
     "bloom": ["none"] * 4,  # ALiBi is in the scores
-    "minimax_m3_vl_text": ["half 0 8"] * 4,  # half of its layers choose keys by blocks of places
-    "nanochat": ["half 0 8"] * 4,  # it turns the other way; its norm behind that has no weight
     "deepseek_v3": ["what it keeps as values changes with the position, as compressed ones do"] * 4,
     "lfm2": ["it keeps none of its own", "half 0 8"] * 2,  # convolutions
     "hunyuan_v1_dense": ["its keys are normalised after their rotation, each number by a weight of its own"]
@@ -37,12 +30,6 @@ def test_what_layers_do_is_told_from_their_keys(kind: str) -> None:
         return f"{rotary.layout} {rotary.start} {len(rotary.inv_freq)}"
 
     assert [said(r) for r in key_rotaries(tiny_target(kind))] == KINDS[kind]
-
-
-def test_keys_without_values_are_none_to_share() -> None:
-    """GLM-5's layers without positions keep compressed keys, and nothing beside."""
-    target = prove_target(tiny_wrapper("glm5_next"), debug_model("Llama")[1], ModelSource("glm5_next"))
-    assert key_rotaries(target)[-1] == "it keeps no values, as they are compressed together with its keys"
 
 
 def test_layers_have_bases_of_their_own() -> None:

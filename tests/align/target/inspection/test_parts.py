@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from align.target.debug import debug_model
-from align.target.inspection.parts import embedding_scale, embeds_rows, last_norm, layer_parts, norm_weight
+from align.target.inspection.parts import embedding_scale, embeds_rows, last_norm, layer_parts
 from align.target.model import Target
 from align.target.proof import prove_target
 from align.target.source import ModelSource
@@ -58,10 +58,6 @@ def test_the_last_norm_and_gates() -> None:
     assert not any(name.startswith("mlp.") for name in plain)
     out = tiny_target("gpt2").layers[1].attn.c_proj.weight
     assert torch.equal(plain["self_attn.o_proj.weight"], out.T)
-
-
-def test_a_norm_without_a_weight_multiplies_by_one() -> None:
-    assert torch.equal(norm_weight(nn.LayerNorm(6, elementwise_affine=False), 6), torch.ones(6))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from align.kernels.linear import rows_library
 from align.target.debug import debug_model
-from align.target.inspection.reads import reads_past
+from align.target.inspection.reads import watch_reads
 from align.target.proof import prove_target
 from align.target.source import ModelSource
 from tests.target_models import some_text, tiny_model
@@ -31,24 +31,14 @@ class Mixed(nn.Module):
 
 def test_layers_whose_weights_others_read() -> None:
     model = Mixed()
-    with reads_past(model) as found:
+    with watch_reads(model) as found:
         assert found == set()
         model(torch.tensor([1]))
     assert found == {model.read, model.both}
     assert {type(m) for m in model.children()} == {nn.Linear, nn.Embedding}
-    with pytest.raises(IndexError), reads_past(model) as found:
+    with pytest.raises(IndexError), watch_reads(model) as found:
         model(torch.tensor([9]))
     assert not found and type(model.tokens) is nn.Embedding
-
-
-def test_a_hook_in_place_of_forward_reads_nothing() -> None:
-    """As accelerate puts one."""
-    model = Mixed()
-    own = model.called.forward
-    model.called.forward = lambda *given, **named: own(*given, **named)  # type: ignore[method-assign]
-    with reads_past(model) as found:
-        model(torch.tensor([1]))
-    assert found == {model.read, model.both}
 
 
 @pytest.mark.skipif(rows_library() is None, reason="no C library")
