@@ -196,8 +196,24 @@ def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight.view(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
-PIECES = tuple(
-    ["▁", "a", "b", "e", "h", "l", "o", "t", "▁▁", "he", "the", "▁the", "ll", "hell", "hello", "▁▁▁▁", "ab"]
+PIECES = (
+    "▁",
+    "a",
+    "b",
+    "e",
+    "h",
+    "l",
+    "o",
+    "t",
+    "▁▁",
+    "he",
+    "the",
+    "▁the",
+    "ll",
+    "hell",
+    "hello",
+    "▁▁▁▁",
+    "ab",
 )
 
 
