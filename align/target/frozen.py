@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -126,6 +127,19 @@ class FrozenModel:
         """Cache the keys and values of one of so many equal parts of the heads."""
         shapes = [s and s._replace(heads=s.heads // parts) for s in self.anatomy.shapes]
         self.anatomy = replace(self.anatomy, shapes=shapes)
+
+    @contextmanager
+    def overridden(self, eos_ids: tuple[int, ...] | None, context_limit: int | None) -> Iterator[None]:
+        """Within it, it has these ends of text and this context; None = its own."""
+        own = self.eos_ids, self.context_limit
+        if eos_ids is not None:
+            self.eos_ids = eos_ids
+        if context_limit is not None:
+            self.context_limit = context_limit
+        try:
+            yield
+        finally:
+            self.eos_ids, self.context_limit = own
 
     def fix_date(self, date: str) -> None:
         """Set the clock that the chat template reads to this day, ISO."""

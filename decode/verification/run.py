@@ -15,7 +15,6 @@ from align.common.errors import UserError
 from align.common.provenance import decoding_versions, git_commit, machine
 from align.kernels.linear import rows_library
 from align.target.loading import own_model
-from align.target.model import Target
 from decode.engine.decoder import Decoder
 from decode.engine.engine import Engine
 from decode.speculation.sampling import Sampling
@@ -272,7 +271,7 @@ class Run:
         with recorder:
             for (eos, context, stop), together in groupby(asked, key=_ending):
                 group = list(together)
-                with _changed(self.target, eos, context):
+                with self.target.overridden(eos, context):
                     batch.decoder.generate_batch(
                         [list(one.prompt) for one in group], batch_size=batch.size, max_new_tokens=[one.new for one in group],
                         sampling=[one.sampling for one in group], stop=list(stop) or None,
@@ -331,18 +330,6 @@ def _describe(recorder: Recorder, batch: Batch, place: dict[str, Any]) -> dict[s
 
 def _differ(one: RecordedRound, other: RecordedRound) -> bool:
     return one.proposal.tokens_K.tolist() != other.proposal.tokens_K.tolist() or one.end != other.end
-
-
-@contextmanager
-def _changed(target: Target, eos: tuple[int, ...] | None, context: int | None) -> Iterator[None]:
-    """Within it, the target has other ends of text and another context."""
-    own = target.eos_ids, target.context_limit
-    target.eos_ids = own[0] if eos is None else eos
-    target.context_limit = own[1] if context is None else context
-    try:
-        yield
-    finally:
-        target.eos_ids, target.context_limit = own
 
 
 def verify(

@@ -70,31 +70,10 @@ def test_one_call_computes_what_the_modules_compute(name: str, changes: dict[str
     check(quick, modules)
 
 
-def test_biases_are_part_of_it() -> None:
-    check(_with_biases(True), _with_biases(False))
-
-
 def check(quick: Target, modules: Target) -> None:
     assert quick.fused is not None and modules.fused is None
     for got, wanted in zip(outputs(quick), outputs(modules), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
-
-
-def _with_biases(fuse: bool) -> Target:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    tokenizer = debug_model("Llama")[1]
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, attention_bias=True, mlp_bias=True, max_position_embeddings=512,
-    )  # fmt: skip
-    config._attn_implementation = "eager"
-    torch.manual_seed(3)
-    model = LlamaForCausalLM(config).eval()
-    for parameter in model.parameters():
-        if parameter.dim() < 2:
-            parameter.data.add_(torch.randn(parameter.shape) * 0.1)
-    return Target(model, tokenizer, ModelSource("biases"), fuse=fuse)
 
 
 @pytest.mark.parametrize(
@@ -192,14 +171,3 @@ def test_a_window_that_only_mistral_knows_of_is_a_window() -> None:
     """Its config has no layer types, and the model asks `sliding_window` alone."""
     assert target_of("mistral", sliding_window=24).fused is None
     assert target_of("mistral", sliding_window=24, use_sliding_window=False).fused is None
-
-
-def test_positions_and_masks_of_any_kind() -> None:
-    quick, modules = target_of("llama"), target_of("llama", fuse=False)
-    text = some_text(quick, 2)
-    for positions in ([[400, 401]], [[-1, 0]]):
-        found = [
-            t.forward(text, cache=t.new_cache(1, 8), positions_BL=torch.tensor(positions)).hidden_BLD
-            for t in (quick, modules)
-        ]
-        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)

@@ -75,11 +75,3 @@ def test_absurd_sizes_are_refused_before_anything_is_built(key: str, value: int,
         (tmp_path / "config.json").write_text(json.dumps(values))
         with pytest.raises(UserError, match=f"config.json: {key}={value}: "):
             check_name(str(tmp_path))
-
-
-def test_a_trainers_output_folder_names_its_last_checkpoint(tmp_path: Path) -> None:
-    for steps in (9, 10):
-        (tmp_path / f"checkpoint-{steps}").mkdir()
-        (tmp_path / f"checkpoint-{steps}" / "config.json").touch()
-    with pytest.raises(UserError, match=r"has no config\.json; its last checkpoint is .*checkpoint-10$"):
-        check_name(str(tmp_path))

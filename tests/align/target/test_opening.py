@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from align.common.errors import UserError
-from align.target.loading import load_target, load_tokenizer
+from align.target.loading import load_target
 from align.target.model import Target
 from align.target.opening import check_hub_files
 from decode.drafters.lookup import LookupDrafter
@@ -87,23 +87,16 @@ CODE = """
 from pathlib import Path
 from typing import Any
 Path({mark!r}).touch()
-from transformers import PretrainedConfig, LlamaForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from transformers import PretrainedConfig, LlamaForCausalLM, LlamaConfig
 class C(LlamaConfig):
     model_type = "own"
 class M(LlamaForCausalLM):
     config_class = C
-class T(PreTrainedTokenizerFast):
-    pass
 """
 
 
-@pytest.mark.parametrize("whose", ["model", "tokenizer"])
 def test_code_that_comes_with_a_model_runs_only_when_asked_for(
-    target: Target,
-    tmp_path: Path,
-    whose: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nobody is asked on the terminal."""
     folder, mark = tmp_path / "m", tmp_path / "ran"
@@ -112,25 +105,11 @@ def test_code_that_comes_with_a_model_runs_only_when_asked_for(
     target.model.save_pretrained(str(folder))
     target.tokenizer.save_pretrained(str(folder))
     (folder / "own.py").write_text(CODE.format(mark=str(mark)))
-    name, added = {
-        "model": ("config.json", {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}),
-        "tokenizer": ("tokenizer_config.json", {"AutoTokenizer": [None, "own.T"]}),
-    }[whose]
-    values = json.loads((folder / name).read_text())
-    values |= {"auto_map": added} | ({"model_type": "own"} if whose == "model" else {"tokenizer_class": "T"})
-    (folder / name).write_text(json.dumps(values))
-    if whose == "model":
-        with pytest.raises(UserError, match="comes with Python code of its own.*--trust-remote-code"):
-            load_target(str(folder))
-    else:
-        try:  # a tokenizer with a class of its own may be readable without it
-            load_target(str(folder))
-        except UserError as error:
-            assert "--trust-remote-code" in str(error)
-        try:
-            load_tokenizer(folder)
-        except UserError as error:
-            assert "--trust-remote-code" in str(error)
+    values = json.loads((folder / "config.json").read_text())
+    values |= {"auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}, "model_type": "own"}
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match="comes with Python code of its own.*--trust-remote-code"):
+        load_target(str(folder))
     assert not mark.exists() and "y/N" not in capsys.readouterr().out
     trusted = load_target(str(folder), trust_remote_code=True)
     assert mark.exists() and trusted.trust_remote_code

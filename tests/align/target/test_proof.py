@@ -12,7 +12,6 @@ from align.target.proof import prove_target
 from align.target.slabs import IndexedSlab
 from align.target.source import ModelSource
 from tests.target_models import some_text, tiny_model, tiny_target
-from tests.target_wrappers import tiny_wrapper
 
 
 def test_tokens_that_a_model_never_writes_have_no_probability() -> None:
@@ -61,14 +60,6 @@ def test_a_model_that_scales_by_a_key_of_its_own_is_refused() -> None:
         UserError, match="architecture 'granite' can't be run exactly: its logits are not its head's"
     ):
         prove_target(model, target.tokenizer, ModelSource("mine"))
-
-
-def test_a_model_that_asks_for_an_image_says_what_it_is() -> None:
-    says = (
-        "architecture 'blip-2' does not run on text alone .it is a Blip2ForConditionalGeneration.: TypeError"
-    )
-    with pytest.raises(UserError, match=says):
-        prove_target(tiny_wrapper("blip-2"), debug_model("Llama")[1], ModelSource("mine"))
 
 
 def test_an_attention_that_is_not_the_models_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,39 +6,12 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from align.kernels.linear import rows_library
 from align.target.debug import debug_model
-from align.target.inspection.reads import watch_reads
 from align.target.proof import prove_target
 from align.target.source import ModelSource
 from tests.target_models import some_text, tiny_model
-
-
-class Mixed(nn.Module):
-    """`called` is called, `read` gives its weight, `both` gives its type and is called, `idle` has no part."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.called, self.read, self.both, self.idle = (nn.Linear(4, 4) for _ in range(4))
-        self.tokens = nn.Embedding(5, 4)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens)
-        return self.both(self.called(x).to(self.both.weight.dtype)) @ self.read.weight
-
-
-def test_layers_whose_weights_others_read() -> None:
-    model = Mixed()
-    with watch_reads(model) as found:
-        assert found == set()
-        model(torch.tensor([1]))
-    assert found == {model.read, model.both}
-    assert {type(m) for m in model.children()} == {nn.Linear, nn.Embedding}
-    with pytest.raises(IndexError), watch_reads(model) as found:
-        model(torch.tensor([9]))
-    assert not found and type(model.tokens) is nn.Embedding
 
 
 @pytest.mark.skipif(rows_library() is None, reason="no C library")
