@@ -394,7 +394,10 @@ def check_commit(recorder: Recorder, asked: Sequence[Asked], target: Target, tal
             )
         pieces = recorder.streamed[number]
         if pieces is not None and "".join(pieces) != out.text:
-            tally.find(f"the pieces of the text end with {''.join(pieces)[-40:]!r}, the text with {out.text[-40:]!r}", **place)
+            tally.find(
+                f"the pieces of the text end with {''.join(pieces)[-40:]!r}, the text with {out.text[-40:]!r}",
+                **place,
+            )
         last = rounds[-1] if rounds else None
         if last is not None and len(tokens) - count >= len(last.end.accepted) + 1:
             tally.find("a round ran after the end of the text", **place)

@@ -124,7 +124,9 @@ def check_proposal_of(engine: Engine, tally: Tally, name: str) -> None:
                     outcomes = every_outcome(partial(propose, levels))
                     break
                 except ReusedNumber:
-                    tally.find(f"{name}: two drafts of a proposal were drawn at one random number", method=name)
+                    tally.find(
+                        f"{name}: two drafts of a proposal were drawn at one random number", method=name
+                    )
                     return
                 except TooMany:
                     continue

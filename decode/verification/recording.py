@@ -141,7 +141,7 @@ class Recorder(TorchFunctionMode):
         self._stack.enter_context(mock.patch.object(owner, name, call))
 
     def _make_engine(self, original: Any, *args: Any, **kwargs: Any) -> Engine:
-        pieces: list[str] | None = [] if len(self.engines) % 2 else None
+        pieces: list[str] | None = [] if len(self.engines) % 2 == 0 else None
         if pieces is not None:
             args = (*args[:5], pieces.append, *args[6:])
         made: Engine = original(*args, **kwargs)

@@ -100,9 +100,12 @@ def check_rules(
                     )
                 if seed == 1 and verifier != "greedy" and len(parents) <= 4:
                     _check_draws(case, verifier, drafter, tally)
-                if seed == 0 and len(parents) <= 4:
+                if seed == 1 and len(parents) <= 4:
                     rows = range(0, len(case.weight_B), max(1, len(case.weight_B) // 3))
-                    together += [(_proposal(case, drafter, b), case.p_BMV[b, : len(case.drafts.parents[b]) + 1]) for b in rows]
+                    together += [
+                        (_proposal(case, drafter, b), case.p_BMV[b, : len(case.drafts.parents[b]) + 1])
+                        for b in rows
+                    ]
         _check_together(verifier, drafter, together, tally)
     _check_borders(tally)
     for seed in range(seeds):
@@ -122,7 +125,9 @@ def _proposal(case: Case, drafter: str, b: int) -> Proposal:
     return Proposal(drafts.tokens_BN[b, :count], cast(Law, law), q, steps_K, shape, kind, law == "unmasked")
 
 
-def _check_together(verifier: str, drafter: str, drafts: Sequence[tuple[Proposal, Tensor]], tally: Tally) -> None:
+def _check_together(
+    verifier: str, drafter: str, drafts: Sequence[tuple[Proposal, Tensor]], tally: Tally
+) -> None:
     """Drafts of several shapes have the outcomes in one batch that they have alone."""
     rule, size = VERIFIERS[verifier].rule, max(len(p_MV) for _, p_MV in drafts)
     V = drafts[0][1].shape[1]
@@ -138,7 +143,9 @@ def _check_together(verifier: str, drafter: str, drafts: Sequence[tuple[Proposal
             float(((normalised(rest_MV) - normalised(its_MV)).abs() * reached_M1).max()),
         )
         if not tally.measure("outcomes in a batch of several shapes and alone", away, EXACT):
-            tally.find(f"{verifier} over drafts {drafter!r}: the tree {proposal.tree} has another outcome in a batch")
+            tally.find(
+                f"{verifier} over drafts {drafter!r}: the tree {proposal.tree} has another outcome in a batch"
+            )
             return
 
 

@@ -42,8 +42,9 @@ TOGETHER = 5
 """Requests in one target forward."""
 PATHS = 4
 """Of each batch, rounds whose rejected drafts are compared."""
-LETTERS = 3
-"""Tokens of which some texts consist: whatever is drafted, long paths are accepted, and the text repeats itself."""
+TWO_TOKENS = (0, 0, 0, 1, 0, 1, 1, 1, 0, 0, 0, 1)
+"""A prompt of two tokens in which every three of them occur. In a text of two tokens long paths are accepted, and whatever it ends with can be
+copied."""
 CHUNK = 96
 """Tokens of a prompt in one forward pass of the long contexts, so that there are several."""
 KEPT = 60
@@ -168,7 +169,7 @@ class Run:
             yield Batch(
                 f"{name}: sampled", decoder, tuple(self._asked(i, one) for i, one in enumerate(chosen))
             )
-            yield Batch(f"{name}: few tokens", decoder, tuple(self._of_letters(Sampling(1.0, seed=2000))))
+            yield Batch(f"{name}: two tokens", decoder, tuple(self._of_letters(Sampling(1.0, seed=2000))))
         for case in self.cases.compared:
             decoder = self.cases.open(self.target, case)
             cold = [replace(one, temperature=0.0) for one in every[9:]]
@@ -179,7 +180,10 @@ class Run:
             yield Batch(
                 f"{case.name}: coupled",
                 coupled,
-                (*(self._asked(i, one) for i, one in enumerate(every[1::5])), *self._of_letters(Sampling(1.0, seed=2000))),
+                (
+                    *(self._asked(i, one) for i, one in enumerate(every[1::5])),
+                    *self._of_letters(Sampling(1.0, seed=2000)),
+                ),
             )
         for case, own in (
             *((one, Sampling()) for one in self.cases.compared[-1:]),
@@ -199,7 +203,10 @@ class Run:
 
     def _long_prompt(self) -> list[int]:
         """The longest prompt; where it is short, all of them, one after the other and again."""
-        windows = [getattr(self.target.config, name, None) or 0 for name in ("sliding_window", "attention_chunk_size")]
+        windows = [
+            getattr(self.target.config, name, None) or 0
+            for name in ("sliding_window", "attention_chunk_size")
+        ]
         most = max(LONG, min(max(windows) + PAST_WINDOW, LONGEST))
         longest, room = max(self.prompts, key=len), min(most, self.target.context_limit - 16)
         together = [token for prompt in self.prompts for token in prompt]
@@ -213,20 +220,23 @@ class Run:
         return Asked(tuple(prompt), sampling, max(8 + 3 * (i % 3), sampling.min_new_tokens + 1), eos=eos)
 
     def _letters(self) -> list[int]:
-        """The tokens that are drafted most often."""
+        """The two tokens that are drafted most often."""
         asked = [Asked(tuple(prompt), Sampling(1.0, seed=i), 12) for i, prompt in enumerate(self.short)]
         decoder = self.cases.open(self.target, self.cases.compared[0])
         recorder = self._decode(Batch("", decoder, tuple(asked)), asked)
         drafted = [token for one in recorder.rounds for token in one.proposal.tokens_K.tolist()]
-        ranked = Counter(drafted or self.common).most_common()
-        return [token for token, _ in ranked if token not in self.target.eos_ids][:LETTERS]
+        ranked = Counter([*drafted, *self.common, 0, 1]).most_common()
+        return [token for token, _ in ranked if token not in self.target.eos_ids][:2]
 
     def _of_letters(self, sampling: Sampling) -> Iterator[Asked]:
-        """Requests whose texts consist of few tokens: one setting and consecutive seeds."""
-        others = tuple(i for i in range(self.target.vocab_size) if i not in self.letters)
+        """Requests whose texts consist of two tokens: one setting and consecutive seeds."""
+        prompt = tuple(self.letters[i] for i in TWO_TOKENS)
+        own = replace(sampling, banned=self._all_but(self.letters))
         for i in range(3):
-            prompt = tuple(self.letters[(j * j + i) % len(self.letters)] for j in range(SHORT))
-            yield Asked(prompt, replace(sampling, banned=others, seed=sampling.fixed_seed + i), 16)
+            yield Asked(prompt, replace(own, seed=own.fixed_seed + i), 16)
+
+    def _all_but(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        return tuple(i for i in range(self.target.vocab_size) if i not in tokens)
 
     def _ends(self) -> Iterator[Asked]:
         """Requests that end in every way, at every place of a block."""
@@ -243,6 +253,12 @@ class Run:
         yield Asked(given, Sampling(), 12, stop=(words[12:15] or "x", "never there", words[6:9] or "y"))
         for start in range(1, min(len(words) - 4, 20), 5):
             yield Asked(given, Sampling(), 12, stop=(words[start : start + 4],))
+        special = next((i for i in self.target.tokenizer.all_special_ids if i < self.target.vocab_size), None)
+        if special is not None:
+            own = Sampling(1.0, seed=3, banned=self._all_but([special, *self.letters]))
+            name = self.target.tokenizer.convert_ids_to_tokens(special)
+            for stop in (name, self.target.decode(self.letters[:1]) + name):
+                yield Asked(given, own, 12, stop=(stop,), eos=())
         for room in (1, 3, 6):
             yield Asked(given, Sampling(), 12, context=len(given) + room)
 
@@ -259,7 +275,9 @@ class Run:
         with self._timed("randomness") as tally:
             checks.check_decisions(recorder, batch.asked, tally)
             if background:
-                tally.counts["batches drafted in the background, whose drafts' random numbers are not followed"] += 1
+                tally.counts[
+                    "batches drafted in the background, whose drafts' random numbers are not followed"
+                ] += 1
             else:
                 checks.check_randomness(recorder, batch.asked, tally)
             if background or checks.drafts(batch.decoder.drafter, "by_clock"):
