@@ -20,6 +20,7 @@ from align.target.loading import own_model
 from align.target.model import Target
 from decode.engine import engine as engine_module
 from decode.engine.decoder import Decoder
+from decode.engine.detokenizer import UNFINISHED
 from decode.engine.engine import PREFILL_CHUNK, Engine
 from decode.speculation.sampling import Sampling
 from decode.suites.prompt import Prompt
@@ -259,6 +260,12 @@ class Run:
             name = self.target.tokenizer.convert_ids_to_tokens(special)
             for stop in (name, self.target.decode(self.letters[:1]) + name):
                 yield Asked(given, own, 12, stop=(stop,), eos=())
+        every = range(self.target.vocab_size)
+        half = next((i for i in every if self.target.decode([i]) == UNFINISHED), None)
+        if half is not None:  # texts that end within a character
+            banned = self._all_but([half, *self.letters])
+            for new in range(1, 9):
+                yield Asked(given, Sampling(1.0, seed=new, banned=banned), new, eos=())
         for room in (1, 3, 6):
             yield Asked(given, Sampling(), 12, context=len(given) + room)
 
