@@ -102,7 +102,9 @@ def check_processed(name: str, decoder: Decoder, letters: Sequence[int], tally: 
     successor = {token: letters[(i + 1) % len(letters)] for i, token in enumerate(letters)}
 
     def want(text_1L: Tensor, z_1V: Tensor) -> Tensor:
-        return z_1V.index_fill(1, torch.tensor([successor[int(text_1L[0, -1])]], device=z_1V.device), WANTED)
+        return z_1V.index_fill(
+            1, torch.tensor([successor.get(int(text_1L[0, -1]), letters[0])], device=z_1V.device), WANTED
+        )
 
     prompt = [letters[i % len(letters)] for i in range(4 * len(letters))]
     for sampling in (Sampling(), Sampling(1.0, seed=1)):
