@@ -191,8 +191,8 @@ class Run:
             *((one, Sampling(1.0, seed=7)) for one in self.cases.drawn[:1]),
         ):
             long = self._long_prompt()
-            asked = (Asked(tuple(long), own, 10), Asked(tuple(long[-len(long) // 2 :]), own, 10))
-            yield Batch(f"{case.name}: long context", self.cases.open(self.target, case), asked, 2, CHUNK)
+            two = (Asked(tuple(long), own, 10), Asked(tuple(long[-len(long) // 2 :]), own, 10))
+            yield Batch(f"{case.name}: long context", self.cases.open(self.target, case), two, 2, CHUNK)
         for case in self.cases.drawn[:1]:
             for verifier in (None, "gumbel"):
                 decoder = self.cases.open(self.target, case, verifier)
