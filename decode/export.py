@@ -13,8 +13,8 @@ from align.common.errors import UserError, cli, in_one_line, nearest
 from align.common.hub import is_repository, local_path
 from align.common.text import plural, say
 from decode.cli import Parser, path, whole
-from decode.method_names import EXPORTS
-from decode.methods.drafter_spec import check_there, role_of, target_for
+from decode.exporting.names import EXPORTS
+from decode.systems.drafter_folders import check_there, kind_of, target_for
 
 if TYPE_CHECKING:
     from decode.exporting.verdict import Verdict
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         verdicts = exported(
             options.drafter,
-            role_of(options.drafter),
+            kind_of(options.drafter),
             target,
             folders,
             dtype=options.dtype,

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from align.common.errors import UserError, cli
 from align.common.text import say
 from align.planning import tau
-from decode.reporting.figures import as_written, logarithmic
+from decode.reporting.figures import literal_text, set_log_axis
 
 PROCESSOR = 3400
 """Rows of the longest run on a processor."""
@@ -68,7 +68,7 @@ def _shown(found: tau.ExpectedTau) -> str:
 
 def picture() -> bytes:
     """The points, the fits and their bands, as a PNG."""
-    with as_written():
+    with literal_text():
         record = tau.measured()
         per_row = record["tokens_per_row"]
         own = [r for r in record["runs"] if r["kind"] == "block"]
@@ -90,7 +90,7 @@ def picture() -> bytes:
             ls="--",
             label="greedy, foretold by the processor's runs",
         )
-        logarithmic(axes, (per_row * r["rows"] for r in own))
+        set_log_axis(axes, (per_row * r["rows"] for r in own))
         axes.set_xlabel("text tokens trained on")
         axes.set_ylabel("τ on held-out text")
         axes.legend(fontsize=8, frameon=False)

@@ -35,27 +35,26 @@ ROOMS = {
     "align.planning": "align.common align.config align.folder align.target align.diffusion align.models align.losses align.data align.outputs "
     "align.makers align.training",
     "align.sweeping": "align.common align.config align.training align.planning",
-    "decode.method_names": "",
     "decode.portable": "",
     "decode.speculation": "align.common align.kernels",
     "decode.drafters": "align.common align.rows align.kernels align.target align.models decode.speculation",
     "decode.wrappers": "align.common align.target decode.speculation decode.drafters",
     "decode.engine": "align.common align.rows align.folder align.kernels align.target decode.speculation decode.drafters",
-    "decode.methods": "align.common align.gguf align.folder align.target align.importing align.models decode.method_names decode.speculation decode.drafters "
+    "decode.systems": "align.common align.gguf align.folder align.target align.importing align.models decode.speculation decode.drafters "
     "decode.wrappers decode.engine",
     "decode.suites": "align.common align.rows align.folder align.benchmarks decode.engine",
-    "decode.reporting": "align.common align.folder decode.method_names",
-    "decode.verification": "align.common align.kernels align.target decode.method_names decode.speculation decode.drafters "
-    "decode.engine decode.methods decode.suites decode.reporting",
-    "decode.benchmark": "align.common align.target decode.method_names decode.speculation decode.drafters "
-    "decode.wrappers decode.engine decode.methods decode.suites decode.reporting decode.verification",
-    "decode.exporting": "align.common align.gguf align.folder align.importing align.target decode.method_names align.models decode.drafters decode.engine decode.suites "
+    "decode.reporting": "align.common align.folder decode.systems",
+    "decode.verification": "align.common align.kernels align.target decode.speculation decode.drafters "
+    "decode.engine decode.systems decode.suites decode.reporting",
+    "decode.benchmark": "align.common align.target decode.speculation decode.drafters "
+    "decode.wrappers decode.engine decode.systems decode.suites decode.reporting decode.verification",
+    "decode.exporting": "align.common align.gguf align.folder align.importing align.target align.models decode.drafters decode.engine decode.suites "
     "decode.portable",
-    "decode.advising": "align.common align.target decode.speculation decode.drafters decode.engine decode.methods",
-    "decode.cli": "align.common align.folder decode.method_names",
+    "decode.advising": "align.common align.target decode.speculation decode.drafters decode.engine decode.systems",
+    "decode.cli": "align.common align.folder decode.speculation decode.systems",
 }
 """What each room may import. Commands (align.train, decode.eval, …) may import any room of their own package and
-`align.common`; nobody imports a command. Only `decode.methods` answers to `import decode`."""
+`align.common`; nobody imports a command. Only `decode.systems` answers to `import decode`."""
 
 SEEN_BY_DECODE = {
     "align.common",
@@ -98,7 +97,7 @@ def faults(modules: dict[str, str]) -> list[str]:
             found.append(f"{name} reaches {', '.join(sorted(far))}")
         if room == "decode.speculation" and "transformers" in reached(name, modules, lazily=True):
             found.append(f"{name} knows a model")
-        if room in ("decode.reporting", "decode.report", "decode.method_names"):
+        if room in ("decode.reporting", "decode.report"):
             loaded = {m.partition(".")[0] for m in reached(name, modules, lazily=False) | seen}
             if loaded & {"torch", "transformers"}:
                 found.append(f"{name} imports torch")

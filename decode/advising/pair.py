@@ -8,10 +8,9 @@ from align.common.errors import UserError
 from align.target.model import Target
 from decode.advising.observed import Setting
 from decode.engine.decoder import Decoder
-from decode.methods.build import assemble, open_parts
-from decode.methods.drafter_spec import NO_FOLDERS, check_there, role_of, shipped_for
-from decode.methods.options import DraftOptions
-from decode.methods.spec import read_method
+from decode.systems.construction import assemble, open_drafters
+from decode.systems.drafter_folders import NO_FOLDERS, check_there, kind_of, shipped_for
+from decode.systems.parsing import read_method
 
 
 def decoders(
@@ -32,10 +31,10 @@ def decoders(
         folders, role = {}, ""
     else:
         check_there(drafter)
-        role = role_of(drafter)
+        role = kind_of(drafter)
         folders = {role: drafter}
     method = read_method("lookup" if drafter == "lookup" else "drafter")
-    parts = open_parts([method], folders, target)
+    parts = open_drafters([method], folders, target)
     made: dict[object, Decoder] = {}
 
     def of(setting: Setting) -> Decoder:
@@ -48,8 +47,7 @@ def decoders(
             return Decoder(target)
         if drafter == "lookup":
             return assemble(method, parts, setting.tokens)
-        options = DraftOptions(draft_tokens=setting.tokens, tree_nodes=setting.nodes)
-        return assemble(method.with_defaults(options.of_a_method), parts, setting.tokens)
+        return assemble(method.with_options(tree_nodes=setting.nodes), parts, setting.tokens)
 
     first = assemble(method, parts, longest)
     assert first.drafter is not None

@@ -1,7 +1,6 @@
-"""The files of a measurement: `run.json` says what was run and on what, `records.jsonl` holds one line per
-generation.
+"""The files of a measurement: `run.json` describes the run, `records.jsonl` holds one line per generation.
 
-The report reads nothing else, so every figure can be traced to its records and computed again. No torch here.
+The report reads nothing else, so every figure can be traced to its records and recomputed.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from align.common.errors import UserError
 from align.common.files import check_ordinary, naming, write_json, write_text
 from align.common.schema import convert, parse_json, read_json
 from align.common.text import short
-from decode.method_names import LOSSY
+from decode.systems.registry import LOSSY
 
 _MOST = 2**53
 """Counts and times of a record lie between 0 and this."""
@@ -102,28 +101,25 @@ class Record:
         return self.suite, self.prompt, self.method, self.repeat
 
 
-class _Always(TypedDict):
+class RecordedSettings(TypedDict):
+    """The settings that a report reads. A run records more."""
+
     target: str
     dtype: str
     methods: list[str]
     temperature: float
     max_new_tokens: int
+    threads: NotRequired[int]
+    seed: NotRequired[int]
+    repeats: NotRequired[int]
+    warmup: NotRequired[int]
+    sweep: NotRequired[list[str] | None]
+    tuned: NotRequired[list[str] | None]
+    template_kwargs: NotRequired[dict[str, Any] | None]
+    system: NotRequired[str | None]
 
 
-class Settings(_Always, total=False):
-    """The settings that a report reads. A run records more."""
-
-    threads: int
-    seed: int
-    repeats: int
-    warmup: int
-    sweep: list[str] | None
-    tuned: list[str] | None
-    template_kwargs: dict[str, Any] | None
-    system: str | None
-
-
-class Source(TypedDict):
+class RecordedSuite(TypedDict):
     """A suite and where its prompts came from."""
 
     name: str
@@ -133,7 +129,7 @@ class Source(TypedDict):
     source: str
 
 
-class Machine(TypedDict, total=False):
+class RecordedMachine(TypedDict, total=False):
     """What a report reads of the machine."""
 
     processor: str
@@ -145,7 +141,7 @@ class Run:
     """What was measured, and on which machine. Written before the first record."""
 
     settings: dict[str, Any]
-    """Everything that a figure depends on. A run is continued only under the same settings."""
+    """All that a figure depends on. A run continues only under the same settings."""
     suites: list[dict[str, Any]]
     command: str = ""
     machine: dict[str, Any] = field(default_factory=dict)
@@ -174,13 +170,17 @@ def read_run(folder: Path) -> Run:
     if not path.exists():
         raise UserError(f"{folder} holds no {RUN}: not a folder that `python -m decode.eval --out` wrote")
     run = convert(read_json(path), Run, "", str(path))
-    for name, kind in (("settings", Settings), ("suites", list[Source]), ("machine", Machine)):
+    for name, kind in (
+        ("settings", RecordedSettings),
+        ("suites", list[RecordedSuite]),
+        ("machine", RecordedMachine),
+    ):
         convert(getattr(run, name), kind, name, str(path))
     return run
 
 
 def append(folder: Path, records: Iterable[Record]) -> None:
-    """Append one JSON line per record; they are on the disk when this returns."""
+    """Append one JSON line per record, synced to disk."""
     check_ordinary(folder / RECORDS)
     with naming(folder / RECORDS), open(folder / RECORDS, "a", encoding="utf-8") as file:
         for record in records:
@@ -190,7 +190,7 @@ def append(folder: Path, records: Iterable[Record]) -> None:
 
 
 def write_records(folder: Path, records: Iterable[Record]) -> None:
-    """These and no others, atomically."""
+    """Replace all records, atomically."""
     write_text(folder / RECORDS, "".join(map(_line, records)))
 
 
@@ -199,7 +199,7 @@ def _line(record: Record) -> str:
 
 
 def add(folder: Path, earlier: list[Record], new: list[Record]) -> list[Record]:
-    """Write new records beside the folder's earlier ones; those of the same generations are replaced. Returns all."""
+    """Add new records to the folder's earlier ones, replacing those of the same generations. Returns all."""
     keys = {record.key for record in new}
     others = [record for record in earlier if record.key not in keys]
     if len(others) == len(earlier):
@@ -210,10 +210,10 @@ def add(folder: Path, earlier: list[Record], new: list[Record]) -> list[Record]:
 
 
 def read_records(folder: Path, mend: bool = False) -> list[Record]:
-    """All records of the folder, none when there is no file yet; of those that tell of the same generation the last.
+    """All records of the folder, none if there is no file yet; of several of the same generation the last.
 
-    A last line without its end, which a killed run leaves, is ignored; `mend` also removes it from the file, so that
-    records can be appended.
+    An incomplete last line, which a killed run leaves, is ignored; `mend` also removes it from the file, so that records can be
+    appended.
 
     Raises:
         UserError: a broken line in the middle, or one that is not a record.
@@ -231,32 +231,32 @@ def read_records(folder: Path, mend: bool = False) -> list[Record]:
     for number, line in enumerate(whole.decode("utf-8", errors="replace").split("\n")[:-1], 1):
         where = f"{path}, line {number}"
         record = convert(parse_json(line, where), Record, "", where)
-        for name, value in vars(record).items():
-            amounts = value if isinstance(value, list) else [value]
-            if any(isinstance(v, int | float) and not 0 <= v <= _MOST for v in amounts):
-                raise UserError(f"{where}: {name}={short(value)} must lie between 0 and {_MOST}")
-        if max(record.drafted + record.nodes, default=0) > _LONGEST:
-            raise UserError(f"{where}: drafted and nodes must lie between 0 and {_LONGEST}")
-        if why := _contradiction(record):
-            raise UserError(f"{where}: {why}")
+        if problem := _find_problem(record):
+            raise UserError(f"{where}: {problem}")
         records.append(record)
     return list({record.key: record for record in records}.values())
 
 
 _LONGEST = 1 << 16
-"""Tokens of a draft: the report has a place for each."""
+"""Tokens of a draft."""
 
 
-def _contradiction(r: Record) -> str | None:
+def _find_problem(r: Record) -> str | None:
     """Why no generation can have this record, or None. The report divides only by amounts that are checked here."""
+    for name, value in vars(r).items():
+        amounts = value if isinstance(value, list) else [value]
+        if any(isinstance(v, int | float) and not 0 <= v <= _MOST for v in amounts):
+            return f"{name}={short(value)} must lie between 0 and {_MOST}"
+    if max(r.drafted + r.nodes, default=0) > _LONGEST:
+        return f"drafted and nodes must lie between 0 and {_LONGEST}"
     if len(r.accepted) != len(r.drafted) or len(r.nodes) not in (0, len(r.drafted)):
-        return "accepted, drafted and nodes do not tell of as many calls"
+        return "accepted, drafted and nodes differ in their number of calls"
     if len(r.tokens) != r.new_tokens:
         return f"new_tokens={r.new_tokens}, but tokens holds {len(r.tokens)}"
     if r.committed != (max(r.new_tokens - 1, 0) if r.calls else 0):
         return f"committed={r.committed} can't be of new_tokens={r.new_tokens} and calls={r.calls}"
     if sum(r.accepted) > r.committed or any(a > d for a, d in zip(r.accepted, r.drafted, strict=True)):
-        return "accepted says more tokens than drafted or committed"
+        return "accepted exceeds drafted or committed"
     if r.committed and r.seconds == 0:
         return f"seconds=0 can't be of committed={r.committed}"
     return None

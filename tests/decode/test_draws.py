@@ -20,13 +20,12 @@ from align.target.loading import load_target
 from align.target.model import Target
 from decode import Decoder, Sampling
 from decode.drafters.base import Drafter, DraftSession, Request
-from decode.drafters.diffusion import ORDERS
-from decode.methods.any_drafter import any_drafter
-from decode.methods.build import build
-from decode.methods.registry import SYSTEMS, Parts
-from decode.methods.spec import read_method
 from decode.speculation import sampling as drawing
 from decode.speculation.proposal import Proposal
+from decode.systems.construction import build
+from decode.systems.parsing import read_method
+from decode.systems.proposers import OpenDrafters, make_given
+from decode.systems.registry import SYSTEMS, GivenDrafter
 from tests.builders import BLOCK_VARIANTS, PROMPT, block_network, diffusion_drafter
 from tests.published_blocks import backbone, pruned, speculators_config, write
 
@@ -74,7 +73,7 @@ class Draw(NamedTuple):
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_what_is_drawn_is_distributed_as_q_says(
-    shallow_parts: Parts, name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+    shallow_parts: OpenDrafters, name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system = name.split(":")[0]
     if system in ELSEWHERE:
@@ -107,7 +106,9 @@ def test_drafters_of_all_shapes(
         network = diffusion_drafter(target, kind)
     else:
         network = block_network(target, **BLOCK_VARIANTS[kind])
-    drafter = any_drafter(network, target, 3, 0 if verifier == "block" else 6, 1, ORDERS[0], verifier)
+    nodes = 0 if verifier == "block" else 6
+    options = GivenDrafter(draft_tokens=3, tree_nodes=nodes, verifier=verifier)
+    drafter = make_given(options, OpenDrafters(target, {"any": network}))
     decoder = Decoder(target, drafter, verifier)
     assert checked_tokens(decoder, Sampling(temperature, seed=3), monkeypatch) >= NOT_LESS
 
@@ -184,7 +185,9 @@ def apart(a_V: Tensor, b_V: Tensor) -> float:
     return float((a_V - b_V).abs().sum() / 2)
 
 
-def test_the_check_sees_another_temperature(shallow_parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_sees_another_temperature(
+    shallow_parts: OpenDrafters, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A drafter that draws at temperature 1 and says T."""
 
     class Lying(DraftSession):

@@ -11,7 +11,7 @@ import pytest
 
 import decode
 from decode import Sampling, generate
-from decode.methods import drafter_spec
+from decode.systems import drafter_folders
 from tests.target_models import tiny_target
 
 
@@ -84,8 +84,8 @@ def test_default_drafter_of_another_target_is_said(capsys: pytest.CaptureFixture
 
 
 def test_a_missing_shipped_drafter_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    monkeypatch.setattr(drafter_spec, "DEFAULT_DRAFTER", Path("/nowhere/block"))
-    monkeypatch.setattr(drafter_spec, "DEFAULT_TARGET", "debug")
+    monkeypatch.setattr(drafter_folders, "DEFAULT_DRAFTER", Path("/nowhere/block"))
+    monkeypatch.setattr(drafter_folders, "DEFAULT_TARGET", "debug")
     code, _, err = run(capsys, *DEBUG, "hello")
     assert code == 0
     assert err.splitlines()[0] == "note: no drafter at /nowhere/block: drafting by prompt lookup"

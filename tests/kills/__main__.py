@@ -33,7 +33,7 @@ ALONE = {
 MODULES = (
     "align.features", "align.outputs.store", "align.plan", "align.planning.pilot", "align.planning.plan", "align.planning.render", "align.sweep",
     "align.synthesize", "align.train", "align.training.run", "align.writing.served", "datasets", "decode.advise", "decode.advising.run", "decode.benchmark.session", "decode.eval", "decode.export", "decode.exporting.parity", "httpx2",
-    "decode.verification.pair", "decode.verification.run", "decode.methods.load", "decode.reporting.render", "decode.verify",
+    "decode.verification.pair", "decode.verification.run", "decode.systems.load", "decode.reporting.render", "decode.verify",
     "torch.utils.tensorboard", "transformers.models.llama.modeling_llama",
 )  # fmt: skip
 

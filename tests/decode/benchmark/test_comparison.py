@@ -17,11 +17,11 @@ from align.target.model import Target
 from decode.benchmark import comparison, runner
 from decode.benchmark.comparison import Candidate, candidates, measure
 from decode.drafters.block import BlockProposer
-from decode.method_names import PLAIN
 from decode.reporting.learning import points, table
 from decode.speculation.sampling import Sampling
 from decode.suites.prompt import Prompt
 from decode.suites.sources import Loaded
+from decode.systems.registry import PLAIN
 from tests.builders import sharp_block_network as network
 
 SUITE = Loaded("mine", "Mine", "", [Prompt("a", "Why is the sky blue?"), Prompt("b", "Count: 1 2 1")], "here")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decode.benchmark.plan import used_drafters
-from decode.methods.spec import read_method
+from decode.systems.parsing import read_method
 
 
 def test_the_drafters_that_a_figure_depends_on() -> None:

@@ -16,10 +16,10 @@ from decode.benchmark import runner as measure
 from decode.benchmark.runner import Task
 from decode.benchmark.tuning import race, settings_to_try, survivors
 from decode.drafters.lookup import LookupDrafter
-from decode.methods.registry import SYSTEMS
-from decode.methods.spec import read_method, swept
 from decode.reporting.records import Divergence, Record, read_records, read_run
 from decode.suites.prompt import Prompt
+from decode.systems.parsing import read_method, swept
+from decode.systems.registry import SYSTEMS
 from decode.wrappers.adaptive import SwitchingDrafter
 from tests.builders import diffusion_drafter as standalone
 from tests.measurements import record

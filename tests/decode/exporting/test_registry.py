@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from align.target.model import Target
+from decode.exporting.names import EXPORTS
 from decode.exporting.registry import FORMATS, sglang_line
 from decode.exporting.serving import ServedTarget
-from decode.method_names import EXPORTS
 from tests.builders import block_network
 
 TARGET = ServedTarget("org/target")

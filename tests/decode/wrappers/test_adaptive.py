@@ -11,9 +11,9 @@ from align.target.model import Target
 from decode import Decoder, Sampling
 from decode.drafters.diffusion import DiffusionDrafts, DiffusionProposer
 from decode.drafters.lookup import LookupDrafter
-from decode.methods.build import build
-from decode.methods.registry import Parts
-from decode.methods.spec import read_method, swept
+from decode.systems.construction import build
+from decode.systems.parsing import read_method, swept
+from decode.systems.proposers import OpenDrafters
 from decode.wrappers.adaptive import AdaptiveDrafter, SwitchingDrafter, SwitchingSession
 from tests.builders import PROMPT
 from tests.builders import diffusion_drafter as drafter
@@ -37,7 +37,7 @@ def test_sampled_output_has_the_targets_joint_law(target: Target) -> None:
     assert plausible(found, exact_law(target, PROMPT, 5, sampling), runs)
 
 
-def test_ways_take_turns_and_draft_as_each_would_alone(parts: Parts) -> None:
+def test_ways_take_turns_and_draft_as_each_would_alone(parts: OpenDrafters) -> None:
     method = read_method("specdiff:gamma=2/4:steps=1/3:order=confidence")
     assert [way.name for way in method.variants][:2] == [
         "specdiff:gamma=2:steps=1:order=confidence",
@@ -65,7 +65,7 @@ def test_ways_take_turns_and_draft_as_each_would_alone(parts: Parts) -> None:
 
 
 @pytest.mark.parametrize("name", ["specdiff:gamma=2/3:steps=1/2:order=random", "block:gamma=1/3"])
-def test_every_way_says_the_law_that_all_keep(parts: Parts, name: str) -> None:
+def test_every_way_says_the_law_that_all_keep(parts: OpenDrafters, name: str) -> None:
     """A verifier is chosen once a request, for the widest law of the ways; none may say a narrower one."""
     decoder, said, sampling = build(read_method(name), parts), [], Sampling(1.0, seed=1)
     assert isinstance(decoder.drafter, SwitchingDrafter)
@@ -83,7 +83,7 @@ def test_every_way_says_the_law_that_all_keep(parts: Parts, name: str) -> None:
     assert laws == {decoder.drafter.law(sampling)} and len({size for _, size in filter(None, said)}) > 1
 
 
-def test_ways_that_cannot_take_turns_are_refused(parts: Parts) -> None:
+def test_ways_that_cannot_take_turns_are_refused(parts: OpenDrafters) -> None:
     for text, says in (
         (
             "lookup:gamma=2/4",

@@ -20,8 +20,8 @@ from align.target.names import DEFAULT_TARGET
 from decode import Decoder, Sampling
 from decode.drafters.block import BlockProposer
 from decode.engine.call_options import check_options
-from decode.methods import drafter_spec
-from decode.methods import load as module
+from decode.systems import drafter_spec
+from decode.systems import load as module
 from tests.builders import PROMPT, switching_target
 from tests.builders import block_network as network
 

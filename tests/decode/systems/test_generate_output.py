@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import GenerationConfig
 
-from decode.methods.generate_output import output_of
+from decode.systems.generate_output import output_of
 
 IDS = torch.tensor([[1, 2], [3, 4]])
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from decode.systems.any_drafter import open_part
 
 import decode
 from align.common.errors import UserError
@@ -13,7 +14,6 @@ from align.kernels.linear import RowsLinear, fast_linear
 from align.models.checkpoints.standalone import save_standalone
 from align.models.diffusion_context import DiffusionContext
 from align.target.model import Target
-from decode.methods.any_drafter import open_part
 from tests.builders import diffusion_drafter as drafter
 
 

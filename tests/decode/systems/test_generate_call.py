@@ -19,7 +19,7 @@ from transformers import (
 
 import decode
 from align.common.errors import UserError
-from decode.methods.generate_call import _says_nothing, asked_of, check_call, masks_of
+from decode.systems.generate_call import _says_nothing, asked_of, check_call, masks_of
 from tests.builders import PROMPT
 from tests.own_processors import NoRepeats
 from tests.target_models import tiny_model

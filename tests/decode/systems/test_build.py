@@ -13,22 +13,22 @@ from align.models.checkpoints.block import save_drafter
 from align.target.loading import load_target
 from align.target.model import Target
 from decode import Sampling
-from decode.methods.build import build, open_parts, verifier_of
-from decode.methods.registry import Parts
-from decode.methods.spec import read_method, swept
+from decode.systems.construction import build, open_parts, verifier_of
+from decode.systems.parsing import read_method, swept
+from decode.systems.proposers import OpenDrafters
 from decode.wrappers.adaptive import AdaptiveDrafter
 from tests.builders import PROMPT, block_network
 from tests.target_models import tiny_target
 
 
-def test_values_out_of_range_name_the_method(parts: Parts) -> None:
+def test_values_out_of_range_name_the_method(parts: OpenDrafters) -> None:
     with pytest.raises(UserError, match="method 'specdiff2:candidates=0': candidates=0: must be 1 to"):
         build(read_method("specdiff2:candidates=0"), parts)
     with pytest.raises(UserError, match="needs a drafter of the kind diffusion: --drafter diffusion=FOLDER"):
-        build(read_method("tolerator"), Parts(parts.target))
+        build(read_method("tolerator"), OpenDrafters(parts.target))
 
 
-def test_more_tokens_than_a_drafter_drafts_are_refused(parts: Parts) -> None:
+def test_more_tokens_than_a_drafter_drafts_are_refused(parts: OpenDrafters) -> None:
     """A sweep would show the same point under several names."""
     for text in ("block:gamma=5", "block_tree:gamma=3/5", "d2sd:gamma=9"):
         with pytest.raises(UserError, match="this drafter drafts at most 4 tokens"):
@@ -38,7 +38,7 @@ def test_more_tokens_than_a_drafter_drafts_are_refused(parts: Parts) -> None:
     assert build(read_method("specdiff:gamma=9"), parts).drafter.draft_tokens == 9
 
 
-def test_what_says_nothing_is_refused_or_left_out(parts: Parts) -> None:
+def test_what_says_nothing_is_refused_or_left_out(parts: OpenDrafters) -> None:
     with pytest.raises(UserError, match="gamma=1 leaves the inner drafter nothing"):
         build(read_method("hierarchical:gamma=1"), parts)
     with pytest.raises(UserError, match="unknown option 'controller'"):
@@ -53,7 +53,7 @@ def test_what_says_nothing_is_refused_or_left_out(parts: Parts) -> None:
     assert (adaptive.shortest, adaptive.longest) == (5, 8)  # it does adapt  # type: ignore[union-attr]
 
 
-def test_drafts_that_keep_their_q_are_verified_by_it(parts: Parts) -> None:
+def test_drafts_that_keep_their_q_are_verified_by_it(parts: OpenDrafters) -> None:
     assert verifier_of(read_method("specdiff2")) == "self_selection"
     assert verifier_of(read_method("specdiff2:candidates=2/4")) == "self_selection"
     assert verifier_of(read_method("specdiff2:keep_q=true:verifier=k_seq")) == "k_seq"
@@ -61,7 +61,7 @@ def test_drafts_that_keep_their_q_are_verified_by_it(parts: Parts) -> None:
     assert decoder.verifier_for(Sampling(1.0)) == "traversal" and decoder.verifier_for(Sampling()) == "greedy"
 
 
-def test_numbers_out_of_range_are_refused_by_every_system(parts: Parts) -> None:
+def test_numbers_out_of_range_are_refused_by_every_system(parts: OpenDrafters) -> None:
     for text in (
         "lookup:gamma=0",
         "lookup:gamma=-3",
@@ -78,12 +78,12 @@ def test_numbers_out_of_range_are_refused_by_every_system(parts: Parts) -> None:
 def test_where_drafts_may_not_branch(target: Target) -> None:
     by_place = load_target("debug-gptneo", dtype="float32", device="cpu")
     assert by_place.chains_only
-    parts = Parts(by_place, {"diffusion": object(), "block": object()})
+    parts = OpenDrafters(by_place, {"diffusion": object(), "block": object()})
     for text in ("specdiff2", "block_tree", "specdiff:nodes=0/5", "retrieval:nodes=4"):
         with pytest.raises(UserError, match="windows its attention by place, so drafts may not branch"):
             build(read_method(text), parts)
     assert build(read_method("retrieval"), parts).generate(PROMPT, max_new_tokens=4).tokens
-    recurrent = Parts(tiny_target("mamba2"), {"block": object()})
+    recurrent = OpenDrafters(tiny_target("mamba2"), {"block": object()})
     with pytest.raises(UserError, match="has recurrent states, so drafts may not branch"):
         build(read_method("block_tree"), recurrent)
 

@@ -9,8 +9,8 @@ import pytest
 
 import decode
 from align.common.errors import UserError
-from decode.methods.build import build, open_parts
-from decode.methods.drafter_spec import (
+from decode.systems.construction import build, open_parts
+from decode.systems.drafter_folders import (
     drafters_by_role,
     given_drafters,
     possible_roles,
@@ -19,8 +19,8 @@ from decode.methods.drafter_spec import (
     target_for,
     target_of,
 )
-from decode.methods.registry import Parts
-from decode.methods.spec import read_method
+from decode.systems.parsing import read_method
+from decode.systems.proposers import OpenDrafters
 from tests.published_blocks import backbone, dflash_config, speculators_config, write
 
 
@@ -31,12 +31,12 @@ def test_drafters_by_kind() -> None:
         read_drafters("difusion=c")
 
 
-def test_what_a_folder_is(parts: Parts, tmp_path: Path) -> None:
+def test_what_a_folder_is(parts: OpenDrafters, tmp_path: Path) -> None:
     from align.config.drafter import DrafterConfig
     from align.makers.causal import make_causal
     from align.models.checkpoints.causal import save_causal
     from align.models.checkpoints.standalone import save_standalone
-    from decode.methods.drafter_spec import DEFAULT_DRAFTER
+    from decode.systems.drafter_folders import DEFAULT_DRAFTER
 
     save_standalone(parts.diffusion, tmp_path / "sedd")
     save_causal(make_causal(parts.target, DrafterConfig(kind="autoregressive", layers=2)), tmp_path / "small")
@@ -60,7 +60,7 @@ def test_what_a_folder_is(parts: Parts, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["dflash", "speculators"])
-def test_another_engines_folder_is_a_block_drafter(parts: Parts, tmp_path: Path, layout: str) -> None:
+def test_another_engines_folder_is_a_block_drafter(parts: OpenDrafters, tmp_path: Path, layout: str) -> None:
     """Known by its config.json, before anything is loaded, with the target that it names; and it decodes."""
     target = parts.target
     config = dflash_config(target) if layout == "dflash" else speculators_config(target, draft_vocab_size=260)
@@ -73,7 +73,7 @@ def test_another_engines_folder_is_a_block_drafter(parts: Parts, tmp_path: Path,
     assert drafted.tokens == plain.tokens
 
 
-def test_a_second_drafter_says_so_itself(parts: Parts, tmp_path: Path) -> None:
+def test_a_second_drafter_says_so_itself(parts: OpenDrafters, tmp_path: Path) -> None:
     from align.models.checkpoints.block import save_drafter
 
     first = parts.block
@@ -95,7 +95,7 @@ def test_an_autoregressive_drafter_is_named_as_a_target_is() -> None:
         given_drafters("debug")
 
 
-def test_a_method_by_name_from_python(parts: Parts, tmp_path: Path) -> None:
+def test_a_method_by_name_from_python(parts: OpenDrafters, tmp_path: Path) -> None:
     from align.models.checkpoints.standalone import save_standalone
 
     save_standalone(parts.diffusion, tmp_path / "sedd")
@@ -114,7 +114,7 @@ def test_a_method_by_name_from_python(parts: Parts, tmp_path: Path) -> None:
             drafters_by_role(f"{role}={tmp_path / 'sedd'}")
 
 
-def test_the_target_that_a_drafter_was_made_for(parts: Parts, tmp_path: Path) -> None:
+def test_the_target_that_a_drafter_was_made_for(parts: OpenDrafters, tmp_path: Path) -> None:
     """Its own, unless another is named; a folder that is gone since is said with the option that names another."""
     from align.models.checkpoints.block import save_drafter
 

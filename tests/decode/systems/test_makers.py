@@ -10,9 +10,10 @@ import torch
 from align.common.errors import UserError
 from align.target.model import Target
 from decode import Decoder, Sampling
-from decode.methods.build import build
-from decode.methods.registry import SYSTEMS, Parts
-from decode.methods.spec import read_method
+from decode.systems.construction import build
+from decode.systems.parsing import read_method
+from decode.systems.proposers import OpenDrafters
+from decode.systems.registry import SYSTEMS
 from tests.builders import PROMPT, VARIED
 from tests.exact_distribution import exact_law
 from tests.fakes import frequencies, plausible
@@ -42,7 +43,7 @@ METHODS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_greedy_output_is_plain_decodings(parts: Parts, name: str) -> None:
+def test_greedy_output_is_plain_decodings(parts: OpenDrafters, name: str) -> None:
     decoder = build(read_method(name), parts)
     if decoder.verifier in ("traversal", "lossy_top_beta"):  # the drafts are looked at here
         decoder.verifier = "auto"
@@ -67,7 +68,7 @@ def test_greedy_output_is_plain_decodings(parts: Parts, name: str) -> None:
         "double:copying=true",
     ],
 )
-def test_sampled_output_has_the_targets_joint_law(shallow_parts: Parts, name: str) -> None:
+def test_sampled_output_has_the_targets_joint_law(shallow_parts: OpenDrafters, name: str) -> None:
     runs, sampling = 300, Sampling(1.0, top_k=2)
     decoder = build(read_method(name), shallow_parts, 2)
     found = frequencies(decoder, sampling, runs, PROMPT, 4)
@@ -85,4 +86,4 @@ def test_a_compiler_that_is_not_there_is_one_line(target: Target, monkeypatch: p
     with pytest.raises(
         UserError, match="method 'compiled': torch.compile does not work here: No working C.. compiler found$"
     ):
-        build(read_method("compiled"), Parts(target))
+        build(read_method("compiled"), OpenDrafters(target))

@@ -1,10 +1,9 @@
-"""`decode.load`: opens a target and its drafter and puts them together."""
+"""`decode.load`: open a target and its drafter, and make a decoder of them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,21 +18,20 @@ from align.target.names import DEFAULT_TARGET
 from decode.drafters.base import Drafter
 from decode.engine.call_options import checks_options
 from decode.engine.decoder import Decoder
-from decode.method_names import written
-from decode.methods.any_drafter import NO_STEPS, NO_TREES
-from decode.methods.build import assemble, build, open_parts
-from decode.methods.drafter_spec import (
+from decode.systems.construction import assemble, build, open_drafters
+from decode.systems.drafter_folders import (
     AUTO,
     NO_FOLDERS,
     check_there,
     choose_drafter,
-    drafters_by_role,
-    role_of,
+    drafters_by_kind,
+    kind_of,
+    read_drafters,
     shipped_for,
 )
-from decode.methods.options import DraftOptions, in_methods
-from decode.methods.registry import ANY, Parts
-from decode.methods.spec import Method, check_parts, read_method
+from decode.systems.parsing import Method, check_drafters, format_method, options_given, read_method
+from decode.systems.proposers import NO_STEPS, NO_TREES, OpenDrafters
+from decode.systems.registry import ANY, DRAFTER, LOOKUP, ORDERS, PLAIN, GivenDrafter
 
 AnyDrafter = str | os.PathLike[str] | Drafter | BlockDrafter | DiffusionDrafter | Target
 
@@ -72,12 +70,12 @@ def load(
             them, siblings are drawn.
         steps, order: of standalone drafters: how many passes unmask a draft, and in which order
             (`decode.drafters.diffusion`).
-        drafter_tokenizer: hub id or folder of the tokenizer of a standalone drafter whose vocabulary is not the target's.
+        drafter_tokenizer: hub id or folder of the tokenizer of a standalone drafter with a vocabulary of its own.
         copying: copy instead of drafting where the text repeats itself (`decode.wrappers.copying`). Default: yes with a trained
             drafter, no with `method`.
-        method: a system by name with its options, `specdiff:steps=4` (`decode.methods.registry`). `drafter` then names the
-            drafters that it needs, FOLDER or KIND=FOLDER,…; other options of drafting are for the systems `drafter` and
-            `combined` alone.
+        method: a system by name with its options, `specdiff:steps=4` (`decode.systems.registry`). `drafter` then names the
+            drafters that it needs, FOLDER or KIND=FOLDER,…; options after colons replace the other
+            drafting options, which only the systems `drafter` and `combined` take.
         trust_remote_code: run Python code that comes with these models.
         template_kwargs: variables of the target's chat template, by name (`{"enable_thinking": False}`).
         system: the system prompt of every conversation that has none.
@@ -89,38 +87,35 @@ def load(
     given, note = _resolve_drafter(spec, drafter, method)
     if copying is None:
         copying = method is None and given is not None and given not in NO_FOLDERS
+    options = GivenDrafter(
+        verifier=None if verifier == "auto" else verifier,
+        draft_tokens=draft_tokens,
+        tree_nodes=tree_nodes,
+        steps=steps,
+        order=order,
+        copying=copying,
+    )
     tokenizer = None if drafter_tokenizer is None else os.fspath(drafter_tokenizer)
-    options = DraftOptions(verifier, draft_tokens, tree_nodes, steps, order, copying, tokenizer)
-    # checked before anything is loaded
-    chosen, folders = _by_drafter(given, options) if method is None else _by_name(method, given, options)
-    chosen = chosen.with_defaults(options.of_a_method)
-    if isinstance(target, Target):
-        if template_kwargs or system is not None:
-            raise UserError(
-                "template_kwargs and system belong to the target, which is loaded: give them to load_target"
-            )
-        loaded = target
+    # the drafter's folder is checked before the target is loaded
+    if method is not None:
+        chosen, folders = _choose_by_name(method, given, options)
     else:
-        loaded = load_target(
-            spec,
-            str(dtype).removeprefix("torch."),
-            str(device),
-            trust_remote_code=trust_remote_code,
-            template_kwargs=template_kwargs,
-            system=system,
-            decoding=True,
-        )
+        chosen, folders = _choose_by_drafter(given, options, tokenizer)
+    defaults = options_given(options)
+    defaults.pop("draft_tokens", None)  # at most: a drafter may draft fewer
+    chosen = chosen.with_defaults(defaults)
+    loaded = _load_target(target, spec, dtype, device, trust_remote_code, template_kwargs, system)
     if note:
         say(note, error=True)
     if given is None or isinstance(given, str):
-        parts = open_parts([chosen], folders, loaded, tokenizer)
+        opened = open_drafters([chosen], folders, loaded, tokenizer)
     else:
-        parts = Parts(loaded, {ANY: given})
-    return (assemble if method is None else build)(chosen, parts, draft_tokens)
+        opened = OpenDrafters(loaded, {ANY: given})
+    return (assemble if method is None else build)(chosen, opened, draft_tokens)
 
 
 def _target_spec(target: Any) -> str:
-    """The name of a target. Raises UserError for what is none."""
+    """The name of a target. Raises UserError for anything else."""
     if isinstance(target, Target):
         return target.spec
     if isinstance(target, str | os.PathLike):
@@ -134,8 +129,32 @@ def _target_spec(target: Any) -> str:
     raise UserError(f"target: must be a hub id, a folder or a GGUF file, not {kind}")
 
 
+def _load_target(
+    target: str | os.PathLike[str] | Target,
+    spec: str,
+    dtype: str | torch.dtype,
+    device: str | torch.device,
+    trust_remote_code: bool,
+    template_kwargs: Mapping[str, Any] | None,
+    system: str | None,
+) -> Target:
+    if not isinstance(target, Target):
+        return load_target(
+            spec,
+            str(dtype).removeprefix("torch."),
+            str(device),
+            trust_remote_code=trust_remote_code,
+            template_kwargs=template_kwargs,
+            system=system,
+            decoding=True,
+        )
+    if template_kwargs or system is not None:
+        raise UserError("template_kwargs and system belong to load_target: this target is already loaded")
+    return target
+
+
 def _resolve_drafter(spec: str, drafter: Any, method: str | None) -> tuple[Any, str]:
-    """The drafter with `auto` and paths as strings, and a note to print once the target is loaded."""
+    """The drafter, with paths as strings and `auto` resolved, and a note to print once the target is loaded."""
     if isinstance(drafter, os.PathLike):
         return os.fspath(drafter), ""
     if not isinstance(drafter, str) or drafter != AUTO:
@@ -145,29 +164,34 @@ def _resolve_drafter(spec: str, drafter: Any, method: str | None) -> tuple[Any, 
     return choose_drafter(spec)
 
 
-def _by_name(name: str, drafter: object, options: DraftOptions) -> tuple[Method, dict[str, str]]:
-    """The method of this name, and the folders of the drafters that it needs by their kinds."""
-    chosen = read_method(name)
-    if options.given and ANY not in chosen.needs:
-        asked = written(name, {in_methods(key): str(value).lower() for key, value in options.given.items()})
-        read_method(asked)  # which may have no such option
-        raise UserError(f"method={name!r} takes its options behind colons: method={asked!r}")
-    folders = drafters_by_role(None if drafter is None else str(drafter))
-    check_parts([chosen], folders, python=True)
-    return chosen, folders
+def _choose_by_name(name: str, drafter: object, options: GivenDrafter) -> tuple[Method, dict[str, str]]:
+    """The method of this name, and the folders of its drafters by kind."""
+    method, given = read_method(name), options_given(options)
+    if given and ANY not in method.needs:
+        typed = format_method(name, {key: str(value).lower() for key, value in given.items()})
+        read_method(typed)  # the system may not have such an option
+        raise UserError(f"method={name!r} takes its options after colons: method={typed!r}")
+    if drafter is not None and not isinstance(drafter, str):
+        check_drafters([method], {ANY: drafter})
+        return method, {}
+    folders = drafters_by_kind(read_drafters(drafter))
+    check_drafters([method], folders)
+    return method, folders
 
 
-def _by_drafter(drafter: object, options: DraftOptions) -> tuple[Method, dict[str, str]]:
-    """The method that decodes with this drafter, and its folder by its kind."""
+def _choose_by_drafter(
+    drafter: object, options: GivenDrafter, tokenizer: str | None
+) -> tuple[Method, dict[str, str]]:
+    """The method that decodes with this drafter, and its folder by kind."""
     if drafter is None or drafter in NO_FOLDERS:
-        if options.steps != 1 or options.order != DraftOptions.order:
+        if options.steps != 1 or options.order != ORDERS[0]:
             raise UserError(NO_STEPS)
         if options.tree_nodes:
             raise UserError(NO_TREES)
-        if options.drafter_tokenizer is not None:
-            raise UserError("drafter_tokenizer is a trained drafter's: this one has none")
-        return read_method("lookup" if drafter == "lookup" else "plain"), {}
-    if not isinstance(drafter, str | Path):
-        return read_method("drafter"), {}
-    check_there(str(drafter))
-    return read_method("drafter"), {role_of(str(drafter)): str(drafter)}
+        if tokenizer is not None:
+            raise UserError("drafter_tokenizer belongs to a trained drafter, and none is given")
+        return read_method(LOOKUP if drafter == LOOKUP else PLAIN), {}
+    if not isinstance(drafter, str):
+        return read_method(DRAFTER), {}
+    check_there(drafter)
+    return read_method(DRAFTER), {kind_of(drafter): drafter}

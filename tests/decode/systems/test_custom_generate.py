@@ -21,8 +21,8 @@ from align.common.errors import UserError
 from align.target.loading import load_target
 from decode.engine.engine import run_together
 from decode.engine.processed import ProcessedEngine
-from decode.methods.custom_generate import _ours
 from decode.speculation.sampling import Sampling
+from decode.systems.custom_generate import _ours
 from tests.builders import PROMPT
 from tests.fakes import Streamer
 from tests.own_processors import EndsAt, Impossible, NoRepeats, RowEnds, Sure, Ticks
