@@ -87,7 +87,7 @@ def draw_speedups(axes: Axes, summary: Summary, records: Sequence[Record]) -> No
 def draw_taus(axes: Axes, summary: Summary, records: Sequence[Record]) -> None:
     """τ per suite and method: bars micro with its interval, dots macro."""
     for x, figures, _ in _draw_bars(axes, summary, "tau"):
-        axes.plot(x, figures.tau_macro, "o", color="#222222", markersize=4)
+        axes.plot(x, figures.tau_macro or 0.0, "o", color="#222222", markersize=4)
     axes.axhline(1.0, color="#333333", linewidth=1, linestyle="--")
     axes.set_ylabel("τ, tokens per target call")
     axes.set_title("τ, 95% interval (dot: mean over prompts)")
@@ -100,7 +100,8 @@ def draw_acceptance(axes: Axes, summary: Summary, records: Sequence[Record]) -> 
         found, label = summary.overall[method].acceptance, _label(summary, method)
         at = [a.position for a in found]
         axes.plot(at, [a.unconditional for a in found], "-o", color=_colour(m), markersize=4, label=label)
-        axes.plot(at, [a.conditional for a in found], "--", color=_colour(m), linewidth=1)
+        given = [float("nan") if a.conditional is None else a.conditional for a in found]
+        axes.plot(at, given, "--", color=_colour(m), linewidth=1)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("drafted position k")
     axes.set_ylabel("share accepted")

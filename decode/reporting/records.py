@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 from align.common.errors import UserError
 from align.common.files import check_ordinary, naming, write_json, write_text
@@ -101,22 +101,27 @@ class Record:
         return self.suite, self.prompt, self.method, self.repeat
 
 
-class RecordedSettings(TypedDict):
-    """The settings that a report reads. A run records more."""
+class RequiredSettings(TypedDict):
+    """The settings that a report needs."""
 
     target: str
     dtype: str
     methods: list[str]
     temperature: float
     max_new_tokens: int
-    threads: NotRequired[int]
-    seed: NotRequired[int]
-    repeats: NotRequired[int]
-    warmup: NotRequired[int]
-    sweep: NotRequired[list[str] | None]
-    tuned: NotRequired[list[str] | None]
-    template_kwargs: NotRequired[dict[str, Any] | None]
-    system: NotRequired[str | None]
+
+
+class RecordedSettings(RequiredSettings, total=False):
+    """The settings that a report reads. A run records more."""
+
+    threads: int
+    seed: int
+    repeats: int
+    warmup: int
+    sweep: list[str] | None
+    tuned: list[str] | None
+    template_kwargs: dict[str, Any] | None
+    system: str | None
 
 
 class RecordedSuite(TypedDict):

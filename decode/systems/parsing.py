@@ -238,7 +238,8 @@ def _program(method: Method) -> object:
     if method.variants:
         return method.name
     steps, tokens = (getattr(method.system, key, None) for key in ("steps", "draft_tokens"))
-    return replace(method.system, steps=min(steps, tokens)) if steps and tokens else method.system
+    limited: dict[str, Any] = {"steps": min(steps, tokens)} if steps and tokens else {}
+    return replace(method.system, **limited)
 
 
 def first_kind(drafters: Mapping[str, Any], kind: str) -> str:
