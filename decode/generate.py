@@ -114,7 +114,7 @@ def _load(config: GenerateConfig) -> Decoder:
     return load(
         DEFAULT_TARGET if config.target is None else config.target,
         config.drafter,
-        config.drafting.chosen_verifier,
+        config.drafting.verifier_name,
         draft_tokens=config.drafting.draft_tokens,
         tree_nodes=config.drafting.tree_nodes,
         steps=config.drafting.steps,

@@ -76,7 +76,7 @@ class EvalConfig:
             "warmup": self.warmup,
             "draft_tokens": self.drafting.draft_tokens,
             "tree_nodes": self.drafting.tree_nodes,
-            "verifier": self.drafting.chosen_verifier,
+            "verifier": self.drafting.verifier_name,
             "steps": self.drafting.steps,
             "order": self.drafting.order,
             "drafter_tokenizer": self.drafter_tokenizer,

@@ -19,11 +19,10 @@ from decode.systems.parsing import (
     Sweep,
     check_drafters,
     first_kind,
-    options_given,
     read_method,
     sweep_methods,
 )
-from decode.systems.registry import ANY, PLAIN, SYSTEMS
+from decode.systems.registry import ANY, PLAIN, SYSTEMS, CorpusSystem
 from decode.wrappers.adaptive import SwitchingDrafter
 from decode.wrappers.copying import CopyingDrafter
 
@@ -45,7 +44,13 @@ class EvalPlan:
     @property
     def corpora(self) -> list[str]:
         """The files that methods read."""
-        return sorted({path for method in self.methods.values() for path in method.system.corpora})
+        return sorted(
+            {
+                m.system.corpus
+                for m in self.methods.values()
+                if isinstance(m.system, CorpusSystem) and m.system.corpus
+            }
+        )
 
 
 def make_plan(config: EvalConfig, say: Callable[[str], object]) -> tuple[EvalPlan, list[str]]:
@@ -79,7 +84,7 @@ def make_plan(config: EvalConfig, say: Callable[[str], object]) -> tuple[EvalPla
 def _options_of_any(methods: Sequence[Method], config: EvalConfig) -> dict[str, object]:
     """The command's drafting options for `drafter` and `combined`, except the draft tokens, which every method reads. Raises UserError
     where neither is measured."""
-    options = options_given(config.drafting)
+    options = dict(config.drafting.given)
     options.pop("draft_tokens", None)
     unread = [*options, *(["drafter_tokenizer"] if config.drafter_tokenizer else [])]
     if unread and not any(ANY in method.needs for method in methods):

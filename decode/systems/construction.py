@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from align.common.checksums import check_checksums
 from align.common.errors import UserError
@@ -13,34 +15,66 @@ from align.folder.trained_chat import chat_note
 from align.models.block import BlockDrafter
 from align.models.checkpoints.standalone import load_standalone, open_drafter
 from align.models.standalone import DiffusionDrafter
-from align.target.loading import load_target, load_tokenizer
+from align.target.loading import load_target, load_tokenizer, reload
 from align.target.model import Target
+from decode.drafters.autoregressive import AutoregressiveDrafter, AutoregressiveWriter
 from decode.drafters.base import Drafter
-from decode.drafters.controllers import AdaptiveLength, Controller, CostAware, adaptive_range
+from decode.drafters.block import BlockProposer
+from decode.drafters.controllers import AdaptiveLength, CostAware, adaptive_range
+from decode.drafters.corpus import read_corpus
+from decode.drafters.d2sd import D2SDDrafter
+from decode.drafters.diffusion import DiffusionProposer, DiffusionWriter
+from decode.drafters.diffuspec import DiffuSpecDrafter
+from decode.drafters.hierarchical import HierarchicalDrafter
+from decode.drafters.lookup import LookupDrafter
+from decode.drafters.retrieval import RetrievalDrafter
+from decode.drafters.specdiff2 import SpecDiff2Drafter
+from decode.drafters.suffix_automaton import Datastore
+from decode.drafters.tolerator import ToleratorDrafter
 from decode.engine import compiled
 from decode.engine.decoder import Decoder
+from decode.speculation.proposal import Siblings
+from decode.speculation.verifiers import find
+from decode.systems import registry
 from decode.systems.drafter_folders import check_there
 from decode.systems.parsing import Method, check_drafters, first_kind
-from decode.systems.proposers import MAKERS, ForeignDrafter, OpenDrafters, check_masks
-from decode.systems.registry import ANY, AUTOREGRESSIVE, DIFFUSION, SYSTEMS, Compiled, DraftingSystem
+from decode.systems.registry import ANY, AUTOREGRESSIVE, DIFFUSION, ORDERS, SYSTEMS, DraftingSystem
 from decode.wrappers.adaptive import AdaptiveDrafter, SwitchingDrafter
 from decode.wrappers.copying import CopyingDrafter
+from decode.wrappers.merged import MergedDrafter
+from decode.wrappers.overlapped import OverlappedDrafter
+from decode.wrappers.translated import TranslatedDrafter
 from decode.wrappers.vocabularies import VocabularyMap
 
-_UNBRANCHED = {
-    "specdiff": " (nodes=0)",
-    "specdiff2": " (candidates=1)",
-    "retrieval": " (nodes=0)",
-    "block_tree": " (block does not)",
-}
-"""How to avoid branches."""
+NO_STEPS = "steps and order belong to standalone drafters (DDiT, masked language model)"
+NO_TREES = (
+    "tree_nodes belongs to block and standalone diffusion drafters; this one drafts chains (tree_nodes=0)"
+)
+
+
+@dataclass(frozen=True)
+class ForeignDrafter:
+    """A standalone drafter with its own vocabulary, and the map between the two vocabularies."""
+
+    network: DiffusionDrafter | Target
+    vocabulary: VocabularyMap
+
+
+@dataclass
+class OpenDrafters:
+    """The target and the open drafters by kind. `ANY` is among them where it is not the first one."""
+
+    target: Target
+    drafters: dict[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, kind: str) -> Any:
+        if kind == ANY and ANY not in self.drafters:
+            return next(iter(self.drafters.values()))
+        return self.drafters[kind]
 
 
 def build(method: Method, drafters: OpenDrafters, draft_tokens: int | None = None) -> Decoder:
-    """The method's decoder.
-
-    Args:
-        draft_tokens: for a method that does not set them itself.
+    """The method's decoder. `draft_tokens`: for a method that does not set them itself.
 
     Raises:
         UserError: a missing drafter, or options that do not fit the drafters; the message names the method.
@@ -56,22 +90,18 @@ def assemble(method: Method, drafters: OpenDrafters, draft_tokens: int | None = 
     """`build`, with errors that do not name the method."""
     target, system = drafters.target, method.system
     if target.chains_only and method.branches:
-        hint = _UNBRANCHED.get(system.name, "")
-        raise UserError(f"target {target.spec!r} {target.why_chains_only}, so drafts may not branch{hint}")
-    if isinstance(system, Compiled):
+        raise UserError(f"target {target.spec!r} {target.why_chains_only}, so drafts may not branch")
+    if isinstance(system, registry.Compiled):
         say("compiled: torch.compile runs on the target, which takes half a minute or more", error=True)
         target = compiled.compiled(target)
     if not isinstance(system, DraftingSystem):
         return Decoder(target)
-    if method.variants:
-        proposer: Drafter = _make_switching(method, drafters, draft_tokens)
-    else:
-        proposer = _make_proposer(method, drafters, draft_tokens)
+    make = _make_switching if method.variants else _make_proposer
+    proposer = make(method, drafters, draft_tokens)
     if system.copying:
-        longest = getattr(system, "draft_tokens", None) if "draft_tokens" in method.given else None
-        longest = longest or draft_tokens
+        longest = method.typed("draft_tokens") or draft_tokens
         proposer = CopyingDrafter(proposer, longest, longest) if longest else CopyingDrafter(proposer)
-    return Decoder(target, proposer, method.verifier)
+    return Decoder(target, proposer, system.verifier_name)
 
 
 def _make_proposer(method: Method, drafters: OpenDrafters, draft_tokens: int | None) -> Drafter:
@@ -80,34 +110,118 @@ def _make_proposer(method: Method, drafters: OpenDrafters, draft_tokens: int | N
         method = method.with_defaults({"draft_tokens": draft_tokens})
     system = method.system
     assert isinstance(system, DraftingSystem)
-    proposer = MAKERS[type(system)](system, drafters)
-    asked = getattr(system, "draft_tokens", None) if "draft_tokens" in method.given else None
-    if asked and proposer.draft_tokens < asked:
-        raise UserError(f"this drafter drafts at most {proposer.draft_tokens} tokens")
-    controller = _find_controller(system.controller, proposer.draft_tokens)
-    return proposer if controller is None else AdaptiveDrafter(proposer, controller)
+    proposer = _make_own(system, drafters)
+    longest = proposer.draft_tokens
+    if longest < (method.typed("draft_tokens") or 0):
+        raise UserError(f"this drafter drafts at most {longest} tokens")
+    if system.controller == "cost":
+        return AdaptiveDrafter(proposer, CostAware)
+    if system.controller == "adl":
+        return AdaptiveDrafter(proposer, lambda: AdaptiveLength(*adaptive_range(longest), smoothing=0.5))
+    return proposer
 
 
 def _make_switching(method: Method, drafters: OpenDrafters, draft_tokens: int | None) -> Drafter:
     """The proposer of a method with variants. Raises UserError for a system whose variants can't share a session."""
-    system = method.system
-    if not system.has_variants:
-        able = ", ".join(name for name, other in SYSTEMS.items() if other.has_variants)
+    if not method.system.has_variants:
+        able = ", ".join(name for name, system in SYSTEMS.items() if system.has_variants)
         raise UserError(
             f"one variant at a time (controller=cost chooses the length); these take several: {able}"
         )
-    if isinstance(system, DraftingSystem) and system.controller != "fixed":
+    if isinstance(method.system, DraftingSystem) and method.system.controller != "fixed":
         raise UserError("either several variants or a controller, not both")
     variants = [_make_proposer(variant, drafters, draft_tokens) for variant in method.variants]
     return SwitchingDrafter(variants, [variant.name for variant in method.variants])
 
 
-def _find_controller(name: str, longest: int) -> Callable[[], Controller] | None:
-    if name == "cost":
-        return CostAware
-    if name == "adl":
-        return lambda: AdaptiveLength(*adaptive_range(longest), smoothing=0.5)
-    return None
+_CLASSES: dict[type[registry.System], Callable[..., Drafter]] = {
+    registry.Lookup: LookupDrafter,
+    registry.Autoregressive: AutoregressiveDrafter,
+    registry.Block: BlockProposer,
+    registry.BlockTree: BlockProposer,
+    registry.SpecDiff: DiffusionProposer,
+    registry.SpecDiff2: SpecDiff2Drafter,
+    registry.D2SD: D2SDDrafter,
+    registry.Tolerator: ToleratorDrafter,
+    registry.SpecDec: DiffusionProposer,
+}
+"""The proposers that take the system's drafters, and its own options by name."""
+
+
+def _make_own(system: DraftingSystem, drafters: OpenDrafters) -> Drafter:
+    """The proposer of a system, without its controller."""
+    options = system.own_options
+    match system:
+        case registry.GivenDrafter():
+            return make_given(system, drafters)
+        case registry.Retrieval():
+            return _make_retrieval(system, drafters)
+        case registry.DiffuSpec(corpus=path):
+            options["corpus"] = () if path is None else read_corpus(path, drafters.target)
+            return DiffuSpecDrafter(drafters[DIFFUSION], **options)
+        case registry.Hierarchical(draft_tokens=tokens, inner=name):
+            inner: DraftingSystem = {
+                "lookup": registry.Lookup(),
+                "retrieval": registry.Retrieval(),
+                "diffusion": registry.SpecDiff(),
+            }[name]
+            return HierarchicalDrafter(drafters[AUTOREGRESSIVE], _make_own(inner, drafters), tokens)
+        case registry.Double(draft_tokens=tokens, corpus=path):
+            first = _make_retrieval(registry.Retrieval(corpus=path), drafters)
+            second = _make_retrieval(registry.Retrieval(corpus=path, draft_tokens=tokens), drafters)
+            model = HierarchicalDrafter(drafters[AUTOREGRESSIVE], first, tokens + 1)
+            return MergedDrafter(OverlappedDrafter(model), second)
+        case registry.Duo(draft_tokens=tokens, device=device):
+            small = drafters[AUTOREGRESSIVE]
+            if device not in (None, str(small.device)):
+                small = reload(small, device)
+            return OverlappedDrafter(AutoregressiveDrafter(small, tokens + 1))
+    return _CLASSES[type(system)](*(drafters[kind] for kind in system.needs), **options)
+
+
+def _make_retrieval(system: registry.Retrieval, drafters: OpenDrafters) -> Drafter:
+    path = system.corpus
+    store = None if path is None else Datastore(read_corpus(path, drafters.target))
+    return RetrievalDrafter(system.draft_tokens, system.shortest, system.tree_nodes, store)
+
+
+def make_given(system: registry.GivenDrafter, drafters: OpenDrafters) -> Drafter:
+    """A proposer from a drafter of any kind. For a verifier that is exact for drawn drafts only, drafts are drawn: chains, or trees with
+    siblings that it accepts.
+
+    Raises:
+        UserError: steps, an order or trees for a drafter that has none.
+    """
+    drafter, nodes, tokens = drafters[ANY], system.tree_nodes, system.draft_tokens
+    if nodes is None and drafters.target.chains_only:
+        nodes = 0
+    siblings: Siblings | None = None
+    if system.verifier_name != "auto" and "point" not in find(system.verifier_name).laws:
+        nodes = nodes or 0
+        accepted = find(system.verifier_name).siblings
+        siblings = next((kind for kind in ("without_replacement", "iid") if kind in accepted), None)
+    if isinstance(drafter, DiffusionDrafter):
+        check_masks(drafter)
+        return DiffusionProposer(
+            drafter, tokens, system.steps, system.order, tree_nodes=nodes or 0, siblings=siblings
+        )
+    if system.steps != 1 or system.order != ORDERS[0]:
+        raise UserError(NO_STEPS)
+    if isinstance(drafter, BlockDrafter):
+        return BlockProposer(drafter, tokens, nodes, siblings)
+    if nodes:
+        raise UserError(NO_TREES)
+    length = {} if tokens is None else {"draft_tokens": tokens}
+    if isinstance(drafter, ForeignDrafter):
+        writer: Any = AutoregressiveWriter if isinstance(drafter.network, Target) else DiffusionWriter
+        return TranslatedDrafter(writer(drafter.network, **length), drafter.vocabulary, tokens)
+    return AutoregressiveDrafter(drafter, **length) if isinstance(drafter, Target) else drafter
+
+
+def check_masks(drafter: DiffusionDrafter) -> None:
+    """Raises UserError for a drafter without a mask token."""
+    if drafter.mask_id < 0:
+        raise UserError("this drafter was trained with uniform noise; decoding needs graph=absorbing")
 
 
 def open_drafters(
@@ -149,13 +263,14 @@ def open_one(folder: str, kind: str, target: Target) -> BlockDrafter | Diffusion
     """A trained drafter of this kind. Raises UserError where it is missing or of another kind."""
     if kind == AUTOREGRESSIVE:
         check_checksums(local_path(folder))
+        place, trust = str(target.device), target.trust_remote_code
         return load_target(
             folder,
             target.dtype_name,
-            str(target.device),
+            place,
             target.fast,
             round_to_bf16=target.fast,
-            trust_remote_code=target.trust_remote_code,
+            trust_remote_code=trust,
         )
     drafter = open_drafter(folder, target)
     if isinstance(drafter, DiffusionDrafter) != (kind == DIFFUSION):
@@ -170,11 +285,11 @@ def open_one(folder: str, kind: str, target: Target) -> BlockDrafter | Diffusion
 
 def _open_foreign(folder: str, kind: str, target: Target, tokenizer: str | Path) -> ForeignDrafter:
     """A standalone drafter with its own tokenizer. Raises UserError for a block drafter, or what does not exist."""
-    network = open_one(folder, kind, target) if kind == AUTOREGRESSIVE else None
     vocabulary = load_tokenizer(tokenizer, target.trust_remote_code)
-    if network is None:
+    if kind == AUTOREGRESSIVE:
+        network: Any = open_one(folder, kind, target)
+    else:
         network = _prepare(load_standalone(folder, target, len(vocabulary)), target)
-    assert not isinstance(network, BlockDrafter)
     return ForeignDrafter(network, VocabularyMap(vocabulary, target.tokenizer))
 
 

@@ -18,7 +18,14 @@ from align.target.names import DEFAULT_TARGET
 from decode.drafters.base import Drafter
 from decode.engine.call_options import checks_options
 from decode.engine.decoder import Decoder
-from decode.systems.construction import assemble, build, open_drafters
+from decode.systems.construction import (
+    NO_STEPS,
+    NO_TREES,
+    OpenDrafters,
+    assemble,
+    build,
+    open_drafters,
+)
 from decode.systems.drafter_folders import (
     AUTO,
     NO_FOLDERS,
@@ -29,8 +36,7 @@ from decode.systems.drafter_folders import (
     read_drafters,
     shipped_for,
 )
-from decode.systems.parsing import Method, check_drafters, format_method, options_given, read_method
-from decode.systems.proposers import NO_STEPS, NO_TREES, OpenDrafters
+from decode.systems.parsing import Method, check_drafters, format_method, read_method
 from decode.systems.registry import ANY, DRAFTER, LOOKUP, ORDERS, PLAIN, GivenDrafter
 
 AnyDrafter = str | os.PathLike[str] | Drafter | BlockDrafter | DiffusionDrafter | Target
@@ -101,7 +107,7 @@ def load(
         chosen, folders = _choose_by_name(method, given, options)
     else:
         chosen, folders = _choose_by_drafter(given, options, tokenizer)
-    defaults = options_given(options)
+    defaults = dict(options.given)
     defaults.pop("draft_tokens", None)  # at most: a drafter may draft fewer
     chosen = chosen.with_defaults(defaults)
     loaded = _load_target(target, spec, dtype, device, trust_remote_code, template_kwargs, system)
@@ -166,7 +172,7 @@ def _resolve_drafter(spec: str, drafter: Any, method: str | None) -> tuple[Any, 
 
 def _choose_by_name(name: str, drafter: object, options: GivenDrafter) -> tuple[Method, dict[str, str]]:
     """The method of this name, and the folders of its drafters by kind."""
-    method, given = read_method(name), options_given(options)
+    method, given = read_method(name), dict(options.given)
     if given and ANY not in method.needs:
         typed = format_method(name, {key: str(value).lower() for key, value in given.items()})
         read_method(typed)  # the system may not have such an option

@@ -19,7 +19,6 @@ from decode.systems.registry import (
     ANY,
     SYSTEMS,
     DraftingSystem,
-    GivenDrafter,
     System,
     option_name,
 )
@@ -53,7 +52,11 @@ class Method:
 
     @property
     def verifier(self) -> str:
-        return self.system.chosen_verifier if isinstance(self.system, DraftingSystem) else "auto"
+        return self.system.verifier_name
+
+    def typed(self, option: str) -> Any:
+        """The value of an option that was typed; None otherwise."""
+        return getattr(self.system, option) if option in self.given else None
 
     def with_options(self, **options: Any) -> Method:
         """The method under the same name, with these options changed. Raises UserError for one out of its range."""
@@ -265,8 +268,3 @@ def check_drafters(methods: Sequence[Method], drafters: Mapping[str, Any]) -> No
             raise UserError(
                 f"method {method.name!r} needs a drafter of the kind {kind} (--drafter {kind}=FOLDER{given})"
             )
-
-
-def options_given(options: GivenDrafter) -> dict[str, Any]:
-    """The options that differ from their defaults."""
-    return {k: getattr(options, k) for k, v in options.defaults().items() if getattr(options, k) != v}

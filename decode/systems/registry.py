@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 from align.common.errors import UserError, nearest
 from align.common.files import expanded
@@ -58,6 +58,7 @@ class Limits:
     """The values that an option takes. `optional`: None too, written `none`."""
 
     kind: type
+    default: Any = None
     least: float = -math.inf
     most: float = math.inf
     choices: tuple[str, ...] = ()
@@ -107,7 +108,9 @@ _FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no"
 
 def option(default: Any, kind: type, **limits: Any) -> Any:
     """A field of a system. A default of None makes it optional."""
-    return field(default=default, metadata={"limits": Limits(kind, optional=default is None, **limits)})
+    return field(
+        default=default, metadata={"limits": Limits(kind, default, optional=default is None, **limits)}
+    )
 
 
 def draft_tokens_option(default: int | None = None, least: int = 1) -> Any:
@@ -125,27 +128,43 @@ def steps_option() -> Any:
     return option(1, int, least=1, most=MOST_NODES)
 
 
-@dataclass(frozen=True, kw_only=True)
-class System:
-    """A way to decode, with its options.
+SYSTEMS: dict[str, type[System]] = {}
 
-    Class variables:
-        paper: arXiv ids. needs: the kinds of its drafters, or `ANY`. has_variants: whether its sessions read their
-        options at each draft, so that one request may switch between variants (decode/wrappers/adaptive.py).
-        in_all: whether `all` includes it. grid: values that `--tune` tries.
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option,))
+class System:
+    """A way to decode. A subclass declares one: its docstring is its line in the help, its fields are its options.
+
+    Class arguments:
+        paper: arXiv ids. needs: the kinds of its drafters, or `ANY`. has_variants: whether one request may switch between
+        variants (decode/wrappers/adaptive.py). in_all: whether `all` includes it. grid: values that `--tune` tries.
 
     Raises:
         UserError: an option out of its range.
     """
 
     name: ClassVar[str]
-    description: ClassVar[str]
-    paper: ClassVar[str] = ""
-    needs: ClassVar[tuple[str, ...]] = ()
+    paper: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]]
+    has_variants: ClassVar[bool]
+    in_all: ClassVar[bool]
+    grid: ClassVar[Mapping[str, tuple[int, ...]]]
     drafts: ClassVar[bool] = False
-    has_variants: ClassVar[bool] = False
-    in_all: ClassVar[bool] = True
-    grid: ClassVar[Mapping[str, tuple[int, ...]]] = {}
+
+    def __init_subclass__(
+        cls,
+        name: str = "",
+        paper: str = "",
+        needs: tuple[str, ...] = (),
+        has_variants: bool = False,
+        in_all: bool = True,
+        grid: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        cls.name, cls.paper, cls.needs, cls.grid = name, paper, needs, grid or {}
+        cls.has_variants, cls.in_all = has_variants, in_all
+        dataclass(frozen=True, kw_only=True)(cls)
+        if name:
+            SYSTEMS[name] = cls
 
     def __post_init__(self) -> None:
         for name, limits in self.limits().items():
@@ -154,31 +173,37 @@ class System:
     @classmethod
     def limits(cls) -> dict[str, Limits]:
         """Its options, with their limits."""
-        return {f.name: f.metadata["limits"] for f in fields(cls)}
+        return {f.name: f.metadata["limits"] for f in fields(cls)}  # type: ignore[arg-type]
 
-    @classmethod
-    def defaults(cls) -> dict[str, Any]:
-        return {f.name: f.default for f in fields(cls)}
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that differ from their defaults."""
+        return {
+            name: getattr(self, name) for name, o in self.limits().items() if getattr(self, name) != o.default
+        }
+
+    @property
+    def own_options(self) -> dict[str, Any]:
+        """The options that not every system has."""
+        return {name: getattr(self, name) for name in self.limits() if name not in DraftingSystem.limits()}
+
+    @property
+    def verifier_name(self) -> str:
+        return "auto"
 
     @property
     def branches(self) -> bool:
         """Whether its drafts may branch."""
-        return False
+        return bool(getattr(self, "tree_nodes", 0))
 
     @property
     def all_needs(self) -> tuple[str, ...]:
         """The kinds of its drafters under these options."""
         return self.needs
 
-    @property
-    def corpora(self) -> tuple[str, ...]:
-        """The files that it reads."""
-        return ()
 
-
-@dataclass(frozen=True, kw_only=True)
 class DraftingSystem(System):
-    """A system that drafts. `copying`: where the text repeats itself, copy instead of drafting."""
+    """`copying`: where the text repeats itself, copy instead of drafting. `verifier` None: the system's own."""
 
     drafts = True
     verifier: str | None = option(None, str, choices=("auto", *VERIFIERS))
@@ -186,26 +211,10 @@ class DraftingSystem(System):
     copying: bool = option(False, bool)
 
     @property
-    def default_verifier(self) -> str:
-        return "auto"
-
-    @property
-    def chosen_verifier(self) -> str:
-        return self.verifier or self.default_verifier
+    def verifier_name(self) -> str:
+        return self.verifier or "auto"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TreeSystem(DraftingSystem):
-    """A system whose drafts are trees where `tree_nodes` is above 0."""
-
-    tree_nodes: int = tree_nodes_option()
-
-    @property
-    def branches(self) -> bool:
-        return self.tree_nodes > 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class CorpusSystem(DraftingSystem):
     """A system that may read a file of texts."""
 
@@ -216,178 +225,151 @@ class CorpusSystem(DraftingSystem):
         if self.corpus is not None and not expanded(self.corpus).is_file():
             raise UserError(f"corpus={self.corpus!r}: no such file")
 
-    @property
-    def corpora(self) -> tuple[str, ...]:
-        return () if self.corpus is None else (self.corpus,)
+
+_TO_16, _TO_8 = {"gamma": (2, 4, 8, 16)}, {"gamma": (2, 4, 8)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plain(System):
-    name = PLAIN
-    description = "plain decoding: one target forward per token"
-    in_all = False
+class Plain(System, name=PLAIN, in_all=False):
+    """plain decoding: one target forward per token"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compiled(System):
-    name = "compiled"
-    description = "plain decoding through torch.compile"
+class GivenDrafter(DraftingSystem, name=DRAFTER, needs=(ANY,), in_all=False):
+    """the first drafter given, whatever its kind"""
 
-
-@dataclass(frozen=True, kw_only=True)
-class GivenDrafter(DraftingSystem):
-    """`tree_nodes` None: by temperature (`decode.drafters.block`)."""
-
-    name = DRAFTER
-    description = "the first drafter given, whatever its kind"
-    needs = (ANY,)
-    in_all = False
     draft_tokens: int | None = draft_tokens_option()
-    tree_nodes: int | None = tree_nodes_option(None)
+    tree_nodes: int | None = tree_nodes_option(None)  # None: by temperature
     steps: int = steps_option()
     order: str = option(ORDERS[0], str, choices=ORDERS)
 
-    @property
-    def branches(self) -> bool:
-        return bool(self.tree_nodes)
 
+class Combined(GivenDrafter, name=COMBINED, needs=(ANY,), in_all=False):
+    """the same drafter, copying where the text repeats itself"""
 
-@dataclass(frozen=True, kw_only=True)
-class Combined(GivenDrafter):
-    name = COMBINED
-    description = "the same drafter, copying where the text repeats itself"
     copying: bool = option(True, bool)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lookup(DraftingSystem):
-    name = LOOKUP
-    description = "prompt lookup: copies what followed the last occurrence of the text's ending"
-    grid = {"gamma": (2, 4, 8, 16)}
+class Compiled(System, name="compiled"):
+    """plain decoding through torch.compile"""
+
+
+class Lookup(DraftingSystem, name=LOOKUP, grid=_TO_16):
+    """prompt lookup: copies what followed the last occurrence of the text's ending"""
+
     draft_tokens: int = draft_tokens_option(8)
     longest: int = option(3, int, least=1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Retrieval(TreeSystem, CorpusSystem):
-    name = "retrieval"
-    description = (
-        "what most often followed the longest earlier occurrence of the ending, in the text or a corpus"
-    )
-    paper = "2411.10666, 2311.08252"
-    has_variants = True
-    grid = {"gamma": (2, 4, 8, 16)}
+class Retrieval(
+    CorpusSystem, name="retrieval", paper="2411.10666, 2311.08252", has_variants=True, grid=_TO_16
+):
+    """what most often followed the longest earlier occurrence of the ending, in the text or a corpus"""
+
     draft_tokens: int = draft_tokens_option(8)
     shortest: int = option(2, int, least=1)
+    tree_nodes: int = tree_nodes_option()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Autoregressive(DraftingSystem):
-    name = AUTOREGRESSIVE
-    description = "speculative decoding with a smaller causal language model"
-    paper = "2211.17192, 2302.01318"
-    needs = (AUTOREGRESSIVE,)
-    grid = {"gamma": (1, 2, 4, 8)}
+class Autoregressive(
+    DraftingSystem,
+    name=AUTOREGRESSIVE,
+    paper="2211.17192, 2302.01318",
+    needs=(AUTOREGRESSIVE,),
+    grid={"gamma": (1, 2, 4, 8)},
+):
+    """speculative decoding with a smaller causal language model"""
+
     draft_tokens: int = draft_tokens_option(4)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Block(DraftingSystem):
-    name = BLOCK
-    description = "the block drafter, a chain, which its confidence head may stop early"
-    needs = (BLOCK,)
-    has_variants = True
-    grid = {"gamma": (2, 4, 8, 16)}
+class Block(DraftingSystem, name=BLOCK, needs=(BLOCK,), has_variants=True, grid=_TO_16):
+    """the block drafter, a chain, which its confidence head may stop early"""
+
     draft_tokens: int | None = draft_tokens_option()
     confidence: float = option(0.0, float, least=0, most=1)
     passes: int | None = option(None, int, least=1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlockTree(TreeSystem):
-    name = "block_tree"
-    description = "the block drafter, a tree of its most probable paths, or of those that pay"
-    needs = (BLOCK,)
-    has_variants = True
-    grid = {"nodes": (3, 5, 8, 16)}
+class BlockTree(
+    DraftingSystem, name="block_tree", needs=(BLOCK,), has_variants=True, grid={"nodes": (3, 5, 8, 16)}
+):
+    """the block drafter, a tree of its most probable paths, or of those that pay"""
+
     draft_tokens: int | None = draft_tokens_option()
     tree_nodes: int = tree_nodes_option(5)
     passes: int | None = option(None, int, least=1)
     by_cost: bool = option(False, bool)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpecDiff(TreeSystem):
-    name = "specdiff"
-    description = "SpecDiff: masks after the text, unmasked in a few steps"
-    paper = "2408.05636"
-    needs = (DIFFUSION,)
-    has_variants = True
-    grid = {"gamma": (2, 4, 8), "steps": (1, 2), "nodes": (0, 5)}
+class SpecDiff(
+    DraftingSystem,
+    name="specdiff",
+    paper="2408.05636",
+    needs=(DIFFUSION,),
+    has_variants=True,
+    grid={**_TO_8, "steps": (1, 2), "nodes": (0, 5)},
+):
+    """SpecDiff: masks after the text, unmasked in a few steps"""
+
     draft_tokens: int | None = draft_tokens_option()
     steps: int = steps_option()
     order: str = option(ORDERS[0], str, choices=ORDERS)
     hot_start: bool = option(False, bool)
+    tree_nodes: int = tree_nodes_option()
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpecDiff2(DraftingSystem):
-    name = "specdiff2"
-    description = "SpecDiff-2: several one-step drafts, of which the target's p selects one"
-    paper = "2511.00606"
-    needs = (DIFFUSION,)
-    has_variants = True
-    grid = {"gamma": (2, 4, 8), "candidates": (2, 4, 8)}
+class SpecDiff2(
+    DraftingSystem,
+    name="specdiff2",
+    paper="2511.00606",
+    needs=(DIFFUSION,),
+    has_variants=True,
+    grid={**_TO_8, "candidates": (2, 4, 8)},
+):
+    """SpecDiff-2: several one-step drafts, of which the target's p selects one"""
+
     draft_tokens: int | None = draft_tokens_option()
     candidates: int = option(8, int, least=1, most=MOST_NODES)
     draft_temperature: float | None = option(None, float, least=0)
     keep_q: bool = option(False, bool)
 
     @property
-    def default_verifier(self) -> str:
-        return "auto" if self.keep_q else "self_selection"
+    def verifier_name(self) -> str:
+        return self.verifier or ("auto" if self.keep_q else "self_selection")
 
     @property
     def branches(self) -> bool:
         return self.candidates > 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class DiffuSpec(CorpusSystem):
-    name = "diffuspec"
-    description = "DiffuSpec: a path through one step's candidates that an n-gram model finds plausible"
-    paper = "2510.02358"
-    needs = (DIFFUSION,)
-    grid = {"gamma": (2, 4, 8, 16)}
+class DiffuSpec(CorpusSystem, name="diffuspec", paper="2510.02358", needs=(DIFFUSION,), grid=_TO_16):
+    """DiffuSpec: a path through one step's candidates that an n-gram model finds plausible"""
+
     draft_tokens: int | None = draft_tokens_option()
     path_search: bool = option(True, bool)
     adaptive_length: bool = option(True, bool)
 
 
-@dataclass(frozen=True, kw_only=True)
-class D2SD(DraftingSystem):
-    name = "d2sd"
-    description = "D²SD: a second block drafter drafts again after the first one's likeliest mistakes"
-    paper = "2606.04446"
-    needs = (BLOCK, VARIABLE_PREFIX)
-    has_variants = True
-    grid = {"boundaries": (1, 2, 4)}
+class D2SD(
+    DraftingSystem,
+    name="d2sd",
+    paper="2606.04446",
+    needs=(BLOCK, VARIABLE_PREFIX),
+    has_variants=True,
+    grid={"boundaries": (1, 2, 4)},
+):
+    """D²SD: a second block drafter drafts again after the first one's likeliest mistakes"""
+
     draft_tokens: int | None = draft_tokens_option()
     boundaries: int = option(4, int, least=1)
     keep_q: bool = option(True, bool)
-
-    @property
-    def branches(self) -> bool:
-        return True
+    branches = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hierarchical(DraftingSystem):
-    name = "hierarchical"
-    description = "a smaller causal model whose own decoding is sped up by a cheaper drafter"
-    paper = "2510.19705"
-    needs = (AUTOREGRESSIVE,)
-    grid = {"gamma": (2, 4, 8)}
+class Hierarchical(
+    DraftingSystem, name="hierarchical", paper="2510.19705", needs=(AUTOREGRESSIVE,), grid=_TO_8
+):
+    """a smaller causal model whose own decoding is sped up by a cheaper drafter"""
+
     draft_tokens: int = draft_tokens_option(4, least=2)  # at 1 the inner drafter has nothing to draft
     inner: str = option("retrieval", str, choices=("lookup", "retrieval", "diffusion"))
 
@@ -396,91 +378,67 @@ class Hierarchical(DraftingSystem):
         return (*self.needs, DIFFUSION) if self.inner == "diffusion" else self.needs
 
 
-@dataclass(frozen=True, kw_only=True)
-class Double(CorpusSystem):
-    name = "double"
-    description = "Double: retrieval for drafter and target, drafting while the target verifies"
-    paper = "2601.05524"
-    needs = (AUTOREGRESSIVE,)
-    grid = {"gamma": (1, 2, 4)}
+class Double(
+    CorpusSystem, name="double", paper="2601.05524", needs=(AUTOREGRESSIVE,), grid={"gamma": (1, 2, 4)}
+):
+    """Double: retrieval for drafter and target, drafting while the target verifies"""
+
     draft_tokens: int = draft_tokens_option(4)
-
-    @property
-    def branches(self) -> bool:
-        return True
+    branches = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class Duo(DraftingSystem):
-    name = "duo"
-    description = "DuoDecoding: the smaller model drafts ahead on its own device, as long a draft as pays"
-    paper = "2503.00784"
-    needs = (AUTOREGRESSIVE,)
-    grid = {"gamma": (2, 4, 8)}
+class Duo(DraftingSystem, name="duo", paper="2503.00784", needs=(AUTOREGRESSIVE,), grid=_TO_8):
+    """DuoDecoding: the smaller model drafts ahead on its own device, as long a draft as pays"""
+
     controller: str = option("cost", str, choices=CONTROLLERS)
     draft_tokens: int = draft_tokens_option(8)
     device: str | None = option(None, str)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tolerator(DraftingSystem):
-    name = "tolerator"
-    description = "Tolerator: drafts are filled in, then masked again in part and refined"
-    paper = "2510.05090"
-    needs = (DIFFUSION,)
-    has_variants = True
-    grid = {"gamma": (2, 4, 8), "rounds": (1, 2)}
+class Tolerator(
+    DraftingSystem,
+    name="tolerator",
+    paper="2510.05090",
+    needs=(DIFFUSION,),
+    has_variants=True,
+    grid={**_TO_8, "rounds": (1, 2)},
+):
+    """Tolerator: drafts are filled in, then masked again in part and refined"""
+
     draft_tokens: int | None = draft_tokens_option()
     steps: int = steps_option()
     rounds: int = option(2, int, least=0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpecDec(DraftingSystem):
-    name = "specdec_lossy"
-    description = "SpecDec's relaxed verification of a diffusion draft: LOSSY"
-    paper = "2203.16487"
-    needs = (DIFFUSION,)
-    grid = {"gamma": (2, 4, 8)}
+class SpecDec(DraftingSystem, name="specdec_lossy", paper="2203.16487", needs=(DIFFUSION,), grid=_TO_8):
+    """SpecDec's relaxed verification of a diffusion draft: LOSSY"""
+
     draft_tokens: int | None = draft_tokens_option()
 
     @property
-    def default_verifier(self) -> str:
-        return "lossy_top_beta"
-
-
-SYSTEMS: dict[str, type[System]] = {
-    system.name: system
-    for system in (
-        Plain, GivenDrafter, Combined, Compiled, Lookup, Retrieval, Autoregressive, Block, BlockTree, SpecDiff, SpecDiff2,
-        DiffuSpec, D2SD, Hierarchical, Double, Duo, Tolerator, SpecDec,
-    )
-}  # fmt: skip
+    def verifier_name(self) -> str:
+        return self.verifier or "lossy_top_beta"
 
 
 def list_systems() -> str:
     """Every system with its drafters and options, for `--help`."""
     lines = ["methods, each with its options after colons (specdiff:gamma=16:steps=4):"]
-    common = DraftingSystem.limits()
     for system in SYSTEMS.values():
         needed = f" (needs {', '.join(system.needs)})" if system.needs and ANY not in system.needs else ""
         paper = f" [arXiv {system.paper}]" if system.paper else ""
-        lines.append(f"  {system.name}: {system.description}{needed}{paper}")
-        options = [f"{k}={_format_default(v)}" for k, v in system.defaults().items() if k not in common]
-        if options:
-            lines.append(f"      {', '.join(options)}")
-    aliases = ", ".join(f"{short} is {long}" for short, long in ALIASES.items())
-    controllers = "|".join(CONTROLLERS)
-    lines.append(
-        f"  all that draft: verifier=auto, controller={controllers} (duo: cost), copying=false (combined: true): "
-        "where the text repeats itself, copy instead of drafting"
-    )
-    lines.append(f"  short spellings: {aliases}")
+        lines.append(f"  {system.name}: {system.__doc__}{needed}{paper}")
+        if options := system().own_options:
+            lines.append(f"      {', '.join(f'{k}={format_value(v)}' for k, v in options.items())}")
+    lines += [
+        f"  all that draft: verifier=auto, controller={'|'.join(CONTROLLERS)} (duo: cost), copying=false (combined: true): "
+        "where the text repeats itself, copy instead of drafting",
+        f"  short spellings: {', '.join(f'{short} is {long}' for short, long in ALIASES.items())}",
+    ]
     return "\n".join(lines)
 
 
-def _format_default(value: object) -> str:
-    """A default as it is typed; empty where the drafter decides."""
+def format_value(value: object) -> str:
+    """A value as it is typed; empty for None."""
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -27,7 +27,7 @@ from decode.systems.registry import LOSSY, ORDERS, SYSTEMS
 if TYPE_CHECKING:
     from align.target.model import Target
     from decode.engine.decoder import Decoder
-    from decode.systems.proposers import OpenDrafters
+    from decode.systems.construction import OpenDrafters
 
 LIMIT, NEW_TOKENS = 4, 32
 """For a verdict within 90 seconds on two cores with the shipped pair."""

@@ -9,7 +9,7 @@ import pytest
 from align.target.loading import load_target
 from align.target.model import Target
 from decode.reporting import figures
-from decode.systems.proposers import OpenDrafters
+from decode.systems.construction import OpenDrafters
 from tests.builders import diffusion_drafter as drafter
 from tests.builders import shallow_target
 from tests.builders import sharp_block_network as network

@@ -12,9 +12,8 @@ import torch
 from align.target.loading import load_target
 from decode import Decoder, Sampling
 from decode.drafters.block import BlockProposer
-from decode.systems.construction import build
+from decode.systems.construction import OpenDrafters, build
 from decode.systems.parsing import read_method
-from decode.systems.proposers import OpenDrafters
 from decode.systems.registry import SYSTEMS
 from tests.builders import PROMPT, block_network
 

@@ -22,9 +22,8 @@ from decode import Decoder, Sampling
 from decode.drafters.base import Drafter, DraftSession, Request
 from decode.speculation import sampling as drawing
 from decode.speculation.proposal import Proposal
-from decode.systems.construction import build
+from decode.systems.construction import OpenDrafters, build, make_given
 from decode.systems.parsing import read_method
-from decode.systems.proposers import OpenDrafters, make_given
 from decode.systems.registry import SYSTEMS, GivenDrafter
 from tests.builders import BLOCK_VARIANTS, PROMPT, block_network, diffusion_drafter
 from tests.published_blocks import backbone, pruned, speculators_config, write

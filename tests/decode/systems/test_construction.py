@@ -21,9 +21,8 @@ from align.models.diffusion_context import DiffusionContext
 from align.target.loading import load_target
 from align.target.model import Target
 from decode import Decoder, Sampling
-from decode.systems.construction import build, open_drafters, open_one
+from decode.systems.construction import OpenDrafters, build, open_drafters, open_one
 from decode.systems.parsing import read_method
-from decode.systems.proposers import OpenDrafters
 from decode.systems.registry import SYSTEMS
 from decode.wrappers.adaptive import AdaptiveDrafter
 from decode.wrappers.copying import CopyingDrafter

@@ -17,7 +17,7 @@ from align.models.checkpoints.causal import save_causal
 from align.models.checkpoints.standalone import save_standalone
 from align.target.names import DEFAULT_TARGET
 from decode.systems import drafter_folders
-from decode.systems.construction import build, open_drafters
+from decode.systems.construction import OpenDrafters, build, open_drafters
 from decode.systems.drafter_folders import (
     DEFAULT_DRAFTER,
     NamedDrafter,
@@ -31,7 +31,6 @@ from decode.systems.drafter_folders import (
     target_of,
 )
 from decode.systems.parsing import read_method
-from decode.systems.proposers import OpenDrafters
 from tests.published_blocks import backbone, dflash_config, speculators_config, write
 
 
@@ -54,7 +53,7 @@ def test_drafters_are_typed_objects(tmp_path: Path) -> None:
 
 
 def test_kinds_by_files(parts: OpenDrafters, tmp_path: Path) -> None:
-    save_standalone(parts.diffusion, tmp_path / "sedd")
+    save_standalone(parts["diffusion"], tmp_path / "sedd")
     save_causal(make_causal(parts.target, DrafterConfig(kind="autoregressive", layers=2)), tmp_path / "small")
     assert kind_of(str(tmp_path / "sedd")) == "diffusion" and kind_of(str(DEFAULT_DRAFTER)) == "block"
     assert kind_of(str(tmp_path / "small")) == kind_of(DEFAULT_TARGET) == "autoregressive"
@@ -77,7 +76,7 @@ def test_kinds_by_files(parts: OpenDrafters, tmp_path: Path) -> None:
 
 
 def test_a_second_block_drafter(parts: OpenDrafters, tmp_path: Path) -> None:
-    first = parts.block
+    first = parts["block"]
     save_drafter(first, tmp_path / "first")
     first.config.extra["prefix_decay"] = 4.0
     save_drafter(first, tmp_path / "second")
@@ -108,9 +107,9 @@ def test_another_engines_folder_is_a_block_drafter(parts: OpenDrafters, tmp_path
 
 
 def test_the_target_that_a_drafter_was_made_for(parts: OpenDrafters, tmp_path: Path) -> None:
-    own, parts.block.config.target = parts.block.config.target, "runs/finetuned"
-    save_drafter(parts.block, tmp_path)
-    parts.block.config.target = own
+    own, parts["block"].config.target = parts["block"].config.target, "runs/finetuned"
+    save_drafter(parts["block"], tmp_path)
+    parts["block"].config.target = own
     assert target_for("org/model", str(tmp_path)) == "org/model"
     with pytest.raises(UserError, match="no folder runs/finetuned here.*was made for it: --target names"):
         target_for(None, str(tmp_path))

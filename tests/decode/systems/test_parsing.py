@@ -8,7 +8,6 @@ from align.common.errors import UserError
 from decode.systems.parsing import (
     Method,
     check_drafters,
-    options_given,
     read_method,
     read_methods,
     read_sweep,
@@ -76,7 +75,7 @@ def test_variants_are_methods() -> None:
 
 
 def test_defaults_yield_to_what_was_typed() -> None:
-    options = options_given(GivenDrafter(steps=3, tree_nodes=0))
+    options = GivenDrafter(steps=3, tree_nodes=0).given
     assert options == {"tree_nodes": 0, "steps": 3}
     method = read_method("drafter:steps=2").with_defaults(options)
     assert method.system == GivenDrafter(steps=2, tree_nodes=0) and method.name == "drafter:steps=2"

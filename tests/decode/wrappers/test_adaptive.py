@@ -11,9 +11,8 @@ from align.target.model import Target
 from decode import Decoder, Sampling
 from decode.drafters.diffusion import DiffusionDrafts, DiffusionProposer
 from decode.drafters.lookup import LookupDrafter
-from decode.systems.construction import build
-from decode.systems.parsing import read_method, swept
-from decode.systems.proposers import OpenDrafters
+from decode.systems.construction import OpenDrafters, build
+from decode.systems.parsing import read_method, read_sweep, sweep_methods
 from decode.wrappers.adaptive import AdaptiveDrafter, SwitchingDrafter, SwitchingSession
 from tests.builders import PROMPT
 from tests.builders import diffusion_drafter as drafter
@@ -97,7 +96,7 @@ def test_ways_that_cannot_take_turns_are_refused(parts: OpenDrafters) -> None:
     for text in ("block_tree:nodes=-1/5", "specdiff:steps=0/2", "specdiff:gamma=-2/3", "tolerator:gamma=0", "block:gamma=0", "specdiff2:gamma=-1", "block_tree:nodes=5000"):  # fmt: skip
         with pytest.raises(UserError, match=r"=-?\d+: must be \d to \d+"):
             build(read_method(text), parts)
-    assert [m.name for m in swept([read_method("specdiff:steps=1/2")], ["gamma=3"])] == [
+    assert [m.name for m in sweep_methods([read_method("specdiff:steps=1/2")], read_sweep(["gamma=3"]))] == [
         "specdiff:steps=1/2:gamma=3"
     ]
     mixed = build(read_method("specdiff:nodes=0/4"), parts)

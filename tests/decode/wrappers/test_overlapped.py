@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from decode.systems.construction import build
+from decode.systems.construction import OpenDrafters, build
 from decode.systems.parsing import read_method
-from decode.systems.proposers import OpenDrafters
 from tests.builders import PROMPT
 
 
