@@ -15,13 +15,13 @@ from matplotlib.ticker import NullFormatter
 
 from decode.reporting.records import Record
 from decode.reporting.statistics import Estimate, counts, times
-from decode.reporting.summary import Figures, Summary, format_method, value_of
+from decode.reporting.summary import Summary, format_method, value_of
 from decode.reporting.sweeps import draw_grid, draw_table, make_grids
 from decode.systems.registry import PLAIN
 
 COLOURS = ("#1f6f8b", "#c8553d", "#6a8d3a", "#8a5a9e", "#b58900", "#555555")
 MANY = 6
-"""With more methods than this, bars side by side and legends are unreadable."""
+"""With more methods than this, lines and legends are unreadable."""
 
 Name = Literal["speedup", "tau"]
 """A field of `Figures` with an interval."""
@@ -51,50 +51,7 @@ def _top(estimate: Estimate) -> float:
     return max(estimate.value, estimate.hi or 0.0)
 
 
-def _draw_bars(axes: Axes, summary: Summary, name: Name) -> list[tuple[float, Figures, Estimate]]:
-    """A bar per suite and method with its interval. Returns each bar's place, figures and estimate."""
-    methods, suites = _methods(summary), list(summary.suites)
-    width = min(0.8 / max(len(methods), 1), 0.3)
-    drawn = []
-    for m, method in enumerate(methods):
-        for s, suite in enumerate(suites):
-            figures = summary.suites[suite].get(method)
-            estimate = None if figures is None else getattr(figures, name)
-            if figures is None or estimate is None:
-                continue
-            x = s + (m - (len(methods) - 1) / 2) * width
-            label = _label(summary, method) if s == 0 else None
-            error = error_bar(estimate)
-            axes.bar(x, estimate.value, width * 0.92, yerr=error, capsize=3, color=_colour(m), label=label)
-            drawn.append((x, figures, estimate))
-    axes.set_xticks(range(len(suites)), suites)
-    axes.set_xlim(-0.6, len(suites) - 0.4)
-    return drawn
-
-
-def draw_speedups(axes: Axes, summary: Summary, records: Sequence[Record]) -> None:
-    """Speed-up per suite and method; the line at 1 is plain decoding."""
-    for x, _, estimate in _draw_bars(axes, summary, "speedup"):
-        height = _top(estimate) + 0.02
-        axes.text(x, height, f"{estimate.value:.2f}", ha="center", va="bottom", fontsize=8)
-    axes.axhline(1.0, color="#333333", linewidth=1, linestyle="--")
-    axes.margins(y=0.15)
-    axes.set_ylabel("speed-up over plain decoding")
-    axes.set_title("Speed-up, 95% interval")
-    _finish(axes)
-
-
-def draw_taus(axes: Axes, summary: Summary, records: Sequence[Record]) -> None:
-    """τ per suite and method: bars micro with its interval, dots macro."""
-    for x, figures, _ in _draw_bars(axes, summary, "tau"):
-        axes.plot(x, figures.tau_macro or 0.0, "o", color="#222222", markersize=4)
-    axes.axhline(1.0, color="#333333", linewidth=1, linestyle="--")
-    axes.set_ylabel("τ, tokens per target call")
-    axes.set_title("τ, 95% interval (dot: mean over prompts)")
-    _finish(axes)
-
-
-def draw_acceptance(axes: Axes, summary: Summary, records: Sequence[Record]) -> None:
+def draw_acceptance(axes: Axes, summary: Summary) -> None:
     """Acceptance of the k-th drafted token: solid unconditional, dashed given that all before it were accepted."""
     for m, method in enumerate(_methods(summary)):
         found, label = summary.overall[method].acceptance, _label(summary, method)
@@ -132,13 +89,6 @@ def _finish(axes: Axes) -> None:
         axes.spines[side].set_visible(False)
 
 
-PLOTS = (draw_speedups, draw_taus, draw_acceptance, draw_prompts)
-_SHOWN: tuple[tuple[Name, str], ...] = (
-    ("speedup", "speed-up over plain decoding"),
-    ("tau", "τ, tokens per target call"),
-)
-
-
 def draw_ranked(axes: Axes, summary: Summary, name: Name, title: str) -> None:
     """One figure of many methods over all suites: a bar each, with its interval."""
     methods = _methods(summary)[::-1]
@@ -173,8 +123,8 @@ def draw_by_suite(axes: Axes, summary: Summary, name: Name, title: str) -> None:
 
 
 def picture(summary: Summary, records: Sequence[Record], title: str) -> bytes:
-    """The plots of a report as one PNG: the four of `PLOTS`; of more than `MANY` methods, rankings of speed-up and τ. Below them, both over
-    the grid of each sweep."""
+    """The plots of a report as one PNG: speed-up and τ over all suites, then on each suite; acceptance and prompts of at most `MANY`
+    methods; both figures over the grid of each sweep."""
     with literal_text():
         return _draw_all(summary, records, title)
 
@@ -213,21 +163,24 @@ def to_png(figure: Figure) -> bytes:
 
 def _draw_all(summary: Summary, records: Sequence[Record], title: str) -> bytes:
     grids, count = make_grids(summary), len(_methods(summary))
-    many, several = count > MANY, len(summary.suites) > 1
-    first = [max(4.2, 1.2 + 0.26 * count)] * (1 + several) if many else [4.2, 4.2]
-    heights = [*first, *[4.2] * len(grids)]
-    figure = Figure(figsize=(12.8, sum(heights)), layout="constrained")
+    several, few = len(summary.suites) > 1, count <= MANY
+    tall = max(2.4, 1.2 + 0.26 * count)
+    heights = [*[tall] * (1 + several), *[4.2] * (few + len(grids))]
+    figure = Figure(figsize=(12.8, max(sum(heights), 4.2)), layout="constrained")
     figure.suptitle(title)
-    places = figure.subplots(len(heights), 2, squeeze=False, height_ratios=heights)
-    if many:
-        for column, (name, label) in enumerate(_SHOWN):
-            draw_ranked(places[0, column], summary, name, f"{label}, 95% interval")
-            if several:
-                draw_by_suite(places[1, column], summary, name, label)
-    else:
-        for axes, plot in zip(places[:2].flat, PLOTS, strict=True):
-            plot(axes, summary, records)
-    for row, grid in zip(places[len(first) :], grids, strict=True):
-        draw_grid(row[0], summary, grid, "speedup", "speed-up")
-        draw_grid(row[1], summary, grid, "tau", "τ")
+    rows = iter(figure.subplots(len(heights), 2, squeeze=False, height_ratios=heights))
+    left, right = next(rows)
+    draw_ranked(left, summary, "speedup", "speed-up over plain decoding, 95% interval")
+    draw_ranked(right, summary, "tau", "τ, tokens per target call, 95% interval")
+    if several:
+        left, right = next(rows)
+        draw_by_suite(left, summary, "speedup", "speed-up over plain decoding")
+        draw_by_suite(right, summary, "tau", "τ, tokens per target call")
+    if few:
+        left, right = next(rows)
+        draw_acceptance(left, summary)
+        draw_prompts(right, summary, records)
+    for grid, (left, right) in zip(grids, rows, strict=True):
+        draw_grid(left, summary, grid, "speedup", "speed-up")
+        draw_grid(right, summary, grid, "tau", "τ")
     return to_png(figure)

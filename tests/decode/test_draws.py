@@ -8,7 +8,6 @@ state in which a drafter is asked, so a bug of any size shows.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -182,30 +181,3 @@ class Watched:
 def apart(a_V: Tensor, b_V: Tensor) -> float:
     """Total variation."""
     return float((a_V - b_V).abs().sum() / 2)
-
-
-def test_the_check_sees_another_temperature(
-    shallow_parts: OpenDrafters, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A drafter that draws at temperature 1 and says T."""
-
-    class Lying(DraftSession):
-        def __init__(self, inner: DraftSession) -> None:
-            self.inner, self.taps, self.rewinds = inner, inner.taps, inner.rewinds
-
-        def observe(self, output: Any, kept: int) -> None:
-            self.inner.observe(output, kept)
-
-        def propose(self, k: int) -> Proposal | None:
-            proposal = self.inner.propose(k)
-            if proposal is None or proposal.q is None:
-                return proposal
-            q_KV = proposal.q.dense(shallow_parts.target.vocab_size).pow(0.5)
-            return replace(proposal, q=type(proposal.q)(q_KV / q_KV.sum(1, keepdim=True)))
-
-    decoder = build(read_method("specdiff:gamma=3"), shallow_parts, None)
-    assert decoder.drafter is not None
-    start = type(decoder.drafter).start
-    monkeypatch.setattr(decoder.drafter, "start", lambda r: Lying(start(decoder.drafter, r)), raising=False)
-    with pytest.raises(AssertionError, match="not drawn from the q"):
-        checked_tokens(decoder, Sampling(2.0, seed=3), monkeypatch)

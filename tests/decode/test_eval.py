@@ -142,12 +142,6 @@ def test_sampling_has_no_identity_and_repeats_draw_anew(prompts: Path, drafter: 
     assert all(plain[prompt, 0] != plain[prompt, 1] for prompt in "123")
 
 
-def test_limit_and_builtin_suite_and_default_methods(tmp_path: Path) -> None:
-    summary, _ = run("--limit", 4, "--out", tmp_path / "o")
-    assert list(summary.overall) == ["plain", "lookup"]
-    assert [s["prompts"] for s in summary.run.suites] == [4] and summary.settings["suites"] == ["builtin"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_lossy_verifier_is_marked_everywhere(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -162,12 +160,3 @@ def test_another_measurement_is_not_continued(place: Path, capsys: pytest.Captur
     check(eval.main, [*QUIET, *common], "prompts_hash", capsys)
     lines = (place / "o/records.jsonl").read_text().splitlines()
     assert len(lines) == 1 and json.loads(lines[0])["method"] == "plain"
-
-
-@pytest.mark.parametrize(
-    "words", [["--methods", "specdif"], ["--suite", "mtbnch"], ["--methods", "lookup:gama=4"]]
-)
-def test_what_is_misspelt_is_said_at_once(words: list[str]) -> None:
-    code = f"import sys; from decode import eval\ntry: eval.main({words!r})\nfinally: assert 'torch' not in sys.modules"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert run.returncode == 2 and "did you mean" in run.stderr and "Traceback" not in run.stderr

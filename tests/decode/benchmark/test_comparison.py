@@ -137,12 +137,6 @@ def test_a_method_of_other_drafters_is_refused_before_training(
         comparison.check_method(read_method(good), found)
 
 
-def test_what_is_trained_is_not_trained_again(pair: list[Candidate], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison, "_run_align", None)
-    comparison.train(pair, QUIET)
-    assert all(c.reached == c.milestones for c in pair)
-
-
 @pytest.fixture
 def trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """In Python's place a script: `align.train` waits till two of it run, says something, and ends with 3 where `fails` is among its
@@ -209,11 +203,3 @@ def test_prompts_decoded_together_give_the_same_records(
             "finish",
         ):
             assert getattr(one, name) == getattr(other, name), name
-
-
-def test_a_training_that_ends_too_early_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(comparison, "_run_align", lambda *words: asked.append(words))
-    with pytest.raises(UserError, match="ours: its training ended before 10 tokens"):
-        comparison.train([candidate(tmp_path, "ours")], QUIET)
-    assert len(asked) == 1

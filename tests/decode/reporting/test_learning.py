@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 from matplotlib.figure import Figure
 
@@ -54,13 +52,6 @@ def test_a_baseline_that_gets_nothing_accepted_has_no_ratio() -> None:
     seldom = {**none, ("s", "p0"): (11, 10)}
     ratio = accepted_ratio(seldom, some)
     assert ratio is not None and ratio.value > 10 and ratio.hi is None  # resamples without p0 have none
-
-
-def test_names_are_drawn_as_they_are() -> None:
-    found = [Point(Milestone(name, 9), Estimate(1.5, 1.4, 1.6, 5), "", None) for name in ("$5_{$10", "_own")]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert curves(found, r"$\frac{$ \u202e").startswith(b"\x89PNG")
 
 
 def test_the_axis_says_how_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,10 +46,3 @@ def test_a_record_of_no_generation_is_refused_with_its_line(
     )
     with pytest.raises(UserError, match=rf"records\.jsonl, line 2: .*{why}"):
         read_records(tmp_path)
-
-
-def test_a_device_in_their_place_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "records.jsonl").symlink_to("/dev/null")
-    for call in (lambda: read_records(tmp_path), lambda: append(tmp_path, [])):
-        with pytest.raises(OSError, match=r"is no ordinary file.*records.jsonl"):
-            call()

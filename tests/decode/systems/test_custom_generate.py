@@ -24,7 +24,7 @@ from decode.speculation.sampling import Sampling
 from decode.systems.custom_generate import _as_target
 from tests.builders import PROMPT
 from tests.fakes import Streamer
-from tests.own_processors import EndsAt, Impossible, NoRepeats, RowEnds, Sure
+from tests.own_processors import EndsAt, NoRepeats, RowEnds, Sure
 from tests.target_models import tiny_model
 from tests.target_wrappers import tiny_wrapper
 
@@ -248,18 +248,6 @@ def test_models_that_it_cannot_run_exactly(model: Any, change: Callable[[Any], A
     assert "\n" not in str(refused.value)
 
 
-def test_weights_made_in_inference_mode(model: Any, drafter: str) -> None:
-    words: dict[str, Any] = {"max_new_tokens": 8, "pad_token_id": 0, "do_sample": False}
-    with torch.inference_mode():
-        own = copy.deepcopy(model)
-    for factor in (1, -3):  # changed in place, which nothing counts
-        with torch.inference_mode():
-            own.model.layers[1].mlp.down_proj.weight.mul_(factor)
-        for chosen in (drafter, "lookup"):
-            ours = own.generate(IDS, custom_generate=decode.custom_generate, drafter=chosen, **words)
-            assert torch.equal(ours, own.generate(IDS, **words)), (factor, chosen)
-
-
 def test_padding_where_rotary_tables_change_with_the_length() -> None:
     """Texts of one length change their table in one step, as in `generate`; padded ones are refused where they may reach it."""
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 24}
@@ -280,18 +268,6 @@ def test_padding_where_rotary_tables_change_with_the_length() -> None:
             model.generate(ids[:rows], max_new_tokens=13, **given, **ours)
 
 
-def test_ended_rows_are_padded_as_generate_pads_them(model: Any, drafter: str) -> None:
-    ids, words = torch.tensor([PROMPT, [5, 7, 9, 1, 3, 2]]), {"max_new_tokens": 12, "do_sample": False}
-    eos = model.generate(ids, pad_token_id=0, **words)[0, -6].item()
-    own = model.generate(ids, eos_token_id=eos, **words)
-    assert torch.equal(
-        own,
-        model.generate(
-            ids, eos_token_id=eos, custom_generate=decode.custom_generate, drafter=drafter, **words
-        ),
-    )
-
-
 def test_a_row_that_no_token_ends_is_written_on(model: Any, drafter: str) -> None:
     """`generate` pads behind an end of text alone: behind a criterion it writes on until the last text has ended."""
     ids, mask = torch.tensor([[0, 0, *PROMPT], [5, 7, *PROMPT]]), torch.tensor([[0, 0, *[1] * 6], [1] * 8])
@@ -306,33 +282,6 @@ def test_a_row_that_no_token_ends_is_written_on(model: Any, drafter: str) -> Non
             assert torch.equal(own.sequences, ours.sequences), (criteria, ends)
             assert len(own.scores) == len(ours.scores)
             assert criteria[1:] == [] or own.sequences.shape[1] < 20  # the scores end something
-
-
-def test_the_streamer_is_found_behind_other_functions(model: Any, drafter: str) -> None:
-    def wrapped(*given: Any, **words: Any) -> Any:
-        return inner(*given, **words)
-
-    def inner(*given: Any, **words: Any) -> Any:
-        return decode.custom_generate(*given, drafter=drafter, **words)
-
-    streamer = Streamer()
-    out = model.generate(IDS, max_new_tokens=8, pad_token_id=0, streamer=streamer, custom_generate=wrapped)
-    assert streamer.ended and streamer.tokens == out[0].tolist() and out.shape[1] == 14
-
-
-def test_a_text_without_probabilities_is_refused_where_it_is_reached(model: Any, drafter: str) -> None:
-    words: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": None, "do_sample": True}
-    words |= {
-        "custom_generate": decode.custom_generate,
-        "logits_processor": LogitsProcessorList([Impossible()]),
-    }
-    for seed, chosen in enumerate((drafter, "lookup", None)):
-        torch.manual_seed(seed)
-        with pytest.raises(UserError, match="logits_processor: token 4 has no probabilities"):
-            model.generate(IDS, max_new_tokens=8, drafter=chosen, **words)
-        assert model.generate(IDS, max_new_tokens=3, drafter=chosen, **words).shape == (1, 9)
-        greedy = {**words, "do_sample": False}
-        assert model.generate(IDS, max_new_tokens=6, drafter=chosen, **greedy)[0, 9:].tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "qwen2_5_vl"])

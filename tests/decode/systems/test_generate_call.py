@@ -62,12 +62,6 @@ def test_types_of_tokens_count_where_zeros_change_the_logits() -> None:
     assert model.training and model.config._attn_implementation == "eager"
 
 
-def test_a_model_with_an_encoder_is_refused_by_its_name() -> None:
-    model = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=True))
-    with pytest.raises(UserError, match="^SimpleNamespace: reads a prompt with an encoder"):
-        check_call(model, {}, GenerationConfig(), [], {"encoder_outputs": [1]}, IDS)
-
-
 class QuantizedCache:
     """A name is all that is asked of it."""
 
@@ -151,15 +145,3 @@ def test_processors_that_remember_their_calls_are_refused(model: Any) -> None:
                 logits_processor=LogitsProcessorList([NoRepeats(), one]),
                 custom_generate=decode.custom_generate,
             )
-
-
-@pytest.mark.usefixtures("stock")
-def test_another_drafter_is_refused(model: Any) -> None:
-    with pytest.raises(UserError, match="assistant_model: `drafter` takes its place"):
-        model.generate(
-            PROMPTED,
-            max_new_tokens=4,
-            pad_token_id=0,
-            assistant_model=model,
-            custom_generate=decode.custom_generate,
-        )
