@@ -36,6 +36,7 @@ from decode.engine.decoder import Decoder
 from decode.speculation.proposal import Siblings
 from decode.speculation.verifiers import find
 from decode.systems import registry
+from decode.systems.declaration import System
 from decode.systems.drafter_folders import check_there
 from decode.systems.parsing import Method, check_drafters, first_kind
 from decode.systems.registry import ANY, AUTOREGRESSIVE, DIFFUSION, ORDERS, SYSTEMS, DraftingSystem
@@ -134,7 +135,7 @@ def _make_switching(method: Method, drafters: OpenDrafters, draft_tokens: int | 
     return SwitchingDrafter(variants, [variant.name for variant in method.variants])
 
 
-_CLASSES: dict[type[registry.System], Callable[..., Drafter]] = {
+_CLASSES: dict[type[System], Callable[..., Drafter]] = {
     registry.Lookup: LookupDrafter,
     registry.Autoregressive: AutoregressiveDrafter,
     registry.Block: BlockProposer,

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from align.common.errors import UserError, nearest
+from decode.systems.declaration import System
 from decode.systems.registry import (
     ALIASES,
     ANY,
     SYSTEMS,
     DraftingSystem,
-    System,
     option_name,
 )
 
