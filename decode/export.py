@@ -13,7 +13,7 @@ from align.common.errors import UserError, cli, in_one_line, nearest
 from align.common.hub import is_repository, local_path
 from align.common.text import plural, say
 from decode.cli import Parser, path, whole
-from decode.exporting.names import EXPORTS
+from decode.exporting import EXPORTS
 from decode.systems.drafter_folders import check_there, kind_of, target_for
 
 if TYPE_CHECKING:

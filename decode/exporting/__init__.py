@@ -1,1 +1,4 @@
-"""Drafters as other programs load them: formats, an independent reader of what was written, and the ladder that compares both."""
+"""Drafters in the formats of other engines."""
+
+EXPORTS = ("dflash", "speculators", "dspark", "transformers", "gguf", "custom_generate", "draft_model")
+"""The formats: the keys of `decode.exporting.registry.FORMATS`, and what an autoregressive drafter is exported as."""

@@ -20,7 +20,7 @@ from align.common.hub import card_metadata, card_value, hub_id
 from align.common.schema import read_object
 from align.common.text import markdown_text
 from align.importing.layouts import RECORD
-from decode.exporting.names import EXPORTS
+from decode.exporting import EXPORTS
 from decode.exporting.serving import Snippet, card_blocks
 
 EMBEDDING = "embed_tokens.weight"

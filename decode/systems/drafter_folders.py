@@ -183,8 +183,10 @@ def choose_drafter(target: str) -> tuple[str, str]:
 
 def _is_default(target: str) -> bool:
     """Whether this is the default target: its hub id, its folder in the hub's cache, or its package's GGUF file."""
+    if target == DEFAULT_TARGET:
+        return True
     package, _, _, digest = WHEELS[DEFAULT_TARGET]
-    if target in (DEFAULT_TARGET, f"wheel:{package}"):
+    if target == f"wheel:{package}":
         return True
     path = expanded(target)
     with suppress(UserError):  # several files: loading reports it

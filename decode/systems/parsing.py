@@ -92,6 +92,7 @@ def read_method(text: str) -> Method:
 def _read_options(text: str, system: type[System], words: Sequence[str]) -> Method:
     limits = system.limits()
     typed: dict[str, str] = {}
+    spelling: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
         name = option_name(key)
@@ -102,18 +103,19 @@ def _read_options(text: str, system: type[System], words: Sequence[str]) -> Meth
         if name in typed:
             raise UserError(f"{key} is given twice")
         typed[name] = value
+        spelling[name] = key
     several = {
         key: value.split("/")
         for key, value in typed.items()
         if "/" in value and key not in DraftingSystem.limits() and limits[key].kind in (int, float)
     }
-    variants = [
-        _make_method(format_method(system.name, typed | choice), system, typed | choice)
-        for choice in (combine(several) if several else ())
-    ]
-    if variants:
-        return replace(variants[0], name=text, variants=tuple(variants))
-    return _make_method(text, system, typed)
+    if not several:
+        return _make_method(text, system, typed)
+    variants = []
+    for choice in combine(several):
+        options = {spelling[key]: value for key, value in (typed | choice).items()}
+        variants.append(_make_method(format_method(system.name, options), system, typed | choice))
+    return replace(variants[0], name=text, variants=tuple(variants))
 
 
 def _spellings(names: Iterable[str]) -> list[str]:

@@ -15,7 +15,7 @@ from align.models.checkpoints.causal import save_causal
 from align.models.checkpoints.standalone import save_standalone
 from align.target.model import Target
 from decode import export
-from decode.exporting.names import EXPORTS
+from decode.exporting import EXPORTS
 from decode.exporting.registry import NOTHING_FITS
 from decode.exporting.verdict import Verdict
 from tests.builders import block_network, causal_drafter, diffusion_drafter, saved_taps_drafter

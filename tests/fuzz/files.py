@@ -11,7 +11,7 @@ from pathlib import Path
 from align import features, plan, sweep, synthesize, train
 from align.common.checksums import CHECKSUMS
 from decode import compare, eval, export, generate, parity, report
-from decode.exporting.names import EXPORTS
+from decode.exporting import EXPORTS
 from tests.fuzz.corpus import COMPARED, DATA, QUICK, STEPS, TWINS, Corpus
 from tests.fuzz.hostile import changed_gguf, copied, damage, put
 from tests.fuzz.options import SWEPT, Case

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from align.target.model import Target
-from decode.exporting.names import EXPORTS
+from decode.exporting import EXPORTS
 from decode.exporting.registry import FORMATS, sglang_line
 from decode.exporting.serving import ServedTarget
 from tests.builders import block_network

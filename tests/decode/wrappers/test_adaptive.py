@@ -89,7 +89,7 @@ def test_ways_that_cannot_take_turns_are_refused(parts: OpenDrafters) -> None:
             r"one variant at a time \(controller=cost chooses the length\); these take several: retrieval, block,",
         ),
         ("specdiff:steps=1/2:controller=cost", "either several variants or a controller"),
-        ("specdiff:steps=1/zwei", "steps='zwei' must be a whole number"),
+        ("specdiff:steps=1/zwei", "steps='zwei': must be a whole number"),
     ):
         with pytest.raises(UserError, match=says):
             build(read_method(text), parts)
