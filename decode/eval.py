@@ -26,7 +26,7 @@ from decode.benchmark.folder import check_out
 from decode.cli import Parser, path, pop_drafting, pop_sampling, whole
 from decode.suites.registry import GROUPS, SUITES, prompts_of, resolve
 from decode.suites.sources import Loaded
-from decode.systems.drafter_folders import check_possible, read_drafters
+from decode.systems.drafter_folders import check_methods, read_drafters
 from decode.systems.parsing import read_methods, read_sweep
 from decode.systems.registry import COMBINED, DRAFTER, LOOKUP, PLAIN, ROLES, SYSTEMS, list_systems
 
@@ -150,7 +150,7 @@ def check(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
         )
     check_out(config)
     if config.methods is not None:
-        check_possible(config.methods.methods, config.drafters, config.target)
+        check_methods(config.methods.methods, config.drafters, config.target)
     return prompts_of(config.suite, config.prompts, config.data_dir, config.limit, config.prompts_column)
 
 

@@ -13,7 +13,7 @@ from align.target.names import DEFAULT_TARGET, check_given
 from decode.cli import Parser, number, pop_drafting, pop_sampling, whole
 from decode.engine.output import MAX_NEW_TOKENS
 from decode.speculation.settings import Sampling
-from decode.systems.drafter_folders import AUTO, check_possible, check_there, read_drafters
+from decode.systems.drafter_folders import AUTO, check_methods, check_there, read_drafters
 from decode.systems.parsing import read_method
 from decode.systems.registry import LOSSY, GivenDrafter
 
@@ -53,7 +53,7 @@ class GenerateConfig:
         check_given(self.target, self.device, self.dtype)
         named = None if self.drafter == AUTO else self.drafter
         if self.method is not None:
-            check_possible([read_method(self.method)], read_drafters(named), self.target)
+            check_methods([read_method(self.method)], read_drafters(named), self.target)
         elif named is not None:
             check_there(named)
         for option in ("system", "template_kwargs"):

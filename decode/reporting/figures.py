@@ -15,8 +15,7 @@ from matplotlib.ticker import NullFormatter
 
 from decode.reporting.records import Record
 from decode.reporting.statistics import Estimate, counts, times
-from decode.reporting.summary import Summary, format_method, value_of
-from decode.reporting.sweeps import draw_grid, draw_table, make_grids
+from decode.reporting.summary import Summary, format_method
 from decode.systems.registry import PLAIN
 
 COLOURS = ("#1f6f8b", "#c8553d", "#6a8d3a", "#8a5a9e", "#b58900", "#555555")
@@ -107,24 +106,8 @@ def draw_ranked(axes: Axes, summary: Summary, name: Name, title: str) -> None:
     _finish(axes)
 
 
-def draw_by_suite(axes: Axes, summary: Summary, name: Name, title: str) -> None:
-    """One figure of many methods on every suite, as a coloured table."""
-    methods, suites = _methods(summary), list(summary.suites)
-
-    def value(suite: str, method: str) -> float:
-        figures = summary.suites[suite].get(method)
-        return (value_of(getattr(figures, name)) if figures else None) or float("nan")
-
-    values = [[value(suite, method) for suite in suites] for method in methods]
-    titles = [summary.titles.get(suite, suite) for suite in suites]
-    draw_table(axes, values, titles, [_label(summary, method) for method in methods], 8)
-    axes.tick_params(labelsize=8)
-    axes.set_title(title)
-
-
 def picture(summary: Summary, records: Sequence[Record], title: str) -> bytes:
-    """The plots of a report as one PNG: speed-up and τ over all suites, then on each suite; acceptance and prompts of at most `MANY`
-    methods; both figures over the grid of each sweep."""
+    """The plots of a report as one PNG: speed-up and τ over all suites; acceptance and prompts of at most `MANY` methods."""
     with literal_text():
         return _draw_all(summary, records, title)
 
@@ -162,25 +145,14 @@ def to_png(figure: Figure) -> bytes:
 
 
 def _draw_all(summary: Summary, records: Sequence[Record], title: str) -> bytes:
-    grids, count = make_grids(summary), len(_methods(summary))
-    several, few = len(summary.suites) > 1, count <= MANY
-    tall = max(2.4, 1.2 + 0.26 * count)
-    heights = [*[tall] * (1 + several), *[4.2] * (few + len(grids))]
+    count = len(_methods(summary))
+    heights = [max(2.4, 1.2 + 0.26 * count), *([4.2] if count <= MANY else [])]
     figure = Figure(figsize=(12.8, max(sum(heights), 4.2)), layout="constrained")
     figure.suptitle(title)
-    rows = iter(figure.subplots(len(heights), 2, squeeze=False, height_ratios=heights))
-    left, right = next(rows)
-    draw_ranked(left, summary, "speedup", "speed-up over plain decoding, 95% interval")
-    draw_ranked(right, summary, "tau", "τ, tokens per target call, 95% interval")
-    if several:
-        left, right = next(rows)
-        draw_by_suite(left, summary, "speedup", "speed-up over plain decoding")
-        draw_by_suite(right, summary, "tau", "τ, tokens per target call")
-    if few:
-        left, right = next(rows)
-        draw_acceptance(left, summary)
-        draw_prompts(right, summary, records)
-    for grid, (left, right) in zip(grids, rows, strict=True):
-        draw_grid(left, summary, grid, "speedup", "speed-up")
-        draw_grid(right, summary, grid, "tau", "τ")
+    places = figure.subplots(len(heights), 2, squeeze=False, height_ratios=heights)
+    draw_ranked(places[0, 0], summary, "speedup", "speed-up over plain decoding, 95% interval")
+    draw_ranked(places[0, 1], summary, "tau", "τ, tokens per target call, 95% interval")
+    if count <= MANY:
+        draw_acceptance(places[1, 0], summary)
+        draw_prompts(places[1, 1], summary, records)
     return to_png(figure)

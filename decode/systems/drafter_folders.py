@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from align.common.errors import UserError, nearest
-from align.common.files import expanded, sha256_file
+from align.common.files import expanded
 from align.common.hub import hub_id, is_hub_id, local_path, missing, model_folder
 from align.common.provenance import CHECKOUT
 from align.common.schema import read_object
-from align.gguf.parts import gguf_of_folder, is_hub_layout
 from align.importing.kinds import RECORD, kind_of_config
-from align.importing.layouts import is_block, layout_of, made_for
+from align.importing.layouts import layout_of, made_for
 from align.target.names import DEFAULT_TARGET, WHEELS, check_name
 from decode.systems.parsing import Method, check_drafters
 from decode.systems.registry import AUTOREGRESSIVE, BLOCK, DIFFUSION, LOOKUP, ROLES, VARIABLE_PREFIX
@@ -26,8 +24,6 @@ NO_FOLDERS = (LOOKUP, "none")
 """Words that may be given in place of a drafter and name no trained one."""
 BLOCKS = (BLOCK, VARIABLE_PREFIX)
 """Both are block drafters that differ in their training; each may be used as the other."""
-_MOST_HASHED = 1 << 28
-"""Bytes of a file that may be the default target's."""
 
 
 @dataclass(frozen=True)
@@ -90,25 +86,13 @@ def drafters_by_kind(
     return found
 
 
-def check_possible(
+def check_methods(
     methods: Sequence[Method], named: Sequence[NamedDrafter], target: str | None = None
 ) -> None:
-    """Raises UserError for a method for which no drafter can be among these, as far as names and config.json say. `target` None:
-    the default one."""
-    possible: dict[str, str] = {}
-    for drafter in drafters_for(named, DEFAULT_TARGET if target is None else target):
-        possible.update(dict.fromkeys(_possible_kinds(drafter), drafter.folder))
-    check_drafters(methods, possible)
-
-
-def _possible_kinds(drafter: NamedDrafter) -> Sequence[str]:
-    if drafter.kind is not None:
-        return [drafter.kind]
-    config = local_path(drafter.folder) / "config.json"
-    values = read_object(config) if config.is_file() else {}
-    if is_block(values):
-        return [BLOCK]
-    return ROLES if values.get("model_type") is None else [DIFFUSION, AUTOREGRESSIVE]
+    """Raises UserError for a method whose drafter is not among these. `target` None: the default one."""
+    check_drafters(
+        methods, drafters_by_kind(drafters_for(named, DEFAULT_TARGET if target is None else target))
+    )
 
 
 def check_there(spec: str) -> None:
@@ -182,19 +166,10 @@ def choose_drafter(target: str) -> tuple[str, str]:
 
 
 def _is_default(target: str) -> bool:
-    """Whether this is the default target: its hub id, its folder in the hub's cache, or its package's GGUF file."""
-    if target == DEFAULT_TARGET:
+    """Whether this is the default target: its hub id, its folder in the Hub's cache, or its package."""
+    if target == DEFAULT_TARGET or target == f"wheel:{WHEELS[DEFAULT_TARGET][0]}":
         return True
-    package, _, _, digest = WHEELS[DEFAULT_TARGET]
-    if target == f"wheel:{package}":
-        return True
-    path = expanded(target)
-    with suppress(UserError):  # several files: loading reports it
-        if path.is_dir() and not is_hub_layout(path):
-            path = gguf_of_folder(path) or path
-    if path.is_file():
-        return path.stat().st_size < _MOST_HASHED and sha256_file(path) == digest
-    return path.is_dir() and hub_id(target) == DEFAULT_TARGET
+    return expanded(target).is_dir() and hub_id(target) == DEFAULT_TARGET
 
 
 def target_of(spec: str) -> str | None:

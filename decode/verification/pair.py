@@ -13,7 +13,7 @@ from decode.suites.prompt import Prompt
 from decode.suites.registry import prompts_of
 from decode.systems.drafter_folders import (
     BLOCKS,
-    check_possible,
+    check_methods,
     check_there,
     drafters_by_kind,
     drafters_for,
@@ -107,7 +107,7 @@ def check(config: VerifyConfig) -> list[Prompt]:
         for method in methods:
             if reason := _unverifiable(method):
                 raise UserError(reason)
-        check_possible(methods, read_drafters(config.drafter), config.target)
+        check_methods(methods, read_drafters(config.drafter), config.target)
     elif config.drafter == "none":
         raise UserError(
             "--drafter=none drafts nothing, so there is nothing to verify: name a drafter, or lookup"

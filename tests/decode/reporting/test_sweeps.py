@@ -1,15 +1,14 @@
-"""Sweeps as grids, the best point, and the comparison with the first one."""
+"""Sweeps: the best point, and the comparison with the first one."""
 
 from __future__ import annotations
 
 from itertools import product
 
 import pytest
-from matplotlib.figure import Figure
 
 from decode.reporting.records import Record, Run
 from decode.reporting.summary import Summary, summarise
-from decode.reporting.sweeps import Grid, compare_with_first, describe_best, draw_grid, make_grids
+from decode.reporting.sweeps import compare_with_first, describe_best
 from tests.measurements import record
 
 SPEEDS = {
@@ -34,26 +33,11 @@ def measured(sweep: list[str], speeds: dict[str, float | None]) -> Summary:
     return summarise(Run({"methods": list(speeds), "temperature": 0, "sweep": sweep}, []), records)
 
 
-def test_each_system_has_its_grid() -> None:
-    grids = make_grids(measured(["gamma=4,8", "steps=1,2"], SPEEDS))
-    assert [grid.title for grid in grids] == ["specdiff:order=random", "lookup"]
-    assert grids[0].cells == [
-        ["specdiff:order=random:gamma=4:steps=1", "specdiff:order=random:gamma=8:steps=1"],
-        ["specdiff:order=random:gamma=4:steps=2", "specdiff:order=random:gamma=8:steps=2"],
-    ]
-    lookup = [["lookup:gamma=4", "lookup:gamma=8"]]
-    assert grids[1] == Grid("lookup", ("gamma", "steps"), ["4", "8"], [""], lookup)
-    assert make_grids(measured([], SPEEDS)) == []
-    assert make_grids(measured(["gamma=4"], SPEEDS)) == []  # one value is no axis
-
-
 def test_three_options_are_one_sweep() -> None:
-    """A picture has two axes; the best point and the comparison are of all points."""
     speeds: dict[str, float | None] = {"plain": 1.0}
     for i, (start, steps, gamma) in enumerate(product(("false", "true"), (1, 2), (4, 8))):
         speeds[f"specdiff:gamma={gamma}:steps={steps}:hot_start={start}"] = 1.1 + i / 10
     summary = measured(["gamma=4,8", "steps=1,2", "hot_start=false,true"], speeds)
-    assert len(make_grids(summary)) == 2
     assert describe_best(summary).startswith(
         "Best of 8 points: specdiff:gamma=8:steps=2:hot_start=true, 1.80×"
     )
@@ -89,11 +73,3 @@ def test_every_point_is_compared_with_the_first_prompt_by_prompt() -> None:
     assert [slower.tau.lo, slower.tau.value, slower.tau.hi] == pytest.approx(ends)
     run.settings["race"] = 1
     assert compare_with_first(summarise(run, records), records) == []
-
-
-def test_the_picture_shows_the_values() -> None:
-    summary = measured(["gamma=4,8", "steps=1,2"], SPEEDS)
-    axes = Figure().subplots()
-    draw_grid(axes, summary, make_grids(summary)[0], "speedup", "speed-up")
-    assert sorted(text.get_text() for text in axes.texts) == ["1.10", "1.20", "1.30"]
-    assert axes.get_xlabel() == "gamma" and axes.get_ylabel() == "steps"

@@ -9,24 +9,21 @@ import pytest
 
 import decode
 from align.common.errors import UserError
-from align.common.files import sha256_file
 from align.config.drafter import DrafterConfig
 from align.makers.causal import make_causal
 from align.models.checkpoints.block import save_drafter
 from align.models.checkpoints.causal import save_causal
 from align.models.checkpoints.standalone import save_standalone
 from align.target.names import DEFAULT_TARGET
-from decode.systems import drafter_folders
 from decode.systems.construction import OpenDrafters, build, open_drafters
 from decode.systems.drafter_folders import (
     DEFAULT_DRAFTER,
     NamedDrafter,
-    check_possible,
+    check_methods,
     drafters_by_kind,
     drafters_for,
     kind_of,
     read_drafters,
-    shipped_for,
     target_for,
     target_of,
 )
@@ -97,9 +94,9 @@ def test_another_engines_folder_is_a_block_drafter(parts: OpenDrafters, tmp_path
     folder = str(write(tmp_path / "theirs", config, backbone(target)))
     named = read_drafters(folder)
     assert drafters_by_kind(named) == {"block": folder}
-    check_possible([read_method("block")], named)
+    check_methods([read_method("block")], named)
     with pytest.raises(UserError, match="needs a drafter of the kind diffusion"):
-        check_possible([read_method("specdiff")], named)
+        check_methods([read_method("specdiff")], named)
     assert target_of(folder) == (None if layout == "dflash" else "some/model")
     plain = decode.load(target, None).generate([4, 90, 17], max_new_tokens=12)
     drafted = decode.load(target, folder).generate([4, 90, 17], max_new_tokens=12)
@@ -114,15 +111,3 @@ def test_the_target_that_a_drafter_was_made_for(parts: OpenDrafters, tmp_path: P
     with pytest.raises(UserError, match="no folder runs/finetuned here.*was made for it: --target names"):
         target_for(None, str(tmp_path))
     assert target_for(None, "nowhere") == DEFAULT_TARGET
-
-
-def test_a_copy_of_the_packaged_target_has_the_shipped_drafter(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    copy, other = tmp_path / "a copy.gguf", tmp_path / "other.gguf"
-    copy.write_bytes(b"GGUF, the same")
-    other.write_bytes(b"GGUF, another one")
-    entry = ("package", "1.0", "member", sha256_file(copy))
-    monkeypatch.setattr(drafter_folders, "WHEELS", {DEFAULT_TARGET: entry})
-    assert shipped_for(str(copy)) == shipped_for("wheel:package") == str(DEFAULT_DRAFTER)
-    assert shipped_for(str(other)) is shipped_for(str(tmp_path)) is None
