@@ -18,37 +18,48 @@ from align.common.schema import convert, parse_json, read_json
 from align.common.text import short
 from decode.systems.registry import LOSSY
 
-_MOST = 2**53
-"""Counts and times of a record lie between 0 and this."""
-
 RECORDS, RUN, SUMMARY = "records.jsonl", "run.json", "summary.json"
+AS_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
+"""How the files of a measurement are written."""
+_MOST, _LONGEST = 2**53, 1 << 16
+"""The largest amount in a record, and the longest draft."""
 
 
 @dataclass
 class Divergence:
-    """Where a greedy output first leaves the plain one, and whether rounding explains it
-    (decode/verification/divergence.py)."""
+    """Where a greedy output first leaves the plain one, and whether rounding explains it (decode/verification/divergence.py).
+
+    Args:
+        index: position in the output. plain_token: None where the plain output has ended. kind: `rounding tie` or `BUG`.
+        gap: plain decoding's logit of its own token minus that of the other one (with `top2`, its top-2 gap).
+        bound: the largest gap that the measured rounding can close: 2·max|Δ logit| between forwards of the two widths.
+        top2: the two tokens are plain decoding's two most probable ones there.
+        reproduced: replaying both outputs, each in its own widths, gives both tokens again.
+    """
 
     index: int
-    """Position in the output, 0 = its first token."""
     plain_token: int | None
-    """None where the plain output has ended."""
     token: int | None
     kind: str
-    """`rounding tie`, else `BUG`."""
     gap: float | None = None
-    """Plain decoding's logit of its own token minus that of the other token (with `top2`, its top-2 gap)."""
     bound: float | None = None
-    """The largest gap that the measured rounding can close: 2·max|Δ logit| between forwards of the two widths."""
     top2: bool = False
-    """Whether the two tokens are plain decoding's two most probable ones there."""
     reproduced: bool = False
-    """Whether replaying both outputs, each in its own widths, gives both tokens again."""
 
 
 @dataclass
 class Record:
-    """One generation: a prompt, a method, a repeat."""
+    """One generation: a prompt, a method, a repeat.
+
+    Args:
+        new_tokens: in the output, an end of sequence included. committed: by verifying calls, all but the first, which the
+            prefill gives. seconds: of decoding, prefill excluded. tokens_per_s: committed / seconds.
+        calls: target forwards after the prefill. accepted, drafted: tokens per call; of a tree, levels. nodes: drafts
+            verified per call, where drafts branch. tau: committed / calls.
+        draft_seconds, verify_seconds: parts of `seconds`. load: the machine's one-minute load average at the end.
+        position: the method's place in the order on this prompt. identical: whether the output equals plain decoding's; None
+            above temperature 0. verifier: "" for plain decoding.
+    """
 
     suite: str
     prompt: str
@@ -57,39 +68,24 @@ class Record:
     category: str
     prompt_tokens: int
     new_tokens: int
-    """Tokens in the output, an end-of-sequence token included, nothing after it."""
     committed: int
-    """Those committed by verifying calls: all but the first, which the prefill gives."""
     seconds: float
-    """Decoding, prefill excluded."""
     prefill_seconds: float
     tokens_per_s: float
-    """committed / seconds."""
     calls: int
-    """Target calls after the prefill."""
     accepted: list[int]
-    """Drafted tokens committed by each call."""
     drafted: list[int]
-    """Drafted tokens of each call; of a tree, its levels."""
     tau: float | None
-    """committed / calls; None without a call."""
     finish: str
     tokens: list[int]
     nodes: list[int] = field(default_factory=list)
-    """Drafted tokens that each call verified: `drafted`, unless drafts branch."""
     draft_seconds: float = 0.0
-    """Part of `seconds` spent drafting."""
     verify_seconds: float = 0.0
-    """Part of `seconds` spent in target calls and verification."""
     load: float | None = None
-    """The machine's one-minute load average when the generation ended."""
     position: int = 0
-    """The method's place in the order in which the methods ran on this prompt."""
     identical: bool | None = None
-    """Whether the output equals plain decoding's, token for token; None at a temperature above 0."""
     divergence: Divergence | None = None
     verifier: str = ""
-    """The verifier's name; "" for plain decoding."""
 
     @property
     def lossy(self) -> bool:
@@ -102,7 +98,7 @@ class Record:
 
 
 class RequiredSettings(TypedDict):
-    """The settings that a report needs."""
+    """The settings that a report needs. A run records more."""
 
     target: str
     dtype: str
@@ -112,7 +108,7 @@ class RequiredSettings(TypedDict):
 
 
 class RecordedSettings(RequiredSettings, total=False):
-    """The settings that a report reads. A run records more."""
+    """The settings that a report reads where they are recorded."""
 
     threads: int
     seed: int
@@ -125,8 +121,6 @@ class RecordedSettings(RequiredSettings, total=False):
 
 
 class RecordedSuite(TypedDict):
-    """A suite and where its prompts came from."""
-
     name: str
     title: str
     group: str
@@ -135,32 +129,29 @@ class RecordedSuite(TypedDict):
 
 
 class RecordedMachine(TypedDict, total=False):
-    """What a report reads of the machine."""
-
     processor: str
     cores: int | None
 
 
 @dataclass
 class Run:
-    """What was measured, and on which machine. Written before the first record."""
+    """What was measured, and on which machine. Written before the first record.
+
+    Args:
+        settings: all that a figure depends on. A run continues only under the same settings.
+        skipped: suites and prompts that were left out, with the reason.
+        baseline: plain decoding against transformers' own `generate` (decode/benchmark/baseline.py).
+    """
 
     settings: dict[str, Any]
-    """All that a figure depends on. A run continues only under the same settings."""
     suites: list[dict[str, Any]]
     command: str = ""
     machine: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     git_commit: str | None = None
     skipped: list[str] = field(default_factory=list)
-    """Suites and prompts that were left out, with the reason."""
     baseline: dict[str, Any] | None = None
-    """Plain decoding against transformers' own `generate` (decode/benchmark/baseline.py)."""
     started: str = ""
-
-
-AS_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
-"""How the files of a measurement are written."""
 
 
 def write_run(folder: Path, run: Run) -> None:
@@ -175,12 +166,9 @@ def read_run(folder: Path) -> Run:
     if not path.exists():
         raise UserError(f"{folder} holds no {RUN}: not a folder that `python -m decode.eval --out` wrote")
     run = convert(read_json(path), Run, "", str(path))
-    for name, kind in (
-        ("settings", RecordedSettings),
-        ("suites", list[RecordedSuite]),
-        ("machine", RecordedMachine),
-    ):
-        convert(getattr(run, name), kind, name, str(path))
+    convert(run.settings, RecordedSettings, "settings", str(path))
+    convert(run.suites, list[RecordedSuite], "suites", str(path))
+    convert(run.machine, RecordedMachine, "machine", str(path))
     return run
 
 
@@ -189,17 +177,17 @@ def append(folder: Path, records: Iterable[Record]) -> None:
     check_ordinary(folder / RECORDS)
     with naming(folder / RECORDS), open(folder / RECORDS, "a", encoding="utf-8") as file:
         for record in records:
-            file.write(_line(record))
+            file.write(_to_line(record))
         file.flush()
         os.fsync(file.fileno())
 
 
 def write_records(folder: Path, records: Iterable[Record]) -> None:
     """Replace all records, atomically."""
-    write_text(folder / RECORDS, "".join(map(_line, records)))
+    write_text(folder / RECORDS, "".join(map(_to_line, records)))
 
 
-def _line(record: Record) -> str:
+def _to_line(record: Record) -> str:
     return json.dumps(asdict(record), **AS_JSON) + "\n"
 
 
@@ -217,8 +205,7 @@ def add(folder: Path, earlier: list[Record], new: list[Record]) -> list[Record]:
 def read_records(folder: Path, mend: bool = False) -> list[Record]:
     """All records of the folder, none if there is no file yet; of several of the same generation the last.
 
-    An incomplete last line, which a killed run leaves, is ignored; `mend` also removes it from the file, so that records can be
-    appended.
+    An incomplete last line, which a killed run leaves, is ignored; `mend` also removes it from the file.
 
     Raises:
         UserError: a broken line in the middle, or one that is not a record.
@@ -232,18 +219,14 @@ def read_records(folder: Path, mend: bool = False) -> list[Record]:
     if mend and len(whole) < len(raw):
         with open(path, "r+b") as file:
             file.truncate(len(whole))
-    records = []
+    records = {}
     for number, line in enumerate(whole.decode("utf-8", errors="replace").split("\n")[:-1], 1):
         where = f"{path}, line {number}"
         record = convert(parse_json(line, where), Record, "", where)
         if problem := _find_problem(record):
             raise UserError(f"{where}: {problem}")
-        records.append(record)
-    return list({record.key: record for record in records}.values())
-
-
-_LONGEST = 1 << 16
-"""Tokens of a draft."""
+        records[record.key] = record
+    return list(records.values())
 
 
 def _find_problem(r: Record) -> str | None:

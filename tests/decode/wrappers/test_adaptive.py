@@ -94,7 +94,7 @@ def test_ways_that_cannot_take_turns_are_refused(parts: OpenDrafters) -> None:
         with pytest.raises(UserError, match=says):
             build(read_method(text), parts)
     for text in ("block_tree:nodes=-1/5", "specdiff:steps=0/2", "specdiff:gamma=-2/3", "tolerator:gamma=0", "block:gamma=0", "specdiff2:gamma=-1", "block_tree:nodes=5000"):  # fmt: skip
-        with pytest.raises(UserError, match=r"=-?\d+: must be \d to \d+"):
+        with pytest.raises(UserError, match=r"=-?\d+: must be a whole number, \d to \d+"):
             build(read_method(text), parts)
     assert [m.name for m in sweep_methods([read_method("specdiff:steps=1/2")], read_sweep(["gamma=3"]))] == [
         "specdiff:steps=1/2:gamma=3"
