@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -250,17 +249,16 @@ def measure(
         decoders[name] = load(target, drafter, copying=False, method=method)
     planned = runner.plan_tasks(tokenized, list(decoders), 1, settings.sampling.fixed_seed)
     tasks = list(runner.missing_tasks(planned, records))
-    with TaskProgress(console, len(tasks), list(decoders), rates=batch == 1) as progress:
-        for start in range(0, len(tasks), batch):
-            several = tasks[start : start + batch]
-            step = partial(progress.step, several[0].prompt.id)
-            if batch == 1:
-                finished = [runner.run_task(decoders, several[0], settings, step)]
-            else:
-                finished = runner.run_together(decoders, several, settings, step)
-            for of_task in finished:
-                records = add(folder, records, of_task)
-                progress.finish_task(of_task)
+    progress = TaskProgress(console, len(tasks), rates=batch == 1)
+    for start in range(0, len(tasks), batch):
+        several = tasks[start : start + batch]
+        if batch == 1:
+            finished = [runner.run_task(decoders, several[0], settings)]
+        else:
+            finished = runner.run_together(decoders, several, settings)
+        for of_task in finished:
+            records = add(folder, records, of_task)
+            progress.finish_task(of_task)
     return records
 
 

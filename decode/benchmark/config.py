@@ -65,23 +65,14 @@ class EvalConfig:
     @property
     def recorded(self) -> dict[str, Any]:
         """The options that run.json records as they were typed."""
+        own = ("limit", "max_new_tokens", "repeats", "warmup", "drafter_tokenizer", "tune", "system")
+        drafting = ("draft_tokens", "tree_nodes", "steps", "order")
         return {
-            "limit": self.limit,
-            "max_new_tokens": self.max_new_tokens,
-            "temperature": self.sampling.temperature,
-            "top_p": self.sampling.top_p,
-            "top_k": self.sampling.top_k,
+            **{key: getattr(self, key) for key in own},
+            **{key: getattr(self.sampling, key) for key in ("temperature", "top_p", "top_k")},
+            **{key: getattr(self.drafting, key) for key in drafting},
             "seed": self.sampling.fixed_seed,
-            "repeats": self.repeats,
-            "warmup": self.warmup,
-            "draft_tokens": self.drafting.draft_tokens,
-            "tree_nodes": self.drafting.tree_nodes,
             "verifier": self.drafting.verifier_name,
-            "steps": self.drafting.steps,
-            "order": self.drafting.order,
-            "drafter_tokenizer": self.drafter_tokenizer,
-            "tune": self.tune,
             "trust_remote_code": self.trust_remote_code or None,
             "template_kwargs": self.template_kwargs or None,
-            "system": self.system,
         }

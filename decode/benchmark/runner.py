@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from align.common.provenance import load_average
@@ -92,13 +92,8 @@ def warm_up(
             decoder.generate(tokens, max_new_tokens=count, sampling=settings.sampling)
 
 
-def run_task(
-    decoders: dict[str, Decoder],
-    task: Task,
-    settings: GenerationSettings,
-    report: Callable[[str], object] = lambda method: None,
-) -> list[Record]:
-    """One record per method, in the order in which they ran. `report` is called with each method's name.
+def run_task(decoders: dict[str, Decoder], task: Task, settings: GenerationSettings) -> list[Record]:
+    """One record per method, in the order in which they ran.
 
     At temperature 0 each output is compared with plain decoding's, if that is among the methods; a difference is examined unless the
     verifier is lossy. Above temperature 0 each repeat has its own seed, the same for all methods.
@@ -106,19 +101,13 @@ def run_task(
     sampling = _sampling_of(task, settings)
     generations = []
     for method in task.order:
-        output = decoders[method].generate(
-            list(task.tokens), max_new_tokens=settings.max_new_tokens, sampling=sampling
-        )
-        generations.append(output)
-        report(method)
+        tokens, limit = list(task.tokens), settings.max_new_tokens
+        generations.append(decoders[method].generate(tokens, max_new_tokens=limit, sampling=sampling))
     return _record_task(decoders, task, sampling, generations)
 
 
 def run_together(
-    decoders: dict[str, Decoder],
-    tasks: Sequence[Task],
-    settings: GenerationSettings,
-    report: Callable[[str], object] = lambda method: None,
+    decoders: dict[str, Decoder], tasks: Sequence[Task], settings: GenerationSettings
 ) -> list[list[Record]]:
     """`run_task` for several tasks, whose prompts every method decodes in one batch. Prompts share the times of their forward passes,
     and products over more rows round differently."""
@@ -133,7 +122,6 @@ def run_together(
         )
         for of_task, generation in zip(generations, batch, strict=True):
             of_task[method] = generation
-            report(method)
     return [
         _record_task(decoders, task, sampling, [of_task[method] for method in task.order])
         for task, sampling, of_task in zip(tasks, samplings, generations, strict=True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -68,15 +67,13 @@ class Measurement:
         if not missing:
             return
         self._warm_up(missing[0])
-        with TaskProgress(self.console, len(self.tasks), list(self.decoders), done) as progress:
-            for task in missing:
-                progress.finish_task(self.run_task(task, partial(progress.step, task.prompt.id)))
+        progress = TaskProgress(self.console, len(self.tasks), done)
+        for task in missing:
+            progress.finish_task(self.run_task(task))
 
-    def run_task(
-        self, task: runner.Task, report: Callable[[str], object] = lambda method: None
-    ) -> list[Record]:
+    def run_task(self, task: runner.Task) -> list[Record]:
         """Run a task and write its records, replacing those that an interrupted run left of it."""
-        records = runner.run_task(self.decoders, task, self.settings, report)
+        records = runner.run_task(self.decoders, task, self.settings)
         self.records = add(self.folder, self.records, records)
         return records
 

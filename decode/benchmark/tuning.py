@@ -1,9 +1,7 @@
 """`decode.eval --tune`: the best options of every system, found by a race on prompts that are not measured afterwards.
 
-In each round plain decoding and every candidate still in the race decode one prompt, in random order. A candidate leaves when the paired
-99% interval of its speed lies below its system's fastest candidate. This is a rule of thumb, not a test: the winner is measured
-on other prompts. An output that changed beyond rounding ends the race. The records alone decide who is left, so an interrupted race
-resumes as it would have continued.
+In each round plain decoding and every candidate still in the race decode one prompt. A candidate leaves when the paired 99% interval of its
+speed lies below its system's fastest one. The records alone decide who is left, so an interrupted race resumes as it would have continued.
 """
 
 from __future__ import annotations

@@ -110,7 +110,20 @@ def load(
     defaults = dict(options.given)
     defaults.pop("draft_tokens", None)  # at most: a drafter may draft fewer
     chosen = chosen.with_defaults(defaults)
-    loaded = _load_target(target, spec, dtype, device, trust_remote_code, template_kwargs, system)
+    if isinstance(target, Target):
+        if template_kwargs or system is not None:
+            raise UserError("template_kwargs and system belong to load_target: this target is loaded already")
+        loaded = target
+    else:
+        loaded = load_target(
+            spec,
+            str(dtype).removeprefix("torch."),
+            str(device),
+            trust_remote_code=trust_remote_code,
+            template_kwargs=template_kwargs,
+            system=system,
+            decoding=True,
+        )
     if note:
         say(note, error=True)
     if given is None or isinstance(given, str):
@@ -133,30 +146,6 @@ def _target_spec(target: Any) -> str:
             "decode.load takes a hub id, a folder or a GGUF file"
         )
     raise UserError(f"target: must be a hub id, a folder or a GGUF file, not {kind}")
-
-
-def _load_target(
-    target: str | os.PathLike[str] | Target,
-    spec: str,
-    dtype: str | torch.dtype,
-    device: str | torch.device,
-    trust_remote_code: bool,
-    template_kwargs: Mapping[str, Any] | None,
-    system: str | None,
-) -> Target:
-    if not isinstance(target, Target):
-        return load_target(
-            spec,
-            str(dtype).removeprefix("torch."),
-            str(device),
-            trust_remote_code=trust_remote_code,
-            template_kwargs=template_kwargs,
-            system=system,
-            decoding=True,
-        )
-    if template_kwargs or system is not None:
-        raise UserError("template_kwargs and system belong to load_target: this target is already loaded")
-    return target
 
 
 def _resolve_drafter(spec: str, drafter: Any, method: str | None) -> tuple[Any, str]:
