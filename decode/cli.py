@@ -67,7 +67,7 @@ class Parser(OptionParser):
         """Where the prompts come from. `suites`: the help of --suite."""
         formats = "your own prompts: .jsonl .json .csv .tsv .parquet .txt, also .gz and .zst"
         column = "the column of --prompts to read (default: the first known one)"
-        copies = "local copies of the suites, laid out as on the Hub"
+        copies = "local copies of the suites, in the Hub's layout"
         self.add_argument("--suite", help=suites)
         self.add_argument("--prompts", type=path, metavar="FILE", help=formats)
         self.add_argument("--prompts-column", metavar="NAME", help=column)
@@ -99,7 +99,8 @@ class Parser(OptionParser):
 
 
 def pop_drafting(typed: dict[str, Any], copying: bool = False) -> GivenDrafter:
-    """The drafting options of a parsed command line, removed from it. Raises UserError for a value out of range."""
+    """The drafting options of a parsed command line, removed from it. Raises UserError for a value out of
+    range."""
     verifier = typed.pop("verifier")
     names = ("draft_tokens", "tree_nodes", "steps", "order")
     options = {name: typed.pop(name) for name in names}
@@ -107,7 +108,8 @@ def pop_drafting(typed: dict[str, Any], copying: bool = False) -> GivenDrafter:
 
 
 def pop_sampling(typed: dict[str, Any]) -> Sampling:
-    """The sampling options of a parsed command line, removed from it. Raises UserError for a value out of range."""
+    """The sampling options of a parsed command line, removed from it. Raises UserError for a value out of
+    range."""
     return Sampling(**{f.name: typed.pop(f.name) for f in fields(Sampling) if f.name in typed})
 
 

@@ -1,7 +1,9 @@
-"""`python -m decode.compare [A.yaml B.yaml] [key=value …]`: compare recipes by τ after the same number of training tokens.
+"""`python -m decode.compare [A.yaml B.yaml] [key=value …]`: compare recipes by τ after the same number of
+training tokens.
 
-The recipes are trained one after the other and save a drafter at each of `trainer.milestones`; all drafters decode the same prompts. The
-result is a table and a picture with 95% intervals. An interrupted comparison resumes.
+The recipes are trained one after the other and save a drafter at each of `trainer.milestones`; all drafters
+decode the same prompts. The result is a table and a picture with 95% intervals. An interrupted comparison
+resumes.
 """
 
 from __future__ import annotations
@@ -104,7 +106,8 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
     """Train, measure, and write compare.md and compare.png; returns the table.
 
     Raises:
-        UserError: recipes that can't be compared, a method that their drafters can't run, or unavailable prompts.
+        UserError: recipes that can't be compared, a method that their drafters can't run, or unavailable
+            prompts.
     """
     suites, skipped = prompts_of(
         config.suite, config.prompts, config.data_dir, config.limit, config.prompts_column

@@ -1,7 +1,8 @@
 """`python -m decode.eval --suite mtbench`: how much faster, with what confidence, and is the output the same?
 
-Plain decoding and the methods (`--methods all`: every system whose drafter is given) run side by side on every prompt. Each record is
-written to `--out` at once; summary, page and table are made from the records (decode/report.py).
+Plain decoding and the methods (`--methods all`: every system whose drafter is given) run side by side on
+every prompt. Each record is written to `--out` at once; summary, page and table are made from the records
+(decode/report.py).
 """
 
 from __future__ import annotations

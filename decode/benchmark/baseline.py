@@ -1,4 +1,5 @@
-"""The baseline: plain decoding timed against transformers' own `generate` on an unchanged model, once per run."""
+"""The baseline: plain decoding timed against transformers' own `generate` on an unchanged model, once per
+run."""
 
 from __future__ import annotations
 
@@ -17,12 +18,13 @@ from decode.engine.decoder import Decoder
 def time_against_transformers(
     plain: Decoder, tokens: list[int], max_new_tokens: int = 64, repeats: int = 3
 ) -> dict[str, Any]:
-    """Greedy decoding of one prompt by both in turn, prefill included; the fastest repeat counts. The stock model is loaded for this,
-    with its own linear layers and attention.
+    """Greedy decoding of one prompt by both in turn, prefill included; the fastest repeat counts. The stock
+    model is loaded for this, with its own linear layers and attention.
 
     Returns:
-        plain_tokens_per_s, transformers_tokens_per_s, ratio (plain over transformers), ratios (of each repeat), identical,
-        prompts, repeats, parameters (of the target). `{"error": line}` if transformers can't run the model.
+        plain_tokens_per_s, transformers_tokens_per_s, ratio (plain over transformers), ratios (of each
+        repeat), identical, prompts, repeats, parameters (of the target). `{"error": line}` if transformers
+        can't run the model.
     """
     seconds: dict[str, list[float]] = {"plain": [], "transformers": []}
     try:

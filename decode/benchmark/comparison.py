@@ -1,7 +1,8 @@
-"""Recipes side by side: the drafters that their trainings saved (`trainer.milestones`) decode the same prompts.
+"""Recipes side by side: the drafters that their trainings saved (`trainer.milestones`) decode the same
+prompts.
 
-Each recipe is read and trained by `align.train` in its own process. Records of finished prompts survive an interruption; those of a
-drafter that has changed since are measured again.
+Each recipe is read and trained by `align.train` in its own process. Records of finished prompts survive an
+interruption; those of a drafter that has changed since are measured again.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ class Candidate:
 
 
 def _run_align(*words: str, capture: bool = False, command: str = "align.train") -> str:
-    """Run a command of `align`; returns its captured output. Raises UserError if it fails: with its own error, unless that was printed."""
+    """Run a command of `align`; returns its captured output. Raises UserError if it fails: with its own
+    error, unless that was printed."""
     pipe = subprocess.PIPE if capture else None
     done = subprocess.run([sys.executable, "-m", command, *words], stdout=pipe, stderr=pipe, text=True)
     errors = [line for line in (done.stderr or "").splitlines() if line.startswith("error: ")]
@@ -120,7 +122,8 @@ def read_candidates(recipes: Sequence[str], words: Sequence[str]) -> list[Candid
     """Read the recipes, each with the same `words`.
 
     Raises:
-        UserError: recipes without milestones, or that differ in more than what is compared, or that `align.train` refuses.
+        UserError: recipes without milestones, or that differ in more than what is compared, or that
+            `align.train` refuses.
     """
     found: list[Candidate] = []
     for recipe in recipes:
@@ -131,7 +134,7 @@ def read_candidates(recipes: Sequence[str], words: Sequence[str]) -> list[Candid
         found.append(Candidate(arguments, values))
     names = [candidate.name for candidate in found]
     if len(set(names)) < len(names):
-        raise UserError(f"recipes of one name can't be told apart: {', '.join(names)}")
+        raise UserError(f"recipes need different names: {', '.join(names)}")
     first, *others = found
     for other in others:
         for key, value in first.shared.items():
@@ -161,8 +164,8 @@ def check_method(method: Method, candidates: Sequence[Candidate]) -> None:
 
 
 def train(candidates: Sequence[Candidate], console: PlainConsole, jobs: int = 1) -> None:
-    """Train what has milestones missing, `jobs` recipes at a time, resuming. Of several, each line begins with the recipe's name, and a
-    failure does not end the others.
+    """Train what has milestones missing, `jobs` recipes at a time, resuming. Of several, each line begins
+    with the recipe's name, and a failure does not end the others.
 
     Raises:
         UserError: a training failed, or reached none of its milestones.
@@ -226,7 +229,8 @@ def measure(
     method: str | None = None,
     batch: int = 1,
 ) -> list[Record]:
-    """Decode every prompt plainly and with each milestone's drafter, without copying; the records, which `folder` holds too.
+    """Decode every prompt plainly and with each milestone's drafter, without copying; the records, which
+    `folder` holds too.
 
     Args:
         method: how all drafters decode; None: as `decode.load` does.

@@ -1,4 +1,5 @@
-"""The folder of a measurement, which is created, continued or refused, and the settings that it depends on."""
+"""The folder of a measurement, which is created, continued or refused, and the settings that it depends
+on."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def _hash(value: Any) -> str:
 
 
 def choose_date(config: EvalConfig) -> str:
-    """The date in prompts whose chat template reads the clock: that of the measurement that is continued, else today's."""
+    """The date in prompts whose chat template reads the clock: that of the measurement that is continued,
+    else today's."""
     if config.out is not None and config.resume and (config.out / RUN).is_file():
         recorded = read_run(config.out).settings.get("date")
         if isinstance(recorded, str):
@@ -113,7 +115,8 @@ _OWN = (RECORDS, SUMMARY, "report.png", "report.html", "tuning")
 
 
 def check_out(config: EvalConfig) -> None:
-    """Check, before anything is loaded, that `config.out` may hold this measurement, or that its own can be continued. One that is to be
+    """Check, before anything is loaded, that `config.out` may hold this measurement, or that its own can be
+    continued. One that is to be
     replaced after a race is deleted now: if the race is interrupted, it must not look like the new one.
 
     Raises:

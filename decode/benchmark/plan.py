@@ -54,10 +54,12 @@ class EvalPlan:
 
 
 def make_plan(config: EvalConfig, say: Callable[[str], object]) -> tuple[EvalPlan, list[str]]:
-    """The plan for these options, and a line for each method of `all` that lacks its drafter. `say` receives notes.
+    """The plan for these options, and a line for each method of `all` that lacks its drafter. `say` receives
+    notes.
 
     Raises:
-        UserError: a drafter of the wrong kind, a sweep of what no method has, or an option that no method reads.
+        UserError: a drafter of the wrong kind, a sweep of what no method has, or an option that no method
+            reads.
     """
     target = DEFAULT_TARGET if config.target is None else config.target
     drafters = drafters_by_kind(drafters_for(config.drafters, target), say)
@@ -82,8 +84,8 @@ def make_plan(config: EvalConfig, say: Callable[[str], object]) -> tuple[EvalPla
 
 
 def _options_of_any(methods: Sequence[Method], config: EvalConfig) -> dict[str, object]:
-    """The command's drafting options for `drafter` and `combined`, except the draft tokens, which every method reads. Raises UserError
-    where neither is measured."""
+    """The command's drafting options for `drafter` and `combined`, except the draft tokens, which every
+    method reads. Raises UserError where neither is measured."""
     options = dict(config.drafting.given)
     options.pop("draft_tokens", None)
     unread = [*options, *(["drafter_tokenizer"] if config.drafter_tokenizer else [])]

@@ -44,9 +44,9 @@ def plan_tasks(
     repeats: int,
     seed: int,
 ) -> list[Task]:
-    """All tasks, repeat by repeat, over all suites at once. A run that is interrupted has covered every suite evenly, although
-    categories usually lie in blocks. With few methods every order occurs equally often; with many, each method is equally
-    often at each position (seeded).
+    """All tasks, repeat by repeat, over all suites at once. A run that is interrupted has covered every suite
+    evenly, although categories usually lie in blocks. With few methods every order occurs equally often; with
+    many, each method is equally often at each position (seeded).
     """
     turn = _orders(list(methods), random.Random(seed))
     each = [
@@ -69,7 +69,8 @@ def _spread(count: int) -> list[int]:
 
 
 def _orders(methods: list[str], rng: random.Random) -> Iterator[tuple[str, ...]]:
-    """Endless orders: all permutations in turn for up to five methods, else all rotations of one shuffle after another."""
+    """Endless orders: all permutations in turn for up to five methods, else all rotations of one shuffle
+    after another."""
     if len(methods) <= 5:
         orders = list(itertools.permutations(methods))
         rng.shuffle(orders)
@@ -95,8 +96,9 @@ def warm_up(
 def run_task(decoders: dict[str, Decoder], task: Task, settings: GenerationSettings) -> list[Record]:
     """One record per method, in the order in which they ran.
 
-    At temperature 0 each output is compared with plain decoding's, if that is among the methods; a difference is examined unless the
-    verifier is lossy. Above temperature 0 each repeat has its own seed, the same for all methods.
+    At temperature 0 each output is compared with plain decoding's, if that is among the methods; a difference
+    is examined unless the verifier is lossy. Above temperature 0 each repeat has its own seed, the same for
+    all methods.
     """
     sampling = _sampling_of(task, settings)
     generations = []
@@ -109,8 +111,8 @@ def run_task(decoders: dict[str, Decoder], task: Task, settings: GenerationSetti
 def run_together(
     decoders: dict[str, Decoder], tasks: Sequence[Task], settings: GenerationSettings
 ) -> list[list[Record]]:
-    """`run_task` for several tasks, whose prompts every method decodes in one batch. Prompts share the times of their forward passes,
-    and products over more rows round differently."""
+    """`run_task` for several tasks, whose prompts every method decodes in one batch. Prompts share the times
+    of their forward passes, and products over more rows round differently."""
     samplings = [_sampling_of(task, settings) for task in tasks]
     generations: list[dict[str, Generation]] = [{} for _ in tasks]
     for method in decoders:
@@ -138,7 +140,8 @@ def _sampling_of(task: Task, settings: GenerationSettings) -> Sampling:
 def _record_task(
     decoders: dict[str, Decoder], task: Task, sampling: Sampling, generations: Sequence[Generation]
 ) -> list[Record]:
-    """The records of a task's generations, in the order of its methods, compared with plain decoding's where possible."""
+    """The records of a task's generations, in the order of its methods, compared with plain decoding's where
+    possible."""
     records = []
     for position, (method, generation) in enumerate(zip(task.order, generations, strict=True)):
         verifier = "" if decoders[method].drafter is None else decoders[method].verifier_for(sampling)

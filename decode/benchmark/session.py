@@ -53,7 +53,8 @@ class Measurement:
         return runner.GenerationSettings(self.config.sampling, self.config.max_new_tokens)
 
     def finish(self) -> tuple[Summary, Path]:
-        """Run the missing tasks. Returns the summary and its folder, which is free for other processes afterwards."""
+        """Run the missing tasks. Returns the summary and its folder, which is free for other processes
+        afterwards."""
         with self.claim:
             self._run_missing()
             return make_report(self.folder)[0], self.folder
@@ -139,7 +140,8 @@ def begin(
 
 
 def _tokenize(plain: Decoder, suites: Sequence[Loaded]) -> tuple[list[TokenizedSuite], list[str]]:
-    """The suites with their prompts' tokens, and a line for each suite with prompts that the target can't take."""
+    """The suites with their prompts' tokens, and a line for each suite with prompts that the target can't
+    take."""
     tokenized: list[TokenizedSuite] = []
     lines = []
     for suite in suites:

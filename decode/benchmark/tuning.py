@@ -1,7 +1,9 @@
-"""`decode.eval --tune`: the best options of every system, found by a race on prompts that are not measured afterwards.
+"""`decode.eval --tune`: the best options of every system, found by a race on prompts that are not measured
+afterwards.
 
-In each round plain decoding and every candidate still in the race decode one prompt. A candidate leaves when the paired 99% interval of its
-speed lies below its system's fastest one. The records alone decide who is left, so an interrupted race resumes as it would have continued.
+In each round plain decoding and every candidate still in the race decode one prompt. A candidate leaves when
+the paired 99% interval of its speed lies below its system's fastest one. The records alone decide who is
+left, so an interrupted race resumes as it would have continued.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ LEVEL = 0.99
 def list_candidates(
     methods: Sequence[Method], sweep: Sweep, fixed: Container[str] = ()
 ) -> dict[str, list[Method]]:
-    """Method as it was asked for → its candidates: every combination of values of the options that it leaves open. Values come from
-    `sweep`, else from the system's own grid, except for the `fixed` options.
+    """Method as it was asked for → its candidates: every combination of values of the options that it leaves
+    open. Values come from `sweep`, else from the system's own grid, except for the `fixed` options.
 
     Raises:
         UserError: a swept option that no method has.
@@ -189,7 +191,8 @@ def _able(measurement: Measurement, groups: Mapping[str, Sequence[str]]) -> dict
 def find_survivors(
     groups: Mapping[str, Sequence[str]], alive: Sequence[str], records: Sequence[Record]
 ) -> list[str]:
-    """Those of `alive`, which ran in every round so far, that are not slower than their group's fastest beyond chance."""
+    """Those of `alive`, which ran in every round so far, that are not slower than their group's fastest
+    beyond chance."""
     found = []
     for names in groups.values():
         seconds = {name: times(records, name) for name in names if name in alive}

@@ -51,7 +51,8 @@ def _top(estimate: Estimate) -> float:
 
 
 def draw_acceptance(axes: Axes, summary: Summary) -> None:
-    """Acceptance of the k-th drafted token: solid unconditional, dashed given that all before it were accepted."""
+    """Acceptance of the k-th drafted token: solid unconditional, dashed given that all before it were
+    accepted."""
     for m, method in enumerate(_methods(summary)):
         found, label = summary.overall[method].acceptance, _label(summary, method)
         at = [a.position for a in found]
@@ -107,14 +108,16 @@ def draw_ranked(axes: Axes, summary: Summary, name: Name, title: str) -> None:
 
 
 def picture(summary: Summary, records: Sequence[Record], title: str) -> bytes:
-    """The plots of a report as one PNG: speed-up and τ over all suites; acceptance and prompts of at most `MANY` methods."""
+    """The plots of a report as one PNG: speed-up and τ over all suites; acceptance and prompts of at most
+    `MANY` methods."""
     with literal_text():
         return _draw_all(summary, records, title)
 
 
 @contextmanager
 def literal_text() -> Iterator[None]:
-    """Within it pictures show names literally (`$` begins no formula), and a user's matplotlibrc has no effect."""
+    """Within it pictures show names literally (`$` begins no formula), and a user's matplotlibrc has no
+    effect."""
     with rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # characters that the font lacks
         rcdefaults()

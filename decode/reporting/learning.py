@@ -1,6 +1,7 @@
 """τ over the text tokens that drafters were trained on: one table and one picture for several recipes.
 
-The figures and their intervals are those of decode/reporting/statistics.py: over prompts, each drawn with all its counts.
+The figures and their intervals are those of decode/reporting/statistics.py: over prompts, each drawn with all
+its counts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Milestone:
 class Point:
     """τ of a milestone, and how many of its greedy outputs equal plain decoding's.
 
-    `ratio`: its accepted tokens per call, τ − 1, over the last recipe's after the same number of tokens; None for the last recipe.
+    `ratio`: its accepted tokens per call, τ − 1, over the last recipe's after the same number of tokens; None
+        for the last recipe.
     """
 
     milestone: Milestone

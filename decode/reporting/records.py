@@ -27,12 +27,15 @@ _MOST, _LONGEST = 2**53, 1 << 16
 
 @dataclass
 class Divergence:
-    """Where a greedy output first leaves the plain one, and whether rounding explains it (decode/verification/divergence.py).
+    """Where a greedy output first leaves the plain one, and whether rounding explains it
+    (decode/verification/divergence.py).
 
     Args:
-        index: position in the output. plain_token: None where the plain output has ended. kind: `rounding tie` or `BUG`.
+        index: position in the output. plain_token: None where the plain output has ended. kind: `rounding
+            tie` or `BUG`.
         gap: plain decoding's logit of its own token minus that of the other one (with `top2`, its top-2 gap).
-        bound: the largest gap that the measured rounding can close: 2·max|Δ logit| between forwards of the two widths.
+        bound: the largest gap that the measured rounding can close: 2·max|Δ logit| between forwards of the
+            two widths.
         top2: the two tokens are plain decoding's two most probable ones there.
         reproduced: replaying both outputs, each in its own widths, gives both tokens again.
     """
@@ -52,13 +55,15 @@ class Record:
     """One generation: a prompt, a method, a repeat.
 
     Args:
-        new_tokens: in the output, an end of sequence included. committed: by verifying calls, all but the first, which the
-            prefill gives. seconds: of decoding, prefill excluded. tokens_per_s: committed / seconds.
-        calls: target forwards after the prefill. accepted, drafted: tokens per call; of a tree, levels. nodes: drafts
-            verified per call, where drafts branch. tau: committed / calls.
-        draft_seconds, verify_seconds: parts of `seconds`. load: the machine's one-minute load average at the end.
-        position: the method's place in the order on this prompt. identical: whether the output equals plain decoding's; None
-            above temperature 0. verifier: "" for plain decoding.
+        new_tokens: in the output, an end of sequence included. committed: by verifying calls, all but the
+            first, which the prefill gives. seconds: of decoding, prefill excluded. tokens_per_s: committed /
+            seconds.
+        calls: target forwards after the prefill. accepted, drafted: tokens per call; of a tree, levels.
+            nodes: drafts verified per call, where drafts branch. tau: committed / calls.
+        draft_seconds, verify_seconds: parts of `seconds`. load: the machine's one-minute load average at the
+            end.
+        position: the method's place in the order on this prompt. identical: whether the output equals plain
+            decoding's; None above temperature 0. verifier: "" for plain decoding.
     """
 
     suite: str
@@ -230,7 +235,8 @@ def read_records(folder: Path, mend: bool = False) -> list[Record]:
 
 
 def _find_problem(r: Record) -> str | None:
-    """Why no generation can have this record, or None. The report divides only by amounts that are checked here."""
+    """Why no generation can have this record, or None. The report divides only by amounts that are checked
+    here."""
     for name, value in vars(r).items():
         amounts = value if isinstance(value, list) else [value]
         if any(isinstance(v, int | float) and not 0 <= v <= _MOST for v in amounts):

@@ -33,7 +33,8 @@ _ESTIMATES = ("speedup", "speedup_with_prefill", "tau", "speed")
 class Figures:
     """One method over some records, compared with plain decoding on the same prompts.
 
-    `identical`: prompts of which every repeat gave plain decoding's tokens; None when sampling, as are the ties and bugs.
+    `identical`: prompts of which every repeat gave plain decoding's tokens; None when sampling, as are the
+        ties and bugs.
     """
 
     verifier: str | None
@@ -61,7 +62,8 @@ class Figures:
 
 @dataclass(frozen=True)
 class Gain:
-    """What a point of a sweep gains over the first one, prompt by prompt: a difference of τ and a ratio of speeds.
+    """What a point of a sweep gains over the first one, prompt by prompt: a difference of τ and a ratio of
+    speeds.
 
     `first` and `point`: the swept options of both.
     """

@@ -1,4 +1,5 @@
-"""Sweeps: methods that differ in one or more options; the best point of each, and what each point gains over the first."""
+"""Sweeps: methods that differ in one or more options; the best point of each, and what each point gains over
+the first."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ def _swept(summary: Summary) -> list[str]:
 
 
 def _points(summary: Summary) -> dict[str, dict[str, str]]:
-    """System with its other options → its points: their swept options as typed → the method. Empty for a race."""
+    """System with its other options → its points: their swept options as typed → the method. Empty for a
+    race."""
     found: dict[str, dict[str, str]] = {}
     keys = [] if summary.settings.get("race") else _swept(summary)
     for method in summary.overall:
@@ -47,7 +49,8 @@ def describe_best(summary: Summary) -> str:
 
 
 def compare_with_first(summary: Summary, records: Sequence[Record]) -> list[Gain]:
-    """What each point of each system gains over the first one, prompt by prompt: the figures of an ablation."""
+    """What each point of each system gains over the first one, prompt by prompt: the figures of an
+    ablation."""
     seed = int(summary.settings.get("seed", 0))
     gains = []
     for title, points in _points(summary).items():

@@ -1,4 +1,5 @@
-"""A summary as text: tables for the terminal, the page and Markdown, the sources of the prompts, the baseline."""
+"""A summary as text: tables for the terminal, the page and Markdown, the sources of the prompts, the
+baseline."""
 
 from __future__ import annotations
 
@@ -107,7 +108,8 @@ def table(summary: Summary) -> Table:
 
 
 def against_first(summary: Summary) -> dict[str, list[list[str]]]:
-    """Title → rows of `AGAINST` for each swept system: what each point gains over the first, prompt by prompt."""
+    """Title → rows of `AGAINST` for each swept system: what each point gains over the first, prompt by
+    prompt."""
     blocks: dict[str, list[list[str]]] = {}
     for gain in summary.against_first:
         title = f"{gain.system} against {gain.first}, prompt by prompt"
@@ -130,7 +132,8 @@ def against_tables(summary: Summary) -> list[Table]:
 
 
 def overview(summary: Summary) -> tuple[list[str], list[list[str]]]:
-    """Several suites in one table, header and rows: each method over all of them, and its speed-up on each."""
+    """Several suites in one table, header and rows: each method over all of them, and its speed-up on
+    each."""
     shown = (METHOD, SPEED, SPEEDUP, TAU, POSITIONS, TIMES, SAME, PROMPTS)
     header = [*shown, *(summary.titles.get(name, name) for name in summary.suites)]
     body = []
@@ -142,7 +145,8 @@ def overview(summary: Summary) -> tuple[list[str], list[list[str]]]:
 
 
 def markdown(summary: Summary) -> str:
-    """Headline, machine and table as Markdown, for a README or a model card; of several suites the overview."""
+    """Headline, machine and table as Markdown, for a README or a model card; of several suites the
+    overview."""
     settings, machine = summary.settings, summary.run.machine
     if len(summary.suites) > 1:
         header, body = overview(summary)

@@ -12,8 +12,8 @@ from decode.systems.registry import MAIN, PLAIN, TITLES
 _MOST_SENTENCES = 5
 """With more methods than this, only the best one has its own sentence."""
 STEADY = 2.0
-"""On an idle machine plain decoding's slowest prompt takes less than this times the seconds per token of its fastest one: 1.4 and 1.5 over
-MT-Bench, 4 to 10 next to another process."""
+"""On an idle machine plain decoding's slowest prompt takes less than this times the seconds per token of its
+fastest one: 1.4 and 1.5 over MT-Bench, 4 to 10 next to another process."""
 
 
 def verdict(summary: Summary) -> str:
@@ -71,7 +71,8 @@ def _warnings(summary: Summary, count: int) -> Iterator[str]:
 
 
 def exceeds_tau(figures: Figures) -> bool:
-    """Whether a speed-up exceeds τ beyond both intervals: drafting saves at most τ − 1 of τ target forwards."""
+    """Whether a speed-up exceeds τ beyond both intervals: drafting saves at most τ − 1 of τ target
+    forwards."""
     speedup, tau = figures.speedup, figures.tau
     if speedup is None or tau is None:
         return False
@@ -81,7 +82,8 @@ def exceeds_tau(figures: Figures) -> bool:
 
 
 def note_above_tau(summary: Summary) -> str:
-    """A sentence on methods that are faster than their drafts allow, over all suites or on one; empty if there are none."""
+    """A sentence on methods that are faster than their drafts allow, over all suites or on one; empty if
+    there are none."""
     found: list[str] = []
     for method in summary.overall:
         if method == PLAIN:

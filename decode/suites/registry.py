@@ -58,7 +58,8 @@ def prompts_of(
     limit: int | None = None,
     column: str | None = None,
 ) -> tuple[list[Loaded], list[str]]:
-    """The suites with at most `limit` prompts each, and a line for each unavailable suite that only a group names.
+    """The suites with at most `limit` prompts each, and a line for each unavailable suite that only a group
+    names.
 
     Args:
         suite: a comma list of suites and groups; with `prompts`, the name of that file's prompts.

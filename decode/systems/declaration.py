@@ -1,4 +1,5 @@
-"""What a system is: a class with a name, a source, drafters, and options with defaults and limits. No torch."""
+"""What a system is: a class with a name, a source, drafters, and options with defaults and limits. No
+torch."""
 
 from __future__ import annotations
 
@@ -92,11 +93,13 @@ SYSTEMS: dict[str, type[System]] = {}
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """A way to decode. A subclass declares one: its docstring is its line in the help, its fields are its options.
+    """A way to decode. A subclass declares one: its docstring is its line in the help, its fields are its
+    options.
 
     Class arguments:
-        paper: arXiv ids. needs: the kinds of its drafters, or `ANY`. has_variants: whether one request may switch between
-        variants (decode/wrappers/adaptive.py). in_all: whether `all` includes it. grid: values that `--tune` tries.
+        paper: arXiv ids. needs: the kinds of its drafters, or `ANY`. has_variants: whether one request may
+        switch between variants (decode/wrappers/adaptive.py). in_all: whether `all` includes it. grid: values
+        that `--tune` tries.
 
     Raises:
         UserError: an option out of its range.

@@ -1,4 +1,5 @@
-"""Drafters as they are typed (`--drafter FOLDER,KIND=FOLDER`): whether they exist, and of which kind they are. No torch."""
+"""Drafters as they are typed (`--drafter FOLDER,KIND=FOLDER`): whether they exist, and of which kind they
+are. No torch."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def drafters_for(named: Sequence[NamedDrafter], target: str) -> tuple[NamedDraft
 def drafters_by_kind(
     named: Sequence[NamedDrafter], note: Callable[[str], object] = lambda line: None
 ) -> dict[str, str]:
-    """The folders by kind, in their order. `note` receives a line for a folder that does not confirm its kind.
+    """The folders by kind, in their order. `note` receives a line for a folder that does not confirm its
+    kind.
 
     Raises:
         UserError: a drafter of another kind than was typed, or two of one kind.
@@ -124,8 +126,8 @@ def _check_kind(kind: str, folder: str, note: Callable[[str], object]) -> None:
 
 
 def kind_of(spec: str) -> str:
-    """A drafter's kind by its small files: a block drafter, or D²SD's second one if its training says so; a causal language model;
-    anything else counts as a standalone diffusion drafter.
+    """A drafter's kind by its small files: a block drafter, or D²SD's second one if its training says so; a
+    causal language model; anything else counts as a standalone diffusion drafter.
 
     Raises:
         UserError: a file, or neither a folder nor an available hub id.

@@ -1,4 +1,5 @@
-"""The arguments of transformers' `generate`, and an error for those that speculative decoding can't honour."""
+"""The arguments of transformers' `generate`, and an error for those that speculative decoding can't
+honour."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ _STATEFUL = {
 
 
 def arguments_of_generate(model: Any, frame: FrameType | None) -> dict[str, Any]:
-    """The arguments of the model's running `generate`, found on the stack below `frame`: it passes neither streamer nor assistant on.
+    """The arguments of the model's running `generate`, found on the stack below `frame`: it passes neither
+    streamer nor assistant on.
 
     Raises:
         UserError: there is none.
@@ -103,7 +105,8 @@ def _flatten(processors: Iterable[Any]) -> Iterator[Any]:
 
 
 def _changes_nothing(model: Any, ids_BL: Tensor, name: str, value: Any) -> bool:
-    """Whether an input is empty, or zeros that mark every token as text (multimodal processors write them) and change nothing."""
+    """Whether an input is empty, or zeros that mark every token as text (multimodal processors write them)
+    and change nothing."""
     if _empty(value):
         return True
     types = isinstance(value, Tensor) and name.endswith("token_type_ids") and value.shape == ids_BL.shape

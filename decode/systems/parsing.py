@@ -59,7 +59,8 @@ class Method:
         return getattr(self.system, option) if option in self.given else None
 
     def with_options(self, **options: Any) -> Method:
-        """The method under the same name, with these options changed. Raises UserError for one out of its range."""
+        """The method under the same name, with these options changed. Raises UserError for one out of its
+        range."""
         variants = tuple(variant.with_options(**options) for variant in self.variants)
         return replace(self, system=replace(self.system, **options), variants=variants)
 
@@ -70,7 +71,7 @@ class Method:
 
 
 def format_method(name: str, options: Mapping[str, object]) -> str:
-    """A method as it is typed, `name:key=value:…`."""
+    """The text of a method, `name:key=value:…`."""
     return ":".join([name, *(f"{key}={value}" for key, value in options.items())])
 
 
@@ -143,7 +144,8 @@ class MethodList:
         return any(method.name == name for method in self.methods)
 
     def expand(self, drafters: Mapping[str, Any]) -> tuple[list[Method], list[str]]:
-        """The methods, with `all` replaced by every system whose drafters are given, and a line for each one that lacks its drafter."""
+        """The methods, with `all` replaced by every system whose drafters are given, and a line for each one
+        that lacks its drafter."""
         methods, missing = list(self.methods), []
         for name, system in SYSTEMS.items():
             if not self.has_all or not system.in_all:
@@ -227,7 +229,8 @@ def read_sweep(words: Sequence[str]) -> Sweep:
 
 
 def sweep_methods(methods: Sequence[Method], sweep: Sweep) -> list[Method]:
-    """Every method under every combination of the swept values. Methods that do the same as an earlier one are left out."""
+    """Every method under every combination of the swept values. Methods that do the same as an earlier one
+    are left out."""
     if not sweep.values:
         return list({method.name: method for method in methods}.values())
     sweep.check(methods)

@@ -47,7 +47,8 @@ BLOCK, VARIABLE_PREFIX, DIFFUSION, AUTOREGRESSIVE = ROLES = (
     "diffusion",
     "autoregressive",
 )
-"""The kinds of trained drafters: a block drafter, D²SD's second one, a standalone diffusion drafter, a causal language model."""
+"""The kinds of trained drafters: a block drafter, D²SD's second one, a standalone diffusion drafter, a causal
+language model."""
 ANY = "any"
 """In place of a kind: the first drafter given, whatever its kind."""
 
@@ -61,7 +62,8 @@ def option_name(spelling: str) -> str:
 
 
 class DraftingSystem(System):
-    """`copying`: where the text repeats itself, copy instead of drafting. `verifier` None: the system's own."""
+    """`copying`: where the text repeats itself, copy instead of drafting. `verifier` None: the system's
+    own."""
 
     drafts = True
     verifier: str | None = option(None, str, choices=("auto", *VERIFIERS))
@@ -302,7 +304,7 @@ def list_systems() -> str:
 
 
 def format_value(value: object) -> str:
-    """A value as it is typed; empty for None."""
+    """The text of a value; empty for None."""
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,7 +1,9 @@
-"""What a drafter draws has the distribution that its q claims, exactly, at several temperatures: for every system of the registry.
+"""What a drafter draws has the distribution that its q claims, exactly, at several temperatures: for every
+system of the registry.
 
-A new system is tested by being registered. Every draw that is made while a draft is proposed is watched: the weights it was
-made with and the token that came of it. Each drafted token must be one of those draws, made with just the q that its proposal
+A new system is tested by being registered. Every draw that is made while a draft is proposed is watched: the
+weights it was made with and the token that came of it. Each drafted token must be one of those draws, made
+with just the q that its proposal
 states (of siblings drawn without replacement: with what earlier ones left of it). Nothing is sampled but the
 state in which a drafter is asked, so a bug of any size shows.
 """

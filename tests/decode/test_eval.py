@@ -147,7 +147,8 @@ def test_sampling_has_no_identity_and_repeats_draw_anew(prompts: Path, drafter: 
 def test_a_lossy_verifier_is_marked_everywhere(
     temperature: int, prompts: Path, drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In every record, in the summary, the table, the verdict and the page; the exact methods beside it are not."""
+    """In every record, in the summary, the table, the verdict and the page; the exact methods beside it are
+    not."""
     arguments = ["--prompts", prompts, "--drafter", drafter, "--temperature", temperature]
     arguments += ["--verifier", "lossy_top_beta", "--out", tmp_path / "o"]
     eval.main([*QUIET, *map(str, arguments)])  # no exit code 1: a difference was asked for
@@ -212,7 +213,8 @@ def test_what_to_type_next_names_the_option() -> None:
 def test_every_system_in_one_table(
     target: Target, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every system whose drafter is given, and a line for the others; what a sweep can't build is left out."""
+    """Every system whose drafter is given, and a line for the others; what a sweep can't build is left
+    out."""
     save_standalone(diffusion_drafter(target, "ddit"), tmp_path / "sedd")
     monkeypatch.setattr("decode.engine.compiled.compiled", lambda target: target)  # half a minute of C++
     words = ["--prompts", prompts, "--limit", 1, "--drafter", tmp_path / "sedd", "--no-resume"]

@@ -1,4 +1,5 @@
-"""Recipes side by side: what may be compared, what is measured again, and that the figures are the records'."""
+"""Recipes side by side: what may be compared, what is measured again, and that the figures are the
+records'."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def pair(target: Target, tmp_path: Path) -> list[Candidate]:
 def test_every_milestone_decodes_every_prompt_once(
     target: Target, pair: list[Candidate], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the drafter alone, without copies; greedy outputs are plain decoding's; what is there is not run again, what changed is."""
+    """By the drafter alone, without copies; greedy outputs are plain decoding's; what is there is not run
+    again, what changed is."""
     out, ran = tmp_path / "out", []
     whole = runner.run_task
 
@@ -89,7 +91,7 @@ def test_every_milestone_decodes_every_prompt_once(
         "text": ({"data": {"samples": 9}}, "data.samples=9, ours has 48"),
         "steps": ({"trainer": {"max_steps": 13}}, "trainer.max_steps=13"),
         "size": ({"drafter": {"layers": 2}}, "drafter.layers=2"),
-        "name": ({"name": "ours"}, "recipes of one name"),
+        "name": ({"name": "ours"}, "recipes need different names"),
         "none": ({"trainer": {"milestones": []}}, "trainer.milestones is empty"),
     }.values(),
 )
@@ -107,7 +109,8 @@ def test_only_what_is_alike_is_compared(
 
 
 def test_all_decode_as_it_is_asked(target: Target, pair: list[Candidate], tmp_path: Path) -> None:
-    """`--method`: chains for everyone, τ of which is another; the folder says how, and refuses the other way."""
+    """`--method`: chains for everyone, τ of which is another; the folder says how, and refuses the other
+    way."""
     measure(pair, target, [SUITE], SETTINGS, tmp_path / "trees", QUIET)
     chains = measure(pair, target, [SUITE], SETTINGS, tmp_path / "chains", QUIET, "block:gamma=2")
     assert max(max(r.drafted) for r in chains if r.method != PLAIN) == 2
@@ -139,8 +142,8 @@ def test_a_method_of_other_drafters_is_refused_before_training(
 
 @pytest.fixture
 def trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In Python's place a script: `align.train` waits till two of it run, says something, and ends with 3 where `fails` is among its
-    words. It logs what was started."""
+    """In Python's place a script: `align.train` waits till two of it run, says something, and ends with 3
+    where `fails` is among its words. It logs what was started."""
     script, log = tmp_path / "python", tmp_path / "log"
     script.write_text(
         f"""#!/bin/sh

@@ -1,4 +1,5 @@
-"""The race between a system's settings: who leaves, who wins, going on after a stop; and the command around it."""
+"""The race between a system's settings: who leaves, who wins, going on after a stop; and the command around
+it."""
 
 from __future__ import annotations
 

@@ -70,7 +70,8 @@ def test_the_headline_names_the_chat_options(tmp_path: Path) -> None:
 
 
 def test_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One suite: the table. Several: a line per method, its figures over all suites, then its speed-up on each."""
+    """One suite: the table. Several: a line per method, its figures over all suites, then its speed-up on
+    each."""
     folder = fill(tmp_path / "one")
     summary, _ = make_report(folder)
     main([str(folder), "--markdown"])

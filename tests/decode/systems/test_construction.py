@@ -1,4 +1,5 @@
-"""Every system as it is built: greedy output is plain decoding's, sampled output has the target's distribution; what can't be built."""
+"""Every system as it is built: greedy output is plain decoding's, sampled output has the target's
+distribution; what can't be built."""
 
 from __future__ import annotations
 
@@ -103,8 +104,8 @@ def test_errors_name_the_method(parts: OpenDrafters, target: Target, monkeypatch
 
 
 def test_draft_tokens(parts: OpenDrafters) -> None:
-    """More than the drafter drafts are refused in a method, where a sweep would show one point under several names; the command's option
-    is an upper limit."""
+    """More than the drafter drafts are refused in a method, where a sweep would show one point under several
+    names; the command's option is an upper limit."""
     for text in ("block:gamma=5", "block_tree:gamma=3/5", "d2sd:gamma=9"):
         with pytest.raises(UserError, match="this drafter drafts at most 4 tokens"):
             build(read_method(text), parts)
@@ -174,7 +175,8 @@ def test_drafters_that_can_not_draft(target: Target, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["ddit", "masked_lm"])
 def test_drafts_take_the_linear_layers_for_few_rows(target: Target, kind: str, tmp_path: Path) -> None:
-    """As the target's, rounded to bf16 where that halves what is read: without them drafting took three times as long."""
+    """As the target's, rounded to bf16 where that halves what is read: without them drafting took three times
+    as long."""
     made = diffusion_drafter(target, kind)
     save_standalone(made, tmp_path / "d")
     loaded: Any = open_one(str(tmp_path / "d"), "diffusion", target)

@@ -162,7 +162,8 @@ def test_a_streamer_gets_prompt_and_tokens(model: Any, drafter: str) -> None:
 
 @pytest.mark.slow
 def test_sampled_outputs_follow_the_processed_law(model: Any, drafter: str) -> None:
-    """Counts of the first three tokens against their exact law, temperature, top-k and a user's processor applied."""
+    """Counts of the first three tokens against their exact law, temperature, top-k and a user's processor
+    applied."""
     config: dict[str, Any] = {
         "do_sample": True,
         "temperature": 0.7,
@@ -204,7 +205,8 @@ def _law(model: Any, text: list[int], steps: int) -> dict[tuple[int, ...], float
 
 
 def test_the_random_state(model: Any, drafter: str) -> None:
-    """One seed gives one text, at a model's first call too, which opens the drafter; coupled to noise, it is the decoder's."""
+    """One seed gives one text, at a model's first call too, which opens the drafter; coupled to noise, it is
+    the decoder's."""
     options: dict[str, Any] = {"custom_generate": decode.custom_generate, "max_new_tokens": 12}
     options |= {"drafter": drafter, "method": "block:verifier=gumbel"}
     torch.manual_seed(3)
@@ -249,7 +251,8 @@ def test_models_that_it_cannot_run_exactly(model: Any, change: Callable[[Any], A
 
 
 def test_padding_where_rotary_tables_change_with_the_length() -> None:
-    """Texts of one length change their table in one step, as in `generate`; padded ones are refused where they may reach it."""
+    """Texts of one length change their table in one step, as in `generate`; padded ones are refused where
+    they may reach it."""
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 24}
     rope |= {"short_factor": [1.0] * 8, "long_factor": [3.0] * 8}
     model = tiny_model("phi3", 260, rope_parameters=rope, original_max_position_embeddings=24)
@@ -269,7 +272,8 @@ def test_padding_where_rotary_tables_change_with_the_length() -> None:
 
 
 def test_a_row_that_no_token_ends_is_written_on(model: Any, drafter: str) -> None:
-    """`generate` pads behind an end of text alone: behind a criterion it writes on until the last text has ended."""
+    """`generate` pads behind an end of text alone: behind a criterion it writes on until the last text has
+    ended."""
     ids, mask = torch.tensor([[0, 0, *PROMPT], [5, 7, *PROMPT]]), torch.tensor([[0, 0, *[1] * 6], [1] * 8])
     words: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 12, "pad_token_id": 0}
     words |= {"do_sample": False, "return_dict_in_generate": True, "output_scores": True}
