@@ -103,4 +103,4 @@ def test_ways_that_cannot_take_turns_are_refused(parts: OpenDrafters) -> None:
     assert mixed.generate(PROMPT, max_new_tokens=6).tokens  # argmax drafts either way
     with pytest.raises(UserError, match=r"draw drafts in different ways \(independent, point\)"):
         mixed.generate(PROMPT, max_new_tokens=6, sampling=Sampling(1.0))
-    assert read_method(f"retrieval:corpus={__file__}").options == {"corpus": __file__}
+    assert read_method(f"retrieval:corpus={__file__}").system.corpus == __file__  # type: ignore[attr-defined]
