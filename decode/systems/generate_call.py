@@ -1,4 +1,5 @@
-"""What transformers' `generate` was asked for, and whether drafts can honour it: one line for what they can't."""
+"""The arguments of transformers' `generate`, and an error for those that speculative decoding can't
+honour."""
 
 from __future__ import annotations
 
@@ -12,25 +13,25 @@ from torch import Tensor
 from align.common.errors import UserError
 
 _PREPARED = {"attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}  # fmt: skip
-"""What `generate` prepares itself for a text of tokens."""
-_SHOWN = ("output_hidden_states", "output_attentions")
-"""What is returned beside the text, and without `return_dict_in_generate` is not."""
-_OTHER_WAY = ("penalty_alpha", "dola_layers", "force_words_ids", "constraints")
-"""The settings that ask for another choice of tokens than greedy ones or samples from processed logits."""
+"""What `generate` itself prepares."""
+_RETURNED = ("output_hidden_states", "output_attentions")
+"""What is returned with `return_dict_in_generate` only."""
+_OTHER_CHOICE = ("penalty_alpha", "dola_layers", "force_words_ids", "constraints")
+"""Settings that choose tokens neither greedily nor by sampling from processed logits."""
 _OTHER_DRAFTER = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "speculation_type")
-"""The settings that ask `generate` for a drafter of its own."""
-_REMEMBERING = {
+"""Settings for other drafters."""
+_STATEFUL = {
     "UnbatchedClassifierFreeGuidanceLogitsProcessor": "guidance_scale",
     "SynthIDTextWatermarkLogitsProcessor": "watermarking_config",
     "DiaEOSDelayPatternLogitsProcessor": "",
     "HiggsAudioV2DelayPatternLogitsProcessor": "",
 }
-"""transformers' processors that keep something from call to call, and the setting that brings each; empty = none does."""
+"""Stateful processors of transformers, and the setting that adds each; empty: none does."""
 
 
-def asked_of(model: Any, frame: FrameType | None) -> dict[str, Any]:
-    """The arguments of the `generate` of this model that runs: it hands neither streamer nor assistant to a function that takes the
-    place of its loop. It is looked for behind `frame`, however many functions lie between.
+def arguments_of_generate(model: Any, frame: FrameType | None) -> dict[str, Any]:
+    """The arguments of the model's running `generate`, found on the stack below `frame`: it passes neither
+    streamer nor assistant on.
 
     Raises:
         UserError: there is none.
@@ -40,9 +41,7 @@ def asked_of(model: Any, frame: FrameType | None) -> dict[str, Any]:
             given = dict(frame.f_locals)
             return given.pop("kwargs", {}) | given
         frame = frame.f_back
-    raise UserError(
-        "custom_generate: no generate of this model has called it; give it as model.generate(custom_generate=…), and call it in the same thread"
-    )
+    raise UserError("custom_generate: call it through model.generate(custom_generate=…), in the same thread")
 
 
 def check_call(
@@ -53,11 +52,11 @@ def check_call(
     inputs: Mapping[str, Any],
     ids_BL: Tensor,
 ) -> None:
-    """Raises UserError for what drafts can't honour.
+    """Raises UserError for what speculative decoding can't honour.
 
     Args:
-        asked: as `asked_of` gives it.
-        inputs: what `generate` would hand to the model beside the tokens.
+        asked: from `arguments_of_generate`.
+        inputs: what `generate` would pass to the model besides the tokens.
     """
     if getattr(model.config, "is_encoder_decoder", False):
         raise UserError(f"{type(model).__name__}: reads a prompt with an encoder; give a decoder-only model")
@@ -65,55 +64,49 @@ def check_call(
         raise UserError(
             f"num_beams={config.num_beams}: drafts are verified against one text; leave num_beams at 1"
         )
-    if name := next((name for name in _OTHER_WAY if getattr(config, name, None) not in (None, 0, [])), ""):
+    if name := next((name for name in _OTHER_CHOICE if getattr(config, name, None) not in (None, 0, [])), ""):
         raise UserError(f"{name}: drafts are verified against greedy choices or samples; leave it out")
     drafters = {"assistant_model": asked.get("assistant_model")}
     drafters |= {name: getattr(config, name, None) for name in _OTHER_DRAFTER}
     if name := next((name for name, value in drafters.items() if value), ""):
         raise UserError(f"{name}: `drafter` takes its place; leave it out")
-    for name in _SHOWN:
+    for name in _RETURNED:
         if config.return_dict_in_generate and getattr(config, name, None):
-            raise UserError(f"{name}: the states of rejected drafts are among them; leave it out")
-    for one in _each(processors):
-        if name := next((k.__name__ for k in type(one).__mro__ if k.__name__ in _REMEMBERING), ""):
-            key = _REMEMBERING[name]
+            raise UserError(f"{name}: would include rejected drafts; leave it out")
+    for one in _flatten(processors):
+        if name := next((k.__name__ for k in type(one).__mro__ if k.__name__ in _STATEFUL), ""):
+            key = _STATEFUL[name]
             key = key if getattr(config, key, None) not in (None, 1) else "logits_processor"
             raise UserError(
-                f"{key}: {name} remembers the order of its calls, which drafts change; leave it out"
+                f"{key}: {name} depends on the order of its calls, which drafts change; leave it out"
             )
     if any(asked.get(name) is not None for name in ("cache", "past_key_values")):
-        raise UserError(
-            "past_key_values (cache): is neither read nor filled, as every request is read from its beginning; leave it out"
-        )
+        raise UserError("past_key_values (cache): is neither read nor filled; leave it out")
     if "Quantized" in type(inputs.get("cache")).__name__:
-        raise UserError(
-            "cache_implementation: drafts are verified with exact keys, and quantised ones give another text; leave it out"
-        )
+        raise UserError("cache_implementation: quantized keys would change the text; leave it out")
     for name, value in inputs.items():
-        if name not in (*_PREPARED, *_SHOWN) and not _says_nothing(model, ids_BL, name, value):
+        if name not in (*_PREPARED, *_RETURNED) and not _changes_nothing(model, ids_BL, name, value):
             raise UserError(f"{name}: only tokens and attention_mask are taken as input")
     if ids_BL.shape[1] == 0:
         raise UserError("input_ids: there is no token to continue")
     if asked.get("synced_gpus"):
-        raise UserError(
-            "synced_gpus: each process calls the model as often as its own drafts allow, so that none can wait for another; leave it out"
-        )
+        raise UserError("synced_gpus: the number of forward passes differs between processes; leave it out")
     if asked.get("streamer") is not None and len(ids_BL) > 1:
-        raise UserError(f"streamer: {len(ids_BL)} texts are written at once; a streamer takes one")
+        raise UserError(f"streamer: takes one text, not {len(ids_BL)}")
 
 
-def _each(processors: Iterable[Any]) -> Iterator[Any]:
-    """Lists within lists, too: a list of processors is one."""
+def _flatten(processors: Iterable[Any]) -> Iterator[Any]:
+    """The processors, nested lists included."""
     for one in processors:
         if isinstance(one, list | tuple):
-            yield from _each(one)
+            yield from _flatten(one)
         else:
             yield one
 
 
-def _says_nothing(model: Any, ids_BL: Tensor, name: str, value: Any) -> bool:
-    """Whether an input holds nothing, or zeros that say "this is text" of each token (a processor of images and text writes them) and
-    change nothing."""
+def _changes_nothing(model: Any, ids_BL: Tensor, name: str, value: Any) -> bool:
+    """Whether an input is empty, or zeros that mark every token as text (multimodal processors write them)
+    and change nothing."""
     if _empty(value):
         return True
     types = isinstance(value, Tensor) and name.endswith("token_type_ids") and value.shape == ids_BL.shape
@@ -130,7 +123,7 @@ def _empty(value: Any) -> bool:
 
 @torch.no_grad()
 def _same_without(model: Any, ids_1L: Tensor, name: str) -> bool:
-    """Whether zeros as this input leave the model's logits as they are, to the bit: its own attention adds a mask in either case."""
+    """Whether zeros as this input leave the model's logits bit-identical."""
     before, training = model.config._attn_implementation, model.training
     try:
         model.set_attn_implementation("eager")
@@ -143,11 +136,10 @@ def _same_without(model: Any, ids_1L: Tensor, name: str) -> bool:
 
 
 def masks_of(ids_BL: Tensor, inputs: Mapping[str, Any]) -> Tensor:
-    """Which tokens of each text are no padding, (B, L) bool.
+    """Which tokens are not padding, (B, L) bool.
 
     Raises:
-        UserError: padding stands elsewhere than left, a text is nothing else, positions are not counted from its first token;
-            either of another shape than the tokens.
+        UserError: padding on the right, a text of padding only, unusual positions, or a wrong shape.
     """
     mask_BL, positions = inputs.get("attention_mask"), inputs.get("position_ids")
     # of a mask of ones `generate` hands on positions alone
@@ -158,17 +150,15 @@ def masks_of(ids_BL: Tensor, inputs: Mapping[str, Any]) -> Tensor:
             and given.shape[-2:-1] in (ids_BL.shape[:1], (1,))
         ):
             raise UserError(
-                f"attention_mask (position_ids): has the shape {tuple(given.shape)}, input_ids {tuple(ids_BL.shape)}; give one number a token"
+                f"attention_mask (position_ids): shape {tuple(given.shape)}, but input_ids have {tuple(ids_BL.shape)}"
             )
     mask_BL = torch.ones_like(ids_BL) if mask_BL is None else mask_BL.expand_as(ids_BL)
     mask_BL = mask_BL.bool()
     if bool((mask_BL[:, 1:] < mask_BL[:, :-1]).any()):
-        raise UserError("attention_mask: padding stands behind tokens; pad on the left (padding_side='left')")
+        raise UserError("attention_mask: pad on the left (padding_side='left')")
     if not bool(mask_BL[:, -1].all()):
-        raise UserError("attention_mask: a text has no token but padding")
+        raise UserError("attention_mask: a text is only padding")
     # a model of images and text has several positions of each token, which are the same for text
     if positions is not None and not bool(((positions == mask_BL.long().cumsum(1) - 1) | ~mask_BL).all()):
-        raise UserError(
-            "position_ids: others than 0, 1, 2, … from a text's first token are not taken; leave them out"
-        )
+        raise UserError("position_ids: must be 0, 1, 2, … from a text's first token; leave them out")
     return mask_BL

@@ -1,8 +1,8 @@
-"""The drop-in: `model.generate(**inputs, custom_generate=decode.custom_generate, drafter=…)` on a transformers model.
+"""`model.generate(**inputs, custom_generate=decode.custom_generate, drafter=…)` on a transformers model.
 
-transformers prepares the request and hands over what it made: logits processors and warpers, stopping criteria, streamer. All of them
-are applied to every row that is verified, so that the output is what `generate` gives without drafts: greedily token for token, else
-in distribution.
+transformers prepares the request and passes its logits processors, stopping criteria and streamer. They are
+applied to every verified
+row, so the output is that of `generate` without drafts: token for token when greedy, else in distribution.
 """
 
 from __future__ import annotations
@@ -30,36 +30,37 @@ from decode.drafters.base import Drafter
 from decode.engine.decoder import Decoder
 from decode.engine.engine import run_together
 from decode.engine.processed import ProcessedEngine
-from decode.methods.generate_call import asked_of, check_call, masks_of
-from decode.methods.generate_output import output_of
-from decode.methods.load import load
-from decode.methods.spec import read_method
 from decode.speculation.sampling import Sampling
 from decode.speculation.verifiers import find
+from decode.systems.generate_call import arguments_of_generate, check_call, masks_of
+from decode.systems.generate_output import output_of
+from decode.systems.load import load
+from decode.systems.parsing import read_method
+from decode.systems.registry import Compiled
 
-_KEPT = "_specalign"
-"""The attribute of a model under which what was opened for it is kept, as long as the model lives."""
+_ATTRIBUTE = "_specalign"
+"""Where a model keeps its `OpenModel`."""
 
 
-class _Opened:
-    """A model as a target, with its decoders. weights: which ones it was opened with. Copies of a model open their own."""
+class OpenModel:
+    """A model as a target, with its decoders. Copies of a model open their own.
+
+    `weights`: the state of the model's weights when it was opened.
+    """
 
     def __init__(self, model: Any) -> None:
+        offloaded = next((name for name, weight in model.named_parameters() if weight.is_meta), "")
+        if offloaded:
+            raise UserError(f"{offloaded} is offloaded: load the model without a device_map that offloads")
         name = getattr(model, "name_or_path", "") or type(model).__name__
-        if away := next((name for name, p in model.named_parameters() if p.is_meta), ""):
-            raise UserError(
-                f"{away}: lies outside of the model until a call reads it (offloading); load the model whole, without a device_map that offloads"
-            )
-        self.target, self.decoders = proven(model, _NoTokenizer(), name, fast=False), dict[Any, Decoder]()
+        self.target = proven(model, _NoTokenizer(), name, fast=False)
+        self.decoders: dict[tuple[Any, ...], Decoder] = {}
         self.weights = _weights(model)
 
     def decoder(self, drafter: Any, method: str | None) -> Decoder:
-        """Opened once."""
-        if not (
-            drafter is None
-            or isinstance(drafter, str | Path | BlockDrafter | DiffusionDrafter)
-            or hasattr(drafter, "law")
-        ):
+        """The decoder of a drafter, opened once."""
+        known = drafter is None or isinstance(drafter, str | Path | BlockDrafter | DiffusionDrafter)
+        if not known and not hasattr(drafter, "law"):
             raise UserError(
                 f"drafter={type(drafter).__name__}: give a folder or hub id, 'lookup', or a drafter of this project"
             )
@@ -68,15 +69,14 @@ class _Opened:
         if weights is not None and weights.is_file():  # trained again into the same folder
             key = (*key, weights.stat().st_mtime_ns, weights.stat().st_ino)
         if key not in self.decoders:
-            if method is not None and read_method(method).system.target is not None:
+            if method is not None and isinstance(read_method(method).system, Compiled):
                 raise UserError(
-                    f"method={method}: decodes with a copy of the model, loaded anew; take it with decode.load, or leave it out"
+                    f"method={method}: decodes with a reloaded copy of the model; use decode.load"
                 )
             made = self.decoders[key] = load(self.target, drafter, method=method)
             if made.verifier != "auto" and find(made.verifier).lossy:
                 say(
-                    f"note: method={method}: {made.verifier} does not keep the model's distribution: texts differ from plain generate's, "
-                    "greedy ones too",
+                    f"note: method={method}: {made.verifier} does not keep the model's distribution, not even greedily",
                     error=True,
                 )
         return self.decoders[key]
@@ -89,12 +89,12 @@ class _Opened:
 
 
 def _weights(model: Any) -> list[tuple[int, int]]:
-    """Changes with every change of a weight; within torch.inference_mode those are not counted."""
+    """Differs after every change of a weight; changes within torch.inference_mode are not counted."""
     return [(p.data_ptr(), -1 if p.is_inference() else p._version) for p in model.parameters()]
 
 
 class _NoTokenizer:
-    """Tokens are all that comes in and goes out."""
+    """`custom_generate` handles tokens only."""
 
     eos_token_id = pad_token_id = bos_token_id = chat_template = None
 
@@ -118,26 +118,27 @@ def custom_generate(
     """What `generate` calls in place of its own loop.
 
     Args:
-        drafter: None (plain decoding); else as `decode.load` takes it: a folder or hub id, `auto`, `lookup`, or one already
-            loaded.
+        drafter: None (plain decoding); else as `decode.load` takes it: a folder or hub id, `auto`, `lookup`,
+            or one already loaded.
         method: a system by name, as `decode.load` takes it.
 
     Returns:
-        What `generate` returns: tokens (B, n), or with `return_dict_in_generate` sequences, scores and logits as asked for.
+        What `generate` returns: tokens (B, n), or with `return_dict_in_generate` sequences, scores and logits
+            as asked for.
 
     Raises:
         UserError: what drafts can't honour, as in `check_call`; a drafter that does not fit.
     """
-    config, asked = generation_config, asked_of(model, inspect.currentframe())
-    with _ONE, _no_offsets(model):
+    config, asked = generation_config, arguments_of_generate(model, inspect.currentframe())
+    with _LOCK, _without_rope_deltas(model):
         check_call(model, asked, config, logits_processor, model_kwargs, input_ids)
     masks, streamer, count = masks_of(input_ids, model_kwargs), asked.get("streamer"), len(input_ids)
     length = stopping_criteria.max_length or config.max_length  # a criterion of one's own may be longer
     drafting = _drafting(config)
-    with _ONE, _no_offsets(model), _ours(model) as ours:
-        target = ours.target
+    with _LOCK, _without_rope_deltas(model), _as_target(model) as opened:
+        target = opened.target
         _check_length(target, length, masks)
-        decoder = ours.decoder(drafter, method)
+        decoder = opened.decoder(drafter, method)
         verifier = decoder.verifier_for(drafting)
         scored = bool(config.return_dict_in_generate and config.output_scores)
         engines = [
@@ -169,20 +170,20 @@ def custom_generate(
 
 
 def _check_length(target: Target, length: int, masks_BL: Tensor) -> None:
-    """Raises UserError where texts of so many tokens do not fit, or padding would count in `generate`."""
+    """Raises UserError where texts of this length do not fit, or where `generate` would count padding."""
     if length > target.context_limit:
         raise UserError(
             f"max_length={length}: the context of {target.spec!r} holds {target.context_limit} tokens; lower max_new_tokens"
         )
     if target.switch is not None and length > target.switch and not bool(masks_BL.all()):
         raise UserError(
-            f"attention_mask: the rotary tables of {target.spec!r} change at {target.switch} tokens, and generate counts those of the "
-            "longest text, padding too; give one text at a time, without padding, or lower max_new_tokens"
+            f"attention_mask: the rotary embedding of {target.spec!r} changes at {target.switch} tokens, and generate counts padding; "
+            "give one text at a time, without padding, or lower max_new_tokens"
         )
 
 
 def _drafting(config: Any) -> Sampling:
-    """How q is drawn: as p is processed where the settings say so. It moves acceptance, never the output's distribution."""
+    """The settings for q. They affect acceptance, never the output's distribution."""
     if not config.do_sample:
         return Sampling()
     seed = int(torch.randint(2**62, ()))  # so that torch.manual_seed repeats a text
@@ -192,7 +193,8 @@ def _drafting(config: Any) -> Sampling:
 
 
 def _of_row(function: Any, number: int, count: int) -> Any:
-    """A function of a batch's texts and their scores as one of its text in the place `number`: some know what stands in which place."""
+    """A processor or criterion of a batch, applied to the text at index `number` alone: some depend on the
+    index."""
     if count == 1:
         return function
 
@@ -208,13 +210,13 @@ def _of_row(function: Any, number: int, count: int) -> Any:
     return alone
 
 
-_ONE = RLock()
-"""One call at a time: each puts our attention into its model and takes it out."""
+_LOCK = RLock()
+"""One call at a time: each replaces the attention of its model for its duration."""
 
 
 @contextmanager
-def _no_offsets(model: Any) -> Iterator[None]:
-    """Within it, a model of images and text knows no offsets of positions: `generate` leaves in it those of the batch it prepared."""
+def _without_rope_deltas(model: Any) -> Iterator[None]:
+    """Clear the position offsets that `generate` left in a multimodal model, for the duration."""
     kept = [(m, m.rope_deltas) for m in model.modules() if getattr(m, "rope_deltas", None) is not None]
     try:
         for module, _ in kept:
@@ -226,16 +228,17 @@ def _no_offsets(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _ours(model: Any) -> Iterator[_Opened]:
-    """The model as a target for the time of a call: our attention goes in and comes out again, and nothing else is changed."""
+def _as_target(model: Any) -> Iterator[OpenModel]:
+    """The model as a target for the duration of a call: only its attention is replaced, and put back
+    afterwards."""
     before, training = model.config._attn_implementation, model.training
     grads, drawn = {name: p.requires_grad for name, p in model.named_parameters()}, torch.get_rng_state()
     try:
-        kept = getattr(model, _KEPT, None)
+        kept = getattr(model, _ATTRIBUTE, None)
         if kept is None or kept.weights != _weights(model):
             model.set_attn_implementation("eager")
-            kept = _Opened(model)
-            setattr(model, _KEPT, kept)
+            kept = OpenModel(model)
+            setattr(model, _ATTRIBUTE, kept)
         model.eval()
         install(model, own=kept.target.attention == "its own, eager")
         yield kept

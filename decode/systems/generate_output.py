@@ -1,4 +1,5 @@
-"""What transformers' `generate` returns, out of the new tokens of each text of a batch and the logits of each of them."""
+"""What transformers' `generate` returns, out of the new tokens of each text of a batch and the logits of each
+of them."""
 
 from __future__ import annotations
 
