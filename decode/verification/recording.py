@@ -112,8 +112,8 @@ class Recorder(TorchFunctionMode):
     def __enter__(self) -> Recorder:
         watched: list[tuple[Any, str, Callable[..., Any]]] = [
             (Decoder, "_engine", self._make_engine),
-            (Engine, "begin_round", self._begin_round),
-            (Engine, "to_verify", self._make_round),
+            (Engine, "draft", self._begin_round),
+            (Engine, "make_round", self._make_round),
             (Engine, "prefill", self._make_round),
             (engine_module, "verify_rounds", self._verify),
             (verification, "run_verifier", self._run_verifier),
@@ -122,7 +122,7 @@ class Recorder(TorchFunctionMode):
             (verifiers, "draw_at", self._note_numbers),
             (sampling_module, "draw_at", self._note_numbers),
             (verification, "_coupled", self._couple),
-            (verification, "_chosen", self._choose),
+            (verification, "_choose_greedily", self._choose),
             (verification, "best", self._best),
         ]
         for owner, name, watch in watched:

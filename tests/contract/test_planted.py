@@ -72,13 +72,13 @@ def fresh(run: Run) -> Iterator[None]:
 
 def positions_too_late() -> list[Patch]:
     """The tokens of a round are placed one position too late."""
-    original = Engine.begin_round
+    original = Engine.draft
 
-    def begin_round(self: Engine) -> Any:
+    def draft(self: Engine) -> Any:
         call = original(self)
         return call._replace(depth_L=torch.arange(1, call.tokens_1L.shape[1] + 1))
 
-    return [(Engine, "begin_round", begin_round)]
+    return [(Engine, "draft", draft)]
 
 
 def chunks_from_the_start() -> list[Patch]:
@@ -120,14 +120,14 @@ def row_lost() -> list[Patch]:
 
 def outputs_swapped() -> list[Patch]:
     """In a batch, requests get one another's logits."""
-    original = engine_module._forward_together
+    original = engine_module.forward_together
 
     def forward(running: Any, calls: Any) -> Any:
         out = original(running, calls)
         same = len({call.tokens_1L.shape for call in calls}) == 1
         return out[::-1] if same else out
 
-    return [(engine_module, "_forward_together", forward)]
+    return [(engine_module, "forward_together", forward)]
 
 
 def other_first_row() -> list[Patch]:
@@ -473,45 +473,45 @@ def one_seed_for_all() -> list[Patch]:
 
 
 def accepted_token_dropped() -> list[Patch]:
-    original = Engine._commit
+    original = Engine._append
 
     def commit(self: Engine, outcome: Outcome) -> int:
         return original(self, outcome._replace(accepted=outcome.accepted[1:]))
 
-    return [(Engine, "_commit", commit)]
+    return [(Engine, "_append", commit)]
 
 
 def first_end_alone() -> list[Patch]:
     """Of several end-of-sequence ids one alone ends the text."""
-    original = Engine._commit
+    original = Engine._append
 
     def commit(self: Engine, outcome: Outcome) -> int:
         self.eos = frozenset([max(self.eos)])
         return original(self, outcome)
 
-    return [(Engine, "_commit", commit)]
+    return [(Engine, "_append", commit)]
 
 
 def one_token_too_many() -> list[Patch]:
-    original = Engine._commit
+    original = Engine._append
 
     def commit(self: Engine, outcome: Outcome) -> int:
         full = len(self.out.tokens) + len(outcome.accepted) + 1 >= self.limit
         self.limit += full
         return original(self, outcome)
 
-    return [(Engine, "_commit", commit)]
+    return [(Engine, "_append", commit)]
 
 
 def other_reason() -> list[Patch]:
     """A text that fills the context finishes with `length`."""
-    original = Engine._commit
+    original = Engine._append
 
     def commit(self: Engine, outcome: Outcome) -> int:
         self.full = "length"
         return original(self, outcome)
 
-    return [(Engine, "_commit", commit)]
+    return [(Engine, "_append", commit)]
 
 
 def first_stop_listed() -> list[Patch]:
