@@ -17,7 +17,7 @@ from align.common.claims import Claim
 from align.common.errors import cli
 from align.common.files import write_atomically, write_text
 from align.common.terminal import PlainConsole
-from align.common.text import markdown_text, titled
+from align.common.text import format_title, markdown_text
 from decode.cli import Parser, path, pop_sampling, whole
 from decode.speculation.settings import Sampling
 from decode.suites.registry import GROUPS, SUITES, prompts_of
@@ -146,7 +146,7 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
     text = table(reached, {candidate.name: candidate.parameters for candidate in candidates})
     sampling = "greedy" if config.sampling.greedy else f"temperature {config.sampling.temperature:g}"
     titles = ", ".join(suite.title for suite in suites)
-    facts = [titled(recipe["name"], target.weights), sampling, titles, name or ""]
+    facts = [format_title(recipe["name"], target.weights), sampling, titles, name or ""]
     if target.chat:
         facts.append(target.chat.description)
     title = " · ".join(filter(None, facts))

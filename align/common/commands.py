@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from align.common.errors import UserError
-from align.common.files import expanded
+from align.common.files import expand_path
 from align.common.text import say
 
 
@@ -36,7 +36,7 @@ def path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("a path is missing")
     try:
-        return expanded(text)
+        return expand_path(text)
     except UserError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

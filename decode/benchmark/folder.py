@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from align.common.checksums import folder_hash
 from align.common.errors import UserError
-from align.common.files import check_ordinary, expanded, sha256_file
+from align.common.files import check_ordinary, expand_path, sha256_file
 from align.common.hub import local_path
 from align.common.provenance import decoding_versions, git_commit, machine
 from align.common.text import cut
@@ -49,7 +49,7 @@ def describe_settings(
         "drafter": dict(plan.drafters),
         "drafter_hash": {kind: folder_hash(local_path(folder)) for kind, folder in plan.drafters.items()},
         "methods": list(methods),
-        "corpus_hash": {path: sha256_file(expanded(path)) for path in plan.corpora},
+        "corpus_hash": {path: sha256_file(expand_path(path)) for path in plan.corpora},
         "sweep": list(config.sweep.words),
         "tuned": config.tuned,
         "race": config.race or None,

@@ -23,7 +23,7 @@ from decode.engine.detokenizer import TextStream, special_tokens_in
 from decode.engine.output import Generation, Tree
 from decode.speculation.processors import History
 from decode.speculation.proposal import NO_DRAFTS, Proposal
-from decode.speculation.sampling import Sampling, penalised, position_noise, seeded
+from decode.speculation.sampling import Sampling, apply_penalties, make_generator, position_noise
 from decode.speculation.tree import MOST_NODES, ancestors, node_depths
 from decode.speculation.verification import Outcome, Round
 from decode.speculation.verification import verify_rounds as verify_rounds
@@ -138,7 +138,7 @@ class Engine:
             list(prompt),
             target.new_cache(1, len(prompt) + self.limit + spare),
             self.sampling,
-            seeded(self.sampling.fixed_seed, target.device),
+            make_generator(self.sampling.fixed_seed, target.device),
             History(self.sampling, prompt, target.vocab_size, target.eos_ids, target.device),
             self._noise() if self.verifier == "gumbel" and not self.sampling.greedy else None,
         )
@@ -220,7 +220,7 @@ class Engine:
         request, sampling = self.request, self.sampling
         before = request.history.rows(proposal.tokens_K, proposal.tree)
         if self.out.top2_gaps is not None:
-            top2 = penalised(logits_MV, sampling, before).topk(2, dim=-1).values
+            top2 = apply_penalties(logits_MV, sampling, before).topk(2, dim=-1).values
             self.gaps = (top2[:, 0] - top2[:, 1]).tolist()
         return Round(
             logits_MV,

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from align.common.text import markdown_text, plural, titled
+from align.common.text import format_title, markdown_text, plural
 from align.folder.chat import Chat
 from decode.reporting.summary import (
     Figures,
@@ -34,7 +34,7 @@ def headline(summary: Summary) -> str:
     """Target, sampling, dtype, suites, and the options of the chat template."""
     settings = summary.settings
     chat = Chat(settings.get("template_kwargs") or {}, settings.get("system"))
-    target = titled(settings["target"], settings.get("weights"))
+    target = format_title(settings["target"], settings.get("weights"))
     parts = [target, summary.sampling, settings["dtype"], ", ".join(summary.titles.values())]
     return " · ".join([*parts, chat.description] if chat else parts)
 

@@ -159,10 +159,10 @@ def _apply_rule(group: Sequence[Round]) -> list[PendingOutcome]:
     # a one-hot p would leave nothing to relax: at temperature 0 a lossy rule sees p at temperature 1
     target_tokens_R = best(logits_RV, sampling, before) if sampling.greedy else None
     warm = replace(sampling, temperature=sampling.temperature or 1.0)
-    p_BMV = _padded(probs(logits_RV, warm, before, overwrite=True), heights)
+    p_BMV = _pad_rows(probs(logits_RV, warm, before, overwrite=True), heights)
     end_B, next_B = run_verifier(verifier, proposals, p_BMV, [one.generator for one in group])
     if target_tokens_R is not None:
-        next_B = _padded(target_tokens_R, heights).gather(1, end_B[:, None])[:, 0]
+        next_B = _pad_rows(target_tokens_R, heights).gather(1, end_B[:, None])[:, 0]
     return [_path_outcome(x, end_B[b : b + 1], next_B[b : b + 1]) for b, x in enumerate(proposals)]
 
 
@@ -173,7 +173,7 @@ def _rows(logits: Sequence[Tensor], before: Sequence[ProcessorState]) -> tuple[T
     return torch.cat(list(logits)), ProcessorState.joined(before, [len(rows) for rows in logits])
 
 
-def _padded(rows_R: Tensor, heights: Sequence[int]) -> Tensor:
+def _pad_rows(rows_R: Tensor, heights: Sequence[int]) -> Tensor:
     """Rows (R, …) → (B, M, …), zeros below those of a request that has fewer."""
     most = max(heights)
     if len(rows_R) == len(heights) * most:
@@ -237,7 +237,7 @@ def _known_outcome(proposal: Proposal, target_tokens_M: Tensor) -> PendingOutcom
     return torch.cat((target_tokens_M, proposal.tokens_K.to(target_tokens_M.device))), outcome
 
 
-def _walked(
+def _walk_paths(
     tokens: Sequence[list[int]],
     proposals: Sequence[Proposal],
     say: Callable[[list[tuple[int, int]]], Sequence[int]],
@@ -263,7 +263,7 @@ def _sample_target(group: Sequence[Round]) -> list[PendingOutcome]:
             for x, target_tokens_M in zip(proposals, target_tokens, strict=True)
         ]
     tokens = [x.tokens_K.tolist() for x in proposals]
-    outcomes = _walked(tokens, proposals, lambda asked: sample(asked).tolist())
+    outcomes = _walk_paths(tokens, proposals, lambda asked: sample(asked).tolist())
     nothing = torch.zeros(0, dtype=torch.int64)
     return [(nothing, lambda _, outcome=outcome: outcome) for outcome in outcomes]  # type: ignore[misc]
 
@@ -282,11 +282,13 @@ def _sampler(group: Sequence[Round]) -> Callable[[list[tuple[int, int]]], Tensor
         p_RV = probs(logits_RV, sampling, before, overwrite=True)
         if u_R is not None:
             return draw_at(p_RV, u_R[[start[b] + node for b, node in asked]])
-        return torch.cat([_coupled(p_RV[i : i + 1], group[b], node) for i, (b, node) in enumerate(asked)])
+        return torch.cat(
+            [_couple_token(p_RV[i : i + 1], group[b], node) for i, (b, node) in enumerate(asked)]
+        )
 
     return sample
 
 
-def _coupled(p_1V: Tensor, one: Round, node: int) -> Tensor:
+def _couple_token(p_1V: Tensor, one: Round, node: int) -> Tensor:
     assert one.noise is not None
     return couple(p_1V, one.noise, [one.position + (0, *depths(one.proposal.tree))[node]])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from align.common.errors import UserError, nearest
-from align.common.files import expanded
+from align.common.files import expand_path
 from align.common.hub import hub_id, is_hub_id, local_path, missing, model_folder
 from align.common.provenance import CHECKOUT
 from align.common.schema import read_object
@@ -171,7 +171,7 @@ def _is_default(target: str) -> bool:
     """Whether this is the default target: its hub id, its folder in the Hub's cache, or its package."""
     if target == DEFAULT_TARGET or target == f"wheel:{WHEELS[DEFAULT_TARGET][0]}":
         return True
-    return expanded(target).is_dir() and hub_id(target) == DEFAULT_TARGET
+    return expand_path(target).is_dir() and hub_id(target) == DEFAULT_TARGET
 
 
 def target_of(spec: str) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from align.common.errors import UserError
-from align.common.files import expanded
+from align.common.files import expand_path
 from decode.speculation.settings import MOST_NODES
 from decode.systems.declaration import (
     SYSTEMS as SYSTEMS,
@@ -87,7 +87,7 @@ class CorpusSystem(DraftingSystem):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.corpus is not None and not expanded(self.corpus).is_file():
+        if self.corpus is not None and not expand_path(self.corpus).is_file():
             raise UserError(f"corpus={self.corpus!r}: no such file")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from align.target.model import Target
 from decode.speculation.drafts import Drafts
 from decode.speculation.proposal import Proposal
-from decode.speculation.sampling import Sampling, seeded
+from decode.speculation.sampling import Sampling, make_generator
 from decode.speculation.tree import path_to
 from decode.speculation.verifiers import VERIFIERS
 from decode.verification.divergence import dtype_limit
@@ -210,7 +210,7 @@ def check_randomness(recorder: Recorder, asked: Sequence[Asked], tally: Tally) -
                 if seen.setdefault((call.name, value), i) != i:
                     tally.find(f"request {number} used one random number twice", request=number)
     for number, generator in recorder.generators.items():
-        fresh = seeded(asked[number].sampling.fixed_seed, generator.device)
+        fresh = make_generator(asked[number].sampling.fixed_seed, generator.device)
         for call in recorder.calls:
             if call.generator is generator and not torch.equal(call.again(fresh), call.values):
                 tally.find(

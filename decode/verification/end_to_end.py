@@ -172,7 +172,7 @@ def _joint_law(
     def rounding() -> float:
         total = 0.0
         for text, mass in prefixes.items():
-            p_V, *others = (next_law(row_V, text) for row_V in reference.perturbed([*prompt, *text]))
+            p_V, *others = (next_law(row_V, text) for row_V in reference.perturb([*prompt, *text]))
             total += mass * max(float((p_V - other_V).abs().sum()) / 2 for other_V in others)
         return MOVED * total
 

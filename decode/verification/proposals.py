@@ -18,7 +18,7 @@ from decode.engine.engine import Engine
 from decode.speculation import sampling as sampling_module
 from decode.speculation import verification, verifiers
 from decode.speculation.proposal import Proposal
-from decode.speculation.sampling import seeded
+from decode.speculation.sampling import make_generator
 from decode.verification.tally import Tally
 
 EXACT = 1e-5
@@ -110,7 +110,9 @@ def check_proposal_of(engine: Engine, tally: Tally, name: str) -> None:
     try:
         if sampling.greedy or request.noise is not None:
             first = propose()
-            request.generator.set_state(seeded(1).get_state() if state.device.type == "cpu" else state)
+            request.generator.set_state(
+                make_generator(1).get_state() if state.device.type == "cpu" else state
+            )
             second = propose()
             tally.counts["chosen proposals, drafted twice"] += 1
             if first is not None and second is not None and not _alike(first, second):

@@ -121,7 +121,7 @@ class Recorder(TorchFunctionMode):
             (verification, "draw_at", self._draw_at),
             (verifiers, "draw_at", self._note_numbers),
             (sampling_module, "draw_at", self._note_numbers),
-            (verification, "_coupled", self._couple),
+            (verification, "_couple_token", self._couple),
             (verification, "_choose_greedily", self._choose),
             (verification, "best", self._best),
         ]

@@ -66,11 +66,11 @@ class Reference:
         limit = dtype_limit(self.target.dtype, logits_V)
         if difference <= limit:
             return limit
-        row_V, *others = self.perturbed(text)
+        row_V, *others = self.perturb(text)
         changes = [float((row_V - other_V).abs().nan_to_num(nan=0).max()) for other_V in others]
         return max(limit, 2 * AMPLIFIED * max(changes))
 
-    def perturbed(self, text: Sequence[int]) -> list[Tensor]:
+    def perturb(self, text: Sequence[int]) -> list[Tensor]:
         """The logits after `text`, (V,), then those when the output of every weight is changed at random by about one epsilon of its size."""
         generator = torch.Generator(self.target.device).manual_seed(0)
         rows = [self._forward(text, 1)[0]]

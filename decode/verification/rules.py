@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from align.kernels import choice
 from decode.speculation import verification, verifiers
-from decode.speculation.drafts import Drafts, normalised
+from decode.speculation.drafts import Drafts, normalise
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
 from decode.speculation.rules import or_p
 from decode.speculation.sampling import NOTHING, Sampling
@@ -140,7 +140,7 @@ def _check_together(
         reached_M1 = alone.stop_BM[0, :, None] > EXACT
         away = max(
             float((out.stop_BM[b, :rows] - alone.stop_BM[0]).abs().max()),
-            float(((normalised(rest_MV) - normalised(its_MV)).abs() * reached_M1).max()),
+            float(((normalise(rest_MV) - normalise(its_MV)).abs() * reached_M1).max()),
         )
         if not tally.measure("outcomes in a batch of several shapes and alone", away, EXACT):
             tally.find(
@@ -246,7 +246,7 @@ def _check_own_tokens(seed: int, tally: Tally, V: int = 4) -> None:
                         "gumbel": int(coupled_V.argmax()),
                     }[name]
                 )
-            wanted.append(_walked(tokens_N.tolist(), parents, said))
+            wanted.append(_walk_paths(tokens_N.tolist(), parents, said))
             numbers.append(u_M)
             coupled = (lambda place: noise(seed, place, V)) if name == "gumbel" else None
             proposal = Proposal(tokens_N, "point", parents=parents)
@@ -260,7 +260,7 @@ def _check_own_tokens(seed: int, tally: Tally, V: int = 4) -> None:
             tally.find(f"{name}: a round gives {found}, not {wanted}")
 
 
-def _walked(tokens: Sequence[int], parents: Sequence[int], said: Sequence[int]) -> tuple[list[int], int]:
+def _walk_paths(tokens: Sequence[int], parents: Sequence[int], said: Sequence[int]) -> tuple[list[int], int]:
     """The path of the target's own tokens, and the one after it."""
     accepted: list[int] = []
     node = 0

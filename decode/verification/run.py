@@ -124,17 +124,17 @@ class Run:
     def run(self) -> list[Tally]:
         """Run all checks, and report each batch in a line."""
         new = self.config.max_new_tokens
-        with self._timed("end_to_end") as tally:
+        with self._time_check("end_to_end") as tally:
             texts = end_to_end.check_plain(self.plain, self.prompts, new, self.reference, tally)
         flat = [token for text in texts for token in text]
         self.common = list(dict.fromkeys(sorted(flat, key=lambda t: -flat.count(t)))) or [0]
         for case in self.cases.compared:
             decoder = self.cases.open(self.target, case)
-            with self._timed("end_to_end") as tally:
+            with self._time_check("end_to_end") as tally:
                 end_to_end.check_greedy(case.name, decoder, self.prompts, texts, new, tally)
             self.say(f"{case.name}: greedy texts")
         self.letters = self._letters()
-        with self._timed("end_to_end") as tally:
+        with self._time_check("end_to_end") as tally:
             for case in self.cases.compared[-1:]:
                 decoder = self.cases.open(self.target, case)
                 end_to_end.check_processed(case.name, decoder, self.letters, tally)
@@ -145,7 +145,7 @@ class Run:
                 return list(self.tallies.values())
         if not self.only or self.only == "joint law":
             for case in self.cases.drawn[1:3] or self.cases.drawn:
-                with self._timed("end_to_end") as tally:
+                with self._time_check("end_to_end") as tally:
                     decoder = self.cases.open(self.target, case)
                     if checks.drafts(decoder.drafter, "by_clock"):
                         tally.counts["joint laws left out, because drafts depend on the clock"] += 1
@@ -155,7 +155,7 @@ class Run:
                         case.name, decoder, self.short[0][-16:], self.reference, tally, sampling
                     )
         if not self.only or self.only == "rule":
-            with self._timed("rule") as tally:
+            with self._time_check("rule") as tally:
                 rules.check_rules(tally, self.kept)
         return list(self.tallies.values())
 
@@ -273,13 +273,13 @@ class Run:
         """Decode a batch, record it, and check every round."""
         started = {name: len(tally.findings) for name, tally in self.tallies.items()}
         recorder = self._decode(batch, batch.asked)
-        with self._timed("rows") as tally:
+        with self._time_check("rows") as tally:
             checks.check_rows(recorder, batch.asked, self.reference, tally, PATHS)
         background = checks.drafts(batch.decoder.drafter, "in_background")
         if not background:
-            with self._timed("proposals") as tally:
+            with self._time_check("proposals") as tally:
                 checks.check_drafts(recorder, batch.asked, tally)
-        with self._timed("randomness") as tally:
+        with self._time_check("randomness") as tally:
             checks.check_decisions(recorder, batch.asked, tally)
             if background:
                 tally.counts[
@@ -293,7 +293,7 @@ class Run:
                 ] += 1
             elif batch.size > 1:
                 self._check_company(recorder, batch, len(batch.asked) // 2, tally)
-        with self._timed("commit") as tally:
+        with self._time_check("commit") as tally:
             checks.check_commit(recorder, batch.asked, self.target, tally)
         self.kept += [one for one in recorder.rounds if one.by_rule][: max(0, KEPT - len(self.kept))]
         found = 0
@@ -365,7 +365,7 @@ class Run:
         return same_numbers and 0 < gap <= self.reference.rounding_limit(one.text, finite_V, gap)
 
     @contextmanager
-    def _timed(self, name: str) -> Iterator[Tally]:
+    def _time_check(self, name: str) -> Iterator[Tally]:
         started = monotonic()
         yield self.tallies[name]
         self.tallies[name].seconds += monotonic() - started

@@ -176,7 +176,7 @@ def minimum_one_longer() -> list[Patch]:
 
 
 def banned_at_the_root_alone() -> list[Patch]:
-    original = History._barred
+    original = History._banned_mask
 
     def barred(self: History, depth: Sequence[int]) -> Tensor | None:
         found_V = original(self, depth)
@@ -184,7 +184,7 @@ def banned_at_the_root_alone() -> list[Patch]:
             return found_V
         return torch.stack([found_V if d == 0 else torch.zeros_like(found_V) for d in depth])
 
-    return [(History, "_barred", barred)]
+    return [(History, "_banned_mask", barred)]
 
 
 def _probs(change: Callable[..., Tensor]) -> list[Patch]:
