@@ -101,7 +101,7 @@ def trained(drafter: BlockDrafter, tokens: Sequence[int]) -> dict[str, Tensor]:
     assert taps_FD is not None
     flat = taps_FD[0, :count].flatten(1).float()
     positions = torch.arange(count + config.rows, device=device)[None]
-    cos, sin = drafter._tables(flat.new_zeros(1, 1, config.hidden_size), positions)
+    cos, sin = drafter.rotary_tables(flat.new_zeros(1, 1, config.hidden_size), positions)
     block = drafter.masked(ids.new_zeros(config.rows).index_fill(0, ids.new_zeros(1), tokens[-1]))
     anchors = Anchors(
         torch.tensor([[count]], device=device),

@@ -214,7 +214,9 @@ def _check_tables(drafter: BlockDrafter, path: Path) -> None:
         return
     positions = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
     try:
-        cos, sin = drafter._tables(torch.zeros(1, 1, config.hidden_size, device=target.device), positions)
+        cos, sin = drafter.rotary_tables(
+            torch.zeros(1, 1, config.hidden_size, device=target.device), positions
+        )
         fits = cos.shape == sin.shape == (1, 1, config.head_dim)
     except Exception:  # modules of this name are called in many ways
         fits = False

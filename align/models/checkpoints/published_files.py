@@ -23,15 +23,13 @@ def find(source: str | Path) -> tuple[Path, Path | None]:
     """The file of weights and that of the config, if there is one."""
     path = local_path(source)
     if path.is_file():
-        beside = [
-            folder / name
-            for folder in (path.parent, path.parent.parent)
-            for name in ("config.json", ".hydra/config.yaml")
-        ]
-        return path, next((p for p in beside if p.is_file()), None)
+        names = ("config.json", ".hydra/config.yaml")
+        near = [folder / name for folder in (path.parent, path.parent.parent) for name in names]
+        return path, next((p for p in near if p.is_file()), None)
     folder = model_folder(str(source), "checkpoint", ["config.json", *_WEIGHTS])
-    run = folder / ".hydra" / "config.yaml"
-    config, names = (run, _RUN_WEIGHTS) if run.is_file() else (folder / "config.json", _WEIGHTS)
+    config, names = folder / ".hydra" / "config.yaml", _RUN_WEIGHTS
+    if not config.is_file():
+        config, names = folder / "config.json", _WEIGHTS
     weights = next((folder / name for name in names if (folder / name).is_file()), None)
     if weights is None:
         raise UserError(f"{folder}: no weights, neither {names[0]} nor {names[1]}")
@@ -39,7 +37,7 @@ def find(source: str | Path) -> tuple[Path, Path | None]:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """What a file of weights holds; no code that comes with it runs. Raises UserError where it can't be read."""
+    """The content of a weights file, without running its code. Raises UserError for an unreadable file."""
     try:
         if path.suffix == ".safetensors":
             return load_safetensors(path)
@@ -49,9 +47,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{error}; if you trust whoever made it, "
             f'convert it once: python -c "import torch; c = torch.load({str(path)!r}, weights_only=False); '
             "torch.save({k: c[k] for k in ('state_dict', 'model', 'ema') if k in c}, "
-            f'{str(path.with_suffix(".weights.pt"))!r})" and keep its .hydra/config.yaml or config.json beside it'
+            f'{str(path.with_suffix(".weights.pt"))!r})" and keep its .hydra/config.yaml or config.json next to it'
         ) from None
-    except Exception as error:  # what a broken file makes of an unpickler has no common class
+    except Exception as error:  # unpicklers fail on broken files in many ways
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path}: not readable ({first})") from None
     if not isinstance(content, dict):
@@ -85,7 +83,7 @@ def config_values(content: dict[str, Any], config_file: Path | None, path: Path)
         return inside["config"]
     if config_file is None:
         raise UserError(
-            f"{path}: its sizes, graph and noise are not in it: put its config.json or .hydra/config.yaml beside it"
+            f"{path}: has no sizes, graph and noise: put its config.json or .hydra/config.yaml next to it"
         )
     if config_file.suffix == ".json":
         return read_config(config_file.parent)

@@ -255,28 +255,6 @@ def test_random_prefixes_are_uniform_and_leave_a_token() -> None:
     assert torch.equal(noisy.valid[:, 14:26].sum(1), 12 - prefix[:, 1])
 
 
-def fields(noisy: Corrupted) -> list[Tensor]:
-    return [noisy.tokens_t, noisy.tokens_0, noisy.times, noisy.valid]
-
-
-def test_the_generator_decides() -> None:
-    batch = packed()
-    anchors = sample_anchors(batch, 7, 3, generator(1))
-    for graph in GRAPHS:
-
-        def draw(seed: int, graph: Graph = graph) -> list[Tensor]:
-            prefix = random_prefixes(batch, generator(seed))
-            return [
-                *fields(blocks(graph, batch, anchors, [1.0, 1.0, 1.0], seed)),
-                *fields(corrupt_suffix(batch, graph, LogLinear(), prefix, generator(seed))),
-            ]
-
-        one, same, other = draw(1), draw(1), draw(2)
-        assert all(torch.equal(x, y) for x, y in zip(one, same, strict=True))
-        assert not torch.equal(one[0], other[0]) and not torch.equal(one[4], other[4])
-        assert not torch.equal(one[2], other[2]) and not torch.equal(one[3], other[3])
-
-
 def test_impossible_lengths_are_refused() -> None:
     _, anchors = everywhere(1, 2, 3)
     for weights, says in [

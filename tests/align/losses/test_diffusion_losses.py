@@ -110,20 +110,6 @@ def test_unscaled_score_entropy_reads_f_as_log_score(graph: Graph) -> None:
         assert bool((expected[case.valid] > 0).all())
 
 
-def test_a_zero_output_costs_log_v_minus_1() -> None:
-    size = 50258
-    for schedule in SCHEDULES:
-        t = torch.tensor([0.3])
-        sigma, rate = schedule.total(t), schedule.rate(t)
-        mask, token = torch.tensor([size - 1]), torch.tensor([17])
-        f, valid = torch.zeros(1, size), torch.ones(1, dtype=torch.bool)
-        loss = score_entropy(f, mask, token, sigma, rate, Absorbing(size, size - 1), valid)
-        first = float(loss * torch.expm1(sigma) / rate)
-        assert first == pytest.approx(math.log(size - 1), abs=1e-4) and first == pytest.approx(
-            10.825, abs=1e-3
-        )
-
-
 @pytest.mark.parametrize("eps", [1e-3, 0.2, 0.9])
 def test_loglinear_with_z_1_is_cross_entropy_over_t(eps: float) -> None:
     case = make(2)
@@ -142,14 +128,6 @@ def test_loglinear_with_z_1_is_cross_entropy_over_t(eps: float) -> None:
         case.valid,
     )
     torch.testing.assert_close(mdlm, expected, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("mask_id", [10, 0, 4])
-def test_subs(mask_id: int) -> None:
-    case = make(3, mask_id=mask_id)
-    nll, _ = parts(case)
-    loss = masked_cross_entropy(case.f_BLV, case.tokens_t, case.tokens_0, mask_id, case.valid)
-    torch.testing.assert_close(loss, torch.where(case.hit, nll, 0.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -186,34 +164,6 @@ def test_extreme_noise_stays_finite(sigma: float, graph: Graph, scale: bool) -> 
     torch.testing.assert_close(loss.double(), exact, rtol=2e-5, atol=1e-6)
     (slope,) = torch.autograd.grad(loss.sum(), f)
     assert bool(loss.isfinite().all()) and bool(slope.isfinite().all())
-
-
-def test_clean_positions_may_have_no_noise_at_all() -> None:
-    case = make(6)
-    sigma = torch.where(case.valid, 0.7, 0.0).double()
-    rate = torch.ones_like(sigma)
-    for loss in (
-        masked_nll(case.f_BLV, case.tokens_t, case.tokens_0, sigma, rate, case.mask_id, case.valid),
-        score_entropy(case.f_BLV, case.tokens_t, case.tokens_0, sigma, rate, case.graph, case.valid),
-        score_entropy(case.f_BLV, case.tokens_t, case.tokens_0, sigma, rate, Uniform(11), case.valid),
-    ):
-        assert bool(loss.isfinite().all()) and bool((loss[~case.valid] == 0).all()) and float(loss.sum()) > 1
-
-
-def test_the_truth_costs_nothing_beyond_its_entropy() -> None:
-    """Certain data: DSE is 0 at the exact score, and its gradient there is 0; anything else costs more."""
-    sigma, rate, mask = torch.tensor([0.6], dtype=F64), torch.ones(1, dtype=F64), torch.tensor([4])
-    graph, valid = Absorbing(5, 4), torch.ones(1, dtype=torch.bool)
-    truth = torch.full((1, 5), -60.0, dtype=F64)
-    truth[0, 2] = math.log(4)  # Z = 1 and p = 1 at token 2
-    truth.requires_grad_()
-    loss = score_entropy(truth, mask, torch.tensor([2]), sigma, rate, graph, valid)
-    assert abs(float(loss)) < 1e-12
-    (slope,) = torch.autograd.grad(loss.sum(), truth)
-    assert float(slope.abs().max()) < 1e-12
-    for delta in (-0.2, 0.2):
-        other = truth.detach() + delta
-        assert float(score_entropy(other, mask, torch.tensor([2]), sigma, rate, graph, valid)) > 1e-3
 
 
 def losses(case: Case) -> list[tuple[str, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]:
@@ -263,29 +213,6 @@ def test_values_and_gradients_against_plain_formulas(mask_id: int) -> None:
         low = case.f_BLV.float().requires_grad_()
         (rough,) = torch.autograd.grad(loss(low), low)
         torch.testing.assert_close(rough.double(), wanted, rtol=1e-4, atol=1e-5, msg=name)
-
-
-def test_rows_batches_and_blocks_agree() -> None:
-    case, schedule = make(8), LogLinear()
-    whole = of(case, schedule)
-    rows = case.hit
-    sigma = schedule.total(case.times).expand(3, 8)[rows]
-    rate = schedule.rate(case.times).expand(3, 8)[rows]
-    everything = torch.ones(int(rows.sum()), dtype=torch.bool)
-    of_rows = score_entropy(
-        case.f_BLV[rows], case.tokens_t[rows], case.tokens_0[rows], sigma, rate, case.graph, everything
-    )
-    torch.testing.assert_close(of_rows, whole[rows], rtol=1e-12, atol=0)
-    blocks = score_entropy(
-        case.f_BLV.view(3, 2, 4, 11),
-        case.tokens_t.view(3, 2, 4),
-        case.tokens_0.view(3, 2, 4),
-        schedule.total(case.times)[..., None],
-        schedule.rate(case.times)[..., None],
-        case.graph,
-        case.valid.view(3, 2, 4),
-    )
-    assert torch.equal(blocks.view(3, 8), whole)
 
 
 def test_nothing_to_learn_from_is_zero_with_a_zero_gradient() -> None:

@@ -28,15 +28,6 @@ def test_half_precision_keeps_norms_and_positions() -> None:
     torch.testing.assert_close(f_BLV.float(), net(tokens(2, 5), torch.tensor([0.5, 1.5])), atol=0.4, rtol=0.1)
 
 
-def test_dropout_acts_in_training_alone() -> None:
-    net = network(dropout=0.5)
-    rows, sigma = tokens(1, 4), torch.tensor([0.5])
-    assert torch.equal(net(rows, sigma), network()(rows, sigma))
-    net.train()
-    torch.manual_seed(0)
-    assert not torch.allclose(net(rows, sigma), network()(rows, sigma), atol=1e-2)
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -20,7 +20,6 @@ from align.outputs import store as store_module
 from align.outputs.cache import TargetOutputCache
 from align.outputs.row import RowOutputs
 from align.target.loading import load_target
-from align.target.model import Target
 
 TARGET = load_target("debug")
 
@@ -77,15 +76,6 @@ def test_read_back_to_the_bit(
     assert all(equal(reading.row(text, 1.0), row) for text, row in zip(texts, fresh, strict=True))
     with pytest.raises(AssertionError):
         reading.row(texts[0], 0.5)  # another p
-
-
-def test_nothing_is_written_before_the_first_shard(tmp_path: Path) -> None:
-    """The main process claims the folder, which removes what is half written there, when others may have opened it."""
-    cache = cache_of(tmp_path / "new")
-    assert not list(tmp_path.iterdir())
-    cache.row(rows(1)[0], 1.0)
-    cache.close()
-    assert (tmp_path / "new" / "manifest.json").is_file()
 
 
 def test_a_kill_between_a_shard_and_its_seal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,19 +152,6 @@ def test_the_limit_and_the_writers_number(tmp_path: Path, monkeypatch: pytest.Mo
     assert all(equal(both.row(text, 1.0), row) for text, row in zip(texts, fresh, strict=True))
 
 
-def test_headers_count(tmp_path: Path) -> None:
-    row = cache_of(None).row(rows(1)[0], 1.0)
-    for more in range(0, 1800, 60):
-        limit = 2 * row.bytes + more
-        store = store_module.OutputStore(tmp_path / str(more), {}, limit / 1e9)
-        while store.put(
-            (str(len(store)), 1.0), RowOutputs.from_named({n: t.clone() for n, t in row.named().items()})
-        ):
-            pass
-        store.flush()
-        assert 1 <= len(store) <= 2 and store.bytes <= limit
-
-
 @pytest.mark.parametrize("writers", [1, 2, 3])
 def test_all_processes_together_keep_to_the_limit(tmp_path: Path, writers: int) -> None:
     """To the byte, headers counted; what another run stored before counts, too."""
@@ -232,9 +209,3 @@ def test_outputs_of_something_else_are_refused(tmp_path: Path) -> None:
         cache_of(tmp_path, "bf16")
     with pytest.raises(UserError, match="context is 'shared_kv', here it would be 'taps'"):
         cache_of(tmp_path, context="taps")
-
-
-def test_a_target_is_known_by_its_weights() -> None:
-    other: Target = load_target("debug-qwen2")
-    config = config_of("shared_kv")
-    assert store_module.describe(TARGET, config, "fp16") != store_module.describe(other, config, "fp16")
