@@ -115,32 +115,41 @@ class BlockSession:
     def _draft(self, embedded_NRD: Tensor) -> Tensor:
         """Embedded blocks → hidden states of their drafts, (N, K, D)."""
         drafter, size = self.drafter, embedded_NRD.shape[1]
+        assert self.before is not None
         x_NRD = drafter.add_places(embedded_NRD)
         start = (self.own or self.cache).length
         positions_1R = torch.arange(start, start + size, device=x_NRD.device)[None]
         cos_1Rw, sin_1Rw = drafter.cached_tables(x_NRD[:1], positions_1R, start + size)
-        hidden_NRD = self._run_layers(x_NRD, cos_1Rw, sin_1Rw)
+        state_D = None
+        if self.passes == 1 and drafter.stack is not None and drafter.stack.state is not None:
+            state_D = self.before[0]  # projected and added by the kernel
+        else:
+            x_NRD = drafter.add_state(x_NRD, self.before)
+        hidden_NRD = self._run_layers(x_NRD, cos_1Rw, sin_1Rw, state_D)
         for _ in range(1, self.passes):
-            hidden_NRD = self._run_layers(x_NRD + drafter.estimate_inputs(hidden_NRD), cos_1Rw, sin_1Rw)
+            again_NRD = x_NRD + drafter.estimate_inputs(hidden_NRD)
+            hidden_NRD = self._run_layers(again_NRD, cos_1Rw, sin_1Rw)
         return drafter.select_drafts(hidden_NRD)
 
-    def _run_layers(self, x_NRD: Tensor, cos_1Rw: Tensor, sin_1Rw: Tensor) -> Tensor:
-        """One pass over the rows of N blocks → normalised hidden states, by the C kernel if it takes them."""
+    def _run_layers(
+        self, x_NRD: Tensor, cos_1Rw: Tensor, sin_1Rw: Tensor, state_D: Tensor | None = None
+    ) -> Tensor:
+        """One pass over the rows of N blocks → normalised hidden states, by the C kernel if it takes them. `state_D`: the
+        target's state before them, if the rows do not contain it yet."""
         drafter, count = self.drafter, len(x_NRD)
-        assert self.before is not None
         if drafter.stack is not None:
-            state_D = self.before[0] if drafter.stack.state is not None else None
-            x_RD = (x_NRD if state_D is not None else drafter.add_state(x_NRD, self.before)).flatten(0, 1)
             cos_Rw, sin_Rw = cos_1Rw[0], sin_1Rw[0]
             if count > 1:
                 cos_Rw, sin_Rw = cos_Rw.repeat(count, 1), sin_Rw.repeat(count, 1)
             see_RR = _see_own_block(count, x_NRD.shape[1], x_NRD.device)
             cache, layers = (self.cache, self._layers) if self.own is None else (self.own, None)
+            x_RD = x_NRD.flatten(0, 1)
             found = run_stack(drafter.stack, x_RD, cos_Rw, sin_Rw, cache, layers, see_RR, state_D)
             if found is not None:
                 return found.view(x_NRD.shape)
-        x_1NRD = drafter.add_state(x_NRD, self.before)[None]
-        return drafter.run_layers(x_1NRD, cos_1Rw[None], sin_1Rw[None], self._contexts(), None)[0]
+        if state_D is not None:
+            x_NRD = drafter.add_state(x_NRD, state_D)
+        return drafter.run_layers(x_NRD[None], cos_1Rw[None], sin_1Rw[None], self._contexts(), None)[0]
 
     def _contexts(self) -> list[KeysValues]:
         """Each layer's keys and values of the context."""

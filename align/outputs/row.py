@@ -1,4 +1,4 @@
-"""One row of the target's outputs: what the drafter is shown of it, and what the losses need of p."""
+"""One row of the target's outputs: features for the drafter, and what the losses need of p."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RowKey = tuple[str, float]
 
 
 def row_key(alone: Batch, temperature: float) -> RowKey:
-    """The key of a row, given as a batch of one: rows of one content are one, wherever they stand."""
+    """The key of a row, given as a batch of one, by its content."""
     digest = hashlib.sha256()
     for tensor in (alone.tokens_BL, alone.positions_BL, alone.document_BL):
         digest.update(tensor.to("cpu", torch.int64).contiguous().numpy().tobytes())
@@ -29,7 +29,7 @@ def row_key(alone: Batch, temperature: float) -> RowKey:
 
 @dataclass
 class RowOutputs:
-    """One row: its features, and log-sum-exp, argmax and log p(next) at all its L places; `top` of them where no more of p is kept."""
+    """One row: its features, and log-sum-exp, argmax and log p(next) at all its L places; `top`: the tokens of p, if not all."""
 
     features: TargetFeatures
     log_z_L: Tensor
@@ -62,7 +62,7 @@ class RowOutputs:
         return cls(features, tensors["log_z"], tensors["best"], tensors["log_p"], top)
 
     def to(self, device: torch.device) -> RowOutputs:
-        """On that device; the same where it is there."""
+        """On that device."""
         return RowOutputs.from_named({name: t.to(device) for name, t in self.named().items()})
 
     @property
@@ -79,8 +79,8 @@ def compute_row(
     run: Features = target_features,
     top_k: int = 0,
 ) -> RowOutputs:
-    """The target over one row, rounded to `dtype`. `top_k`: so many tokens of p a place in place of all, and no last hidden state where
-    the drafter reads none; 0 = all."""
+    """The target over one row, rounded to `dtype`. `top_k`: keep this many tokens of p at each place, and no last hidden state
+    if the drafter reads none; 0 = all of p."""
     shown = run(target, alone, config).each(lambda t: rounded(t, dtype))
     following = alone.tokens_BL.roll(-1, dims=1).flatten()
     # p of the rounded state, the one that its logits will be computed from
@@ -96,6 +96,6 @@ def compute_row(
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy in `dtype`; in fp32 where fp16 overflows."""
+    """A copy in `dtype`, in fp32 if that overflows."""
     found = x.to(dtype, copy=True)
     return found if bool(found.isfinite().all()) else x.to(torch.float32, copy=True)

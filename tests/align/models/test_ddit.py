@@ -155,7 +155,7 @@ def test_weights_saved_in_bf16_draft_in_fp32() -> None:
         parameter.copy_(parameter.bfloat16().float())
 
     def drafted() -> torch.Tensor:
-        cache = net.new_cache(1, 8)
+        cache = net.new_cache(8)
         return net.denoise(text, noisy, torch.ones(1), cache)
 
     before = drafted()
@@ -173,7 +173,7 @@ def test_cached_drafting_is_one_full_forward(attention: str) -> None:
     text, noisy = tokens(2, 12), tokens(2, size, seed=7)
     step = size if attention == "block_causal" else 1
     for split in range(0, 13, step):
-        cache = net.new_cache(2, 12 + size)
+        cache = net.new_cache(12 + size, rows=2)
         if split:
             extend(net, text[:, :split], cache)
         assert cache.length == split
@@ -208,7 +208,7 @@ def test_several_extends_are_one(attention: str) -> None:
     blocks = attention == "block_causal"
     net = network(attention=attention, block_size=2 if blocks else 0)
     text, noisy, sigma = tokens(1, 12), tokens(1, 2, seed=9), torch.tensor([1.3])
-    once, often = net.new_cache(1, 16), net.new_cache(1, 16)
+    once, often = net.new_cache(16), net.new_cache(16)
     extend(net, text, once)
     start = 0
     for width in (2, 4, 2, 4) if blocks else (1, 5, 2, 1, 3):
@@ -235,16 +235,16 @@ def test_what_a_cache_can_not_do() -> None:
     rows, sigma = tokens(1, 4), torch.tensor([0.5])
     net = network()
     with pytest.raises(ValueError, match="under full attention"):
-        extend(net, rows, net.new_cache(1, 8))
+        extend(net, rows, net.new_cache(8))
     net = network(attention="prefix_causal")
     with pytest.raises(ValueError, match="no gradients"):
-        net(rows, sigma, cache=net.new_cache(1, 8))
+        net(rows, sigma, cache=net.new_cache(8))
     with pytest.raises(ValueError, match="is full"):
-        net.denoise(none(1), rows, sigma, net.new_cache(1, 3))
+        net.denoise(none(1), rows, sigma, net.new_cache(3))
     net = network(attention="block_causal", block_size=3)
     with torch.no_grad(), pytest.raises(ValueError, match="longer than block_size=3"):
-        net(rows, sigma, cache=net.new_cache(1, 8))
-    cache = net.new_cache(1, 8)
+        net(rows, sigma, cache=net.new_cache(8))
+    cache = net.new_cache(8)
     extend(net, rows, cache)
     assert cache.length == 3  # the block that has begun is not kept
     cache.length = 2
@@ -275,6 +275,6 @@ def test_training_rows_are_what_drafting_sees() -> None:
         for a in range(4):
             anchor = int(anchors[b, a])
             mine = (document[b] == document[b, anchor]) & (torch.arange(12) <= anchor)
-            cache = net.new_cache(1, 16)
+            cache = net.new_cache(16)
             drafted = net.denoise(clean[b][mine][None], noisy[b, a][None], level[b, a][None], cache)
             torch.testing.assert_close(blocks[b, a], drafted[0], atol=1e-5, rtol=1e-5)

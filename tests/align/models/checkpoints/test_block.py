@@ -104,7 +104,7 @@ def test_configs_that_do_not_fit(target: Target, samples: data.Samples, tmp_path
         ("mask_token_id", 99999, "mask_token_id=99999 is not within"),
         ("hidden_act", "sillu", "did you mean 'silu'"),
         ("markov_rank", -1, "markov_rank=-1 must be at least 0"),
-        ("rope_theta", 0, "rope_theta=0 must be at least"),
+        ("rope_theta", 0, "rope_theta=0.0 must be at least"),
         ("rms_norm_eps", None, "rms_norm_eps=None must be a number"),
         ("extra", 3, "extra=3 must be"),
         ("intermediate_size", 64, "has shape"),
