@@ -20,9 +20,17 @@ from align.diffusion.parameterization import full_precision, log_expm1, logsumex
 
 @dataclass(frozen=True)
 class Graph(ABC):
-    """Transitions among `size` states. Tokens are (…,), σ broadcasts to them, (B, 1) or (B, L); rows over states (…, V)."""
+    """Transitions among `size` states. Tokens are (…,), σ broadcasts to them, (B, 1) or (B, L); rows over states (…, V).
+
+    Raises:
+        UserError: fewer than two states, or a mask that is not among them.
+    """
 
     size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 2:
+            raise UserError(f"diffusion graph: size={self.size} must be at least 2")
 
     @abstractmethod
     def limit(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
@@ -51,17 +59,12 @@ class Graph(ABC):
 
 @dataclass(frozen=True)
 class Absorbing(Graph):
-    """Tokens turn into `mask_id`, one of the `size` states, and stay there.
-
-    Raises:
-        UserError: no token besides the mask, or a mask that is not among the states.
-    """
+    """Tokens turn into `mask_id`, one of the `size` states, and stay there."""
 
     mask_id: int
 
     def __post_init__(self) -> None:
-        if self.size < 2:
-            raise UserError(f"absorbing graph: size={self.size} must be at least 2, a token and the mask")
+        super().__post_init__()
         if not 0 <= self.mask_id < self.size:
             raise UserError(f"absorbing graph: mask_id={self.mask_id} is not within 0..{self.size - 1}")
 
@@ -78,15 +81,7 @@ class Absorbing(Graph):
 
 @dataclass(frozen=True)
 class Uniform(Graph):
-    """Tokens turn into any of the `size` states, themselves included.
-
-    Raises:
-        UserError: fewer than two states.
-    """
-
-    def __post_init__(self) -> None:
-        if self.size < 2:
-            raise UserError(f"uniform graph: size={self.size} must be at least 2")
+    """Tokens turn into any of the `size` states, including themselves."""
 
     def limit(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
         return torch.randint(self.size, tuple(shape), generator=generator, device=generator.device)

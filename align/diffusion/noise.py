@@ -1,9 +1,8 @@
 """The forward process over rows of text: which positions are noisy, and how.
 
-Block drafters: a clean anchor followed by masked positions, at random places of a row. A block attends to the clean text
-before its anchor and to itself (DFlash, arXiv 2602.06036: anchor clean, rest masked, context strictly before the anchor, blocks
-invisible to each other); a variable-prefix drafter's block also shows some tokens after the anchor (D²SD). Standalone
-drafters: the K positions after the anchor, or all of a document after its prefix, get the noise of a time drawn for them.
+Block drafters: a clean anchor followed by masked positions, at random places of a row (DFlash, arXiv 2602.06036); a
+variable-prefix drafter's block also shows some tokens after the anchor (D²SD). Standalone drafters: the K positions after
+the anchor, or all of a document after its prefix, get the noise of a time drawn for them.
 """
 
 from __future__ import annotations
@@ -30,11 +29,10 @@ def may_anchor(batch: Batch) -> Tensor:
 def sample_anchors(
     batch: Batch, count: int, block_size: int, generator: torch.Generator, per_document: bool = False
 ) -> Anchors:
-    """`count` distinct anchors per row, or with `per_document` of each document in it, uniformly among those whose first drafted
-    token belongs to an answer.
+    """`count` distinct anchors per row, or per document, uniformly among those of `may_anchor`.
 
-    A row with fewer such places gets further anchors with no valid position. An anchor is never a document's first token: the
-    drafter needs the target's hidden state before it.
+    A row with fewer such places gets further anchors without valid positions. An anchor is never a document's first token:
+    the drafter needs the target's hidden state before it.
     """
     length = batch.tokens_BL.shape[1]
     allowed = may_anchor(batch)
@@ -57,7 +55,7 @@ def sample_anchors(
 
 
 def _first_of_each(noise_BL: Tensor, allowed_BL: Tensor, document_BL: Tensor, count: int) -> Tensor:
-    """Of the places that are allowed, in every document of a row the `count` with the highest noise, bool (B, L)."""
+    """The `count` allowed places with the highest noise in every document, bool (B, L)."""
     kept_BL = torch.zeros_like(allowed_BL)
     for noise, allowed, document, kept in zip(noise_BL, allowed_BL, document_BL, kept_BL, strict=True):
         for own in document[allowed].unique():
@@ -69,13 +67,11 @@ def _first_of_each(noise_BL: Tensor, allowed_BL: Tensor, document_BL: Tensor, co
 def clean_prefixes(
     anchors: Anchors, decay: float, length: int, generators: Sequence[torch.Generator]
 ) -> Tensor:
-    """How many tokens after its anchor each block shows, (B, A): j with probability ∝ decay^j, 0 < decay ≤ 1, over j = 0..n−1 for
-    a block with n valid positions, so that one is left to predict (D²SD, arXiv 2606.04446, trains its variable-prefix drafter
-    with decay 0.9).
+    """How many tokens after its anchor each block shows, (B, A): j with probability ∝ decay^j, 0 < decay ≤ 1, over j = 0..n−1
+    for a block with n valid positions (D²SD, arXiv 2606.04446, uses 0.9).
 
     Args:
-        length: L. The draw depends on the anchor's place in its row, not on its number among the anchors, which depends on
-            the other rows.
+        length: L. The draw depends on the anchor's place in its row, so that it does not depend on the other rows.
         generators: one per row.
     """
     u_BL = torch.stack(
@@ -159,16 +155,14 @@ def corrupt_blocks(
 ) -> Corrupted:
     """Corrupt the K tokens after every anchor, up to a drawn length (`block_lengths`), at a drawn time.
 
-    Positions that are not valid (beyond the length, or by `anchors`) hold a draw from the graph's stationary distribution: for
-    the absorbing graph the mask.
+    Positions that are not valid (beyond the length, or by `anchors`) hold a draw from the graph's stationary distribution, the
+    mask for the absorbing graph.
 
     Args:
         how: `uniform`, `antithetic`, `low_discrepancy`: a time between `least` and 1 (`draw_times`); tokens are corrupted
-            independently. `count`, absorbing only: the number of masks is drawn, uniformly over 1..the block's length, then
-            their places, then a matching time (as LLaDA, arXiv 2502.09992, evaluates likelihoods; here for any schedule, and
-            for networks that see the time). The loss keeps its mean (up to the share ε of noise beyond t = 1, which the
-            any-order form counts too) with much less variance: its weights are at most the length, while those of small
-            times are unbounded.
+            independently. `count`, absorbing only: the number of masks is drawn uniformly over 1..the block's length, then
+            their places, then a matching time (as LLaDA, arXiv 2502.09992, evaluates likelihoods). The loss keeps its mean
+            (up to the share ε of noise beyond t = 1) with much less variance: its weights are at most the length.
     """
     lengths_BA = block_lengths(anchors, length_weights, generator)
     steps = torch.arange(anchors.block_size, device=lengths_BA.device)

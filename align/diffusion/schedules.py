@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError, nearest
+from align.common.schema import finite
 
 TIMES = ("uniform", "antithetic", "low_discrepancy")
 
@@ -88,10 +89,7 @@ class Geometric(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """σ(t) = −log(eps + (1−eps)·cos(πt/2)), MDLM's cosine.
-
-    Written with 1 − cos(πt/2) = 2·sin²(πt/4), which keeps its digits near t = 0.
-    """
+    """σ(t) = −log(eps + (1−eps)·cos(πt/2)), MDLM's cosine; 1 − cos(πt/2) = 2·sin²(πt/4) is accurate near t = 0."""
 
     eps: float = 1e-3
 
@@ -125,7 +123,7 @@ def schedule(name: str, **options: float) -> Schedule:
     for option, value in options.items():
         if option not in known:
             raise UserError(f"schedule {name}: unknown option {option!r}{nearest(option, known)}")
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if not finite(value):
             raise UserError(f"schedule {name}: {option}={value!r} must be a number")
     return SCHEDULES[name](**options)
 
@@ -140,10 +138,9 @@ def draw_times(
     """`count` times in [least, 1], (count,); each has a uniform distribution, whatever their joint one.
 
     Args:
-        how: `uniform`: independent. `antithetic`: one in each of `count` equal strata, ((u+i)/count) mod 1 with
-            a u for each i as in MDLM, in random order so that a time does not depend on its place. `low_discrepancy`: the van
-            der Corput sequence in base 2, shifted by one draw (mod 1): consecutive times are spread out too.
-        generator: draws on its own device.
+        how: `uniform`: independent. `antithetic`: one in each of `count` equal strata as in MDLM, in random order.
+            `low_discrepancy`: the van der Corput sequence in base 2, shifted by one draw (mod 1): consecutive times are
+            spread out too.
 
     Raises:
         UserError: an unknown `how`, or a `least` outside [0, 1).
@@ -169,7 +166,7 @@ def from_least(u: Tensor, least: float) -> Tensor:
 
 
 def van_der_corput(count: int, first: int = 0) -> Tensor:
-    """0, 1/2, 1/4, 3/4, 1/8, …: the binary digits of 0, 1, 2, … mirrored at the point, from the `first` on; float64 (count,)."""
+    """0, 1/2, 1/4, 3/4, 1/8, …: the mirrored binary digits of `first`, `first` + 1, …; float64 (count,)."""
     index = torch.arange(first, first + count)
     value = torch.zeros(count, dtype=torch.float64)
     for bit in range((first + count).bit_length()):

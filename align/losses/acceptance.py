@@ -1,8 +1,8 @@
 """Estimates, from training text, of what decoding will measure: expected τ and acceptance per position.
 
-The number that training reports must be the one that the decoder measures; each function says on which text it is unbiased. Shapes: … any leading dimensions (B, A), K drafted positions. Where `valid` (…, K) is false, drafts are cut:
-the text, its document or the answer ends there. Compare with a decoder only over anchors whose whole block is valid,
-or whose text ends where the decoder's does, at the end of sequence.
+Each function says on which text it is unbiased. Shapes: … leading dimensions (B, A), K drafted positions. Where `valid` (…,
+K) is false, drafts are cut: the text, its document or the answer ends there. Compare with a decoder only over anchors whose
+whole block is valid, or whose text ends at the end of sequence.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The statistics of a chunk of rows and their gradients, written by hand: d(value)/d(logits) = q·(S − Σ q·S) for a slope S in q.
 
-Nothing of size (rows, Vd) is made that is not needed. Shapes: align/losses/divergences.py.
+Shapes: align/losses/divergences.py.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from align.kernels.linear import many_rows
 from align.losses.target_places import TargetPlaces, Top
 
 ALWAYS = ("log_q_label", "acceptance", "p_label", "match", "greedy_label")
-"""The statistics that are computed whatever is asked for; divergences follow."""
+"""The statistics that are always computed; divergences follow."""
 
 
 @dataclass
 class Work:
-    """What all chunks of rows share. keep: save log q for the backward pass instead of computing it again; halves_VdD: the head's
-    rows in 16 bits where gradients are products of 16-bit factors, else None."""
+    """What all chunks of rows share. keep: save log q for the backward pass instead of recomputing it. halves_VdD: the head's
+    rows in 16 bits, if gradients are products of 16-bit factors."""
 
     places: TargetPlaces
     head_VdD: Tensor
@@ -38,9 +38,8 @@ class Work:
 
 
 def _product(left: Tensor, right: Tensor, transposed: bool) -> Tensor:
-    """left @ right, or left @ rightᵀ: fp32 out of fp32 sums. A GPU multiplies two 16-bit factors as they are; a CPU
-    cannot give fp32 sums of them, and rounding logits to bf16 (±0.03 at 16) would show in every divergence. Gradients bear it
-    (`_gradient`).
+    """left @ right, or left @ rightᵀ, with fp32 sums. A GPU multiplies two 16-bit factors as they are; a CPU cannot give fp32
+    sums of them, and logits in bf16 (±0.03 at 16) would distort every divergence.
 
     Both are made contiguous: a strided bf16 product onto a wide head is hundreds of times slower.
     """
@@ -52,8 +51,8 @@ def _product(left: Tensor, right: Tensor, transposed: bool) -> Tensor:
 
 
 def _gradient(left: Tensor, right: Tensor, transposed: bool, half: torch.dtype | None) -> Tensor:
-    """`_product` for a gradient. half: of both factors, where the other layers' gradients have such ones; None: the slope is
-    rounded only to meet a 16-bit factor on a GPU."""
+    """`_product` for a gradient. half: dtype of both factors under autocast; None: the slope is rounded only to match a 16-bit
+    factor on a GPU."""
     dtype = half or min(factor_dtype(left), factor_dtype(right), key=lambda kind: kind.itemsize)
     left, right = left.to(dtype), right.to(dtype)
     if half is None or left.is_cuda:
@@ -88,7 +87,7 @@ def _target_rows(place_R: Tensor, work: Work) -> tuple[Tensor, Tensor]:
 
 
 def _of_top(top: Top, work: Work) -> Tensor:
-    """log p over the draft vocabulary of the tokens that are known, LOG_ZERO elsewhere."""
+    """log p over the draft vocabulary of the stored tokens, LOG_ZERO elsewhere."""
     column, inside = _columns(top.ids_Pk.long(), work.draft_vocab)
     log_p = top.log_p_Pk.float().masked_fill(~inside, LOG_ZERO).clamp_min_(LOG_ZERO)
     found = log_p.new_full((len(log_p), work.head_VdD.shape[0]), LOG_ZERO)
@@ -104,8 +103,8 @@ def _columns(label_R: Tensor, draft_vocab: Tensor | None) -> tuple[Tensor, Tenso
 
 
 class Rows(torch.autograd.Function):
-    """Rows of hidden states → their statistics. With g the gradient of a value and S its slope in q,
-    d(value)/d(logits) = q·(S − Σ q·S); forward KL: (Σp)·q − p; log q of the label: one-hot − q."""
+    """Rows of hidden states → their statistics. With S a value's slope in q, d(value)/d(logits) = q·(S − Σ q·S); forward KL:
+    (Σp)·q − p; log q of the label: one-hot − q."""
 
     @staticmethod
     def forward(
@@ -246,7 +245,7 @@ def _slope(
     jensen: Tensor | None,
     variation: Tensor | None,
 ) -> Tensor:
-    """`_slope_of_logits` without what falls on the label's own column, (R, Vd)."""
+    """`_slope_of_logits` without the label's one-hot part, (R, Vd)."""
     q, p_U = log_q.exp(), log_p_U.exp()
     p = p_U[where]
     total = forward * p_U.sum(-1, keepdim=True)[where] - label

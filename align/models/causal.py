@@ -1,8 +1,7 @@
-"""A small causal language model as a drafter, where a target has no smaller sibling: some of the target's own layers, its
-norm, and its embedding and head as they are (layer skipping, as in LayerSkip, arXiv 2404.16710, but as a model apart).
+"""A small causal language model as a drafter, for targets without a smaller sibling: some of the target's layers, its norm,
+embedding and head (layer skipping as in LayerSkip, arXiv 2404.16710, but as a separate model).
 
-What is saved is an ordinary causal-LM folder, the embedding and the tokenizer in it: `align.target.loading.load_target` and
-transformers open it, `decode.drafters.autoregressive` drafts with it.
+It is saved as an ordinary causal-LM folder, which `load_target` and transformers open.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from align.target.model import Target
 class CausalConfig:
     """What the network's own config.json does not say.
 
-    block_size: K, the drafts that training predicts τ for. layers: of the target, where it started from them.
+    block_size: K, the drafts that training predicts τ for. layers: of the target that it started from, if any.
     network: its architecture, to tell one checkpoint from another.
     """
 
@@ -42,10 +41,10 @@ class CausalConfig:
 
 
 class CausalDrafter(nn.Module):
-    """The network q. Its parameters are those of layers and norm; embedding and head are referred to, frozen.
+    """The network q. Its parameters are those of layers and norm; embedding and head are frozen references.
 
     Args:
-        model: a transformers causal LM with a decoder's names; its embedding and head are taken out of it.
+        model: a transformers causal LM, whose embedding and head are removed.
         own: the model's own embedding and head, (V, D) each; None = the target's.
     """
 
@@ -60,7 +59,7 @@ class CausalDrafter(nn.Module):
         scale = getattr(model.get_input_embeddings(), "embed_scale", None)
         self._scale = [scale if scale is None else torch.as_tensor(scale).detach()]
         body, bare = decoder(model), cast(Any, nn.Identity())
-        bare.bias = None  # BERT asks its head for one
+        bare.bias = None  # BERT reads it
         model.set_input_embeddings(nn.Identity())
         model.set_output_embeddings(bare)
         self.model, self.config = model, config
@@ -88,7 +87,7 @@ class CausalDrafter(nn.Module):
         return self._own is None
 
     def _owned(self, which: int) -> Tensor:
-        """One of its own matrices, where its parameters are now."""
+        """One of its own matrices, on the device of its parameters."""
         assert self._own is not None
         self._own[which] = self._own[which].to(next(self.parameters()).device)
         return self._own[which]
@@ -98,7 +97,6 @@ class CausalDrafter(nn.Module):
         inputs_BLD = F.embedding(batch.tokens_BL, self.embedding_VD).to(self.model.dtype)
         if (scale := self._scale[0]) is not None:
             inputs_BLD = inputs_BLD * scale.to(inputs_BLD)
-        # where it takes none, the place in the row is the position
         positions = {"position_ids": batch.positions_BL} if self._takes_positions else {}
         layout = Layout(batch.positions_BL, 0, 1, self.model.dtype, mask=batch.attention_mask())
         with laid(layout):

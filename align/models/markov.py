@@ -1,26 +1,25 @@
 """Markov heads: a low-rank bias on a block's draft logits from the token drafted just before (after DSpark, arXiv 2607.05147).
 
 Every kind computes z (…, r) and adds z·B, B the basis (r, Vd). They start with a bias of zero; B starts at the head's leading
-directions, so that z acts as a correction of the hidden state. What depends on the hidden state alone is computed for all rows
-of a block at once (`inputs`), the rest when the token before is known (`mixed`). h: hidden state; e(x): the target's embedding;
-T: a table with a row for each of the target's tokens. `checkpoints/dspark.py` writes a head as DSpark's engines read it:
+directions, so that z acts as a correction of the hidden state. What depends only on the hidden state is computed for all rows
+of a block at once (`inputs`), the rest when the previous token is known (`mixed`). h: hidden state; e(x): the target's
+embedding; T: a table with a row for each of the target's tokens. `checkpoints/dspark.py` writes a head for DSpark's engines:
 
 | kind | z | in DSpark's format |
 |---|---|---|
-| `silu` | W_z·silu(W_h·h + W_e·e(x)) | nothing that holds it |
-| `mlp` | W_z·silu(W_m·silu(W_h·h + W_e·e(x))) | nothing that holds it |
+| `silu` | W_z·silu(W_h·h + W_e·e(x)) | not supported |
+| `mlp` | W_z·silu(W_m·silu(W_h·h + W_e·e(x))) | not supported |
 | `tanh` | W_z·tanh(W_h·h + W_e·e(x)) | `rnn`, its state never read |
 | `linear` | W_e·e(x) | `vanilla` |
 | `vanilla` | T[x] | `vanilla` |
 | `gated` | σ(W_h·h + W_t·T[x]) ⊙ T[x] | `gated` |
 | `rnn` | tanh(W_h·h + W_t·T[x]) | `rnn`, its state never read |
 
-`gated` and `rnn` of another engine may have a bias beside W_h (`markov_bias`).
+`gated` and `rnn` of another engine may have a bias in W_h (`markov_bias`).
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -31,32 +30,36 @@ Embed = Callable[[Tensor], Tensor]
 """Token ids (…) → the target's embeddings (…, D)."""
 
 
-class MarkovHead(nn.Module, ABC):
-    """What the kinds have in common."""
+class MarkovHead(nn.Module):
+    """What the kinds have in common: the basis over `vocabulary` tokens."""
 
-    basis: nn.Parameter
     out: nn.Linear | None
-    """The last layer where it is linear, (r, r): it can be multiplied into the basis."""
-    silent: tuple[str, ...]
+    """The last layer if it is linear, (r, r): it can be multiplied into the basis."""
+    silent: tuple[str, ...] = ()
     """The parts without which z is zero."""
 
-    @abstractmethod
-    def inputs(self, hidden: Tensor) -> Tensor:
-        """What `mixed` needs of hidden states, (…, D) → (…, any width)."""
+    def __init__(self, rank: int, vocabulary: int) -> None:
+        super().__init__()
+        self.out = None
+        self.basis = nn.Parameter(torch.zeros(rank, vocabulary))
 
-    @abstractmethod
+    def inputs(self, hidden: Tensor) -> Tensor:
+        """What `mixed` needs of hidden states, (…, D) → (…, any width); nothing by default."""
+        return hidden[..., :0]
+
     def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
-        """From `inputs` and the tokens before (…) → (…, r), before `out`."""
+        """From `inputs` and the previous tokens (…) → (…, r), before `out`."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def silence(self) -> None:
-        """Make z zero, whatever it is given."""
+        """Make z zero for every input."""
         for name in self.silent:
             for parameter in self.get_submodule(name).parameters():
                 parameter.zero_()
 
     def forward(self, hidden: Tensor, previous: Tensor, embed: Embed) -> Tensor:
-        """Hidden states (…, D) and tokens before (…) → z (…, r)."""
+        """Hidden states (…, D) and previous tokens (…) → z (…, r)."""
         return self.finish(self.mixed(self.inputs(hidden), previous, embed))
 
     def finish(self, mixed: Tensor) -> Tensor:
@@ -65,7 +68,7 @@ class MarkovHead(nn.Module, ABC):
 
     @torch.no_grad()
     def basis_Vr(self, folded: bool = False) -> Tensor:
-        """The basis with a line for each vocabulary entry, (Vd, r); `folded`: with `out` multiplied in."""
+        """The basis with a row for each vocabulary entry, (Vd, r); `folded`: with `out` multiplied in."""
         basis_Vr = self.basis.detach().t()
         if folded and self.out is not None:
             basis_Vr = basis_Vr @ self.out.weight.to(self.basis.dtype)
@@ -79,12 +82,11 @@ class MixedHead(MarkovHead):
     silent = ("out",)
 
     def __init__(self, width: int, rank: int, vocabulary: int, activation: str = "silu") -> None:
-        super().__init__()
+        super().__init__(rank, vocabulary)
         self.activation = activation
         self.hidden = nn.Linear(width, rank, bias=False)
         self.previous = nn.Linear(width, rank, bias=False)
         self.out = nn.Linear(rank, rank, bias=False)
-        self.basis = nn.Parameter(torch.zeros(rank, vocabulary))
 
     def inputs(self, hidden: Tensor) -> Tensor:
         return self.hidden(hidden)
@@ -113,31 +115,21 @@ class LinearHead(MarkovHead):
     silent = ("previous",)
 
     def __init__(self, width: int, rank: int, vocabulary: int) -> None:
-        super().__init__()
-        self.out = None
+        super().__init__(rank, vocabulary)
         self.previous = nn.Linear(width, rank, bias=False)
-        self.basis = nn.Parameter(torch.zeros(rank, vocabulary))
-
-    def inputs(self, hidden: Tensor) -> Tensor:
-        return hidden[..., :0]
 
     def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         return self.previous(embed(previous).to(inputs.dtype))
 
 
 class VanillaHead(MarkovHead):
-    """z = T[x]: DSpark's vanilla head, which does not look at the hidden state. T starts at zero."""
+    """z = T[x]: DSpark's vanilla head, which does not read the hidden state. T starts at zero."""
 
     silent: tuple[str, ...] = ("table",)
 
     def __init__(self, rank: int, vocabulary: int, target_vocabulary: int) -> None:
-        super().__init__()
-        self.out = None
+        super().__init__(rank, vocabulary)
         self.table = nn.Embedding(target_vocabulary, rank)
-        self.basis = nn.Parameter(torch.zeros(rank, vocabulary))
-
-    def inputs(self, hidden: Tensor) -> Tensor:
-        return hidden[..., :0]
 
     def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         return self.table(previous)
@@ -162,7 +154,7 @@ class GatedHead(VanillaHead):
 
 
 class RNNHead(GatedHead):
-    """z = tanh(W_h·h + W_t·T[x]): DSpark's rnn head where its output does not read the state. T and W_h start at zero."""
+    """z = tanh(W_h·h + W_t·T[x]): DSpark's rnn head if its output does not read the state. T and W_h start at zero."""
 
     silent = ("table", "hidden")
 
@@ -172,9 +164,9 @@ class RNNHead(GatedHead):
 
 KINDS = ("silu", "tanh", "linear", "mlp", "vanilla", "gated", "rnn")
 TABLES = ("vanilla", "gated", "rnn")
-"""Those with a row for each of the target's tokens."""
+"""Kinds with a row for each of the target's tokens."""
 OLD_NAMES = {"mixed": "silu", "table": "vanilla"}
-"""What kinds were called in files and recipes of old."""
+"""Former names of kinds in files and recipes."""
 
 
 def markov_head(
@@ -186,7 +178,7 @@ def markov_head(
     target_vocabulary: int,
     bias: bool = False,
 ) -> MarkovHead:
-    """A head of one of `KINDS`, `silu` for another name, its weights not yet initialised.
+    """A head of one of `KINDS` ("" = silu), its weights not yet initialised.
 
     Args:
         width: D. rank: r. inner: width of the first layer of an mlp; 0 = twice the rank. vocabulary: Vd.
@@ -196,10 +188,9 @@ def markov_head(
         return LinearHead(width, rank, vocabulary)
     if kind == "vanilla":
         return VanillaHead(rank, vocabulary, target_vocabulary)
-    if kind == "gated":
-        return GatedHead(width, rank, vocabulary, target_vocabulary, bias)
-    if kind == "rnn":
-        return RNNHead(width, rank, vocabulary, target_vocabulary, bias)
+    if kind in ("gated", "rnn"):
+        tabled = GatedHead if kind == "gated" else RNNHead
+        return tabled(width, rank, vocabulary, target_vocabulary, bias)
     if kind == "mlp":
         return MLPHead(width, rank, vocabulary, inner or 2 * rank)
     return MixedHead(width, rank, vocabulary, "tanh" if kind == "tanh" else "silu")

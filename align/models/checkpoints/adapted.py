@@ -1,4 +1,4 @@
-"""Masked-diffusion language models made out of an autoregressive target (DiffuLLaMA, arXiv 2410.17891)."""
+"""Masked-diffusion language models made from an autoregressive target (DiffuLLaMA, arXiv 2410.17891)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from align.target.inspection.text_model import TextModel, embedding_names, text_
 from align.target.model import Target
 
 ADAPTED = Family(
-    # what `adapt` makes; base, attention, cache and mask are filled in from its config.json
     name="adapted",
     hub_ids=(),
     model_type="adapted_masked_lm",
@@ -31,18 +30,16 @@ ADAPTED = Family(
     mask_token_id=0,
     shift=1,
 )
-
-
+"""What `adapt` makes; base, attention, cache and mask are filled in from its config.json."""
 ATTENTIONS = ("full", "prefix_causal")
-"""What an adapted drafter may see by default."""
 
 
 def own_layers(target: Target, layers: Sequence[int]) -> TextModel:
-    """Config and weights, copied in fp32, of a causal language model that has these layers of the target's alone, in this order, and all
-    else of it but towers for images and sound.
+    """Config and weights, copied in fp32, of a causal language model with only these layers of the target, in this order, and
+    without towers for images and sound.
 
     Raises:
-        UserError: a layer that the target lacks. NotImplementedError: a wrapper of a text model that transformers does not have.
+        UserError: a layer that the target lacks. NotImplementedError: a wrapper of a text model that transformers lacks.
     """
     if not layers or not all(0 <= i < target.num_layers for i in layers):
         raise UserError(
@@ -57,13 +54,13 @@ def own_layers(target: Target, layers: Sequence[int]) -> TextModel:
             setattr(config, key, [value[i] for i in layers])
     tensors: dict[str, Tensor] = {}
     for name, tensor in whole.tensors.items():
-        if layer := re.search(r"\.(?:layers|h|blocks)\.(\d+)\.", name):
-            for new, old in enumerate(layers):
-                if old == int(layer[1]):
-                    mine = f"{name[: layer.start(1)]}{new}{name[layer.end(1) :]}"
-                    tensors[mine] = tensor.detach().to(torch.float32, copy=True)
-        else:
-            tensors[name] = tensor.detach().to(torch.float32, copy=True)
+        layer = re.search(r"\.(?:layers|h|blocks)\.(\d+)\.", name)
+        copies = [name]
+        if layer is not None:
+            before, after = name[: layer.start(1)], name[layer.end(1) :]
+            copies = [f"{before}{new}{after}" for new, old in enumerate(layers) if old == int(layer[1])]
+        for copied in copies:
+            tensors[copied] = tensor.detach().to(torch.float32, copy=True)
     return replace(whole, config=config, tensors=tensors)
 
 
@@ -77,9 +74,9 @@ def adapt(
 ) -> MaskedLM:
     """A diffusion drafter that starts from these layers of an autoregressive target, in this order, and from its norm.
 
-    The target's shift is kept (DiffuLLaMA, arXiv 2410.17891). `attention`: full or prefix_causal, what `see` says by
-    default. `share_embedding`: the target's embedding and head serve, frozen and not stored; else they are copied,
-    trained and stored, tied where the target's are.
+    The target's shift is kept (DiffuLLaMA, arXiv 2410.17891). `attention`: full or prefix_causal, the default mask.
+    `share_embedding`: the target's embedding and head are used, frozen and not stored; else they are copied, trained and
+    stored, tied if the target's are.
 
     Raises:
         UserError: a layer, mask, attention or architecture that does not fit.
@@ -103,7 +100,7 @@ def adapt(
     if share_embedding:
         for name in (own.embedding, own.head):
             own.tensors.pop(name, None)
-    # a target that gave up its layers: what was trained takes the place of the zeros
+    # a target without its layers: trained weights will replace the zeros
     tensors = {k: torch.zeros_like(v, device="cpu") if v.is_meta else v for k, v in own.tensors.items()}
     return adapted_from(source, where, tensors, target).to(target.device)
 

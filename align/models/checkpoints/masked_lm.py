@@ -1,12 +1,14 @@
 """Saving and loading masked-diffusion language models (align/models/masked_lm.py).
 
-`load_masked_lm` reads the published families (`align.models.families`) and what `align.models.checkpoints.adapted` makes out of a target.
+`load_masked_lm` reads the published families (`align.models.families`) and drafters made from a target (`adapted`).
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+from torch import Tensor
 
 from align.common.errors import UserError
 from align.common.files import write_json
@@ -21,7 +23,9 @@ from align.target.inspection.text_model import embedding_names
 from align.target.model import Target
 from align.target.names import check_sizes
 
-_BUFFER = re.compile(r"\.(rotary_emb\.inv_freq|attn\.(masked_)?bias)$")  # once stored, now computed
+_BUFFER = re.compile(
+    r"\.(rotary_emb\.inv_freq|attn\.(masked_)?bias)$"
+)  # stored by older versions of transformers
 
 
 def load_masked_lm(spec: str | Path, target: Target | None = None) -> MaskedLM:
@@ -44,12 +48,10 @@ def load_masked_lm(spec: str | Path, target: Target | None = None) -> MaskedLM:
     if not files:
         raise UserError(f"drafter {str(spec)!r}: {folder} has neither {SAFE} nor pytorch_model.bin")
     check_sizes(folder, f"drafter {str(spec)!r}")
-    tensors = {
-        family.ours(name): tensor
-        for file in files
-        for name, tensor in read_weights(file).items()
-        if not _BUFFER.search(name)
-    }
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        found = read_weights(file).items()
+        tensors |= {family.ours(name): tensor for name, tensor in found if not _BUFFER.search(name)}
     if adapted:
         return adapted_from(values, str(folder), tensors, target)
     config = config_of(family.base, renamed(family, values), str(folder))

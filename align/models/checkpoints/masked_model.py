@@ -1,4 +1,4 @@
-"""The transformers model of a masked-diffusion language model: its config under transformers' names, its tensors checked and filled in."""
+"""The transformers model of a masked-diffusion language model, from a config and tensors."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from align.target.inspection.text_model import embedding_names
 from align.target.interface import register
 from align.target.opening import quiet_loading
 
-# of a config.json, what says how to load it and nothing of the network
-_OWN = {
+_LOADING = {
     "architectures",
     "auto_map",
     "model_type",
@@ -29,12 +28,13 @@ _OWN = {
     "dtype",
     "_name_or_path",
 }
+"""Keys of a config.json that describe loading, not the network."""
 
 
 def from_config(
     values: Mapping[str, Any], where: str = "config.json", dtype: torch.dtype = torch.float32
 ) -> MaskedLM:
-    """A network of a published family with random weights, made of its config.json.
+    """A network of a published family with random weights, from its config.json.
 
     Raises:
         UserError: no known family, or a value that does not fit.
@@ -49,19 +49,21 @@ def from_config(
 
 
 def renamed(family: Family, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Their config.json under transformers' names; without what only their own code reads."""
+    """Their config.json under transformers' names, without keys that only their own code reads."""
     if family.config:
         return {ours: values[key] for key, ours in family.config.items() if values.get(key) is not None}
-    return {key: value for key, value in values.items() if key not in _OWN}
+    return {key: value for key, value in values.items() if key not in _LOADING}
 
 
 def config_of(base: str, values: Mapping[str, Any], where: str) -> Any:
     with in_one_line(where):
-        return getattr(transformers, base).config_class(**{k: v for k, v in values.items() if k not in _OWN})
+        return getattr(transformers, base).config_class(
+            **{k: v for k, v in values.items() if k not in _LOADING}
+        )
 
 
 def skeleton(base: str, config: Any, where: str) -> Any:
-    """The architecture without memory."""
+    """The architecture on the meta device."""
     with in_one_line(where), torch.device("meta"):
         return getattr(transformers, base)(config)
 
@@ -69,7 +71,7 @@ def skeleton(base: str, config: Any, where: str) -> Any:
 def with_ids(
     family: Family, values: Mapping[str, Any], folder: Path | None, vocab_size: int, where: str
 ) -> Family:
-    """The record with this checkpoint's mask and block."""
+    """The family with this checkpoint's mask and block."""
     mask = values.get("mask_token_id")
     if mask is None and folder is not None:
         mask = _tokenizer_mask(folder)
@@ -86,25 +88,21 @@ def with_ids(
 
 
 def _tokenizer_mask(folder: Path) -> int | None:
-    """The id of the mask token that tokenizer_config.json names, if it names one."""
+    """The id of the mask token that tokenizer_config.json names."""
     path = folder / "tokenizer_config.json"
     values = read_object(path) if path.is_file() else {}
-    named = values.get("mask_token")
+    named, added = values.get("mask_token"), values.get("added_tokens_decoder")
     text = named.get("content") if isinstance(named, dict) else named
-    added = values.get("added_tokens_decoder")
-    for index, token in added.items() if isinstance(added, dict) else ():
-        if (
-            text is not None
-            and isinstance(token, dict)
-            and token.get("content") == text
-            and index.isdecimal()
-        ):
+    if text is None or not isinstance(added, dict):
+        return None
+    for index, token in added.items():
+        if isinstance(token, dict) and token.get("content") == text and index.isdecimal():
             return int(index)
     return None
 
 
 def filled(family: Family, config: Any, tensors: dict[str, Tensor], where: str) -> Any:
-    """The transformers model, in fp32, that holds these tensors, named as transformers names them, and no other."""
+    """The transformers model, in fp32, with exactly these tensors, under transformers' names."""
     empty = skeleton(family.base, config, where)
     expected = {name: tensor.shape for name, tensor in empty.state_dict().items()}
     embedding, head = embedding_names(empty)

@@ -25,7 +25,7 @@ class _Index(TypedDict):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights: safetensors, else pickled tensors; in one piece or as an index lists them."""
+    """The weights files: safetensors, else pickled tensors; whole or as listed by an index."""
     for whole in (SAFE, "pytorch_model.bin"):
         if (folder / whole).is_file():
             return [folder / whole]
@@ -53,7 +53,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
 
 def checked(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:
-    """Those tensors. Raises UserError naming one that is of a packed or complex type, or holds values that are no numbers."""
+    """The tensors. Raises UserError for a packed or complex type, or values that are not finite."""
     for name, tensor in tensors.items():
         real = tensor.is_floating_point()
         if tensor.is_complex() or (real and tensor.element_size() < 2):

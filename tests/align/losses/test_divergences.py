@@ -45,11 +45,11 @@ def test_cpu_blocks_equal_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = torch.autograd.grad(case.statistics().forward_kl.sum(), case.leaves)
     rows, apply = list[int](), module.Rows.apply
     monkeypatch.setattr(module.Rows, "apply", lambda *given: rows.append(len(given[0])) or apply(*given))
-    monkeypatch.setattr(module, "_BLOCK_BYTES", 4 * len(case.head_VD) * 5)
-    monkeypatch.setattr(module, "_BLOCK_ROWS", 4)
+    monkeypatch.setattr(module, "_CPU_CHUNK_BYTES", 4 * len(case.head_VD) * 5)
+    monkeypatch.setattr(module, "_CPU_CHUNK_ROWS", 4)
     case.statistics()
     assert rows == [5, 5, 5, 3]
-    monkeypatch.setattr(module, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(module, "_CPU_CHUNK_BYTES", 1)
     for a, b in zip(whole, torch.autograd.grad(case.statistics().forward_kl.sum(), case.leaves), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
