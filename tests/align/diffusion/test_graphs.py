@@ -77,28 +77,6 @@ def test_corruption_keeps_what_it_may_not_touch(graph: Graph) -> None:
         assert bool((noisy[2][may[2]] == graph.mask_id).all())
 
 
-# ---- toys: a random joint law over all clean sequences of length L ----
-
-
-class Toy:
-    """p_0 over sequences of `length` clean tokens, and exact marginals at any noise level, by enumeration."""
-
-    def __init__(self, graph: Graph, length: int, seed: int = 0) -> None:
-        self.graph, self.length, self.size = graph, length, graph.size
-        p = torch.rand((graph.size,) * length, generator=generator(seed), dtype=F64) ** 2
-        if isinstance(graph, Absorbing):  # clean text holds no mask
-            for axis in range(length):
-                p.index_fill_(axis, torch.tensor([graph.mask_id]), 0.0)
-        self.p = p / p.sum()
-
-    def noisy(self, sigmas: list[float]) -> Tensor:
-        """The joint law of the sequence with position i at noise sigmas[i]."""
-        law = self.p
-        for axis, sigma in enumerate(sigmas):
-            law = torch.tensordot(law, dense(self.graph, sigma), dims=([axis], [0])).movedim(-1, axis)
-        return law
-
-
 # ---- score entropy ----
 
 
@@ -130,33 +108,6 @@ def test_score_entropy_is_its_definition(graph: Graph, sigma: float) -> None:
         pushed = log_score.index_add(0, torch.tensor([x_t]), sigma_of(3.0).view(1))
         again = graph.score_entropy(pushed, sigma_of(sigma), torch.tensor(x_t), torch.tensor(x_0))
         assert float(again) == pytest.approx(float(value), rel=1e-12)  # the input's own score is not read
-
-
-@pytest.mark.parametrize("graph", [Uniform(4), Absorbing(4, 3), Absorbing(4, 0)], ids=str)
-def test_the_best_score_is_the_marginal_ratio(graph: Graph) -> None:
-    """E over x_0 given x_t of the score entropy is smallest at s_y = E[r_y] = p_σ(y)/p_σ(x_t)."""
-    toy, sigma = Toy(graph, 1, seed=3), 0.8
-    law = toy.noisy([sigma])
-    for x_t in range(graph.size):
-        if isinstance(graph, Absorbing) and x_t != graph.mask_id:
-            continue  # its ratios do not enter the loss
-        posterior = toy.p * dense(graph, sigma)[:, x_t] / law[x_t]
-        clean = posterior.nonzero()[:, 0]
-
-        def expected(
-            log_score: Tensor, x_t: int = x_t, clean: Tensor = clean, p: Tensor = posterior
-        ) -> Tensor:
-            rows = log_score.expand(len(clean), -1)
-            x = torch.full_like(clean, x_t)
-            return (p[clean] * graph.score_entropy(rows, sigma_of(sigma), x, clean)).sum()
-
-        best = (law / law[x_t]).clamp_min(1e-30).log().requires_grad_()
-        (slope,) = torch.autograd.grad(expected(best), best)
-        torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=1e-12)
-        least = float(expected(best))
-        for seed in range(5):
-            noise = 0.3 * torch.randn(graph.size, generator=generator(seed), dtype=F64)
-            assert float(expected(best.detach() + noise)) > least + 1e-4
 
 
 def test_impossible_graphs_are_refused() -> None:

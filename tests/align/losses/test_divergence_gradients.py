@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from align.losses import divergence_gradients as module
 from tests.logits import DIFFERENTIABLE, KINDS, Case, make
 
 
@@ -100,17 +99,3 @@ def test_gradients_are_rounded_where_autocast_rounds_all_others(kind: str) -> No
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, rtol=0.03, atol=0.03)
     assert not torch.equal(got[-1], want[-1])  # the Markov basis is in fp32
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-def test_factors_that_are_not_fp32_are_multiplied_as_they_are(
-    transposed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The way of a GPU, with the one argument that a CPU's `mm` lacks."""
-    generator = torch.Generator().manual_seed(0)
-    left, right = torch.randn(3, 4, generator=generator), torch.randn(4, 4, generator=generator)
-    expected = module._product(left, right, transposed)
-    multiply = torch.mm
-    monkeypatch.setattr(module, "factor_dtype", lambda *factors: torch.float64)
-    monkeypatch.setattr(torch, "mm", lambda a, b, out_dtype: multiply(a, b).to(out_dtype))
-    torch.testing.assert_close(module._product(left, right, transposed), expected)

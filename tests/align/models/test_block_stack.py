@@ -50,49 +50,6 @@ def test_one_call_drafts_what_the_modules_draft(
     torch.testing.assert_close(session.hidden_of_blocks(many)[:3], got[1], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_rows_rounded_to_eight_bits_draft_nearly_the_same(
-    target: Target, samples: data.Samples, variant: dict[str, Any]
-) -> None:
-    """As they do wherever the processor can: in most drafts no number lies between two steps. Blocks of a call, and more than one call
-    takes, as well."""
-    drafter = trained_block(target, samples, **variant)
-    drafter.prepare_for_drafting()
-    stack, near = drafter.stack, []
-    for first in range(5, 15):
-        cache = target.new_cache(1, 100)
-        session = BlockSession(drafter, cache, 100)
-        output = target.forward(torch.arange(first, first + 40)[None], cache=cache, taps=session.taps)
-        session.observe(output.hidden_BLD, output.taps_BLFD, 40)
-        tokens = torch.tensor([[7, 8, 9, 10, 5], [7, 11, 12, 13, 5], [7, 9, 9, 9, 5]])[
-            :, : drafter.config.rows
-        ]
-        blocks = drafter.masked(tokens, torch.tensor([0, 2, 1]))
-        found = []
-        for drafter.stack in (stack, None):
-            found.append([session.hidden(7), *session.hidden_of_blocks(blocks)])
-        drafter.stack = stack
-        many = session.hidden_of_blocks(blocks.repeat(3, 1))[:3]
-        pairs = [*zip(*found, strict=True), *zip(many, found[1][1:], strict=True)]
-        near += [torch.allclose(mine, its, rtol=1e-4, atol=1e-4) for mine, its in pairs]
-    assert sum(near) >= 0.7 * len(near)
-
-
-def test_other_layers_keep_their_modules(target: Target, samples: data.Samples) -> None:
-    """Before `prepare_for_drafting`, with another activation, with a part more."""
-    from align.models.block_stack import draft_stack
-
-    drafter = trained_block(target, samples)
-    assert draft_stack(drafter) is None and drafter.stack is None
-    drafter.prepare_for_drafting()
-    assert draft_stack(drafter) is not None
-    drafter.blocks[1].extra = torch.nn.Linear(2, 2)
-    assert draft_stack(drafter) is None
-    del drafter.blocks[1].extra
-    drafter.blocks[0].mlp.act = torch.nn.GELU()
-    assert draft_stack(drafter) is None
-
-
 def test_a_tree_is_built_in_one_call_of_fp32_hidden_states_alone() -> None:
     """In bf16 a head without a Markov head is of a type that the library takes, and hidden states are not."""
     from align.models.block_stack import tree_head

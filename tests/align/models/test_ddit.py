@@ -103,15 +103,6 @@ def test_time_zero_is_sigma_zero_whatever_it_is_given() -> None:
     assert not torch.allclose(other(rows, torch.tensor([4.0, 0.1])), expected, atol=1e-2)
 
 
-def test_chosen_rows_are_the_rows_of_the_whole() -> None:
-    net, rows, sigma = network(), tokens(3, 6), torch.rand(3, 6, generator=torch.Generator().manual_seed(5))
-    whole, hidden = net(rows, sigma), net.hidden(rows, sigma)
-    chosen = rows % 2 == 0
-    torch.testing.assert_close(net.head(hidden[chosen], sigma[chosen]), whole[chosen])
-    whole, hidden = net(rows, sigma[:, 0]), net.hidden(rows, sigma[:, 0])
-    torch.testing.assert_close(net.head(hidden[:, 2:4], sigma[:, 0]), whole[:, 2:4])
-
-
 # ---- backends, configs ----
 
 
@@ -200,56 +191,6 @@ def test_cached_drafting_is_one_full_forward(attention: str) -> None:
         if attention == "block_causal":  # the config's own attention says the same
             full = net(torch.cat((text[:, :split], noisy), dim=1), sigma_BL)
             torch.testing.assert_close(drafted, full[:, split:], atol=1e-5, rtol=1e-5)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("attention", ["prefix_causal", "block_causal"])
-def test_several_extends_are_one(attention: str) -> None:
-    blocks = attention == "block_causal"
-    net = network(attention=attention, block_size=2 if blocks else 0)
-    text, noisy, sigma = tokens(1, 12), tokens(1, 2, seed=9), torch.tensor([1.3])
-    once, often = net.new_cache(16), net.new_cache(16)
-    extend(net, text, once)
-    start = 0
-    for width in (2, 4, 2, 4) if blocks else (1, 5, 2, 1, 3):
-        net.denoise(text[:, start : start + width], noisy, sigma, often)  # scribbles behind the prefix alone
-        start += width
-    assert once.length == often.length == 12
-    for i in range(2):
-        torch.testing.assert_close(often.k(i), once.k(i), atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(often.v(i), once.v(i), atol=1e-5, rtol=1e-5)
-    often.length = 8  # a rollback, and on with other text
-    once.length = 0
-    other = torch.cat((text[:, :8], tokens(1, 4, seed=11)), dim=1)
-    extend(net, other, once)
-    extend(net, other[:, 8:], often)
-    torch.testing.assert_close(
-        net.denoise(none(1), noisy, sigma, often),
-        net.denoise(none(1), noisy, sigma, once),
-        atol=1e-5,
-        rtol=1e-5,
-    )
-
-
-def test_what_a_cache_can_not_do() -> None:
-    rows, sigma = tokens(1, 4), torch.tensor([0.5])
-    net = network()
-    with pytest.raises(ValueError, match="under full attention"):
-        extend(net, rows, net.new_cache(8))
-    net = network(attention="prefix_causal")
-    with pytest.raises(ValueError, match="no gradients"):
-        net(rows, sigma, cache=net.new_cache(8))
-    with pytest.raises(ValueError, match="is full"):
-        net.denoise(none(1), rows, sigma, net.new_cache(3))
-    net = network(attention="block_causal", block_size=3)
-    with torch.no_grad(), pytest.raises(ValueError, match="longer than block_size=3"):
-        net(rows, sigma, cache=net.new_cache(8))
-    cache = net.new_cache(8)
-    extend(net, rows, cache)
-    assert cache.length == 3  # the block that has begun is not kept
-    cache.length = 2
-    with pytest.raises(ValueError, match="no whole blocks"):
-        net.denoise(none(1), rows[:, :3], sigma, cache)
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from align import features
-from align.common.batch import Batch
 from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
@@ -213,26 +211,6 @@ def test_a_folder_that_is_not_shared_is_named(server: Loopback, tmp_path: Path) 
     moved, store = tmp_path / "elsewhere", server._store
     server._store = lambda folder, prompt: moved / store(folder, prompt).name  # type: ignore[method-assign]
     assert "must be a folder that this machine sees" in refusal(server, "data.reply_seconds=0.3")
-
-
-def test_a_file_that_is_never_written_is_named(server: Loopback) -> None:
-    server.lag = 60.0
-    assert "has the server room to write?" in refusal(server, "data.reply_seconds=0.3")
-
-
-def test_no_file_is_left_where_no_more_rows_are_wanted(server: Loopback, tmp_path: Path) -> None:
-    """What was in flight is read; what had to wait is not asked for."""
-    target = load_target("debug")
-    config = config_of(target, "taps")
-    server.layers, server.lag = layers_asked(target, config), 0.1
-    texts = [torch.arange(5 + i, 15 + i)[None] for i in range(6)]
-    rows = [Batch(t, torch.arange(10)[None], torch.zeros_like(t), t > 0) for t in texts]
-    with ServedStates(recipe_of(server), target, config, quiet=True) as served:
-        next(served.ahead(((0, row, 1.0) for row in rows), lambda item: False))
-        until = time.monotonic() + 30
-        while len(server.asked) < 4 and time.monotonic() < until:
-            time.sleep(0.001)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_of_another_text_is_not_deleted(server: Loopback, tmp_path: Path) -> None:

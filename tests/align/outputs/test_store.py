@@ -152,30 +152,6 @@ def test_the_limit_and_the_writers_number(tmp_path: Path, monkeypatch: pytest.Mo
     assert all(equal(both.row(text, 1.0), row) for text, row in zip(texts, fresh, strict=True))
 
 
-@pytest.mark.parametrize("writers", [1, 2, 3])
-def test_all_processes_together_keep_to_the_limit(tmp_path: Path, writers: int) -> None:
-    """To the byte, headers counted; what another run stored before counts, too."""
-    texts = rows(12)
-    limit = 7 * cache_of(None).row(texts[0], 1.0).bytes
-    before = cache_of(tmp_path, disk=limit / 1e9)
-    before.row(texts[0], 1.0)
-    before.close()
-    options = TrainerConfig(features_gb=limit / 1e9)
-    caches = [
-        TargetOutputCache(TARGET, config_of("shared_kv"), options, tmp_path, i, writers)
-        for i in range(writers)
-    ]
-    for i, cache in enumerate(caches):
-        for text in texts[1 + i :: writers]:
-            cache.row(text, 1.0)
-        cache.close()
-    stored = [cache.store for cache in caches]
-    assert all(store is not None and store.full for store in stored)
-    found = cache_of(tmp_path).store
-    assert found is not None and 4 <= len(found) <= 6
-    assert sum(p.stat().st_size for p in tmp_path.glob("*.safetensors")) <= limit
-
-
 def test_a_shard_that_can_not_be_read_now_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, cache = rows(1)[0], cache_of(tmp_path)
     cache.row(text, 1.0)
@@ -190,15 +166,6 @@ def test_a_shard_that_can_not_be_read_now_stays(tmp_path: Path, monkeypatch: pyt
             cache_of(tmp_path).row(text, 1.0)
     forbid(monkeypatch)
     cache_of(tmp_path).row(text, 1.0)
-
-
-def test_outputs_of_nobody_knows_what_are_refused(tmp_path: Path) -> None:
-    cache = cache_of(tmp_path)
-    cache.row(rows(1)[0], 1.0)
-    cache.close()
-    (tmp_path / "manifest.json").unlink()
-    with pytest.raises(UserError, match="manifest.json is missing, which says what the outputs there are of"):
-        cache_of(tmp_path)
 
 
 def test_outputs_of_something_else_are_refused(tmp_path: Path) -> None:

@@ -43,18 +43,6 @@ def test_sedd_on_the_hub(tmp_path: Path, pickled: bool) -> None:
     assert loaded.schedule == ScheduleSpec("loglinear")
 
 
-def test_sedd_with_a_uniform_graph(tmp_path: Path) -> None:
-    net = network(vocab_size=10)
-    config = {**SEDD, "graph": {"type": "uniform"}, "model": {**SEDD["model"], "scale_by_sigma": False}}
-    config["noise"] = {"type": "geometric", "sigma_min": 1e-3, "sigma_max": 5}
-    loaded = load_published(write_hub(tmp_path, config, state(net)))
-    assert_same(loaded.network, net)
-    assert (loaded.graph, loaded.mask_id, loaded.prediction) == ("uniform", None, "log_score")
-    assert loaded.schedule == ScheduleSpec("geometric", 1e-3, 5.0)
-    config["model"] = {**SEDD["model"], "scale_by_sigma": True}
-    refuses(write_hub(tmp_path, config, state(net)), "scale_by_sigma=true belongs to the absorbing graph")
-
-
 def test_radd_on_the_hub(tmp_path: Path) -> None:
     net = network(time_input="none", norm_bias=True)
     config = {**RADD, "model": {**RADD["model"], "cond_dim": 6}}
