@@ -8,10 +8,10 @@ from torch import Tensor
 
 from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
+from align.makers.adapted import own_layers
 from align.makers.choices import note_ignored
 from align.makers.geometry import first_layers
 from align.models.causal import CausalConfig, CausalDrafter
-from align.models.checkpoints.adapted import own_layers
 from align.models.checkpoints.opened import check_served, first_tokens_logits, refused
 from align.models.families import BASES
 from align.target.interface import OWN, register

@@ -9,9 +9,9 @@ import torch
 
 from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
+from align.makers.adapted import adapt
 from align.makers.choices import lora_alpha, mask_token, note_ignored
 from align.makers.geometry import first_layers
-from align.models.checkpoints.adapted import adapt
 from align.models.checkpoints.standalone import architecture, load_standalone
 from align.models.ddit import DDiT
 from align.models.ddit_layers import DDiTConfig

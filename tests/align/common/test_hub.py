@@ -26,7 +26,7 @@ from align.config.preflight import check_training
 from align.data.prompts import check_source
 from align.data.text_sources import check_text_source
 from align.models.checkpoints.masked_lm import load_masked_lm
-from align.models.checkpoints.published_files import find
+from align.models.checkpoints.published import find
 from align.planning.drafter import config_of
 from align.planning.skeleton import skeleton
 from align.target.loading import load_target, load_tokenizer, resolve_folder

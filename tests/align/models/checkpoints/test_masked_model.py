@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from align.models.checkpoints.masked_model import from_config
+from align.models.checkpoints.masked_lm import from_config
 from tests.masked_lms import DIFFUGPT, DIFFULLAMA, DREAM, LLADA, SDAR
 
 LLADA_8B = {

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from align.common.errors import UserError
-from align.models.checkpoints.published import load_published
-from align.models.checkpoints.published_files import find
+from align.models.checkpoints.published import find, load_published
 from tests.published_ddits import (
     MDLM_RUN,
     SEDD,

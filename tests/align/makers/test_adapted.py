@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from align.common.errors import UserError
-from align.models.checkpoints.adapted import adapt
+from align.makers.adapted import adapt
 from align.models.checkpoints.masked_lm import load_masked_lm, save_masked_lm
 from align.models.masked_lm import annealed_see
 from align.target.interface import register
