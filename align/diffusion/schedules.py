@@ -34,7 +34,7 @@ class Schedule(ABC):
     def time(self, sigma: Tensor) -> Tensor:
         """The t at which σ(t) = `sigma`, for σ(0) ≤ sigma ≤ σ(1)."""
 
-    def masked(self, t: Tensor) -> Tensor:
+    def mask_probability(self, t: Tensor) -> Tensor:
         """1 − e^(−σ(t)): the probability that a token is corrupted; λ in RADD (arXiv 2406.03736)."""
         return -torch.expm1(-self.total(t))
 

@@ -39,10 +39,10 @@ def score_entropy(
         return full_precision(rate) * on_rows(graph.score_entropy, valid, f_V, sigma, tokens_t, tokens_0)
     mask_id, masked = graph.mask_id, valid & (tokens_t == graph.mask_id)
 
-    def scaled(f_RV: Tensor, x_0_R: Tensor, weight_R: Tensor) -> Tensor:
+    def scaled_excess(f_RV: Tensor, x_0_R: Tensor, weight_R: Tensor) -> Tensor:
         return weight_R * excess(f_RV, x_0_R, mask_id, -math.log(f_RV.shape[-1] - 1))
 
-    return on_rows(scaled, masked, f_V, tokens_0, time_weight(sigma, rate))
+    return on_rows(scaled_excess, masked, f_V, tokens_0, time_weight(sigma, rate))
 
 
 def masked_cross_entropy(

@@ -17,14 +17,14 @@ from torch.nn import functional as F
 from align.diffusion.parameterization import LOG_ZERO
 from align.kernels.fusing import fused_on_gpu
 from align.kernels.linear import many_rows
-from align.losses.target_places import TargetPlaces, Top
+from align.losses.target_places import TargetPlaces, TopTokens
 
 ALWAYS = ("log_q_label", "acceptance", "p_label", "match", "greedy_label")
 """The statistics that are always computed; divergences follow."""
 
 
 @dataclass
-class Work:
+class ChunkInputs:
     """What all chunks of rows share. keep: save log q for the backward pass instead of recomputing it. halves_VdD: the head's
     rows in 16 bits, if gradients are products of 16-bit factors."""
 
@@ -66,14 +66,14 @@ def factor_dtype(*factors: Tensor) -> torch.dtype:
     return dtype if halves else torch.float32
 
 
-def _logits(hidden_RD: Tensor, z_Rr: Tensor | None, basis_rV: Tensor | None, work: Work) -> Tensor:
+def _logits(hidden_RD: Tensor, z_Rr: Tensor | None, basis_rV: Tensor | None, work: ChunkInputs) -> Tensor:
     logits = _product(hidden_RD, work.head_VdD, True)
     if z_Rr is not None and basis_rV is not None:
         logits += _product(z_Rr, basis_rV, False)
     return logits if work.draft_temperature == 1.0 else logits.div_(work.draft_temperature)
 
 
-def _target_rows(place_R: Tensor, work: Work) -> tuple[Tensor, Tensor]:
+def _target_rows(place_R: Tensor, work: ChunkInputs) -> tuple[Tensor, Tensor]:
     """log p over the draft vocabulary at the positions that these rows share, (U, Vd), and each row's index in it."""
     own, where = torch.unique(place_R, return_inverse=True)
     if work.places.top is not None:
@@ -86,7 +86,7 @@ def _target_rows(place_R: Tensor, work: Work) -> tuple[Tensor, Tensor]:
     return log_p.sub_(work.places.log_z_P[own][:, None]).clamp_min_(LOG_ZERO), where
 
 
-def _of_top(top: Top, work: Work) -> Tensor:
+def _of_top(top: TopTokens, work: ChunkInputs) -> Tensor:
     """log p over the draft vocabulary of the stored tokens, LOG_ZERO elsewhere."""
     column, inside = _columns(top.ids_Pk.long(), work.draft_vocab)
     log_p = top.log_p_Pk.float().masked_fill(~inside, LOG_ZERO).clamp_min_(LOG_ZERO)
@@ -102,7 +102,7 @@ def _columns(label_R: Tensor, draft_vocab: Tensor | None) -> tuple[Tensor, Tenso
     return column, draft_vocab[column] == label_R
 
 
-class Rows(torch.autograd.Function):
+class HiddenStatistics(torch.autograd.Function):
     """Rows of hidden states → their statistics. With S a value's slope in q, d(value)/d(logits) = q·(S − Σ q·S); forward KL:
     (Σp)·q − p; log q of the label: one-hot − q."""
 
@@ -113,10 +113,10 @@ class Rows(torch.autograd.Function):
         z_Rr: Tensor | None,
         basis_rV: Tensor | None,
         place_R: Tensor,
-        work: Work,
+        work: ChunkInputs,
     ) -> tuple[Tensor, ...]:
         with torch.autocast(hidden_RD.device.type, enabled=False):
-            log_q, log_z = _normalised(_logits(hidden_RD, z_Rr, basis_rV, work))
+            log_q, log_z = _log_softmax(_logits(hidden_RD, z_Rr, basis_rV, work))
             log_p_U, where = _target_rows(place_R, work)
             outputs = _values(log_q, log_p_U, where, place_R, work)
         ctx.work = work
@@ -148,11 +148,11 @@ class Rows(torch.autograd.Function):
         return hidden, z, basis, None, None
 
 
-class Logits(torch.autograd.Function):
-    """Rows of logits → their statistics; the slopes of `Rows`."""
+class LogitStatistics(torch.autograd.Function):
+    """Rows of logits → their statistics; the slopes of `HiddenStatistics`."""
 
     @staticmethod
-    def forward(ctx: Any, logits_RV: Tensor, place_R: Tensor, work: Work) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, logits_RV: Tensor, place_R: Tensor, work: ChunkInputs) -> tuple[Tensor, ...]:
         with torch.autocast(logits_RV.device.type, enabled=False):
             log_q = logits_RV.float().log_softmax(-1).clamp_min_(LOG_ZERO)
             log_p_U, where = _target_rows(place_R, work)
@@ -171,7 +171,9 @@ class Logits(torch.autograd.Function):
         return _slope_of_logits(by_name, log_q, log_p_U, where, place_R, ctx.work), None, None
 
 
-def _values(log_q: Tensor, log_p_U: Tensor, where: Tensor, place_R: Tensor, work: Work) -> tuple[Tensor, ...]:
+def _values(
+    log_q: Tensor, log_p_U: Tensor, where: Tensor, place_R: Tensor, work: ChunkInputs
+) -> tuple[Tensor, ...]:
     """The statistics in the order `ALWAYS` + work.names."""
     label_R, best_R = work.places.next_P[place_R], work.places.best_P[place_R]
     column_R, inside_R = _columns(label_R, work.draft_vocab)
@@ -183,7 +185,7 @@ def _values(log_q: Tensor, log_p_U: Tensor, where: Tensor, place_R: Tensor, work
 
 
 @fused_on_gpu
-def _normalised(logits: Tensor) -> tuple[Tensor, Tensor]:
+def _log_softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     """log q, in the logits' own memory on a CPU, and the log-sum-exp, (R, 1)."""
     log_z = logits.logsumexp(-1, keepdim=True)
     logits -= log_z
@@ -219,7 +221,7 @@ def _slope_of_logits(
     log_p_U: Tensor,
     where: Tensor,
     place_R: Tensor,
-    work: Work,
+    work: ChunkInputs,
 ) -> Tensor:
     """d(loss)/d(draft logits before their temperature), (R, Vd), from d(loss)/d(each statistic)."""
     zero = torch.zeros_like(log_q[:, :1])

@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError, nearest
-from align.losses.divergence_gradients import ALWAYS, Logits, Rows, Work, factor_dtype
+from align.losses.divergence_gradients import (
+    ALWAYS,
+    ChunkInputs,
+    HiddenStatistics,
+    LogitStatistics,
+    factor_dtype,
+)
 from align.losses.target_places import TargetPlaces
 
 DIVERGENCES = ("forward_kl", "reverse_kl", "jensen_shannon", "total_variation")
@@ -52,7 +58,7 @@ class RowStatistics:
     total_variation: Tensor | None = None
     confidence: Tensor | None = None
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> RowStatistics:
+    def map(self, change: Callable[[Tensor], Tensor]) -> RowStatistics:
         """The same change applied to all of them."""
         changed = {name: change(value) for name, value in vars(self).items() if value is not None}
         return RowStatistics(**changed)
@@ -95,7 +101,7 @@ def row_statistics(
         UserError: an unknown divergence.
         ValueError: temperatures of p that differ, or a draft vocabulary out of order.
     """
-    names = _known(wanted)
+    names = _order_names(wanted)
     if temperature != places.temperature:
         raise ValueError(f"places were made at temperature {places.temperature}, not {temperature}")
     if draft_vocab is not None and not bool((draft_vocab[1:] > draft_vocab[:-1]).all()):
@@ -105,12 +111,12 @@ def row_statistics(
         step = min(step, max(_CPU_CHUNK_ROWS, _CPU_CHUNK_BYTES // (4 * head_VdD.shape[0])))
     halves = _halves(head_VdD)
     head_VdD = head_VdD.detach().to(factor_dtype(rows.hidden_RD, places.hidden_PD, head_VdD)).contiguous()
-    work = Work(places, head_VdD, draft_vocab, names, draft_temperature, count <= chunk_rows, halves)
+    work = ChunkInputs(places, head_VdD, draft_vocab, names, draft_temperature, count <= chunk_rows, halves)
     parts: list[tuple[Tensor, ...]] = []
     for start in range(0, count, step):
         cut = slice(start, start + step)
         z = None if rows.z_Rr is None else rows.z_Rr[cut]
-        parts.append(Rows.apply(rows.hidden_RD[cut], z, rows.basis_rV, rows.place_R[cut], work))
+        parts.append(HiddenStatistics.apply(rows.hidden_RD[cut], z, rows.basis_rV, rows.place_R[cut], work))
     columns = [torch.cat(column).view(shape) for column in zip(*parts, strict=True)]
     return RowStatistics(**dict(zip(ALWAYS + names, columns, strict=True)))
 
@@ -130,9 +136,9 @@ def logit_statistics(
     Raises:
         UserError: an unknown divergence.
     """
-    names = _known(wanted)
+    names = _order_names(wanted)
     head_VD = head_VD.detach().to(factor_dtype(places.hidden_PD, head_VD)).contiguous()
-    values = Logits.apply(logits_RV, place_R, Work(places, head_VD, None, names, 1.0, True))
+    values = LogitStatistics.apply(logits_RV, place_R, ChunkInputs(places, head_VD, None, names, 1.0, True))
     return RowStatistics(**dict(zip(ALWAYS + names, values, strict=True)))
 
 
@@ -143,7 +149,7 @@ def _halves(head_VdD: Tensor) -> Tensor | None:
     return head_VdD.detach().contiguous() if half else None
 
 
-def _known(wanted: frozenset[str]) -> tuple[str, ...]:
+def _order_names(wanted: frozenset[str]) -> tuple[str, ...]:
     """These divergences in order. Raises UserError for an unknown one."""
     for name in wanted - set(DIVERGENCES):
         raise UserError(f"objective: unknown divergence {name!r}{nearest(name, DIVERGENCES)}")

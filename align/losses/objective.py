@@ -49,7 +49,7 @@ def after_prefix(statistics: RowStatistics, valid: Tensor, clean: Tensor) -> tup
     position 1 of every weight and product is the first masked one; the end is not valid."""
     steps = torch.arange(valid.shape[-1], device=valid.device) + clean[..., None]
     inside, steps = steps < valid.shape[-1], steps.clamp_max(valid.shape[-1] - 1)
-    return statistics.each(lambda value: value.gather(-1, steps)), valid.gather(-1, steps) & inside
+    return statistics.map(lambda value: value.gather(-1, steps)), valid.gather(-1, steps) & inside
 
 
 # ---- terms, (…, K), zero where not valid ----

@@ -26,18 +26,18 @@ class TargetPlaces:
     log_p_next_P: Tensor
     temperature: float = 1.0
     finish: Callable[[Tensor, Tensor | None], Tensor] | None = None
-    top: Top | None = None
+    top: TopTokens | None = None
 
 
 @dataclass
-class Top:
+class TopTokens:
     """The k most probable tokens at every place and their log p; p of all others counts as 0."""
 
     ids_Pk: Tensor
     log_p_Pk: Tensor
 
-    def __getitem__(self, places: Tensor) -> Top:
-        return Top(self.ids_Pk[places], self.log_p_Pk[places])
+    def __getitem__(self, places: Tensor) -> TopTokens:
+        return TopTokens(self.ids_Pk[places], self.log_p_Pk[places])
 
 
 @torch.no_grad()
@@ -73,5 +73,5 @@ def target_places(
     found = None
     if top_k:
         values, ids = (torch.cat(each) for each in zip(*tops, strict=True))
-        found = Top(ids, values - parts[0][:, None])
+        found = TopTokens(ids, values - parts[0][:, None])
     return TargetPlaces(hidden_PD, *parts, temperature, finish, found)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from align.common.errors import UserError
 from align.models.checkpoints.masked_lm import ADAPTED, adapted_from
-from align.models.checkpoints.opened import refusing
+from align.models.checkpoints.opened import refuse_on_error
 from align.models.masked_lm import MaskedLM
 from align.target.inspection.text_model import TextModel, text_model, tied
 from align.target.model import Target
@@ -66,7 +66,7 @@ def adapt(
         UserError: a layer, mask, attention or architecture that does not fit.
     """
     where = f"target {target.spec!r}"
-    with refusing(where, "masked_lm", NotImplementedError):
+    with refuse_on_error(where, "masked_lm", NotImplementedError):
         own = own_layers(target, layers)
     source = {
         "architectures": list(ADAPTED.architectures),

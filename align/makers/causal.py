@@ -12,7 +12,7 @@ from align.makers.adapted import own_layers
 from align.makers.choices import note_ignored
 from align.makers.geometry import first_layers
 from align.models.causal import CausalConfig, CausalDrafter
-from align.models.checkpoints.opened import check_served, first_tokens_logits, refused
+from align.models.checkpoints.opened import check_served, first_tokens_logits, refusal_error
 from align.models.families import BASES
 from align.target.interface import OWN, register
 from align.target.loading import load_target
@@ -40,9 +40,9 @@ def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:
             own = start.embedding_VD, start.head_weight_VD
     if start.before_head is not None:
         reason = NotImplementedError("a module of its own lies between its layers and its head")
-        raise refused(where, "autoregressive", reason)
+        raise refusal_error(where, "autoregressive", reason)
     if start.head_bias_V is not None:
-        raise refused(where, "autoregressive", NotImplementedError("its head has a bias"))
+        raise refusal_error(where, "autoregressive", NotImplementedError("its head has a bias"))
     model = start.model.requires_grad_(True)
     base = type(model).__name__
     served_LV = None if base in BASES else first_tokens_logits(start)
@@ -95,7 +95,7 @@ def _layers_alone(target: Target, layers: list[int]) -> Target:
         make = Target if base in BASES else proven
         return make(model, target.tokenizer, target.spec, fast=False)
     except Exception as error:  # models of fewer layers fail in many ways
-        raise refused(f"target {target.spec!r}", "autoregressive", error) from None
+        raise refusal_error(f"target {target.spec!r}", "autoregressive", error) from None
 
 
 def _share_vocabulary(one: Target, other: Target) -> bool:

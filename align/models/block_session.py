@@ -169,7 +169,7 @@ class BlockSession:
         line of `bias_inputs`, or one line for each token."""
         markov = self.drafter.markov
         assert markov is not None and self.basis is not None
-        z = markov.mixed(input_r, previous, self.drafter.target.embed)
+        z = markov.mix(input_r, previous, self.drafter.target.embed)
         # the rounded basis has the last layer multiplied in
         return few_rows(z if self.drafter._rounded is not None else markov.finish(z), *self.basis).float()
 

@@ -75,18 +75,18 @@ class CausalDrafter(nn.Module):
     @property
     def head_weight_VD(self) -> Tensor:
         """The frozen output matrix, (V, D)."""
-        return self.target.head_weight_VD.detach() if self._own is None else self._owned(1)
+        return self.target.head_weight_VD.detach() if self._own is None else self._own_matrix(1)
 
     @property
     def embedding_VD(self) -> Tensor:
         """The frozen input embedding, (V, D)."""
-        return self.target.embedding_VD.detach() if self._own is None else self._owned(0)
+        return self.target.embedding_VD.detach() if self._own is None else self._own_matrix(0)
 
     @property
     def has_targets_head(self) -> bool:
         return self._own is None
 
-    def _owned(self, which: int) -> Tensor:
+    def _own_matrix(self, which: int) -> Tensor:
         """One of its own matrices, on the device of its parameters."""
         assert self._own is not None
         self._own[which] = self._own[which].to(next(self.parameters()).device)

@@ -56,7 +56,7 @@ class DiffusionContext:
         """Logits over the target's vocabulary of a block of tokens and masks, (K,) → (K, V) fp32."""
         drafter, network, block_1K = self.drafter, self.drafter.network, block_K[None]
         if self.cache is None:
-            return drafter.target_logits(self._whole(block_1K))
+            return drafter.target_logits(self._window_logits(block_1K))
         new_1C = torch.tensor([self.tokens[self.cache.length :]], dtype=torch.int64, device=self.device)
         if isinstance(network, MaskedLM):
             f_1KV, self.before_1D = network.denoise(new_1C, block_1K, self.cache, self.before_1D)
@@ -67,7 +67,7 @@ class DiffusionContext:
             ).float()
         return drafter.target_logits(f_1KV[0])
 
-    def _whole(self, block_1K: Tensor) -> Tensor:
+    def _window_logits(self, block_1K: Tensor) -> Tensor:
         drafter = self.drafter
         clean = torch.tensor([self.tokens[-drafter.config.window :]], dtype=torch.int64, device=self.device)
         tokens_1S = torch.cat((clean, block_1K), 1)

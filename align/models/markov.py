@@ -2,7 +2,7 @@
 
 Every kind computes z (…, r) and adds z·B, B the basis (r, Vd). They start with a bias of zero; B starts at the head's leading
 directions, so that z acts as a correction of the hidden state. What depends only on the hidden state is computed for all rows
-of a block at once (`inputs`), the rest when the previous token is known (`mixed`). h: hidden state; e(x): the target's
+of a block at once (`inputs`), the rest when the previous token is known (`mix`). h: hidden state; e(x): the target's
 embedding; T: a table with a row for each of the target's tokens. `checkpoints/dspark.py` writes a head for DSpark's engines:
 
 | kind | z | in DSpark's format |
@@ -44,10 +44,10 @@ class MarkovHead(nn.Module):
         self.basis = nn.Parameter(torch.zeros(rank, vocabulary))
 
     def inputs(self, hidden: Tensor) -> Tensor:
-        """What `mixed` needs of hidden states, (…, D) → (…, any width); nothing by default."""
+        """What `mix` needs of hidden states, (…, D) → (…, any width); nothing by default."""
         return hidden[..., :0]
 
-    def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
+    def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         """From `inputs` and the previous tokens (…) → (…, r), before `out`."""
         raise NotImplementedError
 
@@ -60,10 +60,10 @@ class MarkovHead(nn.Module):
 
     def forward(self, hidden: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         """Hidden states (…, D) and previous tokens (…) → z (…, r)."""
-        return self.finish(self.mixed(self.inputs(hidden), previous, embed))
+        return self.finish(self.mix(self.inputs(hidden), previous, embed))
 
     def finish(self, mixed: Tensor) -> Tensor:
-        """`mixed` → z, both (…, r)."""
+        """`mix` → z, both (…, r)."""
         return mixed if self.out is None else self.out(mixed)
 
     @torch.no_grad()
@@ -91,7 +91,7 @@ class MixedHead(MarkovHead):
     def inputs(self, hidden: Tensor) -> Tensor:
         return self.hidden(hidden)
 
-    def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
+    def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         mixed = inputs + self.previous(embed(previous).to(inputs.dtype))
         return mixed.tanh() if self.activation == "tanh" else F.silu(mixed)
 
@@ -105,8 +105,8 @@ class MLPHead(MixedHead):
         self.previous = nn.Linear(width, inner, bias=False)
         self.middle = nn.Linear(inner, rank, bias=False)
 
-    def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
-        return F.silu(self.middle(super().mixed(inputs, previous, embed)))
+    def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
+        return F.silu(self.middle(super().mix(inputs, previous, embed)))
 
 
 class LinearHead(MarkovHead):
@@ -118,7 +118,7 @@ class LinearHead(MarkovHead):
         super().__init__(rank, vocabulary)
         self.previous = nn.Linear(width, rank, bias=False)
 
-    def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
+    def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         return self.previous(embed(previous).to(inputs.dtype))
 
 
@@ -131,7 +131,7 @@ class VanillaHead(MarkovHead):
         super().__init__(rank, vocabulary)
         self.table = nn.Embedding(target_vocabulary, rank)
 
-    def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
+    def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         return self.table(previous)
 
 
@@ -148,7 +148,7 @@ class GatedHead(VanillaHead):
     def inputs(self, hidden: Tensor) -> Tensor:
         return self.hidden(hidden)
 
-    def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
+    def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         row = self.table(previous)
         return torch.sigmoid(inputs + self.previous(row)) * row
 
@@ -158,7 +158,7 @@ class RNNHead(GatedHead):
 
     silent = ("table", "hidden")
 
-    def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
+    def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         return torch.tanh(inputs + self.previous(self.table(previous)))
 
 

@@ -153,7 +153,7 @@ class DiffusionDrafter(nn.Module):
 
     def sigma_for_mask_fraction(self, share: Tensor) -> Tensor:
         """The σ at which this share of tokens is expected to be masked."""
-        most = float(self.schedule.masked(torch.ones((), dtype=torch.float64)))
+        most = float(self.schedule.mask_probability(torch.ones((), dtype=torch.float64)))
         return -torch.log1p(-most * share)
 
     @property

@@ -31,7 +31,7 @@ class TargetFeatures:
         taps = [] if self.taps_BLFD is None else [self.taps_BLFD]
         return [self.hidden_BLD, *self.keys, *self.values, *taps]
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> TargetFeatures:
+    def map(self, change: Callable[[Tensor], Tensor]) -> TargetFeatures:
         """The same change applied to all of them."""
         keys, values = ([change(t) for t in part] for part in (self.keys, self.values))
         return TargetFeatures(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from align.common.batch import Batch, Step
 from align.config.recipe import TrainerConfig
-from align.losses.target_places import TargetPlaces, Top, target_places
+from align.losses.target_places import TargetPlaces, TopTokens, target_places
 from align.models.block_config import BlockConfig
 from align.models.target_features import Features, TargetFeatures, target_features
 from align.outputs.row import DTYPES, RowKey, RowOutputs, compute_row, row_key
@@ -143,11 +143,11 @@ class TargetOutputCache:
             self.store.flush()
 
 
-def _join_tops(rows: list[Top | None], used: Tensor) -> Top | None:
+def _join_tops(rows: list[TopTokens | None], used: Tensor) -> TopTokens | None:
     tops = [row for row in rows if row is not None]
     if not tops:
         return None
-    return Top(torch.cat([t.ids_Pk for t in tops]), torch.cat([t.log_p_Pk.float() for t in tops]))[used]
+    return TopTokens(torch.cat([t.ids_Pk for t in tops]), torch.cat([t.log_p_Pk.float() for t in tops]))[used]
 
 
 def _join(rows: Iterable[Tensor], dtype: torch.dtype) -> Tensor:

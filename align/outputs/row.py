@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from align.common.batch import Batch
-from align.losses.target_places import Top, target_places
+from align.losses.target_places import TopTokens, target_places
 from align.models.block_config import BlockConfig
 from align.models.target_features import Features, TargetFeatures, target_features
 from align.target.model import Target
@@ -35,9 +35,9 @@ class RowOutputs:
     log_z_L: Tensor
     best_L: Tensor
     log_p_next_L: Tensor
-    top: Top | None = None
+    top: TopTokens | None = None
 
-    def named(self) -> dict[str, Tensor]:
+    def to_named(self) -> dict[str, Tensor]:
         """All its tensors by name."""
         f = self.features
         found = {
@@ -58,16 +58,16 @@ class RowOutputs:
         layers = range(sum(name.startswith("key.") for name in tensors))
         keys, values = ([tensors[f"{what}.{i}"] for i in layers] for what in ("key", "value"))
         features = TargetFeatures(tensors["hidden"], keys, values, tensors.get("taps"))
-        top = Top(tensors["top.ids"], tensors["top.log_p"]) if "top.ids" in tensors else None
+        top = TopTokens(tensors["top.ids"], tensors["top.log_p"]) if "top.ids" in tensors else None
         return cls(features, tensors["log_z"], tensors["best"], tensors["log_p"], top)
 
     def to(self, device: torch.device) -> RowOutputs:
         """On that device."""
-        return RowOutputs.from_named({name: t.to(device) for name, t in self.named().items()})
+        return RowOutputs.from_named({name: t.to(device) for name, t in self.to_named().items()})
 
     @property
     def bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.named().values())
+        return sum(t.numel() * t.element_size() for t in self.to_named().values())
 
 
 def compute_row(
@@ -81,7 +81,7 @@ def compute_row(
 ) -> RowOutputs:
     """The target over one row, rounded to `dtype`. `top_k`: keep this many tokens of p at each place, and no last hidden state
     if the drafter reads none; 0 = all of p."""
-    shown = run(target, alone, config).each(lambda t: rounded(t, dtype))
+    shown = run(target, alone, config).map(lambda t: round_to(t, dtype))
     following = alone.tokens_BL.roll(-1, dims=1).flatten()
     # p of the rounded state, the one that its logits will be computed from
     hidden = shown.hidden_BLD[0].to(target.dtype)
@@ -91,11 +91,11 @@ def compute_row(
         return RowOutputs(shown, *known)
     if config is None or config.context == "taps":
         shown.hidden_BLD = shown.hidden_BLD[..., :0]
-    top = Top(places.top.ids_Pk.to(torch.int32), rounded(places.top.log_p_Pk, dtype))
+    top = TopTokens(places.top.ids_Pk.to(torch.int32), round_to(places.top.log_p_Pk, dtype))
     return RowOutputs(shown, *known, top)
 
 
-def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
     """A copy in `dtype`, in fp32 if that overflows."""
     found = x.to(dtype, copy=True)
     return found if bool(found.isfinite().all()) else x.to(torch.float32, copy=True)

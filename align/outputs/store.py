@@ -189,7 +189,7 @@ class OutputStore:
         tensors = {
             f"{i}.{name}": tensor.cpu().contiguous()
             for i, row in enumerate(self._waiting.values())
-            for name, tensor in row.named().items()
+            for name, tensor in row.to_named().items()
         }
         write_atomically(shard, lambda part: save_file(tensors, str(part)))
         rows = [list(key) for key in self._waiting]
@@ -204,4 +204,4 @@ class OutputStore:
 
 def _stored_bytes(row: RowOutputs) -> int:
     """Size of a row in a shard, at most."""
-    return row.bytes + _ENTRY * len(row.named())
+    return row.bytes + _ENTRY * len(row.to_named())

@@ -22,7 +22,7 @@ from align.common.errors import UserError, in_one_line, nearest
 from align.common.files import write_json
 from align.common.hub import model_folder
 from align.common.schema import read_config, read_object
-from align.models.checkpoints.opened import check_opened, refusing
+from align.models.checkpoints.opened import check_opened, refuse_on_error
 from align.models.checkpoints.weights import SAFE, read_weights, weight_files, write_weights
 from align.models.families import BASES, Family, family_of
 from align.models.masked_lm import MaskedLM, is_lora
@@ -143,7 +143,7 @@ def adapted_from(
                 )
         names = embedding_names(_skeleton(base, config, where))
         tensors |= dict(zip(names, (target.embedding_VD, target.head_weight_VD), strict=True))
-    with nullcontext() if base in BASES else refusing(where, "masked_lm"):
+    with nullcontext() if base in BASES else refuse_on_error(where, "masked_lm"):
         model = _fill(family, config, tensors, where)
     network = MaskedLM(model, _with_ids(family, source, None, config.vocab_size, where), source, shared)
     if base not in BASES:

@@ -31,7 +31,7 @@ def check_served(drafter: CausalDrafter, served_LV: Tensor, where: str) -> None:
     Raises:
         UserError: they differ.
     """
-    with refusing(where, "autoregressive"), torch.no_grad():
+    with refuse_on_error(where, "autoregressive"), torch.no_grad():
         tokens_1L = some_tokens(len(served_LV[0]), served_LV.device)
         twice_1M = torch.cat((tokens_1L, tokens_1L), dim=1)
         positions = torch.arange(LENGTH, device=tokens_1L.device).repeat(2)[None]
@@ -47,7 +47,7 @@ def check_opened(network: MaskedLM, where: str) -> None:
     Raises:
         UserError: a difference, or an architecture that does not run in this way.
     """
-    with refusing(where, "masked_lm"), torch.no_grad():
+    with refuse_on_error(where, "masked_lm"), torch.no_grad():
         config, body = network.model.config, network.model.get_decoder()
         biased = any(target.head_bias_V is not None for target in network._target)
         if list(candidates(config)) != [PLAIN] or biased:
@@ -94,15 +94,15 @@ def _same(found: Tensor, wanted: Tensor, what: str) -> None:
 
 
 @contextmanager
-def refusing(where: str, kind: str, failures: type[Exception] = Exception) -> Iterator[None]:
+def refuse_on_error(where: str, kind: str, failures: type[Exception] = Exception) -> Iterator[None]:
     """Turn failures into one line that names an alternative. Models fail in many ways when they are called differently."""
     try:
         yield
     except failures as error:
-        raise refused(where, kind, error) from None
+        raise refusal_error(where, kind, error) from None
 
 
-def refused(where: str, kind: str, error: Exception) -> UserError:
+def refusal_error(where: str, kind: str, error: Exception) -> UserError:
     """The error of a target that can't be used for a kind of drafter."""
     reason = first_line(error).removeprefix(f"{where}: ")
     if NAME in reason or "attention implementation" in reason:

@@ -55,7 +55,7 @@ _RUN_WEIGHTS = ("checkpoints-meta/checkpoint.pth", "checkpoints/last.ckpt")
 
 
 @dataclass(frozen=True)
-class Loaded:
+class PublishedNetwork:
     """A published network, in fp32 and evaluation mode, and what its numbers mean.
 
     family: of `FAMILIES`, or `OWN`. graph: `absorbing` or `uniform`. mask_id: None for a graph without a mask.
@@ -73,7 +73,7 @@ class Loaded:
         return "log_score" if self.family == "sedd" or self.network.config.scale_by_sigma else "logits"
 
 
-def load_published(source: str | Path, attention_backend: str = "sdpa") -> Loaded:
+def load_published(source: str | Path, attention_backend: str = "sdpa") -> PublishedNetwork:
     """Load a hub id, a folder in hub layout, a training run's folder, or one checkpoint file with its config next to it.
 
     `attention_backend`: as for `DDiT`.
@@ -111,7 +111,7 @@ def load_published(source: str | Path, attention_backend: str = "sdpa") -> Loade
     if clip:
         low, high = (float(tensors[key]) for key in clip)
         schedule = replace(schedule, mask_rates=(low, high))
-    return Loaded(network.eval(), family, plan.graph, schedule, plan.mask_id)
+    return PublishedNetwork(network.eval(), family, plan.graph, schedule, plan.mask_id)
 
 
 def save_published(

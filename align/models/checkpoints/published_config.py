@@ -33,7 +33,7 @@ class ScheduleSpec:
 
 
 @dataclass
-class Plan:
+class NetworkPlan:
     """What a config says."""
 
     config: DDiTConfig
@@ -70,12 +70,14 @@ class _Values:
             raise UserError(f"{self.where}: {key} must be true or false, not {value!r:.60}")
         return value
 
-    def plan(self, graph: str, schedule: ScheduleSpec | None = None, **sizes: Any) -> Plan:
+    def plan(self, graph: str, schedule: ScheduleSpec | None = None, **sizes: Any) -> NetworkPlan:
         try:
             config = DDiTConfig(**sizes)
         except UserError as error:  # which knows no file
             raise UserError(f"{self.where}: {error}") from None
-        return Plan(config, graph, schedule or self.schedule(), self._mask_id(graph, config.vocab_size))
+        return NetworkPlan(
+            config, graph, schedule or self.schedule(), self._mask_id(graph, config.vocab_size)
+        )
 
     def schedule(self) -> ScheduleSpec:
         name = self.pick("noise.type", SCHEDULES)
@@ -112,7 +114,7 @@ class _Values:
         }
 
 
-def read_plan(values: dict[str, Any], family: str, where: str, embedding: Tensor) -> Plan:
+def read_plan(values: dict[str, Any], family: str, where: str, embedding: Tensor) -> NetworkPlan:
     """Read a hub or training config. `embedding` gives V where a training config does not.
 
     Raises:
@@ -127,7 +129,7 @@ def read_plan(values: dict[str, Any], family: str, where: str, embedding: Tensor
     return _masked_plan(config, family, len(embedding))
 
 
-def _score_plan(config: _Values, family: str) -> Plan:
+def _score_plan(config: _Values, family: str) -> NetworkPlan:
     """SEDD's and RADD's: `tokens` without the mask, sizes under `model`."""
     absorbing = family == "radd" or config.pick("graph.type", tuple(GRAPHS)) == "absorb"
     tokens = config.get("tokens")
@@ -149,7 +151,7 @@ def _score_plan(config: _Values, family: str) -> Plan:
     )
 
 
-def _masked_plan(config: _Values, family: str, rows: int) -> Plan:
+def _masked_plan(config: _Values, family: str, rows: int) -> NetworkPlan:
     """MDLM's and BD3-LM's: flat on the hub; in training `model` and, in BD3-LM's repository, `algo`."""
     values, where = config.values, config.where
     training = isinstance(values.get("model"), dict)

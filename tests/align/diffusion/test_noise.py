@@ -143,7 +143,7 @@ def test_counted_masks_fall_anywhere_and_their_times_are_beta() -> None:
     size, schedule = 4, LogLinear()
     noisy = by_count(60, [0, 0, 0, 1.0], schedule)
     sets = ((noisy.tokens_t == MASK).long() * 2 ** torch.arange(size)).sum(-1)
-    share = schedule.masked(noisy.times.double())
+    share = schedule.mask_probability(noisy.times.double())
     for number in range(1, 2**size):
         own, masks = share[sets == number], number.bit_count()
         chance = 1 / size / math.comb(size, masks)

@@ -41,12 +41,12 @@ def test_the_time_inverts_the_total(noise: Schedule) -> None:
 def test_values_as_published() -> None:
     t = grid()
     eps = 1e-3
-    torch.testing.assert_close(LogLinear().masked(t), (1 - eps) * t)
+    torch.testing.assert_close(LogLinear().mask_probability(t), (1 - eps) * t)
     torch.testing.assert_close(LogLinear().total(t), -torch.log(1 - (1 - eps) * t))
     torch.testing.assert_close(Geometric(1e-4, 20).total(t), 1e-4 ** (1 - t) * 20**t)
     torch.testing.assert_close(Cosine().total(t), -torch.log(eps + (1 - eps) * torch.cos(t * math.pi / 2)))
     torch.testing.assert_close(
-        Cosine().masked(torch.ones(1, dtype=torch.float64)).item(), 1 - eps, rtol=1e-12, atol=0
+        Cosine().mask_probability(torch.ones(1, dtype=torch.float64)).item(), 1 - eps, rtol=1e-12, atol=0
     )
 
 

@@ -204,7 +204,7 @@ def test_positions_that_do_not_count_are_never_read() -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_the_time_weight_is_the_lambda_weight_in_other_coordinates(schedule: Schedule) -> None:
     t = torch.linspace(0.01, 0.99, 50, dtype=F64, requires_grad=True)
-    masked = schedule.masked(t)
+    masked = schedule.mask_probability(t)
     (slope,) = torch.autograd.grad(masked.sum(), t)
     with torch.no_grad():
         weight = time_weight(schedule.total(t), schedule.rate(t))

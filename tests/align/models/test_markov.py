@@ -70,5 +70,5 @@ def test_heads_are_what_they_say(kind: str) -> None:
         expected = through("out", silu(through("middle", first)) if kind == "mlp" else first)
     z = head(h, x, lambda tokens: embedding[tokens])
     torch.testing.assert_close(z, expected)
-    mixed = head.mixed(head.inputs(h), x, lambda tokens: embedding[tokens])
+    mixed = head.mix(head.inputs(h), x, lambda tokens: embedding[tokens])
     torch.testing.assert_close(mixed @ head.basis_Vr(folded=True).T, z @ w["basis"])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from align.outputs.row import RowOutputs, compute_row, rounded, row_key
+from align.outputs.row import RowOutputs, compute_row, round_to, row_key
 from align.target.model import Target
 from tests.builders import block_network, packed_batch
 
@@ -23,8 +23,8 @@ def test_a_key_is_of_what_a_row_holds(target: Target) -> None:
 def test_tensors_by_name_and_back(target: Target, context: str) -> None:
     alone, config = packed_batch(target).row(1), block_network(target, context).config
     row = compute_row(target, alone, config, 1.0, torch.float32)
-    named = row.named()
-    again = RowOutputs.from_named(named).named()
+    named = row.to_named()
+    again = RowOutputs.from_named(named).to_named()
     assert named.keys() == again.keys() and all(torch.equal(named[n], again[n]) for n in named)
     assert ("taps" in named) is (context == "taps")
     assert row.bytes == sum(t.numel() * t.element_size() for t in named.values())
@@ -36,5 +36,5 @@ def test_tensors_by_name_and_back(target: Target, context: str) -> None:
 
 
 def test_what_overflows_fp16_stays_fp32() -> None:
-    assert rounded(torch.tensor([1.0, 2.0]), torch.float16).dtype == torch.float16
-    assert rounded(torch.tensor([1e6]), torch.float16).dtype == torch.float32
+    assert round_to(torch.tensor([1.0, 2.0]), torch.float16).dtype == torch.float16
+    assert round_to(torch.tensor([1e6]), torch.float16).dtype == torch.float32

@@ -44,7 +44,7 @@ def cache_of(
 
 
 def equal(a: RowOutputs, b: RowOutputs) -> bool:
-    one, two = a.named(), b.named()
+    one, two = a.to_named(), b.to_named()
     same = [torch.equal(one[n], two[n]) and one[n].dtype == two[n].dtype for n in one]
     return one.keys() == two.keys() and all(same)
 
