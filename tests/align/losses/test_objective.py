@@ -85,13 +85,6 @@ def test_d_pace_weights_follow_their_definition(alpha: float) -> None:
     assert not d_pace_weights(log_q.requires_grad_(), alpha).requires_grad
 
 
-def test_d_pace_weights_end_with_the_text() -> None:
-    log_q, valid = random_log_q(2), torch.tensor([True, True, False, False]).expand(5, 4)
-    got = d_pace_weights(log_q, 0.5, valid)
-    torch.testing.assert_close(got[:, :2], d_pace_weights(log_q[:, :2], 0.5))
-    assert (got[:, 2:] == 0).all()
-
-
 @pytest.mark.parametrize("cut", [4, 2, 1])
 def test_gradient_of_streak_is_that_of_d_pace_at_alpha_zero(cut: int) -> None:
     """−grad J = grad Σ_k −w_k log q_k (objectives.md, section 6), J = Σ_m Π_{j≤m} q_j."""
