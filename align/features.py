@@ -17,7 +17,7 @@ from itertools import chain
 from align.common.claims import Claim
 from align.common.errors import UserError, cli
 from align.common.text import say
-from align.config.launching import round_alike
+from align.config.launching import use_deterministic_products
 from align.config.parser import parse_command
 from align.config.preflight import check_training
 
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> None:
     if not recipe.trainer.features_gb:
         raise UserError("trainer.features_gb=0 stores nothing: give the GB of disk that it may take")
     check_training(recipe)
-    round_alike()
+    use_deterministic_products()
     with Claim(recipe.features_folder, "trainer.features_path" if recipe.trainer.features_path else "output"):
         # only now: torch and transformers take seconds to import
         from align.config.hardware import target_device

@@ -14,7 +14,7 @@ from align.common.claims import Claim
 from align.common.commands import command
 from align.common.errors import check_all, cli
 from align.common.text import say
-from align.config.launching import round_alike
+from align.config.launching import use_deterministic_products
 from align.config.parser import parse_command
 from align.config.preflight import check_writing
 from align.data.text_sources import check_sources
@@ -27,16 +27,16 @@ def main(argv: list[str] | None = None) -> None:
     if recipe is None:
         return
     check_all([partial(check_writing, recipe), partial(check_sources, recipe.data)])
-    round_alike()
+    use_deterministic_products()
     with Claim(recipe.data_folder, "data.path" if recipe.data.path else "output"):
         # only now: torch and transformers take seconds to import
         from align.data.batches import with_folder_batch
         from align.data.synthesis import synthesize
         from align.data.texts import read_texts
-        from align.writing.opening import opened
+        from align.writing.processes import open_writer
 
         recipe = with_folder_batch(recipe, recipe.data_folder)
-        with opened(recipe) as (target, source):
+        with open_writer(recipe) as (target, source):
             if recipe.data.text:
                 read_texts(recipe, target)
             synthesize(recipe, target, recipe.data_folder, source=source)

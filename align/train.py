@@ -16,7 +16,13 @@ from align.common.claims import Claim
 from align.common.errors import UserError, check_all, cli
 from align.common.text import say
 from align.config.hardware import main_process
-from align.config.launching import LINGER, Others, adopt_slurm, round_alike
+from align.config.launching import (
+    RESUMES,
+    adopt_slurm,
+    launched,
+    run_processes,
+    use_deterministic_products,
+)
 from align.config.parser import parse_command
 from align.config.preflight import check_training
 from align.config.recipe import Recipe
@@ -40,21 +46,24 @@ def main(argv: list[str] | None = None) -> None:
             partial(check_named, recipe.trainer.resume),
         ]
     )
-    round_alike()
-    with Others(recipe, "align.train", words):
-        try:
-            _train(recipe, words)
-        except UserError:
-            if not main_process():  # if the main process meets it too, it says so, and this one ends with it
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                time.sleep(3 * LINGER)
-            raise
+    use_deterministic_products()
+    if recipe.processes > 1 and not launched():
+        run_processes(recipe, "align.train", words)
+        return
+    try:
+        _train(recipe, words)
+    except UserError:
+        if not main_process():
+            # the main process usually meets it too: it reports it, and the launcher ends this one
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(3)
+        raise
 
 
 def _train(recipe: Recipe, words: list[str]) -> None:
     # only now: torch, Lightning and transformers take seconds to import
-    from align.training.base_module import NonFiniteLoss
-    from align.training.parallel.watch import Interrupted
+    from align.training.base_module import Interrupted, NonFiniteLoss
+    from align.training.parallel.strategies import is_lost_peer
     from align.training.run import train
 
     try:
@@ -74,6 +83,13 @@ def _train(recipe: Recipe, words: list[str]) -> None:
         failed = isinstance(stop, NonFiniteLoss)
         say(f"error: {stop}" if failed else str(stop), error=True)
         raise SystemExit(1 if failed else 130) from None
+    except RuntimeError as error:
+        if not is_lost_peer(error):
+            raise
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of the launcher, which ends this process too
+        if main_process():
+            say(f"error: another process has failed or stopped responding; {RESUMES}", error=True)
+        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

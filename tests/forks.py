@@ -107,8 +107,8 @@ def _train(words: list[str], cwd: str, env: Mapping[str, str], outputs: tuple[st
 
 
 def _plant(how: str) -> None:
+
     from align.training.block_module import BlockDrafterModule
-    from align.training.parallel.watch import TICK
 
     step = BlockDrafterModule.draft_statistics
 
@@ -119,7 +119,7 @@ def _plant(how: str) -> None:
             if how == "sleeps":
                 time.sleep(LIMIT_S)
             if how == "stops":
-                time.sleep(2 * TICK)  # a sign of life from before the first step is waited for longer
+                time.sleep(2)
             os.kill(os.getpid(), {"dies": signal.SIGKILL, "stops": signal.SIGSTOP}[how])
         return step(module, *args)
 

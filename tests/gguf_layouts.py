@@ -90,7 +90,7 @@ def _keys(architecture: str, model: Any) -> dict[str, Any]:
     if architecture.startswith("qwen35"):
         heads = config.linear_num_value_heads
         said |= {
-            "full_attention_interval": 4, "ssm.conv_kernel": config.linear_conv_kernel_dim, "ssm.state_size": config.linear_key_head_dim,
+            "nextn_predict_layers": 1, "full_attention_interval": 4, "ssm.conv_kernel": config.linear_conv_kernel_dim, "ssm.state_size": config.linear_key_head_dim,
             "ssm.group_count": config.linear_num_key_heads, "ssm.time_step_rank": heads, "ssm.inner_size": heads * config.linear_value_head_dim,
             "rope.dimension_sections": [*config.rope_parameters["mrope_section"], 0],
         }  # fmt: skip
@@ -112,8 +112,9 @@ def _keys(architecture: str, model: Any) -> dict[str, Any]:
 def write_layout(path: Path, model: Any, architecture: str) -> Path:
     """The model as a GGUF file of that architecture, its vocabulary `tests.target_models.piece_fields`."""
     config, writer = model.config, gguf.GGUFWriter(str(path), architecture)
+    draft_layers = int(architecture.startswith("qwen35"))  # for multi-token prediction
     said = {
-        "block_count": config.num_hidden_layers, "context_length": 512, "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers + draft_layers, "context_length": 512, "embedding_length": config.hidden_size,
         "feed_forward_length": getattr(config, "intermediate_size", None), "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads, **_keys(architecture, model),
     }  # fmt: skip
@@ -135,5 +136,7 @@ def write_layout(path: Path, model: Any, architecture: str) -> Path:
             found = names.get_name(part if whole else stem)
             assert found is not None, part
             writer.add_tensor(found if whole else f"{found}.{last}", np.ascontiguousarray(stored.numpy()))
+    if draft_layers:
+        writer.add_tensor(f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight", np.ones((4, 8), np.float32))
     write_out(writer)
     return path

@@ -17,7 +17,6 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-from align.gguf.convert import _KEYS
 from align.target.debug import debug_model
 from align.target.model import Target
 from align.target.proof import proven
@@ -235,16 +234,6 @@ def some_text(target: Target, length: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(4, target.vocab_size, (1, length), generator=torch.Generator().manual_seed(seed))
 
 
-_GGUF = {
-    f"{ours}.{kind}": f"{theirs}.{kind}" for theirs, ours in _KEYS.items() for kind in ("weight", "bias")
-}
-_GGUF_TOP = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-
-
 def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
     """The hub's half-split rotary rows as llama.cpp stores them."""
     return weight.view(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
@@ -366,17 +355,15 @@ def write_gguf(
         writer.add_eos_token_id(2)
     writer.add_chat_template(target.tokenizer.chat_template)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    names = tensor_names(architecture if architecture != "lama" else "llama", config.num_hidden_layers)
     for name, weight in target.model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        if name in _GGUF_TOP:
-            stored = _GGUF_TOP[name]
-        else:
-            _, _, layer, part = name.split(".", 3)
-            stored = f"blk.{layer}.{_GGUF[part]}"
-            projection = part.split(".")[-2]
-            if projection in heads and architecture == "llama":
-                weight = _interleaved(weight, heads[projection])
+        part, _, kind = name.rpartition(".")
+        stored = f"{names.get_name(part)}.{kind}"
+        projection = part.rpartition(".")[2]
+        if projection in heads and architecture == "llama":
+            weight = _interleaved(weight, heads[projection])
         writer.add_tensor(stored, np.ascontiguousarray(weight.numpy()))
     if frequencies is not None:
         writer.add_tensor("rope_freqs.weight", frequencies.numpy())

@@ -6,7 +6,6 @@ TYPE_CHECKING do not.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -204,54 +203,3 @@ def test_no_test_file_imports_another() -> None:
         for module in imports(path.read_text(encoding="utf-8")):
             parts = module.split(".")
             assert parts[0] != "tests" or not any(p.startswith("test_") for p in parts[:-1]), (path, module)
-
-
-NO_MODULE_OF_THEIR_OWN = {
-    "tests/test_imports.py", "tests/test_packaging.py", "tests/decode/test_malformed.py", "tests/decode/test_draws.py",
-    "tests/decode/test_early.py", "tests/decode/test_default_dtype.py", "tests/decode/engine/test_real_target.py", "tests/test_docs.py",
-    "tests/align/training/parallel/test_launchers.py", "tests/align/test_scale_page.py", "tests/test_exact_distribution.py", "tests/test_fuzz.py", "tests/test_kills.py", "tests/test_serve_check.py",
-    "tests/test_targets.py", "tests/test_elsewhere.py", "tests/test_reported_cases.py",
-}  # fmt: skip
-"""Tests of several rooms together, beside those of contract/."""
-
-
-TESTED_TOGETHER = {"decode.verification": "tests/decode/verification/test_checks.py"}
-"""Rooms whose modules are parts of one thing, tested as such."""
-
-
-def place_of_test(module: str) -> str:
-    """Where a module's test is looked for: `align.data.shards` → `tests/align/data/test_shards.py`."""
-    *room, name = module.split(".")
-    return "/".join(["tests", *room, f"test_{name}.py"])
-
-
-def misplaced(modules: set[str], tests: set[str]) -> tuple[set[str], set[str]]:
-    """Modules without a test where one looks for it, and tests that belong to no module."""
-    places = {place_of_test(module): module for module in modules}
-    missing = {
-        module
-        for place, module in places.items()
-        if place not in tests and module.rpartition(".")[0] not in TESTED_TOGETHER
-    }
-    stray = tests - places.keys() - NO_MODULE_OF_THEIR_OWN
-    return missing, {test for test in stray if not test.startswith("tests/contract/")}
-
-
-def test_every_module_has_its_test_where_one_looks_for_it() -> None:
-    modules = {
-        ".".join(p.relative_to(ROOT).with_suffix("").parts) for p in files() if p.name != "__init__.py"
-    }
-    tests = {p.relative_to(ROOT).as_posix() for p in (ROOT / "tests").rglob("test_*.py")}
-    assert misplaced(modules, tests) == (set(), set())
-    assert tests >= NO_MODULE_OF_THEIR_OWN
-    for place in tests:  # an empty file is none
-        assert re.search(r"^ *def test_", (ROOT / place).read_text(encoding="utf-8"), re.MULTILINE), place
-
-
-def test_a_planted_module_without_its_test_is_found() -> None:
-    modules = {"align.data.shards", "align.data.planted", "decode.planted"}
-    tests = {"tests/align/data/test_shards.py", "tests/align/test_planted.py", "tests/contract/test_laws.py"}
-    assert misplaced(modules, tests) == (
-        {"align.data.planted", "decode.planted"},
-        {"tests/align/test_planted.py"},
-    )

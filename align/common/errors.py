@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import errno
 import functools
+import io
 import os
 import re
 import signal
@@ -18,8 +19,7 @@ from itertools import accumulate
 from types import FrameType
 from typing import Any, NoReturn
 
-from align.common.streams import close_output, open_streams, unread
-from align.common.text import guard_library_output, say
+from align.common.text import say
 from align.common.threads import wait_passively_if_busy
 
 
@@ -121,108 +121,62 @@ def what_happened(error: BaseException) -> tuple[str, int] | None:
         isinstance(error, RuntimeError) and re.search("out of memory|not enough memory|allocate memory", text)
     ):
         return f"not enough memory{': ' + text[:200] if text else ''}", 2
-    return _at_import(error)
-
-
-def _at_import(error: BaseException) -> tuple[str, int] | None:
-    """The same of a library that its own settings keep from being imported: a variable of the environment, a file of the user's."""
-    loading = [
-        frame.f_globals.get("__name__", "")
-        for frame, _ in traceback.walk_tb(error.__traceback__)
-        if frame.f_code.co_name == "<module>" and "-packages" in frame.f_code.co_filename
-    ]
-    if not loading or isinstance(error, ImportError | AttributeError | SyntaxError):
-        return None  # of another version than it should be
-    line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-    named = [
-        f"{key}={value}"
-        for key, value in os.environ.items()
-        if value and not value.isdigit() and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", line)
-    ]
-    cause = (
-        f"set {' or '.join(named[:3])} otherwise"
-        if named
-        else f"mend or remove {file}"
-        if isinstance(error, UnicodeError) and (file := _being_read(error))
-        else "look at its variables in the environment and its own files"
-    )
-    return f"{loading[-1].split('.')[0]} can't be loaded ({line[:200]}): {cause}", 2
-
-
-def _being_read(error: BaseException) -> str | None:
-    """The file that a library was reading: Python's error over bytes that are no text does not name it."""
-    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
-        for value in frame.f_locals.values():
-            own = isinstance(value, str | os.PathLike) and not str(value).endswith((".py", ".pyc"))
-            if own and os.path.isfile(value):
-                return str(value)
     return None
 
 
 def cli(main: Callable[..., Any]) -> Callable[..., None]:
-    """Wrap a command: what a user or the machine caused becomes `error: …` on stderr and an exit code (`what_happened`), Ctrl-C
-    and SIGTERM exit code 130. Where nobody reads its output any more (`… | head`) it ends without a word, as other programs do.
+    """Wrap a command: input and machine errors become `error: …` on stderr and an exit code.
+
+    Exit codes: those of `what_happened`; 130 for Ctrl-C and SIGTERM; 141 where the reader of the output
+    is gone (`… | head`).
     """
 
     @functools.wraps(main)
     def run(*args: Any, **kwargs: Any) -> None:
-        open_streams()
-        guard_library_output()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
         wait_passively_if_busy()
-        alone = threading.current_thread() is threading.main_thread()
-        for number in (signal.SIGINT, signal.SIGTERM) if alone else ():
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        for number in (signal.SIGINT, signal.SIGTERM) if in_main_thread else ():
             if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                 signal.signal(number, _interrupted)
-        before = sys.unraisablehook
-        sys.unraisablehook = functools.partial(_raised_in_freeing, before)
         try:
             main(*args, **kwargs)
             sys.stdout.flush()
-        except SystemExit:  # --help, or a verdict
-            close_output()
-            raise
+        except BrokenPipeError:
+            _end("", 128 + signal.SIGPIPE)
         except KeyboardInterrupt:
             _end("interrupted: run the same command again to continue", 130)
         except Exception as error:
-            if isinstance(error, BrokenPipeError) and unread():
-                _end("", _UNREAD)
             found = what_happened(error)
             if found is None:
                 raise
-            said = found[0] if isinstance(error, UserErrors) else " ".join(found[0].split())
-            _end(f"error: {said}", found[1])
-        finally:
-            sys.unraisablehook = before
+            message, code = found
+            if not isinstance(error, UserErrors):
+                message = " ".join(message.split())
+            _end(f"error: {message}", code)
 
     return run
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    """Raises KeyboardInterrupt, but not within an import, where libraries catch whatever is raised: once more, when that is over."""
+    """Raise KeyboardInterrupt, but after an import: libraries catch whatever is raised while they import others."""
     if any("importlib._bootstrap" in at.f_code.co_filename for at, _ in traceback.walk_stack(frame)):
         threading.Timer(0.05, _thread.interrupt_main, [number]).start()
     else:
         raise KeyboardInterrupt
 
 
-def _raised_in_freeing(before: Callable[[Any], Any], what: Any) -> None:
-    """Python prints what is raised while an object is freed, and goes on. Ctrl-C just then comes once more, when that is over; as SIGTERM,
-    for SIGINT may be ignored, as behind `&`."""
-    if what.exc_type is KeyboardInterrupt:
-        threading.Timer(0.05, _thread.interrupt_main, [signal.SIGTERM]).start()
-    else:
-        before(what)
-
-
-_UNREAD = 128 + 13
-"""What a shell says of a program that wrote to a closed pipe: not 0, for its work is not done."""
-
-
 def _end(line: str, code: int) -> NoReturn:
-    """Say why, if anybody listens, and exit."""
-    close_output()
-    if line:
-        with contextlib.suppress(OSError, ValueError):
+    """Print the message and exit. Output that can no longer be written is dropped: the interpreter would fail at its exit."""
+    with contextlib.suppress(OSError, ValueError):
+        if line:
             say(line, error=True)
-        close_output()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     raise SystemExit(code) from None

@@ -11,13 +11,11 @@ from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 from rich.text import Text
 
-from align.common.streams import encodable
 from align.common.text import printable
 
 
 class PlainConsole(Console):
-    """Shows every text as it is: no markup, no emoji, no colour by content, control characters as escapes,
-    what the encoding lacks in plain letters.
+    """Shows every text as it is: no markup, no emoji, no colour by content, control characters as escapes.
 
     Args:
         wide: break no line where there is no terminal, unless COLUMNS says where.
@@ -43,7 +41,7 @@ class PlainConsole(Console):
         raise BrokenPipeError
 
     def _shown(self, text: str) -> str:
-        return encodable(printable(text), self.encoding)
+        return printable(text)
 
     def say(self, line: str, wrap: bool = True) -> None:
         """Print a line; `wrap`: broken between words where it is too long."""

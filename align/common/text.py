@@ -8,9 +8,7 @@ import logging
 import re
 import sys
 import warnings
-from typing import Any, TextIO
-
-from align.common.streams import encodable
+from typing import TextIO
 
 # C0 but tab and newline, DEL, C1, line separators, the marks that reverse the reading order, halves of surrogate pairs
 _CONTROL = re.compile(
@@ -37,7 +35,7 @@ def html_text(text: str) -> str:
 def say(text: str = "", end: str = "\n", error: bool = False) -> None:
     """Print, at once, what a terminal can show; `error`: to standard error."""
     stream: TextIO = sys.stderr if error else sys.stdout
-    stream.write(encodable(printable(text) + end, stream.encoding))
+    stream.write(printable(text) + end)
     stream.flush()
 
 
@@ -74,36 +72,13 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-# ---- what libraries say ----
-
-_KNOWN = "past_key_values"
-"""A name that our models and published ones keep, and that transformers says is deprecated."""
+_DEPRECATED = "past_key_values"
+"""A name that models use and that transformers warns about."""
 
 
 @functools.cache
-def guard_library_output() -> None:
-    """From now on every log record and every warning of this process is printable, whatever a model's files put into it."""
-    make_record, make_warning = logging.getLogRecordFactory(), warnings.formatwarning
-
-    def record(*given: Any, **named: Any) -> logging.LogRecord:
-        made = make_record(*given, **named)
-        if made.exc_info is None and (text := _text(made)) != (shown := printable(text)):
-            made.msg, made.args = shown, ()
-        return made
-
-    def warning(*given: Any, **named: Any) -> str:
-        return printable(make_warning(*given, **named))
-
-    logging.setLogRecordFactory(record)
-    warnings.formatwarning = warning
-    warnings.filterwarnings("ignore", message=f".*{_KNOWN}", category=FutureWarning)
-    # what anyio leaves of a connection that is given up while it is being made
-    warnings.filterwarnings("ignore", message="coroutine 'connect_tcp", category=RuntimeWarning)
-    logging.getLogger("transformers.utils.generic").addFilter(lambda made: _KNOWN not in _text(made))
-
-
-def _text(record: logging.LogRecord) -> str:
-    try:
-        return record.getMessage()
-    except (TypeError, ValueError):  # a mistake of the library's: logging says so itself
-        return ""
+def quiet_libraries() -> None:
+    """Drop warnings that no user can act on."""
+    warnings.filterwarnings("ignore", message=f".*{_DEPRECATED}", category=FutureWarning)
+    logger = logging.getLogger("transformers.utils.generic")
+    logger.addFilter(lambda record: _DEPRECATED not in str(record.msg))

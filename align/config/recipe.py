@@ -267,9 +267,7 @@ class LaunchConfig(Group):
     accelerator: Literal["auto", "cpu", "gpu"] = option("auto", "what to run on")
     num_nodes: int = option(1, "machines", low=1, high=10_000)
     timeout: float = option(
-        30.0,
-        "seconds without a step after which a run of several processes counts as hanging, and ends (never before 5 times its slowest step)",
-        low=1,
+        600.0, "seconds that a process waits for the others before the run ends with an error", low=1
     )
 
 

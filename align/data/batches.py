@@ -18,7 +18,7 @@ from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.near_duplicates import NearDuplicates, journal_of
 from align.writing.generation import Row
-from align.writing.rows import Plan, Progress, Source, unheard
+from align.writing.rows import Plan, Progress, Source, ignore_progress
 
 MakeSource = Callable[[Plan], Source]
 """Opens who writes the rows of a plan."""
@@ -85,7 +85,7 @@ class Batches:
             self.seen.add(self._text_key(samples[i].tolist(), int(samples.answer_start[i]), text_start))
 
     def write(
-        self, number: int, room: int, dropped: Counter[str], progress: Progress = unheard
+        self, number: int, room: int, dropped: Counter[str], progress: Progress = ignore_progress
     ) -> data.Samples | None:
         """At most `room` samples of a batch, those of the batches before it being known; None after the last prompt.
 

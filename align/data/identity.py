@@ -15,7 +15,7 @@ from align.config.recipe import Recipe
 from align.data.prompts import read_prompts
 from align.rows.conversation import Conversation
 from align.target.model import Target
-from align.writing.template import Template, Told, chat_template
+from align.writing.template import TargetInfo, Template, chat_template
 
 _OLDER: dict[str, Any] = {
     "prompt_openings": [],
@@ -30,7 +30,7 @@ _UNKNOWN = ("long_prompts", "date", "rendered_sha256")
 
 
 def identity(
-    recipe: Recipe, target: Told, template: Template, prompts: Sequence[Conversation] | None
+    recipe: Recipe, target: TargetInfo, template: Template, prompts: Sequence[Conversation] | None
 ) -> dict[str, Any]:
     """What a restart must find unchanged, or the shards would not belong together.
 

@@ -23,9 +23,9 @@ from align.target.model import Target
 from align.writing.in_process import InProcess
 from align.writing.journal import forget_until
 from align.writing.progress import WritingProgress
-from align.writing.rows import Plan, Progress, Source, unheard
-from align.writing.survey import check, look_at
-from align.writing.template import Told, chat_template
+from align.writing.rows import Plan, Progress, Source, ignore_progress
+from align.writing.survey import describe_survey, survey_prompts
+from align.writing.template import TargetInfo, chat_template
 
 
 def _date(folder: Path) -> str | None:
@@ -74,7 +74,7 @@ class Synthesis:
     def __init__(
         self,
         recipe: Recipe,
-        target: Told,
+        target: TargetInfo,
         folder: Path,
         quiet: bool = False,
         source: MakeSource | None = None,
@@ -98,7 +98,7 @@ class Synthesis:
         _mend(folder, self.manifest, self.batches, quiet)
         forget_until(folder, self.manifest["shards"] - 1)  # killed between a shard and this
 
-    def _source(self, target: Told, plan: Plan) -> Source:
+    def _source(self, target: TargetInfo, plan: Plan) -> Source:
         if self.recipe.data.server is None:
             assert isinstance(target, Target)
             return InProcess(plan, target)
@@ -115,7 +115,7 @@ class Synthesis:
         """Whether all samples are there."""
         return bool(self.manifest["samples"] >= self.recipe.data.samples)
 
-    def write_shard(self, progress: Progress = unheard) -> bool:
+    def write_shard(self, progress: Progress = ignore_progress) -> bool:
         """Write the next shard; False where the prompts have ended.
 
         Raises:
@@ -152,7 +152,7 @@ class Synthesis:
 
 
 def synthesize(
-    recipe: Recipe, target: Told, folder: Path, quiet: bool = False, source: MakeSource | None = None
+    recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = False, source: MakeSource | None = None
 ) -> dict[str, Any]:
     """Write `recipe.data.samples` samples into `folder`, going on from what is there; returns the manifest. `source`: see `Synthesis`.
 
@@ -212,8 +212,8 @@ def _note_prompts(plan: Plan, folder: Path, quiet: bool) -> int:
     """
     notes, expected = list[str](), plan.recipe.data.samples
     if plan.prompts is not None:
-        survey = look_at(plan.reader, plan.prompts)
-        notes = check(plan.reader, survey, len(plan.prompts))
+        survey = survey_prompts(plan.reader, plan.prompts)
+        notes = describe_survey(plan.reader, survey, len(plan.prompts))
         expected = min(expected, survey.usable)
     if not quiet:
         for note in notes:

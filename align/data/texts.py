@@ -23,7 +23,7 @@ from align.data.overlap import Passages, excluded
 from align.data.text_sources import OF_COLUMN, Document, HubOptions, documents
 from align.folder.tokenizer import text_ids
 from align.target.model import Target
-from align.writing.template import Told, first_tokens
+from align.writing.template import TargetInfo, first_tokens
 
 SHARD_TOKENS = 1 << 18
 """A shard ends with the document that reaches so many tokens."""
@@ -88,7 +88,7 @@ def is_read(recipe: Recipe) -> bool:
     return bool(manifest["tokens"] >= recipe.data.text_tokens or all(s["ended"] for s in manifest["sources"]))
 
 
-def _identity(recipe: Recipe, target: Told) -> dict[str, Any]:
+def _identity(recipe: Recipe, target: TargetInfo) -> dict[str, Any]:
     """What a restart must find unchanged."""
     d = recipe.data
     options = {
@@ -167,7 +167,9 @@ class _Source:
 class _Reader:
     """All sources of a recipe, in a fixed order of documents: the one that is most behind its weight comes next."""
 
-    def __init__(self, recipe: Recipe, target: Told, manifest: dict[str, Any], passages: Passages) -> None:
+    def __init__(
+        self, recipe: Recipe, target: TargetInfo, manifest: dict[str, Any], passages: Passages
+    ) -> None:
         self.recipe, self.target, self.manifest, self.passages = recipe, target, manifest, passages
         self.left_out = Counter[str](manifest["left_out"])
         options = HubOptions(**manifest["options"])
@@ -222,7 +224,7 @@ class _Reader:
         return kept
 
 
-def read_texts(recipe: Recipe, target: Told, quiet: bool = False) -> dict[str, Any]:
+def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> dict[str, Any]:
     """Read `recipe.data.text` up to `data.text_tokens` tokens into `text_folder`, going on from what is there; returns the
     manifest.
 

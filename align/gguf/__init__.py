@@ -1,1 +1,1 @@
-"""GGUF files: their header, and their conversion into a folder in hub layout. No model is known here."""
+"""GGUF files: header, checks, and conversion into a hub-layout folder."""

@@ -1,25 +1,30 @@
-"""The header of a GGUF file, read in milliseconds and without torch: what is wrong is said before anything is imported or built."""
+"""Reads and checks the header of a GGUF file, in milliseconds and without importing torch."""
 
 from __future__ import annotations
 
-import ast
-import importlib.util
+import math
 import mmap
 import struct
-from collections import Counter
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NoReturn
 
 from align.common.errors import UserError, nearest
+from align.common.text import short
 
-OWN = ("llama", "qwen2", "qwen3")
-"""The architectures that our own converter reads; others go through transformers' reader."""
-TAKE_FOLDER = "take the model's folder in hub layout"
-"""What helps where a file says more than is read of it."""
-_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY, _MOST_DIMENSIONS = 8, 9, 8
-_KEPT = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
+ARCHITECTURES = (
+    "bloom", "falcon", "gemma2", "gemma3", "gpt2", "lfm2", "llama", "mamba", "minimax-m2", "nemotron",
+    "phi3", "qwen2", "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "stablelm", "starcoder2",
+)  # fmt: skip
+"""GGUF architectures that transformers reads correctly, which gpt-oss, gemma4 and mistral are not."""
+HINT = "use the model's hub-layout folder"
+EMBEDDING = "token_embd.weight"
+ROPE_FACTORS = "rope_freqs.weight"
+_NUMBERS = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
+_STRING = 8
+_ARRAY = 9
 _SIZES = {
     "hidden_size": "embedding_length",
     "num_hidden_layers": "block_count",
@@ -31,181 +36,216 @@ _SIZES = {
 }
 
 
-class Header(NamedTuple):
-    """values: the numbers and strings of the metadata, without its arrays. types: how many tensors there are of each of GGUF's types, by
-    its number. shapes: of the tensors, by name, as torch has them. lengths: of the metadata's arrays. places: of the tensors, by name: their
-    type and where in the file they begin."""
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor is stored: shape in torch's order, GGML type number, byte offset in the file."""
+
+    shape: tuple[int, ...]
+    kind: int
+    start: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """Metadata and tensor table. Arrays of the metadata are lists, or their lengths if not asked for."""
 
     values: dict[str, Any]
-    types: dict[int, int]
-    shapes: dict[str, tuple[int, ...]]
-    lengths: dict[str, int]
-    places: dict[str, tuple[int, int]] = {}
-    texts: dict[str, list[bytes]] = {}
+    tensors: dict[str, StoredTensor]
 
     @property
     def architecture(self) -> str:
         return str(self.values.get("general.architecture"))
 
+    def key(self, name: str) -> str:
+        return f"{self.architecture}.{name}"
+
     def get(self, name: str) -> Any:
-        """The value of one of the architecture's own keys; None where it is not there."""
-        return self.values.get(f"{self.architecture}.{name}")
-
-    @property
-    def parts(self) -> int:
-        """How many files the model is split into."""
-        return int(self.values.get("split.count") or 1)
-
-    @property
-    def names(self) -> dict[str, str]:
-        """A config.json's names of sizes, and the file's own."""
-        return {key: f"{self.architecture}.{name}" for key, name in _SIZES.items()}
+        """A value of the architecture's own keys, None if absent."""
+        return self.values.get(self.key(name))
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The sizes under a config.json's names."""
-        return {key: self.values[name] for key, name in self.names.items() if name in self.values}
+        """Sizes under config.json's names."""
+        found = {name: self.get(key) for name, key in _SIZES.items()}
+        return {name: value for name, value in found.items() if value is not None}
 
 
-def read_header(path: Path) -> Header:
-    """Raises UserError for a file that is not GGUF, or whose header does not end within it."""
+def read_header(path: Path, arrays: bool = False) -> Header:
+    """Read a file's header. `arrays`: also read the metadata's arrays.
+
+    Raises:
+        UserError: the file is not GGUF, or its header is damaged.
+    """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(path, data).header()
-    except UserError:
-        raise
-    except (struct.error, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a readable GGUF file ({type(error).__name__}: {error})") from None
+            return _Reader(data, arrays).read_header()
+    except (struct.error, ValueError, OverflowError, ZeroDivisionError) as error:
+        raise UserError(f"{path}: not a readable GGUF file ({error})") from None
 
 
 class _Reader:
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        if data[:4] != b"GGUF":
+    def __init__(self, data: mmap.mmap, arrays: bool) -> None:
+        self.data = data
+        self.arrays = arrays
+        self.position = 4
+
+    def read_header(self) -> Header:
+        if self.data[:4] != b"GGUF":
             raise ValueError("it does not begin with GGUF")
-        self.path, self.data, self.at = path, data, 4
-        self.order = ">" if struct.unpack_from("<I", data, 4)[0] & 0xFFFF == 0 else "<"
-
-    def header(self) -> Header:
-        self.number("I")
-        tensors, pairs = self.number("Q"), self.number("Q")
+        version = self.read_number("I")
+        if version not in (2, 3):
+            raise ValueError(f"version {version}, supported are 2 and 3")
+        tensor_count = self.read_number("Q")
+        value_count = self.read_number("Q")
         values: dict[str, Any] = {}
-        lengths: dict[str, int] = {}
-        texts: dict[str, list[bytes]] = {}
-        for _ in range(pairs):
-            key, kind = self.text(), self.number("I")
-            if kind == _ARRAY:
-                kept: list[bytes] = []
-                lengths[key] = self.array(kept if key in _KEPT else None)
-                if len(kept) == lengths[key]:
-                    texts[key] = kept
-            else:
-                values[key] = self.value(kind)
-        shapes: dict[str, tuple[int, ...]] = {}
-        places: dict[str, tuple[int, int]] = {}
-        for _ in range(tensors):
-            name, dimensions = self.text(), self.number("I")
-            if dimensions > _MOST_DIMENSIONS:
-                raise ValueError(f"a tensor of {dimensions} dimensions")
-            shapes[name] = tuple(reversed([self.number("Q") for _ in range(dimensions)]))
-            places[name] = self.number("I"), self.number("Q")
-        line = values.get("general.alignment", 32)
-        if type(line) is not int or line < 1:
-            raise ValueError(f"general.alignment={line}")
-        start = -(-self.at // line) * line
-        types = Counter(kind for kind, _ in places.values())
-        places = {name: (kind, start + at) for name, (kind, at) in places.items()}
-        return Header(values, dict(types), shapes, lengths, places, texts)
+        for _ in range(value_count):
+            key = self.read_text()
+            values[key] = self.read_value(self.read_number("I"))
+        tensors = dict(self.read_tensor() for _ in range(tensor_count))
+        if self.position > len(self.data):
+            raise ValueError("its header is cut off")
+        alignment = values.get("general.alignment", 32)
+        start = math.ceil(self.position / alignment) * alignment
+        placed = {n: StoredTensor(t.shape, t.kind, start + t.start) for n, t in tensors.items()}
+        return Header(values, placed)
 
-    def number(self, form: str) -> Any:
-        value = struct.unpack_from(self.order + form, self.data, self.at)[0]
-        self.at += struct.calcsize(form)
+    def read_number(self, form: str) -> Any:
+        value = struct.unpack_from(f"<{form}", self.data, self.position)[0]
+        self.position += struct.calcsize(f"<{form}")
         return value
 
-    def text(self) -> str:
-        return self._bytes(self.number("Q")).decode("utf-8", "replace")
+    def read_text(self) -> str:
+        length = self.read_number("Q")
+        text = self.data[self.position : self.position + length]
+        self.position += length
+        return text.decode("utf-8", "replace")
 
-    def _bytes(self, count: int) -> bytes:
-        if count > len(self.data) - self.at:
-            raise ValueError(f"a text of {count} bytes")
-        self.at += count
-        return self.data[self.at - count : self.at]
-
-    def value(self, kind: int) -> Any:
-        """A value; None for an array."""
+    def read_value(self, kind: int) -> Any:
         if kind in _NUMBERS:
-            return self.number(_NUMBERS[kind])
+            return self.read_number(_NUMBERS[kind])
         if kind == _STRING:
-            return self.text()
-        if kind != _ARRAY:
-            raise ValueError(f"unknown type {kind}")
-        self.array()
-        return None
+            return self.read_text()
+        if kind == _ARRAY:
+            return self.read_array()
+        raise ValueError(f"metadata of unknown type {kind}")
 
-    def array(self, kept: list[bytes] | None = None) -> int:
-        """Pass over an array; its length. `kept`: where its texts are put."""
-        inner, count = self.number("I"), self.number("Q")
-        size = struct.calcsize(_NUMBERS[inner]) if inner in _NUMBERS else 8
-        if count * size > len(self.data) - self.at:  # its reader would go on behind the end of the file
-            raise UserError(f"{self.path}: not a readable GGUF file (an array of {count} values)")
-        if inner in _NUMBERS:
-            self.at += count * size
-        elif inner == _STRING:
-            for _ in range(count):
-                length = self.number("Q")
-                if length > len(self.data) - self.at:
-                    raise ValueError(f"a text of {length} bytes")
-                self.at += length
-                if kept is not None:
-                    kept.append(self.data[self.at - length : self.at])
-        else:
-            for _ in range(count):
-                self.value(inner)
-        return int(count)
+    def read_array(self) -> Any:
+        """The array's values; its length if arrays are not read."""
+        kind = self.read_number("I")
+        length = self.read_number("Q")
+        if kind in _NUMBERS:
+            form = f"<{length}{_NUMBERS[kind]}"
+            start = self.position
+            self.position += struct.calcsize(form)
+            return list(struct.unpack_from(form, self.data, start)) if self.arrays else length
+        if kind != _STRING:
+            raise ValueError(f"an array of type {kind}")
+        if self.arrays:
+            return [self.read_text() for _ in range(length)]
+        for _ in range(length):
+            size = self.read_number("Q")
+            self.position += size
+        return length
 
-
-_UNREAD = {
-    "gptoss": "leaves out the experts of",
-    "gemma4": "leaves out the layers' scales of",
-    "deci": "has no model for",
-    "mistral": "knows no tensors (llama.cpp's files of Mistral say 'llama') of",
-}
-"""Architectures that its list names and that it can't read: names of tensors are others than llama.cpp's, and it takes for one number
-what Gemma 4 has for each layer; DeciLM's files name a model that transformers does not have. llama.cpp writes Mistral as `llama` and opens no
-file that says `mistral`: how the rows of such a file's queries and keys lie is not known."""
+    def read_tensor(self) -> tuple[str, StoredTensor]:
+        """A tensor's name and entry; its offset is relative to the data section."""
+        name = self.read_text()
+        dimensions = self.read_number("I")
+        if dimensions > 8:
+            raise ValueError(f"a tensor of {dimensions} dimensions")
+        shape = [self.read_number("Q") for _ in range(dimensions)]
+        kind = self.read_number("I")
+        return name, StoredTensor(tuple(reversed(shape)), kind, self.read_number("Q"))
 
 
-def check_known(path: Path, header: Header) -> None:
-    """Raises UserError for an architecture that no reader here knows."""
+def check_header(path: Path, header: Header) -> None:
+    """Check that transformers can turn the file into the model it describes.
+
+    Raises:
+        UserError: unknown architecture, split or truncated file, or metadata that the tensors contradict.
+    """
     architecture = header.architecture
-    theirs = read_by_transformers()
-    if architecture not in OWN and _plain(architecture) not in map(_plain, theirs):
-        read = [name for name in (*OWN, *theirs) if _plain(name) not in _UNREAD]
-        raise UserError(
-            f"{path}: GGUF architecture {architecture!r} is not supported{nearest(architecture, read)}"
-        )
-    if (why := _UNREAD.get(_plain(architecture))) is not None:
-        raise UserError(f"{path}: transformers' reader {why} {architecture!r}: {TAKE_FOLDER}")
+    if architecture not in ARCHITECTURES:
+        hint = nearest(architecture, ARCHITECTURES)
+        raise UserError(f"{path}: GGUF architecture {architecture!r} is not supported{hint}; {HINT}")
+    count = header.values.get("split.count") or 1
+    if count > 1:
+        merge = "llama-gguf-split --merge FIRST-PART.gguf MERGED.gguf"
+        raise UserError(f"{path}: one of {count} parts of a split GGUF file; merge them first: {merge}")
+    for name in ("block_count", "embedding_length", "context_length"):
+        value = header.get(name)
+        if type(value) is not int or value < 1:
+            _refuse(path, header, header.key(name), "must be a positive integer")
+    _check_tensors(path, header)
+    _check_vocabulary(path, header)
+    _check_rope(path, header)
 
 
-def _plain(name: str) -> str:
-    """GGUF writes gpt-oss and qwen2moe where transformers writes gpt_oss and qwen2_moe."""
-    return name.replace("-", "").replace("_", "")
+def _refuse(path: Path, header: Header, key: str, why: str) -> NoReturn:
+    value = header.values.get(key)
+    shown = key if value is None else f"{key}={short(value, 40)}"
+    raise UserError(f"{path}: {shown}: {why}")
 
 
-_LISTS = {"ggml.py": "GGUF_CONFIG_MAPPING", "gguf/gguf_config_mapping.py": "GGUF_CONFIG_ARCHS"}
-"""Where the installed transformers' GGUF reader names its architectures: its older half and its newer one."""
+def _check_tensors(path: Path, header: Header) -> None:
+    """Every tensor has a known type and ends within the file, and no layer is missing or left over."""
+    from gguf.constants import GGML_QUANT_SIZES
+
+    layers = {name.split(".")[1] for name in header.tensors if name.startswith("blk.")}
+    if len(layers) != header.get("block_count"):
+        _refuse(path, header, header.key("block_count"), f"has tensors of {len(layers)} layers")
+    file_size = path.stat().st_size
+    block_sizes = {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
+    for name, tensor in header.tensors.items():
+        if tensor.kind not in block_sizes:
+            raise UserError(f"{path}: tensor {name!r} is of unknown type {tensor.kind}")
+        elements, block_bytes = block_sizes[tensor.kind]
+        end = tensor.start + math.prod(tensor.shape) // elements * block_bytes
+        if end > file_size:
+            raise UserError(
+                f"{path}: truncated: tensor {name!r} ends at byte {end}, the file has {file_size}"
+            )
 
 
-@cache
-def read_by_transformers() -> frozenset[str]:
-    """The architectures of the installed transformers' GGUF reader, read off its source: importing it takes seconds."""
-    spec = importlib.util.find_spec("transformers")
-    names: set[str] = set()
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        for file, variable in _LISTS.items():
-            source = Path(folder) / "integrations" / file
-            for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))) if source.is_file() else ():
-                if isinstance(node, ast.Assign) and variable in map(ast.unparse, node.targets):
-                    keys = node.value.keys if isinstance(node.value, ast.Dict) else []
-                    names |= {str(key.value) for key in keys if isinstance(key, ast.Constant)}
-    return frozenset(names - {"general", "tokenizer", "t5", "umt5"})
+def _check_vocabulary(path: Path, header: Header) -> None:
+    """The embedding is as wide as the metadata says, and has a row for every token."""
+    tensor = header.tensors.get(EMBEDDING)
+    if tensor is None or len(tensor.shape) != 2:
+        raise UserError(f"{path}: has no two-dimensional tensor {EMBEDDING!r}, so it holds no model")
+    rows, width = tensor.shape
+    if header.get("embedding_length") != width:
+        _refuse(path, header, header.key("embedding_length"), f"{EMBEDDING} has width {width}")
+    tokens = header.values.get("tokenizer.ggml.tokens", rows)
+    count = len(tokens) if isinstance(tokens, list) else tokens
+    if count > rows:
+        raise UserError(f"{path}: tokenizer.ggml.tokens lists {count} tokens, {EMBEDDING} has {rows} rows")
+    for name in ("bos", "eos", "eot", "eom", "padding", "unknown"):
+        key = f"tokenizer.ggml.{name}_token_id"
+        value = header.values.get(key, 0)
+        if type(value) is not int or not 0 <= value < count:
+            _refuse(path, header, key, f"must be a token id below {count}")
+
+
+def _check_rope(path: Path, header: Header) -> None:
+    """Rotary scaling is one that can be written into a config."""
+    for name in ("rope.scaling.factor", "rope.scale_linear"):
+        value = header.get(name)
+        if value is not None and not (type(value) in (int, float) and 0 <= value < math.inf):
+            _refuse(path, header, header.key(name), "must be a non-negative number")
+    kind = header.get("rope.scaling.type")
+    if rope_scale(header) != 1 and kind not in (None, "linear"):
+        _refuse(path, header, header.key("rope.scaling.type"), f"not supported; {HINT}")
+    for tensor in ("rope_factors_long.weight", "rope_factors_short.weight", ROPE_FACTORS):
+        supported = tensor == ROPE_FACTORS and header.architecture == "llama"
+        if tensor in header.tensors and not supported:
+            raise UserError(
+                f"{path}: rotary factors ({tensor!r}) of {header.architecture!r} are not supported; {HINT}"
+            )
+
+
+def rope_scale(header: Header) -> float:
+    """What positions are divided by. Files of 2023 have another key; without a type it is linear."""
+    scale = header.get("rope.scaling.factor")
+    if scale is None:
+        scale = header.get("rope.scale_linear")
+    return 1.0 if header.get("rope.scaling.type") == "none" or not scale else float(scale)

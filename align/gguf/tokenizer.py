@@ -1,217 +1,177 @@
-"""A GGUF file's tokenizer in the hub's form: byte-level BPE (`tokenizer.ggml.model` "gpt2"), and SentencePiece's BPE ("llama")."""
+"""Builds the tokenizer of a GGUF file, with the token ids that llama.cpp gives.
+
+Byte-level BPE (`tokenizer.ggml.model` "gpt2") and SentencePiece BPE ("llama"). transformers' reader
+splits SmolLM's digits wrongly, appends tokens to Llama 3's vocabulary, and misses DeepSeek's special tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from align.common.errors import UserError
 from align.common.text import say
 
-_DIGITS_ALONE = {"smollm"}
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_SPLIT = {
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _WORDS % "{1,3}"),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _WORDS % ""),
-}
-"""By `tokenizer.ggml.pre`, how text is split before it is merged, where not as GPT-2 does it: the pattern of the hub's tokenizer.json."""
-_WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3"}
-"""Whose words that are tokens are not put together by merges."""
-_COMPOSED = {"qwen2"}
-"""Whose text is in NFC."""
-_AS_GPT2 = {None, "default", "gpt-2", *_DIGITS_ALONE}
-_NORMAL, _UNKNOWN, _CONTROL, _USERS, _BYTE = 1, 2, 3, 4, 6
-"""Types of tokens."""
-_OPENS_WITH_BOS = {
-    "llama3",
-    "llama-v3",
-    "llama-bpe",
-    "falcon3",
-    "falcon-h1",
-    "pixtral",
-    "midm-2.0",
-    "lfm2",
-    "chameleon",
-    "tekken",
-}
-"""Whose text begins with BOS where the file does not say, as in llama.cpp; so does a SentencePiece vocabulary's."""
-_ENDS = {
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>", "<|endoftext|>", "</s>",
-    "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>",
-    "<｜end▁of▁sentence｜>", "[e~[",
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA3 = {"llama-bpe", "llama3", "llama-v3"}
+_SPLITS = dict.fromkeys(_LLAMA3, _WORDS % "{1,3}") | dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _WORDS % "")
+"""How text is split before merging, by `tokenizer.ggml.pre`; others as GPT-2."""
+_KNOWN = {None, "default", "gpt-2", "smollm", *_SPLITS}
+_NORMAL, _UNKNOWN, _CONTROL, _USER, _BYTE = 1, 2, 3, 4, 6
+_OPENS_WITH_BOS = _LLAMA3 | {
+    "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "chameleon", "tekken",
 }  # fmt: skip
-"""Tokens with which llama.cpp ends an answer whatever else the file says, their types included (`special_eog_ids` in llama-vocab.cpp)."""
-_INFILLING_ENDS = {
-    "fim_pad": {"<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"},
-    "fim_rep": {"<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"},
-    "fim_sep": {"<|file_sep|>"},
-}
-"""Tokens of source code that end an answer in llama.cpp too: by the file's key, or by their text if the file has no such key."""
-_BY_DEFAULT = {"unknown": 0, "bos": 1, "eos": 2}
-"""Ids of a SentencePiece vocabulary where the file names none, as llama.cpp has them."""
+_ENDS = {
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
+    "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
+    "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>",
+    "<｜end▁of▁sentence｜>", "[e~[",
+    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>", "<|repo_name|>",
+    "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
+}  # fmt: skip
+"""Tokens that end an answer in llama.cpp whatever else the file says (`special_eog_ids`)."""
+_END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+_SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
 _SPACE = "▁"
 
 
-def special_id(fields: dict[str, Any], name: str) -> int | None:
-    """The id of a special token (`bos`, `eos`, `eot`, `eom`, `padding`, `unknown`, `fim_pad`, …), as the file or its kind of tokenizer says."""
-    by_default = _BY_DEFAULT.get(name) if fields["tokenizer.ggml.model"] == "llama" else None
-    found = fields.get(f"tokenizer.ggml.{name}_token_id", by_default)
+def special_id(metadata: dict[str, Any], name: str) -> int | None:
+    """The id of a special token (bos, eos, eot, eom, padding, unknown); None if there is none."""
+    is_sentencepiece = metadata.get("tokenizer.ggml.model") == "llama"
+    default = _SENTENCEPIECE_IDS.get(name) if is_sentencepiece else None
+    found = metadata.get(f"tokenizer.ggml.{name}_token_id", default)
     return None if found is None else int(found)
 
 
-def adds_bos(fields: dict[str, Any]) -> bool:
+def adds_bos(metadata: dict[str, Any]) -> bool:
     """Whether the tokenizer puts BOS in front of a text, as llama.cpp decides it."""
-    by_kind = fields["tokenizer.ggml.model"] == "llama" or fields.get("tokenizer.ggml.pre") in _OPENS_WITH_BOS
-    return bool(fields.get("tokenizer.ggml.add_bos_token", by_kind))
+    is_sentencepiece = metadata["tokenizer.ggml.model"] == "llama"
+    default = is_sentencepiece or metadata.get("tokenizer.ggml.pre") in _OPENS_WITH_BOS
+    return bool(metadata.get("tokenizer.ggml.add_bos_token", default))
 
 
-def answer_ends(fields: dict[str, Any]) -> list[int]:
-    """The tokens that end an answer, as in llama.cpp: those that the file names as eos, eot, eom and infilling tokens, and tokens of a known
-    text. One that the file names as its unknown token ends nothing by its text."""
-    tokens = fields["tokenizer.ggml.tokens"]
-    named = (special_id(fields, name) for name in ("eos", "eot", "eom", *_INFILLING_ENDS))
-    found = {index for index in named if index is not None and index < len(tokens)} | _ends_by_text(fields)
-    no_ends = _no_ends({tokens[index] for index in found})
-    return sorted(index for index in found if tokens[index] not in no_ends)
+def answer_ends(metadata: dict[str, Any]) -> list[int]:
+    """The token ids that end an answer: those the file names, and those of a known text."""
+    named = {special_id(metadata, name) for name in _END_KEYS}
+    count = len(metadata["tokenizer.ggml.tokens"])
+    found = {index for index in named if index is not None and index < count}
+    return sorted(found | set(_ends_by_text(metadata)))
 
 
-def token_types(fields: dict[str, Any]) -> list[int]:
-    """The tokens' types as llama.cpp reads them: a token that ends an answer by its text is a control token, whatever the file says."""
-    tokens, types = fields["tokenizer.ggml.tokens"], list(fields["tokenizer.ggml.token_type"])
-    ends = _ends_by_text(fields)
-    no_ends = _no_ends({tokens[index] for index in ends})
-    for index in ends:
-        types[index] = no_ends.get(tokens[index], _CONTROL)
-    return types
+def _ends_by_text(metadata: dict[str, Any]) -> list[int]:
+    unknown = special_id(metadata, "unknown")
+    tokens = metadata["tokenizer.ggml.tokens"]
+    return [index for index, token in enumerate(tokens) if token in _ENDS and index != unknown]
 
 
-def _ends_by_text(fields: dict[str, Any]) -> set[int]:
-    tokens = fields["tokenizer.ggml.tokens"]
-    found = {index for index, token in enumerate(tokens) if token in _ENDS}
-    for name, texts in _INFILLING_ENDS.items():
-        if special_id(fields, name) is None:
-            found.update([index for index, token in enumerate(tokens) if token in texts][:1])
-    return found - {special_id(fields, "unknown")}
-
-
-def _no_ends(texts: set[str]) -> dict[str, int]:
-    """The texts among those of ends that end nothing because of others, and the type of such a token."""
-    found = {}
-    calls = bool(texts & {"<|call|>", "<|calls|>"})
-    if calls and texts & {"<|return|>", "<|flush|>"}:
-        found["<|end|>"] = _USERS  # there it ends a message, not the turn
-    if "<|tool_response>" in texts:
-        found["</s>"] = _NORMAL
-    return found
-
-
-def mark_ends(tokenizer: Any, fields: dict[str, Any]) -> None:
-    """Make the tokens that end an answer by their text special tokens of a tokenizer that took them for ordinary ones."""
-    from tokenizers import AddedToken
-
-    tokens, types = fields["tokenizer.ggml.tokens"], token_types(fields)
-    ends = [tokens[index] for index in sorted(_ends_by_text(fields)) if types[index] == _CONTROL]
-    marked = [AddedToken(token, special=True, normalized=False) for token in ends]
-    tokenizer.add_tokens(marked, special_tokens=True)
-
-
-def chat_templates(fields: dict[str, Any]) -> str | dict[str, str] | None:
-    """The file's chat template; with named ones beside it (`tokenizer.chat_template.tool_use`) all by name, as transformers has them."""
-    key = "tokenizer.chat_template"
-    default = fields.get(key)
+def chat_templates(metadata: dict[str, Any]) -> str | dict[str, str] | None:
+    """The chat template; all by name if there are named ones (`tokenizer.chat_template.tool_use`)."""
+    prefix = "tokenizer.chat_template"
+    default = metadata.get(prefix)
     named = {
-        name.removeprefix(f"{key}."): text for name, text in fields.items() if name.startswith(f"{key}.")
+        key.removeprefix(f"{prefix}."): text for key, text in metadata.items() if key.startswith(f"{prefix}.")
     }
     if not named:
         return default
     return {"default": default, **named} if default else named
 
 
-def make_tokenizer(fields: dict[str, Any], path: Path) -> Any:
-    """The tokenizer of a file's metadata; `path`: for a note on a way to split text that is not known."""
-    from tokenizers import AddedToken
-    from transformers import PreTrainedTokenizerFast
+def complete_tokenizer(tokenizer: Any, metadata: dict[str, Any]) -> None:
+    """Add what transformers' reader leaves out: special end tokens, named chat templates, BOS."""
+    tokens = metadata["tokenizer.ggml.tokens"]
+    tokenizer.add_tokens(_added([tokens[i] for i in _ends_by_text(metadata)], True), special_tokens=True)
+    tokenizer.chat_template = chat_templates(metadata)
+    if tokenizer.add_bos_token != adds_bos(metadata):
+        tokenizer.add_bos_token = adds_bos(metadata)
 
-    tokens: list[str] = fields["tokenizer.ggml.tokens"]
-    types = token_types(fields)
-    in_pieces = fields["tokenizer.ggml.model"] == "llama"
-    tokenizer = _sentencepiece(fields, tokens, types) if in_pieces else _byte_level(fields, tokens, path)
-    special = [t for t, kind in zip(tokens, types, strict=True) if kind == _CONTROL]
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
-    # Qwen3's <think>: of the text, but never split
-    added = [t for t, kind in zip(tokens, types, strict=True) if kind == _USERS]
-    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in added])
 
-    def token(name: str) -> str | None:
-        index = special_id(fields, name)
-        return None if index is None else tokens[index]
+def make_tokenizer(metadata: dict[str, Any]) -> PreTrainedTokenizerFast:
+    """The tokenizer that a file's metadata describes.
 
+    Raises:
+        UserError: neither byte-level BPE nor SentencePiece BPE.
+    """
+    kind = metadata.get("tokenizer.ggml.model")
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    types = list(metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens))
+    for index in _ends_by_text(metadata):
+        types[index] = _CONTROL
+    if kind == "gpt2":
+        tokenizer = _make_byte_level(metadata, tokens)
+    elif kind == "llama":
+        tokenizer = _make_sentencepiece(metadata, tokens, types)
+    else:
+        raise UserError(f"GGUF tokenizer {kind!r} is not supported (one of: gpt2, llama)")
+    control = [token for token, type_ in zip(tokens, types, strict=True) if type_ == _CONTROL]
+    user = [token for token, type_ in zip(tokens, types, strict=True) if type_ == _USER]
+    tokenizer.add_special_tokens(_added(control, True))
+    tokenizer.add_tokens(_added(user, False))  # Qwen3's <think>: plain text that is never split
+    names = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+    ids = {f"{name}_token": special_id(metadata, key) for name, key in names.items()}
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        bos_token=token("bos"),
-        eos_token=token("eos"),
-        pad_token=token("padding"),
-        unk_token=token("unknown"),
-        chat_template=chat_templates(fields),
+        chat_template=chat_templates(metadata),
         clean_up_tokenization_spaces=False,
-        add_bos_token=adds_bos(fields),
+        add_bos_token=adds_bos(metadata),
+        **{name: None if index is None else tokens[index] for name, index in ids.items()},
     )
 
 
-def _byte_level(fields: dict[str, Any], tokens: Sequence[str], path: Path) -> Any:
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+def _added(tokens: list[str], special: bool) -> list[AddedToken]:
+    return [AddedToken(token, special=special, normalized=False) for token in tokens]
 
-    merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
-    pre = fields.get("tokenizer.ggml.pre")
-    vocab = {t: i for i, t in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in _WHOLE_WORDS))
-    if pre in _SPLIT:
-        split = pre_tokenizers.Split(Regex(_SPLIT[pre]), "isolated")
-        as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
-    else:
-        if pre not in _AS_GPT2:
-            say(
-                f"note: {path.name}: tokenizer.ggml.pre={pre!r} is not known; text is split as GPT-2 does it",
-                error=True,
-            )
-        byte_level: Any = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        alone = pre in _DIGITS_ALONE
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level]) if alone else byte_level
-    if pre in _COMPOSED:
+
+def _make_byte_level(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer:
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    pre = metadata.get("tokenizer.ggml.pre")
+    if pre not in _KNOWN:
+        say(f"warning: unknown tokenizer.ggml.pre={pre!r}; text is split as GPT-2 does", error=True)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in _LLAMA3))
+    by_regex = pre not in _SPLITS
+    steps: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=by_regex)]
+    if pre in _SPLITS:
+        steps.insert(0, pre_tokenizers.Split(Regex(_SPLITS[pre]), "isolated"))
+    elif pre == "smollm":
+        steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def _sentencepiece(fields: dict[str, Any], tokens: Sequence[str], types: Sequence[int]) -> Any:
-    """As llama.cpp and SentencePiece read it: two neighbours whose text is a token become that token, the best score first; what is no
-    token is spelled in bytes; a space in front of the text and behind each special token, where the file says so (it does by default)."""
-    from tokenizers import Tokenizer, decoders, models, normalizers
+def _make_sentencepiece(metadata: dict[str, Any], tokens: list[str], types: list[int]) -> Tokenizer:
+    """Neighbours whose text is a token are merged, best score first; unknown text is spelled in bytes.
 
-    scores: list[float] = fields["tokenizer.ggml.scores"]
-    no_text = {t for t, kind in zip(tokens, types, strict=True) if kind in (_UNKNOWN, _CONTROL, _BYTE)}
+    By default a space precedes the text and follows each special token.
+    """
+    scores: list[float] = metadata["tokenizer.ggml.scores"]
+    scored = {
+        token: score
+        for token, score, type_ in zip(tokens, scores, types, strict=True)
+        if type_ not in (_UNKNOWN, _CONTROL, _BYTE)
+    }
+    ranked = sorted(scored, key=scored.__getitem__, reverse=True)
+    pairs = ((token[:i], token[i:]) for token in ranked for i in range(1, len(token)))
     bpe = models.BPE(
-        vocab={t: i for i, t in enumerate(tokens)},
-        merges=_merges(tokens, scores, no_text),
-        unk_token=tokens[special_id(fields, "unknown") or 0],
+        vocab={token: index for index, token in enumerate(tokens)},
+        merges=[(left, right) for left, right in pairs if left in scored and right in scored],
+        unk_token=tokens[special_id(metadata, "unknown") or 0],
         fuse_unk=True,
         byte_fallback=True,
     )
     tokenizer = Tokenizer(bpe)
-    prefixed = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
-    spaces: list[Any] = [normalizers.Replace(" ", _SPACE)]
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE)] * prefixed + spaces)
-    back = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence(back + [decoders.Strip(" ", 1, 0)] * prefixed)
+    normal: list[Any] = [normalizers.Replace(" ", _SPACE)]
+    decode: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+        normal.insert(0, normalizers.Prepend(_SPACE))
+        decode.append(decoders.Strip(" ", 1, 0))
+    tokenizer.normalizer = normalizers.Sequence(normal)
+    tokenizer.decoder = decoders.Sequence(decode)
     return tokenizer
-
-
-def _merges(tokens: Sequence[str], scores: Sequence[float], no_text: set[str]) -> list[tuple[str, str]]:
-    """The pairs of tokens whose text is a token, the best score first. They are ranked, where SentencePiece takes the leftmost pair
-    of equal scores: the same order, as each token has a score of its own."""
-    scored = {t: score for t, score in zip(tokens, scores, strict=True) if t not in no_text}
-    ranked = sorted(scored, key=scored.__getitem__, reverse=True)
-    cut = ((t[:i], t[i:]) for t in ranked for i in range(1, len(t)))
-    return [(left, right) for left, right in cut if left in scored and right in scored]

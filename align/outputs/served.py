@@ -29,7 +29,7 @@ from align.models.target_features import TargetFeatures, document_places, each_d
 from align.outputs.stand_ins import StandIns, distance, layers_asked, own_states
 from align.outputs.state_files import StateFiles
 from align.target.model import Target
-from align.writing.client import Client, Patience, choose_model
+from align.writing.client import Client, RetryPolicy, choose_model
 
 KEY = "trainer.features_writer"
 NEAR = 0.05
@@ -79,10 +79,10 @@ def _command(target: Target, config: BlockConfig | None) -> str:
 
 
 def _client(recipe: Recipe, quiet: bool) -> Client:
-    """Raises UserError: the package for it is missing, or an environment without connections."""
+    """Raises UserError: an invalid address, API key or proxy."""
     d, url = recipe.data, recipe.trainer.features_server
     assert url is not None
-    return Client(url, d.concurrency, Patience(d.reply_seconds, d.retry_seconds), quiet, KEY)
+    return Client(url, RetryPolicy(d.reply_seconds, d.retry_seconds), quiet, KEY)
 
 
 async def _find_model(client: Client, recipe: Recipe, target: Target, command: str) -> str:
@@ -92,11 +92,12 @@ async def _find_model(client: Client, recipe: Recipe, target: Target, command: s
         UserError: no answer, no such model, or one with too little room for a row. `command` starts the right one.
     """
     try:
-        models = await client.models()
+        models = await client.list_models()
     except UserError as error:
         raise UserError(f"{error} Start it with: {command}") from None
-    name = choose_model(models, client.url, target.spec, recipe.data.served_model)
-    limit = next(m for m in models if str(m["id"]) == name).get("max_model_len")
+    model = choose_model(models, client.url, target.spec, recipe.data.served_model)
+    name = str(model["id"])
+    limit = model.get("max_model_len")
     if isinstance(limit, int) and limit <= recipe.data.length:
         raise UserError(
             f"{client.url}: {name!r} takes {limit} tokens, a row may have {recipe.data.length} and one new one (data.length)"

@@ -25,11 +25,10 @@ from align.planning.compute import Seconds, rows_trained
 from align.planning.text import TextSize
 from align.target.loading import load_target
 from align.target.model import Target
-from align.training.base_module import NonFiniteLoss
+from align.training.base_module import Interrupted, NonFiniteLoss
 from align.training.build import KINDS, draft_vocab
 from align.training.callbacks import StepTimes
 from align.training.datamodule import RowsModule
-from align.training.parallel.watch import Interrupted
 from align.training.run import fit
 
 ROWS = 16

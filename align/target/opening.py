@@ -12,9 +12,9 @@ import torch
 from align.common.errors import UserError
 from align.common.hub import hub_reachable, is_hub_id, nearby
 from align.common.schema import read_object
-from align.common.text import guard_library_output, say
+from align.common.text import quiet_libraries, say
 from align.folder.adapter import CONFIG as ADAPTER_CONFIG
-from align.gguf.parts import names_hub_layout
+from align.gguf.files import names_hub_layout
 from align.target.interface import OWN
 from align.target.names import similar
 
@@ -147,7 +147,7 @@ def quiet_loading() -> None:
     from huggingface_hub.utils.tqdm import enable_progress_bars
     from transformers.utils import logging
 
-    guard_library_output()
+    quiet_libraries()
     getLogger("transformers.modeling_utils").addFilter(_no_table_of_keys)
     logging.disable_progress_bar()
     if not os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS"):

@@ -45,6 +45,10 @@ class NonFiniteLoss(RuntimeError):
     """Training met a loss that is not a number; the batch was saved. One line, for exit code 1."""
 
 
+class Interrupted(RuntimeError):
+    """A signal asked training to stop; a checkpoint was saved."""
+
+
 class DrafterModule(lightning.LightningModule, ABC):
     """Trains `drafter` towards its target on packed target-written rows.
 

@@ -17,9 +17,8 @@ from lightning.pytorch.callbacks import Callback
 from align.common.text import clock, say
 from align.config.recipe import Recipe
 from align.training import checkpoints
-from align.training.base_module import DrafterModule
+from align.training.base_module import DrafterModule, Interrupted
 from align.training.loggers import CSVFile
-from align.training.parallel.watch import Interrupted, patiently
 
 
 def training_line(step: int, steps: int, numbers: Mapping[str, float], left: float, of: str = "block") -> str:
@@ -148,9 +147,8 @@ class MilestoneCallback(Callback):
         passed = [m for m in self.milestones if before < m <= self._seen]
         if passed:
             pl_module.copy_final_weights()
-            with patiently(trainer):
-                for tokens in passed if trainer.is_global_zero else ():
-                    self.save(trainer.global_step, f"milestones/{tokens}")
+            for tokens in passed if trainer.is_global_zero else ():
+                self.save(trainer.global_step, f"milestones/{tokens}")
             pl_module.final_weights = {}  # those of the end are still to come
 
 
@@ -234,8 +232,7 @@ class CheckpointCallback(Callback):
         due = trainer.global_step % self.options.checkpoint_every == 0
         stopping = module.progress.stopping
         if due or trainer.should_stop or stopping:
-            with patiently(trainer):
-                self._save(trainer, module)
+            self._save(trainer, module)
         if stopping and not trainer.should_stop:
             raise Interrupted(
                 f"stopped by a signal after step {trainer.global_step}; a checkpoint is saved and the same command goes on from it"

@@ -17,7 +17,7 @@ from align.common.commands import command
 from align.common.errors import UserError
 from align.common.text import plural, say
 from align.config.hardware import accelerator, devices, main_process, target_place
-from align.config.launching import threads
+from align.config.launching import thread_share
 from align.config.preflight import check_memory, check_training
 from align.config.recipe import Recipe
 from align.config.run_record import save_run_record
@@ -34,7 +34,6 @@ from align.training.callbacks import CheckpointCallback, MilestoneCallback, Prog
 from align.training.datamodule import RowsModule, distinct_places
 from align.training.loggers import build_loggers, log_artifacts
 from align.training.parallel.strategies import build_strategy, checkpoint_kind, is_one_file, plugins
-from align.training.parallel.watch import Watch
 from align.training.schedule import change_note, resumed_schedule
 
 
@@ -183,7 +182,6 @@ def build_trainer(
         enable_model_summary=False,
         inference_mode=False,
         callbacks=[  # in this order: a step is reported, then saved
-            Watch(recipe),
             ProgressLogger(recipe, quiet or not main_process()),
             *([] if on_the_way is None else [on_the_way]),
             CheckpointCallback(recipe, _settings(recipe)),
@@ -251,7 +249,7 @@ def fit(
         checkpoints.set_aside(folder)
     trainer = build_trainer(recipe, module.drafter.target, steps, quiet, on_the_way)
     if recipe.launch.devices > 1 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(threads(recipe))
+        torch.set_num_threads(thread_share(recipe))
     try:
         trainer.fit(
             module,

@@ -1,1 +1,1 @@
-"""How the target's text comes to be: rows of numbered batches, written in this process, in several, or by a server."""
+"""Generating training text with the target: in this process, in several, or by a server."""

@@ -1,247 +1,197 @@
-"""The OpenAI completions protocol, as engines speak it (vLLM, SGLang, TGI, llama.cpp): one request, its retries, its errors in a line.
-
-The client is httpx2, which huggingface-hub brings along. The `openai` package would add its own retries, a key that it asks for,
-headers that describe this machine, and no field of those that are read here: token ids are extensions of the engines.
-"""
+"""A client for OpenAI-compatible servers: requests with retries, and one-line errors."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
+import openai
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
 from align.common.errors import UserError, nearest
-from align.common.schema import parse_json
 from align.common.text import say, short
 from align.config.recipe import API_KEY
 
-TRANSIENT = {408, 409, 425, 429, 500, 502, 503, 504, 529}
-"""Statuses after which the same request may be answered."""
-_HERE = {"127.0.0.1", "localhost", "::1"}
-MOST_BYTES = 1 << 26
-"""Of a reply; an ordinary one has a thousandth of it."""
-_FIRST_WAIT, _LONGEST_WAIT = 0.25, 30.0
-_SAY_EVERY = 30.0
-"""Seconds between lines about requests that fail."""
+_RETRYABLE_STATUSES = {408, 409, 425, 429}
+_LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1"}
+_LONGEST_WAIT = 30.0
+_REPORT_EVERY = 30.0
 
 
-class Trouble(Exception):
-    """A request without a usable reply, which may have one when it is sent again. wait: seconds that the server asks for."""
-
-    def __init__(self, what: str, wait: float = 0.0) -> None:
-        super().__init__(what)
-        self.wait = wait
+class RetryableError(Exception):
+    """A request got no usable reply; repeating it may help."""
 
 
-class Refused(UserError):
-    """What the server will answer again. status: of HTTP."""
+class RequestRefused(UserError):
+    """The server refuses a request, with this HTTP status; repeating it will not help."""
 
-    def __init__(self, what: str, status: int) -> None:
-        super().__init__(what)
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
         self.status = status
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long is waited: seconds for a reply, and seconds for which a request that fails is sent again."""
+class RetryPolicy:
+    """Seconds to wait for one reply, and seconds for which a failing request is repeated."""
 
     reply: float
     retry: float
 
 
 class Client:
-    """Requests to one server; for one event loop.
+    """Requests to one server, within one event loop.
 
     Args:
-        url: its address without `/v1`.
-        connections: most of them at once. key: the recipe's, that asks for a server, for messages.
+        url: the server's address without `/v1`.
+        key: the recipe key that names the server, for messages.
 
     Raises:
-        UserError: the package httpx2 is missing.
+        UserError: an invalid address, API key or proxy.
     """
 
-    def __init__(
-        self, url: str, connections: int, patience: Patience, quiet: bool = False, key: str = "data.writer"
-    ) -> None:
+    def __init__(self, url: str, policy: RetryPolicy, quiet: bool = False, key: str = "data.writer") -> None:
+        self.url = url
+        self.policy = policy
+        self.quiet = quiet
+        self._reported = -_REPORT_EVERY
+        self._secret = os.environ.get(API_KEY, "").strip()
+        if not self._secret.isascii() or not self._secret.isprintable():
+            raise UserError(f"the environment variable {API_KEY} is not a valid API key")
         try:
-            import httpx2
-        except ImportError:
-            raise UserError(
-                f"{key}={url}: the package httpx2 is not installed here (pip install httpx2)"
-            ) from None
-        self.url, self.patience, self.quiet, self.key = url, patience, quiet, key
-        secret = os.environ.get(API_KEY, "").strip()
-        if not secret.isascii() or not secret.isprintable():
-            raise UserError(f"the environment variable {API_KEY} holds characters that no key has")
-        self._errors = (httpx2.TransportError, httpx2.DecodingError)
-        self._no_address = (httpx2.InvalidURL, UnicodeError)
-        try:
-            self._http = httpx2.AsyncClient(
-                headers={"Accept-Encoding": "identity"}
-                | ({"Authorization": f"Bearer {secret}"} if secret else {}),
-                timeout=httpx2.Timeout(patience.reply, connect=min(30.0, patience.reply), pool=None),
-                limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=connections),
-                trust_env=urlsplit(url).hostname not in _HERE,  # no proxy stands before this machine
+            use_proxies = urlsplit(url).hostname not in _LOCAL_HOSTS
+            self._api = openai.AsyncOpenAI(
+                base_url=f"{url}/v1",
+                api_key=self._secret or "none",
+                max_retries=0,
+                timeout=policy.reply,
+                http_client=openai.DefaultAsyncHttpxClient(trust_env=use_proxies),
             )
-        except (ValueError, ImportError) as error:  # a proxy of another kind, certificates that are not there
-            raise UserError(f"{key}: no connection to {url} with this environment: {error}") from None
-        self._said = -_SAY_EVERY
-        self.failures = 0
-        """Requests that were sent again."""
+        except Exception as error:  # invalid URLs, proxies and certificates have no common class
+            raise UserError(f"{key}: cannot connect to {url}: {error}") from None
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._api.close()
 
-    async def models(self) -> list[dict[str, Any]]:
-        """The models that the server names. Not tried again: an address may be wrong.
+    async def list_models(self) -> list[dict[str, Any]]:
+        """The models that the server lists. Not retried, as the address may be wrong.
 
         Raises:
-            UserError: no answer, or one that is none of this protocol.
+            UserError: no server, or not an OpenAI-compatible one.
         """
         try:
-            found = (await self._once("GET", "/v1/models")).get("data")
-        except Trouble as trouble:
-            raise UserError(f"{self.url}/v1/models: {trouble}; is the server up?") from None
-        if not isinstance(found, list) or not all(isinstance(m, dict) and "id" in m for m in found):
-            found = []
-        if not found:
-            raise UserError(f"{self.url}/v1/models: names no model, so this is no OpenAI-compatible server")
-        return found
+            reply = await self._request("/v1/models", self._api.models.with_raw_response.list)
+        except RetryableError as error:
+            raise UserError(f"{self.url}/v1/models: {error}; is the server up?") from None
+        models = reply.get("data")
+        if not isinstance(models, list) or not models or not all(_has_id(model) for model in models):
+            raise UserError(f"{self.url}/v1/models: lists no model, so it is no OpenAI-compatible server")
+        return models
 
     async def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The reply to a completion request, sent again for as long as `patience` says.
+        """The reply to a completion request, repeated for as long as the policy says.
 
         Raises:
-            Refused: what is asked for is not answered.
-            UserError: no reply in time.
+            RequestRefused: repeating the request will not help.
+            UserError: no usable reply in time.
         """
-        started, wait = time.monotonic(), _FIRST_WAIT
-        while True:
-            try:
-                return await self._once("POST", "/v1/completions", body)
-            except Trouble as trouble:
-                self.failures += 1
-                past = time.monotonic() - started
-                if past >= self.patience.retry:
-                    raise UserError(
-                        f"{self.url}/v1/completions: {trouble}, for {past:.0f} s (data.retry_seconds); what is written stays, and "
-                        "the same command goes on"
-                    ) from None
-                self._tell(trouble)
-                pause = max(trouble.wait, wait * random.uniform(0.5, 1.0))
-                await asyncio.sleep(min(pause, _LONGEST_WAIT, self.patience.retry - past + 0.01))
-                wait *= 2
+        known = {name: body[name] for name in ("model", "prompt")}
+        extra = {name: value for name, value in body.items() if name not in known}
 
-    def _tell(self, trouble: Trouble) -> None:
-        if not self.quiet and time.monotonic() - self._said >= _SAY_EVERY:
-            self._said = time.monotonic()
-            say(f"{self.url}: {trouble}; sent again ({self.failures} so far)", error=True)
+        def send() -> Awaitable[Any]:
+            return self._api.completions.with_raw_response.create(**known, extra_body=extra)
 
-    async def _once(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """One request's JSON object.
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(RetryableError),
+            stop=stop_after_delay(self.policy.retry),
+            wait=wait_random_exponential(multiplier=0.25, max=min(_LONGEST_WAIT, self.policy.retry)),
+            before_sleep=self._report_retry,
+            reraise=True,
+        )
+        started = time.monotonic()
+        try:
+            return await retrying(self._request, "/v1/completions", send)
+        except RetryableError as error:
+            seconds = time.monotonic() - started
+            raise UserError(
+                f"{self.url}/v1/completions: {error}, for {seconds:.0f} s (data.retry_seconds); "
+                "what is written stays, rerun the command to resume"
+            ) from None
 
-        Raises:
-            Trouble: none, which another try may mend.
-            Refused: an answer that another try will not mend.
-        """
-        reply, text = await self._reply(method, path, body)
-        status = reply.status_code
-        if status in TRANSIENT:
-            raise Trouble(f"answered {status} {_said(text)}", _seconds(reply.headers.get("retry-after")))
+    def _report_retry(self, state: Any) -> None:
+        if not self.quiet and time.monotonic() - self._reported >= _REPORT_EVERY:
+            self._reported = time.monotonic()
+            say(f"{self.url}: {state.outcome.exception()}; retrying", error=True)
+
+    async def _request(self, path: str, send: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
+        """One request's JSON object. Raises RetryableError or RequestRefused."""
+        try:
+            async with asyncio.timeout(self.policy.reply):
+                response = await send()
+        except (TimeoutError, openai.APITimeoutError):
+            message = f"no answer within {self.policy.reply:g} s (data.reply_seconds)"
+            raise RetryableError(message) from None
+        except openai.APIConnectionError as error:
+            cause = error.__cause__ or error
+            raise RetryableError(f"no answer ({str(cause) or type(cause).__name__})") from None
+        except openai.APIStatusError as error:
+            raise self._status_error(path, error) from None
+        try:
+            reply = json.loads(response.text)
+        except (ValueError, RecursionError):
+            raise RetryableError(f"answered {short(response.text, 60)}, which is not JSON") from None
+        if not isinstance(reply, dict):
+            raise RetryableError(f"answered {short(reply, 60)}, which is not a JSON object")
+        return reply
+
+    def _status_error(self, path: str, error: openai.APIStatusError) -> Exception:
+        status = error.status_code
+        message = error.body.get("message") if isinstance(error.body, dict) else None
+        answer = f"answered {status} {short(message or error.response.text, 200)}"
+        if status in _RETRYABLE_STATUSES or status >= 500:
+            return RetryableError(answer)
+        hint = ""
         if status in (401, 403):
-            has = "refuses the key in" if os.environ.get(API_KEY) else "wants an API key; put it into"
-            raise Refused(
-                f"{self.url}{path}: answered {status}: it {has} the environment variable {API_KEY}", status
-            )
-        if not reply.is_success:
-            hint = (
-                "; no OpenAI-compatible server answers there" if status in (301, 302, 307, 308, 404) else ""
-            )
-            raise Refused(f"{self.url}{path}: answered {status} {_said(text)}{hint}", status)
-        try:
-            found = parse_json(text, "")
-        except UserError:
-            raise Trouble(f"answered {short(text, 60)}, no JSON") from None
-        if not isinstance(found, dict):
-            raise Trouble(f"answered {short(found, 60)}, no JSON object")
-        return found
-
-    async def _reply(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[Any, str]:
-        """A reply and its text, read up to `MOST_BYTES`, not unpacked, and for as long as `patience` says: a server can send without end.
-
-        Raises:
-            Trouble: none.
-        """
-        parts, size = list[bytes](), 0
-        try:
-            async with (
-                asyncio.timeout(self.patience.reply),
-                self._http.stream(method, self.url + path, json=body) as reply,
-            ):
-                async for part in reply.aiter_raw():
-                    parts.append(part)
-                    size += len(part)
-                    if size > MOST_BYTES:
-                        raise Trouble(f"answered more than {MOST_BYTES >> 20} MiB")
-        except self._no_address as error:
-            raise UserError(f"{self.key}: {self.url}: no address ({error})") from None
-        except TimeoutError:
-            raise Trouble(f"no answer within {self.patience.reply:g} s (data.reply_seconds)") from None
-        except self._errors as error:
-            raise Trouble(f"no answer ({str(error) or type(error).__name__})") from None
-        return reply, b"".join(parts).decode("utf-8", "replace")
+            verb = "rejected" if self._secret else "missing"
+            hint = f"; API key {verb}: set the environment variable {API_KEY}"
+        elif status == 404:
+            hint = "; no OpenAI-compatible server answers there"
+        return RequestRefused(f"{self.url}{path}: {answer}{hint}", status)
 
 
-def _said(text: str) -> str:
-    """What a server says of an error, in a few words."""
-    try:
-        found = parse_json(text, "")
-        error = found.get("error", found)
-        text = error.get("message", error) if isinstance(error, dict) else error
-    except (UserError, AttributeError):
-        pass
-    return short(" ".join(str(text).split()), 200)
+def _has_id(model: Any) -> bool:
+    return isinstance(model, dict) and "id" in model
 
 
-def _seconds(text: str | None) -> float:
-    """What a Retry-After asks for, a number of seconds or a date (RFC 9110, 10.2.3); 0 = nothing, or what is neither."""
-    try:
-        return max(0.0, float(text or 0))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(text or "").timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return 0.0
-
-
-def choose_model(models: Sequence[dict[str, Any]], url: str, target: str, served: str | None) -> str:
-    """The name under which the server has the target.
+def choose_model(
+    models: Sequence[dict[str, Any]], url: str, target: str, served: str | None
+) -> dict[str, Any]:
+    """The server's entry for the target; `served`: the name given by the user.
 
     Raises:
-        UserError: it has no such model.
+        UserError: the server has no such model.
     """
-    names = [str(model["id"]) for model in models]
+    by_name = {str(model["id"]): model for model in models}
     if served is not None:
-        if served not in names:
-            raise UserError(f"data.served_model={served!r}: {url} does not serve it{nearest(served, names)}")
-        return served
-    wanted = _last(target)
+        if served not in by_name:
+            raise UserError(f"data.served_model={served!r}: not served by {url}{nearest(served, by_name)}")
+        return by_name[served]
     for model in models:
-        if wanted in (_last(str(model["id"])), _last(str(model.get("root") or ""))):
-            return str(model["id"])
-    serves = ", ".join(short(name) for name in names[:8])
+        names = (str(model["id"]), str(model.get("root") or ""))
+        if _last_part(target) in map(_last_part, names):
+            return model
+    listed = ", ".join(short(name) for name in list(by_name)[:8])
+    hint = next(iter(by_name)) if len(by_name) == 1 else "NAME"
     raise UserError(
-        f"{url} serves {serves}, not target.name={target!r}; if that is the same model under another name: "
-        f"data.served_model={names[0] if len(names) == 1 else 'NAME'}"
+        f"{url} serves {listed}, not target.name={target!r}; if it is the same model under another name: "
+        f"data.served_model={hint}"
     )
 
 
-def _last(name: str) -> str:
+def _last_part(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].lower()

@@ -1,255 +1,232 @@
-"""What is asked of a server, and its reply as tokens: exact ids where it returns them, else its text, tokenised again and checked."""
+"""Completion requests, and replies as tokens: exact ids, or text that is tokenized again and checked."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
+
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
 
 from align.common.errors import UserError
 from align.common.text import short
-from align.writing.client import Client, Refused, Trouble
-from align.writing.template import Told
+from align.writing.client import Client, RequestRefused, RetryableError
+from align.writing.template import TargetInfo
 
-TRIES = 3
-"""Times that a reply which contradicts itself is asked for."""
+T = TypeVar("T")
+_TRIES = 3
+_FINISH_REASONS = ("stop", "length", "eos_token", "stop_sequence")  # the last two are TGI's
+_ENGINE_DEFAULTS = {
+    "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_p": 0.0, "repetition_penalty": 1.0,
+    "repeat_penalty": 1.0, "return_token_ids": True, "add_special_tokens": False,
+}  # fmt: skip
+"""Sent explicitly, because engines take missing values from the model's folder."""
 
 
-class Mismatch(Exception):
-    """A reply whose tokens are not known for certain; the message is what such rows are counted under."""
+class MismatchError(Exception):
+    """A reply whose tokens are uncertain; such rows are counted under the message."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One text to be continued: tokens before it, most tokens of it, how it is drawn, and the tokens that end it."""
+    """A text to continue, how to draw its tokens, and the tokens that end it."""
 
     prompt: tuple[int, ...]
-    most: int
+    max_tokens: int
     temperature: float
     seed: int
     ends: frozenset[int]
 
 
 @dataclass(frozen=True)
-class Continuation:
-    """Its tokens without the one that ended it; end: that one, None where the text was cut at its greatest length."""
-
-    tokens: list[int]
-    end: int | None
-
-
-@dataclass(frozen=True)
 class Dialect:
-    """What a server understands: prompts of token ids, the engines' fields beside OpenAI's; whether replies have token ids."""
+    """Whether a server takes token ids, takes the engines' extensions, and returns token ids."""
 
     ids_in: bool = True
     extensions: bool = True
     ids_out: bool = True
 
-    @property
-    def said(self) -> str:
-        return (
-            "exact token ids" if self.ids_out else "no token ids: its texts are tokenised again and checked"
-        )
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """Limits under which every token is drawn."""
-
-    top_p: float
-    top_k: int
-
 
 class Completions:
-    """Continuations by one model of a server.
+    """Continuations by one model of a server."""
 
-    Args:
-        model: its name there.
-        target: whose tokens these are.
-    """
-
-    def __init__(self, client: Client, model: str, target: Told, drawing: Drawing) -> None:
-        self.client, self.model, self.target, self.drawing = client, model, target, drawing
+    def __init__(self, client: Client, model: str, target: TargetInfo, top_p: float, top_k: int) -> None:
+        self.client = client
+        self.model = model
+        self.target = target
+        self.top_p = top_p
+        self.top_k = top_k
         self.dialect = Dialect()
 
-    async def greet(self, request: Request) -> None:
-        """Find the server's dialect by a request of one token.
+    async def find_dialect(self, request: Request) -> None:
+        """Find out what the server understands, by requests of one token.
 
         Raises:
-            UserError: it answers in none that is known here, or can't be asked for what the recipe wants.
+            UserError: it understands none of the dialects, or cannot do what the recipe asks for.
         """
-        refused: Refused | None = None
+        request = replace(request, max_tokens=1)
+        refused: RequestRefused | None = None
         for dialect in (Dialect(), Dialect(ids_in=False), Dialect(ids_in=False, extensions=False)):
             self.dialect = dialect
             try:
-                reply = await self._greeting(self.body(replace(request, most=1)))
-            except Refused as error:
+                returns_ids = await self._send(request, self._read_greeting)
+            except RequestRefused as error:
                 if error.status not in (400, 422):
                     raise
                 refused = refused or error
                 continue
-            ids = _choice(reply).get("token_ids")
-            self.dialect = replace(dialect, ids_out=isinstance(ids, list))
-            self._check_greeting(request, reply)
-            if not dialect.extensions and self.drawing.top_k:
+            except MismatchError:
                 raise UserError(
-                    f"{self.client.url} takes OpenAI's own fields alone, and data.top_k={self.drawing.top_k} is none"
-                )
+                    f"{self.client.url}: {self.model!r} reads a prompt of {len(request.prompt)} tokens of "
+                    f"{self.target.spec!r} as other tokens: another model, or another tokenizer"
+                ) from None
+            if not dialect.extensions and self.top_k:
+                raise UserError(f"{self.client.url} does not support data.top_k={self.top_k}")
+            self.dialect = replace(dialect, ids_out=returns_ids)
             return
         assert refused is not None
         raise refused
 
-    async def _greeting(self, body: dict[str, Any]) -> dict[str, Any]:
-        """A reply that has choices. Raises UserError where it has none however often it is asked."""
-        for _ in range(TRIES):
-            reply = await self.client.complete(body)
-            try:
-                _choice(reply)
-                return reply
-            except Trouble as found:
-                said = str(found)
-        raise UserError(f"{self.client.url}/v1/completions: {said}")
+    async def _send(self, request: Request, read: Callable[[Request, dict[str, Any]], T]) -> T:
+        """A reply as `read` reads it, requested again while that raises and may help."""
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(self._may_help), stop=stop_after_attempt(_TRIES), reraise=True
+        )
 
-    def _check_greeting(self, request: Request, reply: dict[str, Any]) -> None:
-        usage = reply.get("usage")
+        async def send() -> T:
+            return read(request, await self.client.complete(self.make_body(request)))
+
         try:
-            self._check_prompt(request, _choice(reply), usage if isinstance(usage, dict) else {})
-        except Mismatch:
-            raise UserError(
-                f"{self.client.url}: {self.model!r} reads a prompt of {len(request.prompt)} tokens of {self.target.spec!r} as other "
-                "tokens: another model, or another tokenizer"
-            ) from None
+            return await retrying(send)
+        except RetryableError as error:
+            raise UserError(f"{self.client.url}/v1/completions: {error}") from None
 
-    def body(self, request: Request) -> dict[str, Any]:
-        """The request in the server's dialect. Every limit of drawing is said: engines have defaults that the model's folder names."""
+    def _may_help(self, error: BaseException) -> bool:
+        """Text would be tokenized as before."""
+        is_mismatch = isinstance(error, MismatchError) and self.dialect.ids_out
+        return is_mismatch or isinstance(error, RetryableError)
+
+    def _read_greeting(self, request: Request, reply: dict[str, Any]) -> bool:
+        """Whether the reply has token ids. Raises MismatchError if the prompt was read as other tokens."""
+        self._check_prompt(request, reply)
+        return isinstance(_choice(reply).get("token_ids"), list)
+
+    def make_body(self, request: Request) -> dict[str, Any]:
+        """The request in the server's dialect."""
+        tokenizer = self.target.tokenizer
         prompt: Any = list(request.prompt)
         if not self.dialect.ids_in:
-            prompt = self.target.tokenizer.decode(prompt, skip_special_tokens=False)
-        found: dict[str, Any] = {
-            "model": self.model, "prompt": prompt, "max_tokens": request.most, "temperature": request.temperature,
+            prompt = tokenizer.decode(prompt, skip_special_tokens=False)
+        body: dict[str, Any] = {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
             "seed": request.seed,
-        }  # fmt: skip
-        if self.dialect.extensions or self.drawing.top_p < 1:  # TGI refuses 1, which is OpenAI's default
-            found["top_p"] = self.drawing.top_p
+        }
+        if self.dialect.extensions or self.top_p < 1:  # TGI refuses 1, OpenAI's default
+            body["top_p"] = self.top_p
         if self.dialect.extensions:
-            found |= {
-                "presence_penalty": 0.0, "frequency_penalty": 0.0, "top_k": self.drawing.top_k or -1, "min_p": 0.0, "repetition_penalty": 1.0, "repeat_penalty": 1.0,
-                "stop_token_ids": sorted(request.ends), "return_token_ids": True, "add_special_tokens": False,
-            }  # fmt: skip
-        texts = self._stops(request.ends)
-        if texts and not self.dialect.ids_out:
-            found["stop"] = texts
-        return found
+            body |= {"top_k": self.top_k or -1, "stop_token_ids": sorted(request.ends), **_ENGINE_DEFAULTS}
+        other_ends = sorted(request.ends - set(self.target.eos_ids))
+        if other_ends and not self.dialect.ids_out:
+            body["stop"] = [tokenizer.decode([end], skip_special_tokens=False) for end in other_ends]
+        return body
 
-    def _stops(self, ends: Collection[int]) -> list[str]:
-        """Ends that the server does not know of by itself, as text."""
-        unknown = sorted(set(ends) - set(self.target.eos_ids))
-        return [self.target.tokenizer.decode([end], skip_special_tokens=False) for end in unknown]
-
-    async def __call__(self, request: Request) -> Continuation:
-        """The continuation of a text.
+    async def continue_text(self, request: Request) -> list[int]:
+        """The tokens of a continuation, with the one that ends it unless it was cut at its length.
 
         Raises:
-            Mismatch: the server's reply contradicts itself however often it is asked.
-            UserError: it does not answer.
+            MismatchError: the reply contradicts itself in every try.
+            UserError: no usable reply.
         """
-        tries = 0
-        while True:
-            reply = await self.client.complete(self.body(request))
-            try:
-                return self.read(request, reply)
-            except (Mismatch, Trouble) as found:
-                tries += 1
-                again = self.dialect.ids_out or isinstance(found, Trouble)  # a text is tokenised as before
-                if again and tries < TRIES:
-                    self.client.failures += 1
-                    continue
-                if isinstance(found, Trouble):
-                    raise UserError(f"{self.client.url}/v1/completions: {found}") from None
-                raise
+        return await self._send(request, self.read)
 
-    def read(self, request: Request, reply: dict[str, Any]) -> Continuation:
-        """A reply as tokens.
+    def read(self, request: Request, reply: dict[str, Any]) -> list[int]:
+        """A reply's tokens.
 
         Raises:
-            Trouble: it is none of this protocol, or another model's.
-            Mismatch: see `Mismatch`.
+            RetryableError: not a finished completion of this model.
+            MismatchError: tokens that are uncertain.
         """
-        choice, usage = _choice(reply), reply.get("usage")
-        if not isinstance(choice.get("text"), str) or choice.get("finish_reason") not in _FINISHES:
-            raise Trouble(f"answered {short(choice, 100)}, no finished text")
+        choice = _choice(reply)
+        if not isinstance(choice.get("text"), str) or choice.get("finish_reason") not in _FINISH_REASONS:
+            raise RetryableError(f"answered {short(choice, 100)}, which is no finished text")
         if str(reply.get("model") or self.model) != self.model:
-            raise Trouble(f"answers as {short(reply['model'])}, asked for {self.model!r}")
-        counts = usage if isinstance(usage, dict) else {}
-        self._check_prompt(request, choice, counts)
+            raise RetryableError(f"answered as {short(reply['model'])}, asked for {self.model!r}")
+        self._check_prompt(request, reply)
+        count = _usage(reply).get("completion_tokens")
         if self.dialect.ids_out:
-            return self._exact(request, choice, counts)
-        return self._tokenised(request, choice, counts)
+            ids = self._read_ids(request, choice, count)
+        else:
+            ids = self._tokenize(choice, count)
+        tokens = self._cut_at_end(request, choice, ids)
+        if self.dialect.ids_out:
+            answer = tokens[:-1] if tokens and tokens[-1] in request.ends else tokens
+            text = self.target.tokenizer.decode(answer, skip_special_tokens=True)
+            if not _comparable(choice["text"]).startswith(_comparable(text)):
+                raise MismatchError("ids and text that differ")
+        return tokens
 
-    def _check_prompt(self, request: Request, choice: dict[str, Any], usage: dict[str, Any]) -> None:
-        """Whether the server read the prompt as it was meant."""
-        seen, count = choice.get("prompt_token_ids"), usage.get("prompt_tokens")
-        if isinstance(seen, list) and seen != list(request.prompt):
-            raise Mismatch("prompt read as other tokens")
+    def _check_prompt(self, request: Request, reply: dict[str, Any]) -> None:
+        """The server has read the prompt as these tokens."""
+        ids = _choice(reply).get("prompt_token_ids")
+        count = _usage(reply).get("prompt_tokens")
+        if isinstance(ids, list) and ids != list(request.prompt):
+            raise MismatchError("prompt read as other tokens")
         if isinstance(count, int) and count != len(request.prompt):
-            raise Mismatch("prompt read as other tokens")
+            raise MismatchError("prompt read as other tokens")
 
-    def _exact(self, request: Request, choice: dict[str, Any], usage: dict[str, Any]) -> Continuation:
-        ids, count = choice.get("token_ids"), usage.get("completion_tokens")
-        if not isinstance(ids, list) or not all(
-            type(i) is int and 0 <= i < self.target.vocab_size for i in ids
-        ):
-            raise Mismatch("ids that are none of the target's tokens")
-        if isinstance(count, int) and count != len(ids) or len(ids) > request.most:
-            raise Mismatch("ids of another number than the reply counts")
-        found = _ended(ids, request, choice, _usual_end(self.target, request.ends))
-        text = self.target.tokenizer.decode(found.tokens, skip_special_tokens=True)
-        if not _plain(choice["text"]).startswith(_plain(text)):
-            raise Mismatch("ids and text that differ")
-        return found
+    def _read_ids(self, request: Request, choice: dict[str, Any], count: Any) -> list[int]:
+        ids = choice.get("token_ids")
+        vocab_size = self.target.vocab_size
+        if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < vocab_size for i in ids):
+            raise MismatchError("ids that are not the target's tokens")
+        if (isinstance(count, int) and count != len(ids)) or len(ids) > request.max_tokens:
+            raise MismatchError("more or fewer ids than the reply counts")
+        return ids
 
-    def _tokenised(self, request: Request, choice: dict[str, Any], usage: dict[str, Any]) -> Continuation:
-        tokenizer, text, count = self.target.tokenizer, choice["text"], usage.get("completion_tokens")
+    def _tokenize(self, choice: dict[str, Any], count: Any) -> list[int]:
+        tokenizer = self.target.tokenizer
+        text = choice["text"]
         ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-        ended = choice["finish_reason"] == "stop"
         if "\ufffd" in text or tokenizer.decode(ids, skip_special_tokens=False) != text:
-            raise Mismatch("text that is not its tokens")
-        if isinstance(count, int) and count - len(ids) not in ((0, 1) if ended else (0,)):
-            raise Mismatch("text tokenised as other tokens")
-        return _ended(ids, request, choice, _usual_end(self.target, request.ends))
+            raise MismatchError("text that is not its tokens")
+        possible = (0, 1) if choice["finish_reason"] == "stop" else (0,)  # the end may be counted
+        if isinstance(count, int) and count - len(ids) not in possible:
+            raise MismatchError("text tokenized as other tokens")
+        return ids
 
-
-_FINISHES = ("stop", "length", "eos_token", "stop_sequence")
-"""Why a text ended: OpenAI's words, and TGI's."""
+    def _cut_at_end(self, request: Request, choice: dict[str, Any], ids: Sequence[int]) -> list[int]:
+        """The tokens up to the first end. An end that the reply leaves out is appended."""
+        for place, token in enumerate(ids):
+            if token in request.ends:
+                return list(ids[: place + 1])
+        is_cut = choice["finish_reason"] == "length"
+        if is_cut != (len(ids) >= request.max_tokens):  # the engine's own limit, or a wrong reason
+            reason = choice["finish_reason"]
+            raise MismatchError(f"{len(ids)} of {request.max_tokens} tokens and finish_reason {reason}")
+        if is_cut:
+            return list(ids)
+        named = choice.get("stop_reason", choice.get("matched_stop"))
+        if type(named) is int and named in request.ends:
+            return [*ids, named]
+        eos = self.target.tokenizer.eos_token_id
+        return [*ids, eos if eos in request.ends else min(request.ends)]
 
 
 def _choice(reply: dict[str, Any]) -> dict[str, Any]:
     choices = reply.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise Trouble(f"answered {short(reply, 100)}, without choices")
+        raise RetryableError(f"answered {short(reply, 100)}, without choices")
     return choices[0]
 
 
-def _ended(ids: Sequence[int], request: Request, choice: dict[str, Any], usual: int) -> Continuation:
-    """The tokens up to the first end. One that is not among them is what the reply names (vLLM, SGLang), else `usual`."""
-    for place, token in enumerate(ids):
-        if token in request.ends:
-            return Continuation(list(ids[:place]), token)
-    if (choice["finish_reason"] == "length") != (len(ids) >= request.most):
-        # an engine with a limit of its own, or one that says why a text ended and is wrong: its end would be learnt
-        raise Mismatch(f"{len(ids)} of {request.most} tokens and finish_reason {choice['finish_reason']}")
-    if choice["finish_reason"] == "length":
-        return Continuation(list(ids), None)
-    said = choice.get("stop_reason", choice.get("matched_stop"))
-    return Continuation(list(ids), said if type(said) is int and said in request.ends else usual)
+def _usage(reply: dict[str, Any]) -> dict[str, Any]:
+    usage = reply.get("usage")
+    return usage if isinstance(usage, dict) else {}
 
 
-def _usual_end(target: Told, ends: Collection[int]) -> int:
-    own = target.tokenizer.eos_token_id
-    return own if own in ends else min(ends)
-
-
-def _plain(text: str) -> str:
-    """Without what engines decode differently: unfinished characters, spaces at the edges."""
+def _comparable(text: str) -> str:
+    """Without what engines decode differently: incomplete characters and outer white space."""
     return text.replace("\ufffd", "").strip()

@@ -1,7 +1,7 @@
-"""The target writes: a batch of prompts and answers, one token a row and step, through one preallocated cache.
+"""The target writes a batch of prompts and answers, one token a row and step, through one preallocated cache.
 
-Every row is a small state machine: tokens that are given (a prompt, the turn between prompt and answer) are fed as
-they stand, the others are drawn. Rows that have ended leave the batch as soon as enough of them have.
+Given tokens (a prompt, the turn between prompt and answer) are fed, the others are drawn. Finished rows
+leave the batch once enough of them have finished.
 """
 
 from __future__ import annotations
@@ -17,18 +17,24 @@ from align.target.cache import KVCache
 from align.target.model import Target
 
 _BLOCK = 128  # vocabulary entries summed together in the first level of the inverse CDF
-_ON_CPU, _ON_GPU = 1 << 19, 1 << 26  # logits that are drawn from at a time
+_LOGITS_AT_ONCE_CPU = 1 << 19  # 2 MB, so that every pass but the first stays in the CPU cache
+_LOGITS_AT_ONCE_GPU = 1 << 26
 
 
 @dataclass
 class Row:
-    """One sample being written.
+    """One sample that is being written.
 
-    forced: tokens still to be fed before the answer; of a given prompt all of them, the template's too.
-    opening: tokens that its written prompt still has to begin with.
-    text_start: where its first user text begins in `tokens`.
-    conversation: what is answered, where it is known as text. later: given messages behind the answer. turn: answers before it.
-    prompt_ended: whether a written prompt that is still to be rendered came to its end.
+    Attributes:
+        forced: tokens still to be fed before the answer; with a given prompt all of them.
+        opening: tokens that its written prompt has to begin with.
+        answer_start: where the answer begins in `tokens`; -1 before it does.
+        broken: why the row is dropped; "" = it is not.
+        text_start: where its first user text begins in `tokens`.
+        conversation: what is answered, if it is known as text.
+        later: given messages after the answer.
+        turn: the number of answers before this one.
+        prompt_ended: whether a written prompt that is still to be rendered reached its end.
     """
 
     index: int
@@ -49,7 +55,7 @@ class Row:
 
 @dataclass(frozen=True)
 class WriterSettings:
-    """How rows are drawn: temperatures, nucleus and top-k limits, and the longest prompt and answer."""
+    """Sampling parameters, and the longest prompt and answer."""
 
     prompt_temperature: float
     top_p: float
@@ -60,26 +66,24 @@ class WriterSettings:
 
 def common_start(lists: Sequence[Sequence[int]]) -> list[int]:
     """The longest list that all of these begin with."""
-    found = list[int]()
+    start = list[int]()
     for tokens in zip(*lists, strict=False):
         if len({*tokens}) > 1:
             break
-        found.append(tokens[0])
-    return found
+        start.append(tokens[0])
+    return start
 
 
 def draw(
     logits_BV: Tensor, temperature_B: Tensor, uniform_B: Tensor, top_p: float = 1.0, top_k: int = 0
 ) -> Tensor:
-    """One token a row by inverse CDF: a single uniform a row and two passes over V. Temperature 0 takes the argmax.
+    """Sample one token a row by inverse CDF; temperature 0 takes the argmax. Returns (B,) int64.
 
-    Gumbel noise, or `torch.multinomial`, would draw B·V random numbers a step (128 × 49152: more than the model's own
-    time); here the noise is B numbers, which, like the temperatures, lie on the CPU. Not decode's sampling, which computes
-    in fp64 and breaks ties at the edge of top-k by token id: other sums would change the text that a seed writes. Overwrites `logits_BV`. Returns (B,) int64.
+    Gumbel noise would draw B·V random numbers a step, which takes longer than a small model; here it is
+    one uniform a row. `temperature_B` and `uniform_B` are on the CPU. Overwrites `logits_BV`.
     """
-    # on a CPU 2 MB at a time, so that every pass but the first stays in the cache
-    most = _ON_CPU if logits_BV.device.type == "cpu" else _ON_GPU
-    rows = max(1, most // logits_BV.shape[-1])
+    limit = _LOGITS_AT_ONCE_CPU if logits_BV.device.type == "cpu" else _LOGITS_AT_ONCE_GPU
+    rows = max(1, limit // logits_BV.shape[-1])
     parts = zip(logits_BV.split(rows), temperature_B.split(rows), uniform_B.split(rows), strict=True)
     return torch.cat([_draw_rows(z, t, u, top_p, top_k) for z, t, u in parts])
 
@@ -88,7 +92,7 @@ def _draw_rows(z: Tensor, temperature_B: Tensor, uniform_B: Tensor, top_p: float
     best = z.argmax(dim=-1)
     if not bool((temperature_B > 0).any()):
         return best
-    temperature_B, uniform_B = temperature_B.to(z.device), uniform_B.to(z.device)
+    temperature_B = temperature_B.to(z.device)
     z.sub_(z.gather(-1, best[:, None])).div_(temperature_B.clamp_min(1e-6)[:, None])
     if top_k:
         kth = z.topk(min(top_k, z.shape[-1]), dim=-1).values[:, -1:]
@@ -97,15 +101,14 @@ def _draw_rows(z: Tensor, temperature_B: Tensor, uniform_B: Tensor, top_p: float
     if top_p < 1.0:
         ordered, index = z.sort(dim=-1, descending=True)
         before = ordered.cumsum(-1) - ordered
-        z = torch.zeros_like(z).scatter(
-            -1, index, ordered.masked_fill(before >= top_p * ordered.sum(-1, True), 0.0)
-        )
+        kept = ordered.masked_fill(before >= top_p * ordered.sum(-1, True), 0.0)
+        z = torch.zeros_like(z).scatter(-1, index, kept)
     pad = -z.shape[-1] % _BLOCK
     if pad:
         z = torch.nn.functional.pad(z, (0, pad))
     blocks = z.view(z.shape[0], -1, _BLOCK)
     upto = blocks.sum(-1).double().cumsum(-1)
-    aim = uniform_B.double()[:, None] * upto[:, -1:]
+    aim = uniform_B.to(z.device).double()[:, None] * upto[:, -1:]
     block = torch.searchsorted(upto, aim, right=True).clamp_max(upto.shape[1] - 1)
     inside = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].double()
     below = torch.where(block > 0, upto.gather(1, (block - 1).clamp_min(0)), torch.zeros_like(aim))
@@ -117,14 +120,12 @@ def _draw_rows(z: Tensor, temperature_B: Tensor, uniform_B: Tensor, top_p: float
 
 
 class Writer:
-    """Runs batches of rows to their ends.
+    """Writes batches of rows.
 
     Args:
-        target: p.
-        prefix: tokens that a row without a given prompt starts with (kept in the cache once for all rows).
-        turn: tokens between a written prompt and its answer; empty where the row is done behind its prompt, and for base models.
+        prefix: tokens that a row without a given prompt starts with.
+        turn: tokens between a written prompt and its answer; empty if the row is done after its prompt.
         ends: tokens that end a written prompt.
-        settings: limits and temperatures.
         capacity: longest row in tokens, prefix included.
     """
 
@@ -137,25 +138,27 @@ class Writer:
         settings: WriterSettings,
         capacity: int,
     ) -> None:
-        self.target, self.prefix, self.turn, self.settings = target, list(prefix), list(turn), settings
-        # rows of different lengths go through one call, in which there is one rotary table
-        self.capacity = min(capacity, target.context_limit, target.switch or capacity)
+        self.target = target
+        self.prefix = list(prefix)
+        self.turn = list(turn)
         self.ends = frozenset(ends)
+        self.settings = settings
+        # rows of different lengths share a forward pass, and with it one rotary table
+        self.capacity = min(capacity, target.context_limit, target.switch or capacity)
 
     def write(
         self, rows: list[Row], generator: torch.Generator, progress: Callable[[int], None] | None = None
     ) -> None:
-        """Write all rows to their ends, in place. `progress` hears how many tokens each step drew or fed."""
-        target, shared = self.target, self._shared(rows)
+        """Write all rows to their ends, in place. `progress` gets the tokens of each step."""
+        target = self.target
+        shared = self._shared_start(rows)
         capacity = min(self.capacity, self._longest(rows, shared))
         cache = target.new_cache(len(rows), capacity)
-        first = self._start(rows, shared, cache)
-        width = len(rows)
-        active = torch.arange(width)
+        logits = self._start(rows, shared, cache)
+        active = torch.arange(len(rows))
         alive = list(rows)
-        lengths = torch.tensor([len(r.tokens) for r in rows])
-        uniforms = torch.empty(width, dtype=torch.float32)
-        logits = first
+        lengths = torch.tensor([len(row.tokens) for row in rows])
+        uniforms = torch.empty(len(rows), dtype=torch.float32)
         while True:
             uniforms.uniform_(generator=generator)
             tokens = self._choose(alive, logits, uniforms[active])
@@ -168,8 +171,10 @@ class Writer:
                 index = torch.tensor(keep)
                 cache.select(index)
                 alive = [alive[i] for i in keep]
-                active, lengths, tokens = active[index], lengths[index], tokens[index]
-            running = torch.tensor([not r.done for r in alive])
+                active = active[index]
+                lengths = lengths[index]
+                tokens = tokens[index]
+            running = torch.tensor([not row.done for row in alive])
             slots = lengths.clamp_max(capacity - 1)
             cache.slots_end = int(slots.max()) + 1
             cache.slots_B = slots.to(target.device)
@@ -184,29 +189,28 @@ class Writer:
             assert output.logits_BLV is not None
             logits = output.logits_BLV[:, 0]
 
-    def _shared(self, rows: Sequence[Row]) -> list[int]:
-        """Tokens that all rows begin with: `prefix`, or of given prompts that do not begin with it what they share."""
+    def _shared_start(self, rows: Sequence[Row]) -> list[int]:
+        """Tokens that all rows begin with: the prefix, or what given prompts without it share."""
         given = [row.forced for row in rows if row.forced]
         if len(given) < len(rows) or all(tokens[: len(self.prefix)] == self.prefix for tokens in given):
             return self.prefix
-        shared = common_start(given)
-        return shared[: min(len(tokens) for tokens in given) - 1]
+        return common_start(given)[: min(len(tokens) for tokens in given) - 1]
 
     def _longest(self, rows: Sequence[Row], shared: Sequence[int]) -> int:
-        """Tokens of the longest row that may come of these."""
+        """Tokens of the longest row that can result."""
         if any(row.writes_prompt for row in rows):
             return self.capacity
         return max(len(row.forced) or len(shared) for row in rows) + self.settings.max_answer_tokens
 
     def _start(self, rows: list[Row], shared: list[int], cache: KVCache) -> Tensor:
-        """Put the shared tokens into every row of the cache; returns its next-token logits, (B, V)."""
+        """Put the shared tokens into every row of the cache; returns the next-token logits (B, V)."""
         target = self.target
         for row in rows:
             row.tokens = list(shared)
             row.forced = row.forced[len(shared) :]
             if not row.writes_prompt and not row.forced:
                 row.answer_start = len(row.tokens)
-        if not shared:  # all rows have tokens to be fed
+        if not shared:  # all rows have tokens to feed
             return torch.zeros(len(rows), target.vocab_size, device=target.device)
         one = target.new_cache(1, len(shared))
         output = target.forward(torch.tensor([shared], device=target.device), cache=one)
@@ -215,56 +219,57 @@ class Writer:
         return output.logits_BLV[:, -1].expand(len(rows), -1).clone()
 
     def _choose(self, rows: list[Row], logits_BV: Tensor, uniform_B: Tensor) -> Tensor:
-        """The next token of every row, (B,), forced or drawn; moves the rows' states on. Ended rows get a filler."""
-        heat = [
-            self.settings.prompt_temperature if r.answer_start < 0 else r.answer_temperature for r in rows
-        ]
-        drawn = draw(
-            logits_BV, torch.tensor(heat), uniform_B, self.settings.top_p, self.settings.top_k
-        ).tolist()
-        for row, token in zip(rows, drawn, strict=True):
+        """Extend every row by a fed or drawn token; returns the last tokens (B,)."""
+        prompt_temperature = self.settings.prompt_temperature
+        temperatures = [r.answer_temperature if r.answer_start >= 0 else prompt_temperature for r in rows]
+        top_p, top_k = self.settings.top_p, self.settings.top_k
+        drawn_B = draw(logits_BV, torch.tensor(temperatures), uniform_B, top_p, top_k)
+        for row, token in zip(rows, drawn_B.tolist(), strict=True):
             if not row.done:
-                self._step(row, token)
-        return torch.tensor([r.tokens[-1] for r in rows])
+                self._extend(row, token)
+        return torch.tensor([row.tokens[-1] for row in rows])
 
-    def _step(self, row: Row, token: int) -> None:
+    def _extend(self, row: Row, token: int) -> None:
+        """Append the next token: a given one if there is one, else `token`."""
         if row.opening:
             row.tokens.append(row.opening.pop(0))
-            return
-        if row.forced:
+        elif row.forced:
             row.tokens.append(row.forced.pop(0))
             if not row.forced:
                 row.answer_start = len(row.tokens)
                 row.done = len(row.tokens) >= self.capacity
-            return
-        if row.answer_start >= 0:  # the answer
-            row.tokens.append(token)
-            written = len(row.tokens) - row.answer_start
-            if (
-                token in self.target.eos_ids
-                or written >= self.settings.max_answer_tokens
-                or len(row.tokens) >= self.capacity
-            ):
-                row.done = True
-                if written == 1 and token in self.target.eos_ids:
-                    row.broken = "empty answer"
-            return
+        elif row.answer_start >= 0:
+            self._extend_answer(row, token)
+        else:
+            self._extend_prompt(row, token)
+
+    def _extend_answer(self, row: Row, token: int) -> None:
+        row.tokens.append(token)
+        written = len(row.tokens) - row.answer_start
+        ended = token in self.target.eos_ids
+        full = written >= self.settings.max_answer_tokens or len(row.tokens) >= self.capacity
+        row.done = ended or full
+        if ended and written == 1:
+            row.broken = "empty answer"
+
+    def _extend_prompt(self, row: Row, token: int) -> None:
         written = len(row.tokens) - len(self.prefix)
+        too_long = written >= self.settings.max_prompt_tokens
         if token in self.ends and not self.turn:
-            row.done = row.prompt_ended = True
+            row.done = True
+            row.prompt_ended = True
         elif token in self.ends:
             row.forced = list(self.turn)
             row.tokens.append(row.forced.pop(0))
             if not row.forced:
                 row.answer_start = len(row.tokens)
             if written == 0:
-                row.done, row.broken = True, "empty prompt"
-        elif not self.turn and (
-            written >= self.settings.max_prompt_tokens or len(row.tokens) >= self.capacity
-        ):
+                row.done = True
+                row.broken = "empty prompt"
+        elif not self.turn and (too_long or len(row.tokens) >= self.capacity):
             row.done = True
-        elif written >= self.settings.max_prompt_tokens:
-            row.done, row.broken = True, "prompt too long"
-            row.tokens.append(token)
         else:
             row.tokens.append(token)
+            if too_long:
+                row.done = True
+                row.broken = "prompt too long"

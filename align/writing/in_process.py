@@ -1,4 +1,4 @@
-"""Batches that the target writes in this process, all rows of one together."""
+"""Batches that the target writes in this process."""
 
 from __future__ import annotations
 
@@ -6,34 +6,28 @@ import torch
 
 from align.target.model import Target
 from align.writing.generation import Row, Writer
-from align.writing.rows import Plan, Progress, batch_seed
+from align.writing.rows import Plan, Progress, Source, batch_seed
 
 
-class InProcess:
-    """The source of rows where there is no server.
-
-    Args:
-        target: p, the plan's target with its weights.
-    """
+class InProcess(Source):
+    """Rows that the plan's target writes in this process; `target` has its weights."""
 
     def __init__(self, plan: Plan, target: Target) -> None:
-        self.plan, self.about = plan, dict[str, str]()
-        prefix, ends = plan.template.prefix, plan.prompt_ends
-        self.writer = Writer(target, prefix, plan.turn, ends, plan.settings, plan.capacity)
+        self.plan = plan
+        prefix = plan.template.prefix
+        self.writer = Writer(target, prefix, plan.turn, plan.prompt_ends, plan.settings, plan.capacity)
 
     def write(self, number: int, needed: int, progress: Progress) -> list[Row] | None:
         rows = self.plan.rows(number)
         if not rows:
             return None
+        return self.write_rows(number, rows, progress)
+
+    def write_rows(self, number: int, rows: list[Row], progress: Progress) -> list[Row]:
+        """Write the plan's rows of a batch to their ends."""
         generator = torch.Generator().manual_seed(batch_seed(self.plan.recipe.seed, number))
-        left = [row for row in rows if not row.done]
-        while left:
-            self.writer.write(left, generator, progress)
-            left = [row for row in left if self.plan.advance(row)]
+        remaining = [row for row in rows if not row.done]
+        while remaining:
+            self.writer.write(remaining, generator, progress)
+            remaining = [row for row in remaining if self.plan.advance(row)]
         return rows
-
-    def forget(self, number: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

@@ -1,4 +1,4 @@
-"""A target without its weights: what the writing by a server needs of it (tokenizer, chat template, ends of text, sizes)."""
+"""A target without its weights: tokenizer, chat template, end-of-text tokens and sizes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
+from transformers import AutoConfig, GenerationConfig
 
 from align.common.errors import UserError
 from align.common.hub import model_folder
@@ -21,13 +24,13 @@ from align.target.loading import adapter_behind, load_target, resolve_folder, ta
 from align.target.model import Target
 from align.target.opening import check_asked, processors_template
 
-ROOM = 4
-"""A target is loaded beside a server where its weights on disk fit so many times into memory: they may be widened and copied."""
+_LOADING_FACTOR = 4
+"""Memory needed per byte of weights on disk: they may be widened and copied."""
 
 
 @dataclass
 class Outline:
-    """What `Target` says of itself, from config.json, generation_config.json and the tokenizer's files."""
+    """What `Target` says of itself, without weights. `hash` and `dtype_name` are of the weights if known."""
 
     spec: str
     tokenizer: Any
@@ -36,16 +39,14 @@ class Outline:
     vocab_size: int
     context_limit: int
     hash: str | None = None
-    """Of its weights; None where they are not on this machine."""
     dtype_name: str | None = None
-    """Their type; None as above."""
 
     @staticmethod
     def of(target: Target) -> Outline:
-        """Of a target with its weights: this can be sent to another process."""
+        """The outline of a loaded target, which can be sent to another process."""
         return Outline(
-            target.spec, target.tokenizer, target.chat, target.eos_ids, target.vocab_size, target.context_limit, target.hash,
-            target.dtype_name,
+            target.spec, target.tokenizer, target.chat, target.eos_ids,
+            target.vocab_size, target.context_limit, target.hash, target.dtype_name,
         )  # fmt: skip
 
     @property
@@ -58,29 +59,34 @@ class Outline:
 
 
 def open_beside_server(recipe: Recipe) -> Target | Outline:
-    """The target, on the processor, where its weights are on this machine and fit; else its outline.
+    """The target on the CPU if its weights are on this machine and fit, else its outline.
 
     Raises:
-        UserError: neither can be had.
+        UserError: neither can be read.
     """
-    name, options = recipe.target.name, recipe.target_options
-    if name in DEBUG or recipe.data.server_check == "auto" and _fits(name, recipe.target.revision):
-        return load_target(name, device="cpu", **options)
+    name = recipe.target.name
+    check = recipe.data.server_check == "auto"
+    if name in DEBUG or (check and _weights_fit(name, recipe.target.revision)):
+        return load_target(name, device="cpu", **recipe.target_options)
     return outline(recipe)
 
 
 def outline(recipe: Recipe) -> Outline:
-    """Raises UserError where the target's config or tokenizer can't be had, or its template refuses what the recipe says."""
-    from transformers import AutoConfig, GenerationConfig
+    """A target's outline, read from its folder or fetched without the weights.
 
-    name, t = recipe.target.name, recipe.target
-    folder, adapter = _small_files(name, t.revision), adapter_behind(name)
-    options: dict[str, Any] = {"trust_remote_code": t.trust_remote_code}
+    Raises:
+        UserError: config or tokenizer cannot be read, or the template refuses the recipe's options.
+    """
+    name = recipe.target.name
+    revision = recipe.target.revision
+    folder = _small_files(name, revision)
+    adapter = adapter_behind(name)
+    options: dict[str, Any] = {"trust_remote_code": recipe.target.trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(str(folder), **options)
         tokenizer = target_tokenizer(folder, adapter, **options)
         if not getattr(tokenizer, "chat_template", None):
-            tokenizer.chat_template = processors_template(folder, t.revision)
+            tokenizer.chat_template = processors_template(folder, revision)
         generation: Any = GenerationConfig.from_model_config(config)
         if (folder / "generation_config.json").is_file():
             generation = GenerationConfig.from_pretrained(str(folder))
@@ -89,38 +95,35 @@ def outline(recipe: Recipe) -> Outline:
     except Exception as error:  # transformers' errors for broken folders have no common class
         check_asked("target", name, error)
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"target {name!r} can't be read: {line}") from None
+        raise UserError(f"target {name!r} cannot be read: {line}") from None
     chat = Chat(dict(recipe.data.template_kwargs), recipe.data.system)
     chat.check(tokenizer, name)
-    text = config.get_text_config(decoder=True)
+    text_config = config.get_text_config(decoder=True)
     ends = eos_ids(SimpleNamespace(generation_config=generation, config=config), tokenizer)
-    rows = int(text.vocab_size)
-    if adapter is not None and adapter.tokenizer_folder is not None:  # it may have tokens that its base lacks
-        rows = max(rows, len(tokenizer))
-    return Outline(name, tokenizer, chat, ends, rows, context_limit(text))
+    vocab_size = int(text_config.vocab_size)
+    if adapter is not None and adapter.tokenizer_folder is not None:  # may have more tokens than its base
+        vocab_size = max(vocab_size, len(tokenizer))
+    return Outline(name, tokenizer, chat, ends, vocab_size, context_limit(text_config))
 
 
 def _small_files(name: str, revision: str | None) -> Path:
-    """The folder of a target's configuration and tokenizer; of a hub id, these alone are fetched."""
+    """The folder of a target's config and tokenizer; of a hub id, only these are fetched."""
     folder = resolve_folder(name)
     if isinstance(folder, Path):
         return folder
     return model_folder(folder, "target", ["*.json", "*.txt", "*.model", "*.jinja", "*.py"], revision)
 
 
-def _fits(name: str, revision: str | None) -> bool:
-    """Whether the weights lie on this machine, and leave room."""
+def _weights_fit(name: str, revision: str | None) -> bool:
+    """Whether all weights are on this machine and fit into its memory."""
     folder = resolve_folder(name)
     if isinstance(folder, str):
-        from huggingface_hub import try_to_load_from_cache
-
         config = try_to_load_from_cache(folder, "config.json", revision=revision)
         if not isinstance(config, str):
             return False
         folder = Path(config).parent
-    index = [*folder.glob("*.index.json")]
-    weights = [p for p in folder.glob("*") if p.suffix in (".safetensors", ".bin")]
-    size = sum(p.stat().st_size for p in weights)
-    parts = {int(p.stem.rpartition("-of-")[2]) for p in weights if "-of-" in p.stem}
-    whole = not index or any(len(weights) >= count for count in parts)
-    return 0 < size * ROOM <= (memory_bytes() or 0) and whole
+    weights = [path for path in folder.glob("*") if path.suffix in (".safetensors", ".bin")]
+    counts = {int(path.stem.rpartition("-of-")[2]) for path in weights if "-of-" in path.stem}
+    is_complete = not [*folder.glob("*.index.json")] or any(len(weights) >= count for count in counts)
+    size = sum(path.stat().st_size for path in weights)
+    return is_complete and 0 < size * _LOADING_FACTOR <= (memory_bytes() or 0)

@@ -1,9 +1,8 @@
-"""Given conversations as prompts: their tokens, those that are too long or refused, and what is cut."""
+"""Given conversations as prompts: their tokens, and cutting those that are too long."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from align.config.recipe import Recipe
@@ -11,20 +10,21 @@ from align.folder.chat import Chat, chat_ids
 from align.folder.rendering import TemplateRefusal
 from align.rows.conversation import Conversation, Message
 from align.writing.generation import common_start
-from align.writing.template import Template, Told
+from align.writing.template import TargetInfo, Template
 
 TOO_LONG = "prompt too long"
 REFUSED = "prompt refused by the chat template"
-_PROBES = ("Hello", "1", "é")
+_OTHER_TEXTS = ("Hello", "1", "é")
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A conversation to be answered.
+    """A conversation to answer.
 
-    ids: its tokens.
-    length: tokens beyond the bare template, before anything was cut.
-    broken: why it is left out; "" = it is not. reason: what the chat template said.
+    Attributes:
+        length: tokens beyond the bare template, before any cut.
+        broken: why it is dropped; "" = it is not.
+        reason: the chat template's message.
     """
 
     conversation: Conversation
@@ -35,14 +35,12 @@ class Prompt:
 
 
 class PromptReader:
-    """Makes prompts of conversations, as decoding prompts with them.
+    """Turns conversations into prompts, exactly as decoding does."""
 
-    Args:
-        template: the target's own, with the date of its clock.
-    """
-
-    def __init__(self, recipe: Recipe, target: Told, template: Template) -> None:
-        self.recipe, self.target, self.template = recipe, target, template
+    def __init__(self, recipe: Recipe, target: TargetInfo, template: Template) -> None:
+        self.recipe = recipe
+        self.target = target
+        self.template = template
         self.chat: Chat = replace(target.chat, date=template.date)
         self.limit = min(recipe.data.prompt_limit, target.context_limit - template.bare - 1)
 
@@ -56,102 +54,97 @@ class PromptReader:
         return len(self.tokens(conversation)) - self.template.bare
 
     def read(self, conversation: Conversation, where: str = "") -> Prompt:
-        """A conversation as a prompt, cut where it is too long and the recipe says so.
+        """A conversation as a prompt, cut if it is too long and the recipe says so.
 
         Raises:
-            UserError: a token that the target does not have; the line begins with `where`.
+            UserError: a token that the target lacks; the message begins with `where`.
         """
+        bare = self.template.bare
         try:
             ids = self.tokens(conversation, where)
-            length = len(ids) - self.template.bare
+            length = len(ids) - bare
             if length > self.limit and self.recipe.data.long_prompts == "cut":
                 conversation, ids = self._cut(conversation, ids)
-            if len(ids) - self.template.bare > self.limit:
-                return Prompt(conversation, [], length, TOO_LONG)
-            return Prompt(conversation, ids, length)
         except TemplateRefusal as refusal:
             return Prompt(conversation, [], 0, REFUSED, refusal.reason)
+        if len(ids) - bare > self.limit:
+            return Prompt(conversation, [], length, TOO_LONG)
+        return Prompt(conversation, ids, length)
 
     def text_start(self, prompt: Prompt) -> int:
-        """Where the first user text begins among the tokens: behind a system prompt and tools, which many conversations share."""
-        conversation, ids = prompt.conversation, prompt.ids
-        usual = list(self.template.prefix)
-        if conversation.messages[0]["role"] == "user" and not conversation.tools:
-            return len(usual) if ids[: len(usual)] == usual else 0
-        return len(common_start([ids, *self._others(conversation)]))
-
-    def _others(self, conversation: Conversation) -> Iterator[list[int]]:
-        """The tokens of conversations that differ in the first user text."""
+        """Where the first user text begins, after system prompt and tools, which prompts may share."""
+        conversation = prompt.conversation
         messages = conversation.messages
-        first = next((i for i, m in enumerate(messages) if m["role"] == "user"), len(messages) - 1)
-        for text in _PROBES:
-            changed = {**messages[first], "content": text}
-            yield self.tokens(
-                replace(conversation, messages=(*messages[:first], changed, *messages[first + 1 :]))
-            )
+        if messages[0]["role"] == "user" and not conversation.tools:
+            prefix = list(self.template.prefix)
+            return len(prefix) if prompt.ids[: len(prefix)] == prefix else 0
+        users = (i for i, message in enumerate(messages) if message["role"] == "user")
+        first = next(users, len(messages) - 1)
+        others = [self.tokens(replace_content(conversation, first, text)) for text in _OTHER_TEXTS]
+        return len(common_start([prompt.ids, *others]))
 
     def _cut(self, conversation: Conversation, ids: list[int]) -> tuple[Conversation, list[int]]:
-        """The conversation without its oldest turns, then without the start of its longest message, until it fits; its tokens."""
-        if not self.target.has_chat_template:  # a text that is continued
+        """Drop the oldest turns, then the start of the longest messages, until it fits."""
+        if not self.target.has_chat_template:  # a text to continue
             return conversation, ids[: self.template.bare + self.limit]
-        while self.length(conversation) > self.limit and (shorter := without_oldest_turn(conversation)):
+        while self.length(conversation) > self.limit:
+            shorter = without_oldest_turn(conversation)
+            if shorter is None:
+                break
             conversation = shorter
-        tried = set[int]()
-        while self.length(conversation) > self.limit and len(tried) < len(conversation.messages):
-            place = max(
-                (i for i in range(len(conversation.messages)) if i not in tried),
-                key=lambda i: len(conversation.messages[i]["content"]),
-            )
-            tried.add(place)
+        lengths = [len(message["content"]) for message in conversation.messages]
+        longest_first = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+        for place in longest_first:
+            if self.length(conversation) <= self.limit:
+                break
             conversation = self._shorten(conversation, place)
         return conversation, self.tokens(conversation)
 
     def _shorten(self, conversation: Conversation, place: int) -> Conversation:
-        """With the longest end of a message that fits; where none does, with that message empty but for its last word."""
+        """Keep the longest end of a message that fits, at least its last word."""
         text = conversation.messages[place]["content"]
         starts = _word_starts(text)
 
         def fits(start: int) -> bool:
-            return self.length(with_content(conversation, place, text[start:])) <= self.limit
+            return self.length(replace_content(conversation, place, text[start:])) <= self.limit
 
-        chosen = bisect_left(starts, True, key=fits)
-        return with_content(conversation, place, text[starts[min(chosen, len(starts) - 1)] :])
+        chosen = min(bisect_left(starts, True, key=fits), len(starts) - 1)
+        return replace_content(conversation, place, text[starts[chosen] :])
 
 
 def _word_starts(text: str) -> list[int]:
-    """Where a text may be cut: at its words, or anywhere in one that has none."""
-    found = [i for i in range(len(text)) if not text[i].isspace() and (i == 0 or text[i - 1].isspace())]
-    return found if len(found) > 4 else [*range(max(1, len(text)))]
+    """Where a text may be cut: at its words, or anywhere if it has hardly any."""
+    starts = [i for i in range(len(text)) if not text[i].isspace() and (i == 0 or text[i - 1].isspace())]
+    return starts if len(starts) > 4 else [*range(max(1, len(text)))]
 
 
-def with_content(conversation: Conversation, place: int, content: str) -> Conversation:
-    """With another content of one message."""
+def replace_content(conversation: Conversation, place: int, content: str) -> Conversation:
+    """The conversation with another content of one message."""
     messages = list(conversation.messages)
     messages[place] = {**messages[place], "content": content}
     return replace(conversation, messages=tuple(messages))
 
 
 def without_oldest_turn(conversation: Conversation) -> Conversation | None:
-    """Without its first user message and what follows up to the next one; None where only one is left. What stands before, a system
-    prompt, stays."""
-    users = [i for i, m in enumerate(conversation.messages) if m["role"] == "user"]
+    """Without the first user message and its answers; None if there is only one. A system prompt stays."""
+    messages = conversation.messages
+    users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if len(users) < 2:
         return None
-    messages = conversation.messages
-    lead = tuple(m for m in messages[: users[0]] if m["role"] != "assistant")
+    lead = tuple(message for message in messages[: users[0]] if message["role"] != "assistant")
     return replace(conversation, messages=(*lead, *messages[users[1] :]))
 
 
 def first_turn(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """The messages up to the first answer that the target can write, and those behind that answer.
+    """The messages before the first answer that the target can write, and those after that answer.
 
-    An answer that calls a tool stays: what the tool returned, which follows, is its result.
+    An answer that calls a tool stays, as the tool's result follows it.
     """
     for i in range(1, len(messages)):
-        answers = messages[i]["role"] == "assistant" and not messages[i].get("tool_calls")
-        if answers and messages[i - 1]["role"] in ("user", "tool"):
-            behind = i
-            while behind < len(messages) and messages[behind]["role"] == "assistant":
-                behind += 1
-            return messages[:i], messages[behind:]
+        is_answer = messages[i]["role"] == "assistant" and not messages[i].get("tool_calls")
+        if is_answer and messages[i - 1]["role"] in ("user", "tool"):
+            after = i
+            while after < len(messages) and messages[after]["role"] == "assistant":
+                after += 1
+            return messages[:i], messages[after:]
     return messages, ()

@@ -1,12 +1,9 @@
-"""The rows of a batch before they are written: what each begins with, at which temperature it is answered, and its batch's seed.
-
-All of it depends on (seed, batch number) alone, whoever writes the rest.
-"""
+"""The rows of a batch before they are written. They depend on the seed and the batch's number alone."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -18,69 +15,73 @@ from align.folder.tokenizer import text_ids
 from align.rows.conversation import Conversation
 from align.writing.generation import Row, WriterSettings
 from align.writing.prompts import REFUSED, TOO_LONG, PromptReader, first_turn
-from align.writing.template import Template, Told
+from align.writing.template import TargetInfo, Template
+
+EMPTY_PROMPT = "empty prompt"
 
 
 class Progress(Protocol):
-    """Hears of tokens that were drawn or fed, and of rows that have come to their end."""
+    """Called with the number of tokens that were drawn or fed, and of rows that were finished."""
 
     def __call__(self, tokens: int, rows: int = 0, /) -> None: ...
 
 
-def unheard(tokens: int, rows: int = 0) -> None:
-    """The progress that nobody watches."""
+def ignore_progress(tokens: int, rows: int = 0) -> None:
+    """A progress callback that does nothing."""
 
 
-class Source(Protocol):
-    """Who writes the rows of a batch. about: what the manifest says of it beside the settings."""
+class Source:
+    """Writes the rows of batches."""
 
-    about: dict[str, str]
+    about: Mapping[str, str] = {}
+    """What the manifest records of the source besides the settings."""
 
     def write(self, number: int, needed: int, progress: Progress) -> list[Row] | None:
-        """The rows of a batch at their ends; None after the last prompt. `needed`: samples that are missing before it: batches
-        after this one are begun meanwhile where it can't be enough."""
+        """The finished rows of a batch; None after the last prompt.
+
+        `needed` samples are still missing, so later batches may be started meanwhile.
+        """
+        raise NotImplementedError
 
     def forget(self, number: int) -> None:
-        """A batch's samples are on disk."""
+        """Called when a batch's samples are on disk."""
 
     def close(self) -> None:
-        """End what still runs."""
+        """Stop what is still running."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that decides what a batch begins with.
-
-    Args:
-        prompts: conversations to answer; None = the target writes its prompts.
-    """
+    """All that decides what a batch begins with. `prompts`: None = the target writes them."""
 
     recipe: Recipe
-    target: Told
+    target: TargetInfo
     template: Template
     prompts: Sequence[Conversation] | None
 
     @cached_property
     def reader(self) -> PromptReader:
-        """Turns conversations into tokens."""
         return PromptReader(self.recipe, self.target, self.template)
 
     @property
     def settings(self) -> WriterSettings:
-        d, t = self.recipe.data, self.template
-        longest = d.prompt_limit + (t.bare + 1 if t.joined else 0)  # its end is among them
+        d = self.recipe.data
+        longest = d.prompt_limit
+        if self.template.joined:
+            longest += self.template.bare + 1  # the end is written too
         return WriterSettings(d.prompt_temperature, d.top_p, d.top_k, longest, d.max_answer_tokens)
 
     @property
     def capacity(self) -> int:
         """The longest sample, in tokens."""
-        d, t = self.recipe.data, self.template
-        behind = max(d.max_answer_tokens, t.bare + 1) if t.joined else d.max_answer_tokens
-        return min(t.bare + d.prompt_limit + behind, self.target.context_limit)
+        d = self.recipe.data
+        bare = self.template.bare
+        after = max(d.max_answer_tokens, bare + 1) if self.template.joined else d.max_answer_tokens
+        return min(bare + d.prompt_limit + after, self.target.context_limit)
 
     @property
     def turn(self) -> tuple[int, ...]:
-        """Tokens that a writer puts behind a written prompt; () where `advance` renders it first."""
+        """Tokens that the writer puts after a written prompt; () if it is rendered first."""
         return () if self.template.joined else self.template.turn
 
     @property
@@ -89,27 +90,30 @@ class Plan:
         return frozenset(self.target.eos_ids) | self.template.ends
 
     def rows(self, batch: int) -> list[Row]:
-        """The rows of a batch, nothing written yet; none after the last prompt. Those whose prompt can't be used are done, and broken."""
-        d, prompts = self.recipe.data, self.prompts
+        """The unwritten rows of a batch; none after the last prompt. Unusable prompts are done and broken."""
+        d = self.recipe.data
         indices = range(batch * d.batch_size, (batch + 1) * d.batch_size)
-        if prompts is not None:
-            return [self._given(i, prompts[i]) for i in indices if i < len(prompts)]
-        chat = bool(self.template.turn or self.template.stop)
-        openings = self._openings() if chat else []
-        rows = [Row(i, self._temperature(i), [], chat, text_start=len(self.template.prefix)) for i in indices]
-        for row in rows if openings else []:  # an opening meets every answer temperature
-            row.opening = list(openings[row.index // len(d.answer_temperatures) % len(openings)])
+        if self.prompts is not None:
+            return [self._prompted_row(i, self.prompts[i]) for i in indices if i < len(self.prompts)]
+        writes_prompt = bool(self.template.turn or self.template.stop)
+        start = len(self.template.prefix)
+        rows = [Row(i, self._temperature(i), [], writes_prompt, text_start=start) for i in indices]
+        openings = self._openings() if writes_prompt else []
+        if openings:
+            for row in rows:  # each opening meets every answer temperature
+                row.opening = list(openings[row.index // len(d.answer_temperatures) % len(openings)])
         return rows
 
     def _temperature(self, index: int) -> float:
         temperatures = self.recipe.data.answer_temperatures
         return temperatures[index % len(temperatures)]
 
-    def _given(self, index: int, conversation: Conversation) -> Row:
+    def _prompted_row(self, index: int, conversation: Conversation) -> Row:
         row = Row(index, self._temperature(index), [], writes_prompt=False)
         prompt = self.reader.read(conversation.prompt, f"data.prompts, prompt {index + 1}")
         if prompt.broken:
-            row.done, row.broken = True, prompt.broken
+            row.done = True
+            row.broken = prompt.broken
             return row
         row.text_start = self.reader.text_start(prompt)
         row.conversation = prompt.conversation
@@ -121,9 +125,11 @@ class Plan:
         return row
 
     def advance(self, row: Row) -> bool:
-        """Make a row that has come to its end ready for what is written next, where there is something: the answer to a written prompt
-        that had to be rendered, the same where serving would tokenise it in another way than the target wrote it, or the next answer of
-        a conversation (`data.turns=all`)."""
+        """Prepare a finished row for what is written next; False if there is nothing.
+
+        That is the answer to a written prompt which had to be rendered or which serving would tokenize
+        in another way, or the next answer of a conversation (`data.turns=all`).
+        """
         if row.broken:
             return False
         if row.answer_start < 0:
@@ -141,21 +147,25 @@ class Plan:
         return self._ask(row)
 
     def _ask_written(self, row: Row) -> bool:
-        """The row's written prompt, through the template. False where it is none."""
-        written, stop = self._text(row.tokens[len(self.template.prefix) :]), self.template.stop
-        text, ended, _ = written.partition(stop) if stop else (written, "", "")
-        text = text.strip()
-        if not (ended or row.prompt_ended):
+        """Render the row's written prompt with the template. False if it is unusable."""
+        text = self._text(row.tokens[len(self.template.prefix) :])
+        ended = row.prompt_ended
+        if self.template.stop:
+            text, stop, _ = text.partition(self.template.stop)
+            ended = ended or bool(stop)
+        if self.template.joined:
+            text = text.strip()
+        if not ended:
             row.broken = TOO_LONG
-        elif not text:
-            row.broken = "empty prompt"
+        elif not text.strip():
+            row.broken = EMPTY_PROMPT
         if row.broken:
             return False
         row.conversation = Conversation.from_text(text)
         return self._ask(row)
 
     def _ask_again(self, row: Row) -> bool:
-        """Have a written prompt answered once more where its tokens are not those that serving feeds. False where they are."""
+        """Have a written prompt answered again if serving feeds other tokens. False if it does not."""
         prompt = row.tokens[: row.answer_start]
         text = self._text(prompt[len(self.template.prefix) : len(prompt) - len(self.template.turn)])
         conversation = Conversation.from_text(text)
@@ -166,15 +176,17 @@ class Plan:
             row.broken = REFUSED
             return False
         if not text.strip():
-            row.broken = "empty prompt"
+            row.broken = EMPTY_PROMPT
             return False
         row.conversation = conversation
         return self._ask(row)
 
     def _ask(self, row: Row) -> bool:
-        """Have the row's conversation answered. False where it can't be."""
+        """Have the row's conversation answered. False if it is unusable."""
         assert row.conversation is not None
-        row.tokens, row.answer_start, row.writes_prompt = [], -1, False
+        row.tokens = []
+        row.answer_start = -1
+        row.writes_prompt = False
         try:
             row.forced = self.reader.tokens(row.conversation)
         except TemplateRefusal:
@@ -189,33 +201,33 @@ class Plan:
         return found
 
     def _openings(self) -> list[list[int]]:
-        """data.prompt_openings as tokens. Raises UserError for one that leaves a prompt no room."""
+        """data.prompt_openings as tokens. Raises UserError for one that fills the whole prompt."""
         d = self.recipe.data
-        found = [self._opening(text) for text in d.prompt_openings]
-        for text, tokens in zip(d.prompt_openings, found, strict=True):
+        template = self.template
+        where = f"data.prompt_openings: target {self.target.spec!r}"
+        openings = list[list[int]]()
+        for text in d.prompt_openings:
+            if template.joined and text:
+                rendered = self.reader.tokens(Conversation.from_text(text), "data.prompt_openings")
+                tokens = rendered[len(template.prefix) : len(rendered) - len(template.turn)]
+            else:
+                tokens = text_ids(self.target.tokenizer, text, self.target.vocab_size, where)
             if len(tokens) >= d.prompt_limit:
                 raise UserError(
                     f"data.prompt_openings: {text!r} has {len(tokens)} tokens, "
                     f"data.max_prompt_tokens={d.prompt_limit} leaves no room"
                 )
-        return found
-
-    def _opening(self, text: str) -> list[int]:
-        target, template = self.target, self.template
-        if template.joined and text:
-            whole = self.reader.tokens(Conversation.from_text(text), "data.prompt_openings")
-            return whole[len(template.prefix) : len(whole) - len(template.turn)]
-        where = f"data.prompt_openings: target {target.spec!r}"
-        return text_ids(target.tokenizer, text, target.vocab_size, where)
+            openings.append(tokens)
+        return openings
 
 
 def batch_seed(seed: int, batch: int) -> int:
-    """What a batch is drawn with, 63 bits."""
+    """The 63-bit seed of a batch."""
     digest = hashlib.sha256(f"{seed}/{batch}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 def row_seed(seed: int, row: int, part: str) -> int:
-    """What one part of a row, its prompt or its answer, is drawn with where each is drawn alone; 31 bits, which every server takes."""
+    """The seed of a row's prompt or answer on a server; 31 bits, which every server takes."""
     digest = hashlib.sha256(f"{seed}/row {row}/{part}".encode()).digest()
     return int.from_bytes(digest[:4], "little") >> 1

@@ -11,7 +11,7 @@ from align.common.files import expanded, sha256_file
 from align.common.hub import hub_id, is_hub_id, local_path, missing
 from align.common.provenance import CHECKOUT
 from align.common.schema import read_object
-from align.gguf.parts import gguf_of_folder, is_hub_layout
+from align.gguf.files import gguf_of_folder, is_hub_layout
 from align.importing.layouts import architectures_of, is_block, layout_of, made_for
 from align.target.names import DEFAULT_TARGET, WHEELS, check_name
 from decode.method_names import LOOKUP

@@ -7,6 +7,7 @@ FSDP2 is `torch.distributed.fsdp.fully_shard`. Tensor parallelism follows the pl
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,13 @@ class Sharded(ModelParallelStrategy):
         offload: weights and the optimizer's state stay in the host's memory.
     """
 
-    def __init__(self, processes: int, backend: str | None, offload: bool) -> None:
+    def __init__(self, processes: int, backend: str | None, offload: bool, timeout: timedelta) -> None:
         super().__init__(
             data_parallel_size=processes,
             tensor_parallel_size=1,
             save_distributed_checkpoint=False,
             process_group_backend=backend,
+            timeout=timeout,
         )
         self.offload = offload
 

@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -150,10 +151,11 @@ def build_strategy(recipe: Recipe, accelerator: str) -> Strategy | str:
     """What `launch.strategy` names, on `accelerator` (cpu or gpu)."""
     name, offload = recipe.launch.strategy, recipe.launch.offload
     backend = "gloo" if accelerator == "cpu" else None
+    timeout = _timeout(recipe)
     if name == "fsdp":
-        return Sharded(
-            recipe.processes, "cpu:gloo,cuda:nccl" if offload and not backend else backend, offload
-        )
+        if offload and backend is None:
+            backend = "cpu:gloo,cuda:nccl"
+        return Sharded(recipe.processes, backend, offload, timeout)
     if name.startswith("deepspeed"):
         if accelerator == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"
@@ -162,6 +164,7 @@ def build_strategy(recipe: Recipe, accelerator: str) -> Strategy | str:
         zero = Zero(
             stage=stage,
             process_group_backend=backend,
+            timeout=timeout,
             logging_batch_size_per_gpu=share,
             offload_optimizer=offload,
             offload_parameters=offload and stage == 3,
@@ -170,7 +173,25 @@ def build_strategy(recipe: Recipe, accelerator: str) -> Strategy | str:
         assert zero.config is not None
         zero.config["zero_force_ds_cpu_optimizer"] = False
         return zero
-    return "auto" if name == "auto" and recipe.processes == 1 else DDPStrategy(broadcast_buffers=False)
+    if name == "auto" and recipe.processes == 1:
+        return "auto"
+    return DDPStrategy(broadcast_buffers=False, timeout=timeout)
+
+
+def _timeout(recipe: Recipe) -> timedelta:
+    """How long a collective operation waits. A process that follows a writer may wait for text."""
+    if recipe.data.follow:
+        return timedelta(days=7)
+    return timedelta(seconds=recipe.launch.timeout)
+
+
+_LOST = ("onnection", "NCCL", "gloo", "roken pipe", "Socket", "imed out")
+
+
+def is_lost_peer(error: RuntimeError) -> bool:
+    """Whether a collective operation failed because another process is gone or silent."""
+    distributed = int(os.environ.get("WORLD_SIZE") or 1) > 1
+    return distributed and any(part in str(error) for part in _LOST)
 
 
 def checkpoint_kind(recipe: Recipe) -> str:

@@ -1,16 +1,12 @@
-"""Values and times as text; libraries' log lines and warnings can't steer a terminal."""
+"""Values and times as text."""
 
 from __future__ import annotations
-
-import logging
-import warnings
 
 import pytest
 
 from align.common.text import (
     clock,
     cut,
-    guard_library_output,
     html_text,
     markdown_text,
     printable,
@@ -46,11 +42,3 @@ def test_html_holds_no_element_and_no_control_character() -> None:
 def test_what_the_terminal_lacks_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     say("\x1b[31m\ud800", error=True)
     assert capsys.readouterr().err == "\\x1b[31m\\ud800\n"
-
-
-def test_log_lines_and_warnings_are_escaped(caplog: pytest.LogCaptureFixture) -> None:
-    guard_library_output()
-    logging.getLogger("transformers.anything").warning("method %s", "\x1b[31mred")
-    logging.getLogger("transformers.utils.generic").warning("`past_key_values` are deprecated")
-    assert [r.getMessage() for r in caplog.records] == ["method \\x1b[31mred"]
-    assert "\x1b" not in warnings.formatwarning(UserWarning("\x1b[2J"), UserWarning, "f.py", 1, "x")

@@ -19,7 +19,7 @@ from tests.tokenizers import sentencepiece
 
 
 def test_a_made_folder_is_opened_as_written_and_another_as_transformers_does(tmp_path: Path) -> None:
-    made = make_tokenizer(piece_fields(), tmp_path)
+    made = make_tokenizer(piece_fields())
     made.save_pretrained(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
     assert type(open_tokenizer(tmp_path)).__name__ == "Qwen2Tokenizer"

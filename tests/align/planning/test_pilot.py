@@ -11,8 +11,7 @@ from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.planning.pilot import Pilot, batch_seconds, pilot, piloted_seconds, step_seconds
 from align.planning.text import TextSize, text_size
-from align.training.base_module import NonFiniteLoss
-from align.training.parallel.watch import Interrupted
+from align.training.base_module import Interrupted, NonFiniteLoss
 
 
 @pytest.mark.parametrize(

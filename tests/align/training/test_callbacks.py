@@ -11,8 +11,8 @@ import pytest
 
 from align.config.parser import load_recipe
 from align.training import checkpoints
+from align.training.base_module import Interrupted
 from align.training.callbacks import CheckpointCallback, gain_line, training_line, validation_line
-from align.training.parallel.watch import Interrupted
 from align.training.schedule import first_schedule
 
 

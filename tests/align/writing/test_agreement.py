@@ -8,7 +8,7 @@ from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.target.loading import load_target
 from align.target.model import Target
-from align.writing.agreement import agreement, check_answers, probes
+from align.writing.agreement import check_answers, make_probes, measure_agreement
 from align.writing.rows import Plan
 from align.writing.template import chat_template
 from decode.engine.decoder import Decoder
@@ -16,7 +16,7 @@ from decode.engine.decoder import Decoder
 
 def test_another_models_answers_are_told_from_the_targets(target: Target) -> None:
     plan = Plan(load_recipe(["recipe=debug_block"]), target, chat_template(target), None)
-    prompts = probes(plan)[:4]
+    prompts = make_probes(plan)[:4]
 
     def answers(model: Target) -> list[list[int]]:
         return [Decoder(model).generate(p, max_new_tokens=12).tokens for p in prompts]
@@ -24,7 +24,7 @@ def test_another_models_answers_are_told_from_the_targets(target: Target) -> Non
     own = answers(target)
     assert check_answers(target, prompts, own, "it") == 1.0
     other = answers(load_target("debug-qwen2"))
-    assert agreement(target, prompts, other) < 0.6
+    assert measure_agreement(target, prompts, other) < 0.6
     with pytest.raises(UserError, match="it is not target.name='debug': the target would choose"):
         check_answers(target, prompts, other, "it")
-    assert agreement(target, prompts, [[]] * 4) == 1.0
+    assert measure_agreement(target, prompts, [[]] * 4) == 1.0

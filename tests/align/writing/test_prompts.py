@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from align.config.parser import load_recipe
 from align.rows.conversation import Conversation
 from align.rows.shapes import as_conversation
@@ -92,12 +90,3 @@ def test_turns_are_told_apart() -> None:
     shorter = without_oldest_turn(Conversation(messages))
     assert shorter is not None and [m["content"] for m in shorter.messages] == ["s", "d"]
     assert without_oldest_turn(shorter) is None
-
-
-@pytest.mark.parametrize("given", [True, False])
-def test_the_usual_limit_is_80_for_written_prompts_and_what_a_row_holds_for_given_ones(given: bool) -> None:
-    words = ["recipe=smollm2_block", *(["data.prompts=p.jsonl"] if given else [])]
-    d = load_recipe(words).data
-    assert d.max_prompt_tokens is None
-    assert d.prompt_limit == (d.length - d.max_answer_tokens - 40 if given else 80)
-    assert load_recipe([*words, "data.max_prompt_tokens=50"]).data.prompt_limit == 50

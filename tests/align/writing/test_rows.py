@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from align.common.errors import UserError
 from align.config.parser import load_recipe
-from align.folder.chat import Chat
 from align.rows.conversation import Conversation
 from align.target.model import Target
 from align.writing.rows import Plan, batch_seed, row_seed
@@ -48,26 +45,6 @@ def test_a_prompt_of_tokens_that_the_target_has_not_is_named() -> None:
         UserError, match="data.prompts, prompt 2: target 'm': its tokenizer knows 'z' as token 93, .* 90 rows"
     ):
         plan.rows(0)
-
-
-def test_a_template_of_tokens_that_the_target_has_not_is_named(target: Target) -> None:
-    """Whose they are, the template's or the system prompt's, is said."""
-    tokenizer = copy.copy(target.tokenizer)
-
-    def told(template: str, system: str | None = None) -> Any:
-        tokenizer.chat_template = template
-        return SimpleNamespace(
-            spec="m", tokenizer=tokenizer, chat=Chat(system=system), has_chat_template=True, vocab_size=90
-        )
-
-    spoken = "{% for m in messages %}A{{ m.content }}{% endfor %}"
-    assert len(chat_template(told(spoken)).prefix) == 1
-    with pytest.raises(
-        UserError, match="target 'm': .* 'z' as token 93, .* take that out of its chat template"
-    ):
-        chat_template(told(spoken + "z"))
-    with pytest.raises(UserError, match="target 'm': .* 'z' as token 93, .* leave that out of the text"):
-        chat_template(told(spoken, "zen"))
 
 
 def test_seeds_differ_by_row_and_part_and_fit_every_server() -> None:

@@ -21,7 +21,7 @@ from align.folder.chat import Chat
 from align.target.loading import load_target
 from align.target.model import Target
 from align.target.names import DEFAULT_TARGET
-from align.writing.rows import Plan, unheard
+from align.writing.rows import Plan, ignore_progress
 from align.writing.served import Served
 from align.writing.template import chat_template
 from tests.builders import shallow_target, switching_target
@@ -241,9 +241,9 @@ def test_batches_ahead_are_begun_only_where_they_are_needed(tmp_path: Path, targ
     with Loopback(target) as server:
         recipe = recipe_of(server.url, "data.concurrency=64")
         source = Served(Plan(recipe, target, chat_template(target), None), tmp_path, quiet=True)
-        source.write(0, 14, unheard)
+        source.write(0, 14, ignore_progress)
         assert sorted(source._batches) == [1, 2]
-        source.write(1, 6, unheard)
+        source.write(1, 6, ignore_progress)
         assert sorted(source._batches) == [2]
         source.close()
 

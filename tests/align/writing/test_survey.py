@@ -11,7 +11,7 @@ from align.rows.shapes import as_conversation
 from align.target.loading import load_target
 from align.target.model import Target
 from align.writing.prompts import PromptReader
-from align.writing.survey import check, look_at
+from align.writing.survey import describe_survey, survey_prompts
 from align.writing.template import chat_template
 from tests.chat_templates import talking
 
@@ -19,7 +19,7 @@ from tests.chat_templates import talking
 def notes(target: Target, prompts: list[Conversation], *words: str) -> list[str]:
     own = ["recipe=debug_block", "data.prompts=p.jsonl", *words]
     reader = PromptReader(load_recipe(own), target, chat_template(target))
-    return check(reader, look_at(reader, prompts), len(prompts))
+    return describe_survey(reader, survey_prompts(reader, prompts), len(prompts))
 
 
 def test_long_prompts_are_counted_with_the_key_that_keeps_them(target: Target) -> None:
@@ -77,29 +77,6 @@ def test_messages_that_the_template_leaves_out_are_counted(target: Target) -> No
     assert notes(target, talks) == []
 
 
-def test_tool_calls_that_the_template_leaves_out_are_counted(target: Target) -> None:
-    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
-    talk = [
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "content": "12"},
-    ]
-    said = notes(target, [as_conversation("Hi"), as_conversation(talk)])
-    assert said == [
-        "data.prompts='p.jsonl': the chat template of target 'debug' leaves out the tool calls of 1 of 2 prompts"
-    ]
-
-
 def test_text_that_went_through_a_template_is_named(target: Target) -> None:
     said = notes(target, [as_conversation("<|im_start|>user\nhi<|im_end|>"), as_conversation("hi")])
     assert len(said) == 1 and "1 of 2 prompts hold special tokens (<|im_start|>)" in said[0]
-
-
-def test_second_answers_in_a_row_are_counted(target: Target) -> None:
-    user, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
-    prompts = [
-        as_conversation(talk) for talk in ([user, answer, answer, user], [user, answer, user, answer, answer])
-    ]
-    said = notes(target, prompts, "data.turns=all")
-    assert len(said) == 1 and "1 of 2 prompts have several assistant messages in a row" in said[0]
-    assert notes(target, prompts) == []

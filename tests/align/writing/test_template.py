@@ -13,7 +13,7 @@ from align.rows.shapes import as_conversation
 from align.target.model import Target
 from align.writing.generation import Row
 from align.writing.in_process import InProcess
-from align.writing.rows import Plan, unheard
+from align.writing.rows import Plan, ignore_progress
 from align.writing.template import chat_template
 from tests.chat_templates import KINDS, SHAPES, talking
 
@@ -47,7 +47,7 @@ def test_given_prompts_are_trained_on_as_they_are_served(kind: str, shape: str) 
     prompts = [as_conversation(text) for text in TEXTS]
     prompts += [as_conversation([*talk, {"role": "user", "content": "the other"}]), as_conversation(talk)]
     plan = plan_of(target, "data.max_prompt_tokens=200", prompts=prompts)
-    rows = InProcess(plan, target).write(0, 8, unheard)
+    rows = InProcess(plan, target).write(0, 8, ignore_progress)
     assert rows and not any(row.broken not in ("", "empty answer") for row in rows)
     for row, conversation in zip(rows, prompts, strict=True):
         assert row.tokens[: row.answer_start] == served(target, conversation.prompt), shape
@@ -73,7 +73,7 @@ def test_written_prompts_are_answered_as_they_are_served(kind: str, shape: str) 
             assert [*template.prefix, *ids, *template.turn] == whole
     if template.joined:
         words = "data.batch_size=6", "data.max_answer_tokens=2", "data.max_prompt_tokens=16"
-        rows = InProcess(plan_of(target, *words), target).write(0, 6, unheard)
+        rows = InProcess(plan_of(target, *words), target).write(0, 6, ignore_progress)
         assert rows
         for row in rows:
             if row.conversation is not None and not row.broken.startswith("prompt"):

@@ -1,5 +1,4 @@
-"""Models that transformers' reader makes of GGUF files: what the file says of caps, norms, windows and scores is the model's, and no
-tensor is left out or made up."""
+"""What a GGUF file says of caps, norms, windows and rotary positions is the model's; no tensor is dropped."""
 
 from __future__ import annotations
 
@@ -11,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from align.common.errors import UserError
-from align.gguf.header import Header
-from align.gguf.settings import take_settings
+from align.gguf.config import complete_config
+from align.gguf.header import Header, StoredTensor
 from align.target.loading import load_target
 from tests.gguf_layouts import LAYOUTS, write_layout
 from tests.target_models import (
@@ -115,13 +115,52 @@ def test_what_the_file_says_is_the_models(
     torch.testing.assert_close(found, own(TOKENS).logits, rtol=1e-4, atol=1e-4)
 
 
+def completed(architecture: str, config: Any, **values: Any) -> Any:
+    """The config completed by a header of a model with heads of 16."""
+    own = {"attention__head_count": 4, "embedding_length": 64, **values}
+    named = {f"{architecture}.{key.replace('__', '.')}": value for key, value in own.items()}
+    tensors = {"token_embd.weight": StoredTensor((VOCAB, 64), 0, 0)}
+    complete_config(Path("m.gguf"), Header({"general.architecture": architecture, **named}, tensors), config)
+    return config
+
+
 @pytest.mark.parametrize(("layers", "scalar"), [(46, 32), (26, 16)])
-def test_scores_of_the_27b_are_scaled_by_the_width_for_each_head(layers: int, scalar: int) -> None:
-    """It is known by its layers alone."""
+def test_the_27b_scales_its_scores_by_the_width_per_head(layers: int, scalar: int) -> None:
     config = tiny_config("gemma2", VOCAB)
-    config.num_hidden_layers, config.num_attention_heads, config.query_pre_attn_scalar = layers, 2, 1
-    take_settings(Header({"general.architecture": "gemma2"}, {}, {}, {}), config)
-    assert config.query_pre_attn_scalar == scalar
+    config.num_hidden_layers, config.num_attention_heads = layers, 2
+    assert completed("gemma2", config, attention__key_length=16).query_pre_attn_scalar == scalar
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "scale"), [("starcoder2", 16, 4.0), ("stablelm", 8, 4.0), ("phi3", 8, 1.0)]
+)
+def test_rotary_base_scale_and_width_are_the_files(kind: str, width: int, scale: float) -> None:
+    values = {"rope__freq_base": 999999.4375, "rope__dimension_count": width, "rope__scaling__factor": scale}
+    found = frequencies(completed(kind, tiny_config(kind, VOCAB), **values))["inv_freq"]
+    torch.testing.assert_close(found, usual(width, 999999.4375) / scale)
+
+
+def test_gemma_3_scales_its_full_layers_alone() -> None:
+    config = tiny_config("gemma3_text", VOCAB)
+    config.layer_types = ["sliding_attention", "full_attention"] * 2
+    values = {"rope__freq_base": 1e6, "rope__scaling__factor": 8.0, "rope__freq_base_swa": 2e4}
+    found = frequencies(completed("gemma3", config, attention__sliding_window=24, **values))
+    torch.testing.assert_close(found["full_attention_inv_freq"], usual(16, 1e6) / 8)
+    torch.testing.assert_close(found["sliding_attention_inv_freq"], usual(16, 2e4))
+
+
+def test_a_rotary_width_without_a_config_key_is_refused() -> None:
+    with pytest.raises(UserError, match=r"starcoder2.rope.dimension_count=8: partial rotary width of 16"):
+        completed("starcoder2", tiny_config("starcoder2", VOCAB), rope__dimension_count=8)
+
+
+def frequencies(config: Any) -> dict[str, Tensor]:
+    model = AutoModelForCausalLM.from_config(config)
+    return {n.rpartition(".")[2]: b for n, b in model.named_buffers() if n.endswith("inv_freq")}
+
+
+def usual(width: int, base: float) -> Tensor:
+    return base ** -(torch.arange(0, width, 2) / width)
 
 
 @pytest.mark.parametrize(
@@ -147,28 +186,18 @@ def test_layouts_of_experts_and_states_are_the_models(
     ("tensors", "says"),
     [
         ({"blk.3.attn_k.weight": torch.tensor(0)}, r"lacks 'model\.layers\.3\.self_attn\.k_proj\.weight' of a gemma2 model"),
-        ({"blk.0.attn_q_norm.weight": torch.ones(16)}, "hold 141,776 numbers, the gemma2 model that transformers makes of them 141,760"),
-        ({"blk.0.ffn_up.weight": torch.ones(80, 64)}, r"m\.gguf: 'model\.layers\.0\.mlp\.up_proj\.weight': of another shape than in the gemma2 model .*hub layout"),
+        ({"blk.0.attn_q_norm.weight": torch.ones(16)}, "holds 141,776 weights, the gemma2 model built from it 141,760"),
+        ({"blk.0.ffn_up.weight": torch.ones(80, 64)}, r"'model\.layers\.0\.mlp\.up_proj\.weight' has another shape"),
     ],
 )  # fmt: skip
 def test_a_tensor_that_is_missing_or_would_be_left_out_is_refused(
     tensors: dict[str, Tensor], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reader would go on with random numbers, or without it; of another shape it names a table that is not shown."""
+    """The reader would continue with random weights, or without the tensor."""
     own = model_of("gemma2", monkeypatch)
     path = write(tmp_path / "m.gguf", own, "gemma2", tensors, attention__sliding_window=24)
     with pytest.raises(UserError, match=says):
         load_target(str(path), "float32", "cpu")
-
-
-def test_blocks_behind_the_last_layer_are_no_part_of_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They draft (Qwen3.5's)."""
-    own = model_of("gemma2", monkeypatch, attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
-    path = write(tmp_path / "m.gguf", own, "gemma2", {"blk.4.attn_norm.weight": torch.ones(64)}, attention__sliding_window=24)  # fmt: skip
-    found = load_target(str(path), "float32", "cpu").forward(TOKENS).logits_BLV
-    torch.testing.assert_close(found, own(TOKENS).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_experts_are_as_wide_as_the_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
