@@ -1,8 +1,9 @@
 """The forward process of one token: a continuous-time Markov chain whose rate matrix is Q = 1πᵀ − I.
 
-π is its stationary distribution, and each token is replaced by a draw from π at rate 1: the mask (absorbing) or any token
-(uniform). Q² = −Q, hence e^(σQ) = e^(−σ)·I + (1−e^(−σ))·1πᵀ, and its inverse with −σ. Matrices act on row vectors:
-Q(x, y) is the rate from x to y. SEDD: arXiv 2310.16834. V counts the mask. Computed in fp32 (fp64 stays).
+π is its stationary distribution, and each token is replaced by a draw from π at rate 1: the mask
+(absorbing) or any token (uniform). Q² = −Q, hence e^(σQ) = e^(−σ)·I + (1−e^(−σ))·1πᵀ, and its inverse with
+−σ. Matrices act on row vectors: Q(x, y) is the rate from x to y. SEDD: arXiv 2310.16834. V counts the mask.
+Computed in fp32 (fp64 stays).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from align.diffusion.parameterization import full_precision, log_expm1, logsumex
 
 @dataclass(frozen=True)
 class Graph(ABC):
-    """Transitions among `size` states. Tokens are (…,), σ broadcasts to them, (B, 1) or (B, L); rows over states (…, V).
+    """Transitions among `size` states. Tokens are (…,), σ broadcasts to them, (B, 1) or (B, L); rows over
+    states (…, V).
 
     Raises:
         UserError: fewer than two states, or a mask that is not among them.
@@ -40,8 +42,8 @@ class Graph(ABC):
     def score_entropy(self, log_score_V: Tensor, sigma: Tensor, x_t: Tensor, x_0: Tensor) -> Tensor:
         """Denoising score entropy per position, (…,), nats, without the rate dσ (SEDD, arXiv 2310.16834).
 
-        Σ_{y≠x_t} Q(y, x_t)·(s_y − r_y·log s_y + r_y·(log r_y − 1)), r_y = p(y|x_0)/p(x_t|x_0): at least 0, and 0 where
-        s = r. The log-score of x_t itself is not read.
+        Σ_{y≠x_t} Q(y, x_t)·(s_y − r_y·log s_y + r_y·(log r_y − 1)), r_y = p(y|x_0)/p(x_t|x_0): at least 0,
+        and 0 where s = r. The log-score of x_t itself is not read.
         """
 
     def corrupt(
@@ -111,9 +113,11 @@ def excess(x_V: Tensor, x_0: Tensor, mask_id: int, shift: Tensor | float) -> Ten
 
 
 def on_rows(statistic: Callable[..., Tensor], where: Tensor, x_V: Tensor, *values: Tensor) -> Tensor:
-    """`statistic(x_RV, *values_R)` of the R positions that `where` marks, put back into its shape; 0 elsewhere.
+    """`statistic(x_RV, *values_R)` of the R positions that `where` marks, put back into its shape; 0
+    elsewhere.
 
-    The rows of `x_V` are gathered before they are converted to fp32, and not copied at all where all are marked.
+    The rows of `x_V` are gathered before they are converted to fp32, and not copied at all where all are
+    marked.
     """
     index = where.reshape(-1).nonzero()[:, 0]
     rows = x_V.expand(*where.shape, x_V.shape[-1]).reshape(-1, x_V.shape[-1])

@@ -1,4 +1,5 @@
-"""Noise schedules σ(t) of discrete diffusion, and the times of a training step. Time t is in [0, 1], σ the total noise.
+"""Noise schedules σ(t) of discrete diffusion, and the times of a training step. Time t is in [0, 1], σ the
+total noise.
 
 The formulas are those of SEDD (arXiv 2310.16834) and MDLM (arXiv 2406.07524).
 """
@@ -89,7 +90,8 @@ class Geometric(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """σ(t) = −log(eps + (1−eps)·cos(πt/2)), MDLM's cosine; 1 − cos(πt/2) = 2·sin²(πt/4) is accurate near t = 0."""
+    """σ(t) = −log(eps + (1−eps)·cos(πt/2)), MDLM's cosine; 1 − cos(πt/2) = 2·sin²(πt/4) is accurate near t
+    = 0."""
 
     eps: float = 1e-3
 
@@ -138,9 +140,9 @@ def draw_times(
     """`count` times in [least, 1], (count,); each has a uniform distribution, whatever their joint one.
 
     Args:
-        how: `uniform`: independent. `antithetic`: one in each of `count` equal strata as in MDLM, in random order.
-            `low_discrepancy`: the van der Corput sequence in base 2, shifted by one draw (mod 1): consecutive times are
-            spread out too.
+        how: `uniform`: independent. `antithetic`: one in each of `count` equal strata as in MDLM, in random
+            order. `low_discrepancy`: the van der Corput sequence in base 2, shifted by one draw (mod 1):
+            consecutive times are spread out too.
 
     Raises:
         UserError: an unknown `how`, or a `least` outside [0, 1).

@@ -1,4 +1,5 @@
-"""The statistics of a chunk of rows and their gradients, written by hand: d(value)/d(logits) = q·(S − Σ q·S) for a slope S in q.
+"""The statistics of a chunk of rows and their gradients, written by hand: d(value)/d(logits) = q·(S − Σ
+q·S) for a slope S in q.
 
 Shapes: align/losses/divergences.py.
 """
@@ -25,8 +26,8 @@ ALWAYS = ("log_q_label", "acceptance", "p_label", "match", "greedy_label")
 
 @dataclass
 class ChunkInputs:
-    """What all chunks of rows share. keep: save log q for the backward pass instead of recomputing it. halves_VdD: the head's
-    rows in 16 bits, if gradients are products of 16-bit factors."""
+    """What all chunks of rows share. keep: save log q for the backward pass instead of recomputing it.
+    halves_VdD: the head's rows in 16 bits, if gradients are products of 16-bit factors."""
 
     places: TargetPlaces
     head_VdD: Tensor
@@ -38,8 +39,8 @@ class ChunkInputs:
 
 
 def _product(left: Tensor, right: Tensor, transposed: bool) -> Tensor:
-    """left @ right, or left @ rightᵀ, with fp32 sums. A GPU multiplies two 16-bit factors as they are; a CPU cannot give fp32
-    sums of them, and logits in bf16 (±0.03 at 16) would distort every divergence.
+    """left @ right, or left @ rightᵀ, with fp32 sums. A GPU multiplies two 16-bit factors as they are; a
+    CPU cannot give fp32 sums of them, and logits in bf16 (±0.03 at 16) would distort every divergence.
 
     Both are made contiguous: a strided bf16 product onto a wide head is hundreds of times slower.
     """
@@ -51,8 +52,8 @@ def _product(left: Tensor, right: Tensor, transposed: bool) -> Tensor:
 
 
 def _gradient(left: Tensor, right: Tensor, transposed: bool, half: torch.dtype | None) -> Tensor:
-    """`_product` for a gradient. half: dtype of both factors under autocast; None: the slope is rounded only to match a 16-bit
-    factor on a GPU."""
+    """`_product` for a gradient. half: dtype of both factors under autocast; None: the slope is rounded
+    only to match a 16-bit factor on a GPU."""
     dtype = half or min(factor_dtype(left), factor_dtype(right), key=lambda kind: kind.itemsize)
     left, right = left.to(dtype), right.to(dtype)
     if half is None or left.is_cuda:
@@ -74,7 +75,8 @@ def _logits(hidden_RD: Tensor, z_Rr: Tensor | None, basis_rV: Tensor | None, wor
 
 
 def _target_rows(place_R: Tensor, work: ChunkInputs) -> tuple[Tensor, Tensor]:
-    """log p over the draft vocabulary at the positions that these rows share, (U, Vd), and each row's index in it."""
+    """log p over the draft vocabulary at the positions that these rows share, (U, Vd), and each row's index
+    in it."""
     own, where = torch.unique(place_R, return_inverse=True)
     if work.places.top is not None:
         return _of_top(work.places.top[own], work), where
@@ -103,8 +105,8 @@ def _columns(label_R: Tensor, draft_vocab: Tensor | None) -> tuple[Tensor, Tenso
 
 
 class HiddenStatistics(torch.autograd.Function):
-    """Rows of hidden states → their statistics. With S a value's slope in q, d(value)/d(logits) = q·(S − Σ q·S); forward KL:
-    (Σp)·q − p; log q of the label: one-hot − q."""
+    """Rows of hidden states → their statistics. With S a value's slope in q, d(value)/d(logits) = q·(S − Σ
+    q·S); forward KL: (Σp)·q − p; log q of the label: one-hot − q."""
 
     @staticmethod
     def forward(

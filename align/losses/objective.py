@@ -1,7 +1,8 @@
-"""Losses of block drafters from the statistics of `align.losses.divergences`, per drafted position, unreduced.
+"""Losses of block drafters from the statistics of `align.losses.divergences`, per drafted position,
+unreduced.
 
-A loss is a weighted sum of terms; every term but `streak`, which has its own, is multiplied by a weight of its
-position in the block, a constant. Shapes: B rows of text, A anchors, K drafted positions.
+A loss is a weighted sum of terms; every term but `streak`, which has its own, is multiplied by a weight of
+its position in the block, a constant. Shapes: B rows of text, A anchors, K drafted positions.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def normalised_weights(log_q_label: Tensor, decay: float, valid: Tensor) -> Tens
 
 
 def d_pace_weights(log_q_label: Tensor, alpha: float, valid: Tensor | None = None) -> Tensor:
-    """w_k = Σ_{m≥k} Π_{j≤m} ((1−α)·q_j + α), D-PACE (arXiv 2605.18810); α = 0 are the streak loss's own weights.
+    """w_k = Σ_{m≥k} Π_{j≤m} ((1−α)·q_j + α), D-PACE (arXiv 2605.18810); α = 0 are the streak loss's own
+    weights.
 
     The first position that is not `valid` ends the sum.
     """
@@ -45,8 +47,9 @@ def d_pace_weights(log_q_label: Tensor, alpha: float, valid: Tensor | None = Non
 
 
 def after_prefix(statistics: RowStatistics, valid: Tensor, clean: Tensor) -> tuple[RowStatistics, Tensor]:
-    """Statistics and `valid` (…, K) for the losses of a block that shows its first `clean` (…) tokens: shifted left, so that
-    position 1 of every weight and product is the first masked one; the end is not valid."""
+    """Statistics and `valid` (…, K) for the losses of a block that shows its first `clean` (…) tokens:
+    shifted left, so that position 1 of every weight and product is the first masked one; the end is not
+    valid."""
     steps = torch.arange(valid.shape[-1], device=valid.device) + clean[..., None]
     inside, steps = steps < valid.shape[-1], steps.clamp_max(valid.shape[-1] - 1)
     return statistics.map(lambda value: value.gather(-1, steps)), valid.gather(-1, steps) & inside
@@ -61,25 +64,28 @@ def cross_entropy(log_q_label: Tensor, valid: Tensor) -> Tensor:
 
 
 def streak(log_q_label: Tensor, valid: Tensor) -> Tensor:
-    """−Π_{j≤m} q_j(x_j) at every position m: SpecDiff-2's streak objective (arXiv 2511.00606, eq. 6), as a loss.
+    """−Π_{j≤m} q_j(x_j) at every position m: SpecDiff-2's streak objective (arXiv 2511.00606, eq. 6), as a
+    loss.
 
-    Its gradient is that of −Σ_k w_k·log q_k with `d_pace_weights(α=0)`. The first position that is not `valid` ends it.
+    Its gradient is that of −Σ_k w_k·log q_k with `d_pace_weights(α=0)`. The first position that is not
+    `valid` ends it.
     """
     masked = torch.where(valid, log_q_label, LOG_ZERO)
     return -masked.cumsum(-1).exp() * valid
 
 
 def likelihood_of_acceptance(acceptance: Tensor, total_variation: Tensor, valid: Tensor) -> Tensor:
-    """−log Σ min(p_k, q_k), the LK loss (arXiv 2602.23881): total variation's gradient over the acceptance, so that a
-    position where nothing is accepted yet still learns."""
+    """−log Σ min(p_k, q_k), the LK loss (arXiv 2602.23881): total variation's gradient over the acceptance,
+    so that a position where nothing is accepted yet still learns."""
     beta = acceptance.detach().clamp_min(_LEAST)
     # 1 − total variation loses the digits of a small β: the value is β's own, the gradient the other's
     return torch.where(valid, -beta.log() + (total_variation - total_variation.detach()) / beta, 0.0)
 
 
 def first_error(log_q_label: Tensor, match: Tensor, valid: Tensor) -> Tensor:
-    """−log q_k(x_k) at each block's first position where argmax q is not argmax p, 0 elsewhere (Left-to-Right's focal term,
-    arXiv 2606.11552). Blocks without an error count as 0, where the paper averages over those with one.
+    """−log q_k(x_k) at each block's first position where argmax q is not argmax p, 0 elsewhere
+    (Left-to-Right's focal term, arXiv 2606.11552). Blocks without an error count as 0, where the paper
+    averages over those with one.
     """
     wrong = (match < 0.5) & valid
     return cross_entropy(log_q_label, wrong & (wrong.long().cumsum(-1) == 1))
@@ -103,7 +109,8 @@ class Objective:
 
     Args:
         terms: weight by name, names of `LOSSES`.
-        weighting: of `WEIGHTINGS`; `alpha` (0 to 1) is used by d_pace, `decay` (positions) by exponential and normalised.
+        weighting: of `WEIGHTINGS`; `alpha` (0 to 1) is used by d_pace, `decay` (positions) by exponential
+            and normalised.
 
     Raises:
         UserError: an unknown name, no term, a weight or decay that is not positive, an alpha out of range.

@@ -19,11 +19,12 @@ from align.target.model import Target
 
 
 def own_layers(target: Target, layers: Sequence[int]) -> TextModel:
-    """Config and weights, copied in fp32, of a causal language model with only these layers of the target, in this order, and
-    without towers for images and sound.
+    """Config and weights, copied in fp32, of a causal language model with only these layers of the target,
+    in this order, and without towers for images and sound.
 
     Raises:
-        UserError: a layer that the target lacks. NotImplementedError: a wrapper of a text model that transformers lacks.
+        UserError: a layer that the target lacks. NotImplementedError: a wrapper of a text model that
+            transformers lacks.
     """
     if not layers or not all(0 <= i < target.num_layers for i in layers):
         raise UserError(
@@ -56,11 +57,12 @@ def adapt(
     attention: str = "prefix_causal",
     share_embedding: bool = True,
 ) -> MaskedLM:
-    """A diffusion drafter that starts from these layers of an autoregressive target, in this order, and from its norm.
+    """A diffusion drafter that starts from these layers of an autoregressive target, in this order, and
+    from its norm.
 
-    The target's shift is kept (DiffuLLaMA, arXiv 2410.17891). `attention`: full or prefix_causal, the default mask.
-    `share_embedding`: the target's embedding and head are used, frozen and not stored; else they are copied, trained and
-    stored, tied if the target's are.
+    The target's shift is kept (DiffuLLaMA, arXiv 2410.17891). `attention`: full or prefix_causal, the
+    default mask. `share_embedding`: the target's embedding and head are used, frozen and not stored; else
+    they are copied, trained and stored, tied if the target's are.
 
     Raises:
         UserError: a layer, mask, attention or architecture that does not fit.

@@ -49,8 +49,8 @@ from align.target.slabs import LayerShape
 def make_block(
     target: Target, options: DrafterConfig, draft_vocab: Tensor | None, seed: int = 0
 ) -> BlockDrafter:
-    """A block drafter after the recipe's drafter group: `init` with the parts that the recipe asks for, else a fresh one over
-    `draft_vocab` (None = the whole vocabulary).
+    """A block drafter after the recipe's drafter group: `init` with the parts that the recipe asks for,
+    else a fresh one over `draft_vocab` (None = the whole vocabulary).
 
     Raises:
         UserError: an option that does not fit the target.
@@ -132,8 +132,8 @@ def _set_markov(drafter: BlockDrafter, options: DrafterConfig, seed: int) -> Non
 
 
 def asked_markov(config: BlockConfig, options: DrafterConfig) -> tuple[str, int, int]:
-    """`markov`, `markov_rank` and `markov_width` of a drafter that starts from one with this `config`: its own, unless the
-    recipe names a kind or a rank other than the default."""
+    """`markov`, `markov_rank` and `markov_width` of a drafter that starts from one with this `config`: its
+    own, unless the recipe names a kind or a rank other than the default."""
     if options.markov is None and options.markov_rank in (DrafterConfig().markov_rank, config.markov_rank):
         return config.markov, config.markov_rank, config.markov_width
     kind, width = _markov_kind(options, config.markov_kind)
@@ -158,7 +158,8 @@ def check_rank(target: TargetSizes, rank: int) -> None:
 def from_target(
     target: Target, options: DrafterConfig, draft_vocab: Tensor | None, seed: int = 0
 ) -> BlockDrafter:
-    """A fresh drafter for `target` after the recipe's drafter group, by default starting from the target's layers.
+    """A fresh drafter for `target` after the recipe's drafter group, by default starting from the target's
+    layers.
 
     Raises:
         UserError: an option that does not fit the target.
@@ -215,7 +216,8 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
 
 
 def _stored_rotaries(target: Target, width: int, rotaries: list[Rotary]) -> list[Rotary]:
-    """The layers' rotary embeddings if they differ, one if all have the same, none if the target's module computes it."""
+    """The layers' rotary embeddings if they differ, one if all have the same, none if the target's module
+    computes it."""
     plain = all(r.full(width) and r.inv_freq for r in rotaries)
     if plain and matches_target_tables(target, width, rotaries):
         return []
@@ -234,8 +236,8 @@ def fresh_config(
     """The architecture of a fresh block drafter, from sizes.
 
     Args:
-        shape: of its keys and values. layers: whose keys and values, or whose outputs, it reads. start: which its own start
-            from (taps). known: further fields.
+        shape: of its keys and values. layers: whose keys and values, or whose outputs, it reads. start:
+            which its own start from (taps). known: further fields.
     """
     shared = options.context == "shared_kv"
     markov, markov_width = _markov_kind(options)

@@ -1,4 +1,5 @@
-"""Autoregressive drafters as a recipe's drafter group describes them: `drafter.init`, or the target's own layers."""
+"""Autoregressive drafters as a recipe's drafter group describes them: `drafter.init`, or the target's own
+layers."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from align.target.proof import proven
 
 
 def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:
-    """A drafter after the recipe's drafter group: `init`, any causal LM over the target's vocabulary, or the target's layers.
+    """A drafter after the recipe's drafter group: `init`, any causal LM over the target's vocabulary, or
+    the target's layers.
 
     Raises:
         UserError: a layer, vocabulary or architecture that does not fit.

@@ -31,8 +31,9 @@ _ENDING = re.compile(
 
 
 def mask_token(target: Target) -> int:
-    """The id whose row of the frozen embedding serves as the mask: the last row without a token (padding), else the first
-    reserved token, else the first unused special token. It depends on the target's files only.
+    """The id whose row of the frozen embedding serves as the mask: the last row without a token (padding),
+    else the first reserved token, else the first unused special token. It depends on the target's files
+    only.
 
     Raises:
         UserError: there is none (drafter.mask_token_id names one).
@@ -72,7 +73,8 @@ def _template_text(templates: str | Mapping[str, str]) -> str:
 
 
 def _template_ids(target: Target) -> set[int]:
-    """Tokens that the chat template writes around messages of every role, which it may compose (`'<|' + role + '|>'`)."""
+    """Tokens that the chat template writes around messages of every role, which it may compose (`'<|' +
+    role + '|>'`)."""
     if not getattr(target.tokenizer, "chat_template", None):
         return set()
     user: Message = {"role": "user", "content": "a"}
@@ -98,7 +100,8 @@ def _role_ids(target: Target) -> set[int]:
 
 
 def _config_ids(target: Target) -> set[int]:
-    """Tokens that the target's configs name (`bos_token_id`, `image_token_id`), partly by their class's defaults."""
+    """Tokens that the target's configs name (`bos_token_id`, `image_token_id`), partly by their class's
+    defaults."""
     configs = (target.model.config, target.config, getattr(target.model, "generation_config", None))
     found: list[Any] = []
     for config in configs:
@@ -116,7 +119,8 @@ def lora_alpha(options: DrafterConfig) -> float:
 def note_ignored(
     options: DrafterConfig, has: Mapping[str, Any], asked: Mapping[str, Any] | None = None
 ) -> None:
-    """Print which options `drafter.init` overrules. Not an error: a recipe that this one is based on may set them.
+    """Print which options `drafter.init` overrules. Not an error: a recipe that this one is based on may
+    set them.
 
     Args:
         has: what the drafter has, by option. asked: values that replace the recipe's own in the comparison.

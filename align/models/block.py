@@ -2,21 +2,22 @@
 
 It is conditioned on the target in one of two ways:
 
-- `shared_kv`: layer i starts from a target layer and attends to that layer's own keys and values for the context; the
-  target's last hidden state before the block is projected and added to every position's input.
-- `taps` (DFlash, arXiv 2602.06036): hidden states after chosen target layers are fused, `H_ctx = RMSNorm(fc[h_1; …;
-  h_F])`, and every layer computes context keys and values from them. Parameter names are the published ones.
+- `shared_kv`: layer i starts from a target layer and attends to that layer's own keys and values for the
+  context; the target's last hidden state before the block is projected and added to every position's input.
+- `taps` (DFlash, arXiv 2602.06036): hidden states after chosen target layers are fused, `H_ctx =
+  RMSNorm(fc[h_1; …; h_F])`, and every layer computes context keys and values from them. Parameter names are
+  the published ones.
 
-The block attends to itself in both directions. Embedding and head are the target's, frozen and not stored. A block has R
-rows, row r at the r-th place after the last token. `block_layout` says which rows draft: in `anchor_first` R = K and row r
-predicts the token of place r+1; in `fill_in` R = K+1 and row r ≥ 1 predicts the token of its own place. Hidden states that
-leave this module are those of the K rows that draft.
+The block attends to itself in both directions. Embedding and head are the target's, frozen and not stored.
+A block has R rows, row r at the r-th place after the last token. `block_layout` says which rows draft: in
+`anchor_first` R = K and row r predicts the token of place r+1; in `fill_in` R = K+1 and row r ≥ 1 predicts
+the token of its own place. Hidden states that leave this module are those of the K rows that draft.
 
-With self-conditioning the block is read twice: the second pass adds to each position's input what the first pass
-predicted about its token. Both depend on the context only, so q stays exact.
+With self-conditioning the block is read twice: the second pass adds to each position's input what the first
+pass predicted about its token. Both depend on the context only, so q stays exact.
 
-A variable-prefix drafter (D²SD, arXiv 2606.04446) is the same network also trained over [last token, x_1..x_j, MASK …]:
-given the first j drafts it predicts those after them.
+A variable-prefix drafter (D²SD, arXiv 2606.04446) is the same network also trained over [last token,
+x_1..x_j, MASK …]: given the first j drafts it predicts those after them.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ KeysValues = tuple[Tensor, Tensor]
 
 @dataclass
 class _RoundedWeights:
-    """What `prepare_for_drafting` rounds: the head's rows (Vd, D), and the Markov basis times its last linear layer (Vd, r)."""
+    """What `prepare_for_drafting` rounds: the head's rows (Vd, D), and the Markov basis times its last
+    linear layer (Vd, r)."""
 
     head: Matrix
     basis: Matrix | None
@@ -156,14 +158,15 @@ class BlockDrafter(nn.Module):
         return embedded if self.places is None else embedded + self.places[: embedded.shape[-2]]
 
     def add_state(self, x: Tensor, hidden_before: Tensor) -> Tensor:
-        """Input rows (…, R, D) plus the projection of the target's state before each block (…, D); unchanged for `taps`."""
+        """Input rows (…, R, D) plus the projection of the target's state before each block (…, D);
+        unchanged for `taps`."""
         if self.config.context == "taps":
             return x
         return x + self.fc(self.hidden_norm(hidden_before))[..., None, :]
 
     def estimate_inputs(self, hidden: Tensor) -> Tensor:
-        """What the first pass's hidden states (…, R, D) add to the second pass's inputs, (…, R, D): to each token's row the
-        estimate of the row that predicts it; nothing to the anchor's."""
+        """What the first pass's hidden states (…, R, D) add to the second pass's inputs, (…, R, D): to each
+        token's row the estimate of the row that predicts it; nothing to the anchor's."""
         assert self.estimate is not None
         predicted = hidden[..., 1:, :] if self.config.fill_in else hidden[..., :-1, :]
         return F.pad(self.estimate(predicted), (0, 0, 1, 0))
@@ -175,7 +178,8 @@ class BlockDrafter(nn.Module):
     # ---- rotary tables ----
 
     def rotary_tables(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin at (rows, L) positions, by the target's own module or by each layer's `Rotary`, (rows, L, w)."""
+        """cos and sin at (rows, L) positions, by the target's own module or by each layer's `Rotary`,
+        (rows, L, w)."""
         rotaries = self.config.rotaries
         if not rotaries:
             cos, sin = self.target.body.rotary_emb(x, positions)
@@ -185,7 +189,8 @@ class BlockDrafter(nn.Module):
         return cos, sin
 
     def cached_tables(self, x: Tensor, positions_1L: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """`rotary_tables` of one row of positions below `end`, from the target's cached tables where it has them."""
+        """`rotary_tables` of one row of positions below `end`, from the target's cached tables where it has
+        them."""
         cached = self.target.fused
         if cached is None or self.config.rotaries:
             return self.rotary_tables(x, positions_1L)
@@ -204,8 +209,9 @@ class BlockDrafter(nn.Module):
     ) -> Tensor:
         """Hidden states of all blocks' drafts, (B, A, K, D), ready for the head.
 
-        `clean_BA`: how many tokens after its anchor each block shows; None = none. `conditioned_BA`: with self-conditioning,
-        the blocks whose second pass sees the first one's estimates; None = all, as in decoding.
+        `clean_BA`: how many tokens after its anchor each block shows; None = none. `conditioned_BA`: with
+        self-conditioning, the blocks whose second pass sees the first one's estimates; None = all, as in
+        decoding.
         """
         index, size, length = anchors.index_BA, self.config.rows, batch.tokens_BL.shape[1]
         rows = torch.arange(index.shape[0], device=index.device)[:, None]
@@ -235,8 +241,8 @@ class BlockDrafter(nn.Module):
     def run_layers(
         self, x: Tensor, cos: Tensor, sin: Tensor, contexts: Sequence[KeysValues], see: Tensor | None
     ) -> Tensor:
-        """Input rows of blocks (B, A, R, D) → normalised hidden states; `contexts`: each layer's keys and values, (B, Hkv, L,
-        d); `see`: which places each block sees, (B, A, L), None = all."""
+        """Input rows of blocks (B, A, R, D) → normalised hidden states; `contexts`: each layer's keys and
+        values, (B, Hkv, L, d); `see`: which places each block sees, (B, A, L), None = all."""
         for layer, context in zip(self.blocks, contexts, strict=True):
             x = layer(x, cos, sin, context, see)
         return self.norm(x)
@@ -250,14 +256,16 @@ class BlockDrafter(nn.Module):
     def markov_factors(
         self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor
     ) -> tuple[Tensor, Tensor] | None:
-        """Teacher-forced low-rank bias of every row: (z (B, A, K, r), basis (r, Vd)), or None without a Markov head."""
+        """Teacher-forced low-rank bias of every row: (z (B, A, K, r), basis (r, Vd)), or None without a
+        Markov head."""
         if self.markov is None:
             return None
         z = self.markov(hidden_BAKD, self._previous_tokens(batch, anchors), self._embed)
         return z, self.markov.basis
 
     def confidence_logits(self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor) -> Tensor | None:
-        """Teacher-forced confidence of every row, (B, A, K), or None without that head. No gradient leaves the head."""
+        """Teacher-forced confidence of every row, (B, A, K), or None without that head. No gradient leaves
+        the head."""
         if self.confidence is None:
             return None
         inputs = self.confidence_inputs(self._previous_tokens(batch, anchors))
@@ -290,8 +298,9 @@ class BlockDrafter(nn.Module):
 
     @torch.no_grad()
     def prepare_for_drafting(self) -> None:
-        """Prepare for drafting on a CPU, irreversibly: linear layers that are fastest for few rows, rounded to int8 where that
-        reads a quarter. Rounding may change drafts, never the distribution of the output."""
+        """Prepare for drafting on a CPU, irreversibly: linear layers that are fastest for few rows, rounded
+        to int8 where that reads a quarter. Rounding may change drafts, never the distribution of the
+        output."""
         device, dtype = self.target.device, self.norm.weight.dtype
         kept = torch.int8 if fast_linear(dtype, device) is RowsLinear else dtype
         head, basis = rounded(self.head_weight_VdD, kept), None

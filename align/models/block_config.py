@@ -7,9 +7,10 @@ A block's layout says which rows the network reads and which of them draft:
 | `anchor_first` (DSpark) | [anchor, MASK × (K−1)] | row k drafts token k+1, k = 0..K−1 | K | true |
 | `fill_in` (DFlash) | [anchor, MASK × K] | row k drafts token k, k = 1..K; row 0 nothing | K + 1 | false |
 
-In a file `block_size` is the number of input rows, as published drafters of both kinds have it; in `BlockConfig` and in recipes it
-is K, the number of drafts. `block_layout` is written where it is not `anchor_first`, `sample_from_anchor` always; a file without
-`block_layout` is of the layout that `sample_from_anchor` says, and without either of `anchor_first`.
+In a file `block_size` is the number of input rows, as published drafters of both kinds have it; in
+`BlockConfig` and in recipes it is K, the number of drafts. `block_layout` is written where it is not
+`anchor_first`, `sample_from_anchor` always; a file without `block_layout` is of the layout that
+`sample_from_anchor` says, and without either of `anchor_first`.
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ from align.target.inspection.keys import LAYOUTS, Rotary
 CONTEXTS = ("shared_kv", "taps")
 LAYOUTS_OF_BLOCKS = ("anchor_first", "fill_in")
 CONFIDENCE_INPUTS = ("", "markov", "hidden")
-"""The embedding of the previous token, its row of the Markov head's table, or nothing but the hidden state."""
+"""The embedding of the previous token, its row of the Markov head's table, or nothing but the hidden state.
+"""
 
 
 @dataclass
 class BlockConfig:
     """The architecture, as stored in config.json. Sizes are the target's unless noted otherwise.
 
-    target_layer_ids: `shared_kv`: whose keys and values; `taps`: whose outputs (id i = hidden_states[i + 1]).
-    init_layer_ids: target layers that this drafter's layers started from; -1 = unknown (another engine's).
-    draft_vocab_size: 0 = the target's whole vocabulary.
-    markov_rank: 0 = positions are independent given the context. markov: the kind of that head, "" = silu.
-    markov_width: of the first layer of an mlp head; 0 = twice the rank. markov_bias: of gated and rnn.
-    convolution: two-tap convolutions around attention and feed-forward.
-    self_conditioning: a second pass that reads the first one's estimates.
-    confidence_head: predicts each position's acceptance; it reads the hidden state and `confidence_input`.
-    value_dim: width of a value where it is not a key's; 0 = head_dim.
-    rotary: `align.target.inspection.keys.Rotary` of all layers or of each one; empty = the target's own module.
-    places: a learned vector for each row of a block, for keys without positions.
-    own_head: the head's rows for the draft vocabulary are stored here, not the target's.
+    target_layer_ids: `shared_kv`: whose keys and values; `taps`: whose outputs (id i = hidden_states[i +
+    1]). init_layer_ids: target layers that this drafter's layers started from; -1 = unknown (another
+    engine's). draft_vocab_size: 0 = the target's whole vocabulary. markov_rank: 0 = positions are
+    independent given the context. markov: the kind of that head, "" = silu. markov_width: of the first
+    layer of an mlp head; 0 = twice the rank. markov_bias: of gated and rnn. convolution: two-tap
+    convolutions around attention and feed-forward. self_conditioning: a second pass that reads the first
+    one's estimates. confidence_head: predicts each position's acceptance; it reads the hidden state and
+    `confidence_input`. value_dim: width of a value where it is not a key's; 0 = head_dim. rotary:
+    `align.target.inspection.keys.Rotary` of all layers or of each one; empty = the target's own module.
+    places: a learned vector for each row of a block, for keys without positions. own_head: the head's rows
+    for the draft vocabulary are stored here, not the target's.
     """
 
     context: str

@@ -28,7 +28,8 @@ class RMSNorm(nn.Module):
 
 
 class BlockAttention(nn.Module):
-    """Attention of the rows of A blocks over a shared context and their own block, in training and in drafting.
+    """Attention of the rows of A blocks over a shared context and their own block, in training and in
+    drafting.
 
     Rotary tables are (…, L, w): one of head_dim, or one for each layer side by side.
     """
@@ -120,7 +121,8 @@ class BlockMLP(nn.Module):
 
 
 class TwoTapConvolution(nn.Module):
-    """Two convolutions over each row of a block and the row before it, on a sublayer's input x and output (DFlash 2):
+    """Two convolutions over each row of a block and the row before it, on a sublayer's input x and output
+    (DFlash 2):
 
         out[i, c] = (1 + o[0, c] + δ[i, 0, g(c)])·in[i, c] + (o[1, c] + δ[i, 1, g(c)])·in[i−1, c],
 
@@ -190,9 +192,11 @@ class BlockLayer(nn.Module):
 
 
 class ConfidenceHead(nn.Module):
-    """σ(w·[h_k; e(x_{k−1})] + b), trained to the acceptance β_k = Σ min(p_k, q_k) = 1 − TV (DSpark's confidence head).
+    """σ(w·[h_k; e(x_{k−1})] + b), trained to the acceptance β_k = Σ min(p_k, q_k) = 1 − TV (DSpark's
+    confidence head).
 
-    It changes nothing about q. Starts at 1/2. `before`: width of what it reads of the previous token, default D.
+    It changes nothing about q. Starts at 1/2. `before`: width of what it reads of the previous token,
+    default D.
     """
 
     def __init__(self, width: int, before: int | None = None) -> None:

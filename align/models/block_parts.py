@@ -1,4 +1,5 @@
-"""A block drafter's initial weights, and the parts that are added to, replaced in or removed from a trained one."""
+"""A block drafter's initial weights, and the parts that are added to, replaced in or removed from a trained
+one."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ FRESH = "fresh"
 
 @torch.no_grad()
 def initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> None:
-    """Random weights, replaced by the target's layers and norm if `from_layers`; the context projection starts as a mean
-    (taps) or small (shared_kv)."""
+    """Random weights, replaced by the target's layers and norm if `from_layers`; the context projection
+    starts as a mean (taps) or small (shared_kv)."""
     config = drafter.config
     for name, parameter in drafter.named_parameters():
         starts_at_zero = name.startswith(("confidence.", "estimate.")) or "_conv." in name
@@ -50,8 +51,8 @@ def initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> None
 
 
 def _copy_layer(layer: BlockLayer, theirs: dict[str, Tensor]) -> list[str]:
-    """Copy a target layer's weights where shapes agree; QK-norms that the target lacks start at the typical rms of its queries
-    and keys. Returns the names of weights that stay random, without convolutions."""
+    """Copy a target layer's weights where shapes agree; QK-norms that the target lacks start at the typical
+    rms of its queries and keys. Returns the names of weights that stay random, without convolutions."""
     norm, fresh = theirs.get("input_layernorm.weight"), []
     for name, parameter in layer.named_parameters():
         if name in theirs and theirs[name].shape == parameter.shape:
@@ -106,7 +107,8 @@ def replace_markov(drafter: BlockDrafter, kind: str, rank: int, width: int, seed
 
 
 def remove_markov(drafter: BlockDrafter) -> None:
-    """Make its positions independent given the context. A confidence head that reads the Markov head starts again."""
+    """Make its positions independent given the context. A confidence head that reads the Markov head starts
+    again."""
     if drafter.config.confidence_input == "markov":
         remove_confidence(drafter)
         add_confidence(drafter)
@@ -130,8 +132,8 @@ def remove_confidence(drafter: BlockDrafter) -> None:
 def with_low_rank(
     drafter: BlockDrafter, rank: int, alpha: float, targets: Sequence[str], seed: int
 ) -> BlockDrafter:
-    """Freeze it and add low-rank updates to the linear layers whose names end in `targets` (LoRA, arXiv 2106.09685), which
-    start at zero. `merge_low_rank` adds them to the weights.
+    """Freeze it and add low-rank updates to the linear layers whose names end in `targets` (LoRA, arXiv
+    2106.09685), which start at zero. `merge_low_rank` adds them to the weights.
 
     Raises:
         UserError: the package `peft` is not installed, or there is no such layer.

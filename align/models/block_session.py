@@ -20,8 +20,8 @@ from align.target.slabs import LayerShape
 class BlockSession:
     """One request's drafting state: the context that the drafter reads, in step with the target's cache.
 
-    Call `observe` after every target forward whose first `kept` tokens are committed and in the cache; then `hidden`
-    drafts after the cache's `length` positions. Batch of one.
+    Call `observe` after every target forward whose first `kept` tokens are committed and in the cache; then
+    `hidden` drafts after the cache's `length` positions. Batch of one.
     """
 
     def __init__(self, drafter: BlockDrafter, cache: KVCache, capacity: int) -> None:
@@ -66,7 +66,8 @@ class BlockSession:
 
     @without_gradients
     def hidden(self, last_token: int) -> Tensor:
-        """Hidden states of the drafts of the block that starts at `last_token`, which follows the cached context: (K, D)."""
+        """Hidden states of the drafts of the block that starts at `last_token`, which follows the cached
+        context: (K, D)."""
         drafter = self.drafter
         assert self.before is not None
         if self._block is None:
@@ -78,7 +79,8 @@ class BlockSession:
         return self._draft(torch.cat((last, self._block[:, 1:]), dim=1))[0]
 
     def _in_one_call(self, last_token: int) -> Tensor | None:
-        """`hidden` by a prepared call of the C kernel, for `shared_kv` and one pass; None where there is none."""
+        """`hidden` by a prepared call of the C kernel, for `shared_kv` and one pass; None where there is
+        none."""
         call, fused, start = self._repeated, self._fused, self.cache.length
         if self.passes > 1 or fused is None:
             return None
@@ -108,7 +110,8 @@ class BlockSession:
     def hidden_of_blocks(self, tokens_NR: Tensor) -> Tensor:
         """Hidden states of the drafts of N blocks that all follow the cached context, in one pass: (N, K, D).
 
-        The blocks do not attend to each other and share the context's keys. `tokens_NR`: from `BlockDrafter.masked`.
+        The blocks do not attend to each other and share the context's keys. `tokens_NR`: from
+        `BlockDrafter.masked`.
         """
         return self._draft(self.drafter.target.embed(tokens_NR))
 
@@ -134,8 +137,8 @@ class BlockSession:
     def _run_layers(
         self, x_NRD: Tensor, cos_1Rw: Tensor, sin_1Rw: Tensor, state_D: Tensor | None = None
     ) -> Tensor:
-        """One pass over the rows of N blocks → normalised hidden states, by the C kernel if it takes them. `state_D`: the
-        target's state before them, if the rows do not contain it yet."""
+        """One pass over the rows of N blocks → normalised hidden states, by the C kernel if it takes them.
+        `state_D`: the target's state before them, if the rows do not contain it yet."""
         drafter, count = self.drafter, len(x_NRD)
         if drafter.stack is not None:
             cos_Rw, sin_Rw = cos_1Rw[0], sin_1Rw[0]
@@ -165,8 +168,8 @@ class BlockSession:
 
     @without_gradients
     def bias(self, input_r: Tensor, previous: Tensor) -> Tensor:
-        """The Markov bias on one row's logits after each of the tokens `previous` (…): (…, Vd). `input_r`: the row's
-        line of `bias_inputs`, or one line for each token."""
+        """The Markov bias on one row's logits after each of the tokens `previous` (…): (…, Vd). `input_r`:
+        the row's line of `bias_inputs`, or one line for each token."""
         markov = self.drafter.markov
         assert markov is not None and self.basis is not None
         z = markov.mix(input_r, previous, self.drafter.target.embed)
@@ -175,8 +178,8 @@ class BlockSession:
 
     @without_gradients
     def confidence(self, hidden_D: Tensor, previous: Tensor) -> float:
-        """Predicted probability that the draft of one row (D,) after the token `previous` (1,) is accepted if those before
-        it are."""
+        """Predicted probability that the draft of one row (D,) after the token `previous` (1,) is accepted
+        if those before it are."""
         head = self.drafter.confidence
         assert head is not None
         inputs = self.drafter.confidence_inputs(previous).to(hidden_D.dtype)

@@ -1,5 +1,6 @@
-"""A small causal language model as a drafter, for targets without a smaller sibling: some of the target's layers, its norm,
-embedding and head (layer skipping as in LayerSkip, arXiv 2404.16710, but as a separate model).
+"""A small causal language model as a drafter, for targets without a smaller sibling: some of the target's
+layers, its norm, embedding and head (layer skipping as in LayerSkip, arXiv 2404.16710, but as a separate
+model).
 
 It is saved as an ordinary causal-LM folder, which `load_target` and transformers open.
 """
@@ -25,8 +26,8 @@ from align.target.model import Target
 class CausalConfig:
     """What the network's own config.json does not say.
 
-    block_size: K, the drafts that training predicts τ for. layers: of the target that it started from, if any.
-    network: its architecture, to tell one checkpoint from another.
+    block_size: K, the drafts that training predicts τ for. layers: of the target that it started from, if
+    any. network: its architecture, to tell one checkpoint from another.
     """
 
     block_size: int
@@ -93,7 +94,8 @@ class CausalDrafter(nn.Module):
         return self._own[which]
 
     def forward(self, batch: Batch) -> Tensor:
-        """Normalised hidden states over packed rows, (B, L, D): row i, seen by the head, predicts token i + 1."""
+        """Normalised hidden states over packed rows, (B, L, D): row i, seen by the head, predicts token i +
+        1."""
         inputs_BLD = F.embedding(batch.tokens_BL, self.embedding_VD).to(self.model.dtype)
         if (scale := self._scale[0]) is not None:
             inputs_BLD = inputs_BLD * scale.to(inputs_BLD)

@@ -1,9 +1,10 @@
-"""The DDiT: the transformer of SEDD (arXiv 2310.16834), MDLM (2406.07524), RADD (2406.03736) and BD3-LM (2503.09573).
+"""The DDiT: the transformer of SEDD (arXiv 2310.16834), MDLM (2406.07524), RADD (2406.03736) and BD3-LM
+(2503.09573).
 
-Parameters have the published names and order, so that checkpoints load without renaming and their unnamed lists of
-averaged weights fit. The vocabulary V includes the mask. Besides the published attention (every position sees every
-other) a clean prefix can be causal, by tokens or by blocks; then its keys and values are cached, and drafting costs the
-block, not the context.
+Parameters have the published names and order, so that checkpoints load without renaming and their unnamed
+lists of averaged weights fit. The vocabulary V includes the mask. Besides the published attention (every
+position sees every other) a clean prefix can be causal, by tokens or by blocks; then its keys and values
+are cached, and drafting costs the block, not the context.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from align.target.slabs import LayerShape
 
 
 class DDiT(nn.Module):
-    """The network f: logits of a masked predictor, or SEDD's log-score, if `scale_by_sigma` without the part that σ gives.
+    """The network f: logits of a masked predictor, or SEDD's log-score, if `scale_by_sigma` without the
+    part that σ gives.
 
     Args:
         config: the architecture.
@@ -62,12 +64,14 @@ class DDiT(nn.Module):
             tokens_BL: ids, including the mask's.
             sigma: total noise, (B,) or (B, L); used only if `time_input` is `sigma`.
             positions_BL: rotary positions; None = counted from the cache's end.
-            see: bool, broadcastable to (B, 1, L, S), True = attend; None = by the config's attention, and with a cache
-                everything: a noisy block sees the clean prefix and itself in both directions.
-            cache: a clean prefix, from `denoise`; its length stays, and it needs room for L more. No gradient then.
+            see: bool, broadcastable to (B, 1, L, S), True = attend; None = by the config's attention, and
+                with a cache everything: a noisy block sees the clean prefix and itself in both directions.
+            cache: a clean prefix, from `denoise`; its length stays, and it needs room for L more. No
+                gradient then.
 
         Raises:
-            ValueError: a missing or misshapen σ, a cache without room, with gradients on, or under full attention.
+            ValueError: a missing or misshapen σ, a cache without room, with gradients on, or under full
+                attention.
         """
         length, past = tokens_BL.shape[1], 0
         if cache is not None:
@@ -110,11 +114,12 @@ class DDiT(nn.Module):
 
     @torch.no_grad()
     def denoise(self, clean_BC: Tensor, noisy_BK: Tensor, sigma_B: Tensor, cache: KVCache) -> Tensor:
-        """f of a noisy block after the cached prefix and the clean tokens after that, (B, K, V), in one pass. The block
-        sees everything, itself in both directions; under block_causal attention, its own and earlier blocks.
+        """f of a noisy block after the cached prefix and the clean tokens after that, (B, K, V), in one
+        pass. The block sees everything, itself in both directions; under block_causal attention, its own
+        and earlier blocks.
 
-        The clean tokens (σ = 0) stay in the cache, under block_causal attention only whole blocks of them: pass the others
-        again. Either may be empty.
+        The clean tokens (σ = 0) stay in the cache, under block_causal attention only whole blocks of them:
+        pass the others again. Either may be empty.
 
         Raises:
             ValueError: no room, or full attention.
@@ -173,11 +178,11 @@ class DDiT(nn.Module):
 
 
 def prefix_block_mask(document_BL: Tensor, anchors_index_BA: Tensor, block_size: int) -> Tensor:
-    """The attention mask of training rows [L clean tokens, A blocks of K noisy ones], as in cached drafting: bool (B, 1,
-    L+A·K, L+A·K).
+    """The attention mask of training rows [L clean tokens, A blocks of K noisy ones], as in cached
+    drafting: bool (B, 1, L+A·K, L+A·K).
 
-    A clean token sees those of its document up to itself (padding, document < 0, only itself); block a its anchor's
-    document up to and including the anchor, and itself in both directions.
+    A clean token sees those of its document up to itself (padding, document < 0, only itself); block a its
+    anchor's document up to and including the anchor, and itself in both directions.
     """
     length, device = document_BL.shape[1], document_BL.device
     index_L = torch.arange(length, device=device)

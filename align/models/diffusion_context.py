@@ -15,8 +15,9 @@ from align.target.cache import KVCache
 class DiffusionContext:
     """The clean text of one request and logits of the noisy block after it, without gradients.
 
-    A network that caches a prefix runs each committed token once, together with the first noisy block after it (a
-    block-causal one when its block is full); one of full attention recomputes its window in every pass.
+    A network that caches a prefix runs each committed token once, together with the first noisy block after
+    it (a block-causal one when its block is full); one of full attention recomputes its window in every
+    pass.
     """
 
     def __init__(self, drafter: DiffusionDrafter, capacity: int) -> None:

@@ -1,7 +1,7 @@
 """Published masked-diffusion language models: one record per family with all that is needed to load it.
 
-Every family is a known autoregressive architecture with another attention mask and its own parameter names. `rename` and
-`Family.config` map those names to transformers' own, so that no remote code is run.
+Every family is a known autoregressive architecture with another attention mask and its own parameter names.
+`rename` and `Family.config` map those names to transformers' own, so that no remote code is run.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from align.common.errors import UserError, nearest
 from align.importing.layouts import architectures_of
 
 BASES = ("GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""The transformers classes that `align.models.masked_lm` runs: plain decoders, a head without scale or bias."""
+"""The transformers classes that `align.models.masked_lm` runs: plain decoders, a head without scale or bias.
+"""
 
 
 @dataclass(frozen=True)
 class Family:
     """How a family's checkpoints are read, and what its network computes.
 
-    mask_token_id: if neither config.json nor the tokenizer's files name one. shift: how many places before a token the raw
-    logits that predict it are. block_size: of block_causal, if config.json has none. keys: prefixes of their parameter names
-    and of ours, `{i}` the layer; the first match counts, in both directions. config: their name of a config key → ours; empty
-    = the same names. fixed: config values that the base architecture assumes. resized: the embedding may have another number
-    of rows than config.json says.
+    mask_token_id: if neither config.json nor the tokenizer's files name one. shift: how many places before
+    a token the raw logits that predict it are. block_size: of block_causal, if config.json has none. keys:
+    prefixes of their parameter names and of ours, `{i}` the layer; the first match counts, in both
+    directions. config: their name of a config key → ours; empty = the same names. fixed: config values that
+    the base architecture assumes. resized: the embedding may have another number of rows than config.json
+    says.
     """
 
     name: str

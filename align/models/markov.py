@@ -1,9 +1,11 @@
-"""Markov heads: a low-rank bias on a block's draft logits from the token drafted just before (after DSpark, arXiv 2607.05147).
+"""Markov heads: a low-rank bias on a block's draft logits from the token drafted just before (after DSpark,
+arXiv 2607.05147).
 
-Every kind computes z (…, r) and adds z·B, B the basis (r, Vd). They start with a bias of zero; B starts at the head's leading
-directions, so that z acts as a correction of the hidden state. What depends only on the hidden state is computed for all rows
-of a block at once (`inputs`), the rest when the previous token is known (`mix`). h: hidden state; e(x): the target's
-embedding; T: a table with a row for each of the target's tokens. `checkpoints/dspark.py` writes a head for DSpark's engines:
+Every kind computes z (…, r) and adds z·B, B the basis (r, Vd). They start with a bias of zero; B starts at
+the head's leading directions, so that z acts as a correction of the hidden state. What depends only on the
+hidden state is computed for all rows of a block at once (`inputs`), the rest when the previous token is
+known (`mix`). h: hidden state; e(x): the target's embedding; T: a table with a row for each of the target's
+tokens. `checkpoints/dspark.py` writes a head for DSpark's engines:
 
 | kind | z | in DSpark's format |
 |---|---|---|
@@ -110,7 +112,8 @@ class MLPHead(MixedHead):
 
 
 class LinearHead(MarkovHead):
-    """z = W_e·e(x): a vanilla head whose table is a linear function of the target's embedding. W_e starts at zero."""
+    """z = W_e·e(x): a vanilla head whose table is a linear function of the target's embedding. W_e starts
+    at zero."""
 
     silent = ("previous",)
 
@@ -154,7 +157,8 @@ class GatedHead(VanillaHead):
 
 
 class RNNHead(GatedHead):
-    """z = tanh(W_h·h + W_t·T[x]): DSpark's rnn head if its output does not read the state. T and W_h start at zero."""
+    """z = tanh(W_h·h + W_t·T[x]): DSpark's rnn head if its output does not read the state. T and W_h start
+    at zero."""
 
     silent = ("table", "hidden")
 

@@ -78,8 +78,9 @@ class MaskedLM(nn.Module):
 
     @torch.no_grad()
     def prepare_for_drafting(self) -> None:
-        """Prepare for drafting on a CPU, irreversibly: linear layers that are fastest for few rows, rounded to bf16 where that
-        halves what is read. Rounding may change drafts, never the distribution of the output."""
+        """Prepare for drafting on a CPU, irreversibly: linear layers that are fastest for few rows, rounded
+        to bf16 where that halves what is read. Rounding may change drafts, never the distribution of the
+        output."""
         self._dtype, device = self.model.dtype, self.model.device
         speed_up_linears(self.model, self._dtype, device, torch.bfloat16)
         if fast_linear(self._dtype, device) is RowsLinear:
@@ -88,8 +89,8 @@ class MaskedLM(nn.Module):
     def see(self, tokens_BL: Tensor) -> Tensor:
         """The family's default attention mask: bool, broadcastable to (B, 1, L, L).
 
-        full: everything; block_causal: its own and earlier blocks, counted from the row's start; prefix_causal: causal
-        before the row's first mask, everything from there on.
+        full: everything; block_causal: its own and earlier blocks, counted from the row's start;
+        prefix_causal: causal before the row's first mask, everything from there on.
         """
         length, device = tokens_BL.shape[1], tokens_BL.device
         at = torch.arange(length, device=device)
@@ -109,8 +110,8 @@ class MaskedLM(nn.Module):
         Args:
             tokens_BL: int64 token ids, with masks.
             positions_BL: positions; default 0, 1, ….
-            see: bool, (L, L) or broadcastable to (B, 1, L, L), True = attend; every row must see something. Default:
-                `see(tokens_BL)`.
+            see: bool, (L, L) or broadcastable to (B, 1, L, L), True = attend; every row must see something.
+                Default: `see(tokens_BL)`.
 
         With a shift the raw row i − 1 predicts position i, and the row of position 0 is zero.
         """
@@ -125,8 +126,9 @@ class MaskedLM(nn.Module):
     def block_hidden(
         self, tokens_BS: Tensor, see: Tensor, positions_BS: Tensor, index_BA: Tensor, size: int
     ) -> Tensor:
-        """Of rows [clean tokens, A blocks of K] (`ddit.prefix_block_mask`), the hidden states that predict the blocks, (B, A, K,
-        D). With a shift a block's anchor, at `index_BA` of the row, predicts its first position."""
+        """Of rows [clean tokens, A blocks of K] (`ddit.prefix_block_mask`), the hidden states that predict
+        the blocks, (B, A, K, D). With a shift a block's anchor, at `index_BA` of the row, predicts its
+        first position."""
         raw_BSD = self._run(tokens_BS, see, positions_BS, None)
         count = index_BA.shape[1]
         blocks = raw_BSD[:, -count * size :].unflatten(1, (count, size))
@@ -143,7 +145,8 @@ class MaskedLM(nn.Module):
         see: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> Tensor:
-        """Raw logits in fp32, (B, L, V), row i for position i. `keep`, bool (B, L): of these rows alone, (N, V)."""
+        """Raw logits in fp32, (B, L, V), row i for position i. `keep`, bool (B, L): of these rows alone,
+        (N, V)."""
         hidden = self.hidden(tokens_BL, positions_BL=positions_BL, see=see)
         return self.head(hidden if keep is None else hidden[keep])
 
@@ -192,15 +195,16 @@ class MaskedLM(nn.Module):
     def denoise(
         self, clean_1C: Tensor, block_1K: Tensor, cache: KVCache, before_1D: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits (1, K, V) of a block after the cached prefix and the clean tokens after that, in one pass; and the next
-        call's `before_1D`. The block sees everything, itself in both directions; in a block_causal family its own and
-        earlier blocks.
+        """Logits (1, K, V) of a block after the cached prefix and the clean tokens after that, in one pass;
+        and the next call's `before_1D`. The block sees everything, itself in both directions; in a
+        block_causal family its own and earlier blocks.
 
-        The clean tokens stay in the cache, in a block_causal family only whole blocks of them: pass the others again.
-        Either may be empty.
+        The clean tokens stay in the cache, in a block_causal family only whole blocks of them: pass the
+        others again. Either may be empty.
 
         Args:
-            before_1D: with a shift, the raw hidden state of the last cached token, which predicts the next one.
+            before_1D: with a shift, the raw hidden state of the last cached token, which predicts the next
+                one.
 
         Raises:
             ValueError: no room, or a cache that was rolled back into a block.

@@ -1,9 +1,9 @@
-"""A standalone diffusion drafter: a network that reads only tokens, the forward process that it reverses, and its target's
-vocabulary.
+"""A standalone diffusion drafter: a network that reads only tokens, the forward process that it reverses,
+and its target's vocabulary.
 
-The network is a DDiT (align/models/ddit.py) or a masked language model (align/models/masked_lm.py). Whatever its
-conventions (mask, shift, σ, cache), here row k of a block predicts the token k + 1 places after the anchor, and
-`target_logits` are over the target's vocabulary.
+The network is a DDiT (align/models/ddit.py) or a masked language model (align/models/masked_lm.py).
+Whatever its conventions (mask, shift, σ, cache), here row k of a block predicts the token k + 1 places
+after the anchor, and `target_logits` are over the target's vocabulary.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ Annealed = Callable[[int], Tensor]
 class DiffusionConfig:
     """What the network's own config.json does not say.
 
-    block_size: K, the tokens of a block in training; decoding may draft fewer or more. vocab_size: the target's.
-    prediction: `log_score` (SEDD) or `logits`; with the mask graph both give the same q.
-    window: clean tokens before a block that a network of full attention reads.
-    mask_id: of a DDiT, if it is not the last id.
-    mask_rates: the mask rates of a published checkpoint (BD3-LM's clipped schedule), written when it is saved.
-    network: its architecture, to tell one checkpoint from another.
+    block_size: K, the tokens of a block in training; decoding may draft fewer or more. vocab_size: the
+    target's. prediction: `log_score` (SEDD) or `logits`; with the mask graph both give the same q. window:
+    clean tokens before a block that a network of full attention reads. mask_id: of a DDiT, if it is not the
+    last id. mask_rates: the mask rates of a published checkpoint (BD3-LM's clipped schedule), written when
+    it is saved. network: its architecture, to tell one checkpoint from another.
 
     Raises:
         UserError: a value that does not fit, with its key.
@@ -142,7 +141,8 @@ class DiffusionDrafter(nn.Module):
 
     @property
     def caches_blocks(self) -> bool:
-        """Whether a block-causal network's whole blocks can be cached: not if every token is conditioned on σ."""
+        """Whether a block-causal network's whole blocks can be cached: not if every token is conditioned on
+        σ."""
         n = self.network
         return bool(self.block) and not (isinstance(n, DDiT) and n.config.time_input == "sigma")
 
@@ -167,8 +167,8 @@ class DiffusionDrafter(nn.Module):
     def block_rows(
         self, batch: Batch, anchors: Anchors, noisy: Corrupted, annealed: Annealed | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What `logits` reads of every noisy block: hidden (B, A, K, D) and its σ (B, A, K). `annealed`: a further attention mask
-        of that length (attention annealing, arXiv 2410.17891)."""
+        """What `logits` reads of every noisy block: hidden (B, A, K, D) and its σ (B, A, K). `annealed`: a
+        further attention mask of that length (attention annealing, arXiv 2410.17891)."""
         sigma_BA1 = self.schedule.total(noisy.times)[..., None]
         sigma_BAK = sigma_BA1.expand(noisy.tokens_t.shape)
         if not self.cached:
@@ -217,8 +217,8 @@ class DiffusionDrafter(nn.Module):
         return hidden, sigma_N.view(B, A, 1).expand(B, A, K)
 
     def _visible(self, absolute_NS: Tensor, inside_NS: Tensor) -> Tensor:
-        """Attention mask of a window, (N, 1, S, S): everything inside, or by blocks counted from the text's start. Padding sees
-        itself, so that every row sees something."""
+        """Attention mask of a window, (N, 1, S, S): everything inside, or by blocks counted from the text's
+        start. Padding sees itself, so that every row sees something."""
         own_SS = torch.eye(inside_NS.shape[1], dtype=torch.bool, device=inside_NS.device)
         see_NSS = (inside_NS[:, None] & inside_NS[..., None]) | own_SS
         if self.block:
@@ -266,8 +266,8 @@ class DiffusionDrafter(nn.Module):
         return self.network.head(hidden, sigma).float()
 
     def target_logits(self, f: Tensor) -> Tensor:
-        """Logits of q over the target's vocabulary, (…, its V) → (…, V), without the mask. Only for the mask graph, where a
-        softmax of the log-score is SEDD's q as well as MDLM's."""
+        """Logits of q over the target's vocabulary, (…, its V) → (…, V), without the mask. Only for the
+        mask graph, where a softmax of the log-score is SEDD's q as well as MDLM's."""
         if self.mask_id < 0:
             raise UserError("drafter.graph=uniform has no one-step q: calibration and draws need absorbing")
         f = f[..., : self.config.vocab_size]

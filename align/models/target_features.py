@@ -17,7 +17,8 @@ from align.target.model import Target
 class TargetFeatures:
     """What the drafter reads of the target over packed rows, without gradients.
 
-    hidden_BLD: last hidden state; keys, values: per shared layer (B, Hkv, L, d), rotary positions applied; taps_BLFD.
+    hidden_BLD: last hidden state; keys, values: per shared layer (B, Hkv, L, d), rotary positions applied;
+    taps_BLFD.
     """
 
     hidden_BLD: Tensor

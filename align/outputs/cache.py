@@ -1,6 +1,8 @@
-"""The target's outputs over the training text, computed every time, or once and then read from memory or disk.
+"""The target's outputs over the training text, computed every time, or once and then read from memory or
+disk.
 
-The target is frozen, so later epochs can skip its forward, which is about half of the time on a small machine.
+The target is frozen, so later epochs can skip its forward, which is about half of the time on a small
+machine.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from align.target.model import Target
 
 @dataclass
 class TargetOutputs:
-    """The target over a micro-batch: features for the drafter, and p at `used_P`, the flat places (b·L + i, ascending) that
-    some block is trained on."""
+    """The target over a micro-batch: features for the drafter, and p at `used_P`, the flat places (b·L + i,
+    ascending) that some block is trained on."""
 
     features: TargetFeatures
     places: TargetPlaces
@@ -56,15 +58,18 @@ def compute_target_outputs(
 
 
 class TargetOutputCache:
-    """The target's outputs by row, within limits of memory and disk; rows beyond them are computed every time.
+    """The target's outputs by row, within limits of memory and disk; rows beyond them are computed every
+    time.
 
-    A row is always computed alone and rounded (fp32 where fp16 overflows), stored or not, so that a resumed run stays
-    bit-identical.
+    A row is always computed alone and rounded (fp32 where fp16 overflows), stored or not, so that a resumed
+    run stays bit-identical.
 
     Args:
         config: of the drafter; None = it reads only the last hidden state.
-        options: `keep_features_gb` of memory, `features_gb` of disk, their `features_dtype` and `features_top_k`.
-        folder: where rows are stored. writer: the number of this process among the `writers` that store there.
+        options: `keep_features_gb` of memory, `features_gb` of disk, their `features_dtype` and
+            `features_top_k`.
+        folder: where rows are stored. writer: the number of this process among the `writers` that store
+            there.
 
     Raises:
         UserError: the folder holds outputs of something else.
@@ -90,7 +95,8 @@ class TargetOutputCache:
         self._rows: dict[RowKey, RowOutputs] = {}
         self.run: Features = target_features
         self.missing: Callable[[bool], bool] = bool
-        """Whether to compute a row, given whether this process lacks it; with a sharded target, whether any process does."""
+        """Whether to compute a row, given whether this process lacks it; with a sharded target, whether any
+        process does."""
 
     def outputs(self, step: Step, temperature: float) -> TargetOutputs:
         """As `compute_target_outputs`, from rows of `step.keys`."""

@@ -1,8 +1,9 @@
 """The target's hidden states from a server, read from the files that it stores.
 
-vLLM's speculative method `extract_hidden_states` with its ExampleHiddenStatesConnector: each request of a text with one new
-token leaves a file of states (tokens, layers, D) in `shared_storage_path`, with a lock next to it while it is written. The
-target here keeps embedding, last norm, head, and the layers that make shared keys and values.
+vLLM's speculative method `extract_hidden_states` with its ExampleHiddenStatesConnector: each request of a
+text with one new token leaves a file of states (tokens, layers, D) in `shared_storage_path`, with a lock
+next to it while it is written. The target here keeps embedding, last norm, head, and the layers that make
+shared keys and values.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from align.writing.client import Client, RetryPolicy, choose_model
 
 KEY = "trainer.features_writer"
 NEAR = 0.05
-"""The largest relative distance between a state of the server and the target's own: bf16 over 30 layers has 0.01."""
+"""The largest relative distance between a state of the server and the target's own: bf16 over 30 layers has
+0.01."""
 PROBE = 48
 """Tokens of the text that tests a server."""
 Item = tuple[int, Batch, float]
@@ -89,7 +91,8 @@ async def _find_model(client: Client, recipe: Recipe, target: Target, command: s
     """The target's name on the server.
 
     Raises:
-        UserError: no answer, no such model, or one with too little room for a row. `command` starts the right one.
+        UserError: no answer, no such model, or one with too little room for a row. `command` starts the
+            right one.
     """
     try:
         models = await client.list_models()
@@ -119,8 +122,8 @@ def check_server(recipe: Recipe, target: Target, config: BlockConfig | None) -> 
 
 
 class ServedStates:
-    """The target's hidden states from a server: a context whose `features` replaces `TargetOutputCache.run`. The target given
-    to it loses its layers.
+    """The target's hidden states from a server: a context whose `features` replaces
+    `TargetOutputCache.run`. The target given to it loses its layers.
 
     Raises:
         UserError: no such server, one that returns no hidden states, or other ones than the target's.
@@ -223,7 +226,8 @@ class ServedStates:
     # ---- for the cache ----
 
     def ahead(self, rows: Iterable[Item], there: Callable[[Item], bool]) -> Iterator[Item]:
-        """The same rows in the same order, while the documents of coming rows that are not `there` are requested."""
+        """The same rows in the same order, while the documents of coming rows that are not `there` are
+        requested."""
         queue = deque[Item]()
         for item in rows:
             queue.append(item)

@@ -1,7 +1,7 @@
 """The target without most of its layers: stand-ins return hidden states that a server computed.
 
-The target's own forward runs around them, so embedding, last norm and head are those of any architecture. Layers whose keys
-and values a drafter shares stay, and run on the states before them.
+The target's own forward runs around them, so embedding, last norm and head are those of any architecture.
+Layers whose keys and values a drafter shares stay, and run on the states before them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ CLOSE = 1e-3
 
 
 def layers_asked(target: Target, config: BlockConfig | None) -> tuple[int, ...]:
-    """The layers whose outputs are needed, ascending: tapped ones, those before a layer that shares its keys and values, and the
-    last one."""
+    """The layers whose outputs are needed, ascending: tapped ones, those before a layer that shares its
+    keys and values, and the last one."""
     last = target.num_layers - 1
     if config is None:
         return (last,)
@@ -33,7 +33,8 @@ def layers_asked(target: Target, config: BlockConfig | None) -> tuple[int, ...]:
 
 
 class _StandIn(nn.Module):
-    """Replaces a layer. state: the server's output of it; before: the server's input of it, if the layer `runs`."""
+    """Replaces a layer. state: the server's output of it; before: the server's input of it, if the layer
+    `runs`."""
 
     def __init__(self, layer: nn.Module, runs: bool, form: Any) -> None:
         super().__init__()
@@ -111,7 +112,8 @@ class StandIns:
                 layer.layer.to("meta")
 
     def _forms(self, text_1L: Tensor) -> dict[int, Any]:
-        """By layer the rest of the tuple that it returns, filled with None; None if it returns only the state."""
+        """By layer the rest of the tuple that it returns, filled with None; None if it returns only the
+        state."""
         found: dict[int, Any] = {}
 
         def note(number: int) -> Any:

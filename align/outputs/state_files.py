@@ -21,8 +21,8 @@ _POLL_SECONDS = 0.005
 class StateFiles:
     """Reads files of states (tokens, layers, D) that another process writes under a lock `FILE.lock`.
 
-    url: of the server, for messages. seconds: to wait for a file. shape: (layers, D). command: starts the right server.
-    closed: stops waiting.
+    url: of the server, for messages. seconds: to wait for a file. shape: (layers, D). command: starts the
+    right server. closed: stops waiting.
     """
 
     url: str
@@ -35,7 +35,8 @@ class StateFiles:
         """States (layers, tokens, D). The file is deleted once it is known to answer this request.
 
         Raises:
-            UserError: a file that is late, unreadable, of another text, or not of finite numbers of this shape.
+            UserError: a file that is late, unreadable, of another text, or not of finite numbers of this
+                shape.
         """
         lock = path.with_name(path.name + ".lock")
         self._wait_for(path, lock)

@@ -1,8 +1,9 @@
 """The target's outputs on disk, by row, in shards of safetensors.
 
-A folder has `manifest.json`, which describes what the rows are outputs of, and shards `outputs-WW-NNNNN.safetensors`, WW the
-number of the process that wrote it. A shard counts once its seal, a .json of the same name, exists, so a kill leaves no half
-shard. Rows are found by content, so they serve every run that packs the same rows.
+A folder has `manifest.json`, which describes what the rows are outputs of, and shards
+`outputs-WW-NNNNN.safetensors`, WW the number of the process that wrote it. A shard counts once its seal, a
+.json of the same name, exists, so a kill leaves no half shard. Rows are found by content, so they serve
+every run that packs the same rows.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from align.models.checkpoints.weights import write_weights
 def save_causal(
     drafter: CausalDrafter, folder: Path, weights: dict[str, Tensor] | None = None, card: str | None = None
 ) -> None:
-    """Write the folder: an ordinary causal LM in fp32 with the target's tokenizer, `drafter.json`, and README.md if a card is
-    given. `weights`: replace its own parameters.
+    """Write the folder: an ordinary causal LM in fp32 with the target's tokenizer, `drafter.json`, and
+    README.md if a card is given. `weights`: replace its own parameters.
     """
     folder.mkdir(parents=True, exist_ok=True)
     model, target = drafter.model, drafter.target

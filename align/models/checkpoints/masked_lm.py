@@ -1,7 +1,8 @@
 """Folders of masked-diffusion language models (align/models/masked_lm.py), read and written.
 
-Published families (`align.models.families`) have their own parameter names and config.json. Drafters made from a target
-(`align.makers.adapted`) have transformers' names, and the target's config under `base_config`.
+Published families (`align.models.families`) have their own parameter names and config.json. Drafters made
+from a target (`align.makers.adapted`) have transformers' names, and the target's config under
+`base_config`.
 """
 
 from __future__ import annotations
@@ -58,13 +59,15 @@ _BUFFER = re.compile(r"\.(rotary_emb\.inv_freq|attn\.(masked_)?bias)$")
 
 
 def load_masked_lm(spec: str | Path, target: Target | None = None) -> MaskedLM:
-    """A published masked-diffusion language model, or an adapted drafter, from a folder or hub id, in fp32, evaluation mode.
+    """A published masked-diffusion language model, or an adapted drafter, from a folder or hub id, in fp32,
+    evaluation mode.
 
     Args:
         target: for an adapted drafter that shares its target's embedding and head.
 
     Raises:
-        UserError: no known family; missing, unknown, torn or misshapen tensors, or values that are no numbers.
+        UserError: no known family; missing, unknown, torn or misshapen tensors, or values that are no
+            numbers.
     """
     folder = model_folder(str(spec), "drafter", ["*.json", "*.safetensors"])
     values = read_config(folder)

@@ -1,4 +1,5 @@
-"""Checks on a few tokens that a network made from a target's layers computes the same in training and in decoding."""
+"""Checks on a few tokens that a network made from a target's layers computes the same in training and in
+decoding."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ _MOST = 2e-3
 
 
 def check_served(drafter: CausalDrafter, served_LV: Tensor, where: str) -> None:
-    """Compare a causal drafter's training graph, in packed rows, with `served_LV`, the saved model's logits of `some_tokens`.
+    """Compare a causal drafter's training graph, in packed rows, with `served_LV`, the saved model's logits
+    of `some_tokens`.
 
     Raises:
         UserError: they differ.
@@ -41,8 +43,8 @@ def check_served(drafter: CausalDrafter, served_LV: Tensor, where: str) -> None:
 
 
 def check_opened(network: MaskedLM, where: str) -> None:
-    """Compare a masked language model under a causal mask with the model's own forward, and its cache with a whole forward;
-    check that earlier places see later ones if the mask allows it.
+    """Compare a masked language model under a causal mask with the model's own forward, and its cache with
+    a whole forward; check that earlier places see later ones if the mask allows it.
 
     Raises:
         UserError: a difference, or an architecture that does not run in this way.
@@ -95,7 +97,8 @@ def _same(found: Tensor, wanted: Tensor, what: str) -> None:
 
 @contextmanager
 def refuse_on_error(where: str, kind: str, failures: type[Exception] = Exception) -> Iterator[None]:
-    """Turn failures into one line that names an alternative. Models fail in many ways when they are called differently."""
+    """Turn failures into one line that names an alternative. Models fail in many ways when they are called
+    differently."""
     try:
         yield
     except failures as error:

@@ -1,4 +1,5 @@
-"""Published checkpoints of SEDD, MDLM, RADD and BD3-LM: hub folders and original training files, recognised by content.
+"""Published checkpoints of SEDD, MDLM, RADD and BD3-LM: hub folders and original training files, recognised
+by content.
 
 | what | content |
 |---|---|
@@ -7,10 +8,11 @@
 | SEDD, RADD in training | `model`, `ema`, the config in `.hydra/config.yaml` |
 | MDLM, BD3-LM in training (Lightning) | `state_dict`, `ema`, the config in `.hydra/config.yaml` or plain hyperparameters |
 
-`ema.shadow_params` is an unnamed list in the order of the parameters, without buffers; it holds the weights to use.
-Only tensors are read: no code of a checkpoint runs. `save_published` adds the keys `attention` and `block_size` to
-config.json if a drafter's attention is not the published one. A network that none of the four layouts can hold gets our own
-config.json, `model_type` `ddit`: the fields of `DDiTConfig`, graph, noise and mask.
+`ema.shadow_params` is an unnamed list in the order of the parameters, without buffers; it holds the weights
+to use. Only tensors are read: no code of a checkpoint runs. `save_published` adds the keys `attention` and
+`block_size` to config.json if a drafter's attention is not the published one. A network that none of the
+four layouts can hold gets our own config.json, `model_type` `ddit`: the fields of `DDiTConfig`, graph,
+noise and mask.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ _RUN_WEIGHTS = ("checkpoints-meta/checkpoint.pth", "checkpoints/last.ckpt")
 class PublishedNetwork:
     """A published network, in fp32 and evaluation mode, and what its numbers mean.
 
-    family: of `FAMILIES`, or `OWN`. graph: `absorbing` or `uniform`. mask_id: None for a graph without a mask.
+    family: of `FAMILIES`, or `OWN`. graph: `absorbing` or `uniform`. mask_id: None for a graph without a
+    mask.
     """
 
     network: DDiT
@@ -74,13 +77,14 @@ class PublishedNetwork:
 
 
 def load_published(source: str | Path, attention_backend: str = "sdpa") -> PublishedNetwork:
-    """Load a hub id, a folder in hub layout, a training run's folder, or one checkpoint file with its config next to it.
+    """Load a hub id, a folder in hub layout, a training run's folder, or one checkpoint file with its
+    config next to it.
 
     `attention_backend`: as for `DDiT`.
 
     Raises:
-        UserError: files that are missing, unreadable or hold more than tensors, tensors that do not fit, or a config of none
-            of the four families.
+        UserError: files that are missing, unreadable or hold more than tensors, tensors that do not fit, or
+            a config of none of the four families.
     """
     path, config_file = find(source)
     content = read_checkpoint(path)
@@ -123,8 +127,9 @@ def save_published(
     schedule: ScheduleSpec | None = None,
     mask_id: int | None = None,
 ) -> None:
-    """Write config.json and model.safetensors in the layout of a family that holds this network (`family_for`), in the
-    network's own precision. `mask_id` None = the last id, where the graph has a mask."""
+    """Write config.json and model.safetensors in the layout of a family that holds this network
+    (`family_for`), in the network's own precision. `mask_id` None = the last id, where the graph has a
+    mask."""
     schedule = schedule or ScheduleSpec()
     prefix = _BACKBONE if family in ("mdlm", "bd3lm") else ""
     tensors = {prefix + name: t.detach().contiguous().cpu() for name, t in network.state_dict().items()}

@@ -1,5 +1,5 @@
-"""Saving and loading standalone diffusion drafters: a folder in the network's own published layout, plus `drafter.json` with
-what that layout lacks."""
+"""Saving and loading standalone diffusion drafters: a folder in the network's own published layout, plus
+`drafter.json` with what that layout lacks."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def architecture(network: DDiT | MaskedLM) -> dict[str, Any]:
 
 
 def save_standalone(drafter: DiffusionDrafter, folder: Path, card: str | None = None) -> None:
-    """Write the folder: weights and config.json in the layout of the network's family, `drafter.json`, and README.md if a card is
-    given. Low-rank updates are merged."""
+    """Write the folder: weights and config.json in the layout of the network's family, `drafter.json`, and
+    README.md if a card is given. Low-rank updates are merged."""
     folder.mkdir(parents=True, exist_ok=True)
     network, config = drafter.network, drafter.config
     if isinstance(network, MaskedLM):
