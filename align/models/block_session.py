@@ -120,7 +120,7 @@ class BlockSession:
         drafter, size = self.drafter, embedded_NRD.shape[1]
         assert self.before is not None
         x_NRD = drafter.add_places(embedded_NRD)
-        start = (self.own or self.cache).length
+        start = (self.cache if self.own is None else self.own).length
         positions_1R = torch.arange(start, start + size, device=x_NRD.device)[None]
         cos_1Rw, sin_1Rw = drafter.cached_tables(x_NRD[:1], positions_1R, start + size)
         state_D = None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from align.diffusion.parameterization import LOG_ZERO
-from align.losses.acceptance import expected_accepted_token, kept_greedy, kept_token, reach
+from align.losses.acceptance import expected_accepted_token, kept_greedy, kept_token
 
 V, K = 3, 3
 Path = tuple[int, ...]

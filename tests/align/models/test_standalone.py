@@ -61,7 +61,9 @@ def test_whole_blocks_are_cached_exactly(target: Target, length: int) -> None:
         context.extend([token])
         found = context.denoise(block)
     assert context.cache is not None and context.cache.length == length // 4 * 4
-    torch.testing.assert_close(found, made.target_logits(context._window_logits(block[None])), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        found, made.target_logits(context._window_logits(block[None])), atol=1e-5, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("kind", ["ddit", "masked_lm"])
