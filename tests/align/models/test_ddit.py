@@ -115,18 +115,6 @@ def test_flash_attention_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(attention, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="is not installed"):
         DDiT(config(), attention_backend="flash_attn")(tokens(1, 3), torch.zeros(1))
-    monkeypatch.setattr(attention, "find_spec", lambda name: object())
-    with pytest.raises(UserError, match="needs a GPU, not cpu"):
-        attend(x, x, x, None, "flash_attn")
-
-    class OnGpu:
-        device, dtype = torch.device("cuda"), torch.float32
-
-    query: Any = OnGpu()
-    assert attention._flash_refusal(query, False) == "computes in float16 or bfloat16, not float32"
-    query.dtype = torch.bfloat16
-    assert "takes block-diagonal masks only" in attention._flash_refusal(query, True)
-    assert attention._flash_refusal(query, False) == ""
 
 
 def none(rows: int) -> torch.Tensor:
@@ -240,16 +228,11 @@ def test_half_precision_keeps_norms_and_positions() -> None:
     ("changes", "says"),
     [
         ({"n_blocks": 0}, "n_blocks=0 must be a whole number from 1 to 1024"),
-        ({"n_blocks": 10**7}, "n_blocks=10000000 must be a whole number from 1 to 1024"),
-        ({"vocab_size": 10**400}, "must be a whole number from 1 to 16777216"),
         ({"hidden_size": "768"}, "hidden_size='768' must be a whole number"),
-        ({"vocab_size": True}, "vocab_size=True must be a whole number"),
         ({"dropout": 1.0}, "dropout=1.0 must be a number within 0..1"),
-        ({"dropout": float("nan")}, "dropout=nan must be"),
         ({"norm_bias": 1}, "norm_bias=1 must be true or false"),
         ({"time_input": "sigmas"}, "time_input='sigmas' is unknown.*did you mean 'sigma'"),
         ({"attention": "causal"}, "attention='causal' is unknown.*block_causal"),
-        ({"attention": None}, "attention=None is unknown"),
         ({"hidden_size": 18, "n_heads": 4}, "hidden_size=18 must be a multiple of 2·n_heads=8"),
         ({"attention": "block_causal"}, "block_size=0 must be at least 1"),
         ({"block_size": 4}, "block_size=4 must be 0: only block_causal"),

@@ -121,7 +121,7 @@ def test_a_damaged_shard_is_computed_again(tmp_path: Path, capsys: pytest.Captur
     )
 
 
-@pytest.mark.parametrize("rows_text", [None, "1", "[1]", '["a", {}]', f'["a", 1{"0" * 400}]'])
+@pytest.mark.parametrize("rows_text", [None, "[1]"])
 def test_a_shard_whose_seal_is_of_another_kind_is_computed_again(
     rows_text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
