@@ -21,8 +21,7 @@ from align.diffusion.parameterization import full_precision, log_expm1, logsumex
 
 @dataclass(frozen=True)
 class Graph(ABC):
-    """Transitions among `size` states. Tokens are (…,), σ broadcasts to them, (B, 1) or (B, L); rows over
-    states (…, V).
+    """Transitions among `size` states. Tokens (…,); σ broadcasts to them; rows over states (…, V).
 
     Raises:
         UserError: fewer than two states, or a mask that is not among them.
@@ -113,11 +112,9 @@ def excess(x_V: Tensor, x_0: Tensor, mask_id: int, shift: Tensor | float) -> Ten
 
 
 def on_rows(statistic: Callable[..., Tensor], where: Tensor, x_V: Tensor, *values: Tensor) -> Tensor:
-    """`statistic(x_RV, *values_R)` of the R positions that `where` marks, put back into its shape; 0
-    elsewhere.
+    """`statistic(x_RV, *values_R)` of the R positions that `where` marks, in its shape; 0 elsewhere.
 
-    The rows of `x_V` are gathered before they are converted to fp32, and not copied at all where all are
-    marked.
+    Rows of `x_V` are gathered before they are converted to fp32, and not copied if all are marked.
     """
     index = where.reshape(-1).nonzero()[:, 0]
     rows = x_V.expand(*where.shape, x_V.shape[-1]).reshape(-1, x_V.shape[-1])

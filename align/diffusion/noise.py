@@ -21,8 +21,7 @@ from align.diffusion.schedules import Schedule, draw_times, from_least
 
 
 def may_anchor(batch: Batch) -> Tensor:
-    """Bool (B, L): the places whose next token is an answer's, of the same document, and that are not its
-    first."""
+    """Bool (B, L): places inside a document, not its first, whose next token belongs to an answer."""
     same_next = torch.zeros_like(batch.answer_BL)
     same_next[:, :-1] = (batch.document_BL[:, 1:] == batch.document_BL[:, :-1]) & batch.answer_BL[:, 1:]
     return same_next & (batch.positions_BL > 0) & (batch.document_BL >= 0)
@@ -198,8 +197,7 @@ def corrupt_suffix(
     least: float = 1e-3,
     u_B: Tensor | None = None,
 ) -> Corrupted:
-    """Corrupt whole rows, as in SEDD's pretraining, except for a clean prefix of every document; one time
-    per row.
+    """Corrupt whole rows as in SEDD's pretraining, after each document's clean prefix; one time per row.
 
     Args:
         prefix_BN: clean tokens at the start of each document, by its number in the row; zeros corrupt

@@ -1,5 +1,4 @@
-"""Noise schedules σ(t) of discrete diffusion, and the times of a training step. Time t is in [0, 1], σ the
-total noise.
+"""Noise schedules σ(t), the total noise at a time t in [0, 1], and the times of a training step.
 
 The formulas are those of SEDD (arXiv 2310.16834) and MDLM (arXiv 2406.07524).
 """
@@ -90,8 +89,7 @@ class Geometric(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """σ(t) = −log(eps + (1−eps)·cos(πt/2)), MDLM's cosine; 1 − cos(πt/2) = 2·sin²(πt/4) is accurate near t
-    = 0."""
+    """σ(t) = −log(eps + (1−eps)·cos(πt/2)), MDLM's cosine, with 1 − cos(πt/2) = 2·sin²(πt/4)."""
 
     eps: float = 1e-3
 

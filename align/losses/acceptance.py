@@ -38,8 +38,7 @@ def kept_token(log_q_label: Tensor, p_label: Tensor, acceptance: Tensor, valid: 
 def expected_accepted_token(
     log_q_label: Tensor, p_label: Tensor, acceptance: Tensor, valid: Tensor
 ) -> Tensor:
-    """Drafts accepted by token verification from each anchor, (…, K) → (…): `kept_token` summed; τ is one
-    more."""
+    """Drafts accepted by token verification, (…, K) → (…): `kept_token` summed; τ is one more."""
     return kept_token(log_q_label, p_label, acceptance, valid).sum(-1)
 
 

@@ -1,5 +1,4 @@
-"""Losses of discrete diffusion: denoising score entropy and masked cross-entropy, per position, unreduced,
-in nats.
+"""Losses of discrete diffusion: score entropy and masked cross-entropy, per position, unreduced, in nats.
 
 Every function is elementwise over the leading dimensions: rows (R, V) with tokens and σ of shape (R,) serve
 as well as (B, L, V) with (B, L); σ and its rate broadcast, (B, 1). Rows that do not count (not `valid`; not
@@ -34,8 +33,7 @@ def score_entropy(
 ) -> Tensor:
     """dσ·DSE per position, (…,), zero where not `valid`: SEDD's loss (arXiv 2310.16834; SpecDiff, eq. 1).
 
-    With the absorbing graph the log-score is f − log(e^σ−1) − log(V−1) if `scale_by_sigma`, else f; with
-    the uniform graph always f.
+    The log-score is f, for the absorbing graph with `scale_by_sigma` f − log(e^σ−1) − log(V−1).
     """
     if not (isinstance(graph, Absorbing) and scale_by_sigma):
         return full_precision(rate) * on_rows(graph.score_entropy, valid, f_V, sigma, tokens_t, tokens_0)

@@ -75,8 +75,7 @@ def _logits(hidden_RD: Tensor, z_Rr: Tensor | None, basis_rV: Tensor | None, wor
 
 
 def _target_rows(place_R: Tensor, work: ChunkInputs) -> tuple[Tensor, Tensor]:
-    """log p over the draft vocabulary at the positions that these rows share, (U, Vd), and each row's index
-    in it."""
+    """log p over the draft vocabulary at these rows' distinct positions, (U, Vd), and each row's index."""
     own, where = torch.unique(place_R, return_inverse=True)
     if work.places.top is not None:
         return _of_top(work.places.top[own], work), where

@@ -1,5 +1,4 @@
-"""Divergences between the drafter's q and the target's p at every drafted position: values and gradients,
-in fp32.
+"""Divergences between the drafter's q and the target's p per drafted position: values and gradients, in fp32.
 
 Logits are computed in chunks of rows and the gradients are written by hand
 (align/losses/divergence_gradients.py), so that memory is (chunk × Vd), never (rows × Vd). p is constant;
@@ -32,8 +31,7 @@ _CPU_CHUNK_ROWS = 128  # fewer, and the product waits for the head to be read
 
 @dataclass
 class RowStatistics:
-    """What the losses need at every drafted position; each field has shape (B, A, K), fp32 (None = not
-    asked for).
+    """What the losses need at every drafted position, (B, A, K) in fp32; None = not requested.
 
     With a pruned draft vocabulary q is 0 outside it while p is not:
 
@@ -94,8 +92,7 @@ def row_statistics(
         draft_vocab: (Vd,) ascending target ids of those rows; None = all of V in order.
         wanted: divergences to compute, names of `DIVERGENCES`.
         temperature: p = softmax(logits / temperature), that of `places`.
-        draft_temperature: q = softmax(draft logits / draft_temperature). To predict a decoder that samples
-            at T, give T for both.
+        draft_temperature: q = softmax(draft logits / draft_temperature); a decoder at T has T in both.
 
     Raises:
         UserError: an unknown divergence.
@@ -128,8 +125,7 @@ def logit_statistics(
     head_VD: Tensor,
     wanted: frozenset[str] = frozenset(),
 ) -> RowStatistics:
-    """Statistics of a drafter with its own head: q = softmax(logits_RV) over the whole vocabulary; fields
-    (R,).
+    """Statistics of a drafter with its own head, (R,): q = softmax(logits_RV) over the vocabulary.
 
     Args:
         place_R: as in `DraftRows`. head_VD: the TARGET's head, which turns the hidden states of `places`

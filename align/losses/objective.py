@@ -1,5 +1,4 @@
-"""Losses of block drafters from the statistics of `align.losses.divergences`, per drafted position,
-unreduced.
+"""Losses of block drafters from `align.losses.divergences`, per drafted position, unreduced.
 
 A loss is a weighted sum of terms; every term but `streak`, which has its own, is multiplied by a weight of
 its position in the block, a constant. Shapes: B rows of text, A anchors, K drafted positions.
@@ -35,8 +34,7 @@ def normalised_weights(log_q_label: Tensor, decay: float, valid: Tensor) -> Tens
 
 
 def d_pace_weights(log_q_label: Tensor, alpha: float, valid: Tensor | None = None) -> Tensor:
-    """w_k = Σ_{m≥k} Π_{j≤m} ((1−α)·q_j + α), D-PACE (arXiv 2605.18810); α = 0 are the streak loss's own
-    weights.
+    """w_k = Σ_{m≥k} Π_{j≤m} ((1−α)·q_j + α), D-PACE (arXiv 2605.18810); α = 0: the streak loss's.
 
     The first position that is not `valid` ends the sum.
     """
@@ -64,8 +62,7 @@ def cross_entropy(log_q_label: Tensor, valid: Tensor) -> Tensor:
 
 
 def streak(log_q_label: Tensor, valid: Tensor) -> Tensor:
-    """−Π_{j≤m} q_j(x_j) at every position m: SpecDiff-2's streak objective (arXiv 2511.00606, eq. 6), as a
-    loss.
+    """−Π_{j≤m} q_j(x_j) at every position m: SpecDiff-2's streak objective (arXiv 2511.00606, eq. 6).
 
     Its gradient is that of −Σ_k w_k·log q_k with `d_pace_weights(α=0)`. The first position that is not
     `valid` ends it.

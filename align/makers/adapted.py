@@ -57,8 +57,7 @@ def adapt(
     attention: str = "prefix_causal",
     share_embedding: bool = True,
 ) -> MaskedLM:
-    """A diffusion drafter that starts from these layers of an autoregressive target, in this order, and
-    from its norm.
+    """A diffusion drafter that starts from these layers of an autoregressive target and its norm.
 
     The target's shift is kept (DiffuLLaMA, arXiv 2410.17891). `attention`: full or prefix_causal, the
     default mask. `share_embedding`: the target's embedding and head are used, frozen and not stored; else

@@ -158,8 +158,7 @@ def check_rank(target: TargetSizes, rank: int) -> None:
 def from_target(
     target: Target, options: DrafterConfig, draft_vocab: Tensor | None, seed: int = 0
 ) -> BlockDrafter:
-    """A fresh drafter for `target` after the recipe's drafter group, by default starting from the target's
-    layers.
+    """A fresh drafter after the recipe's drafter group, by default starting from the target's layers.
 
     Raises:
         UserError: an option that does not fit the target.
@@ -216,8 +215,7 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
 
 
 def _stored_rotaries(target: Target, width: int, rotaries: list[Rotary]) -> list[Rotary]:
-    """The layers' rotary embeddings if they differ, one if all have the same, none if the target's module
-    computes it."""
+    """The layers' rotary embeddings, one if all are equal, none if the target's module computes it."""
     plain = all(r.full(width) and r.inv_freq for r in rotaries)
     if plain and matches_target_tables(target, width, rotaries):
         return []

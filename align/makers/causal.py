@@ -1,5 +1,4 @@
-"""Autoregressive drafters as a recipe's drafter group describes them: `drafter.init`, or the target's own
-layers."""
+"""Autoregressive drafters as a recipe describes them: `drafter.init`, or the target's own layers."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ from align.target.proof import proven
 
 
 def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:
-    """A drafter after the recipe's drafter group: `init`, any causal LM over the target's vocabulary, or
-    the target's layers.
+    """A drafter from `init`, any causal LM over the target's vocabulary, or from the target's layers.
 
     Raises:
         UserError: a layer, vocabulary or architecture that does not fit.

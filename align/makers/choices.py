@@ -100,8 +100,7 @@ def _role_ids(target: Target) -> set[int]:
 
 
 def _config_ids(target: Target) -> set[int]:
-    """Tokens that the target's configs name (`bos_token_id`, `image_token_id`), partly by their class's
-    defaults."""
+    """Tokens that the target's configs name (`bos_token_id`, `image_token_id`)."""
     configs = (target.model.config, target.config, getattr(target.model, "generation_config", None))
     found: list[Any] = []
     for config in configs:
@@ -119,8 +118,7 @@ def lora_alpha(options: DrafterConfig) -> float:
 def note_ignored(
     options: DrafterConfig, has: Mapping[str, Any], asked: Mapping[str, Any] | None = None
 ) -> None:
-    """Print which options `drafter.init` overrules. Not an error: a recipe that this one is based on may
-    set them.
+    """Print which options `drafter.init` overrules; not an error, as a base recipe may set them.
 
     Args:
         has: what the drafter has, by option. asked: values that replace the recipe's own in the comparison.

@@ -73,8 +73,7 @@ def named_layers(target: TargetSizes, named: Sequence[int] | None) -> list[int]:
 
 
 def start_layers(target: Target, layers: int) -> list[int]:
-    """Target layers that a drafter's layers start from: `shared_layers` of those that attend, of all if
-    none does."""
+    """Target layers to start from: `shared_layers` of those that attend, of all if none does."""
     shapes = () if target.anatomy.repeats else target.anatomy.shapes
     attending = [i for i, shape in enumerate(shapes) if shape is not None]
     return _spread(attending, layers) if attending else shared_layers(target.num_layers, layers)
@@ -106,8 +105,7 @@ def check_count(target: TargetSizes, layers: int) -> None:
 
 
 def shared_keys(target: Target, options: DrafterConfig) -> tuple[list[int], list[Rotary]]:
-    """The layers whose keys and values a drafter reads, by default spread over those that can serve, and
-    their rotary embeddings.
+    """The layers whose keys and values a drafter reads, by default spread evenly, and their rotaries.
 
     Raises:
         UserError: layers without keys of their own, of several shapes, or with an unknown position encoding.
@@ -199,8 +197,7 @@ def has_attention_bias(target: Target) -> bool:
 
 @torch.no_grad()
 def matches_target_tables(target: Target, width: int, rotaries: Sequence[Rotary]) -> bool:
-    """Whether the target has one rotary module for all layers, in the plain layout and of this width, that
-    computes these rotary embeddings."""
+    """Whether the target's one rotary module, in the plain layout, computes these rotary embeddings."""
     module = getattr(target.body, "rotary_emb", None)
     if module is None:
         return False

@@ -21,8 +21,7 @@ from align.target.model import Target
 
 
 def make_standalone(target: Target, options: DrafterConfig, seed: int = 0) -> DiffusionDrafter:
-    """A standalone drafter after the recipe's drafter group: `init` as it was saved or published, else a
-    fresh one.
+    """A standalone drafter from `init` as it was saved or published, else a fresh one.
 
     Raises:
         UserError: an option that does not fit the target.

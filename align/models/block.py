@@ -47,8 +47,7 @@ KeysValues = tuple[Tensor, Tensor]
 
 @dataclass
 class _RoundedWeights:
-    """What `prepare_for_drafting` rounds: the head's rows (Vd, D), and the Markov basis times its last
-    linear layer (Vd, r)."""
+    """Rounded for drafting: the head's rows (Vd, D), and the Markov basis times its last layer (Vd, r)."""
 
     head: Matrix
     basis: Matrix | None
@@ -158,8 +157,7 @@ class BlockDrafter(nn.Module):
         return embedded if self.places is None else embedded + self.places[: embedded.shape[-2]]
 
     def add_state(self, x: Tensor, hidden_before: Tensor) -> Tensor:
-        """Input rows (…, R, D) plus the projection of the target's state before each block (…, D);
-        unchanged for `taps`."""
+        """Input rows (…, R, D) plus the projected target state before each block (…, D); `taps`: unchanged."""
         if self.config.context == "taps":
             return x
         return x + self.fc(self.hidden_norm(hidden_before))[..., None, :]
@@ -178,8 +176,7 @@ class BlockDrafter(nn.Module):
     # ---- rotary tables ----
 
     def rotary_tables(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin at (rows, L) positions, by the target's own module or by each layer's `Rotary`,
-        (rows, L, w)."""
+        """cos and sin at (rows, L) positions, by the target's module or each layer's `Rotary`, (rows, L, w)."""
         rotaries = self.config.rotaries
         if not rotaries:
             cos, sin = self.target.body.rotary_emb(x, positions)
@@ -189,8 +186,7 @@ class BlockDrafter(nn.Module):
         return cos, sin
 
     def cached_tables(self, x: Tensor, positions_1L: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """`rotary_tables` of one row of positions below `end`, from the target's cached tables where it has
-        them."""
+        """`rotary_tables` of one row of positions below `end`, from the target's cached tables if possible."""
         cached = self.target.fused
         if cached is None or self.config.rotaries:
             return self.rotary_tables(x, positions_1L)
@@ -256,16 +252,14 @@ class BlockDrafter(nn.Module):
     def markov_factors(
         self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor
     ) -> tuple[Tensor, Tensor] | None:
-        """Teacher-forced low-rank bias of every row: (z (B, A, K, r), basis (r, Vd)), or None without a
-        Markov head."""
+        """Teacher-forced low-rank bias: (z (B, A, K, r), basis (r, Vd)), or None without a Markov head."""
         if self.markov is None:
             return None
         z = self.markov(hidden_BAKD, self._previous_tokens(batch, anchors), self._embed)
         return z, self.markov.basis
 
     def confidence_logits(self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor) -> Tensor | None:
-        """Teacher-forced confidence of every row, (B, A, K), or None without that head. No gradient leaves
-        the head."""
+        """Teacher-forced confidence, (B, A, K), or None without that head. No gradient leaves the head."""
         if self.confidence is None:
             return None
         inputs = self.confidence_inputs(self._previous_tokens(batch, anchors))

@@ -28,8 +28,7 @@ class RMSNorm(nn.Module):
 
 
 class BlockAttention(nn.Module):
-    """Attention of the rows of A blocks over a shared context and their own block, in training and in
-    drafting.
+    """Attention of A blocks over a shared context and each over itself, in training and in drafting.
 
     Rotary tables are (…, L, w): one of head_dim, or one for each layer side by side.
     """
@@ -192,11 +191,9 @@ class BlockLayer(nn.Module):
 
 
 class ConfidenceHead(nn.Module):
-    """σ(w·[h_k; e(x_{k−1})] + b), trained to the acceptance β_k = Σ min(p_k, q_k) = 1 − TV (DSpark's
-    confidence head).
+    """DSpark's confidence head: σ(w·[h_k; e(x_{k−1})] + b) predicts the acceptance β_k = Σ min(p_k, q_k).
 
-    It changes nothing about q. Starts at 1/2. `before`: width of what it reads of the previous token,
-    default D.
+    Starts at 1/2. `before`: width of what it reads of the previous token, default D.
     """
 
     def __init__(self, width: int, before: int | None = None) -> None:

@@ -1,5 +1,4 @@
-"""A block drafter's initial weights, and the parts that are added to, replaced in or removed from a trained
-one."""
+"""A block drafter's initial weights, and changes to the parts of a trained one."""
 
 from __future__ import annotations
 
@@ -107,8 +106,7 @@ def replace_markov(drafter: BlockDrafter, kind: str, rank: int, width: int, seed
 
 
 def remove_markov(drafter: BlockDrafter) -> None:
-    """Make its positions independent given the context. A confidence head that reads the Markov head starts
-    again."""
+    """Remove its Markov head. A confidence head that reads it starts again."""
     if drafter.config.confidence_input == "markov":
         remove_confidence(drafter)
         add_confidence(drafter)

@@ -66,8 +66,7 @@ class BlockSession:
 
     @without_gradients
     def hidden(self, last_token: int) -> Tensor:
-        """Hidden states of the drafts of the block that starts at `last_token`, which follows the cached
-        context: (K, D)."""
+        """Hidden states (K, D) of the drafts after `last_token`, which follows the cached context."""
         drafter = self.drafter
         assert self.before is not None
         if self._block is None:
@@ -79,8 +78,7 @@ class BlockSession:
         return self._draft(torch.cat((last, self._block[:, 1:]), dim=1))[0]
 
     def _in_one_call(self, last_token: int) -> Tensor | None:
-        """`hidden` by a prepared call of the C kernel, for `shared_kv` and one pass; None where there is
-        none."""
+        """`hidden` by a prepared call of the C kernel, for `shared_kv` and one pass; else None."""
         call, fused, start = self._repeated, self._fused, self.cache.length
         if self.passes > 1 or fused is None:
             return None
@@ -110,8 +108,7 @@ class BlockSession:
     def hidden_of_blocks(self, tokens_NR: Tensor) -> Tensor:
         """Hidden states of the drafts of N blocks that all follow the cached context, in one pass: (N, K, D).
 
-        The blocks do not attend to each other and share the context's keys. `tokens_NR`: from
-        `BlockDrafter.masked`.
+        The blocks do not see each other. `tokens_NR`: from `BlockDrafter.masked`.
         """
         return self._draft(self.drafter.target.embed(tokens_NR))
 
@@ -178,8 +175,7 @@ class BlockSession:
 
     @without_gradients
     def confidence(self, hidden_D: Tensor, previous: Tensor) -> float:
-        """Predicted probability that the draft of one row (D,) after the token `previous` (1,) is accepted
-        if those before it are."""
+        """Predicted probability that one row's draft after `previous` (1,) is accepted if those before are."""
         head = self.drafter.confidence
         assert head is not None
         inputs = self.drafter.confidence_inputs(previous).to(hidden_D.dtype)

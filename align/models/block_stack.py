@@ -76,8 +76,7 @@ def run_stack(
     see_RR: Tensor,
     state_D: Tensor | None,
 ) -> Tensor | None:
-    """Normalised last hidden states (R, D) of block rows; None for too many rows or a cache of several
-    requests.
+    """Normalised last hidden states (R, D); None for too many rows or a cache of several requests.
 
     Args:
         layers: of the cache, which is only read; None = all. see_RR: which rows each one sees.
@@ -90,8 +89,7 @@ def run_stack(
 
 
 def tree_head(drafter: BlockDrafter, head: Matrix, basis: Matrix | None) -> TreeHead | None:
-    """The head and the Markov head of a prepared drafter in fp32; None for other kinds, or without the
-    library.
+    """Head and Markov head of a prepared drafter in fp32; None for other kinds, or without the library.
 
     `basis`: (Vd, r), with the Markov head's last layer multiplied in.
     """

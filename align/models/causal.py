@@ -94,8 +94,7 @@ class CausalDrafter(nn.Module):
         return self._own[which]
 
     def forward(self, batch: Batch) -> Tensor:
-        """Normalised hidden states over packed rows, (B, L, D): row i, seen by the head, predicts token i +
-        1."""
+        """Normalised hidden states over packed rows, (B, L, D): row i predicts token i + 1."""
         inputs_BLD = F.embedding(batch.tokens_BL, self.embedding_VD).to(self.model.dtype)
         if (scale := self._scale[0]) is not None:
             inputs_BLD = inputs_BLD * scale.to(inputs_BLD)

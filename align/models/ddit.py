@@ -1,5 +1,4 @@
-"""The DDiT: the transformer of SEDD (arXiv 2310.16834), MDLM (2406.07524), RADD (2406.03736) and BD3-LM
-(2503.09573).
+"""The transformer of SEDD (arXiv 2310.16834), MDLM (2406.07524), RADD (2406.03736) and BD3-LM (2503.09573).
 
 Parameters have the published names and order, so that checkpoints load without renaming and their unnamed
 lists of averaged weights fit. The vocabulary V includes the mask. Besides the published attention (every
@@ -24,8 +23,7 @@ from align.target.slabs import LayerShape
 
 
 class DDiT(nn.Module):
-    """The network f: logits of a masked predictor, or SEDD's log-score, if `scale_by_sigma` without the
-    part that σ gives.
+    """The network f: logits, or SEDD's log-score, if `scale_by_sigma` without the part that σ gives.
 
     Args:
         config: the architecture.
@@ -66,12 +64,10 @@ class DDiT(nn.Module):
             positions_BL: rotary positions; None = counted from the cache's end.
             see: bool, broadcastable to (B, 1, L, S), True = attend; None = by the config's attention, and
                 with a cache everything: a noisy block sees the clean prefix and itself in both directions.
-            cache: a clean prefix, from `denoise`; its length stays, and it needs room for L more. No
-                gradient then.
+            cache: a clean prefix, from `denoise`, with room for L more; its length stays.
 
         Raises:
-            ValueError: a missing or misshapen σ, a cache without room, with gradients on, or under full
-                attention.
+            ValueError: a wrong σ, or a cache without room, with gradients or under full attention.
         """
         length, past = tokens_BL.shape[1], 0
         if cache is not None:

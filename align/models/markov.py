@@ -112,8 +112,7 @@ class MLPHead(MixedHead):
 
 
 class LinearHead(MarkovHead):
-    """z = W_e·e(x): a vanilla head whose table is a linear function of the target's embedding. W_e starts
-    at zero."""
+    """z = W_e·e(x): a table that is linear in the target's embedding. W_e starts at zero."""
 
     silent = ("previous",)
 
@@ -157,8 +156,7 @@ class GatedHead(VanillaHead):
 
 
 class RNNHead(GatedHead):
-    """z = tanh(W_h·h + W_t·T[x]): DSpark's rnn head if its output does not read the state. T and W_h start
-    at zero."""
+    """z = tanh(W_h·h + W_t·T[x]): DSpark's rnn head without state. T and W_h start at zero."""
 
     silent = ("table", "hidden")
 

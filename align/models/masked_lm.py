@@ -145,8 +145,7 @@ class MaskedLM(nn.Module):
         see: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> Tensor:
-        """Raw logits in fp32, (B, L, V), row i for position i. `keep`, bool (B, L): of these rows alone,
-        (N, V)."""
+        """Raw logits in fp32, (B, L, V), row i for position i; with `keep`, bool (B, L), of its N rows, (N, V)."""
         hidden = self.hidden(tokens_BL, positions_BL=positions_BL, see=see)
         return self.head(hidden if keep is None else hidden[keep])
 
@@ -203,8 +202,7 @@ class MaskedLM(nn.Module):
         others again. Either may be empty.
 
         Args:
-            before_1D: with a shift, the raw hidden state of the last cached token, which predicts the next
-                one.
+            before_1D: with a shift, the raw hidden state of the last cached token.
 
         Raises:
             ValueError: no room, or a cache that was rolled back into a block.

@@ -1,5 +1,4 @@
-"""A standalone diffusion drafter: a network that reads only tokens, the forward process that it reverses,
-and its target's vocabulary.
+"""A standalone diffusion drafter: a network that reads only tokens, and its forward process.
 
 The network is a DDiT (align/models/ddit.py) or a masked language model (align/models/masked_lm.py).
 Whatever its conventions (mask, shift, σ, cache), here row k of a block predicts the token k + 1 places
@@ -141,8 +140,7 @@ class DiffusionDrafter(nn.Module):
 
     @property
     def caches_blocks(self) -> bool:
-        """Whether a block-causal network's whole blocks can be cached: not if every token is conditioned on
-        σ."""
+        """Whether a block-causal network's blocks can be cached: not if tokens are conditioned on σ."""
         n = self.network
         return bool(self.block) and not (isinstance(n, DDiT) and n.config.time_input == "sigma")
 

@@ -1,8 +1,6 @@
-"""The target's outputs over the training text, computed every time, or once and then read from memory or
-disk.
+"""The target's outputs over the training text, computed every time or kept in memory or on disk.
 
-The target is frozen, so later epochs can skip its forward, which is about half of the time on a small
-machine.
+The target is frozen, so later epochs can skip its forward pass.
 """
 
 from __future__ import annotations
@@ -58,8 +56,7 @@ def compute_target_outputs(
 
 
 class TargetOutputCache:
-    """The target's outputs by row, within limits of memory and disk; rows beyond them are computed every
-    time.
+    """The target's outputs by row, kept within limits of memory and disk.
 
     A row is always computed alone and rounded (fp32 where fp16 overflows), stored or not, so that a resumed
     run stays bit-identical.
@@ -68,8 +65,7 @@ class TargetOutputCache:
         config: of the drafter; None = it reads only the last hidden state.
         options: `keep_features_gb` of memory, `features_gb` of disk, their `features_dtype` and
             `features_top_k`.
-        folder: where rows are stored. writer: the number of this process among the `writers` that store
-            there.
+        folder: where rows are stored. writer: this process's number among the `writers`.
 
     Raises:
         UserError: the folder holds outputs of something else.

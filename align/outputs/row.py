@@ -29,8 +29,7 @@ def row_key(alone: Batch, temperature: float) -> RowKey:
 
 @dataclass
 class RowOutputs:
-    """One row: its features, and log-sum-exp, argmax and log p(next) at all its L places; `top`: the tokens
-    of p, if not all."""
+    """One row: features, and log-sum-exp, argmax and log p(next) at its L places; `top`: part of p."""
 
     features: TargetFeatures
     log_z_L: Tensor

@@ -34,8 +34,7 @@ from align.writing.client import Client, RetryPolicy, choose_model
 
 KEY = "trainer.features_writer"
 NEAR = 0.05
-"""The largest relative distance between a state of the server and the target's own: bf16 over 30 layers has
-0.01."""
+"""The largest relative distance of a served state from the target's own; bf16 over 30 layers: 0.01."""
 PROBE = 48
 """Tokens of the text that tests a server."""
 Item = tuple[int, Batch, float]
@@ -91,8 +90,7 @@ async def _find_model(client: Client, recipe: Recipe, target: Target, command: s
     """The target's name on the server.
 
     Raises:
-        UserError: no answer, no such model, or one with too little room for a row. `command` starts the
-            right one.
+        UserError: no answer, no such model, or one with too little room for a row.
     """
     try:
         models = await client.list_models()
@@ -226,8 +224,7 @@ class ServedStates:
     # ---- for the cache ----
 
     def ahead(self, rows: Iterable[Item], there: Callable[[Item], bool]) -> Iterator[Item]:
-        """The same rows in the same order, while the documents of coming rows that are not `there` are
-        requested."""
+        """The same rows in order, while the documents of coming rows that are not `there` are requested."""
         queue = deque[Item]()
         for item in rows:
             queue.append(item)

@@ -112,8 +112,7 @@ class StandIns:
                 layer.layer.to("meta")
 
     def _forms(self, text_1L: Tensor) -> dict[int, Any]:
-        """By layer the rest of the tuple that it returns, filled with None; None if it returns only the
-        state."""
+        """By layer the rest of the tuple that it returns, as Nones; None if it returns only the state."""
         found: dict[int, Any] = {}
 
         def note(number: int) -> Any:

@@ -35,8 +35,7 @@ class StateFiles:
         """States (layers, tokens, D). The file is deleted once it is known to answer this request.
 
         Raises:
-            UserError: a file that is late, unreadable, of another text, or not of finite numbers of this
-                shape.
+            UserError: a file that is late, unreadable, of another text, or of other values or shape.
         """
         lock = path.with_name(path.name + ".lock")
         self._wait_for(path, lock)

@@ -19,8 +19,7 @@ KINDS = {"tanh": "rnn", "linear": "vanilla", "vanilla": "vanilla", "gated": "gat
 class DSparkHead:
     """A Markov head and a confidence head in DSpark's terms.
 
-    kind: `markov_head_type`. rank: `markov_rank`, r, or r + 1 with a confidence head. tensors: by published
-    name, fp32.
+    kind: `markov_head_type`. rank: r, or r + 1 with a confidence head. tensors: by published name, fp32.
     """
 
     kind: str
@@ -36,8 +35,7 @@ def dspark_tensors(
     confidence: nn.Linear | None = None,
     confidence_input: str = "",
 ) -> DSparkHead:
-    """A drafter's heads as the tensors of DSpark's format (arXiv 2607.05147), which compute the same up to
-    rounding.
+    """A drafter's heads as tensors of DSpark's format (arXiv 2607.05147), equal up to rounding.
 
     vanilla: bias = W2·W1[x]; gated: W2·(σ(W_g·[h; W1[x]]) ⊙ W1[x]); rnn: W2·tanh(W_j·[state; W1[x]; h]),
     the last third of W_j's rows (gate, candidate, output), whose state columns are zero here. A confidence

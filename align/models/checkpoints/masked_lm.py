@@ -59,15 +59,13 @@ _BUFFER = re.compile(r"\.(rotary_emb\.inv_freq|attn\.(masked_)?bias)$")
 
 
 def load_masked_lm(spec: str | Path, target: Target | None = None) -> MaskedLM:
-    """A published masked-diffusion language model, or an adapted drafter, from a folder or hub id, in fp32,
-    evaluation mode.
+    """A published masked-diffusion language model or an adapted drafter, in fp32 and evaluation mode.
 
     Args:
         target: for an adapted drafter that shares its target's embedding and head.
 
     Raises:
-        UserError: no known family; missing, unknown, torn or misshapen tensors, or values that are no
-            numbers.
+        UserError: no known family; missing, unknown, misshapen or non-finite tensors.
     """
     folder = model_folder(str(spec), "drafter", ["*.json", "*.safetensors"])
     values = read_config(folder)

@@ -1,5 +1,4 @@
-"""Checks on a few tokens that a network made from a target's layers computes the same in training and in
-decoding."""
+"""Checks that a network made from a target's layers computes the same in training and decoding."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ _MOST = 2e-3
 
 
 def check_served(drafter: CausalDrafter, served_LV: Tensor, where: str) -> None:
-    """Compare a causal drafter's training graph, in packed rows, with `served_LV`, the saved model's logits
-    of `some_tokens`.
+    """Compare a causal drafter's training graph with the saved model's logits of `some_tokens`.
 
     Raises:
         UserError: they differ.
@@ -97,8 +95,7 @@ def _same(found: Tensor, wanted: Tensor, what: str) -> None:
 
 @contextmanager
 def refuse_on_error(where: str, kind: str, failures: type[Exception] = Exception) -> Iterator[None]:
-    """Turn failures into one line that names an alternative. Models fail in many ways when they are called
-    differently."""
+    """Turn the many ways in which models fail into one line that names an alternative."""
     try:
         yield
     except failures as error:

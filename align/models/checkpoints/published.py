@@ -60,8 +60,7 @@ _RUN_WEIGHTS = ("checkpoints-meta/checkpoint.pth", "checkpoints/last.ckpt")
 class PublishedNetwork:
     """A published network, in fp32 and evaluation mode, and what its numbers mean.
 
-    family: of `FAMILIES`, or `OWN`. graph: `absorbing` or `uniform`. mask_id: None for a graph without a
-    mask.
+    family: of `FAMILIES`, or `OWN`. graph: `absorbing` or `uniform`. mask_id: None for `uniform`.
     """
 
     network: DDiT
@@ -77,14 +76,12 @@ class PublishedNetwork:
 
 
 def load_published(source: str | Path, attention_backend: str = "sdpa") -> PublishedNetwork:
-    """Load a hub id, a folder in hub layout, a training run's folder, or one checkpoint file with its
-    config next to it.
+    """Load a hub id, a hub folder, a training run's folder, or a checkpoint file next to its config.
 
     `attention_backend`: as for `DDiT`.
 
     Raises:
-        UserError: files that are missing, unreadable or hold more than tensors, tensors that do not fit, or
-            a config of none of the four families.
+        UserError: missing or unreadable files, or tensors or a config that do not fit.
     """
     path, config_file = find(source)
     content = read_checkpoint(path)

@@ -21,8 +21,7 @@ CLIPPED = ("sampling_eps_min", "sampling_eps_max")
 
 @dataclass(frozen=True)
 class ScheduleSpec:
-    """The noise schedule a checkpoint was trained under: loglinear or cosine (ε = 1e-3), or geometric
-    between two σ.
+    """A checkpoint's noise schedule: loglinear or cosine (ε = 1e-3), or geometric between two σ.
 
     `mask_rates`: the masking probabilities that BD3-LM's clipped schedule draws from; None = all of 0..1.
     """
