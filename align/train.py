@@ -48,7 +48,8 @@ def main(argv: list[str] | None = None) -> None:
     )
     use_deterministic_products()
     if recipe.processes > 1 and not launched():
-        run_processes(recipe, "align.train", words)
+        if code := run_processes(recipe, "align.train", words):
+            raise SystemExit(code)
         return
     try:
         _train(recipe, words)

@@ -1,8 +1,7 @@
-"""`python -m decode.advise --target … --drafter …`: how much to draft here, and from which batch size on not to.
+"""`python -m decode.advise --target … --drafter …`: how much to draft on this machine, and up to which batch size drafting pays.
 
-Calls of the target are timed over batches, rows and contexts, drafting and acceptance on prompts, over temperatures. From these costs follows what
-is fastest at any batch of 1 to 32, contexts of 256 to 8k tokens, and temperatures. --check decodes at five points that were not measured, and
-says how far off the advice is.
+Times the target's forward pass over batches, rows and contexts, and drafting and acceptance on prompts over temperatures. From these costs
+it computes what is fastest at any batch of 1 to 32, contexts of 256 to 8k tokens, and temperatures.
 """
 
 from __future__ import annotations
@@ -22,10 +21,8 @@ from decode.cli import Parser, path, whole
 
 
 def parser() -> Parser:
-    """The command's options."""
     p = Parser(
-        prog="python -m decode.advise",
-        description="How much to draft on this machine, and from which batch size on drafting costs more than it gives.",
+        prog="python -m decode.advise", description=(__doc__ or "").partition(": ")[2].partition("\n")[0]
     )
     add = p.add_argument
     p.add_target_options()
@@ -36,7 +33,7 @@ def parser() -> Parser:
     add("--max-new-tokens", type=whole(4, 4096), default=48, metavar="N", help="of each output (default 48)")
     add(
         "--temperatures",
-        type=numbers,
+        type=temperatures,
         default=[0.0, 0.5, 1.0, 1.5],
         metavar="T,…",
         help="default 0,0.5,1,1.5",
@@ -44,58 +41,38 @@ def parser() -> Parser:
     add("--draft-tokens", type=whole(1, 64), metavar="K", help="the longest chain (default: the drafter's)")
     add(
         "--trees",
-        type=counts,
+        type=tree_sizes,
         default=[5, 8],
         metavar="N,…",
         help="tree sizes, of block drafters (default 5,8)",
     )
-    add(
-        "--most-batch",
-        type=whole(1, 32),
-        default=32,
-        metavar="N",
-        help="the largest batch that is timed (default 32)",
-    )
-    add(
-        "--long",
-        type=whole(64, 2**20),
-        default=8192,
-        metavar="N",
-        help="the longest context that is timed (default 8192)",
-    )
+    add("--most-batch", type=whole(1, 32), default=32, metavar="N", help="the largest batch (default 32)")
+    add("--long", type=whole(64, 2**20), default=8192, metavar="N", help="the longest context (default 8192)")
     add("--seed", type=whole(0, 2**63 - 1), default=0, metavar="N", help="of sampled outputs (default 0)")
-    add("--check", action="store_true", help="decode at five points that were not measured")
     add("--out", type=path, default=Path("runs/advice"), metavar="DIR", help="default runs/advice")
     return p
 
 
-def numbers(text: str) -> list[float]:
-    """Temperatures, ascending."""
-    try:
-        found = sorted({float(word) for word in text.split(",")})
-    except ValueError:
-        found = [-1.0]
-    if not all(0 <= t <= 10 for t in found):
-        raise argparse.ArgumentTypeError(f"{text!r}: numbers from 0 to 10 with commas between")
-    return found
+def temperatures(text: str) -> list[float]:
+    return _read_list(text, float, 10, "numbers from 0 to 10")
 
 
-def counts(text: str) -> list[int]:
-    """Tree sizes, ascending; none for an empty text or 0."""
+def tree_sizes(text: str) -> list[int]:
+    return [n for n in _read_list(text, int, 64, "integers from 0 (no trees) to 64") if n]
+
+
+def _read_list(text: str, kind: type, most: int, what: str) -> list[Any]:
     try:
-        found = sorted({int(word) for word in text.split(",") if word})
+        values = sorted({kind(word) for word in text.split(",")})
     except ValueError:
-        found = [-1]
-    if not all(0 <= n <= 64 for n in found):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: whole numbers from 1 to 64 with commas between, or 0 for none"
-        )
-    return [n for n in found if n]
+        values = [-1]
+    if not all(0 <= value <= most for value in values):
+        raise argparse.ArgumentTypeError(f"{text!r}: {what}, separated by commas")
+    return values
 
 
 @cli
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
     options = parser().parse_args(arguments)
     check_given(options.target, options.device, options.dtype)
     with Claim(options.out, "--out"):
@@ -105,67 +82,54 @@ def main(arguments: Sequence[str] | None = None) -> None:
             options.suite, options.prompts, options.data_dir, options.limit, options.prompts_column
         )
         for line in skipped:
-            say(f"left out: {line}", error=True)
-        page = advise_and_save(options, [p.content for s in suites for p in s.prompts])
+            say(f"skipped: {line}", error=True)
+        page = write_advice(options, [p.content for s in suites for p in s.prompts])
     say(page)
 
 
-def advise_and_save(options: argparse.Namespace, contents: Sequence[Any]) -> str:
+def write_advice(options: argparse.Namespace, prompts: Sequence[Any]) -> str:
     """Measure, write advice.md and advice.json, and return the page.
 
     Raises:
-        UserError: a target or drafter that can't be had, or that does not draft.
+        UserError: a target or drafter that is unavailable or can't draft.
     """
-    # only now: torch and transformers take seconds to import
     from align.target.loading import load_target
-    from decode.advising.advice import advise, contexts_up_to
-    from decode.advising.pair import decoders
-    from decode.advising.render import as_dict, render
-    from decode.advising.run import BATCHES, Trial, check, measure
+    from decode.advising.advice import advise, list_contexts
+    from decode.advising.observation import open_decoders
+    from decode.advising.render import render, to_dict
+    from decode.advising.run import MeasurementOptions, measure_costs
 
-    given = vars(options)
-    name = given["target"] or DEFAULT_TARGET
+    name = options.target or DEFAULT_TARGET
     target = load_target(
         name,
-        given["dtype"],
-        given["device"],
-        trust_remote_code=given["trust_remote_code"],
-        template_kwargs=given["template_kwargs"],
-        system=given["system"],
+        options.dtype,
+        options.device,
+        trust_remote_code=options.trust_remote_code,
+        template_kwargs=options.template_kwargs,
+        system=options.system,
         decoding=True,
     )
-    made, longest, branches = decoders(target, name, given["drafter"], given["draft_tokens"])
-    trial = Trial(
-        contents,
-        given["temperatures"],
-        given["max_new_tokens"],
+    make_decoder, longest, branches = open_decoders(target, name, options.drafter, options.draft_tokens)
+    measured = MeasurementOptions(
+        prompts,
+        options.temperatures,
+        options.max_new_tokens,
         longest,
-        given["trees"] if branches else [],
-        given["long"],
-        [b for b in BATCHES if b <= given["most_batch"]],
-        given["seed"],
+        options.trees if branches else [],
+        options.long,
+        options.most_batch,
+        options.seed,
     )
-
-    def tell(line: str) -> None:
-        say(line, error=True)
-
-    costs = measure(target, made, trial, tell)
-    found = advise(costs, contexts_up_to(target.context_limit), trial.temperatures, trial.batches)
-    points = check(costs, made, trial, tell) if given["check"] else []
-    said = (
-        f"{name}, {given['drafter'] or 'the shipped drafter'}, {target.dtype_name}, {machine()['processor']}"
-    )
-    load, cores = load_average(), machine()["cores"]
-    busy = (
-        f"\n\nThe machine was not idle (load {load:.1f} on {cores} cores)."
-        if load and load > 1.5 * cores
-        else ""
-    )
-    page = f"# {markdown_text(said)}{busy}\n\n{render(costs, found, points)}"
-    out: Path = given["out"]
-    write_text(out / "advice.md", page + "\n")
-    write_json(out / "advice.json", as_dict(costs, found, points))
-    return f"{page}\n\n{out / 'advice.md'}"
+    costs = measure_costs(target, make_decoder, measured)
+    advice = advise(costs, list_contexts(target.context_limit), options.temperatures, options.most_batch)
+    processor, cores, load = machine()["processor"], machine()["cores"], load_average()
+    title = f"{name}, {options.drafter or 'the shipped drafter'}, {target.dtype_name}, {processor}"
+    page = f"# {markdown_text(title)}\n\n{render(costs, advice)}"
+    if load and load > 1.5 * cores:
+        page += f"\n\nThe machine was busy (load {load:.1f} on {cores} cores)."
+    write_text(options.out / "advice.md", page + "\n")
+    write_json(options.out / "advice.json", to_dict(costs, advice))
+    return f"{page}\n\n{options.out / 'advice.md'}"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 from align.common.commands import OptionParser, path
 from align.common.errors import UserError, nearest
-from align.folder.chat import merged, read_kwargs
+from align.folder.chat import merge_kwargs, read_kwargs
 from decode.method_names import LOSSY, ORDERS, VERIFIERS
 
 __all__ = ["Parser", "number", "path", "template_kwargs", "whole"]
@@ -30,7 +30,7 @@ class Parser(OptionParser):
         parse = self.parse_known_intermixed_args if self.mixed else self.parse_known_args
         parsed, unknown = parse(words, namespace)
         if isinstance(given := getattr(parsed, "template_kwargs", None), list):
-            parsed.template_kwargs = merged(given)
+            parsed.template_kwargs = merge_kwargs(given)
         if unknown:
             options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
             hint = nearest(unknown[0].split("=")[0], options) if unknown[0].startswith("-") else self.stray

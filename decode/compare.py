@@ -134,7 +134,7 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
     title = f"{titled(t['name'], target.weights)} · {how} · {', '.join(suite.title for suite in suites)}"
     title += f" · {config.method}" if config.method else ""
-    title += f" · {target.chat.said}" if target.chat else ""
+    title += f" · {target.chat.description}" if target.chat else ""
     write_text(config.out / "compare.md", f"{markdown_text(title)}\n\n{text}")
     picture = curves(reached, title)
     write_atomically(config.out / "compare.png", lambda part: part.write_bytes(picture))

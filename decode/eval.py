@@ -178,7 +178,7 @@ def next_step(summary: dict[str, Any], config: EvalConfig) -> str:
         return f"Next: measure a real target; {config.target} is random:  {command('decode.eval', '--suite', 'mtbench')}"
     target = ("--target", config.target) if config.target else ()
     drafter = ("--drafter", config.drafter) if config.drafter else ()
-    chat = Chat(config.template_kwargs, config.system).words
+    chat = Chat(config.template_kwargs, config.system).arguments
     able = {
         name: figures
         for name, figures in summary["overall"].items()

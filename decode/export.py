@@ -1,4 +1,4 @@
-"""`python -m decode.export --drafter DIR --format dflash --out DIR`: a drafter as other engines load it, and proof that it is the same one."""
+"""`python -m decode.export --drafter DIR --format dflash --out DIR`: a drafter as other engines load it, checked."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def parser() -> Parser:
 
 @cli
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command. Exit codes: 1 an export is not this drafter, 3 the exports are right and an engine here drafts otherwise."""
+    """The command. Exit codes: 1 an export is not this drafter, 3 they are right and an engine here drafts differently."""
     options = parser().parse_args(arguments)
     names = read_names(options.format)
     if options.dtype not in TYPES:
@@ -76,33 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     check_there(options.drafter)
     folders = {name: options.out if len(names) == 1 else options.out / name for name in names}
 
-    from decode.exporting.parity import exported
-    from decode.exporting.registry import UnfitFormat
+    from decode.exporting.exports import DrafterPair, ExportOptions, export_drafter
 
     target = target_for(options.target, options.drafter)
-    try:
-        verdicts = exported(
-            options.drafter,
-            role_of(options.drafter),
-            target,
-            folders,
-            dtype=options.dtype,
-            device=options.device,
-            trust_remote_code=options.trust_remote_code,
-            limit=options.limit if options.check else 0,
-            max_new_tokens=options.max_new_tokens,
-            vocabulary=options.target_gguf,
-            repo=options.push,
-        )
-    except UnfitFormat as error:
-        say(f"error: {error}", error=True)
-        other = [
-            command("decode.generate", "--drafter", options.drafter, "your prompt"),
-            command("align.train", "recipe=taps", f"target.name={target}"),
-        ]
-        for line in [_retyped(options, name) for name in error.fits] or other:
-            say(f"    {line}", error=True)
-        raise SystemExit(2) from None
+    role = role_of(options.drafter)
+    pair = DrafterPair(options.drafter, role, target, options.device, options.trust_remote_code)
+    limit = options.limit if options.check else 0
+    how = ExportOptions(options.dtype, limit, options.max_new_tokens, options.target_gguf, options.push)
+    verdicts = export_drafter(pair, folders, how)
     for verdict in verdicts:
         _print_verdict(verdict, options)
     codes = [verdict.exit_code for verdict in verdicts if verdict.exit_code]
@@ -112,28 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _push(options.out, options.push, target, [options.drafter, target, str(options.out)])
 
 
-def _retyped(options: argparse.Namespace, name: str) -> str:
-    """The command as it was typed, with another format."""
-    words = ["--drafter", options.drafter, "--format", name, "--out", str(options.out)]
-    for action in parser()._actions:
-        value = getattr(options, action.dest, action.default)
-        if (
-            not action.option_strings
-            or action.dest in ("drafter", "format", "out", "help")
-            or value == action.default
-        ):
-            continue
-        if isinstance(value, bool):
-            words.append(action.option_strings[0 if value else -1])
-        else:
-            words += [action.option_strings[0], str(value)]
-    if name == "gguf" and options.target_gguf is None and not str(options.target).endswith(".gguf"):
-        words += ["--target-gguf", "TARGET.gguf"]
-    return command("decode.export", *words)
-
-
 def read_names(text: str) -> list[str]:
-    """Formats by name. Raises UserError for one that there is not."""
+    """A comma list of formats. Raises UserError for an unknown one."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in EXPORTS:
@@ -144,7 +105,7 @@ def read_names(text: str) -> list[str]:
 
 
 def _print_verdict(verdict: Verdict, options: argparse.Namespace) -> None:
-    """What was found of an export, then the lines that serve it, each block ready to paste."""
+    """The comparison, then the lines that serve the export."""
     say(f"{verdict.folder}: {verdict.format}")
     for note in verdict.notes:
         say(f"  note: {note}")
@@ -153,8 +114,9 @@ def _print_verdict(verdict: Verdict, options: argparse.Namespace) -> None:
     if options.check and verdict.lines:
         say(f"  {verdict.conclusion}")
     say()
-    for line in (line for snippet in verdict.serve for line in snippet.as_text()):
-        say(line)
+    for snippet in verdict.serve:
+        for line in snippet.as_text():
+            say(line)
     if any(snippet.language == "bash" for snippet in verdict.serve):
         words = ["--drafter", options.drafter, "--engine", "vllm", "--export", str(verdict.folder)]
         words += [] if options.target is None else ["--target", options.target]
@@ -164,7 +126,7 @@ def _print_verdict(verdict: Verdict, options: argparse.Namespace) -> None:
 
 
 def _push(folder: Path, repo: str, target: str, places: Sequence[str]) -> None:
-    """Upload an export. Its texts name the target without a path of this machine; `places` are other names they must not contain."""
+    """Upload an export, with local paths of the target replaced by its name. `places`: paths that must not be in its texts."""
     from huggingface_hub import HfApi
 
     from align.folder.publishing import published_texts
@@ -182,15 +144,21 @@ def _push(folder: Path, repo: str, target: str, places: Sequence[str]) -> None:
 
 
 def check_public(folder: Path, places: Sequence[str], texts: Mapping[str, str]) -> None:
-    """Raises UserError for a text file of the export that names a path of this machine: one of `places`, or the home folder.
-    texts: what is uploaded in place of a file, by its path in the folder."""
+    """Raises UserError for a text file that names a local path: one of `places`, or the home folder.
+
+    Args:
+        texts: what is uploaded in place of a file, by its path in the folder.
+    """
     paths = [local_path(place) for place in places]
     private = {str(path.absolute()) for path in (*paths, Path.home()) if path.exists()} - {"/"}
     for file in sorted(p for p in folder.rglob("*") if p.suffix in (".json", ".md", ".jinja", ".txt", ".py")):
         name = file.relative_to(folder).as_posix()
         text = texts.get(name) or file.read_text(encoding="utf-8", errors="replace")
-        if found := next((path for path in private if path in text), None):
-            raise UserError(f"--push: {file} names {found!r}, a path of this machine; nothing was uploaded")
+        named = [path for path in private if path in text]
+        if named:
+            raise UserError(
+                f"--push: {file} names {named[0]!r}, a path of this machine; nothing was uploaded"
+            )
 
 
 if __name__ == "__main__":

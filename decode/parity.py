@@ -11,7 +11,7 @@ from decode.methods.drafter_spec import BLOCKS, check_there, role_of, target_for
 
 ENGINES = ("transformers", "dflash", "vllm")
 VLLM = "http://127.0.0.1:8000"
-"""Where `vllm serve` answers, if it is not told otherwise."""
+"""The default address of `vllm serve`."""
 
 
 def parser() -> Parser:
@@ -19,8 +19,9 @@ def parser() -> Parser:
     p = Parser(
         prog="python -m decode.parity",
         description="Compare an engine's drafts and outputs with a drafter's own, on its target.",
-        epilog="example: python -m decode.parity --drafter runs/mine/drafter --engine vllm --export exported; exit codes: "
-        "0 the same, 1 the files are not this drafter, 2 wrong input, 3 the files are right and the engine drafts otherwise",
+        epilog="example: python -m decode.parity --drafter runs/mine/drafter --engine vllm --export exported; "
+        "exit codes: 0 the same, 1 the files are not this drafter, 2 wrong input, 3 the files are right and the "
+        "engine drafts differently",
     )
     add = p.add_argument
     add("--drafter", required=True, help="the drafter's folder or hub id, as it was trained here")
@@ -33,7 +34,7 @@ def parser() -> Parser:
         "--export",
         type=path,
         metavar="DIR",
-        help="what decode.export wrote for it, which a server has loaded (default: a fresh one is checked)",
+        help="the export that the server has loaded (default: a fresh one is checked)",
     )
     p.add_target_options(dtype=False)
     p.add_prompt_options("a suite or several (default builtin)")
@@ -44,7 +45,7 @@ def parser() -> Parser:
 
 @cli
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command. Exit codes: 0 the same, 1 the files are not this drafter, 3 they are and the engine drafts otherwise."""
+    """The command. Exit codes: 0 the same, 1 the files are not this drafter, 3 they are and the engine differs."""
     options = parser().parse_args(arguments)
     url = VLLM if options.engine == "vllm" else options.engine
     served = url.lower().startswith(("http:", "https:"))
@@ -53,12 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"--engine={options.engine!r} is no URL and none of them{nearest(options.engine, ENGINES)}"
         )
     check_there(options.drafter)
-    if (role := role_of(options.drafter)) not in (*BLOCKS, "autoregressive"):
+    role = role_of(options.drafter)
+    if role not in (*BLOCKS, "autoregressive"):
         raise UserError(
-            f"--drafter={options.drafter}: a {role} drafter, which no engine runs; block and autoregressive ones are exported"
+            f"--drafter={options.drafter}: a {role} drafter, which no engine runs; block and autoregressive "
+            "ones are exported"
         )
 
-    from decode.exporting import parity, server
+    from decode.exporting.exports import DrafterPair, check_engine
+    from decode.exporting.server import check_server
     from decode.suites.registry import prompts_of
 
     suites, _ = prompts_of(
@@ -66,12 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     prompts = [prompt for suite in suites for prompt in suite.prompts]
     target = target_for(options.target, options.drafter)
-    common = (options.drafter, role, target, prompts, options.max_new_tokens)
-    trust = {"device": options.device, "trust_remote_code": options.trust_remote_code}
+    pair = DrafterPair(options.drafter, role, target, options.device, options.trust_remote_code)
     if served:
-        verdict = server.served(*common, url, options.export, **trust)
+        verdict = check_server(pair, url, prompts, options.max_new_tokens, options.export)
     else:
-        verdict = parity.in_process(*common, options.engine, options.export, **trust)
+        verdict = check_engine(pair, options.engine, prompts, options.max_new_tokens, options.export)
     for line in verdict.lines:
         say(line)
     say(verdict.conclusion)

@@ -313,7 +313,14 @@ def watched(drafter: AutoregressiveDrafter, seen: list[tuple[list[int], Proposal
 
 def manifest(**more: Any) -> dict[str, Any]:
     """What a data folder's manifest must hold."""
-    written = {"samples": 0, "tokens": 0, "seed": 0, "prompt_temperature": 1.0, "answer_temperatures": [1.0]}
+    written = {
+        "samples": 0,
+        "tokens": 0,
+        "seed": 0,
+        "prompt_temperature": 1.0,
+        "answer_temperatures": [1.0],
+        "sha256": ["0" * 64],
+    }
     return {"shards": 1, **written, **more}
 
 

@@ -1,4 +1,4 @@
-"""`align.train` in processes forked from one that has imported torch, Lightning and DeepSpeed: that takes ten seconds a process."""
+"""Commands in processes forked from one that has imported torch, Lightning and DeepSpeed, which takes ten seconds."""
 
 from __future__ import annotations
 
@@ -20,12 +20,18 @@ from typing import Any
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 LIMIT_S = 600
+PRELOADED = [
+    "torch", "transformers.models.llama.modeling_llama", "datasets", "lightning.pytorch", "deepspeed", "align.train",
+    "align.training.run", "align.outputs.store", "align.data.synthesis", "decode.benchmark.session", "decode.methods.load",
+    "decode.reporting.render", "decode.exporting.parity",
+]  # fmt: skip
 
 
 @cache
-def _server() -> ForkServerContext:
+def fork_server() -> ForkServerContext:
+    """Processes from it have imported what takes seconds."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "transformers", "datasets", "lightning.pytorch", "deepspeed"])
+    context.set_forkserver_preload(PRELOADED)
     own = dict(os.environ)
     os.environ |= {**ONE_THREAD, "DS_ACCELERATOR": "cpu"}
     try:
@@ -58,7 +64,7 @@ def train_in_forks(
         if slurm is not None:
             env = {**slurm, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "MASTER_PORT": port}
         outputs = (str(cwd / f"stdout.{rank}"), str(cwd / f"stderr.{rank}"))
-        ranks.append(_server().Process(target=_train, args=(list(words), str(cwd), env, outputs, plant)))
+        ranks.append(fork_server().Process(target=_train, args=(list(words), str(cwd), env, outputs, plant)))
         ranks[-1].start()
     for rank, process in enumerate(ranks):
         planted = plant.startswith(f"{rank} ")
@@ -123,4 +129,4 @@ def _plant(how: str) -> None:
             os.kill(os.getpid(), {"dies": signal.SIGKILL, "stops": signal.SIGSTOP}[how])
         return step(module, *args)
 
-    BlockDrafterModule.draft_statistics = planted  # type: ignore[method-assign]
+    BlockDrafterModule.draft_statistics = planted  # type: ignore[method-assign,assignment]

@@ -24,13 +24,12 @@ from typing import Any
 from align.common.text import say
 
 ROOT = Path(__file__).resolve().parents[1]
-RECIPES = {
-    **{
-        kind: f"recipe=debug_{kind}"
-        for kind in ("block", "taps", "variable_prefix", "mdlm", "sedd", "autoregressive")
-    },
-    "anchor_first": "recipe=debug_taps drafter.block_layout=anchor_first",
-}
+KINDS = ("block", "taps", "variable_prefix", "mdlm", "sedd", "autoregressive")
+RECIPES = {kind: f"recipe=debug_{kind}" for kind in KINDS}
+RECIPES["anchor_first"] = "recipe=debug_taps drafter.block_layout=anchor_first"
+ROLES = {
+    "block": "block", "variable_prefix": "variable_prefix", "diffusion": "mdlm", "autoregressive": "autoregressive",
+}  # fmt: skip
 FORMATS = {
     "block": "custom_generate", "taps": "dflash,speculators,custom_generate", "anchor_first": "dspark", "autoregressive": "draft_model",
 }  # fmt: skip
@@ -60,86 +59,65 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 def record(folder: Path, real: bool) -> Iterator[tuple[str, Any]]:
     """Name and value of each golden."""
     data = folder / "data"
-    run("align.synthesize", "recipe=debug_block", f"output={folder / 'written'}", f"data.path={data}")
+    run("align.synthesize", f"recipe=debug_block output={folder}/written data.path={data}")
     yield "data", hash_files(data, ".safetensors")
     for kind, words in RECIPES.items():
         output = folder / kind
-        run("align.train", *words.split(), f"output={output}", f"data.path={data}", "trainer.max_steps=6")
+        run("align.train", f"{words} output={output} data.path={data} trainer.max_steps=6")
         yield f"{kind}: losses", read_losses(output / "metrics.csv")
         yield f"{kind}: weights", hash_files(output / "drafter", ".safetensors")
     for kind, formats in FORMATS.items():
         for name in formats.split(","):
             out = folder / f"{kind}-{name}"
-            run(
-                "decode.export",
-                "--drafter",
-                f"{folder / kind / 'drafter'}",
-                "--format",
-                name,
-                "--out",
-                str(out),
-                "--no-check",
-            )
+            pair = f"--drafter {folder / kind}/drafter --format {name} --out {out}"
+            run("decode.export", f"{pair} --no-check")
             yield f"{kind} as {name}", hash_files(out, ".safetensors", "config.json")
-    roles = {
-        "block": "block",
-        "variable_prefix": "variable_prefix",
-        "diffusion": "mdlm",
-        "autoregressive": "autoregressive",
-    }
-    drafters = ",".join(f"{role}={folder / kind / 'drafter'}" for role, kind in roles.items())
-    yield from decode(folder, "debug", "--target", "debug", "--drafter", drafters)
+    drafters = ",".join(f"{role}={folder / kind}/drafter" for role, kind in ROLES.items())
+    yield from decode(folder, "debug", f"--target debug --drafter {drafters}")
     if real:
-        yield from decode(folder, "shipped")
+        yield from decode(folder, "shipped", "")
     out = folder / "verdict"
     run(
         "decode.verify",
-        "--target",
-        "debug",
-        "--drafter",
-        f"{folder / 'block' / 'drafter'}",
-        "--suite",
-        "builtin",
-        "--out",
-        str(out),
+        f"--target debug --drafter {folder}/block/drafter --suite builtin --out {out}",
     )
     checks = json.loads((out / "verdict.json").read_text())["checks"]
     yield "verify", {check["check"]: check["counts"] for check in checks}
 
 
-def decode(folder: Path, name: str, *pair: str) -> Iterator[tuple[str, Any]]:
+def decode(folder: Path, name: str, pair: str) -> Iterator[tuple[str, Any]]:
     """Tokens of every system over six prompts."""
+    length = "--limit 6 --max-new-tokens 32 --dtype float32"
     for temperature in ("0", "1"):
         out = folder / f"{name}-{temperature}"
-        length = [
-            "--limit",
-            "6",
-            "--max-new-tokens",
-            "32",
-            "--temperature",
-            temperature,
-            "--dtype",
-            "float32",
-        ]
-        run("decode.eval", "--suite", "builtin", *pair, "--methods", "all", *length, "--out", str(out))
-        rows = map(json.loads, (out / "records.jsonl").read_text().splitlines())
-        kept = sorted(json.dumps({key: row[key] for key in RECORDED}) for row in rows)
-        for method in sorted({json.loads(row)["method"] for row in kept}):
-            yield (
-                f"{name}, temperature {temperature}: {method}",
-                [row for row in kept if json.loads(row)["method"] == method],
-            )
+        sampling = f"--methods all --temperature {temperature}"
+        run("decode.eval", f"--suite builtin {pair} {sampling} {length} --out {out}")
+        found: dict[str, list[str]] = {}
+        for row in map(json.loads, (out / "records.jsonl").read_text().splitlines()):
+            kept = json.dumps({key: row[key] for key in RECORDED})
+            found.setdefault(row["method"], []).append(kept)
+        for method, rows in sorted(found.items()):
+            yield f"{name}, temperature {temperature}: {method}", sorted(rows)
 
 
-def run(module: str, *words: str) -> None:
+def run(module: str, words: str) -> None:
     """Run a command on one thread. Raises CalledProcessError."""
-    say(f"{module} {' '.join(words)}"[:120])
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)}
+    say(f"{module} {words}"[:120])
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONPATH": str(ROOT),
+    }
     done = subprocess.run(
-        [sys.executable, "-m", module, *words], env=env, capture_output=True, text=True, check=False
+        [sys.executable, "-m", module, *words.split()],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
-        raise SystemExit(f"{module} {' '.join(words)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        raise SystemExit(f"{module} {words}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
 def hash_files(folder: Path, *endings: str) -> dict[str, str]:

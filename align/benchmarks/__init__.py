@@ -1,1 +1,1 @@
-"""The benchmarks that `decode` measures with, and that text for training keeps off: where their rows live, and those of our own."""
+"""The benchmarks that `decode` measures with and training text excludes."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """A benchmark's hub id, configuration and split, and the registry package that replaces it where there is no hub.
+    """A benchmark's Hub id, configuration and split, and the package that replaces it without the Hub.
 
-    under: the key of its rows, where a JSON file of it holds others too.
+    under: the key of its rows in a JSON file that holds others too.
     """
 
     hub: str | None = None

@@ -54,15 +54,14 @@ def thread_share(recipe: Recipe) -> int:
     return max(1, (os.cpu_count() or 1) // recipe.launch.devices)
 
 
-def run_processes(recipe: Recipe, module: str, arguments: Sequence[str]) -> None:
-    """Run a command in one process per device of this machine, and end them all when one fails.
+def run_processes(recipe: Recipe, module: str, arguments: Sequence[str]) -> int:
+    """Run a command in one process per device of this machine, and end them all when one fails. Returns the exit code.
 
     Args:
         module: the command, as `python -m` takes it.
 
     Raises:
         UserError: a run over several machines whose variables do not say which machine this is.
-        SystemExit: a process failed or was interrupted.
     """
     rendezvous = _rendezvous(recipe)
     os.environ.setdefault("OMP_NUM_THREADS", str(thread_share(recipe)))
@@ -84,7 +83,7 @@ def run_processes(recipe: Recipe, module: str, arguments: Sequence[str]) -> None
     try:
         elastic_launch(config, sys.executable)("-m", module, *arguments)
     except SignalException:
-        raise SystemExit(130) from None
+        return 130
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         code = failure.exitcode
@@ -92,7 +91,8 @@ def run_processes(recipe: Recipe, module: str, arguments: Sequence[str]) -> None
         if code not in _PRINTED:
             message = f"error: rank {rank} of {recipe.processes} ended with {ended}; {RESUMES}"
             say(message, error=True)
-        raise SystemExit(code if code in _PRINTED else 1) from None
+        return code if code in _PRINTED else 1
+    return 0
 
 
 def _rendezvous(recipe: Recipe) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Shards in the order in which they are written, while they are: training and writing at once, or in turn."""
+"""Shards in the order of writing, while they are written: by another process, or in turn here."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import time
 from bisect import bisect_right
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from align.common.batch import PackedRow
 from align.common.claims import Claim
@@ -18,19 +16,20 @@ from align.config.hardware import main_process
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.packing import PackedRows, pack
-from align.data.shards import Index, Samples, ShardSamples, Texts
+from align.data.shards import Samples, ShardSamples, Texts
+from align.data.stream import seeded_permutation
 from align.data.synthesis import Synthesis
 from align.target.model import Target
 
-WAIT = 0.5
-"""Seconds between looks at what another process writes."""
+WAIT_SECONDS = 0.5
+"""Between looks at what another process writes."""
 
 
 class ShardsAsWritten:
-    """The shards of a folder by number, those to come too.
+    """The shards of a folder by number, including those still to come.
 
-    A shard that is not there yet is waited for while another process writes; where nobody does, it is written here. What it
-    holds depends on the seed and its number alone, so who wrote it makes no difference.
+    A missing shard is awaited while another process writes, else written here. Its content depends on
+    the seed and its number alone, so it does not matter who wrote it.
     """
 
     def __init__(self, recipe: Recipe, target: Target, folder: Path, quiet: bool = False) -> None:
@@ -38,8 +37,8 @@ class ShardsAsWritten:
         self.next = 0
         self._writing: Synthesis | None = None
 
-    def first(self, count: int) -> ShardSamples:
-        """The samples of the first `count` shards; `take` goes on after them.
+    def take_first(self, count: int) -> ShardSamples:
+        """The samples of the first `count` shards; `take` continues after them.
 
         Raises:
             UserError: they hold none.
@@ -47,35 +46,34 @@ class ShardsAsWritten:
         shards: list[Samples] = []
         while len(shards) < count and (shard := self.take()) is not None:
             shards.append(shard)
-        found = ShardSamples(shards, Index.of(shards))
-        if not len(found):
+        samples = ShardSamples.of(shards)
+        if not len(samples):
             raise UserError(f"{self.folder}: its first {count} shards hold no sample")
-        return found
+        return samples
 
     def take(self) -> Samples | None:
         """The next shard; None after the last one.
 
         Raises:
-            UserError: a shard that can't be read, or one that nobody writes.
+            UserError: a shard that can't be read, or that nobody writes.
         """
         while True:
-            manifest = self._manifest()
+            manifest = self._read_manifest()
             if self.next < manifest["shards"]:
-                path = data.shard_path(self.folder, self.next)
-                found = data.read_shard(path, data.sha256_of(manifest, self.next), self.target.vocab_size)
+                path, sha256 = data.shard_path(self.folder, self.next), manifest["sha256"][self.next]
                 self.next += 1
-                return found
+                return data.read_shard(path, sha256, self.target.vocab_size)
             if manifest["samples"] >= self.recipe.data.samples or manifest.get("ended"):
                 return None
             if not self._write():
-                time.sleep(WAIT)
+                time.sleep(WAIT_SECONDS)
 
-    def _manifest(self) -> dict[str, Any]:
-        there = (self.folder / "manifest.json").exists()
-        return data.read_manifest(self.folder) if there else {"shards": 0, "samples": 0}
+    def _read_manifest(self) -> dict[str, Any]:
+        exists = (self.folder / "manifest.json").exists()
+        return data.read_manifest(self.folder) if exists else {"shards": 0, "samples": 0}
 
     def _write(self) -> bool:
-        """Write one shard; False where another process is at it."""
+        """Write one shard; False if another process is writing."""
         if not main_process():
             return False
         try:
@@ -83,31 +81,37 @@ class ShardsAsWritten:
         except UserError:
             return False
         with claim:
-            manifest = self._manifest()
-            if self.next < manifest["shards"]:
+            shards = self._read_manifest()["shards"]
+            if self.next < shards:
                 return True
             if self.recipe.data.write == "never":
                 raise UserError(
-                    f"{self.folder}: shard {self.next} is not there and nobody writes it (data.write=never); start "
-                    f"{command('align.synthesize')} with the same words, then this command goes on"
+                    f"{self.folder}: shard {self.next} is missing and nobody writes it "
+                    f"(data.write=never); start {command('align.synthesize')} with the same "
+                    "arguments, then rerun this command"
                 )
-            if self._writing is None or self._writing.manifest["shards"] != manifest["shards"]:
-                if not self.quiet and self._writing is None:
-                    say(f"nobody writes into {self.folder}: writing and training in turn", error=True)
-                if self._writing is not None:
-                    self._writing.close()
-                self._writing = Synthesis(self.recipe, self.target, self.folder, self.quiet)
-            if not self._writing.done:
-                self._writing.write_shard()
-            if self._writing.done:
-                self._writing.close()
+            writing = self._resume_writing(shards)
+            if not writing.done:
+                writing.write_shard()
+            if writing.done:
+                writing.close()
         return True
+
+    def _resume_writing(self, shards: int) -> Synthesis:
+        """What writes here, reopened if another process has written meanwhile."""
+        if self._writing is not None:
+            if self._writing.manifest["shards"] == shards:
+                return self._writing
+            self._writing.close()
+        elif not self.quiet:
+            say(f"nobody writes into {self.folder}: writing and training in turn", error=True)
+        self._writing = Synthesis(self.recipe, self.target, self.folder, self.quiet)
+        return self._writing
 
 
 class Followed:
-    """The rows of each shard in turn, in a seeded order; after the last shard one permutation of all rows after another.
-
-    A place's row depends on the shards up to it alone, not on when they came.
+    """The rows of each shard in turn, in a seeded order; after the last shard, permutations of all
+    rows. The row at a place depends on the shards up to it, not on when they came.
 
     Args:
         first: samples of the first shards, one group. later: the shards after them.
@@ -117,21 +121,12 @@ class Followed:
         self.later, self.length, self.seed, self.ended = later, length, seed, False
         self.groups: list[PackedRows] = []
         self.starts = [0]
-        self._orders: dict[tuple[int, int], np.ndarray] = {}
         self._add(first)
 
     def _add(self, samples: Texts) -> None:
         rows = pack(samples, self.length, self.seed)
         self.groups.append(rows)
         self.starts.append(self.starts[-1] + len(rows))
-
-    def _order(self, kind: int, number: int, size: int) -> np.ndarray:
-        key = (kind, number)
-        if key not in self._orders:
-            while len(self._orders) > 1:  # a step may span two of them, seldom more
-                self._orders.pop(next(iter(self._orders)))
-            self._orders[key] = np.random.default_rng([self.seed, kind, number]).permutation(size)
-        return self._orders[key]
 
     def key(self, place: int) -> int:
         while place >= self.starts[-1] and not self.ended:
@@ -142,10 +137,10 @@ class Followed:
                 self._add(shard)
         if place < self.starts[-1]:
             group = bisect_right(self.starts, place) - 1
-            first = self.starts[group]
-            return first + int(self._order(8, group, len(self.groups[group]))[place - first])
+            first, size = self.starts[group], len(self.groups[group])
+            return first + int(seeded_permutation(size, self.seed, 8, group)[place - first])
         epoch, index = divmod(place, self.starts[-1])
-        return int(self._order(1, epoch, self.starts[-1])[index])
+        return int(seeded_permutation(self.starts[-1], self.seed, 1, epoch)[index])
 
     def row(self, key: int) -> PackedRow:
         group = bisect_right(self.starts, key) - 1

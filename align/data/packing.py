@@ -15,15 +15,12 @@ from align.data.shards import Texts
 
 
 def split_validation(samples: Texts, fraction: float) -> tuple[Texts, Texts]:
-    """(training, validation): a random share of whole samples is held out; at least one on each side.
-
-    Always the same share, whatever the run's seed: runs that differ in it are compared on the same text, and one that starts
-    from another's drafter is not validated on what that was trained on.
-    """
+    """(training, validation): a random share of whole samples is held out, at least one on each side.
+    It is the same for every seed, so that runs are compared on the same text."""
     if len(samples) < 2:
         raise UserError(
-            f"data.path: holds {plural(len(samples), 'sample')}, and one is held out for validation: give more (data.samples, data.prompts) and a "
-            "folder that is not written yet (data.path, output)"
+            f"data.path: holds {plural(len(samples), 'sample')}, and one is held out for validation: give more "
+            "(data.samples, data.prompts) and a folder that is not written yet (data.path, output)"
         )
     order = np.random.default_rng([0, 0x5EED]).permutation(len(samples))
     held = min(max(1, round(fraction * len(samples))), len(samples) - 1)
@@ -32,11 +29,11 @@ def split_validation(samples: Texts, fraction: float) -> tuple[Texts, Texts]:
 
 
 class PackedRows(Sequence[PackedRow]):
-    """Rows of `length` positions, each put together where it is asked for.
+    """Rows of `length` positions, each built on demand.
 
     Args:
-        samples: the texts. members_M: their indices, those of a row together, in order. starts_R: where each row's begin in it,
-            and the end, (R+1,).
+        samples: the texts. members_M: their indices by row. starts_R: where each row's begin, and the
+            end, (R+1,).
     """
 
     def __init__(self, samples: Texts, members_M: np.ndarray, starts_R: np.ndarray, length: int) -> None:
@@ -60,11 +57,12 @@ class PackedRows(Sequence[PackedRow]):
 
 
 OPEN_ROWS = 64
-"""Rows that a sample may still be put into: the last ones."""
+"""The last rows, into which a sample may still fit."""
 
 
 def pack(samples: Texts, length: int, seed: int) -> PackedRows:
-    """Pack samples, in a seeded order, into rows of `length`: first fit over the last open rows; longer ones are cut."""
+    """Pack samples, in a seeded order, into rows of `length`: first fit over the last open rows. Longer
+    samples are cut."""
     order = np.random.default_rng([seed, 0xACC]).permutation(len(samples))
     sizes = samples.lengths.clamp_max(length).numpy()[order]
     smallest = int(sizes.min()) if len(sizes) else 0

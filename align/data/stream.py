@@ -1,12 +1,10 @@
-"""Which packed row stands at each place of the training stream.
-
-A stream is a function of data and seed alone: to resume is to begin at another place. Rows have keys: those of the target's
-own words count from 0, those of other text from `TEXT`.
-"""
+"""The packed row at each place of the training stream, a function of data and seed alone: to resume
+is to start at another place. Rows have keys: the target's texts from 0, other text from `TEXT`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -26,28 +24,27 @@ class Stream(Protocol):
         """The row of that key."""
 
 
+@lru_cache(maxsize=4)  # a step may span two epochs
+def seeded_permutation(size: int, *seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).permutation(size)
+
+
 class Shuffled:
-    """One seeded permutation of the rows after another. `number` tells the streams of one seed apart."""
+    """One seeded permutation of the rows per epoch. `number` distinguishes streams of one seed."""
 
     def __init__(self, rows: Sequence[PackedRow], seed: int, number: int = 1) -> None:
         self.rows, self.seed, self.number = rows, seed, number
-        self._orders: dict[int, np.ndarray] = {}
 
     def key(self, place: int) -> int:
         epoch, index = divmod(place, len(self.rows))
-        if epoch not in self._orders:
-            while len(self._orders) > 1:  # a step may span two epochs, seldom more
-                self._orders.pop(next(iter(self._orders)))
-            order = np.random.default_rng([self.seed, self.number, epoch])
-            self._orders[epoch] = order.permutation(len(self.rows))
-        return int(self._orders[epoch][index])
+        return int(seeded_permutation(len(self.rows), self.seed, self.number, epoch)[index])
 
     def row(self, key: int) -> PackedRow:
         return self.rows[key]
 
 
 class TextFirst:
-    """The first `places` places are other text's, those after them the target's own words'."""
+    """The first `places` places are other text's, those after them the target's own."""
 
     def __init__(self, text: Stream, own: Stream, places: int) -> None:
         self.text, self.own, self.places = text, own, places

@@ -1,21 +1,23 @@
-"""What training reads: the target's own words, written first where they are missing, and other text before them."""
+"""The training data of a run: the target's texts, written first if missing, and other text."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from align.common.claims import claim_when_free, tidy
 from align.common.commands import command
 from align.common.errors import UserError
-from align.common.text import say
+from align.common.text import say, short
 from align.config.hardware import main_process
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.following import Followed, ShardsAsWritten
-from align.data.identity import same_settings, written_otherwise
+from align.data.identity import find_differences
 from align.data.index import read_samples
 from align.data.packing import pack, split_validation
 from align.data.shards import Texts
@@ -26,16 +28,16 @@ from align.target.model import Target
 from align.writing.agreement import PROBES, check_answers
 
 TEXT_STREAM = 7
-WAIT = 1.0
-"""Seconds between looks at what another process writes."""
+WAIT_SECONDS = 1.0
+"""Between looks at what another process writes."""
 
 
 @dataclass
 class Supply:
     """The texts of one run.
 
-    training, validation: the target's own words on each side. text: other text, or None. later: the shards after those of
-    `training`, in turn, where they are followed.
+    training, validation: the target's texts on each side. text: other text, or None. later: the
+    shards after those of `training`, if they are followed.
     """
 
     folder: Path
@@ -46,7 +48,7 @@ class Supply:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """Of the target's own words, as it is now."""
+        """Of the target's texts, as it is now."""
         return data.read_manifest(self.folder)
 
     @property
@@ -56,11 +58,16 @@ class Supply:
 
     @property
     def exact(self) -> bool:
-        """Whether the own words were drawn without top-p and top-k."""
-        return bool(self.manifest.get("top_p", 1.0) == 1.0 and not self.manifest.get("top_k", 0))
+        """Whether the target's texts were drawn without top-p and top-k."""
+        manifest = self.manifest
+        return manifest.get("top_p", 1.0) == 1.0 and not manifest.get("top_k", 0)
 
     def stream(self, recipe: Recipe, text_rows: int | None = None) -> Stream:
-        """The rows in the order of training. text_rows: how many of `data.text` come first; None = as the recipe says."""
+        """The rows in the order of training.
+
+        Args:
+            text_rows: the number of `data.text`'s rows, which come first; None = from the recipe.
+        """
         length, seed = recipe.data.length, recipe.seed
         own: Stream
         if self.later is None:
@@ -75,23 +82,24 @@ class Supply:
         return TextFirst(Shuffled(pack(self.text, length, seed), seed, TEXT_STREAM), own, text_rows)
 
     def line(self, recipe: Recipe) -> str:
-        """What is trained on, for people."""
+        """A description of the training data."""
         found, wanted = len(self.training) + len(self.validation), recipe.data.samples
         line = (
-            f"training on {len(self.training)} samples ({self.training.token_count} tokens) of {self.folder}, "
-            f"{len(self.validation)} held out"
+            f"training on {len(self.training)} samples ({self.training.token_count} tokens) of "
+            f"{self.folder}, {len(self.validation)} held out"
         )
         if self.text is not None:
-            share = recipe.data.text_share
-            line += (
-                f"; before them, for {share:.0%} of the steps, {self.text.token_count} tokens of other text"
-            )
+            share, tokens = recipe.data.text_share, self.text.token_count
+            line += f"; before them, for {share:.0%} of the steps, {tokens} tokens of other text"
         if self.later is not None:
             line += "; the shards after them as they are written"
         elif 2 * found < wanted:
             line += f"\nwarning: the recipe asks for {wanted} samples, {self.folder} has {found}"
         elif found > wanted:
-            line += f"\nnote: the recipe asks for {wanted} samples, {self.folder} has {found}, and all are read (fewer: another data.path)"
+            line += (
+                f"\nnote: the recipe asks for {wanted} samples, {self.folder} has {found}, and all "
+                "are read (fewer: another data.path)"
+            )
         return line
 
 
@@ -99,42 +107,60 @@ def open_supply(recipe: Recipe, target: Target, quiet: bool = False) -> Supply:
     """The data of a recipe. What is missing is written first, unless `data.write` forbids it.
 
     Raises:
-        UserError: data that are missing, can't be read, or that another target wrote; rows that are too long for the target.
+        UserError: data that are missing, can't be read, or were written by another target; rows
+            longer than the target's context.
     """
     if target.anatomy.by_place and recipe.data.length > target.context_limit:
         raise UserError(
-            f"data.length={recipe.data.length}: target {target.spec!r} counts places in a packed row, and its context is "
-            f"{target.context_limit} tokens (data.length={target.context_limit})"
+            f"data.length={recipe.data.length}: target {target.spec!r} counts places in a packed row, "
+            f"and its context is {target.context_limit} tokens (data.length={target.context_limit})"
         )
     folder, d = recipe.data_folder, recipe.data
-    text = _text(recipe, target, quiet) if d.text else None
+    text = _open_text(recipe, target, quiet) if d.text else None
+    later = None
     if d.follow:
         later = ShardsAsWritten(recipe, target, folder, quiet)
-        samples = later.first(d.follow_after)
+        samples = later.take_first(d.follow_after)
     else:
-        later = None
         _write_missing(recipe, target, quiet)
         samples = read_samples(folder, target.vocab_size)
     manifest = data.read_manifest(folder)
     _check_writer(folder, manifest, samples, target)
-    if not quiet and main_process() and (other := written_otherwise(manifest, recipe, target)):
-        said = f"note: {folder} was written with {', '.join(other)}: its texts are taken as they are; for others give another data.path"
-        say(said, error=True)
+    if not quiet and main_process():
+        _note_differences(folder, manifest, recipe, target)
     return Supply(folder, *split_validation(samples, d.validation_fraction), text, later)
 
 
+_SAME_TEXTS = ("writer", "target_sha256", "dtype", "seed", "batch_size")
+"""Settings that do not make a note."""
+
+
+def _note_differences(folder: Path, manifest: dict[str, Any], recipe: Recipe, target: Target) -> None:
+    different = [
+        f"data.{key}={short(manifest.get(key), 60)}"
+        for key in find_differences(manifest, recipe, target)
+        if key not in _SAME_TEXTS
+    ]
+    if different:
+        say(
+            f"note: {folder} was written with {', '.join(different)}: its texts are used as they are; "
+            "for others give another data.path",
+            error=True,
+        )
+
+
 def _check_writer(folder: Path, manifest: dict[str, Any], samples: Texts, target: Target) -> None:
-    """Raises UserError where another target wrote the samples. Where the weights were a server's alone, its greedy answers tell."""
+    """Raises UserError if another target wrote the samples. If only a server had the weights, its
+    greedy answers tell."""
     known = manifest.get("target_sha256")
     if known is None and manifest.get("writer") == "server":
-        greedy = (samples.temperature == 0).nonzero()[:PROBES, 0].tolist()
-        starts = [int(samples.answer_start[i]) for i in greedy]
-        texts = [samples[i].tolist() for i in greedy]
-        prompts = [text[:start] for text, start in zip(texts, starts, strict=True)]
-        answers = [text[start:] for text, start in zip(texts, starts, strict=True)]
+        prompts, answers = [], []
+        for i in (samples.temperature == 0).nonzero()[:PROBES, 0].tolist():
+            tokens, start = samples[i].tolist(), int(samples.answer_start[i])
+            prompts.append(tokens[:start])
+            answers.append(tokens[start:])
         check_answers(target, prompts, answers, f"{folder}: who wrote it")
-        return
-    if known != target.hash:
+    elif known != target.hash:
         other = " (another sha256)" if manifest.get("target") == target.spec else ""
         raise UserError(
             f"{folder}: written by {manifest.get('target')!r}{other}, not by {target.spec!r}; "
@@ -142,40 +168,47 @@ def _check_writer(folder: Path, manifest: dict[str, Any], samples: Texts, target
         )
 
 
-def _text(recipe: Recipe, target: Target, quiet: bool) -> Texts:
+def _open_text(recipe: Recipe, target: Target, quiet: bool) -> Texts:
     folder = text_folder(recipe)
-    if not is_read(recipe):
-        _may_write(recipe, folder)
-        if main_process():
-            if not quiet:
-                say(
-                    f"{folder} lacks other text: data.text is read first (data.write=never refuses)",
-                    error=True,
-                )
-            with claim_when_free(folder, "data.path", _report):
-                if not is_read(recipe):  # another trial may have read it meanwhile
-                    read_texts(recipe, target, quiet)
-        while not is_read(recipe):
-            time.sleep(WAIT)
-    elif main_process():
-        tidy(folder)
+    note = f"{folder} lacks other text: data.text is read first (data.write=never refuses)"
+    write = partial(read_texts, recipe, target, quiet)
+    _write_if(lambda: not is_read(recipe), write, recipe, folder, "" if quiet else note)
     return open_text(recipe, target)
 
 
-def _may_write(recipe: Recipe, folder: Path) -> None:
+def _write_missing(recipe: Recipe, target: Target, quiet: bool) -> None:
+    folder = recipe.data_folder
+    missing = partial(is_missing, recipe, target)
+    note = _describe_missing(recipe, target) if missing() and not quiet else ""
+    _write_if(missing, partial(synthesize, recipe, target, folder, quiet), recipe, folder, note)
+
+
+def _write_if(
+    missing: Callable[[], bool], write: Callable[[], object], recipe: Recipe, folder: Path, note: str
+) -> None:
+    """Write what is missing in the main process while the others wait."""
+    if not missing():
+        if main_process():
+            tidy(folder)
+        return
     if recipe.data.write == "never":
         raise UserError(
             f"{folder}: data are missing, and data.write=never; {command('align.synthesize')} writes them"
         )
-
-
-def _report(line: str) -> None:
-    say(line, error=True)
+    if main_process():
+        if note:
+            say(note, error=True)
+        key = "data.path" if recipe.data.path else "output"
+        with claim_when_free(folder, key, partial(say, error=True)):
+            if missing():  # another trial may have written it meanwhile
+                write()
+    while missing():
+        time.sleep(WAIT_SECONDS)
 
 
 def is_missing(recipe: Recipe, target: Target) -> bool:
-    """Whether own words are to be written: none are there, or the writing of these was stopped. A folder of fewer samples
-    that was written with other settings is taken as it is, unless nothing was kept of them."""
+    """Whether texts are to be written: none exist, or their writing was stopped. A folder with fewer
+    samples that was written with other settings is used as it is."""
     folder = recipe.data_folder
     if not (folder / "manifest.json").exists():
         return True
@@ -184,36 +217,20 @@ def is_missing(recipe: Recipe, target: Target) -> bool:
         return True
     if manifest["samples"] >= recipe.data.samples or manifest.get("ended"):
         return False
-    return same_settings(manifest, recipe, target)
+    return not find_differences(manifest, recipe, target)
 
 
-def _missing(recipe: Recipe, target: Target) -> str:
-    """What is not there, what is written where, how much it is, and how to refuse."""
+def _describe_missing(recipe: Recipe, target: Target) -> str:
+    """What is missing, what is written where and how much, and how to refuse."""
     d, folder = recipe.data, recipe.data_folder
-    there = data.read_manifest(folder)["samples"] if (folder / "manifest.json").exists() else 0
-    lacks = f"has {there} of {d.samples} samples" if there else "holds no data"
-    new = d.samples - there
+    exists = (folder / "manifest.json").exists()
+    existing = data.read_manifest(folder)["samples"] if exists else 0
+    lacks = f"has {existing} of {d.samples} samples" if existing else "holds no data"
+    new = d.samples - existing
     longest = min(d.prompt_limit + d.max_answer_tokens, target.context_limit)
-    rows = -(-new // d.batch_size) * d.batch_size  # whole batches are written, whatever is kept of the last
+    rows = -(-new // d.batch_size) * d.batch_size  # whole batches are written
     return (
         f"{folder} {lacks}: the target writes {new} first, {d.batch_size} at a time, at most "
         f"{rows * longest:,} tokens, and more for what it drops "
-        "(data.write=never refuses); a line says how long after the first batch"
+        "(data.write=never refuses); the time left is shown after the first batch"
     )
-
-
-def _write_missing(recipe: Recipe, target: Target, quiet: bool) -> None:
-    d, folder = recipe.data, recipe.data_folder
-    if not is_missing(recipe, target):
-        if main_process():
-            tidy(folder)
-        return
-    _may_write(recipe, folder)
-    if main_process():
-        if not quiet:
-            say(_missing(recipe, target), error=True)
-        with claim_when_free(folder, "data.path" if d.path else "output", _report):
-            if is_missing(recipe, target):  # another trial may have written it meanwhile
-                synthesize(recipe, target, folder, quiet)
-    while is_missing(recipe, target):  # another process of this run writes
-        time.sleep(WAIT)

@@ -1,1 +1,1 @@
-"""What the files of a model say before its weights are read: chat template, tokenizer, ends of text, quantisation."""
+"""What a model's files say before its weights are read: template, tokenizer, quantisation."""

@@ -1,28 +1,35 @@
-"""Folders that hold a LoRA adapter of another model, as peft saves them: they are merged into that model on loading."""
+"""LoRA adapters as peft saves them: merged into their base when loaded."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from align.common.errors import UserError, in_one_line
-from align.common.files import expanded, read_text
+from align.common.files import expanded, load_safetensors, load_tensors, read_text
 from align.common.schema import read_object
 from align.common.text import short
 from align.folder.ends import check_ends
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 HOW_TO_MERGE = "merge it (peft: merge_and_unload), save the merged model and name its folder"
+_WRAPPERS = r"(\.(modules_to_save|original_module|token_adapter|base_layer))*\.weight$"
+"""What peft appends to the name of a module whose weight it stores."""
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """folder: where it lies. base: the name of the model that it changes; a folder or hub id. revision: of the base's hub id."""
+    """folder: of its files. base: the folder or Hub id of the model that it changes. revision: of the
+    base."""
 
     folder: Path
     base: str
@@ -30,18 +37,28 @@ class Adapter:
 
     @property
     def tokenizer_folder(self) -> Path | None:
-        """The adapter's folder if it brings a tokenizer, which then takes the place of the base's."""
+        """The adapter's folder if it has a tokenizer, which then replaces the base's."""
         vocabulary = any((self.folder / name).is_file() for name in _VOCABULARIES)
-        return self.folder if vocabulary and (self.folder / "tokenizer_config.json").is_file() else None
+        has_tokenizer = vocabulary and (self.folder / "tokenizer_config.json").is_file()
+        return self.folder if has_tokenizer else None
 
     @property
     def chat_template(self) -> str | None:
-        """The chat template that the adapter's folder holds in a file."""
+        """The chat template in a file of the adapter's folder."""
         path = self.folder / "chat_template.jinja"
         return read_text(path) if path.is_file() else None
 
+    @cached_property
+    def weights(self) -> dict[str, Tensor]:
+        path = self.folder / WEIGHTS[0]
+        if path.is_file():
+            return load_safetensors(path)
+        weights: dict[str, Tensor] = load_tensors(self.folder / WEIGHTS[1], map_location="cpu")
+        return weights
+
     def generation_config(self, base: Any, what: str) -> Any:
-        """The generation config of the adapter's folder, or the base's if it holds none. One that names no end of text has the base's.
+        """The generation config of the adapter's folder, with the base's end of text if it names none;
+        else the base's.
 
         Args:
             what: the model, for the message.
@@ -52,24 +69,24 @@ class Adapter:
         path = self.folder / "generation_config.json"
         if not path.exists():
             return base
-        from transformers import GenerationConfig
+        from transformers import GenerationConfig  # slow to import
 
         check_ends(read_object(path), f"{what}: {path.name}")
-        own = GenerationConfig.from_pretrained(str(self.folder))
-        if own.eos_token_id is None:
-            own.eos_token_id = base.eos_token_id
-        return own
+        config = GenerationConfig.from_pretrained(str(self.folder))
+        if config.eos_token_id is None:
+            config.eos_token_id = base.eos_token_id
+        return config
 
 
 def adapter_of(folder: Path, what: str) -> Adapter | None:
-    """The adapter that a folder holds; None for a folder without adapter_config.json. Weights of a whole model next to it do not change
-    that, as in transformers.
+    """The adapter in a folder; None without adapter_config.json. As in transformers, weights of a whole
+    model next to it do not matter.
 
     Args:
         what: the model, for the message.
 
     Raises:
-        UserError: it names no base, has no weights, or is of a kind that can't be merged; peft is not installed.
+        UserError: it names no base, has no weights, or can't be merged; peft is not installed.
     """
     path = folder / CONFIG
     if not path.is_file():
@@ -78,21 +95,21 @@ def adapter_of(folder: Path, what: str) -> Adapter | None:
     base = config.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise UserError(
-            f"{what}: {path}: base_model_name_or_path={short(base)} names no model: name its base there, or {HOW_TO_MERGE}"
+            f"{what}: {path}: base_model_name_or_path={short(base)} names no model: name its base "
+            f"there, or {HOW_TO_MERGE}"
         )
-    said = f"{what}: an adapter of {base!r}"
+    where = f"{what}: an adapter of {base!r}"
     if not any((folder / name).is_file() for name in WEIGHTS):
-        raise UserError(f"{said} without its weights ({WEIGHTS[0]})")
+        raise UserError(f"{where} without its weights ({WEIGHTS[0]})")
     kind = config.get("peft_type")
     if config.get("is_prompt_learning") or kind in ("PROMPT_TUNING", "PREFIX_TUNING", "P_TUNING"):
-        raise UserError(f"{said} of peft_type={kind}, which can't be merged into its weights")
+        raise UserError(f"{where} of peft_type={kind}, which can't be merged into its weights")
     if find_spec("peft") is None:
         raise UserError(
-            f"{said}, which needs the package peft: pip install 'specalign[lora]'; or {HOW_TO_MERGE}"
+            f"{where}, which needs the package peft: pip install 'specalign[lora]'; or {HOW_TO_MERGE}"
         )
-    beside = folder / base
-    if not expanded(base).exists() and beside.is_dir():
-        base = str(beside.resolve())
+    if not expanded(base).exists() and (folder / base).is_dir():
+        base = str((folder / base).resolve())
     revision = config.get("revision")
     return Adapter(folder, base, revision if isinstance(revision, str) else None)
 
@@ -103,113 +120,89 @@ def merge_adapter(model: Any, adapter: Adapter, what: str) -> Any:
     Raises:
         UserError: the adapter does not fit the model.
     """
-    from peft import PeftConfig, PeftModel
+    from peft import PeftConfig, PeftModel  # slow to import
+    from torch.nn import Parameter
 
-    said = f"{what}: an adapter of {adapter.base!r} that can't be merged into it"
-    with in_one_line(said):
+    with in_one_line(f"{what}: an adapter of {adapter.base!r} that can't be merged into it"):
         config = PeftConfig.from_pretrained(str(adapter.folder))
         config.inference_mode = True
         _resize(model, adapter, config)
-        _untie_head(model, adapter)
+        if changes_tied_head(model, adapter):  # merging would change both
+            head = model.get_output_embeddings()
+            head.weight = Parameter(head.weight.detach().clone(), requires_grad=False)
+            model.config.tie_word_embeddings = False
         wrapped = PeftModel(model, config)
-        found = wrapped.load_adapter(str(adapter.folder), "default")
-        odd = [*found.missing_keys, *(key for key in found.unexpected_keys if not _is_copy(key, adapter))]
-        if odd:
-            more = f", and {len(odd) - 1} more" if len(odd) > 1 else ""
-            raise ValueError(f"{odd[0]!r} is in one of the two alone{more}")
+        loaded = wrapped.load_adapter(str(adapter.folder), "default")
+        unexpected = [key for key in loaded.unexpected_keys if not _is_copy(key, adapter.weights)]
+        different = [*loaded.missing_keys, *unexpected]
+        if different:
+            more = f", and {len(different) - 1} more" if len(different) > 1 else ""
+            raise ValueError(f"{different[0]!r} is in one of the two alone{more}")
         merged = wrapped.merge_and_unload()
-        for part in (merged.get_input_embeddings(), merged.get_output_embeddings()):
-            if part is not None and bool(part.weight[:, 0].isnan().any()):
+        for module in (merged.get_input_embeddings(), merged.get_output_embeddings()):
+            if module is not None and bool(module.weight[:, 0].isnan().any()):
                 raise ValueError(f"it holds no weights for its new tokens; {HOW_TO_MERGE}")
         return merged
 
 
 def _resize(model: Any, adapter: Adapter, config: Any) -> None:
-    """Give the base as many tokens as the adapter was trained with. New rows are NaN until the adapter's weights replace them.
+    """Give the base as many tokens as the adapter has. New rows are NaN until the adapter's weights
+    replace them.
 
     Raises:
         ValueError: there are more than the base's, and no tokenizer that has them.
     """
-    rows, old = vocabulary_rows(model, adapter, config), len(model.get_input_embeddings().weight)
+    rows = vocabulary_rows(model, adapter, config)
+    old = len(model.get_input_embeddings().weight)
     if rows is None or rows == old:
         return
     if rows > old and adapter.tokenizer_folder is None:
         raise ValueError(
-            f"it has {rows} tokens, its base {old}, and there is no tokenizer next to it: save that into {adapter.folder}, or {HOW_TO_MERGE}"
+            f"it has {rows} tokens, its base {old}, and there is no tokenizer next to it: save that "
+            f"into {adapter.folder}, or {HOW_TO_MERGE}"
         )
     model.resize_token_embeddings(rows, mean_resizing=False)
-    for part in (model.get_input_embeddings(), model.get_output_embeddings()):
-        if part is not None:
-            part.weight.data[old:] = float("nan")
+    for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if module is not None:
+            module.weight.data[old:] = float("nan")
 
 
 def vocabulary_rows(model: Any, adapter: Adapter, config: Any) -> int | None:
-    """How many tokens the adapter's weights of embedding and head are for; None if it holds none of them."""
-    both = (model.get_input_embeddings(), model.get_output_embeddings())
-    names = [name for name, module in model.named_modules() if any(module is part for part in both)]
-    for key, shape in _weight_shapes(adapter).items():
+    """The vocabulary size of the adapter's weights of embedding and head; None if it has neither."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    names = [name for name, module in model.named_modules() if module in (embedding, head)]
+    for key, weight in adapter.weights.items():
         module, _, kind = key.partition(".lora_")
         if not kind:
-            module = re.sub(
-                r"(\.(modules_to_save|original_module|token_adapter|base_layer))*\.weight$", "", key
-            )
-        if not any(module.endswith(name) for name in names):
-            continue
-        if not kind or kind.startswith("B"):
-            return shape[0]
-        if kind == "embedding_A":
-            return shape[1]
+            module = re.sub(_WRAPPERS, "", key)
+        if any(module.endswith(name) for name in names):
+            if not kind or kind.startswith("B"):
+                return weight.shape[0]
+            if kind == "embedding_A":
+                return weight.shape[1]
     indices = getattr(config, "trainable_token_indices", None) or []
-    listed = indices.values() if isinstance(indices, dict) else [indices]
-    most = max((index for one in listed for index in one), default=-1) + 1
-    return most if most > len(both[0].weight) else None
+    lists = indices.values() if isinstance(indices, dict) else [indices]
+    rows = max((index for trained in lists for index in trained), default=-1) + 1
+    return rows if rows > len(embedding.weight) else None
 
 
-def _is_copy(key: str, adapter: Adapter) -> bool:
-    """Whether a tensor that peft does not read is a copy of one that it does: with a grown vocabulary it stores rows of embedding and
-    head more than once."""
-    kind = next(
-        (kind for kind in (".modules_to_save.weight", ".trainable_tokens_delta") if key.endswith(kind)), ""
-    )
-    if not kind:
-        return False
-    stored = _weights(adapter)
-    read = [key.replace(".modules_to_save", "")]
-    if kind == ".trainable_tokens_delta":
-        read = [other for other in stored if other.endswith(kind) and other != key]
-    return any(other in stored and stored[key].equal(stored[other]) for other in read)
+def _is_copy(key: str, weights: dict[str, Tensor]) -> bool:
+    """Whether a tensor that peft does not read repeats one that it reads: with a grown vocabulary it
+    stores rows of embedding and head more than once."""
+    delta = ".trainable_tokens_delta"
+    others: list[str] = []
+    if key.endswith(".modules_to_save.weight"):
+        others = [key.replace(".modules_to_save", "")]
+    elif key.endswith(delta):
+        others = [other for other in weights if other.endswith(delta) and other != key]
+    return any(other in weights and weights[key].equal(weights[other]) for other in others)
 
 
 def changes_tied_head(model: Any, adapter: Adapter) -> bool:
-    """Whether the adapter changes one of head and embedding, which the model has tied."""
+    """Whether the adapter changes either of head and embedding, which the model has tied."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head is None or head.weight is not embedding.weight:
         return False
-    names = {name for name, module in model.named_modules() if module in (head, embedding)}
-    changed = {key.rpartition(".lora_")[0] for key in _weight_shapes(adapter) if ".lora_" in key}
-    return any(place.endswith(name) for place in changed for name in names)
-
-
-def _untie_head(model: Any, adapter: Adapter) -> None:
-    """Untie head and embedding where the adapter changes one of them; merging would change both."""
-    from torch.nn import Parameter
-
-    if changes_tied_head(model, adapter):
-        head = model.get_output_embeddings()
-        head.weight = Parameter(head.weight.detach().clone(), requires_grad=False)
-        model.config.tie_word_embeddings = False
-
-
-def _weight_shapes(adapter: Adapter) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(weight.shape) for name, weight in _weights(adapter).items()}
-
-
-def _weights(adapter: Adapter) -> dict[str, Any]:
-    path = adapter.folder / WEIGHTS[0]
-    if path.is_file():
-        from safetensors.torch import load_file
-
-        return dict(load_file(path))
-    import torch
-
-    return dict(torch.load(adapter.folder / WEIGHTS[1], map_location="cpu", weights_only=True))
+    names = [name for name, module in model.named_modules() if module in (head, embedding)]
+    changed = [key.rpartition(".lora_")[0] for key in adapter.weights if ".lora_" in key]
+    return any(module.endswith(name) for module in changed for name in names)

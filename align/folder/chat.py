@@ -1,4 +1,4 @@
-"""What a target is prompted with beside the messages: its chat template's own switches (`enable_thinking`) and a system prompt."""
+"""How a target is prompted: its chat template's switches (`enable_thinking`) and a system prompt."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from inspect import signature
-from typing import Any
+from typing import Any, Protocol
 
 from align.common.bounded import bounded
 from align.common.errors import UserError, in_one_line
 from align.common.text import cut, short
-from align.folder.rendering import TEMPLATE, TemplateRefusal, check_chosen, check_template_name, render
+from align.folder.rendering import (
+    TEMPLATE,
+    TemplateRefusal,
+    check_chosen,
+    check_template_name,
+    render,
+)
 from align.folder.tokenizer import opening_ids, text_ids
 from align.rows.conversation import Conversation
 
 _MARK = "\u2402SYSTEM\u2402"
-_GIVEN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
-"""What every template is given."""
+_ALWAYS_GIVEN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
 TOOL = {
     "type": "function",
     "function": {"name": "f", "description": "F", "parameters": {"type": "object", "properties": {}}},
@@ -27,12 +32,23 @@ TOOL = {
 """A tool that a template is tried with."""
 
 
+class Templated(Protocol):
+    """A target, with its weights or without."""
+
+    spec: str
+    tokenizer: Any
+    chat: Chat
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+
 @dataclass(frozen=True)
 class Chat:
     """How a target's chat template is called.
 
-    kwargs: its variables by name, JSON values. system: the system prompt of every conversation that has none; "" is one too.
-    date: the day on which a template's clock stands, ISO; None = today.
+    kwargs: its variables by name, JSON values. system: the system prompt of conversations without one;
+    "" is one too. date: of the template's clock, ISO; None = today.
     """
 
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -41,9 +57,10 @@ class Chat:
 
     @classmethod
     def of(cls, template_kwargs: Any, system: Any) -> Chat:
-        """Of arguments of the Python API. Raises UserError for those of another type."""
+        """From arguments of the Python API. Raises UserError for those of another type."""
         if template_kwargs is not None and not isinstance(template_kwargs, Mapping):
-            raise UserError(f"template_kwargs must map names to values, not {short(template_kwargs, 60)}")
+            value = short(template_kwargs, 60)
+            raise UserError(f"template_kwargs must map names to values, not {value}")
         if system is not None and not isinstance(system, str):
             raise UserError(f"system must be a text, not {short(system, 60)}")
         return cls(dict(template_kwargs or {}), system)
@@ -56,65 +73,72 @@ class Chat:
         messages = conversation.messages
         if self.system is None or (messages and messages[0]["role"] in ("system", "developer")):
             return conversation
-        return replace(conversation, messages=({"role": "system", "content": self.system}, *messages))
+        system = {"role": "system", "content": self.system}
+        return replace(conversation, messages=(system, *messages))
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """The options with which commands of `decode` prompt in the same way."""
-        pairs = [f"{key}={_text(value)}" for key, value in self.kwargs.items()]
-        system = () if self.system is None else ("--system", self.system)
-        return (*(word for pair in pairs for word in ("--template-kwargs", pair)), *system)
+    def arguments(self) -> tuple[str, ...]:
+        """The command-line arguments of `decode` that prompt in the same way."""
+        found = []
+        for key, value in self.kwargs.items():
+            found += ["--template-kwargs", f"{key}={_format(value)}"]
+        if self.system is not None:
+            found += ["--system", self.system]
+        return tuple(found)
 
     @property
-    def said(self) -> str:
-        """The same in a few words, for titles: `enable_thinking=false · system prompt "Be brief."`"""
-        parts = [f"{key}={_text(value)}" for key, value in self.kwargs.items()]
+    def description(self) -> str:
+        """For titles: `enable_thinking=false · system prompt "Be brief."`"""
+        parts = [f"{key}={_format(value)}" for key, value in self.kwargs.items()]
         if self.system is not None:
             parts.append(f"system prompt {json.dumps(cut(self.system, 60), ensure_ascii=False)}")
         return " · ".join(parts)
 
     def check(self, tokenizer: Any, spec: str) -> None:
-        """Raises UserError for a variable that the tokenizer's template does not read, and for a system prompt that it does
-        not take; `spec`: the target's name."""
+        """Raises UserError for a variable that the tokenizer's template does not read, and a system
+        prompt that it does not take; `spec`: the target's name."""
         if self.system is not None:
-            _check_text(self.system)
+            try:
+                self.system.encode()
+            except UnicodeEncodeError as error:
+                message = f"system: not valid Unicode at character {error.start}"
+                raise UserError(message) from None
         if not getattr(tokenizer, "chat_template", None):
             if self.kwargs:
                 raise UserError(f"template_kwargs: target {spec!r} has no chat template")
             return
-        if self.kwargs:
-            self._check_known(tokenizer, spec)
+        self._check_kwargs(tokenizer, spec)
         if self.system is not None:
             _check_system(tokenizer, self.kwargs, spec)
 
-    def _check_known(self, tokenizer: Any, spec: str) -> None:
-        if TEMPLATE in self.kwargs:
-            check_template_name(tokenizer, self.kwargs[TEMPLATE], spec)
-        known = variables(tokenizer, spec, self.kwargs.get(TEMPLATE))
-        for name, value in self.kwargs.items():
-            if name == TEMPLATE:
-                continue
+    def _check_kwargs(self, tokenizer: Any, spec: str) -> None:
+        others = dict(self.kwargs)
+        if TEMPLATE in others:
+            check_template_name(tokenizer, others.pop(TEMPLATE), spec)
+        known = find_variables(tokenizer, spec, self.kwargs.get(TEMPLATE)) if others else []
+        for name, value in others.items():
             if name not in known:
                 close = get_close_matches(name, known, n=1, cutoff=0.5)
-                reads = f"it reads {', '.join(known)}" if known else "it reads nothing but the messages"
                 hint = f" (did you mean {close[0]!r}?)" if close else ""
                 raise UserError(
-                    f"template_kwargs: the chat template of target {spec!r} has no switch {short(name)}: {reads}{hint}"
+                    f"template_kwargs: the chat template of target {spec!r} has no switch "
+                    f"{short(name)}: it reads {', '.join(known) or 'nothing but the messages'}{hint}"
                 )
             try:
                 json.dumps(value, allow_nan=False)
             except (TypeError, ValueError):
-                raise UserError(f"template_kwargs: {name}={short(value)} is no JSON value") from None
+                message = f"template_kwargs: {name}={short(value)} is no JSON value"
+                raise UserError(message) from None
 
 
-def _text(value: Any) -> str:
-    """A value as `read_pair` reads it back."""
-    if isinstance(value, str) and _read(value) == value:
+def _format(value: Any) -> str:
+    """A value as `read_kwargs` reads it back."""
+    if isinstance(value, str) and _parse(value) == value:
         return value
     return json.dumps(value, ensure_ascii=False)
 
 
-def _read(text: str) -> Any:
+def _parse(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -122,45 +146,44 @@ def _read(text: str) -> Any:
 
 
 def read_kwargs(text: str) -> dict[str, Any]:
-    """`key=value`, the value as JSON where it is that, else as text; or a JSON object.
+    """`key=value`, the value as JSON if it is that, else as text; or a JSON object.
 
     Raises:
         UserError: neither, or a truth value that would be taken for text.
     """
     if text.lstrip().startswith("{"):
-        given = _read(text)
-        if not isinstance(given, dict):
+        kwargs = _parse(text)
+        if not isinstance(kwargs, dict):
             raise UserError(f"{short(text)} is no JSON object")
-        return given
-    key, equals, said = text.partition("=")
+        return kwargs
+    key, equals, value_text = text.partition("=")
     if not equals or not key.isidentifier():
         raise UserError(f"{short(text)} is not key=value (enable_thinking=false)")
-    value = _read(said)
-    if isinstance(value, str) and value in ("True", "False", "None"):  # as text all of them are true
-        raise UserError(
-            f"{short(text)}: {value} is text here (did you mean {value.lower().replace('none', 'null')!r}?)"
-        )
+    value = _parse(value_text)
+    in_json = {"True": "true", "False": "false", "None": "null"}
+    if isinstance(value, str) and value in in_json:
+        raise UserError(f"{short(text)}: {value} is text here (did you mean {in_json[value]!r}?)")
     return {key: value}
 
 
-def merged(given: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Several readings of `read_kwargs` as one. Raises UserError for a key that is given twice."""
-    found: dict[str, Any] = {}
-    for one in given:
-        for key, value in one.items():
-            if key in found:
+def merge_kwargs(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Several results of `read_kwargs` as one. Raises UserError for a key that is given twice."""
+    merged: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            if key in merged:
                 raise UserError(f"--template-kwargs: {key} is given twice")
-            found[key] = value
-    return found
+            merged[key] = value
+    return merged
 
 
-def typed(words: Sequence[str]) -> str:
-    """Words as one types them in a shell, with a space in front; nothing for none."""
-    return f" {shlex.join(words)}" if words else ""
+def quote_arguments(arguments: Sequence[str]) -> str:
+    """Arguments quoted for a shell, with a space in front; "" for none."""
+    return f" {shlex.join(arguments)}" if arguments else ""
 
 
-def variables(tokenizer: Any, spec: str, template: str | None = None) -> list[str]:
-    """The names that the tokenizer's chat template reads, except those that every template is given.
+def find_variables(tokenizer: Any, spec: str, template: str | None = None) -> list[str]:
+    """The variables of the tokenizer's chat template, except those that every template is given.
 
     Args:
         template: the name of one of several chat templates; None = the default one.
@@ -168,70 +191,57 @@ def variables(tokenizer: Any, spec: str, template: str | None = None) -> list[st
     Raises:
         UserError: it is no template, or none was chosen and there is no default.
     """
+    from jinja2 import meta  # slow to import
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
     check_chosen(tokenizer, template, spec)
-    from jinja2 import Environment, meta, nodes
-    from jinja2.ext import Extension
-    from jinja2.parser import Parser
-
-    class Generation(Extension):
-        """The block in which a template marks an answer."""
-
-        tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    environment = Environment(extensions=["jinja2.ext.loopcontrols", Generation])
     with in_one_line(f"target {spec!r}: its chat template can't be read"), bounded("it"):
-        found = meta.find_undeclared_variables(environment.parse(tokenizer.get_chat_template(template)))
-    own = {*signature(tokenizer.apply_chat_template).parameters} - {"tools", "documents"}
-    return sorted(found - _GIVEN - own - {*environment.globals} - {*tokenizer.special_tokens_map})
+        source = tokenizer.get_chat_template(template)
+        environment = _compile_jinja_template(source).environment
+        found = meta.find_undeclared_variables(environment.parse(source))
+    parameters = {*signature(tokenizer.apply_chat_template).parameters} - {"tools", "documents"}
+    known = {*environment.globals} | {*tokenizer.special_tokens_map}
+    return sorted(found - _ALWAYS_GIVEN - parameters - known)
 
 
 def chat_ids(
     tokenizer: Any, conversation: Conversation, chat: Chat, rows: int, spec: str, where: str = ""
 ) -> list[int]:
-    """A conversation as the tokens that the target continues: through its chat template in one piece, tokenised in one piece. Training,
-    decoding and evaluation all call this. Without a chat template: the messages' texts after the tokenizer's own beginning.
+    """A conversation as the tokens that the target continues, rendered and tokenised in one piece.
+    Training, decoding and evaluation all call this. Without a chat template: the messages' texts after
+    the tokenizer's opening tokens.
 
     Args:
-        rows: how many tokens the target has.
-        spec: the target's name; where: what is read, for messages.
+        rows: the number of the target's tokens.
+        spec: the target's name. where: what is read. Both for messages.
 
     Raises:
         TemplateRefusal: the template refuses the conversation.
-        UserError: a token that the target does not have, or a template that takes too long.
+        UserError: a token that the target lacks, or a template that takes too long.
     """
-    name, text = f"{where and where + ': '}target {spec!r}", chat_text(tokenizer, conversation, chat, spec)
+    name = f"{where}: target {spec!r}" if where else f"target {spec!r}"
+    text = chat_text(tokenizer, conversation, chat, spec)
     if getattr(tokenizer, "chat_template", None):
-        given = "".join(m["content"] for m in chat.apply(conversation).messages)
-        return text_ids(tokenizer, text, rows, name, given)
+        own = "".join(message["content"] for message in chat.apply(conversation).messages)
+        return text_ids(tokenizer, text, rows, name, own)
     return [*opening_ids(tokenizer, rows, name), *text_ids(tokenizer, text, rows, name)]
 
 
 def chat_text(tokenizer: Any, conversation: Conversation, chat: Chat, spec: str) -> str:
-    """The text that `chat_ids` tokenizes. Raises as it does."""
-    talk = chat.apply(conversation)
+    """The text that `chat_ids` tokenises. Raises as it does."""
+    conversation = chat.apply(conversation)
     if getattr(tokenizer, "chat_template", None):
-        return render(tokenizer, talk, chat.kwargs, spec, chat.date)
-    return "\n\n".join(m["content"] for m in talk.messages)
-
-
-def _check_text(system: str) -> None:
-    try:
-        system.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"system: not valid Unicode at character {error.start}") from None
+        return render(tokenizer, conversation, chat.kwargs, spec, chat.date)
+    return "\n\n".join(message["content"] for message in conversation.messages)
 
 
 def _check_system(tokenizer: Any, kwargs: Mapping[str, Any], spec: str) -> None:
-    """Raises UserError where a system prompt is refused by the template, or left out without a word."""
-    talk = Chat(system=_MARK).apply(Conversation.from_text("Hello"))
+    """Raises UserError if the template refuses a system prompt or silently drops it."""
+    conversation = Chat(system=_MARK).apply(Conversation.from_text("Hello"))
+    where = f"system: the chat template of target {spec!r}"
     try:
-        text = render(tokenizer, talk, kwargs, spec)
+        text = render(tokenizer, conversation, kwargs, spec)
     except TemplateRefusal as refusal:
-        said = f"system: the chat template of target {spec!r} takes no system prompt: {refusal.reason}"
-        raise UserError(said) from None
+        raise UserError(f"{where} takes no system prompt: {refusal.reason}") from None
     if _MARK not in text:
-        raise UserError(f"system: the chat template of target {spec!r} leaves a system prompt out")
+        raise UserError(f"{where} leaves a system prompt out")

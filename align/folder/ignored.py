@@ -1,4 +1,4 @@
-"""Finds the parts of a conversation that a chat template leaves out, by rendering the conversation with each part changed."""
+"""Finds the parts of a conversation that a chat template leaves out, by changing each of them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from typing import Any
 
 from align.common.errors import UserError
 from align.common.text import say_once
-from align.folder.chat import chat_text
+from align.folder.chat import Templated, chat_text
 from align.folder.clock import today
-from align.folder.readings import Templated
 from align.rows.conversation import Conversation, Message
 
 _known: dict[tuple[Any, ...], tuple[str, ...]] = {}
 
 
-def ignored_parts(target: Templated, conversation: Conversation) -> tuple[str, ...]:
-    """The parts of a conversation that change nothing of what the target is fed: `tools`, `system messages`. It is rendered once for
-    each part; conversations with the same parts in the same order share the result."""
+def find_ignored(target: Templated, conversation: Conversation) -> tuple[str, ...]:
+    """The parts of a conversation that do not change what the target is fed: `tools`, `system
+    messages`. Conversations with the same parts in the same order share the result."""
     messages = conversation.messages
     kinds = tuple((m["role"], "tool_calls" in m, "reasoning_content" in m) for m in messages)
     if kinds == (("user", False, False),) and not conversation.tools:
@@ -30,56 +29,56 @@ def ignored_parts(target: Templated, conversation: Conversation) -> tuple[str, .
     key = template, chat, kinds, bool(conversation.tools)
     if key not in _known:
         with suppress(UserError):  # refused, which the caller reports
-            _known[key] = _find(target, conversation)
+            _known[key] = _compare_parts(target, conversation)
     return _known.get(key, ())
 
 
-def _find(target: Templated, conversation: Conversation) -> tuple[str, ...]:
+def _compare_parts(target: Templated, conversation: Conversation) -> tuple[str, ...]:
     chat = replace(target.chat, date=target.chat.date or today())
-    found = []
-    whole = chat_text(target.tokenizer, conversation, chat, target.spec)
-    for part, changed in _changed(conversation).items():
+    original = chat_text(target.tokenizer, conversation, chat, target.spec)
+    ignored = []
+    for part, changed in _change_parts(conversation).items():
         with suppress(UserError):
-            if chat_text(target.tokenizer, changed, chat, target.spec) == whole:
-                found.append(part)
-    return tuple(found)
+            if chat_text(target.tokenizer, changed, chat, target.spec) == original:
+                ignored.append(part)
+    return tuple(ignored)
 
 
-def _changed(conversation: Conversation) -> dict[str, Conversation]:
-    """For each part that a conversation has, by its name, the conversation without it or with other text in it."""
-    messages, found = conversation.messages, dict[str, Conversation]()
+def _change_parts(conversation: Conversation) -> dict[str, Conversation]:
+    """By the name of each part: the conversation without it or with another text in it."""
+    messages = conversation.messages
+    changed: dict[str, Conversation] = {}
 
-    def add(part: str, changed: Iterable[Message]) -> None:
-        new = tuple(changed)
+    def add(part: str, new: Iterable[Message]) -> None:
+        new = tuple(new)
         if new != messages:
-            found[part] = replace(conversation, messages=new)
+            changed[part] = replace(conversation, messages=new)
 
     for role in dict.fromkeys(m["role"] for m in messages if m["role"] != "user"):
-        add(f"{role} messages", (_reword(m) if m["role"] == role and m["content"] else m for m in messages))
+        chosen = [m["role"] == role and bool(m["content"]) for m in messages]
+        add(f"{role} messages", map(_reword, messages, chosen))
     last = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=0)
-    add(
-        "earlier user messages",
-        (_reword(m) if i < last and m["role"] == "user" else m for i, m in enumerate(messages)),
-    )
+    chosen = [m["role"] == "user" and i < last for i, m in enumerate(messages)]
+    add("earlier user messages", map(_reword, messages, chosen))
     for part, key in (("tool calls", "tool_calls"), ("reasoning", "reasoning_content")):
-        add(part, ({name: held for name, held in m.items() if name != key} for m in messages))
+        add(part, ({k: v for k, v in m.items() if k != key} for m in messages))
     if conversation.tools:
-        found["tools"] = replace(conversation, tools=())
-    return found
+        changed["tools"] = replace(conversation, tools=())
+    return changed
 
 
-def _reword(message: Message) -> Message:
-    return {**message, "content": f"{message['content']} x"}
+def _reword(message: Message, chosen: bool) -> Message:
+    return {**message, "content": f"{message['content']} x"} if chosen else message
 
 
 def ignored_notes(target: Templated, ignored: Counter[str], total: str) -> list[str]:
-    """One line for each part that the template leaves out, with its count. total: the number of prompts checked."""
+    """A line per part that the template leaves out, with its count of `total` prompts."""
     return [_describe(target, part, f"{count} of {total} prompts") for part, count in sorted(ignored.items())]
 
 
 def note_ignored(target: Templated, conversation: Conversation) -> None:
-    """Name, once a process, each part of a prompt that is left out."""
-    for part in ignored_parts(target, conversation):
+    """Report, once a process, each part of a prompt that is left out."""
+    for part in find_ignored(target, conversation):
         say_once(f"note: {_describe(target, part, 'a prompt')}")
 
 

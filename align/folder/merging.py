@@ -20,33 +20,33 @@ def merge_script(adapter: Adapter, base: Path | str, shown: tuple[str, str], mer
         merged: the folder that is written.
     """
     before, after = _extra_lines(adapter, base)
-    base_text, adapter_text = map(_python_text, shown)
+    base_text, adapter_text, merged_text = (_quote(name) for name in (*shown, merged))
     tokenizer_text = base_text if adapter.tokenizer_folder is None else adapter_text
-    merged = _python_text(merged)
+    has_ends = _has_ends(adapter)
     lines = [
         *(["import torch"] if any("torch." in line for line in before) else []),
         "from peft import PeftModel",
-        f"from transformers import AutoModelForCausalLM, AutoTokenizer{', GenerationConfig' * _has_ends(adapter)}",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer" + ", GenerationConfig" * has_ends,
         "",
         f'model = AutoModelForCausalLM.from_pretrained({base_text}, dtype="auto")',
         *before,
         f"model = PeftModel.from_pretrained(model, {adapter_text}).merge_and_unload()",
         *after,
     ]
-    if _has_ends(adapter):
+    if has_ends:
         lines.append(f"model.generation_config = GenerationConfig.from_pretrained({adapter_text})")
     lines += [
-        f"model.save_pretrained({merged})",
+        f"model.save_pretrained({merged_text})",
         f"tokenizer = AutoTokenizer.from_pretrained({tokenizer_text})",
     ]
     if adapter.tokenizer_folder is None and adapter.chat_template is not None:
-        path = _python_text(f"{shown[1]}/chat_template.jinja")
+        path = _quote(f"{shown[1]}/chat_template.jinja")
         lines.append(f'tokenizer.chat_template = open({path}, encoding="utf-8").read()')
-    lines.append(f"tokenizer.save_pretrained({merged})")
+    lines.append(f"tokenizer.save_pretrained({merged_text})")
     return lines
 
 
-def _python_text(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 

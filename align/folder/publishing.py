@@ -15,19 +15,19 @@ _MOST = 1 << 22
 
 
 def opening_name(target: str) -> str:
-    """The name that opens a target from any folder of this machine: an id as it is, a path in full."""
+    """The name that opens a target from any folder of this machine: a Hub id, or an absolute path."""
     if hub_id(target):
         return hub_id(target)
     return str(local_path(target).absolute()) if local_path(target).exists() else target
 
 
 def plain_name(target: str) -> str:
-    """The name that a page for others gives a target: its hub id, or the last part of its path."""
+    """The public name of a target: its Hub id, or the last part of its path."""
     return hub_id(target) or Path(target).name
 
 
 def published_texts(folder: Path, target: str) -> dict[str, str]:
-    """The small texts of a folder that name the target by its path, by their place there, with its plain name instead."""
+    """The small texts of a folder that contain the target's path, with its public name instead, by file."""
     place = local_path(target)
     if hub_id(target) == target or not (place.exists() or Path(target).is_absolute()):
         return {}

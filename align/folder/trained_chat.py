@@ -1,7 +1,5 @@
-"""The chat template switches and the system prompt that a drafter was trained with, in a small file in its folder.
-
-It is a file of this project's: published layouts keep their own config.json, and folders without the file say nothing.
-"""
+"""The template switches and system prompt that a drafter was trained with, in a file in its folder;
+published layouts keep their own config.json."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from align.common.files import write_json
 from align.common.hub import is_hub_id, local_path
 from align.common.schema import convert, read_json
 from align.common.text import short
-from align.folder.chat import Chat, typed
+from align.folder.chat import Chat, quote_arguments
 from align.folder.rendering import render
 from align.rows.conversation import Conversation
 
@@ -33,7 +31,7 @@ def save_chat(folder: Path, chat: Chat) -> None:
 
 
 def read_chat(drafter: str) -> Chat | None:
-    """What the drafter of a folder, or of a hub id that is fetched already, was trained with; None = its folder does not say.
+    """What a drafter in a folder, or of a downloaded Hub id, was trained with; None if it does not say.
 
     Raises:
         UserError: the file is broken.
@@ -51,24 +49,19 @@ def read_chat(drafter: str) -> Chat | None:
 
 
 def chat_note(drafter: str, now: Chat, tokenizer: Any) -> str | None:
-    """A note where the drafter was trained with other switches or another system prompt than `now`; None where both prompt alike."""
+    """A note if the drafter was trained with another prompt format than `now`, else None."""
     trained = read_chat(drafter)
-    now = replace(now, date=None)  # folders of results fix the date of a template's clock
+    now = replace(now, date=None)  # folders of results fix the date
     if trained is None or trained == now or not getattr(tokenizer, "chat_template", None):
         return None
-    with suppress(Exception):  # a template that refuses a conversation is reported where it is used
-        if _example(tokenizer, trained) == _example(tokenizer, now):
+    with suppress(Exception):  # a refusing template is reported where it is used
+        hello = Conversation.from_text("Hello")
+        texts = {render(tokenizer, c.apply(hello), c.kwargs) for c in (trained, now)}
+        if len(texts) == 1:
             return None
-    options = f" ({typed(trained.words).strip()})" if trained else ""
+    options = f" ({quote_arguments(trained.arguments).strip()})" if trained else ""
+    plain = "no template switches and no system prompt"
     return (
-        f"note: drafter {short(drafter, 200)} was trained with {_describe(trained)}; decoding uses {_describe(now)}: fewer drafts may be "
-        f"accepted{options}"
+        f"note: drafter {short(drafter, 200)} was trained with {trained.description or plain}; decoding "
+        f"uses {now.description or plain}: fewer drafts may be accepted{options}"
     )
-
-
-def _example(tokenizer: Any, chat: Chat) -> str:
-    return render(tokenizer, chat.apply(Conversation.from_text("Hello")), chat.kwargs)
-
-
-def _describe(chat: Chat) -> str:
-    return chat.said or "no template switches and no system prompt"

@@ -22,7 +22,8 @@ from align.common.files import UNFINISHED, naming, sha256_file, to_disk
 from align.common.hub import cache_folder
 from align.common.text import say
 from align.gguf.config import complete_config
-from align.gguf.header import HINT, Header, read_header
+from align.gguf.header import HINT, Header, read_header, split_parts
+from align.gguf.split import join_parts
 from align.gguf.tokenizer import answer_ends, complete_tokenizer, make_tokenizer, special_id
 
 _VERSION = 7
@@ -39,8 +40,10 @@ def converted_folder(path: Path, check: Callable[[Path], Header]) -> Path:
     Raises:
         UserError: the file cannot be converted.
     """
-    name = path.stem if path.suffix.lower() == ".gguf" else path.name
-    folder = cache_folder() / "targets" / f"{name[:100]}-{sha256_file(path)[:12]}-{_VERSION}"
+    first, *others = split_parts(path)
+    name = first.stem if first.suffix.lower() == ".gguf" else first.name
+    digest = "".join(sha256_file(part)[:12] for part in (first, *others))
+    folder = cache_folder() / "targets" / f"{name[:100]}-{digest[:96]}-{_VERSION}"
     if unchanged(folder):
         return folder
     check(path)
@@ -69,7 +72,12 @@ def converted_folder(path: Path, check: Callable[[Path], Header]) -> Path:
 def _convert(path: Path, header: Header, folder: Path) -> None:
     say(f"converting {path.name} ({header.architecture}) once; this can take minutes", error=True)
     with tempfile.TemporaryDirectory(prefix="specalign-gguf-") as room:
-        (Path(room) / "model.gguf").symlink_to(path.absolute())  # the name may have no suffix
+        file = Path(room) / "model.gguf"
+        parts = split_parts(path)
+        if len(parts) > 1:
+            join_parts(parts, file)
+        else:
+            file.symlink_to(path.absolute())  # the name may have no suffix
         config = AutoConfig.from_pretrained(room, gguf_file="model.gguf")
         complete_config(path, header, config)
         model, tensors = _load_model(path, header, config, room)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,16 +39,20 @@ _SIZES = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor is stored: shape in torch's order, GGML type number, byte offset in the file."""
+    """Where a tensor is stored: shape in torch's order, GGML type number, byte offset in its file.
+
+    file: of a split model the part that holds it.
+    """
 
     shape: tuple[int, ...]
     kind: int
     start: int
+    file: Path | None = None
 
 
 @dataclass(frozen=True)
 class Header:
-    """Metadata and tensor table. Arrays of the metadata are lists, or their lengths if not asked for."""
+    """Metadata and tensor table of a model. Arrays of the metadata are lists, or their lengths if not asked for."""
 
     values: dict[str, Any]
     tensors: dict[str, StoredTensor]
@@ -71,20 +76,46 @@ class Header:
 
 
 def read_header(path: Path, arrays: bool = False) -> Header:
-    """Read a file's header. `arrays`: also read the metadata's arrays.
+    """Read a file's header; of a split model that of all its parts. `arrays`: also read the metadata's arrays.
 
     Raises:
-        UserError: the file is not GGUF, or its header is damaged.
+        UserError: the file is not GGUF, its header is damaged, or a part is missing.
     """
+    first, *others = split_parts(path)
+    header = _read_part(first, arrays)
+    for part in others:
+        header.tensors.update(_read_part(part, False).tensors)
+    return header
+
+
+def split_parts(path: Path) -> list[Path]:
+    """The files of a model: the file itself, or all parts of a split model, found by the name of one.
+
+    Raises:
+        UserError: a damaged header, or a part is missing.
+    """
+    count = _read_part(path, False).values.get("split.count") or 1
+    if count == 1:
+        return [path]
+    stem = re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
+    parts = [path.with_name(f"{stem}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
+    for part in parts:
+        if not part.is_file():
+            raise UserError(f"{path}: one of {count} parts of a split GGUF file; {part.name} is missing")
+    return parts
+
+
+def _read_part(path: Path, arrays: bool) -> Header:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(data, arrays).read_header()
+            return _Reader(path, data, arrays).read_header()
     except (struct.error, ValueError, OverflowError, ZeroDivisionError) as error:
         raise UserError(f"{path}: not a readable GGUF file ({error})") from None
 
 
 class _Reader:
-    def __init__(self, data: mmap.mmap, arrays: bool) -> None:
+    def __init__(self, path: Path, data: mmap.mmap, arrays: bool) -> None:
+        self.path = path
         self.data = data
         self.arrays = arrays
         self.position = 4
@@ -106,7 +137,7 @@ class _Reader:
             raise ValueError("its header is cut off")
         alignment = values.get("general.alignment", 32)
         start = math.ceil(self.position / alignment) * alignment
-        placed = {n: StoredTensor(t.shape, t.kind, start + t.start) for n, t in tensors.items()}
+        placed = {n: StoredTensor(t.shape, t.kind, start + t.start, self.path) for n, t in tensors.items()}
         return Header(values, placed)
 
     def read_number(self, form: str) -> Any:
@@ -162,16 +193,12 @@ def check_header(path: Path, header: Header) -> None:
     """Check that transformers can turn the file into the model it describes.
 
     Raises:
-        UserError: unknown architecture, split or truncated file, or metadata that the tensors contradict.
+        UserError: unknown architecture, truncated file, or metadata that the tensors contradict.
     """
     architecture = header.architecture
     if architecture not in ARCHITECTURES:
         hint = nearest(architecture, ARCHITECTURES)
         raise UserError(f"{path}: GGUF architecture {architecture!r} is not supported{hint}; {HINT}")
-    count = header.values.get("split.count") or 1
-    if count > 1:
-        merge = "llama-gguf-split --merge FIRST-PART.gguf MERGED.gguf"
-        raise UserError(f"{path}: one of {count} parts of a split GGUF file; merge them first: {merge}")
     for name in ("block_count", "embedding_length", "context_length"):
         value = header.get(name)
         if type(value) is not int or value < 1:
@@ -194,16 +221,16 @@ def _check_tensors(path: Path, header: Header) -> None:
     layers = {name.split(".")[1] for name in header.tensors if name.startswith("blk.")}
     if len(layers) != header.get("block_count"):
         _refuse(path, header, header.key("block_count"), f"has tensors of {len(layers)} layers")
-    file_size = path.stat().st_size
     block_sizes = {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
     for name, tensor in header.tensors.items():
+        file = tensor.file or path
         if tensor.kind not in block_sizes:
-            raise UserError(f"{path}: tensor {name!r} is of unknown type {tensor.kind}")
+            raise UserError(f"{file}: tensor {name!r} is of unknown type {tensor.kind}")
         elements, block_bytes = block_sizes[tensor.kind]
         end = tensor.start + math.prod(tensor.shape) // elements * block_bytes
-        if end > file_size:
+        if end > file.stat().st_size:
             raise UserError(
-                f"{path}: truncated: tensor {name!r} ends at byte {end}, the file has {file_size}"
+                f"{file}: truncated: tensor {name!r} ends at byte {end}, the file has {file.stat().st_size}"
             )
 
 

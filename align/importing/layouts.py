@@ -1,6 +1,6 @@
 """Which engine's layout a block drafter's config.json is of. No torch here: commands ask before anything is loaded.
 
-| layout | told by | written by |
+| layout | recognised by | written by |
 |---|---|---|
 | `dflash` | `architectures` of DFlash, or `dflash_config` | DFlash (arXiv 2602.06036), SpecForge |
 | `dspark` | `architectures` of DSpark, or DFlash's with `markov_rank` | DSpark (arXiv 2607.05147), SpecForge |

@@ -44,7 +44,7 @@ def shared_layers(num_layers: int, layers: int) -> list[int]:
 
 
 class TargetSizes(Protocol):
-    """TargetSizes of a loaded target, or of its config.json (align/planning/skeleton.py)."""
+    """Sizes of a loaded target, or from its config.json (align/planning/target_sizes.py)."""
 
     @property
     def spec(self) -> str: ...

@@ -29,8 +29,7 @@ from align.target.inspection.keys import LAYOUTS, Rotary
 CONTEXTS = ("shared_kv", "taps")
 LAYOUTS_OF_BLOCKS = ("anchor_first", "fill_in")
 CONFIDENCE_INPUTS = ("", "markov", "hidden")
-"""The embedding of the previous token, its row of the Markov head's table, or nothing but the hidden state.
-"""
+"""Besides the hidden state: the previous token's embedding, its row of the Markov table, or nothing."""
 
 
 @dataclass

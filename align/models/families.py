@@ -17,8 +17,7 @@ from align.common.errors import UserError, nearest
 from align.importing.layouts import architectures_of
 
 BASES = ("GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""The transformers classes that `align.models.masked_lm` runs: plain decoders, a head without scale or bias.
-"""
+"""Classes of transformers that `masked_lm` runs: plain decoders, a head without scale or bias."""
 
 
 @dataclass(frozen=True)

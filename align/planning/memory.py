@@ -1,38 +1,34 @@
-"""Bytes that writing, features and training take on one device, and on disk. Peaks, by parts that are named.
+"""Peak memory of a device in writing and training, by named parts.
 
-Checked against real runs (`python -m tests.plan_check`). A process of torch takes memory before there is a model; on a CPU that is
-measured here, on a GPU it is a context of `GPU_CONTEXT`.
+Compared with real runs on a CPU and a GPU.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from align.config.recipe import Recipe
-from align.planning.drafter import DrafterSize
-from align.planning.skeleton import Skeleton
-from align.planning.text import TextSize
+from align.planning.drafter_sizes import DrafterSizes
+from align.planning.target_sizes import TargetSizes
+from align.planning.text import FILL, TextSize
 
 MIB = 2**20
-GPU_CONTEXT = 600 * MIB
-"""Of CUDA and its libraries, before there is a model."""
-IMPORTS = {"writing": 345 * MIB, "training": 390 * MIB}
-"""Of a process on a CPU that has imported what it needs (`python -m tests.plan_check` compares it with real runs)."""
-LOADED = 45 * MIB
-"""What loading any model adds, weights and tokenizer aside: transformers' modules."""
+GPU_PROCESS = 600 * MIB
+"""CUDA and its libraries, before there is a model."""
+CPU_PROCESS = {"writing": 390 * MIB, "training": 435 * MIB}
+"""A process on a CPU after its imports."""
 TOKENIZER = 750
-"""Bytes a token of the vocabulary."""
+"""Bytes per token of the vocabulary."""
 HEAP = 1.2
-"""Small blocks that are freed stay with the process: its memory over what is in use."""
-KEPT = 0.5
-"""Of a step's layers, what stays with the process while a standalone drafter is validated or saved."""
-BIG = 32 * MIB
-"""Larger blocks go back to the system when they are freed."""
+"""Memory of the process over what is in use: small blocks that are freed stay with it."""
+CACHE = "cache (data.batch_size)"
+STEP = "a step (trainer.batch_size)"
+KEPT = "kept outputs (trainer.keep_features_gb)"
 
 
 @dataclass
-class Need:
-    """A stage's peak on one device: `parts` in bytes by what they are for."""
+class StageMemory:
+    """The peak of a stage on one device: bytes by what they are for."""
 
     stage: str
     parts: dict[str, float] = field(default_factory=dict)
@@ -47,244 +43,154 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Types:
-    """Bytes of a number: what the target computes with (`target`), its weights as they lie in memory (`weights`: on a CPU a bf16 layer
-    keeps a packed copy beside them), the drafter's products (`products`)."""
+class NumberSizes:
+    """Bytes of a number: of the target's products, of its weights in memory, and of the drafter's products."""
 
     target: int
     weights: int
-    products: int
+    drafter: int
     gpu: bool
 
-
-def _process(stage: str, target: Skeleton, types: Types) -> float:
-    """Before the weights."""
-    if types.gpu:
-        return GPU_CONTEXT
-    return IMPORTS[stage] + LOADED + TOKENIZER * target.vocab_size
+    @property
+    def head_copy(self) -> int:
+        """Bytes of a head's number in the copy that a CPU multiplies in fp32."""
+        return 4 if self.target == 2 and not self.gpu else 0
 
 
-def writing(recipe: Recipe, target: Skeleton, types: Types) -> Need:
+def plan_writing(recipe: Recipe, target: TargetSizes, sizes: NumberSizes) -> StageMemory:
     """`align.synthesize`: weights, the cache of a batch, its logits."""
-    d = recipe.data
-    capacity = min(target.context_limit, d.prompt_limit + d.max_answer_tokens + 40)  # a template's tokens
-    return Need(
-        "writing",
-        {
-            "process": _process("writing", target, types),
-            "target": target.parameters * types.weights,
-            "cache (data.batch_size)": d.batch_size * capacity * target.kept * types.target,
-            "logits": 3 * d.batch_size * target.vocab_size * 4,
-        },
+    data = recipe.data
+    length = min(target.context_limit, data.prompt_limit + data.max_answer_tokens + 40)  # a template's tokens
+    parts = {
+        "process": _process("writing", target, sizes),
+        "target": float(target.parameters * sizes.weights),
+        CACHE: float(data.batch_size * length * target.cached * sizes.target),
+        "logits": 3.0 * data.batch_size * target.vocab_size * 4,
+    }
+    return StageMemory("writing", parts)
+
+
+def plan_training(
+    recipe: Recipe, target: TargetSizes, drafter: DrafterSizes, text: TextSize, sizes: NumberSizes
+) -> StageMemory:
+    """`align.train`: weights of both, gradients, AdamW's averages, activations, and the checkpoint assembled in memory."""
+    launch, processes = recipe.launch, recipe.processes
+    # of ZeRO: stage 1 splits the optimizer's state, 2 gradients too, 3 weights too, as FSDP does
+    split = (
+        3 if launch.strategy == "fsdp" else int(launch.strategy[-1]) if "deepspeed" in launch.strategy else 0
     )
+    weights, gradients, optimizer = (processes if split >= stage else 1 for stage in (3, 2, 1))
+    buckets = 2 if processes > 1 and launch.strategy in ("auto", "ddp") else 1
+    draft_head = drafter.vocabulary * target.hidden_size if drafter.vocabulary < target.vocab_size else 0
+    parts = {
+        "process": _process("training", target, sizes),
+        "target": _target_weights(recipe, target, sizes),
+        "drafter": 4 * drafter.parameters / weights + draft_head * sizes.target,
+        "gradients": 4 * drafter.trained * buckets / gradients,
+        "optimizer": 8 * drafter.trained / optimizer,
+        STEP: _step(recipe, target, drafter, text, sizes),
+    }
+    if recipe.trainer.ema:
+        parts["averaged weights"] = 4 * drafter.parameters / (weights if launch.strategy == "fsdp" else 1)
+    if not sizes.gpu:
+        parts["a checkpoint"] = 12 * drafter.trained / optimizer
+    if recipe.trainer.keep_features_gb:
+        rows = min(text.rows(recipe.data.length), recipe.trainer.max_steps * recipe.trainer.batch_size)
+        stored = rows * recipe.data.length * feature_bytes(recipe, target, drafter)
+        parts[KEPT] = min(recipe.trainer.keep_features_gb * 1e9, stored / processes)
+    return StageMemory("training", parts)
 
 
-def _row_forward(target: Skeleton, length: int, shared: bool, types: Types) -> float:
-    """The target over a row: its layers' widest tensors, and all their keys and values where some are shared."""
-    layer = length * (4 * target.hidden_size + 3 * target.inner_size) * types.target
-    mask = length * length
-    return layer + mask + (length * target.kept * types.target if shared else 0)
+def _process(stage: str, target: TargetSizes, sizes: NumberSizes) -> float:
+    return GPU_PROCESS if sizes.gpu else CPU_PROCESS[stage] + TOKENIZER * target.vocab_size
 
 
-def features(recipe: Recipe, target: Skeleton, drafter: DrafterSize, types: Types) -> Need:
-    """`align.features`: weights, a row, the head over parts of it, and the shard that waits to be written."""
+def _target_weights(recipe: Recipe, target: TargetSizes, sizes: NumberSizes) -> float:
+    """The target's weights on a device; embedding, head and last norm are never split."""
+    layers, parallel = sum(target.layers), recipe.target.parallel
+    held = float(layers)
+    if parallel == "absent" and sizes.gpu:
+        held = 0.0
+    elif parallel in ("fsdp", "tp"):
+        held = layers / recipe.processes
+    if parallel == "fsdp":
+        held += 2 * max(target.layers)  # the layer that runs and the next one are whole
+    return (target.parameters - layers + held) * sizes.weights
+
+
+def _reads_shared_keys(recipe: Recipe) -> bool:
+    return recipe.drafter.kind == "block" and recipe.drafter.context == "shared_kv"
+
+
+def _target_forward(recipe: Recipe, target: TargetSizes, drafter: DrafterSizes, sizes: NumberSizes) -> float:
+    """The target over a row: a layer's widest tensors, the mask, and what the drafter reads."""
     length = recipe.data.length
-    shared = drafter.kind == "block" and recipe.drafter.context == "shared_kv"
-    return Need(
-        "features",
-        {
-            "process": _process("training", target, types),
-            "target": target.parameters * types.weights,
-            "a row": _row_forward(target, length, shared, types) + 2 * 256 * target.vocab_size * 4,
-            "a shard": 2 * 64 * MIB,
-        },
-    )
+    layer = length * (4 * target.hidden_size + 3 * target.inner_size) * sizes.target
+    keys = length * target.cached * sizes.target if _reads_shared_keys(recipe) else 0
+    return float(layer + length**2 + keys)
 
 
-def feature_bytes(recipe: Recipe, target: Skeleton, drafter: DrafterSize) -> int:
-    """Bytes of a token's stored outputs: hidden state and what the drafter is shown of it, log-sum-exp, argmax and log p of the next
-    token; with `trainer.features_top_k` ids and log p of so many tokens, and the hidden state where the drafter reads it."""
+def feature_bytes(recipe: Recipe, target: TargetSizes, drafter: DrafterSizes) -> int:
+    """Bytes of a token's stored outputs: hidden state, what the drafter reads, log-sum-exp, argmax and log p of the next token;
+    with `trainer.features_top_k` the ids and log p of that many tokens, and the hidden state only if the drafter reads it."""
     number, top = 4 if recipe.trainer.features_dtype == "fp32" else 2, recipe.trainer.features_top_k
-    read = recipe.drafter.kind == "block" and recipe.drafter.context == "shared_kv"
-    hidden = target.hidden_size if read or not top else 0
+    hidden = target.hidden_size if _reads_shared_keys(recipe) or not top else 0
     return (hidden + drafter.context) * number + 16 + min(top, target.vocab_size) * (4 + number)
 
 
-def training(recipe: Recipe, target: Skeleton, drafter: DrafterSize, text: TextSize, types: Types) -> Need:
-    """`align.train`: weights of both, gradients, AdamW's averages, what a step keeps for its backward pass, and the checkpoint that is
-    put together in memory."""
-    t, stage = recipe.trainer, _sharded(recipe)
-    need = Need("training", {"process": _process("training", target, types)})
-    parts = recipe.processes if recipe.target.parallel in ("fsdp", "tp") else 1
-    # embedding, head and last norm stay whole; of FSDP2 one layer and the next one are. Given up, the layers leave a device out
-    inside = sum(target.layers)
-    kept = 0 if recipe.target.parallel == "absent" and types.gpu else inside / parts
-    together = 2 * max(target.layers) if recipe.target.parallel == "fsdp" else 0
-    need.parts["target"] = (target.parameters - inside + kept + together) * types.weights
-    need.parts["drafter"] = 4 * drafter.parameters / stage["weights"]
-    if drafter.vocabulary < target.vocab_size:
-        need.parts["drafter"] += drafter.vocabulary * target.hidden_size * types.target
-    need.parts["gradients"] = 4 * drafter.trained / stage["gradients"]
-    if recipe.processes > 1 and recipe.launch.strategy in ("auto", "ddp"):
-        need.parts["gradients"] *= 2  # the buckets that are summed
-    need.parts["optimizer"] = 8 * drafter.trained / stage["optimizer"]
-    if t.ema:
-        # of ZeRO-3 they are whole in every process
-        parts = stage["weights"] if recipe.launch.strategy == "fsdp" else 1
-        need.parts["averaged weights"] = 4 * drafter.parameters / parts
-    saving = 0 if types.gpu else 12 * drafter.trained / stage["optimizer"]
-    body, head, validated = activations(recipe, target, drafter, text, types)
-    key = "a step (trainer.batch_size)"
-    if drafter.kind in (
-        "block",
-        "autoregressive",
-    ):  # its blocks are small: they stay while a checkpoint is made
-        need.parts |= {key: body + head, "a checkpoint": saving}
-    else:
-        need.parts[key] = max(body + head, KEPT * body + max(validated, saving))
-    if t.keep_features_gb:
-        whole = text.rows(recipe.data.length) * recipe.data.length
-        share = whole * feature_bytes(recipe, target, drafter) / recipe.processes
-        seen = t.max_steps * t.batch_size / max(1, text.rows(recipe.data.length))
-        need.parts["kept outputs (trainer.keep_features_gb)"] = min(
-            t.keep_features_gb * 1e9, share * min(1.0, seen)
-        )
-    return need
-
-
-def _sharded(recipe: Recipe) -> dict[str, int]:
-    """Over how many processes weights, gradients and optimizer state are split (ZeRO, FSDP2)."""
-    name, n = recipe.launch.strategy, recipe.processes
-    zero = 3 if name == "fsdp" else int(name[-1]) if name.startswith("deepspeed") else 0
-    return {
-        "optimizer": n if zero >= 1 else 1,
-        "gradients": n if zero >= 2 else 1,
-        "weights": n if zero >= 3 else 1,
-    }
-
-
-def anchors_used(recipe: Recipe, text: TextSize) -> int:
-    """Anchors of a row: as many as are asked for, or as the row has places of answers."""
-    places = max(1, int(recipe.data.length * 0.93 * text.answers))
-    most = recipe.trainer.anchors
+def count_anchors(recipe: Recipe, text: TextSize) -> int:
+    """Anchors of a row: those asked for, at most its answer positions."""
+    length, most = recipe.data.length, recipe.trainer.anchors
     if recipe.trainer.anchors_per == "document":
-        most *= max(1, round(recipe.data.length / max(1.0, text.tokens)))
-    return min(most, places)
+        most *= max(1, round(length / max(1.0, text.tokens)))
+    return min(most, max(1, int(length * FILL * text.answers)))
 
 
-def activations(
-    recipe: Recipe, target: Skeleton, drafter: DrafterSize, text: TextSize, types: Types
-) -> tuple[float, float, float]:
-    """What a step holds at its peak: layers and target, the head and its losses; and those of a validation."""
+def _step(
+    recipe: Recipe, target: TargetSizes, drafter: DrafterSizes, text: TextSize, sizes: NumberSizes
+) -> float:
+    """What a step holds at its peak: the target's forward pass, the drafter's layers for the backward pass, logits."""
     rows = recipe.trainer.batch_size // (recipe.trainer.accumulate * recipe.processes)
-    length, kind = recipe.data.length, recipe.drafter.kind
-    shared = kind == "block" and recipe.drafter.context == "shared_kv"
-    forward = HEAP * rows * _row_forward(target, length, shared, types)
-    used = anchors_used(recipe, text)
-    if kind == "block":
-        head = _row_head(
-            recipe, drafter, rows * used * drafter.drafted, rows * min(used + drafter.drafted, length), types
-        )
-        return forward + _block_body(drafter, rows * used, length, types), head, 0.0
-    if kind == "autoregressive":
-        places = rows * min(length, used + drafter.drafted)
-        body = HEAP * rows * _sequence_body(drafter, length, types)
-        return forward + body, _row_head(recipe, drafter, places, places, types), 0.0
-    body = HEAP * rows * _standalone_body(recipe, drafter, used, types)
-    return (forward + body, *_logit_head(recipe, drafter, rows, used, types))
-
-
-def _layer(drafter: DrafterSize, tokens: int, types: Types) -> float:
-    """What a layer keeps of its tokens for the backward pass: norms, queries, keys, output, and four widths of the feed-forward."""
+    anchors, length = count_anchors(recipe, text), recipe.data.length
+    if drafter.kind == "block":
+        tokens = anchors * drafter.rows
+        # attention weights are kept in fp32, in 16 bits a copy too, and two more are alive while a layer runs
+        per_pair = 4 * drafter.layers + 8 if sizes.drafter == 4 else 6 * drafter.layers + 10
+        attention = tokens * drafter.num_heads * (length + drafter.rows) * per_pair
+        attention += 4 * length * drafter.context
+    else:
+        sequences, each = _sequences(recipe, drafter, anchors)
+        tokens = sequences * each
+        attention = 5 * sequences * each**2  # the mask: a byte per pair, four while it is added
     width, inner = drafter.hidden_size, drafter.inner_size
-    return tokens * (4 * 6 * width + types.products * (4 * width + 4 * inner))
+    # norms, queries, keys and outputs, and four tensors of the feed-forward part
+    layers = drafter.layers * tokens * (24 * width + sizes.drafter * (4 * width + 4 * inner))
+    body = HEAP * (_target_forward(recipe, target, drafter, sizes) + layers) + attention
+    head = sizes.head_copy * drafter.vocabulary * drafter.hidden_size
+    logits = 4 * drafter.vocabulary * _logit_rows(recipe, drafter, rows, anchors, sizes.gpu)
+    return rows * body + head + logits
 
 
-def _block_body(drafter: DrafterSize, blocks: int, length: int, types: Types) -> float:
-    """The block drafter's layers over its blocks; their attention weights are kept (fp32), and two more of their size live while
-    one layer runs."""
-    tokens = blocks * drafter.rows
-    pairs = tokens * drafter.num_heads * (length + drafter.rows)
-    kept, living = (
-        (4, 8) if types.products == 4 else (6, 10)
-    )  # in 16 bits a copy is kept beside the fp32 weights
-    attention = pairs * (drafter.count * kept + living) * (1 if 4 * pairs > BIG else HEAP)
-    return HEAP * drafter.count * _layer(drafter, tokens, types) + attention + 4 * length * drafter.context
-
-
-def _sequence_body(drafter: DrafterSize, tokens: int, types: Types) -> float:
-    """Layers over a sequence, its attention without kept weights; the mask is one byte a pair, and four as it is added."""
-    return drafter.count * _layer(drafter, tokens, types) + 5 * tokens * tokens
-
-
-def _standalone_body(recipe: Recipe, drafter: DrafterSize, used: int, types: Types) -> float:
-    """Clean tokens and noisy blocks in one sequence, or each block behind a window of its own."""
-    length, block = recipe.data.length, drafter.drafted
-    if recipe.stage == "pretrain":
-        return _sequence_body(drafter, length, types)
+def _sequences(recipe: Recipe, drafter: DrafterSizes, anchors: int) -> tuple[int, int]:
+    """How many sequences the drafter reads per row, and their length."""
+    length = recipe.data.length
+    if recipe.stage == "pretrain" or drafter.kind == "autoregressive":
+        return 1, length
     if recipe.drafter.attention == "full":
-        return used * _sequence_body(drafter, min(recipe.drafter.window, length) + block, types)
-    return _sequence_body(drafter, length + used * block, types)
+        return anchors, min(recipe.drafter.window, length) + drafter.drafted
+    return 1, length + anchors * drafter.drafted
 
 
-def _row_head(recipe: Recipe, drafter: DrafterSize, count: int, places: int, types: Types) -> float:
-    """`align.losses.divergences.row_statistics`: log q of rows and log p of places, kept where they are few, else of one chunk; six more
-    of what is computed at a time."""
-    chunk = recipe.objective.chunk_rows
-    cpu = max(128, 4 * MIB // (4 * drafter.vocabulary))
-    if types.target == 2 and not types.gpu:  # a CPU multiplies the head in fp32
-        return 4 * drafter.vocabulary * drafter.hidden_size + _row_head(
-            recipe, drafter, count, places, replace(types, target=4)
-        )
-    rows = count + places if count <= chunk else 0
-    if not (rows or types.gpu):  # blocks of a few MB that are freed stay with the process
-        rows = min(count + places, 2 * chunk)
-    kept = rows * drafter.vocabulary * 4
-    return kept + 6 * min(cpu, chunk, count) * drafter.vocabulary * 4
-
-
-def _logit_head(
-    recipe: Recipe, drafter: DrafterSize, rows: int, used: int, types: Types
-) -> tuple[float, float]:
-    """Tensors of logits: a step's masked rows (half of them; a quarter of whole rows), nine at a time where p is compared with, else
-    five; `align.losses.divergences.logit_statistics` at a validation, a quarter of a chunk at a time, seven."""
-    validated = min(used * drafter.drafted, max(1, recipe.objective.chunk_rows // 4))
-    whole = recipe.stage == "pretrain"
-    trained = rows * (recipe.data.length * 0.93 / 4 if whole else used * drafter.drafted / 2)
+def _logit_rows(recipe: Recipe, drafter: DrafterSizes, rows: int, anchors: int, gpu: bool) -> float:
+    """Rows of logits that are alive at the peak of a step."""
+    length, chunk = recipe.data.length, recipe.objective.chunk_rows
+    places = rows * min(length, anchors + drafter.drafted)
+    if drafter.kind == "block" or drafter.kind == "autoregressive":
+        count = rows * anchors * drafter.drafted if drafter.kind == "block" else places
+        kept = 0 if gpu and count > chunk else min(count + places, 2 * chunk)
+        return kept + 6 * min(128, count)
+    # half of a block is masked, a quarter of a whole row; next to p there are nine tensors, else five
+    masked = length * FILL / 4 if recipe.stage == "pretrain" else anchors * drafter.drafted / 2
     distilled = recipe.stage == "calibrate" and recipe.objective.distillation > 0
-    head = (
-        4 * drafter.vocabulary * drafter.hidden_size if types.target == 2 and not types.gpu else 0
-    )  # in fp32
-    step = 4 * drafter.vocabulary * (9 if distilled else 5) * trained
-    return step + head * distilled, 4 * drafter.vocabulary * 7 * validated + head
-
-
-@dataclass(frozen=True)
-class Disk:
-    """Bytes on disk by what they are."""
-
-    text: float
-    features: float
-    checkpoints: float
-    drafter: float
-
-    @property
-    def bytes(self) -> float:
-        return self.text + self.features + self.checkpoints + self.drafter
-
-
-def disk(recipe: Recipe, target: Skeleton, drafter: DrafterSize, text: TextSize) -> Disk:
-    """What the output folder takes at its fullest: one checkpoint more than are kept while it is saved."""
-    t = recipe.trainer
-    every = text.rows(recipe.data.length) * recipe.data.length * feature_bytes(recipe, target, drafter)
-    saved = (
-        12 * drafter.trained
-        + 4 * (drafter.parameters - drafter.trained)
-        + (4 * drafter.parameters if t.ema else 0)
-    )
-    return Disk(
-        text=text.total * (2.2 if target.vocab_size <= 1 << 16 else 4.2),
-        features=min(t.features_gb * 1e9, every),
-        checkpoints=(min(t.keep_checkpoints, -(-t.max_steps // t.checkpoint_every)) + 1) * saved,
-        drafter=4.0 * drafter.parameters * (1 + len(t.milestones)),
-    )
+    validated = 7 * min(anchors * drafter.drafted, max(1, chunk // 4))
+    return max(validated, rows * masked * (9 if distilled else 5))

@@ -1,30 +1,30 @@
-"""How much text a recipe trains on: as its data folder says where there is one, as a pilot measured, or assumed."""
+"""How much text a recipe trains on: as its data folder says, as a pilot measured, or assumed."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any
 
-from align.common.schema import read_object
 from align.config.recipe import Recipe
+from align.data.shards import read_manifest
 
 TOKENS_OF_LIMIT = 0.82
-"""Of a sample's longest prompt and answer, what it takes with its template: 269k tokens in 1,363 samples of 80 + 160
-(recipe=smollm2_block, docs/results.md)."""
+"""Tokens of a sample as a share of its limits: 269k tokens in 1,363 samples of at most 80 + 160 (recipe=smollm2_block)."""
 ANSWER_SHARE = 0.7
-"""Of a sample's tokens, those of the answer: 4,340 of 6,353 where prompts had 48 and answers 112 at most."""
+"""Share of a sample's tokens that are answer: 4,340 of 6,353 with prompts of at most 48 tokens and answers of at most 112."""
 FILL = 0.93
-"""Of a packed row, what first fit fills: the part of a row that is text where samples take a third of it."""
+"""Share of a packed row that is text."""
 
 
 @dataclass(frozen=True)
 class TextSize:
-    """samples: to be written in all; there: of these, already there. tokens: of a sample, in the mean; answers: their share that is
-    answer. kept: share of the written samples that is kept (the others are too long, empty or were said before). source: how it is
-    known."""
+    """samples: in all; written: of these, already there. tokens: of a sample on average; answers: their share that is answer.
+    kept: share of written samples that is kept. source: how it is known."""
 
     samples: int
-    there: int = 0
+    written: int = 0
     tokens: float = 0.0
     answers: float = ANSWER_SHARE
     kept: float = 1.0
@@ -40,26 +40,27 @@ class TextSize:
         return max(1, ceil(self.total / (FILL * length)))
 
 
-def text_size(recipe: Recipe) -> TextSize:
-    """From the data folder, or assumed from the recipe's limits."""
-    d, manifest = recipe.data, recipe.data_folder / "manifest.json"
-    longest = d.prompt_limit + d.max_answer_tokens
-    assumed = f"{TOKENS_OF_LIMIT:.0%} of the longest prompt and answer, as SmolLM2 wrote"
-    size = TextSize(d.samples, 0, TOKENS_OF_LIMIT * longest, source=assumed)
-    if not manifest.is_file():
+def read_text_size(recipe: Recipe) -> TextSize:
+    """From the data folder if there is one, else assumed from the recipe's limits."""
+    data, folder = recipe.data, recipe.data_folder
+    limit = data.prompt_limit + data.max_answer_tokens
+    size = TextSize(
+        data.samples, tokens=TOKENS_OF_LIMIT * limit, source=f"assumed: {TOKENS_OF_LIMIT:.0%} of the limits"
+    )
+    manifest = read_manifest(folder) if (folder / "manifest.json").is_file() else {}
+    if not manifest.get("samples"):
         return size
-    found = read_object(manifest)
-    samples, tokens = int(found.get("samples") or 0), int(found.get("tokens") or 0)
-    if not samples:
-        return size
-    answers = int(found.get("answer_tokens") or 0) / tokens if found.get("answer_tokens") else ANSWER_SHARE
-    dropped = sum(int(n) for n in (found.get("dropped") or {}).values())
+    found = measure_samples(size, manifest, str(folder))
+    return replace(found, samples=max(data.samples, manifest["samples"]), written=manifest["samples"])
+
+
+def measure_samples(size: TextSize, manifest: Mapping[str, Any], source: str) -> TextSize:
+    """`size` with the mean length and the shares of the samples that a manifest describes."""
+    samples, tokens, answers = manifest["samples"], manifest["tokens"], manifest.get("answer_tokens")
     return replace(
         size,
-        samples=max(d.samples, samples),
-        there=samples,
         tokens=tokens / samples,
-        answers=answers,
-        kept=samples / (samples + dropped),
-        source=f"{manifest}",
+        answers=answers / tokens if answers else ANSWER_SHARE,
+        kept=samples / (samples + sum(manifest.get("dropped", {}).values())),
+        source=source,
     )

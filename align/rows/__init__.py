@@ -1,1 +1,1 @@
-"""Rows that users bring, whatever their form: files, folders and data sets in, conversations and documents out."""
+"""Readers of the rows that users bring: files, folders, data sets, conversations, documents."""

@@ -1,4 +1,4 @@
-"""Messages as files hold them, in OpenAI's, ShareGPT's and other spellings, as `Message`."""
+"""Reads messages in OpenAI's, ShareGPT's and other spellings."""
 
 from __future__ import annotations
 
@@ -11,28 +11,21 @@ from difflib import get_close_matches
 from typing import Any
 
 from align.common.text import short
-from align.rows.conversation import ROLE_OF, ROLES, TEXT_PARTS, Message, fold_role
+from align.rows.conversation import ROLE_OF, ROLES, Message, fold_role
 
 ROLE_KEYS = ("role", "from", "speaker")
 CONTENT_KEYS = ("content", "value", "text")
-_KEPT = ("tool_calls", "tool_call_id", "name", "reasoning_content")
-_REASONING = ("reasoning_content", "reasoning", "thinking")
-_MEDIA = ("images", "image", "audio", "videos", "video")
-_MATERIAL = ("input", "context")
-_MESSAGE_KEYS = {
-    *ROLE_KEYS,
-    *CONTENT_KEYS,
-    *_KEPT,
-    *_REASONING,
-    "function_call",
-    "weight",
-    "train",
-    "refusal",
-}
+_COPIED_KEYS = ("tool_calls", "tool_call_id", "name", "reasoning_content")
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_MEDIA_KEYS = ("images", "image", "audio", "videos", "video")
+_MATERIAL_KEYS = ("input", "context")
+_READ_KEYS = {*ROLE_KEYS, *CONTENT_KEYS, *_COPIED_KEYS, *_REASONING_KEYS, "function_call"}
+_TRAINING_KEYS = {"weight", "train"}
+_TEXT_PARTS = (None, "text", "input_text", "output_text")
 
 
 class UnusableRow(ValueError):
-    """A row that gives no conversation; the message says why, in words that fit a count of rows."""
+    """A row without a usable conversation. The message completes "3 rows skipped: …"."""
 
 
 class UnknownRole(UnusableRow):
@@ -40,161 +33,149 @@ class UnknownRole(UnusableRow):
 
 
 def has_role(value: Any) -> bool:
-    """Whether a value is an object that says who speaks."""
+    """Whether a value is an object with a speaker."""
     return isinstance(value, dict) and any(isinstance(value.get(key), str) for key in ROLE_KEYS)
 
 
-def has_known_role(value: dict[str, Any]) -> bool:
-    """Whether an object says who speaks, in a spelling that `ROLE_OF` has."""
-    return fold_role(_first(value, ROLE_KEYS)) in ROLE_OF
-
-
-def has_misspelt_role(value: dict[str, Any]) -> bool:
-    """Whether an object is a message whose role is almost a spelling that `ROLE_OF` has."""
-    role = value.get("role")
-    return (
-        isinstance(role, str)
-        and is_message(value)
-        and not has_known_role(value)
-        and _similar_role(role) != ""
-    )
-
-
-def is_conversation(value: Any) -> bool:
-    """Whether a value is a list of messages with known roles; ShareGPT's have a `value` too."""
-    return isinstance(value, list) and bool(value) and all(map(_has_speaker, value))
-
-
-def _has_speaker(value: Any) -> bool:
-    if not has_role(value) or not (has_known_role(value) or has_misspelt_role(value)):
-        return False
-    return "value" in value or _first(value, ROLE_KEYS) != value.get("from")
-
-
-def unused_keys(value: Any) -> list[str]:
-    """The keys of a message that hold something and that `read_messages` does not read."""
-    if not isinstance(value, dict):
-        return []
-    held = {key: content for key, content in value.items() if content not in (None, "", [], {})}
-    if has_role(value):
-        others = [key for key in held if key not in _MESSAGE_KEYS or key == "refusal"]
-        return [*others, *_unused_contents(value, held)]
-    return [
-        key
-        for key, content in held.items()
-        if not isinstance(content, str) or fold_role(key) not in ROLE_OF and key not in _MATERIAL
-    ]
-
-
-def _unused_contents(value: dict[str, Any], held: dict[str, Any]) -> list[str]:
-    """Keys with other content than the one that is read, and keys of parts beside their text."""
-    content = _first(value, CONTENT_KEYS)
-    second = [key for key in CONTENT_KEYS if key in held and held[key] != content]
-    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    beside = dict.fromkeys(key for part in parts for key in part if part[key] and key not in ("type", "text"))
-    return [*second, *(f"content.{key}" for key in beside)]
+def has_known_role(value: Any) -> bool:
+    """Whether a value is an object with a speaker that `ROLE_OF` lists."""
+    return has_role(value) and fold_role(_first(value, ROLE_KEYS)) in ROLE_OF
 
 
 def is_message(value: Any) -> bool:
-    """Whether a value is a message and nothing else: the row of a table may have a role too."""
-    return has_role(value) and {*value} <= _MESSAGE_KEYS
+    """Whether a value is a message and nothing else; a table may have a column `role` too."""
+    return has_role(value) and {*value} <= _READ_KEYS | _TRAINING_KEYS | {"refusal"}
+
+
+def is_conversation(value: Any) -> bool:
+    """Whether a value is a list of messages with known roles."""
+    if not isinstance(value, list) or not value or not all(map(has_known_role, value)):
+        return False
+    # mails have "from" too: ShareGPT's messages have a "value"
+    return all("value" in item or _first(item, ROLE_KEYS) != item.get("from") for item in value)
+
+
+def is_part(value: Any) -> bool:
+    """Whether a value is a typed part of a message's content."""
+    return isinstance(value, dict) and isinstance(value.get("type"), str) and not has_role(value)
+
+
+def find_unused_keys(value: Any) -> list[str]:
+    """The non-empty keys of a message that `read_messages` ignores."""
+    if not isinstance(value, dict):
+        return []
+    filled = [key for key, content in value.items() if content not in (None, "", [], {})]
+    if has_role(value):
+        return [key for key in filled if key not in _READ_KEYS | _TRAINING_KEYS]
+    return [key for key in filled if not _is_speaker(key, value) and key not in _MATERIAL_KEYS]
 
 
 def read_messages(values: Iterable[Any]) -> list[Message]:
-    """A list of messages; entries that are null are left out.
+    """A list of messages; null entries are dropped.
 
     Raises:
         UnusableRow: an entry that is no message, an unknown role, or content that is no text.
     """
-    return [message for value in values if value is not None for message in _messages(value)]
+    return [message for value in values if value is not None for message in _read_entry(value)]
 
 
-def _messages(value: Any) -> list[Message]:
+def _read_entry(value: Any) -> list[Message]:
     if not isinstance(value, dict):
         raise UnusableRow("with messages that are no objects with role and content")
-    role = _first(value, ROLE_KEYS)
-    if role is not None:
-        name = _role(role)
-        if name in ("system", "developer") and _first(value, CONTENT_KEYS) is None:
-            return []  # a system prompt that is null is absent
-        return [_message(value, name)]
-    spoken = [
-        (key, text) for key, text in value.items() if isinstance(text, str) and fold_role(key) in ROLE_OF
-    ]
-    if not spoken:
+    spelling = _first(value, ROLE_KEYS)
+    if spelling is None:
+        return _read_speakers(value)
+    role = _read_role(spelling)
+    if role in ("system", "developer") and _first(value, CONTENT_KEYS) is None:
+        return []  # a null system prompt is absent
+    return [_read_message(value, role)]
+
+
+def _read_speakers(value: Mapping[str, Any]) -> list[Message]:
+    """The messages of an entry like `{"human": …, "gpt": …}`, in the order of a turn."""
+    speakers = [key for key in value if _is_speaker(key, value)]
+    if not speakers:
         raise UnusableRow("with messages without a role")
-    messages: list[Message] = [
-        {"role": _role(key), "content": text} for key, text in spoken
-    ]  # {"human": …, "gpt": …}
-    messages.sort(key=lambda message: list(ROLES).index(message["role"]))  # the order of keys means nothing
+    messages: list[Message] = [{"role": _read_role(key), "content": value[key]} for key in speakers]
+    messages.sort(key=lambda message: list(ROLES).index(message["role"]))
     asked = next((message for message in messages if message["role"] == "user"), None)
-    material = [value[key] for key in _MATERIAL if isinstance(value.get(key), str) and value[key].strip()]
-    if asked is not None:
-        asked["content"] = "\n\n".join([asked["content"], *map(str.strip, material)])
+    for key in _MATERIAL_KEYS:
+        material = value.get(key)
+        if asked is not None and isinstance(material, str) and material.strip():
+            asked["content"] += f"\n\n{material.strip()}"
     return messages
 
 
-def _message(value: Mapping[str, Any], role: str) -> Message:
-    if any(value.get(key) for key in _MEDIA):
+def _is_speaker(key: str, value: Mapping[str, Any]) -> bool:
+    return isinstance(value[key], str) and fold_role(key) in ROLE_OF
+
+
+def _read_message(value: Mapping[str, Any], role: str) -> Message:
+    if any(value.get(key) for key in _MEDIA_KEYS):
         raise UnusableRow("with parts that are no text (images, sound)")
-    kept = {key: without_nulls(decoded(value[key])) for key in _KEPT if value.get(key) not in (None, "", [])}
-    if (reasoning := _first(value, _REASONING)) and isinstance(reasoning, str):
-        kept["reasoning_content"] = reasoning
-    call = decoded(value.get("function_call"))
-    if isinstance(call, dict) and "tool_calls" not in kept:  # OpenAI's older form
-        kept["tool_calls"] = [{"type": "function", "function": without_nulls(call)}]
-    return {"role": role, "content": text_of(_first(value, CONTENT_KEYS)), **kept}
+    message: Message = {"role": role, "content": read_text_parts(_first(value, CONTENT_KEYS))}
+    for key in _COPIED_KEYS:
+        if value.get(key) not in (None, "", []):
+            message[key] = drop_nulls(decode_json(value[key]))
+    reasoning = _first(value, _REASONING_KEYS)
+    if reasoning and isinstance(reasoning, str):
+        message["reasoning_content"] = reasoning
+    call = decode_json(value.get("function_call"))
+    if isinstance(call, dict) and "tool_calls" not in message:  # OpenAI's older form
+        message["tool_calls"] = [{"type": "function", "function": drop_nulls(call)}]
+    return message
 
 
 def _first(value: Mapping[str, Any], keys: Iterable[str]) -> Any:
     return next((value[key] for key in keys if value.get(key) is not None), None)
 
 
-def _role(spelled: Any) -> str:
-    if fold_role(spelled) not in ROLE_OF:
-        similar = _similar_role(spelled)
-        hint = f" (did you mean '{similar}'?)" if similar else ""
-        raise UnknownRole(f"with an unknown role, {short(spelled, 30)}{hint}")
-    return ROLE_OF[fold_role(spelled)]
+def _read_role(spelling: Any) -> str:
+    folded = fold_role(spelling)
+    if folded not in ROLE_OF:
+        close = get_close_matches(folded, ROLE_OF, n=1, cutoff=0.7)
+        hint = f" (did you mean '{ROLE_OF[close[0]]}'?)" if close else ""
+        raise UnknownRole(f"with an unknown role, {short(spelling, 30)}{hint}")
+    return ROLE_OF[folded]
 
 
-def _similar_role(spelled: Any) -> str:
-    """The role of the closest spelling; "" if none is close."""
-    close = get_close_matches(fold_role(spelled), ROLE_OF, n=1, cutoff=0.7)
-    return ROLE_OF[close[0]] if close else ""
-
-
-def text_of(content: Any) -> str:
-    """The text of a message's content: a string, nothing, or parts, joined by line ends as vLLM
-    joins them.
+def read_text_parts(content: Any) -> str:
+    """The text of a message's content: a string, nothing, or parts joined by line ends as in vLLM.
 
     Raises:
         UnusableRow: parts that are no text (images, sound), or content of another type.
     """
     if content is None or isinstance(content, str):
         return content or ""
-    if isinstance(content, dict):
-        content = [content]
-    if not isinstance(content, list):
+    parts = [content] if isinstance(content, dict) else content
+    if not isinstance(parts, list):
         raise UnusableRow("with content that is no text")
-    return "\n".join(_part(part) for part in content if part is not None)
+    texts = []
+    for part in parts:
+        text = part
+        if isinstance(part, dict):
+            text = part.get("text") if part.get("type") in _TEXT_PARTS else None
+        if isinstance(text, str):
+            texts.append(text)
+        elif part is not None:
+            raise UnusableRow("with parts that are no text (images, sound)")
+    return "\n".join(texts)
 
 
-_MARKS = (re.compile(r"\n\n(Human|Assistant):"), re.compile(r"\s*### (Human|Assistant):"))
-_MARKED = re.compile(r"\A(Human|User):.*^(Assistant|AI):", re.DOTALL | re.MULTILINE)
+_TURN_MARKS = (re.compile(r"\n\n(Human|Assistant):"), re.compile(r"\s*### (Human|Assistant):"))
 
 
 def split_turns(text: str) -> list[Message]:
-    """The turns of a text that begins with `\n\nHuman:` (HH-RLHF) or `### Human:` (Guanaco) and marks each turn so; none of any other
-    text."""
-    for marks in _MARKS:
+    """The turns of a text in the format of HH-RLHF (`\\n\\nHuman:`) or Guanaco (`### Human:`); none
+    of any other text."""
+    for marks in _TURN_MARKS:
         before, *parts = marks.split(text.replace("\r\n", "\n"))
-        roles = parts[::2]
+        roles, texts = parts[::2], parts[1::2]
         if before or roles[:1] != ["Human"] or "Assistant" not in roles:
             continue
         turns = [
-            {"role": _role(role), "content": said.strip()}
-            for role, said in zip(roles, parts[1::2], strict=True)
+            {"role": _read_role(role), "content": text.strip()}
+            for role, text in zip(roles, texts, strict=True)
         ]
         while not turns[-1]["content"] and turns[-1]["role"] == "assistant":
             turns.pop()  # where an answer is to begin
@@ -202,43 +183,23 @@ def split_turns(text: str) -> list[Message]:
     return []
 
 
-def is_marked(text: str) -> bool:
-    """Whether a text looks like a conversation that `split_turns` does not split: an instruction may follow its last turn."""
-    return bool(_MARKED.search(text))
-
-
-def is_part(value: Any) -> bool:
-    """Whether a value is a part of a message's content."""
-    return isinstance(value, dict) and isinstance(value.get("type"), str) and not has_role(value)
-
-
-def _part(part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    text = part.get("text") if isinstance(part, dict) and part.get("type") in TEXT_PARTS else None
-    if not isinstance(text, str):
-        raise UnusableRow("with parts that are no text (images, sound)")
-    return text
-
-
-def decoded(value: Any) -> Any:
-    """What a string holds as JSON, or as Python writes lists (tables of pandas saved as CSV); else
-    the value itself."""
+def decode_json(value: Any) -> Any:
+    """The value in a string of JSON or of a Python list (pandas' CSV); anything else unchanged."""
     if not isinstance(value, str) or value.strip()[:1] not in ("[", "{", '"'):
         return value
     for read in (json.loads, ast.literal_eval):
         try:
-            with warnings.catch_warnings():  # of escapes in what is no Python
+            with warnings.catch_warnings():  # invalid escapes in what is no Python
                 warnings.simplefilter("ignore")
                 found = read(value.strip())
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
-        return decoded(found) if isinstance(found, str) and found != value else found
+        return decode_json(found) if isinstance(found, str) and found != value else found
     return value
 
 
-def without_nulls(value: Any) -> Any:
-    """The value without keys that hold null, which tables of several schemas are filled with."""
+def drop_nulls(value: Any) -> Any:
+    """The value without null keys, which tables with mixed schemas are filled with."""
     if isinstance(value, dict):
-        return {key: without_nulls(held) for key, held in value.items() if held is not None}
-    return [without_nulls(held) for held in value] if isinstance(value, list) else value
+        return {key: drop_nulls(item) for key, item in value.items() if item is not None}
+    return [drop_nulls(item) for item in value] if isinstance(value, list) else value

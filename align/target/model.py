@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from align.common.errors import UserError
 from align.common.provenance import memory_bytes
 from align.folder.chat import Chat, chat_ids
-from align.folder.readings import note_readings, readings
+from align.folder.clock import note_clock, reads_clock
 from align.folder.tokenizer import opening_ids, text_ids
 from align.kernels.gradients import without_gradients
 from align.kernels.replacing import speed_up_linears
@@ -387,13 +387,13 @@ class Target:
         """
         conversation = as_conversation(prompt)
         ids = chat_ids(self.tokenizer, conversation, self.chat, len(self.embedding_VD), self.spec)
-        note_readings(self)
+        note_clock(self)
         return ids
 
     @property
     def reads_clock(self) -> bool:
         """Whether its chat template writes the date."""
-        return readings(self).clock
+        return reads_clock(self)
 
     def fix_date(self, date: str) -> None:
         """Set the clock that the chat template reads to this day, ISO."""

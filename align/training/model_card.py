@@ -13,7 +13,7 @@ from align.common.hub import DEFAULT_TARGET, card_metadata, card_value, hub_id, 
 from align.common.provenance import training_versions
 from align.common.text import markdown_text
 from align.config.recipe import Recipe, resolve
-from align.folder.chat import Chat, typed
+from align.folder.chat import Chat, quote_arguments
 from align.folder.publishing import opening_name
 from align.models.block_config import BlockConfig
 from align.models.block_parts import FRESH
@@ -116,7 +116,7 @@ def write_card(
         "",
         "FOLDER is where this page lies:",
         "",
-        f'    python -m decode.generate --drafter FOLDER{typed([*words, *chat.words])} "your prompt"',
+        f'    python -m decode.generate --drafter FOLDER{quote_arguments([*words, *chat.arguments])} "your prompt"',
         "",
         "| | |",
         "|---|---|",
@@ -125,7 +125,7 @@ def write_card(
         f"| target sha256 | `{config.target_sha256}` |",
         f"| data | {manifest['samples']:,} samples, {manifest['tokens']:,} tokens written by the target "
         f"(temperatures {manifest['prompt_temperature']} / {manifest['answer_temperatures']}, seed {manifest['seed']}) |",
-        *([f"| prompted with | {markdown_text(chat.said)} |"] if chat else []),
+        *([f"| prompted with | {markdown_text(chat.description)} |"] if chat else []),
         *([] if text is None else [_text_row(recipe, text)]),
         f"| training | {run['steps']:,} steps, {run['tokens_seen']:,} text tokens seen, {run['positions']:,} drafted positions, "
         f"{run['minutes']:.1f} minutes |",

@@ -286,7 +286,7 @@ def _next(recipe: Recipe, folder: Path, argv: Sequence[str]) -> str:
     if recipe.drafter.kind == "ddit" and recipe.drafter.graph == "uniform":
         return f"the drafter is in {folder}; uniform noise has no one-step q, so decode can't use it (absorbing can)"
     target = () if recipe.target.name == type(recipe.target)().name else ("--target", recipe.target.name)
-    drafter = ("--drafter", str(folder), *Chat(recipe.data.template_kwargs, recipe.data.system).words)
+    drafter = ("--drafter", str(folder), *Chat(recipe.data.template_kwargs, recipe.data.system).arguments)
     return (
         f"the drafter is in {folder}; next:\n{_next_stage(recipe, folder, argv)}"
         f"  {command('decode.eval', '--suite', 'builtin', *target, *drafter)}\n"

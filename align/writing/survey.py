@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from align.common.errors import UserError
-from align.folder.ignored import ignored_notes, ignored_parts
+from align.folder.ignored import find_ignored, ignored_notes
 from align.rows.conversation import Conversation
 from align.writing.prompts import REFUSED, PromptReader
 
@@ -60,7 +60,7 @@ def survey_prompts(reader: PromptReader, prompts: Sequence[Conversation]) -> Sur
         if not prompt.broken:
             survey.usable += 1
             survey.late += min(prompt.length, reader.limit) > room
-            survey.ignored.update(ignored_parts(reader.target, prompt.conversation))
+            survey.ignored.update(find_ignored(reader.target, prompt.conversation))
         elif prompt.broken == REFUSED:
             survey.refused += 1
             survey.reason = survey.reason or prompt.reason

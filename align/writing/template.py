@@ -15,8 +15,7 @@ from typing import Any, Protocol
 
 from align.common.errors import UserError
 from align.folder.chat import Chat, chat_ids
-from align.folder.clock import today
-from align.folder.readings import readings
+from align.folder.clock import reads_clock, today
 from align.folder.rendering import TemplateRefusal, render
 from align.folder.tokenizer import first_ids, text_ids
 from align.rows.conversation import Conversation
@@ -101,7 +100,7 @@ def chat_template(target: TargetInfo, date: str | None = None) -> Template:
         if target.chat.system is not None:
             raise UserError(f"data.system: {where} has no chat template to put it into")
         return Template(first_tokens(target), (), hashlib.sha256(b"").hexdigest())
-    date = (date or today()) if readings(target).clock else None
+    date = (date or today()) if reads_clock(target) else None
     chat = Chat(target.chat.kwargs, target.chat.system, date)
     try:
         text = render(tokenizer, chat.apply(Conversation.from_text(_MARK)), chat.kwargs, target.spec, date)

@@ -1,1 +1,1 @@
-"""When drafting pays, and how much to draft: from measured costs and acceptance."""
+"""How much to draft and when drafting pays, from measured costs and acceptance."""

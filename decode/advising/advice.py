@@ -1,8 +1,7 @@
-"""Which setting is fastest at a batch size, context and temperature, and from where on drafting costs more than it gives.
+"""Which draft size is fastest at a batch size, context and temperature, and where drafting stops paying.
 
-A round of a batch takes one call of the target over all requests' rows, and for each request the drafting and the host's work (less for
-further requests than for the first: the drafter's weights are in the processor's caches); it commits τ tokens a request. Plain decoding
-is the same with one row and nothing drafted.
+A round of a batch takes one forward pass over all requests' rows and, for each request, drafting and the host's work. It commits τ
+tokens per request. Plain decoding is the same with one row and nothing drafted.
 """
 
 from __future__ import annotations
@@ -12,144 +11,102 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from decode.advising.costs import VerifyCosts
-from decode.advising.observed import PLAIN, Observed, Setting
+from decode.advising.costs import ForwardCosts
+from decode.advising.observation import PLAIN, DraftSize, Observation
 
 
 @dataclass
-class Costs:
-    """All that was measured. observed: by (setting, temperature), plain decoding's among them. draft_slope: seconds that a token of
-    context adds to drafting. pace: seconds of a short call meanwhile."""
+class DecodingCosts:
+    """Everything measured. observed: by (draft size, temperature), plain decoding included. draft_slope: seconds that a token of
+    context adds to drafting."""
 
-    verify: VerifyCosts
-    observed: dict[tuple[Setting, float], Observed] = field(default_factory=dict)
+    forward: ForwardCosts
+    observed: dict[tuple[DraftSize, float], Observation] = field(default_factory=dict)
     draft_slope: float = 0.0
-    pace: float = 1.0
 
-    def temperatures(self, setting: Setting) -> list[float]:
-        return sorted(t for s, t in self.observed if s == setting)
+    def temperatures(self, size: DraftSize) -> list[float]:
+        return sorted(t for s, t in self.observed if s == size)
 
-    def settings(self) -> list[Setting]:
-        """Those that draft."""
-        return sorted({s for s, _ in self.observed} - {PLAIN}, key=lambda s: (s.nodes, s.tokens))
+    def sizes_at(self, temperature: float) -> list[DraftSize]:
+        """The draft sizes observed on both sides of this temperature."""
+        sizes = {size for size, _ in self.observed} - {PLAIN}
+        ranges = {size: self.temperatures(size) for size in sizes}
+        found = [size for size in sizes if ranges[size][0] <= temperature <= ranges[size][-1]]
+        return sorted(found, key=lambda size: (size.nodes, size.tokens))
 
-    def value(self, setting: Setting, temperature: float, name: str) -> float:
-        """tau, draft, host, further or context at a temperature, straight between those that were tried. What drawing costs does not
-        depend on how hot it is: times of greedy rounds stand for those alone."""
-        heat = self.temperatures(setting)
-        if name in ("draft", "host", "further"):
-            heat = [t for t in heat if (t > 0) == (temperature > 0)] or heat
-        return float(np.interp(temperature, heat, [getattr(self.observed[setting, t], name) for t in heat]))
+    def interpolate(self, size: DraftSize, temperature: float, name: str) -> float:
+        """A field of the observations at a temperature between those measured. Times of greedy rounds count at temperature 0 only."""
+        known = self.temperatures(size)
+        if name in ("draft", "overhead", "further"):
+            known = [t for t in known if (t > 0) == (temperature > 0)] or known
+        return float(np.interp(temperature, known, [getattr(self.observed[size, t], name) for t in known]))
 
-    def round_seconds(self, setting: Setting, batch: float, context: float, temperature: float) -> float:
-        """Seconds of one round of a batch."""
-        call = self.verify.at(batch, setting.rows, context)
-        seen = self.value(setting, temperature, "context")
-        longer = self.draft_slope * max(0.0, context - seen) * (setting != PLAIN)
-        alone = self.value(setting, temperature, "draft") + self.value(setting, temperature, "host")
-        return call + alone + (batch - 1) * self.value(setting, temperature, "further") + batch * longer
+    def round_seconds(self, size: DraftSize, batch: int, context: float, temperature: float) -> float:
+        overhead = self.interpolate(size, temperature, "overhead")
+        further = self.interpolate(size, temperature, "further")
+        longer = max(0.0, context - self.interpolate(size, temperature, "context"))
+        drafting = 0.0 if size == PLAIN else self.draft_slope * longer
+        forward = self.forward.at(batch, size.rows, context)
+        return forward + overhead + (batch - 1) * further + batch * drafting
 
-    def speed(self, setting: Setting, batch: float, context: float, temperature: float) -> float:
+    def speed(self, size: DraftSize, batch: int, context: float, temperature: float) -> float:
         """Tokens per second of all requests together."""
-        tau = self.value(setting, temperature, "tau")
-        return batch * tau / self.round_seconds(setting, batch, context, temperature)
-
-    def speed_up(self, setting: Setting, batch: float, context: float, temperature: float) -> float:
-        """Over plain decoding."""
-        return self.speed(setting, batch, context, temperature) / self.speed(
-            PLAIN, batch, context, temperature
-        )
-
-
-def with_shorter_chains(costs: Costs, longest: Setting, shortest: float = 1.0) -> None:
-    """Add the chains shorter than the one that was tried: their acceptance is its beginning, and their drafting costs, straight in
-    between, from `shortest` of its cost for one token on: about all of it where a block is drafted in one pass, little where token
-    follows token.
-    """
-    for temperature in costs.temperatures(longest):
-        own = costs.observed[longest, temperature]
-        for tokens in range(1, longest.tokens):
-            shorter, rest = Setting(tokens), (longest.tokens - tokens) / (longest.tokens - 1)
-            share = 1 - rest * (1 - shortest)
-            tau = own.tau_of(tokens)
-            costs.observed.setdefault(
-                (shorter, temperature),
-                Observed(
-                    shorter,
-                    temperature,
-                    own.reach[:tokens],
-                    share * own.draft,
-                    own.host,
-                    share * own.further,
-                    own.context,
-                    round(tau * 1000),
-                    1000,
-                ),
-            )
+        tau = self.interpolate(size, temperature, "tau")
+        return batch * tau / self.round_seconds(size, batch, context, temperature)
 
 
 @dataclass(frozen=True)
 class Advice:
-    """At one context and temperature. best: for a single request. gains: batch → (setting, speed-up) of the fastest. last: the largest
-    batch up to which drafting gains, of `most`, the largest that was timed; 0 = none."""
+    """At one context and temperature. gains: batch → (fastest draft size, its speed over plain decoding), for every batch from 1 up.
+    pays_up_to: the largest batch up to which drafting gains; 0 = none."""
 
     context: int
     temperature: float
-    best: Setting
-    gains: dict[int, tuple[Setting, float]]
-    last: int
+    gains: dict[int, tuple[DraftSize, float]]
 
     @property
-    def most(self) -> int:
-        return max(self.gains)
+    def pays_up_to(self) -> int:
+        losing = [batch for batch, (_, gain) in self.gains.items() if gain <= 1]
+        return min(losing) - 1 if losing else max(self.gains)
 
 
 def advise(
-    costs: Costs, contexts: Sequence[int], temperatures: Sequence[float], batches: Sequence[int]
+    costs: DecodingCosts, contexts: Sequence[int], temperatures: Sequence[float], batch: int
 ) -> list[Advice]:
-    """For every context and temperature."""
-    found, most = [], max(batches)
-    for context in contexts:
-        for temperature in temperatures:
-            every = {b: _best(costs, b, context, temperature) for b in range(1, most + 1)}
-            last = 0
-            while last < most and every[last + 1][1] > 1:
-                last += 1
-            found.append(Advice(context, temperature, every[1][0], {b: every[b] for b in batches}, last))
-    return found
-
-
-def _best(costs: Costs, batch: int, context: int, temperature: float) -> tuple[Setting, float]:
-    tried = [
-        (s, costs.speed_up(s, batch, context, temperature))
-        for s in costs.settings()
-        if applies(costs, s, temperature)
+    """For every context and temperature, at all batches up to `batch`."""
+    return [
+        Advice(
+            context, temperature, {b: _find_best(costs, b, context, temperature) for b in range(1, batch + 1)}
+        )
+        for context in contexts
+        for temperature in temperatures
     ]
-    return max(tried, key=lambda pair: pair[1])
 
 
-def applies(costs: Costs, setting: Setting, temperature: float) -> bool:
-    """Whether the setting was tried up to this temperature."""
-    heat = costs.temperatures(setting)
-    return bool(heat) and heat[0] <= temperature <= heat[-1]
+def _find_best(costs: DecodingCosts, batch: int, context: int, temperature: float) -> tuple[DraftSize, float]:
+    plain = costs.speed(PLAIN, batch, context, temperature)
+    sizes = costs.sizes_at(temperature)
+    gains = [(size, costs.speed(size, batch, context, temperature) / plain) for size in sizes]
+    return max(gains, key=lambda pair: pair[1])
 
 
-def sentence(found: Sequence[Advice]) -> str:
-    """What to do, in one: the setting that is fastest for most of those where drafting pays, and up to which batch."""
-    lasts, most = [a.last for a in found], found[0].most
-    pays = [a.best for a in found if a.last]
-    if not pays:
-        return "leave drafting off: nowhere here is it faster than plain decoding"
-    best = max(pays, key=pays.count)
-    if min(lasts) == most:
-        off = f"it pays up to batch {most} everywhere that was looked at"
-    elif min(lasts) == max(lasts):
-        off = f"switch it off above batch {lasts[0]}"
+def summarize(advice: Sequence[Advice]) -> str:
+    """One sentence: the draft size that is fastest most often where drafting pays, and up to which batch."""
+    limits = [a.pays_up_to for a in advice]
+    largest = max(advice[0].gains)
+    best = [a.gains[1][0] for a in advice if a.pays_up_to]
+    if not best:
+        return "leave drafting off: it is nowhere faster than plain decoding"
+    size = max(best, key=best.count)
+    if min(limits) == largest:
+        off = f"it pays up to batch {largest} everywhere that was measured"
+    elif min(limits) == max(limits):
+        off = f"switch it off above batch {limits[0]}"
     else:
-        off = f"switch it off above batch {min(lasts)} to {max(lasts)}, by context and temperature (the table says which)"
-    return f"use {best.words} ({best.options}); {off}"
+        off = f"switch it off above batch {min(limits)} to {max(limits)}, depending on context and temperature (see the table)"
+    return f"use {size.label} ({size.options}); {off}"
 
 
-def contexts_up_to(limit: int) -> list[int]:
-    """256 to 8k, as far as the target's context goes."""
+def list_contexts(limit: int) -> list[int]:
+    """256 to 8k tokens, up to the target's context."""
     return [c for c in (256, 1024, 2048, 4096, 8192) if c <= limit] or [limit]

@@ -1,8 +1,7 @@
-"""What one call of the target costs: requests in a batch, rows of each, context. Measured over caches of random numbers: a call's time
-does not depend on what they say.
+"""What one forward pass of the target costs, by requests in a batch, rows of each request and context.
 
-seconds(batch, rows, context) = short(batch, rows) + batch·slope(rows)·max(0, context − SHORT): the weights are read once for all, each
-request's keys and values by itself. A shorter context costs as much as `SHORT`: a slope that was measured in noise must not make it free.
+seconds(batch, rows, context) = short(batch, rows) + batch · slope(rows) · max(0, context − SHORT): the weights are read once for all
+requests, each request's keys and values separately. Caches hold random numbers, on which the time does not depend.
 """
 
 from __future__ import annotations
@@ -19,68 +18,62 @@ from align.target.cache import KVCache
 from align.target.model import Target
 
 SHORT = 64
-"""The context at which batches are measured."""
+"""The context at which batches are timed."""
 REPEATS = 5
 
 
 @dataclass
-class VerifyCosts:
-    """short: (batch, rows) → seconds at `SHORT` tokens of context. slope: rows → seconds that a request's token of context adds."""
+class ForwardCosts:
+    """short: (batch, rows) → seconds at `SHORT` tokens of context. slope: rows → seconds per request and token of context."""
 
     short: dict[tuple[int, int], float] = field(default_factory=dict)
     slope: dict[int, float] = field(default_factory=dict)
 
     def at(self, batch: float, rows: float, context: float) -> float:
-        """Seconds of a call; straight lines between what was measured."""
+        """Seconds of a forward pass, linear between what was measured."""
         batches = sorted({b for b, _ in self.short})
-        each = []
-        for b in batches:
-            widths = sorted(n for one, n in self.short if one == b)
-            each.append(float(np.interp(rows, widths, [self.short[b, n] for n in widths])))
-        base = float(np.interp(batch, batches, each))
-        widths = sorted(self.slope)
-        slope = float(np.interp(rows, widths, [self.slope[n] for n in widths])) if widths else 0.0
-        return base + batch * slope * max(0.0, context - SHORT)
+        widths = sorted({n for _, n in self.short})
+        at_batch = [np.interp(rows, widths, [self.short[b, n] for n in widths]) for b in batches]
+        slope = np.interp(rows, widths, [self.slope.get(n, 0.0) for n in widths])
+        return float(np.interp(batch, batches, at_batch) + batch * slope * max(0.0, context - SHORT))
 
 
-def verify_costs(target: Target, batches: Sequence[int], rows: Sequence[int], long: int) -> VerifyCosts:
-    """Time calls of every batch and number of rows, and single requests at `long` tokens of context, in turn so that a machine that
-    changes its pace changes it for all."""
-    found, short = VerifyCosts(), min(SHORT, max(1, target.context_limit - max(rows)))
-    long = max(short, min(long, target.context_limit - max(rows)))
-    shapes = [(b, n, short) for b in batches for n in rows] + [(1, n, long) for n in rows if long > short]
-    seconds: dict[tuple[int, int, int], list[float]] = {shape: [] for shape in shapes}
-    for context in dict.fromkeys(context for *_, context in shapes):
-        own = [shape for shape in shapes if shape[2] == context]
-        caches = [_filled(target, context, max(rows)) for _ in range(max(b for b, *_ in own))]
-        for turn in range(REPEATS + 1):
-            for batch, count, _ in own:
-                # after a call of another shape a processor has other things in its caches
-                _call(target, caches[:batch], count)
-                if turn:  # the first one warms up
-                    seconds[batch, count, context].append(_call(target, caches[:batch], count))
-    middle = {shape: statistics.median(times) for shape, times in seconds.items()}
-    for batch, count, context in shapes:
-        if context == short:
-            found.short[batch, count] = middle[batch, count, context]
-        elif long > short:
-            found.slope[count] = max(0.0, (middle[1, count, long] - middle[1, count, short]) / (long - short))
-    return found
+def measure_forward_costs(
+    target: Target, batches: Sequence[int], rows: Sequence[int], long: int
+) -> ForwardCosts:
+    """Time every batch and number of rows at a short context, and single requests at `long` tokens of context."""
+    limit = target.context_limit - max(rows)
+    short = min(SHORT, max(1, limit))
+    long = max(short, min(long, limit))
+    costs = ForwardCosts(_time_shapes(target, [(b, n) for b in batches for n in rows], short))
+    if long > short:
+        for (_, count), seconds in _time_shapes(target, [(1, n) for n in rows], long).items():
+            costs.slope[count] = max(0.0, seconds - costs.short[1, count]) / (long - short)
+    return costs
 
 
-def pace(target: Target) -> float:
-    """Seconds of a short call of one row: how fast the machine is at the moment."""
-    cache = _filled(target, min(SHORT, target.context_limit - 1), 1)
-    return statistics.median(_call(target, [cache], 1) for _ in range(4 * REPEATS))
+def _time_shapes(
+    target: Target, shapes: Sequence[tuple[int, int]], context: int
+) -> dict[tuple[int, int], float]:
+    """Median seconds of each (batch, rows). They take turns, so that a machine that slows down slows all of them."""
+    room = max(rows for _, rows in shapes)
+    caches = [_fill_cache(target, context, room) for _ in range(max(batch for batch, _ in shapes))]
+    seconds: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
+    for _ in range(REPEATS):
+        for batch, rows in shapes:
+            _time_forward(
+                target, caches[:batch], rows
+            )  # brings this shape's data into the processor's caches
+            seconds[batch, rows].append(_time_forward(target, caches[:batch], rows))
+    return {shape: statistics.median(times) for shape, times in seconds.items()}
 
 
-def _filled(target: Target, context: int, room: int) -> KVCache:
-    """A cache of `context` tokens, random."""
+def _fill_cache(target: Target, context: int, room: int) -> KVCache:
+    """A cache of `context` random tokens with room for more."""
     cache = target.new_cache(1, context + room)
     if target.anatomy.recurrent:
-        target.forward(
-            torch.zeros(1, context, dtype=torch.int64, device=target.device), cache=cache, logits=False
-        )
+        tokens = torch.zeros(1, context, dtype=torch.int64, device=target.device)
+        target.forward(tokens, cache=cache, logits=False)
         return cache
     for slab in cache.slabs:
         slab.keys.normal_()
@@ -90,21 +83,18 @@ def _filled(target: Target, context: int, room: int) -> KVCache:
 
 
 @torch.no_grad()
-def _call(target: Target, caches: Sequence[KVCache], rows: int) -> float:
-    """Seconds of one call with `rows` tokens after each cache, which stay as they were."""
+def _time_forward(target: Target, caches: Sequence[KVCache], rows: int) -> float:
+    """Seconds of a forward pass over `rows` tokens after each cache; the caches are rolled back."""
     tokens = torch.randint(0, target.vocab_size, (1, rows), device=target.device)
-    before = [cache.length for cache in caches]
+    lengths = [cache.length for cache in caches]
     start = time.perf_counter()
     if len(caches) == 1:
-        output = target.forward(tokens, cache=caches[0])
-        wanted = output.logits_BLV
+        target.forward(tokens, cache=caches[0])
     else:
-        outputs = target.forward_together([tokens] * len(caches), caches, [None] * len(caches))
-        wanted = outputs[-1].logits_BLV
+        target.forward_together([tokens] * len(caches), caches, [None] * len(caches))
     if target.device.type == "cuda":
         torch.cuda.synchronize()
-    taken = time.perf_counter() - start
-    assert wanted is not None
-    for cache, length in zip(caches, before, strict=True):
+    seconds = time.perf_counter() - start
+    for cache, length in zip(caches, lengths, strict=True):
         cache.length = length
-    return taken
+    return seconds

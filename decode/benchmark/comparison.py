@@ -276,7 +276,7 @@ def _described(target: Target, suites: Sequence[Loaded], settings: runner.Settin
         "max_new_tokens": settings.max_new_tokens,
         "temperature": sampling.temperature,
         "seed": sampling.fixed_seed,
-        "chat": target.chat.said or None,
+        "chat": target.chat.description or None,
     }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from align.common.errors import UserError, in_one_line
 from align.common.text import say_once, short
-from align.folder.ignored import ignored_parts, note_ignored
+from align.folder.ignored import find_ignored, note_ignored
 from align.rows.conversation import Conversation
 from align.rows.shapes import parse_prompt
 from align.target.model import Target
@@ -82,7 +82,7 @@ def prompt_tokens(
         if ignored is None:
             note_ignored(target, conversation)
         else:
-            ignored.update(ignored_parts(target, conversation))
+            ignored.update(find_ignored(target, conversation))
     else:
         tokens = [_read_token(token, target.vocab_size) for token in _read_row(prompt)]
     if not tokens:
@@ -113,8 +113,8 @@ def _read_conversation(prompt: Any) -> Conversation:
         _note(f"keys of messages not used: {', '.join(parsed.keys)}")
     if parsed.later_turns:
         _note("of a list of turns the first alone is used (a list of messages keeps all)")
-    for remark in parsed.remarks:
-        _note(f"prompts {remark}")
+    if parsed.split:
+        _note("prompts split into turns at their marks Human: and Assistant:")
     return parsed.conversation
 
 

@@ -1,1 +1,1 @@
-"""Drafters as other programs load them: formats, an independent reader of what was written, and the ladder that compares both."""
+"""Export drafters to the formats of other engines, and check that an export is the same drafter."""

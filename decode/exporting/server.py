@@ -1,17 +1,17 @@
-"""A running server, vLLM's or llama.cpp's: its outputs and accepted drafts, and whether they are those of a drafter."""
+"""`decode.parity` against a running server (vLLM or llama.cpp): its outputs, accepted drafts, and the files that it has loaded."""
 
 from __future__ import annotations
 
-import json
+import math
 import re
+from collections import defaultdict
 from collections.abc import Sequence
-from http.client import HTTPException
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
+import httpx2
 import torch
 
 from align.common.claims import scratch
@@ -19,23 +19,30 @@ from align.common.errors import UserError
 from align.common.text import short
 from align.models.block import BlockDrafter
 from align.models.checkpoints.block import load_drafter
-from align.target.loading import load_target
 from align.target.model import Target
 from decode.drafters.autoregressive import AutoregressiveDrafter
 from decode.drafters.base import Drafter
 from decode.drafters.block import BlockProposer
-from decode.engine.compiled import stock_model
-from decode.exporting import causal
-from decode.exporting.folder import read_record
-from decode.exporting.parity import round_weights, stored_dtype, tokens_of
-from decode.exporting.registry import FORMATS, fitting_formats
-from decode.exporting.verdict import NEAR_TIE, Counts, Decoded, Verdict, compare_output, decoded
+from decode.engine.decoder import Decoder
+from decode.exporting.compare import GreedyText, compare_export, decode_texts, encode_prompts
+from decode.exporting.draft_model import FORMAT as DRAFT_MODEL
+from decode.exporting.draft_model import compare_draft_model, open_draft_model
+from decode.exporting.exports import DrafterPair, prepare_draft_model, prepare_export
+from decode.exporting.folder import read_format
+from decode.exporting.registry import find_fitting_formats
+from decode.exporting.verdict import Verdict
 from decode.suites.prompt import Prompt
 
-_LABELS = r'(?:[^"}]|"(?:\\.|[^"\\])*")*'  # their values may hold a brace
-_SAMPLE = re.compile(rf"^(?P<name>[\w:]+?)(?:_total)?(?:\{{(?P<labels>{_LABELS})\}})? (?P<value>[-+.\deE]+)$")
-_COUNTERS = re.compile(r"^(?:vllm|llamacpp):spec_decode_num_(?P<name>\w+)$")
-"""Both count the same under the same names."""
+SERVED_FORMATS = ("dflash", "speculators", "dspark", "gguf", DRAFT_MODEL)
+SERVED = 0.05
+"""Of τ: how far a server's may be from ours. Its dtype may be another, and near-ties turn."""
+NEAR = 0.1
+"""Nats between two tokens that half precision may exchange."""
+NEAR_TIE = "tie"
+_COUNTER = re.compile(
+    r"^(?:vllm|llamacpp):spec_decode_num_(drafts|draft_tokens|accepted_tokens)(?:_total)?(?:\{.*\})? (\d\S*)$",
+    re.MULTILINE,
+)
 _GREEDY = {
     "temperature": 0,
     "repetition_penalty": 1.0,
@@ -43,240 +50,213 @@ _GREEDY = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""Of every request: servers fill what is not said from the model's generation_config.json or the command line."""
-_MOST = 1 << 26
-"""Bytes of an answer."""
+"""In every request: servers fill in the rest from the model's generation_config.json."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Speculative decoding of a server: rounds, drafted and accepted tokens."""
+
+    rounds: float
+    drafted: float
+    accepted: float
+
+    def since(self, before: Counts) -> Counts:
+        """What came after `before`; negative for a server that was restarted."""
+        return Counts(
+            self.rounds - before.rounds, self.drafted - before.drafted, self.accepted - before.accepted
+        )
+
+    @property
+    def tau(self) -> float:
+        return 1 + self.accepted / self.rounds if self.rounds else 1.0
+
+    def matches(self, other: Counts, parted: float = 0.0) -> bool:
+        """Whether `other` accepts as many drafts in as many rounds, up to near-ties.
+
+        Near-ties turn three drafts or a tenth (vLLM accepted 137 for our 132); a fault in vLLM turned 42 into 31. Texts that part
+        are samples of their own: three times the root of a count.
+
+        Args:
+            parted: the share of texts that part.
+        """
+        if min(self.rounds, other.rounds) <= 0:
+            return self.rounds == other.rounds
+        scaled = other.accepted * self.rounds / other.rounds
+        largest = max(self.accepted, scaled)
+        slack = max(3.0, 0.1 * largest, 3 * math.sqrt(largest * parted))
+        return abs(self.accepted - scaled) <= slack and abs(self.tau - other.tau) < SERVED * self.tau
 
 
 class Server:
-    """One server, by the address of its API (`http://127.0.0.1:8000`, with or without `/v1`).
+    """A server by the address of its API (`http://127.0.0.1:8000`, with or without `/v1`).
 
     Raises:
-        UserError: no address, no answer, or an answer that is none of this protocol.
+        UserError: no address, no answer, or one of another protocol.
     """
 
     def __init__(self, url: str, timeout: float = 600.0) -> None:
-        try:
-            parts = urlsplit(url)
-            _ = parts.port
-        except ValueError:
-            parts = urlsplit("")
-        if " " in url or parts.scheme not in ("http", "https") or not parts.netloc:
-            raise UserError(f"--engine={url!r}: no address; an example: http://127.0.0.1:8000")
         self.url, self.timeout = url.rstrip("/").removesuffix("/v1"), timeout
-        models = self._json("/v1/models").get("data")
-        if (
-            not isinstance(models, list)
-            or not models
-            or not isinstance(models[0], dict)
-            or "id" not in models[0]
-        ):
+        model = self._find(self._request("/v1/models"), "data", 0)
+        if not isinstance(model, dict) or "id" not in model:
             raise UserError(f"{self.url}/v1/models: names no model, so this is no OpenAI-compatible server")
-        self.model = str(models[0]["id"])
-        self.llama = models[0].get("owned_by") == "llamacpp"
-        """llama.cpp's server returns tokens by a protocol of its own alone."""
+        self.model = str(model["id"])
+        self.llama = model.get("owned_by") == "llamacpp"
+        """llama.cpp returns tokens by its own protocol only."""
 
     def greedy(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
-        """The server's greedy output for a prompt of tokens, as tokens."""
+        """The greedy output for a prompt, both as tokens."""
+        body: dict[str, Any] = {**_GREEDY, "prompt": list(prompt)}
         if self.llama:
-            body = {**_GREEDY, "prompt": list(prompt), "n_predict": max_new_tokens, "return_tokens": True}
-            tokens = self._json("/completion", body).get("tokens")
+            body |= {"n_predict": max_new_tokens, "return_tokens": True}
+            tokens = self._find(self._request("/completion", body), "tokens")
         else:
-            body = {**_GREEDY, "prompt": list(prompt), "max_tokens": max_new_tokens}
-            answer = self._json("/v1/completions", {**body, "model": self.model, "return_token_ids": True})
-            choices = answer.get("choices")
-            choice = choices[0] if isinstance(choices, list) and choices else None
-            tokens = choice.get("token_ids") if isinstance(choice, dict) else None
+            body |= {"max_tokens": max_new_tokens, "model": self.model, "return_token_ids": True}
+            tokens = self._find(self._request("/v1/completions", body), "choices", 0, "token_ids")
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
             raise UserError(
-                f"{self.url}: its answer has no token ids, so outputs can't be compared; vLLM's has from 0.11 on, and llama.cpp's"
+                f"{self.url}: its answer has no token ids, so outputs can't be compared; vLLM's has from 0.11 "
+                "on, and llama.cpp's"
             )
         return tokens
 
     def counts(self) -> Counts:
-        """Its counters now. Raises UserError where it counts no drafts, so that it has no drafter."""
-        found, positions = dict[str, float](), dict[int, float]()
-        for line in self._text("/metrics").splitlines():
-            match = _SAMPLE.match(line)
-            counter = None if match is None else _COUNTERS.match(match["name"])
-            if match is None or counter is None:
-                continue
-            name, value = counter["name"], _number(match["value"])
-            if name == "accepted_tokens_per_pos":
-                place = re.search(r'position="([0-9]{1,3})"', match["labels"] or "")
-                if place is not None:
-                    positions[int(place[1])] = positions.get(int(place[1]), 0.0) + value
-            else:
-                found[name] = found.get(name, 0.0) + value
-        if "drafts" not in found:
+        """Its counters now. Raises UserError if it has no drafter."""
+        totals: defaultdict[str, float] = defaultdict(float)
+        for name, value in _COUNTER.findall(self._request("/metrics").text):
+            totals[name] += float(value)
+        if "drafts" not in totals:
             raise UserError(
-                f"{self.url}/metrics: counts no drafts: start the server with the drafter (vLLM: --speculative-config; llama-server: -md FILE --metrics)"
+                f"{self.url}/metrics: counts no drafts: start the server with the drafter (vLLM: "
+                "--speculative-config; llama-server: -md FILE --metrics)"
             )
-        at = tuple(positions.get(k, 0.0) for k in range(max(positions, default=-1) + 1))
-        return Counts(found["drafts"], found.get("draft_tokens", 0.0), found.get("accepted_tokens", 0.0), at)
+        return Counts(totals["drafts"], totals["draft_tokens"], totals["accepted_tokens"])
 
-    def _json(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        text = self._text(path, body)
+    def _request(self, path: str, body: dict[str, Any] | None = None) -> httpx2.Response:
+        """Raises UserError for no answer, or one of failure."""
         try:
-            found = json.loads(text)
+            method = "GET" if body is None else "POST"
+            answer = httpx2.request(method, self.url + path, json=body, timeout=self.timeout)
+        except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
+            raise UserError(
+                f"{self.url}{path}: no answer ({error}); is the server up? decode.export prints the line that "
+                "starts it with a drafter (vllm serve …, llama-server …)"
+            ) from None
+        if answer.is_error:
+            raise UserError(f"{self.url}{path}: answered {answer.status_code}: {short(answer.text, 200)}")
+        return answer
+
+    def _find(self, answer: httpx2.Response, *keys: str | int) -> Any:
+        """A value within a JSON answer; None if it is not there. Raises UserError for no JSON."""
+        try:
+            found = answer.json()
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            raise UserError(f"{self.url}{path}: answered {short(text)}, no JSON object")
+            raise UserError(f"{answer.url}: answered {short(answer.text)}, no JSON") from None
+        for key in keys:
+            try:
+                found = found[key]
+            except (KeyError, IndexError, TypeError):
+                return None
         return found
 
-    def _text(self, path: str, body: dict[str, Any] | None = None) -> str:
-        data = None if body is None else json.dumps(body).encode()
-        request = Request(self.url + path, data, {"Content-Type": "application/json"})
-        try:
-            try:
-                with urlopen(request, timeout=self.timeout) as answer:
-                    text = bytes(answer.read(_MOST + 1)).decode("utf-8", "replace")
-            except HTTPError as error:
-                said = error.read(4096).decode("utf-8", "replace")
-                raise UserError(f"{self.url}{path}: answered {error.code}: {short(said, 200)}") from None
-            if len(text) > _MOST:
-                raise UserError(f"{self.url}{path}: answered more than {_MOST >> 20} MiB")
-            return text
-        except (URLError, OSError, HTTPException, UnicodeError) as error:  # the last: of an address
-            raise UserError(
-                f"{self.url}{path}: no answer ({getattr(error, 'reason', error)}); is the server up? decode.export prints the line that starts "
-                "it with a drafter (vllm serve …, llama-server …)"
-            ) from None
 
-
-def _number(text: str) -> float:
-    """A counter's value; 0 for what is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
-
-
-def served(
-    drafter: str,
-    role: str,
-    target: str,
-    prompts: Sequence[Prompt],
-    max_new_tokens: int,
-    url: str,
-    export: Path | None = None,
-    *,
-    device: str = "auto",
-    trust_remote_code: bool = False,
+def check_server(
+    pair: DrafterPair, url: str, prompts: Sequence[Prompt], max_new_tokens: int, export: Path | None = None
 ) -> Verdict:
-    """Compare a running server with the drafter: its files as the reference reader reads them, and what the engine computes, by its
-    greedy outputs beside plain decoding here and its acceptance with as many drafts a forward.
-
-    Args:
-        role: the drafter's kind. export: the folder that the server has loaded; None = what is checked is a fresh export.
+    """Compare a running server with the drafter: its greedy outputs with plain decoding, its acceptance with ours, and the files
+    that it has loaded (or a fresh export).
 
     Raises:
-        UserError: no such server, one without a drafter, or one that drafted nothing meanwhile; an export of a format that no
-            server loads.
+        UserError: no such server, one without a drafter, or one that drafted nothing; an export that no server loads.
     """
-    if export is not None:
-        _served_format(export)
+    form = None if export is None else read_format(export)
+    if form is not None and form not in SERVED_FORMATS:
+        raise UserError(f"--export={export}: is in the format {form!r}, which no server loads")
     server = Server(url)
     before = server.counts()
-    opened = load_target(target, "float32", device, trust_remote_code=trust_remote_code)
-    network = load_drafter(drafter, opened) if role != "autoregressive" else causal.opened(drafter, opened)
-    asked = tokens_of(opened, prompts)
-    theirs = [server.greedy(prompt, max_new_tokens) for prompt in asked]
+    target = pair.open_target()
+    tokens = encode_prompts(target, prompts)
+    theirs = [server.greedy(prompt, max_new_tokens) for prompt in tokens]
     counts = server.counts().since(before)
-    if counts.calls <= 0 or min(counts.drafted, counts.accepted, *counts.at_position) < 0:
+    if counts.rounds <= 0 or counts.drafted <= 0 or counts.accepted < 0:
         raise UserError(
-            f"{server.url}/metrics: after {len(asked)} prompts {counts.calls:.0f} drafting calls, {counts.drafted:.0f} drafted and "
-            f"{counts.accepted:.0f} accepted tokens more than before, so that nothing can be compared: it does not draft for them, or was "
-            "started anew meanwhile"
+            f"{server.url}/metrics: {counts.rounds:.0f} rounds, {counts.drafted:.0f} drafted and "
+            f"{counts.accepted:.0f} accepted tokens more than before {len(tokens)} prompts, so nothing can be "
+            "compared: it does not draft for them, or was restarted meanwhile"
         )
-    if isinstance(network, BlockDrafter):
-        round_weights(network, torch.bfloat16 if export is None else stored_dtype(export))
-        ours: Drafter = BlockProposer(network, min(counts.drafts, network.config.block_size), tree_nodes=0)
-    else:
-        ours = AutoregressiveDrafter(network, counts.drafts)
-    texts = decoded(opened, ours, asked, max_new_tokens)
-    verdict = Verdict("server", Path(url), files_same=None)
-    compare_server(verdict, server, opened, texts, theirs, counts)
-    with scratch("specalign-parity-") as made:
-        if isinstance(network, BlockDrafter):
-            _check_files(verdict, network, export, made, asked[0])
+    texts = decode_texts(target, tokens, max_new_tokens)
+    drafts = max(1, math.ceil(counts.drafted / counts.rounds))
+    proposer: Drafter
+    with scratch("specalign-parity-") as folder:
+        if pair.role == "autoregressive":
+            files: Verdict | None = prepare_draft_model(pair, export, folder)
+            assert files is not None
+            compare_draft_model(files, pair.drafter, target, texts[:1])
+            proposer = AutoregressiveDrafter(open_draft_model(pair.drafter, target), drafts)
         else:
-            _check_causal(verdict, drafter, opened, export, made)
+            network = load_drafter(pair.drafter, target)
+            files = _check_block(network, form, export, folder, texts[:1])
+            proposer = BlockProposer(network, min(drafts, network.config.block_size), tree_nodes=0)
+    verdict = Verdict("server", Path(url), None if files is None else files.files_same)
+    name = f"{server.model} at {server.url}"
+    parted = _compare_outputs(verdict, name, target, texts, theirs)
+    decoder = Decoder(target, proposer)
+    accepted = [decoder.generate(prompt, max_new_tokens=max_new_tokens).accepted for prompt in tokens]
+    rounds = sum(map(len, accepted))
+    ours = Counts(rounds, rounds * drafts, sum(map(sum, accepted)))
+    line = f"acceptance: τ {ours.tau:.3f} here ({ours.accepted:.0f} drafts in {rounds} rounds)"
+    line += f", {counts.tau:.3f} there ({counts.accepted:.0f} in {counts.rounds:.0f})"
+    verdict.add(name, ours.matches(counts, parted), line, engine=True)
+    if files is not None:
+        if export is None:
+            verdict.lines.append("a fresh export is checked; --export DIR checks the server's folder")
+        verdict.lines += files.lines
     return verdict
 
 
-SERVED_FORMATS = ("dflash", "speculators", "dspark", "gguf", causal.FORMAT)
+def _check_block(
+    network: BlockDrafter, form: str | None, export: Path | None, folder: Path, texts: list[GreedyText]
+) -> Verdict | None:
+    """Compare the server's export, or a fresh one, with the drafter, which is rounded alike; None if no format holds it."""
+    fitting = [name for name in find_fitting_formats(network) if name in ("dflash", "dspark")]
+    form = form or next(iter(fitting), None)
+    if form is None:
+        return None
+    found = prepare_export(network, form, export, folder)
+    compare_export(network, found, texts)
+    return found
 
 
-def _served_format(export: Path) -> str:
-    """The format of a folder that a server has loaded. Raises UserError for one that no server loads."""
-    form = str(read_record(export).get("format"))
-    if form not in SERVED_FORMATS:
-        raise UserError(f"--export={export}: is in the format {form!r}, which no server loads")
-    return form
+def _compare_outputs(
+    verdict: Verdict, name: str, target: Target, texts: Sequence[GreedyText], theirs: Sequence[list[int]]
+) -> float:
+    """Returns the share of outputs that differ from a near-tie on."""
+    found = [compare_output(target, text, other) for text, other in zip(texts, theirs, strict=True)]
+    equal, ties = found.count(""), found.count(NEAR_TIE)
+    different = [why for why in found if why not in ("", NEAR_TIE)]
+    line = (
+        f"outputs: {equal} of {len(theirs)} equal plain greedy decoding's, {ties} differ from a near-tie on"
+    )
+    verdict.add(name, not different, "; ".join([line, *different[:1]]), engine=True)
+    return ties / len(theirs)
 
 
-NOT_READ = "files: checked in a fresh export ({}); --export DIR checks the folder that the server has loaded"
-
-
-def _check_files(
-    verdict: Verdict, network: BlockDrafter, export: Path | None, scratch_folder: Path, prompt: list[int]
-) -> None:
-    """Compare a block drafter's export, or a fresh one, by the format's definition. Writes into the verdict."""
-    if export is not None:
-        form, folder = _served_format(export), export
-    else:
-        form = next((name for name in ("dflash", "dspark") if name in fitting_formats(network)), "")
-        if not form:
-            return
-        folder = scratch_folder / form
-        FORMATS[form].write(network, folder, torch.bfloat16, "")
-        verdict.lines.append(NOT_READ.format(form))
-    texts = decoded(network.target, BlockProposer(network, tree_nodes=0), [prompt], CHECKED_TOKENS)
-    found = Verdict(form, folder)
-    FORMATS[form].compare_files(network, found, stock_model(network.target), texts)
-    verdict.take_files(found)
-
-
-CHECKED_TOKENS = 16
-"""Of the first prompt's output, over which the reference reader drafts too."""
-
-
-def _check_causal(
-    verdict: Verdict, drafter: str, target: Target, export: Path | None, scratch_folder: Path
-) -> None:
-    """Compare an autoregressive drafter's export, or a fresh one. Writes into the verdict."""
-    found = Verdict(causal.FORMAT, export or scratch_folder / causal.FORMAT)
-    if export is None:
-        causal.export(drafter, target.spec, {causal.FORMAT: found.folder}, "bfloat16")
-        verdict.lines.append(NOT_READ.format(causal.FORMAT))
-    causal.compare(found, drafter, target, [], 0, generate=False)
-    verdict.take_files(found)
-
-
-def compare_server(
-    verdict: Verdict,
-    server: Server,
-    target: Target,
-    texts: Decoded,
-    theirs: Sequence[list[int]],
-    counts: Counts,
-) -> None:
-    """Compare a server's outputs and counts with those decoded here. Writes into the verdict, as the engine's."""
-    name = f"{server.model} at {server.url}"
-    each = zip(texts.prompts, texts.outputs, theirs, strict=True)
-    same = [compare_output(target, prompt, output, other) for prompt, output, other in each]
-    equal, ties = same.count(""), same.count(NEAR_TIE)
-    others = next((f"; {why}" for why in same if why not in ("", NEAR_TIE)), "")
-    line = f"outputs: {equal} of {len(theirs)} as plain greedy decoding here, {ties} differ from a near-tie of p on{others}"
-    verdict.add(name, equal + ties == len(theirs), line, by_engine=True)
-    own = Counts.of(texts.accepted, counts.drafts)
-    alike = own.alike(counts, ties / len(theirs)) and abs(own.tau - counts.tau) < SERVED * own.tau
-    change = counts.tau / own.tau - 1
-    line = f"acceptance (τ {change:+.1%}): ours: {own.line}; the server's: {counts.line}"
-    verdict.add(name, alike, line, by_engine=True)
-
-
-SERVED = 0.05
-"""Of τ: how far a server's may lie from ours. It may run in another dtype, and another order of sums turns near-ties."""
+def compare_output(target: Target, text: GreedyText, theirs: list[int]) -> str:
+    """Empty if the output is plain greedy decoding's, `NEAR_TIE` if it parts at two tokens of nearly equal probability."""
+    for place, (a, b) in enumerate(zip_longest(text.output, theirs)):
+        if a == b:
+            continue
+        if a is None or b is None:
+            longer = text.output if b is None else theirs
+            ended = longer[place] in target.eos_ids
+            return "" if ended else f"{len(theirs)} tokens for {len(text.output)}"
+        if not 0 <= b < target.vocab_size:
+            return f"token {short(b)} at place {place}, which the target does not have"
+        ids = torch.tensor([text.prompt + text.output[:place]], device=target.device)
+        logits = target.forward(ids).logits_BLV
+        assert logits is not None
+        gap = float(logits[0, -1, a] - logits[0, -1, b])
+        factor = math.exp(min(gap, 50))
+        why = f"token {b} at place {place}, where {a} is more probable by a factor of {factor:.3g}"
+        return NEAR_TIE if gap < NEAR else why
+    return ""

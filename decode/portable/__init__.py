@@ -1,1 +1,1 @@
-"""What leaves the house as source: a drafter's network and its decoding loop, for torch and transformers alone."""
+"""Source that is copied into `custom_generate` exports: a drafter's network and decoding loop, for torch and transformers alone."""

@@ -1,8 +1,8 @@
-"""`model.generate(**inputs, custom_generate="FOLDER", trust_remote_code=True)`: the same output, in fewer calls of the model.
+"""`model.generate(**inputs, custom_generate="FOLDER", trust_remote_code=True)`: the same output, in fewer forward passes.
 
-The drafter proposes tokens, one call of the model checks them all, and those that the model writes itself are kept. Each token is
-chosen from the model's own logits after `generate`'s own processors, by the same draw from the same random numbers: greedy and
-sampled outputs are those of plain `generate` (in half precision up to ties).
+The drafter proposes tokens, one forward pass of the model checks them all, and those that the model itself chooses are kept. Each
+token is chosen from the model's own logits after `generate`'s own processors, with the same random numbers: greedy and sampled
+outputs are those of plain `generate` (in half precision up to ties).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 from transformers.utils.hub import cached_file
 
-from decode.portable.checks import check_call, check_length, packed_part
+from decode.portable.checks import check_call, check_length, find_packed_part
 from decode.portable.drafter import Context, Drafter
 
 
@@ -39,7 +39,7 @@ def generate(
 
     Args:
         drafter: folder or hub id of the drafter; None = the one given as `custom_generate`.
-        accepted: gets the number of accepted drafts of each call.
+        accepted: receives the number of accepted drafts of each round.
 
     Raises:
         ValueError: beams, inputs other than tokens, a model that can't take tokens back.
@@ -47,23 +47,21 @@ def generate(
     if assistant_model is not None:
         raise ValueError("assistant_model: this drafter takes its place; leave it out")
     if settings.get("synced_gpus"):
+        raise ValueError("synced_gpus: each process makes its own number of forward passes; leave it out")
+    if part := find_packed_part(model):
         raise ValueError(
-            "synced_gpus: each process calls the model as often as its own drafts allow, so that none can wait for another; leave it out"
+            f"{part}: is quantised by torch.ao.quantization, with one scale for all rows, so that drafts would "
+            "change the text; give the model as it was before"
         )
-    if part := packed_part(model):
-        raise ValueError(
-            f"{part}: is quantised by torch.ao.quantization, with one scale for all rows of a call, so that drafts would change the text; "
-            "give the model as it was before"
-        )
-    network = _drafter(model, drafter or _asked_for(inspect.currentframe()))
+    network = _open_drafter(model, drafter or _find_given_name(inspect.currentframe()))
     if tokenizer is not None:
-        settings = _with_tokenizer(model, tokenizer, settings)
+        settings = _add_stop_strings(model, tokenizer, settings)
     loop = partial(decode, drafter=network, accepted=[] if accepted is None else accepted, streamer=streamer)
     return model.generate(inputs, streamer=streamer, custom_generate=loop, **settings)
 
 
-def _asked_for(frame: FrameType | None) -> str:
-    """`custom_generate` as it was given to `generate`, our caller, which does not hand it on."""
+def _find_given_name(frame: FrameType | None) -> str:
+    """`custom_generate` as it was given to `generate`, our caller, which does not pass it on."""
     caller = None if frame is None else frame.f_back
     name = None if caller is None else caller.f_locals.get("custom_generate")
     if not isinstance(name, str):
@@ -71,36 +69,38 @@ def _asked_for(frame: FrameType | None) -> str:
     return name
 
 
-def _drafter(model: Any, name: str) -> Drafter:
+def _open_drafter(model: Any, name: str) -> Drafter:
     """Opened once for a model."""
     opened = model.__dict__.setdefault("_drafters", {})
     if name not in opened:
-        # in a folder that is here a missing one is nothing to ask the hub for
-        local = Path(name.partition("/")[0]).is_dir()
-        missing = "no such folder with" if local else "neither a folder nor a hub id that can be had, with"
-        says = f"drafter={name!r}: {missing} config.json and model.safetensors"
+        local = Path(name.partition("/")[0]).is_dir()  # then the hub is not asked
+        missing = "no such folder with" if local else "neither a folder nor an available hub id with"
+        message = f"drafter={name!r}: {missing} config.json and model.safetensors"
         try:
-            files = ("config.json", "model.safetensors")
-            paths = [cached_file(name, file, local_files_only=local) for file in files]
+            paths = [
+                cached_file(name, file, local_files_only=local)
+                for file in ("config.json", "model.safetensors")
+            ]
         except OSError as error:
-            raise ValueError(says) from error
-        if None in paths:  # of a missing config.json transformers says nothing
-            raise ValueError(says)
+            raise ValueError(message) from error
+        if None in paths:
+            raise ValueError(message)
         opened[name] = Drafter.read(Path(str(paths[0])).parent, model)
     return opened[name]
 
 
-def _with_tokenizer(model: Any, tokenizer: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """`stop_strings` as a criterion: `generate` hands no tokenizer to a loop in place of its own, and says that it got none."""
+def _add_stop_strings(model: Any, tokenizer: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """`stop_strings` as a criterion: `generate` passes no tokenizer to a custom loop."""
     given, own = settings.get("generation_config"), model.generation_config
-    strings, healing = (
-        settings.get(name) or getattr(given, name, None) or getattr(own, name, None)
-        for name in ("stop_strings", "token_healing")
-    )
-    if healing:
+
+    def find(name: str) -> Any:
+        return settings.get(name) or getattr(given, name, None) or getattr(own, name, None)
+
+    if find("token_healing"):
         raise ValueError(
             "token_healing: leave it out, and give the tokens of model.heal_tokens(inputs, tokenizer)"
         )
+    strings = find("stop_strings")
     if not strings:
         return settings
     if own.stop_strings:
@@ -129,15 +129,15 @@ def decode(
 ) -> Any:
     """The loop that `generate` calls in place of its own.
 
-    The texts of a batch get a token each in every step, as in `generate`'s own loop: processors, criteria and random numbers see what
-    they see there. A text's logits come from calls of its own, and last for several steps where its drafts are right.
+    All texts of a batch get one token in every step, as in `generate`'s own loop: processors, criteria and random numbers see the
+    same. A text's logits come from its own forward passes, and last for several steps if its drafts are right.
     """
     config, ids = generation_config, input_ids
     mask_BL = check_call(model, config, model_kwargs, input_ids)
-    longest = stopping_criteria.max_length or config.max_length  # a criterion of one's own counts
+    longest = stopping_criteria.max_length or config.max_length  # a user's criterion counts
     check_length(model, longest)
     texts = [_Text(model, drafter, row[mask][None], accepted) for row, mask in zip(ids, mask_BL, strict=True)]
-    ends = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)  # else all go on
+    ends = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
     alive = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
     returned = config.return_dict_in_generate
     logits: tuple[Tensor, ...] | None = () if returned and config.output_logits else None
@@ -165,37 +165,40 @@ def decode(
         text.end()
     if streamer is not None:
         streamer.end()
-    return _output(ids, logits, scores) if returned else ids
+    output: Any = GenerateDecoderOnlyOutput  # its fields are typed too narrowly
+    return output(sequences=ids, logits=logits, scores=scores) if returned else ids
 
 
 class _Text:
-    """One text of a batch: the logits of its next token, out of calls that check its drafts.
+    """One text of a batch: the logits of its next token, from forward passes that check its drafts.
 
-    rows: the logits of the last call, of the token before its drafts and of each draft; taken: how many of them chose a token.
+    rows: logits of the last pass, of the token before its drafts and of each draft; taken: how many of them chose a token.
     """
 
     def __init__(self, model: Any, drafter: Drafter, prompt_1L: Tensor, accepted: list[int]) -> None:
         self.model, self.drafter, self.block, self.accepted = model, drafter, prompt_1L, accepted
-        self.cache, self.context = _cache(model), list[tuple[Tensor, Tensor]]()
-        self.takes = frozenset(inspect.signature(model.forward).parameters)
-        self.drafts, self.taken, self.last = list[int](), 0, 0
+        self.cache = _new_cache(model)
+        self.parameters = frozenset(inspect.signature(model.forward).parameters)
+        self.context: Context = []
+        self.drafts: list[int] = []
         self.rows: Tensor | None = None
         self.states: tuple[Tensor, ...] = ()
-        self.checks = self.used_up = self.ended = False
+        self.last = self.taken = 0
+        self.checked = self.used_up = self.ended = False
 
     def logits(self, room: int) -> Tensor:
-        """Of the next token, raw (V,); zeros behind the end. `room`: how many tokens may be written."""
+        """Of the next token, raw (V,); zeros after the end. `room`: how many tokens may be written."""
         if self.rows is None or (self.used_up and not self.ended):
             if self.rows is not None:
                 self._draft(room)
-            out = self._call(len(self.drafts) + 1)
+            out = self._forward(len(self.drafts) + 1)
             rows_RV = out.logits[0, -len(self.drafts) - 1 :]
             self.rows, self.states = rows_RV.to(self.block.device, torch.float32), out.hidden_states
             self.taken, self.used_up = 0, False
         return torch.zeros_like(self.rows[0]) if self.ended else self.rows[self.taken]
 
     def take(self, token: int, ended: bool) -> None:
-        """The next token, as it was chosen; `ended`: none follows it."""
+        """The next token, as it was chosen; `ended`: none follows."""
         if self.ended:
             return
         as_drafted = self.taken < len(self.drafts) and token == self.drafts[self.taken]
@@ -205,37 +208,38 @@ class _Text:
 
     def end(self) -> None:
         if not self.ended:
-            self._count()
+            self._count_accepted()
         self.ended = True
 
-    def _count(self) -> None:
-        """Of a call's tokens the last one is the model's own. The first call reads the prompt and checks nothing."""
-        if self.checks:
+    def _count_accepted(self) -> None:
+        """A round's last token is the model's own. The first pass reads the prompt and checks nothing."""
+        if self.checked:
             self.accepted.append(self.taken - 1)
-        self.checks = True
+        self.checked = True
 
     def _draft(self, room: int) -> None:
-        """Take rejected drafts back, and draft behind the last token."""
-        self._count()
+        """Roll the cache back over rejected drafts, and draft after the last token."""
+        self._count_accepted()
         rejected = len(self.drafts) - self.taken + 1
         if rejected:
             self.cache.crop(-rejected)
-        before = self._read(self.block.shape[1] - rejected)
-        drafts = self.drafter.drafts(self.last, before, self._context()) if room > 1 else []
+        before = self._commit(self.block.shape[1] - rejected)
+        context = self.context if self.drafter.taps else self.drafter.read_shared(self.cache.layers)
+        drafts = self.drafter.draft(self.last, before, context) if room > 1 else []
         self.drafts = drafts[: room - 1]
         self.block = torch.tensor([[self.last, *self.drafts]], device=self.block.device)
 
-    def _call(self, rows: int) -> Any:
-        """The model over the block and what its cache holds; logits of the last rows alone where it can leave out the others."""
-        more: dict[str, Any] = {"logits_to_keep": rows} if "logits_to_keep" in self.takes else {}
-        more["cache" if "cache" in self.takes else "past_key_values"] = self.cache
+    def _forward(self, rows: int) -> Any:
+        """The model over the block; only the last rows' logits if it can leave out the others."""
+        more: dict[str, Any] = {"logits_to_keep": rows} if "logits_to_keep" in self.parameters else {}
+        more["cache" if "cache" in self.parameters else "past_key_values"] = self.cache
         return self.model(input_ids=self.block, use_cache=True, output_hidden_states=True, **more)
 
-    def _read(self, kept: int) -> Tensor:
-        """Take in the `kept` positions of a call that are committed now. Returns the last one's hidden state, (1, D)."""
+    def _commit(self, kept: int) -> Tensor:
+        """Add the `kept` committed positions of a pass to the context. Returns the last one's hidden state, (1, D)."""
         if self.drafter.taps:
             start = self.context[0][0].shape[2] if self.context else 0
-            new = self.drafter.context_of(tuple(state[:, :kept] for state in self.states), start)
+            new = self.drafter.make_context(tuple(state[:, :kept] for state in self.states), start)
             old = self.context or [(k[:, :, :0], v[:, :, :0]) for k, v in new]
             self.context = [
                 (torch.cat((k, more_k), dim=2), torch.cat((v, more_v), dim=2))
@@ -243,17 +247,9 @@ class _Text:
             ]
         return self.states[-1][:, kept - 1]
 
-    def _context(self) -> Context:
-        return self.context if self.drafter.taps else self.drafter.shared(self.cache.layers)
 
-
-def _cache(model: Any) -> DynamicCache:
+def _new_cache(model: Any) -> DynamicCache:
     """The model's own kinds of layers, but no windows: drafters read all keys, and any number of tokens is taken back."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     cache.layers = [DynamicLayer() if type(e) is DynamicSlidingWindowLayer else e for e in cache.layers]
     return cache
-
-
-def _output(sequences: Tensor, logits: Any, scores: Any) -> Any:
-    made: Any = GenerateDecoderOnlyOutput  # its fields are said to be narrower than they are
-    return made(sequences=sequences, logits=logits, scores=scores)

@@ -25,7 +25,7 @@ def headline(summary: dict[str, Any]) -> str:
     settings = summary["settings"]
     how = "greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']:g}"
     chat = Chat(settings.get("template_kwargs") or {}, settings.get("system"))
-    prompted = f" · {chat.said}" if chat else ""
+    prompted = f" · {chat.description}" if chat else ""
     target = titled(settings["target"], settings.get("weights"))
     return f"{target} · {how} · {settings['dtype']} · {', '.join(titles(summary).values())}{prompted}"
 

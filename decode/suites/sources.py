@@ -14,7 +14,7 @@ from align.rows.conversation import Conversation
 from align.rows.folders import suite_files
 from align.rows.hub_rows import hub_rows, is_hub_usable
 from align.rows.prompts import read_prompt_rows
-from align.rows.tables import collect, kind_of, read_rows
+from align.rows.tables import kind_of, read_rows
 from decode.suites.prompt import Prompt, Suite
 
 
@@ -125,8 +125,8 @@ def _from_folder(suite: Suite, data_dir: Path) -> Loaded:
     files = [place] if place.is_file() else suite_files(place, suite.place.split, suite.place.config, where)
     if not files:
         raise UserError(f"{where} holds no .parquet, .jsonl, .json or .csv file")
-    rows = (row for file in files for row in read_rows(file, suite.place.under))
-    return _loaded(suite, collect(rows, where), str(place))
+    rows = [row for file in files for row in read_rows(file, suite.place.under)]
+    return _loaded(suite, rows, str(place))
 
 
 def load_prompts_file(path: Path, name: str | None = None, column: str | None = None) -> Loaded:

@@ -387,7 +387,7 @@ def about(config: VerifyConfig, cases: Cases, prompts: int, given: int) -> dict[
         "kernels": "C" if target.device.type == "cpu" and rows_library() is not None else "torch",
         "layers": "in one call" if target.fused is not None else "module by module",
         "attention": target.attention,
-        "prompted": target.chat.said,
+        "prompted": target.chat.description,
         "machine": machine(),
         "versions": decoding_versions(),
         "git_commit": git_commit(),

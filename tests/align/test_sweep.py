@@ -28,10 +28,10 @@ def test_a_sweep_without_an_account(
     main(words)
     page = capsys.readouterr().out
     assert (
-        "| objective.weighting | validation/tau_sampling [95%] | steps | runs |" in page
+        "| objective.weighting | validation/tau_sampling [95%] | runs |" in page
         and "| uniform | 1." in page
     )
-    assert (tmp_path / "out" / "trials" / "0001" / "drafter" / "model.safetensors").is_file()
+    assert len([*(tmp_path / "out" / "trials").glob("*/drafter/model.safetensors")]) == 2
     main(words)
     assert capsys.readouterr().out == page
 
@@ -42,9 +42,9 @@ def test_a_sweep_without_an_account(
         (["block_objectiv"], "did you mean 'block_objective'"),
         (["block_objective", "words"], "'words' is not key=value"),
         (["block_objective", "--seed=--"], "'--seed=--' has no value"),
-        (["block_objective", "--count", "99999999999"], "at most 10000"),
+        (["block_objective", "--count", "99999999999"], "must be 1 to 10000"),
         (["~nobody_here/x.yaml"], "no such user"),
-        (["block_objective", "--count", "0"], "--count 0: must be at least 1"),
+        (["block_objective", "--count", "0"], "0 trials (--count, run_cap): must be 1"),
         (["block_objective", "trainer.max_step=3"], "did you mean 'trainer.max_steps'"),
         ([], "required: FILE"),
     ],

@@ -68,8 +68,7 @@ def test_a_drafter_that_the_engine_can_not_hold_is_refused_in_words_of_this_comm
     with pytest.raises(SystemExit):
         parity.main(["--drafter", drafter, "--engine", "transformers"])
     said = capsys.readouterr().err
-    assert said.startswith("error: --engine transformers: the format's blocks are fill-in")
+    assert said.startswith("error: --engine transformers: the format's blocks are fill_in")
     assert (
-        "as it is, this drafter fits decode.export --format dspark or gguf or" in said
-        and said.count("--format") == 1
+        "this drafter fits decode.export --format dspark or gguf or" in said and said.count("--format") == 1
     )

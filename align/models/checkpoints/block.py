@@ -18,8 +18,16 @@ from align.common.schema import read_config
 from align.common.text import say, short
 from align.importing.heads import take_heads
 from align.importing.layouts import RECORD, layout_of, made_for
+from align.importing.rotary import scaled_entry
 from align.importing.settings import read_settings
-from align.importing.tensors import INDEX, MASK, check_embedding, read_tensors, read_vocabulary, renamed
+from align.importing.tensors import (
+    INDEX,
+    MASK,
+    check_embedding,
+    read_tensors,
+    read_vocabulary,
+    rename_tensors,
+)
 from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from align.models.checkpoints.weights import checked
@@ -67,13 +75,49 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
     values = read_config(path)
     check_sizes(path, f"drafter {path}")
     if (layout := layout_of(values)) and values.get("architectures") != [ARCHITECTURE]:
-        config, parts = _imported(path, values, layout, target)
+        drafter = import_drafter(values, read_tensors(path), layout, path, target)
     else:
-        config, parts = _saved(path, values, target)
+        drafter = _build(*_saved(path, values, target), target, path)
+    _note_other_target(drafter.config.target, target, path)
+    return drafter
+
+
+def import_drafter(
+    values: dict[str, Any],
+    tensors: dict[str, Tensor],
+    layout: str,
+    path: Path,
+    target: Target,
+    frequency_factors: Tensor | None = None,
+) -> BlockDrafter:
+    """Another engine's drafter from its config and tensors.
+
+    Args:
+        layout: as `layout_of` gives it. path: for messages, and for the target's name. frequency_factors: how much more slowly
+            than by `rope_theta` each pair of a head turns, (d / 2).
+
+    Raises:
+        UserError: what the network here does not compute, or a drafter for a target of another shape.
+    """
+    where = f"{path}/config.json"
+    if not layout:
+        raise UserError(f"{where}: is of no layout that is read here")
+    found = read_settings(values, layout, where, target)
+    if frequency_factors is not None:
+        found["rotary"] = [scaled_entry(found["rope_theta"], frequency_factors)]
+    found |= {"target": made_for(path, values), "target_sha256": ""}
+    _check_sizes(_config({**found, "confidence_head": False, "confidence_input": ""}, where), target, path)
+    return _build(
+        *_imported(path, values, found, checked(tensors, f"{path}/model.safetensors"), layout, target),
+        target,
+        path,
+    )
+
+
+def _build(config: BlockConfig, parts: _Parts, target: Target, path: Path) -> BlockDrafter:
     _check_room(config, parts.tensors, path)
     drafter = BlockDrafter(config, target, parts.vocab, parts.head)
     _load_exactly(drafter, parts.tensors, path)
-    _note_other_target(config.target, target, path)
     _check_tables(drafter.to(target.device), path)
     return drafter
 
@@ -131,13 +175,16 @@ def _saved(path: Path, values: dict[str, Any], target: Target) -> tuple[BlockCon
     )
 
 
-def _imported(path: Path, values: dict[str, Any], layout: str, target: Target) -> tuple[BlockConfig, _Parts]:
-    """Another engine's folder."""
+def _imported(
+    path: Path,
+    values: dict[str, Any],
+    found: dict[str, Any],
+    tensors: dict[str, Tensor],
+    layout: str,
+    target: Target,
+) -> tuple[BlockConfig, _Parts]:
+    """Another engine's tensors, after the settings `found`."""
     where = f"{path}/config.json"
-    found = read_settings(values, layout, where, target)
-    found |= {"target": made_for(path, values), "target_sha256": ""}
-    _check_sizes(_config({**found, "confidence_head": False, "confidence_input": ""}, where), target, path)
-    tensors = checked(read_tensors(path), f"{path}/model.safetensors")
     check_embedding(tensors, layout, target, path)
     vocab, head = read_vocabulary(tensors, target, path)
     said, count = values.get("draft_vocab_size"), found["vocab_size"] if vocab is None else len(vocab)
@@ -147,7 +194,7 @@ def _imported(path: Path, values: dict[str, Any], layout: str, target: Target) -
     heads = take_heads(tensors, found, found["hidden_size"], path)
     sizes = {"draft_vocab_size": 0 if vocab is None else len(vocab), "own_head": head is not None}
     config = _config({**found, **heads.settings, **sizes, "target": found["target"] or target.spec}, where)
-    return config, _Parts(renamed(tensors, path) | heads.tensors, vocab, head)
+    return config, _Parts(rename_tensors(tensors, path) | heads.tensors, vocab, head)
 
 
 def _config(values: dict[str, Any], where: str) -> BlockConfig:

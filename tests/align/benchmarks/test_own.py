@@ -1,14 +1,16 @@
+"""Decontamination covers exactly what the suites measure with."""
+
 from __future__ import annotations
 
 from collections import Counter
 
 from align.benchmarks.own import BUILTIN, TASKS
-from align.benchmarks.places import Place
+from align.benchmarks.places import PLACES, Place
 from decode.suites.registry import SUITES
 
 
-def test_they_are_the_suites_without_a_hub_id() -> None:
-    """Every one once."""
+def test_own_prompts_and_places_are_those_of_the_suites() -> None:
     rows = [row["prompt"] for suite in SUITES.values() if suite.place == Place() for row in suite.rows]
-    ours = [text for kinds in (BUILTIN, TASKS) for texts in kinds.values() for text in texts]
-    assert Counter(rows) == Counter(ours) == Counter(set(ours)) and len(ours) == 60
+    prompts = [text for kinds in (BUILTIN, TASKS) for texts in kinds.values() for text in texts]
+    assert Counter(rows) == Counter(prompts) == Counter(set(prompts)) and len(prompts) == 60
+    assert {s.name: s.place for s in SUITES.values() if not s.rows} == PLACES

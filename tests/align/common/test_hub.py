@@ -27,8 +27,8 @@ from align.data.prompts import check_source
 from align.data.text_sources import check_text_source
 from align.models.checkpoints.masked_lm import load_masked_lm
 from align.models.checkpoints.published import find
-from align.planning.drafter import config_of
-from align.planning.skeleton import skeleton
+from align.planning.drafter_sizes import read_init_config
+from align.planning.target_sizes import read_target_sizes
 from align.target.loading import load_target, load_tokenizer, resolve_folder
 from align.target.names import check_name
 from align.training.run import train
@@ -168,9 +168,9 @@ def _drafts(name: str) -> None:
 
 
 PLACES: dict[str, Callable[[str], object]] = {
-    "check_name": check_name, "load_target": load_target, "resolve_folder": resolve_folder, "skeleton": skeleton,
+    "check_name": check_name, "load_target": load_target, "resolve_folder": resolve_folder, "read_target_sizes": read_target_sizes,
     "load_tokenizer": load_tokenizer, "check_there": check_there, "role_of": role_of, "model_folder": _drafts,
-    "load_masked_lm": load_masked_lm, "find": find, "preflight": _preflight, "config_of": config_of, "check_text_source": check_text_source,
+    "load_masked_lm": load_masked_lm, "find": find, "preflight": _preflight, "read_init_config": read_init_config, "check_text_source": check_text_source,
     "check_source": check_source,
 }  # fmt: skip
 """Everything that takes a folder or a hub id."""

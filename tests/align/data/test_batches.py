@@ -12,10 +12,8 @@ from align.config.parser import load_recipe
 from align.data.batches import with_folder_batch
 from align.data.index import read_samples
 from align.data.synthesis import synthesize
-from align.folder.chat import Chat
 from align.target.model import Target
 from align.writing.template import chat_template
-from tests.builders import switching_target
 
 
 @pytest.mark.slow
@@ -43,17 +41,6 @@ def test_written_prompts_begin_as_asked(tmp_path: Path, target: Target) -> None:
         )
 
 
-def test_a_system_prompt_stands_before_the_prompt_and_needs_a_template() -> None:
-    target = switching_target()
-    target.chat = Chat({"enable_thinking": False}, "Be brief.")
-    template, decode = chat_template(target), target.tokenizer.decode
-    assert decode(template.prefix) == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n"
-    assert decode(template.turn) == "<|im_end|>\n<|im_start|>assistant\n<none>"
-    target.tokenizer.chat_template = None
-    with pytest.raises(UserError, match="data.system: target 'debug' has no chat template"):
-        chat_template(target)
-
-
 def test_a_folder_that_was_begun_small_grows_in_its_own_batches(
     tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,7 +53,7 @@ def test_a_folder_that_was_begun_small_grows_in_its_own_batches(
     before = {path.name: path.read_bytes() for path in folder.glob("shard-*")}
     more = load_recipe([*words, "data.samples=8"])
     assert with_folder_batch(more, folder).data.batch_size == 3 and more.data.batch_size == 8
-    assert "was begun with 3 rows at a time and continues so (data.batch_size=8" in capsys.readouterr().err
+    assert "was started with 3 rows at a time and continues so (data.batch_size=8" in capsys.readouterr().err
     grown = synthesize(more, target, folder, quiet=True)
     assert grown["samples"] == 8 and grown["batch_size"] == 3
     assert all((folder / name).read_bytes() == data for name, data in before.items())

@@ -39,7 +39,7 @@ def recipe_of(folder: Path, *words: str) -> Recipe:
 
 def stream_of(recipe: Recipe, target: Target) -> Followed:
     later = ShardsAsWritten(recipe, target, recipe.data_folder, quiet=True)
-    return Followed(later.first(1), later, recipe.data.length, recipe.seed)
+    return Followed(later.take_first(1), later, recipe.data.length, recipe.seed)
 
 
 def rows(stream: Followed, places: range) -> list[list[int]]:
@@ -73,7 +73,7 @@ def test_a_writer_is_waited_for_and_taken_over_from(
     tmp_path: Path, written: Recipe, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process holds the folder, writes two shards and dies: the third is written here."""
-    monkeypatch.setattr(following, "WAIT", 0.01)
+    monkeypatch.setattr(following, "WAIT_SECONDS", 0.01)
     recipe, held = recipe_of(tmp_path / "run"), threading.Event()
     held.set()
 
@@ -104,5 +104,5 @@ def test_a_writer_is_waited_for_and_taken_over_from(
 
 def test_writing_is_refused_where_it_is_forbidden(tmp_path: Path, target: Target) -> None:
     recipe = recipe_of(tmp_path / "run", "data.write=never")
-    with pytest.raises(UserError, match="shard 0 is not there and nobody writes it"):
+    with pytest.raises(UserError, match="shard 0 is missing and nobody writes it"):
         stream_of(recipe, target)

@@ -1,66 +1,117 @@
-"""Torn and missing shards are one line."""
+"""Shards and packed rows return the samples; damaged shards are refused when a folder is opened."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from align.common.errors import UserError
+from align.data import index, packing
 from align.data import shards as data
-from align.data.index import read_samples
+from align.data.draft_vocab import coverage, frequent_tokens
+from align.data.index import ShardFolder, read_samples
+from align.data.stream import TEXT, Shuffled, TextFirst
+from align.target.model import Target
 from tests.builders import manifest
 
+FIRST = data.from_lists([[1, 2, 3, 4], [5, 6], list(range(10, 22))], [2, 1, 4], [0.0, 1.0, 0.5])
+SECOND = data.from_lists([[70000]], [1], [0.5])
 
-def test_torn_and_missing_data_are_one_line(tmp_path: Path) -> None:
+
+def write(folder: Path, *shards: data.Samples) -> None:
+    hashes = [data.write_shard(folder, i, samples) for i, samples in enumerate(shards)]
+    data.write_manifest(folder, manifest(shards=len(shards), sha256=hashes))
+
+
+def test_samples_of_several_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "OPEN_SHARDS", 1)
+    write(tmp_path, FIRST, SECOND)
+    samples = read_samples(tmp_path)
+    assert samples.tokens.tolist() == [*FIRST.tokens.tolist(), 70000]
+    assert samples.answer_start.tolist() == [2, 1, 4, 1] and samples.first_S.tolist() == [0, 3, 4]
+    chosen = samples.select([3, 1]).select(torch.tensor([1, 0]))
+    assert [chosen[i].tolist() for i in range(2)] == [[5, 6], [70000]]
+    assert chosen.temperature.tolist() == [1.0, 0.5] and chosen.token_count == 3
+    dtypes = [data.read_shard(data.shard_path(tmp_path, i)).tokens.dtype for i in (0, 1)]
+    assert dtypes == [torch.uint16, torch.int32]
+    with pytest.raises(UserError, match="token 70000 is none of the target's 70000"):
+        ShardFolder(tmp_path, data.read_manifest(tmp_path), 70000)[1]
+
+
+def test_samples_are_packed_whole(tmp_path: Path) -> None:
+    write(tmp_path, FIRST)
+    rows = packing.pack(read_samples(tmp_path), 8, seed=0)
+    seen = sorted(t for r in rows for t in r.tokens_L[r.document_L >= 0].tolist())
+    assert seen == sorted([1, 2, 3, 4, 5, 6, *range(10, 18)])  # the long one is cut to the row
+    batch = packing.collate(rows)
+    mask, documents = batch.attention_mask()[:, 0], batch.document_BL
+    for b in range(len(rows)):
+        for i in range(8):
+            for j in range(8):
+                same = documents[b, i] == documents[b, j] >= 0
+                assert bool(mask[b, i, j]) == bool((j <= i and same) or i == j)
+
+
+def test_missing_and_broken_folders(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no manifest\.json"):
         read_samples(tmp_path)
     data.write_manifest(tmp_path, manifest())
-    with pytest.raises(UserError, match="not a readable data shard"):
-        read_samples(tmp_path)
-    data.shard_path(tmp_path, 0).write_bytes(b"torn")
-    with pytest.raises(UserError, match="not a readable data shard"):
-        read_samples(tmp_path)
-    data.write_manifest(tmp_path, manifest(shards="1"))
-    with pytest.raises(UserError, match="shards='1' must be an integer"):
-        read_samples(tmp_path)
-    for shards in (-1, 2**31, 10**30):
-        data.write_manifest(tmp_path, manifest(shards=shards))
-        with pytest.raises(UserError, match="must be a whole number from 0, below 2"):
+    for _ in range(2):
+        with pytest.raises(UserError, match="not a readable data shard"):
             read_samples(tmp_path)
-    data.write_manifest(tmp_path, manifest(shards=2**31 - 1))
-    with pytest.raises(UserError, match="shard-2147483646.safetensors: not a readable data shard"):
-        read_samples(tmp_path)
-    for key in ("shards", "samples", "tokens", "seed", "prompt_temperature", "answer_temperatures"):
-        data.write_manifest(tmp_path, {k: v for k, v in manifest().items() if k != key})
-        with pytest.raises(UserError, match=f"{key} is missing"):
-            data.read_manifest(tmp_path)
+        data.shard_path(tmp_path, 0).write_bytes(b"torn")
+    for values, says in (
+        ({"shards": "1"}, "shards='1' must be an integer"),
+        ({"shards": -1}, "shards=-1, but sha256 lists 1"),
+    ):
+        data.write_manifest(tmp_path, manifest(**values))
+        with pytest.raises(UserError, match=says):
+            read_samples(tmp_path)
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(UserError, match="not readable JSON"):
         data.read_manifest(tmp_path)
 
 
-def test_a_changed_byte_and_tensors_that_are_no_samples_are_refused(tmp_path: Path) -> None:
-    samples = data.from_lists([[1, 2, 3], [4, 5]], [1, 0], [0.0, 1.0])
-    sha256 = data.write_shard(tmp_path, 0, samples)
-    data.write_manifest(tmp_path, manifest(sha256=[sha256]))
-    assert read_samples(tmp_path, 6).tokens.tolist() == [1, 2, 3, 4, 5]
+def test_a_changed_byte(tmp_path: Path) -> None:
+    write(tmp_path, FIRST)
     path = data.shard_path(tmp_path, 0)
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(bytes(raw))
     with pytest.raises(UserError, match="has changed since it was written"):
-        read_samples(tmp_path, 6)
-    for change, why in (
-        ({"tokens": torch.tensor([1, 2, 3, 4, 6])}, "token 6 is none of the target's 6"),
-        ({"offsets": torch.tensor([0, 6, 5])}, "offsets do not rise"),
-        ({"offsets": torch.tensor([0, 3])}, "offsets do not rise"),
-        ({"answer_start": torch.tensor([1])}, "disagree"),
-        ({"answer_start": torch.tensor([4, 0])}, "outside its sample"),
-        ({"temperature": torch.zeros(2, 1)}, "wrong shape"),
-    ):
-        data.write_shard(tmp_path, 0, replace(samples, **change))
-        with pytest.raises(UserError, match=why):
-            data.read_shard(path, None, 6)
+        read_samples(tmp_path)
+
+
+def stream_of(count: int, number: int = 1) -> Shuffled:
+    texts = [[10 * number + i] * 8 for i in range(count)]
+    samples = data.from_lists(texts, [1] * count, [1.0] * count)
+    return Shuffled(packing.pack(samples, 8, 0), 3, number)
+
+
+def test_every_epoch_has_every_row_once_in_another_order() -> None:
+    stream = stream_of(7)
+    epochs = [[stream.key(7 * e + i) for i in range(7)] for e in (0, 1, 2, 0)]
+    assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
+    assert epochs[0] == epochs[3] and epochs[0] != epochs[1]
+    assert [stream_of(7, 2).key(i) for i in range(7)] != epochs[0]
+
+
+def test_text_comes_first_and_does_not_move_the_rest() -> None:
+    text, own = stream_of(3, 2), stream_of(4)
+    both = TextFirst(text, own, 5)
+    keys = [both.key(i) for i in range(9)]
+    assert [key >= TEXT for key in keys] == [True] * 5 + [False] * 4
+    assert keys[5:] == [own.key(i) for i in range(4)]
+    assert both.row(keys[0]).tokens_L.equal(text.row(keys[0] - TEXT).tokens_L)
+    assert both.row(keys[5]).tokens_L.equal(own.row(keys[5]).tokens_L)
+
+
+def test_the_draft_vocabulary_has_frequent_answer_tokens_and_every_end(target: Target) -> None:
+    # answers: 9 9 7 8, 6 9
+    samples = data.from_lists([[50, 50, 50, 9, 9, 7, 8], [50, 6, 9]], [3, 1], [1.0, 1.0])
+    ids = frequent_tokens(samples, target, 3)
+    assert ids is not None and ids.tolist() == sorted([6, 9, *target.eos_ids])  # 6 ties with 7, 8
+    assert coverage(samples, ids, target) == pytest.approx(4 / 6)
+    assert frequent_tokens(samples, target, 0) is None and coverage(samples, None, target) == 1.0

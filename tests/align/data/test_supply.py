@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.common.claims import LOCK, Claim
+from align.common.claims import LOCK
 from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
@@ -15,7 +15,6 @@ from align.data import shards as data
 from align.data.draft_vocab import frequent_tokens
 from align.data.stream import TEXT
 from align.data.supply import is_missing, open_supply
-from align.data.synthesis import synthesize
 from align.target.model import Target
 from tests.target_models import tiny_target
 
@@ -55,61 +54,23 @@ def test_missing_own_words_are_written(tmp_path: Path, target: Target) -> None:
     assert "asks for 3 samples" in (said := open_supply(fewer, target).line(fewer)) and "all are read" in said
 
 
-def test_text_that_another_trial_wrote_meanwhile_is_not_written_again(
-    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = recipe_of(tmp_path / "run")
-
-    def claim_after_another(folder: Path, key: str, report: object) -> Claim:
-        synthesize(recipe, target, folder, quiet=True)
-        return Claim(folder, key)
-
-    def refuse(*arguments: object) -> None:
-        raise AssertionError("written twice")
-
-    monkeypatch.setattr("align.data.supply.claim_when_free", claim_after_another)
-    monkeypatch.setattr("align.data.supply.synthesize", refuse)
-    supply = open_supply(recipe, target, quiet=True)
-    assert len(supply.training) + len(supply.validation) == 8
-
-
-def test_no_more_is_announced_than_the_target_can_read(
-    tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("align.data.supply.synthesize", lambda *_, **__: 1 / 0)
-    recipe = recipe_of(tmp_path / "run", "data.max_prompt_tokens=5000")
-    with pytest.raises(ZeroDivisionError):
-        open_supply(recipe, target)
-    assert f"at most {8 * target.context_limit:,} tokens" in capsys.readouterr().err
-
-
 def test_text_that_was_written_otherwise_is_said(
     tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Taken as it is, with a note of what differs."""
     recipe = recipe_of(tmp_path / "run")
     open_supply(recipe, target, quiet=True)
-    prompts = tmp_path / "prompts.txt"
 
-    def note(*words: str, change: str = "") -> str:
+    def note(*words: str) -> str:
         again = recipe_of(tmp_path / "run", *words)
-        prompts.write_text(prompts.read_text() + change)
         capsys.readouterr()
         open_supply(again, target)
         return capsys.readouterr().err
 
     assert note() == note("seed=3") == note("data.samples=7") == ""
-    said = note("data.max_prompt_tokens=70", "data.top_k=2", change="one more\n")
+    said = note("data.max_prompt_tokens=70", "data.top_k=2")
     start = f"note: {recipe.data_folder} was written with "
-    assert said.startswith(
-        f"{start}data.top_k=0, data.max_prompt_tokens={recipe.data.max_prompt_tokens}, other prompts than {prompts} holds:"
-    )
-
-
-def test_prompts_that_have_ended_are_not_asked_for_again(tmp_path: Path, target: Target) -> None:
-    recipe = recipe_of(tmp_path / "run", "data.samples=60")  # of 40 prompts
-    assert synthesize(recipe, target, recipe.data_folder, quiet=True)["samples"] == 40
-    assert not is_missing(recipe, target)
+    assert said.startswith(f"{start}data.top_k=0, data.max_prompt_tokens={recipe.data.max_prompt_tokens}:")
 
 
 def test_text_comes_before_own_words(tmp_path: Path, target: Target) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -27,17 +25,6 @@ SHORT = ["recipe=debug_block", "data.max_answer_tokens=6"]
 @pytest.fixture(scope="module")
 def target() -> Target:
     return shallow_target(1)
-
-
-def test_a_folder_older_than_openings_goes_on(tmp_path: Path, target: Target) -> None:
-    recipe = load_recipe(["recipe=debug_block", "data.samples=8"])
-    synthesize(recipe, target, tmp_path / "data", quiet=True)
-    manifest = data.read_manifest(tmp_path / "data")
-    for key in ("prompt_openings", "template_kwargs", "system"):
-        del manifest[key]
-    data.write_manifest(tmp_path / "data", manifest)
-    more = load_recipe(["recipe=debug_block", "data.samples=12"])
-    assert synthesize(more, target, tmp_path / "data", quiet=True)["samples"] == 12
 
 
 def test_switches_and_system_prompt_are_in_the_text_and_in_the_manifest(tmp_path: Path) -> None:
@@ -71,7 +58,7 @@ def test_damaged_and_missing_shards_are_written_again(
     manifest = synthesize(recipe, target, folder, quiet=True)
 
     def contents() -> dict[Path, bytes]:
-        return {path: path.read_bytes() for path in folder.iterdir() if path.suffix != ".sqlite"}
+        return {path: path.read_bytes() for path in folder.iterdir()}
 
     before = contents()
     assert manifest["shards"] >= 3 and len(manifest["sha256"]) == manifest["shards"]
@@ -85,26 +72,6 @@ def test_damaged_and_missing_shards_are_written_again(
     assert capsys.readouterr().out.count("written again: ") == 2
 
 
-def test_mending_remembers_the_texts_of_all_shards_and_no_others(tmp_path: Path, target: Target) -> None:
-    """The last batch leaves texts over, and is written again behind others."""
-    recipe, folder = (
-        load_recipe(["recipe=debug_block", "data.samples=10", "data.batch_size=4"]),
-        tmp_path / "data",
-    )
-    manifest = synthesize(recipe, target, folder, quiet=True)
-
-    def remembered() -> list[bytes]:
-        with closing(sqlite3.connect(folder / "near-duplicates.sqlite")) as table:
-            return sorted(grams for (grams,) in table.execute("SELECT grams FROM texts"))
-
-    before = remembered()
-    assert len(before) == 10
-    data.shard_path(folder, manifest["shards"] - 1).unlink()
-    (folder / "near-duplicates.sqlite").unlink()
-    assert synthesize(recipe, target, folder, quiet=True) == manifest
-    assert remembered() == before
-
-
 def test_settings_under_which_nothing_new_is_written_end(tmp_path: Path, target: Target) -> None:
     """Greedy prompts are all the same one."""
     recipe = load_recipe([*SHORT, "data.samples=50", "data.batch_size=2", "data.prompt_temperature=0"])
@@ -116,7 +83,7 @@ def test_a_folder_in_which_nothing_was_kept_binds_nobody(
     tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its settings gave no sample, so others may write there; the same ones say once more why not."""
-    monkeypatch.setattr(synthesis, "FRUITLESS", 3)
+    monkeypatch.setattr(synthesis, "FRUITLESS_BATCHES", 3)
     folder = tmp_path / "data"
     greedy = [*SHORT, "data.samples=50", "data.batch_size=2", "data.max_prompt_tokens=1"]
     for _ in range(2):
@@ -131,17 +98,6 @@ def test_a_folder_in_which_nothing_was_kept_binds_nobody(
     none = [*own, f"data.path={tmp_path / 'other'}"]
     with pytest.raises(UserError, match="none of the 2 prompts of data.prompts=.* gave a sample"):
         synthesize(load_recipe(none), target, tmp_path / "other", quiet=True)
-
-
-def test_samples_that_no_prompt_is_left_for_are_not_announced(
-    tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("one two\nthree four\nsix\nseven\n" + "x" * 300)
-    words = [*SHORT, f"data.prompts={prompts}", "data.samples=24", "data.batch_size=2"]
-    synthesize(load_recipe(words), target, tmp_path / "a")
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if "for the other" in line)
-    assert line == "under a minute for the other 2 samples"
 
 
 CHAT = [
@@ -180,7 +136,6 @@ def test_a_sample_is_the_whole_conversation_up_to_the_targets_own_answer(
     assert "given answer" in target.tokenizer.decode(starts[0])
     before = {path: path.read_bytes() for path in tmp_path.glob("shard*")}
     next(iter(before)).unlink()
-    (tmp_path / "near-duplicates.sqlite").unlink()
     assert synthesize(load_recipe(words), target, tmp_path, quiet=True) == manifest
     assert {path: path.read_bytes() for path in tmp_path.glob("shard*")} == before
 
@@ -243,6 +198,3 @@ def test_a_folder_keeps_the_date_of_its_first_day(
     data.shard_path(tmp_path / "a", 0).unlink()
     again = synthesize(load_recipe([*words, "data.samples=14"]), target, tmp_path / "a", quiet=True)
     assert again == data.read_manifest(tmp_path / "whole")
-    del again["date"], again["rendered_sha256"]
-    data.write_manifest(tmp_path / "a", again)  # of a version that recorded none
-    assert synthesize(load_recipe([*words, "data.samples=16"]), target, tmp_path / "a", quiet=True)["date"] == "2026-11-29"  # fmt: skip

@@ -59,21 +59,7 @@ def test_mixed_by_weight_without_what_is_excluded(tmp_path: Path, sources: list[
     assert "row 4 says 16" in said and "lazy dog" not in said and texts.is_read(recipe)
 
 
-def test_a_document_with_a_token_that_the_target_has_not_is_left_out(
-    tmp_path: Path, sources: list[str], target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A soft hyphen's last byte is the last token, 259."""
-    monkeypatch.setattr(target, "vocab_size", 259)
-    with Path(sources[0]).open("a") as file:
-        file.write(json.dumps({"text": "a soft\u00adhyphen among many words"}) + "\n")
-    recipe = recipe_of(tmp_path / "run", sources, "data.text_tokens=100000")
-    manifest = texts.read_texts(recipe, target, quiet=True)
-    assert manifest["left_out"]["documents with a token that the target has not"] == 1
-    read = texts.open_text(recipe, target)
-    assert len(read) and all(int(read[i].max()) < 259 for i in range(len(read)))
-
-
-@pytest.mark.parametrize("cut", range(60, 60 + len(SECRET) + 2, 7))
+@pytest.mark.parametrize("cut", (70, 110))
 def test_a_passage_that_a_cut_goes_through_is_not_read(
     tmp_path: Path, sources: list[str], target: Target, monkeypatch: pytest.MonkeyPatch, cut: int
 ) -> None:
@@ -103,7 +89,7 @@ def test_a_long_document_is_cut_at_a_rows_length(tmp_path: Path, sources: list[s
     )
 
 
-@pytest.mark.parametrize("kept", [1, 2, 4])
+@pytest.mark.parametrize("kept", [1, 4])
 def test_a_killed_reading_ends_in_the_same_state(
     tmp_path: Path, sources: list[str], target: Target, monkeypatch: pytest.MonkeyPatch, kept: int
 ) -> None:
@@ -156,14 +142,3 @@ def test_other_settings_and_changed_sources_are_refused(
             ),
             target,
         )
-
-
-def test_columns_that_are_not_read_are_named(
-    tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "titled.jsonl"
-    path.write_text(json.dumps({"text": "a text that has a title", "title": "T"}) + "\n")
-    words = ["recipe=debug_block", f"output={tmp_path / 'run'}", f"data.text=[{path}]", "data.exclude=[]"]
-    texts.read_texts(load_recipe(words), target)
-    line = capsys.readouterr().out.strip()
-    assert line.endswith("left out: 1 values of column 'title' (data.text_column chooses the column)")

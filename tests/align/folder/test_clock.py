@@ -1,48 +1,46 @@
-"""The clock and the random numbers of chat templates."""
+"""Chat templates that write the date."""
 
 from __future__ import annotations
 
 import datetime
-import random
+from typing import Any
 
 import pytest
 
-from align.folder.clock import draws_at_random, fixed, reads_clock, today
+from align.common.text import say_once
+from align.folder.chat import Chat
+from align.folder.clock import note_clock, reads_clock, today
 from align.folder.rendering import render
 from align.rows.conversation import Conversation
-from align.target.debug import debug_model
+from align.target.model import Target
+from tests.builders import switching_target
 
-
-def write(template: str, seed: int = 0) -> str:
-    tokenizer = debug_model("Llama")[1]
-    tokenizer.chat_template = template
-    return render(tokenizer, Conversation.from_text("Hi"), seed=seed)
-
-
-@pytest.mark.parametrize("what", ["%Y", "%A", "%H", "%S", "%d %b %Y"])
-def test_any_part_of_the_time_is_seen(what: str) -> None:
-    template = f"{{{{ strftime_now('{what}') }}}}{{{{ messages[0].content }}}}"
-    assert reads_clock(lambda: write(template)) and not draws_at_random(lambda seed: write(template, seed))
-
-
-@pytest.mark.parametrize(
-    "draw", ["{{ [1, 2, 3, 4] | random }}", "{{ lipsum(1) }}", "{{ ['a', 'b'] | random }}"]
+TEXT = "{% for m in messages %}{{ m.content }}{% endfor %}"
+DATED = (
+    "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+    "{{ date_string }}"
 )
-def test_draws_are_seen_and_are_always_the_same(draw: str) -> None:
-    template = draw + "{{ messages[0].content }}"
-    assert draws_at_random(lambda seed: write(template, seed)) and not reads_clock(lambda: write(template))
-    assert len({write(template) for _ in range(5)}) == 1
 
 
-def test_outside_nothing_changes() -> None:
-    assert not reads_clock(lambda: write("{{ messages[0].content }}"))
-    random.seed(3)
-    expected = random.random()
-    random.seed(3)
-    with fixed("2001-02-03"):
-        from transformers.utils import chat_template_utils
+def with_template(template: str | None, **kwargs: Any) -> Target:
+    say_once.cache_clear()
+    target = switching_target()
+    target.tokenizer.chat_template = template
+    target.chat = Chat(kwargs)
+    return target
 
-        assert chat_template_utils.datetime.now().strftime("%d %b %Y %H") == "03 Feb 2001 12"
-        random.random()
-    assert random.random() == expected
-    assert chat_template_utils.datetime is datetime.datetime and today() == f"{datetime.date.today()}"
+
+def test_the_date_is_read_fixed_and_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not reads_clock(with_template(TEXT)) and not reads_clock(with_template(None))
+    given = with_template(DATED + TEXT, date_string="26 Jul 2024")
+    assert not reads_clock(given)
+    assert given.tokenizer.decode(given.chat_tokens("Hi")) == "26 Jul 2024Hi"
+    target = with_template(DATED + TEXT)
+    assert reads_clock(target) and target.chat_tokens("Hi") == target.chat_tokens("Hi")
+    assert capsys.readouterr().err.count("reads the clock; prompts say today's date") == 1
+    note_clock(target, "data", "2001-02-03")
+    assert "the samples of data say 03 Feb 2001" in capsys.readouterr().err
+    hello = Conversation.from_text("Hi")
+    assert render(target.tokenizer, hello, date="2001-02-03") == "03 Feb 2001Hi"
+    assert render(target.tokenizer, hello) == f"{datetime.date.today():%d %b %Y}Hi"
+    assert today() == f"{datetime.date.today()}"

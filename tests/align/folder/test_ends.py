@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from align.common.errors import UserError
-from align.folder.ends import check_ends, end_ids, note_changes, note_ends, note_turn
+from align.folder.ends import check_ends, end_ids, note_ends, note_turn
 from align.target.debug import debug_model
 
 
@@ -31,21 +31,11 @@ def test_ids_and_what_are_none(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_what_generate_would_do_to_p_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    note_changes("m", {"repetition_penalty": 1.0, "num_beams": 1, "temperature": 0.6, "eos_token_id": 2})
-    assert capsys.readouterr().err == ""
-    note_changes("m", {"repetition_penalty": 1.05, "suppress_tokens": [7]})
-    said = capsys.readouterr().err
-    assert "note: m: its generation config asks for repetition_penalty=1.05, suppress_tokens=[7]: not" in said
-
-
 @pytest.mark.parametrize(
     ("template", "ends", "token"),
     [
         (None, (0,), "<|im_end|>"),
         (None, (0, 2), None),
-        (None, (), None),
-        ("{% for m in messages %}{{ m['content'] }} {% endfor %}", (0,), None),
         ("{{ raise_exception('no') }}", (0,), None),
         ({"default": "{{ messages[-1]['content'] }}\n<|im_start|>", "rag": ""}, (2,), "<|im_start|>"),
     ],

@@ -11,14 +11,12 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from align.models.checkpoints.block import save_drafter
-from align.models.checkpoints.causal import save_causal
 from align.target.debug import debug_model
 from align.target.loading import load_target
 from align.target.model import Target
 from decode import export
 from decode.exporting.serving import merge_snippet, merged_name
-from tests.builders import block_network, causal_drafter
-from tests.target_models import asking_target, write_gguf
+from tests.builders import block_network
 
 
 def write_adapter(folder: Path, grown: bool = False, **options: Any) -> str:
@@ -76,13 +74,8 @@ def test_ends_and_template_of_the_adapter_are_merged_too(tmp_path: Path) -> None
     check_lines_merge(str(folder))
 
 
-FORMATS = ("dflash", "speculators", "transformers", "gguf", "custom_generate", "draft_model")
-
-
 @pytest.mark.parametrize("push", [False, True])
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_format_serves_the_merged_model(
-    name: str,
+def test_an_export_serves_the_merged_model(
     push: bool,
     tmp_path: Path,
     target: Target,
@@ -90,14 +83,8 @@ def test_every_format_serves_the_merged_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     adapter, out, drafter = write_adapter(tmp_path), tmp_path / "out", tmp_path / "drafter"
-    if name == "draft_model":
-        save_causal(causal_drafter(target), drafter)
-    else:
-        save_drafter(block_network(target, "taps", whole=True, options={"block_layout": "fill_in"}), drafter)
-    words = ["--drafter", str(drafter), "--target", adapter, "--format", name, "--out", str(out)]
-    if name == "gguf":
-        write_gguf(tmp_path / "target.gguf", target)
-        words += ["--target-gguf", str(tmp_path / "target.gguf")]
+    save_drafter(block_network(target, "taps", whole=True, options={"block_layout": "fill_in"}), drafter)
+    words = ["--drafter", str(drafter), "--target", adapter, "--format", "speculators", "--out", str(out)]
     if push:
         words += ["--push", "me/drafter"]
         monkeypatch.setattr(export, "_push", lambda *a: export.check_public(a[0], a[3], {}))
@@ -112,10 +99,5 @@ def test_every_format_serves_the_merged_model(
     for path in out.rglob("*.json"):
         if path.name in ("config.json", "specalign_export.json"):
             assert str(tmp_path / "base") not in path.read_text()
-    if name == "speculators":
-        config = json.loads((out / "config.json").read_text())
-        assert config["speculators_config"]["verifier"]["name_or_path"] == merged
-
-
-def test_a_target_that_is_no_adapter_needs_no_merge(tmp_path: Path, target: Target) -> None:
-    assert merge_snippet(asking_target(tmp_path, target)) is None and merge_snippet("debug") is None
+    config = json.loads((out / "config.json").read_text())
+    assert config["speculators_config"]["verifier"]["name_or_path"] == merged

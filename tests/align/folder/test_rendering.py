@@ -32,14 +32,10 @@ def test_contents_become_strings() -> None:
     ("value", "says"),
     [
         ([], "a conversation is a text or a list of messages"),
-        (3, "a conversation is a text or a list of messages, not 3"),
         ([3], "a conversation without a user's text"),
         ([{"content": "a"}], "a conversation with messages without a role"),
         ([{"role": "user", "contnet": "a"}], "without a user's text .keys of messages not read: contnet"),
-        ([{"role": "user", "content": None}], "without a user's text$"),
-        ([{"role": "user", "content": 3}], "with content that is no text"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "with parts that are no text"),
-        ([{"role": "user", "content": "a\ud800"}], "with text that is no Unicode"),
         ([{"role": "asistant", "content": "a"}], "an unknown role, 'asistant' .did you mean 'assistant'"),
     ],
 )

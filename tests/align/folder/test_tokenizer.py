@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from tokenizers import processors
 
 from align.common.checksums import write_checksums
 from align.common.errors import UserError
@@ -53,15 +52,6 @@ def test_what_the_tokenizer_puts_in_front_is_what_it_puts_there(
     if opening:
         with pytest.raises(UserError, match="m: its tokenizer begins a text with '<s>', token 1, .* 1 rows"):
             opening_ids(tokenizer, 1, "m")
-
-
-def test_a_vocabulary_without_letters_has_an_opening_too() -> None:
-    core = Tokenizer(models.WordLevel({"<s>": 0, "one": 1, "two": 2, "<eos>": 7}, unk_token="<s>"))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="<eos>")
-    assert opening_ids(tokenizer, 8, "m") == ()
-    tokenizer.add_bos_token = True
-    assert opening_ids(tokenizer, 8, "m") == (0,)
 
 
 def test_a_whole_text_needs_a_first_token(capsys: pytest.CaptureFixture[str]) -> None:

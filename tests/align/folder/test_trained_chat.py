@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,11 +49,3 @@ def test_a_difference_is_a_note_with_the_options_that_mend_it(tmp_path: Path, to
     assert chat_note(str(tmp_path), Chat({"enable_thinking": False}, "Be brief."), tokenizer) is None
     save_chat(tmp_path, Chat())
     assert "decoding uses system prompt" in (chat_note(str(tmp_path), Chat({}, "Be brief."), tokenizer) or "")
-
-
-def test_what_prompts_alike_is_no_difference(tmp_path: Path, tokenizer: Any) -> None:
-    save_chat(tmp_path, Chat({"enable_thinking": True}))  # what the template does by itself
-    assert chat_note(str(tmp_path), Chat(), tokenizer) is None
-    save_chat(tmp_path, Chat({"enable_thinking": False}))
-    assert chat_note(str(tmp_path), Chat(), SimpleNamespace(chat_template=None)) is None
-    assert chat_note(str(tmp_path / "none"), Chat(), tokenizer) is None

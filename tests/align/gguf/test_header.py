@@ -109,7 +109,6 @@ def test_a_good_header_passes() -> None:
     ("given", "message"),
     [
         (header(general__architecture="lama"), "'lama' is not supported .did you mean 'llama'"),
-        (header(split__count=3), "one of 3 parts of a split GGUF file; merge them first: llama-gguf-split"),
         (header(llama__block_count=0), "llama.block_count=0: must be a positive integer"),
         (header(llama__block_count=2), "llama.block_count=2: has tensors of 1 layers"),
         (header(llama__context_length=None), "llama.context_length: must be a positive integer"),

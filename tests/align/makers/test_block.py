@@ -17,8 +17,8 @@ from align.makers.block import asked_markov, from_target, make_block
 from align.makers.geometry import tap_layers
 from align.models.block import BlockDrafter
 from align.models.checkpoints.block import load_drafter, save_drafter
-from align.planning.drafter import drafter_size
-from align.planning.skeleton import skeleton
+from align.planning.drafter_sizes import plan_drafter_sizes
+from align.planning.target_sizes import read_target_sizes
 from align.target.model import Target
 from tests.builders import block_options as options
 from tests.builders import needed_words, trained_block
@@ -110,7 +110,7 @@ def test_a_rank_that_is_asked_for_is_had(
     assert load_drafter(tmp_path / "again", target).config == made.config
     recipe = load_recipe(["recipe=debug_block"])
     recipe.drafter = words
-    assert drafter_size(recipe, skeleton("debug")).parameters == sum(p.numel() for p in made.parameters())
+    assert plan_drafter_sizes(recipe, read_target_sizes("debug")).parameters == sum(p.numel() for p in made.parameters())
 
 
 def test_what_an_init_keeps_though_the_recipe_asks_otherwise_is_said(

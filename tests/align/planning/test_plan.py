@@ -1,77 +1,148 @@
-"""What does not fit is said, with the key to change."""
+"""A recipe's plan: text, memory, what does not fit, the page."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
+from align.common.errors import UserError
 from align.config.parser import load_recipe
-from align.planning.hardware import named_hardware
-from align.planning.plan import add_hours, make_plan
+from align.data.packing import collate
+from align.data.shards import read_manifest
+from align.data.supply import open_supply
+from align.outputs.row import compute_row
+from align.planning.drafter_sizes import plan_drafter_sizes
+from align.planning.hardware import find_hardware, find_local_hardware
+from align.planning.memory import CACHE, KEPT, STEP, feature_bytes
+from align.planning.pilot import StageSeconds
+from align.planning.plan import TrainingPlan, make_plan
+from align.planning.render import format_count, render
+from align.planning.target_sizes import read_target_sizes
+from align.planning.text import read_text_size
+from align.target.loading import load_target
+from align.training.build import conditioning
 
-SMALL = replace(named_hardware("h100"), memory=1e9)
+H100 = find_hardware("h100")
+SMALL = replace(H100, memory=1e9)
 
 
-def test_what_fits_says_nothing() -> None:
-    plan = make_plan(load_recipe(["recipe=debug_block"]), named_hardware("h100"))
-    assert plan.misfits == [] and plan.seconds is None
-    add_hours(plan, 0.3)
-    assert plan.seconds is not None and plan.seconds.training > 0
-    assert any("starting them takes longer" in note for note in plan.notes)
+def plan(*words: str, recipe: str = "debug_block", hardware=H100) -> TrainingPlan:
+    return make_plan(load_recipe([f"recipe={recipe}", "output=nowhere", *words]), hardware)
+
+
+def training_parts(*words: str) -> dict[str, float]:
+    return plan("target.dtype=float32", *words).stages[-1].parts
+
+
+def test_hardware() -> None:
+    assert find_hardware("h100x8").count == 8 and find_hardware("RTX4090x2").count == 2
+    assert find_hardware("rtx4090").count == 1
+    with pytest.raises(UserError, match="did you mean 'h100'"):
+        find_hardware("h1000")
+    here = find_local_hardware(load_recipe(["recipe=debug_block", "launch.accelerator=cpu"]))
+    assert here.memory > 0 and not here.gpu
+
+
+def test_text_is_counted_in_the_data_folder_or_assumed(debug_data: Path, tmp_path: Path) -> None:
+    words = ["recipe=debug_block", "data.samples=500"]
+    found = read_text_size(load_recipe([*words, f"data.path={debug_data}"]))
+    manifest = read_manifest(debug_data)
+    assert (found.samples, found.written) == (500, manifest["samples"])
+    assert found.tokens == manifest["tokens"] / manifest["samples"] and found.source == str(debug_data)
+    assert 0 < found.kept <= 1 and 0 < found.answers < 1
+    assumed = read_text_size(load_recipe([*words, f"output={tmp_path}"]))
+    assert assumed.written == 0 and "assumed" in assumed.source and assumed.rows(96) * 96 >= assumed.total
+
+
+def test_weights_gradients_and_averages_are_counted() -> None:
+    found = plan("target.dtype=float32")
+    trained, parts = found.drafter.trained, found.stages[-1].parts
+    assert parts["target"] == 4 * found.target.parameters
+    assert (parts["gradients"], parts["optimizer"]) == (4 * trained, 8 * trained)
+    assert training_parts("trainer.ema=0.9")["averaged weights"] == 4 * found.drafter.parameters
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_splits_what_it_splits(stage: int) -> None:
+    whole = training_parts()
+    split = training_parts(f"launch.strategy=deepspeed_{stage}", "launch.devices=2")
+    assert split["optimizer"] == whole["optimizer"] / 2
+    assert split["gradients"] == whole["gradients"] / (2 if stage > 1 else 1)
+    assert training_parts("launch.devices=2")["gradients"] == 2 * whole["gradients"]  # DDP's buckets
+
+
+def test_fsdp_splits_the_drafter_and_a_parallel_target_its_layers() -> None:
+    words = ("launch.devices=2", "trainer.ema=0.9")
+    whole, split = training_parts("trainer.ema=0.9"), training_parts(*words, "launch.strategy=fsdp")
+    for part in ("optimizer", "gradients", "averaged weights"):
+        assert split[part] == whole[part] / 2
+    layers = 4 * sum(read_target_sizes("debug").layers)
+    shared = training_parts(*words, "target.parallel=tp")["target"]
+    assert shared == whole["target"] - layers / 2
+    assert training_parts(*words, "target.parallel=fsdp")["target"] > shared
+
+
+def test_a_larger_step_takes_more() -> None:
+    small = training_parts()[STEP]
+    assert training_parts("trainer.batch_size=4")[STEP] > 1.9 * small
+    assert training_parts("trainer.batch_size=4", "trainer.accumulate=2")[STEP] == small
+    assert training_parts("trainer.anchors=4")[STEP] < small < training_parts("data.length=192")[STEP]
+
+
+@pytest.mark.parametrize("name", ["debug_mdlm", "debug_sedd", "debug_autoregressive", "debug_taps"])
+def test_every_kind_has_a_plan(name: str) -> None:
+    found = plan("trainer.keep_features_gb=1", recipe=name)
+    writing, training = found.stages
+    assert writing.parts[CACHE] == 16 * (40 + 24 + 40) * 256 * 2
+    assert training.bytes == sum(training.parts.values()) > 4 * found.drafter.parameters
+    assert 0 < training.parts[KEPT] < 1e9
+
+
+@pytest.mark.parametrize("top_k", [0, 8])
+@pytest.mark.parametrize("name", ["debug_block", "debug_taps", "debug_mdlm"])
+def test_stored_outputs_have_the_planned_size(name: str, top_k: int, debug_data: Path) -> None:
+    words = [
+        f"recipe={name}",
+        f"data.path={debug_data}",
+        f"trainer.features_top_k={top_k}",
+        "trainer.features_gb=1",
+    ]
+    recipe, target = load_recipe(words), load_target("debug")
+    stream = open_supply(recipe, target, quiet=True).stream(recipe)
+    batch = collate([stream.row(stream.key(0))])
+    stored = compute_row(target, batch, conditioning(recipe, target), 1.0, torch.float16, top_k=top_k)
+    sizes = read_target_sizes("debug")
+    planned = feature_bytes(recipe, sizes, plan_drafter_sizes(recipe, sizes))
+    assert stored.bytes == recipe.data.length * planned
 
 
 @pytest.mark.parametrize(
-    ("words", "key"),
+    ("words", "remedy"),
     [
-        (["data.batch_size=32768"], "data.batch_size=16384"),
-        (["trainer.batch_size=8192"], "trainer.accumulate=2"),
-        (
-            ["data.length=16384", "trainer.batch_size=1", "trainer.anchors=4096"],
-            "trainer.anchors=2048 or data.length=8192",
-        ),
+        (["data.batch_size=32768"], "lower data.batch_size"),
+        (["trainer.batch_size=8192"], "raise trainer.accumulate"),
+        (["data.max_answer_tokens=5000"], "context of 512: lower data.max_answer_tokens"),
     ],
 )
-def test_what_does_not_fit_names_the_key(words: list[str], key: str) -> None:
-    plan = make_plan(load_recipe(["recipe=debug_block", *words]), SMALL)
-    assert any(key in misfit.line for misfit in plan.misfits), plan.misfits
+def test_a_misfit_names_the_key_to_change(words: list[str], remedy: str) -> None:
+    found = plan(*words, hardware=SMALL)
+    assert any(remedy in line for line in found.misfits), found.misfits
+    assert f"DOES NOT FIT: {found.misfits[0]}" in render(found)
 
 
-def test_samples_longer_than_the_context_are_said() -> None:
-    plan = make_plan(
-        load_recipe(["recipe=debug_block", "data.max_answer_tokens=5000"]), named_hardware("h100")
-    )
-    assert any(
-        "context of 512" in misfit.line and "data.max_answer_tokens" in misfit.line for misfit in plan.misfits
-    )
-
-
-def test_devices_that_stand_idle_are_said() -> None:
-    plan = make_plan(load_recipe(["recipe=debug_block"]), named_hardware("h100x8"))
-    assert any("launch.devices=8" in note for note in plan.notes)
-    assert make_plan(load_recipe(["recipe=debug_block"]), named_hardware("h100")).notes == []
-
-
-def test_plain_values_hold_all_of_it() -> None:
-    plan = make_plan(load_recipe(["recipe=debug_taps"]), named_hardware("a100"))
-    add_hours(plan, 0.3)
-    values = plan.as_dict()
-    assert values["memory_bytes"]["training"] == next(
-        need.bytes for need in plan.needs if need.stage == "training"
-    )
-    assert values["target"]["parameters"] == plan.target.parameters and values["seconds"]["how"].startswith(
-        "30%"
-    )
-
-
-def test_training_that_minutes_end_takes_no_longer() -> None:
-    words = ["recipe=debug_taps", "trainer.max_steps=100000000"]
-    whole, ended = (
-        make_plan(load_recipe([*words, *more]), named_hardware("a100"))
-        for more in ([], ["trainer.max_minutes=0.5"])
-    )
-    for plan in (whole, ended):
-        add_hours(plan, 0.3)
-    assert whole.seconds is not None and whole.seconds.training > 30
-    assert ended.seconds is not None and ended.seconds.training == 30
-    assert any("trainer.max_minutes=0.5 ends training" in note for note in ended.notes)
+def test_the_page_and_the_values() -> None:
+    found = plan()
+    page = render(found)
+    for text in ("debug (llama) on 1 × NVIDIA H100", "42.8k parameters", "writing ", "training ", "time       unknown",
+                 "expected τ greedy", "a guess: every run had", "everything fits"):  # fmt: skip
+        assert text in page, page
+    found.seconds = StageSeconds(600, 9000)
+    assert "time       2.7 h in all" in render(found) and "10 min" in render(found)
+    values = json.loads(json.dumps(found.to_dict()))
+    assert values["memory_bytes"]["training"] == found.stages[-1].bytes
+    assert values["tau_greedy"]["value"] == found.tau["greedy"].value and values["seconds"]["writing"] == 600
+    assert [format_count(n) for n in (42_816, 999_999, 7, 70.56e9)] == ["42.8k", "1M", "7", "70.6G"]

@@ -31,14 +31,11 @@ def test_by_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make(tmp_path / "d", "train-0.jsonl", "train-1.jsonl", "test-0.jsonl", ".hidden/train.jsonl")
     assert choose(folder) == ["train-0.jsonl", "train-1.jsonl"]
     assert choose(folder, "test") == ["test-0.jsonl"]
-    capsys.readouterr()
+    assert "left out: test-0.jsonl (data.prompts_split)" in capsys.readouterr().err
     assert choose(make(tmp_path / "restrained", "latest.jsonl")) == ["latest.jsonl"]
-    said = capsys.readouterr().err
-    assert said.startswith("note: data.prompts='") and said.endswith("all are train (data.prompts_split)\n")
-
-
-def test_the_folders_own_name_tells_nothing(tmp_path: Path) -> None:
-    assert choose(make(tmp_path / "my test", "prompts.jsonl")) == ["prompts.jsonl"]
+    assert choose(make(tmp_path / "both", "train_test.jsonl")) == ["train_test.jsonl"]
+    with pytest.raises(NoSplit, match=r"no split 'validation' \(one of: test, train\)"):
+        choose(folder, "validation")
 
 
 def test_one_kind_is_read_and_the_others_are_named(
@@ -46,7 +43,9 @@ def test_one_kind_is_read_and_the_others_are_named(
 ) -> None:
     folder = make(tmp_path, "raw/train.jsonl", "data/train-0.parquet", "test.parquet", "notes.txt")
     assert choose(folder) == ["data/train-0.parquet"]
-    assert "reads its .parquet files; 1 of other kinds (.jsonl) are left out" in capsys.readouterr().err
+    assert (
+        "left out: notes.txt, raw/train.jsonl, test.parquet (data.prompts_split)" in capsys.readouterr().err
+    )
     assert choose(make(tmp_path / "only", "train.jsonl", "test.parquet")) == ["train.jsonl"]
 
 
@@ -62,7 +61,6 @@ def test_a_configuration_by_names(tmp_path: Path) -> None:
     [
         "*.jsonl",
         ["train.jsonl", "test.jsonl"],
-        [{"split": "train", "path": "*"}, {"split": "test", "path": "test.jsonl"}],
         {"train": "*.jsonl"},
         [{"split": "train", "path": "train.jsonl"}, {"split": "train", "path": ["none*"]}],
     ],

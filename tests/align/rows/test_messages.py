@@ -6,8 +6,14 @@ import json
 
 import pytest
 
-from align.rows.conversation import ROLES
-from align.rows.messages import UnusableRow, decoded, is_message, read_messages, text_of, without_nulls
+from align.rows.conversation import ROLES, Conversation
+from align.rows.messages import (
+    UnusableRow,
+    decode_json,
+    is_message,
+    read_messages,
+    read_text_parts,
+)
 
 
 def test_roles_in_every_spelling() -> None:
@@ -24,10 +30,10 @@ def test_roles_in_every_spelling() -> None:
 
 def test_content_is_always_a_string() -> None:
     part = {"type": "text", "text": "a"}
-    assert [text_of(c) for c in (None, "a", part, [part, "b", None])] == ["", "a", "a", "a\nb"]
+    assert [read_text_parts(c) for c in (None, "a", part, [part, "b", None])] == ["", "a", "a", "a\nb"]
     for content in (3, [3], [{"type": "image"}], [{"type": "text", "text": None}]):
         with pytest.raises(UnusableRow, match="no text"):
-            text_of(content)
+            read_text_parts(content)
 
 
 def test_a_message_has_no_other_columns() -> None:
@@ -39,11 +45,20 @@ def test_a_message_has_no_other_columns() -> None:
 
 
 def test_what_a_string_holds() -> None:
-    assert decoded("[1, {'a': None}]") == [1, {"a": None}] == decoded('[1, {"a": null}]')
-    assert decoded(json.dumps(json.dumps({"a": 1}))) == {"a": 1}
+    assert decode_json("[1, {'a': None}]") == [1, {"a": None}] == decode_json('[1, {"a": null}]')
+    assert decode_json(json.dumps(json.dumps({"a": 1}))) == {"a": 1}
     for text in ("[not a list", "{}}", "plain", "", "(1, 2)", "[\\d]", "{'a\0'"):
-        assert decoded(text) == text
+        assert decode_json(text) == text
 
 
-def test_null_counts_as_absent() -> None:
-    assert without_nulls({"a": None, "b": [{"c": None, "d": 0}]}) == {"b": [{"d": 0}]}
+def test_prompt_drops_the_assistant_messages_at_the_end() -> None:
+    user, answer = {"role": "user", "content": "A?"}, {"role": "assistant", "content": "a"}
+    tools = ({"name": "search"},)
+    talk = Conversation((user, answer, user, answer, answer), tools)
+    assert talk.prompt == Conversation((user, answer, user), tools)
+    assert talk.prompt.prompt == talk.prompt
+    assert Conversation((answer,)).prompt.messages == ()
+
+
+def test_text_is_one_user_message() -> None:
+    assert Conversation.from_text("Hi").messages == ({"role": "user", "content": "Hi"},)

@@ -9,7 +9,7 @@ import pytest
 
 from align.rows.conversation import Conversation
 from align.rows.messages import UnusableRow
-from align.rows.shapes import AS_TEXT, MARKED, SPLIT, ParsedRow, parse_row
+from align.rows.shapes import ParsedRow, parse_row
 from tests.row_shapes import GPT, HI, SHAPES, TALK, TOOL, UNUSABLE, assistant, system, user
 
 
@@ -43,18 +43,6 @@ def test_what_a_row_does_not_use_is_named() -> None:
     assert parse_row({"instruction": "I", "input": "x", "output": "y"}).columns == ["output"]
 
 
-def test_keys_of_messages_that_are_not_used_are_named() -> None:
-    messages = [
-        {"role": "system", "content": "S", "functions": [{"name": "f"}], "weight": 0},
-        {"role": "user", "content": "Hi", "documents": ["d"], "images": []},
-        {"role": "assistant", "content": "a", "tool_plan": "p", "refusal": None, "thinking": "t"},
-        {"role": "user", "content": "B?", "documents": ["e"]},
-    ]
-    assert parse_row({"messages": messages}).keys == ("functions", "documents", "tool_plan")
-    assert parse_row({"conversation": [{"human": "Hi", "input": "x", "lang": "en"}]}).keys == ("lang",)
-    assert parse_row({"prompt": "Hi"}).keys == parse_row({"conversations": GPT}).keys == ()
-
-
 def test_a_chosen_column_is_the_only_text() -> None:
     row = {"instruction": "I", "input": "x", "conversations": GPT[:1], "system": "S"}
     parsed = parse_row(row, "instruction")
@@ -65,19 +53,11 @@ def test_a_chosen_column_is_the_only_text() -> None:
         parse_row({"prompt": "Hi"}, "body")
 
 
-def test_a_column_without_a_prompt_is_passed_over() -> None:
-    assert list(
-        parse_row({"messages": [{"role": "gpt", "content": "x"}], "text": "Hi"}).conversation.messages
-    ) == [user("Hi")]
-
-
 @pytest.mark.parametrize(
     "row",
     [
         {"messages": [user("A?"), {"role": "asistant", "content": "a"}, user("B?")]},
         {"messages": [user("A?"), {"role": "asistant", "content": "a"}, user("B?")], "prompt": "B?"},
-        {"role": "asistant", "content": "a"},
-        {"prompt": json.dumps([user("A?"), {"role": "asistant", "content": "a"}])},
     ],
 )
 def test_a_row_with_a_misspelt_role_is_refused(row: Any) -> None:
@@ -96,10 +76,6 @@ USER = {"role": "user", "content": "Hi"}
     ("row", "expected"),
     [
         ({"messages": [{"role": "system", "content": None}, USER]}, [("user", "Hi")]),
-        (
-            {"messages": [{"role": "system", "content": None}, USER], "system": "S"},
-            [("system", "S"), ("user", "Hi")],
-        ),
         ({"prompt": "def f(x):\n    "}, [("user", "def f(x):\n    ")]),
         ({"messages": {"system": "S", "messages": [USER]}}, [("system", "S"), ("user", "Hi")]),
         ({"prompt": json.dumps({"system": "S", "messages": [USER]})}, [("system", "S"), ("user", "Hi")]),
@@ -113,32 +89,12 @@ def test_nothing_of_a_row_is_lost(row: Any, expected: list[tuple[str, str]]) -> 
     assert contents(row) == expected
 
 
-def test_tools_beside_nested_messages_are_kept() -> None:
-    tool = {"type": "function", "function": {"name": "f"}}
-    assert parse_row({"prompt": {"messages": [USER], "tools": [tool]}}).conversation.tools == (tool,)
-
-
 def test_an_older_function_call_is_a_tool_call() -> None:
     answer = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
     result = {"role": "function", "name": "f", "content": "12C"}
     messages = parse_row({"messages": [USER, answer, result]}).conversation.messages
     assert messages[1]["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
     assert messages[2]["role"] == "tool"
-
-
-@pytest.mark.parametrize(
-    ("messages", "why"),
-    [
-        (
-            [USER, {"role": "assistant", "content": "a"}, {"role": "user", "content": " "}],
-            "last user message",
-        ),
-        ([{**USER, "images": ["x.png"]}], "no text"),
-    ],
-)
-def test_rows_that_would_lose_something_are_left_out(messages: list[Any], why: str) -> None:
-    with pytest.raises(UnusableRow, match=why):
-        parse_row({"messages": messages})
 
 
 def test_an_object_in_a_chosen_column_is_a_row() -> None:
@@ -148,7 +104,7 @@ def test_an_object_in_a_chosen_column_is_a_row() -> None:
     assert parsed.conversation.messages == (system("SYS"), *HI) and parsed.conversation.tools == (TOOL,)
     assert parsed.columns == ["model", "custom_id", "method"]
     assert parse_row({"body": {"prompt": "Hi there", "system": "S"}, "prompt": "x"}, "body") == ParsedRow(
-        Conversation((system("S"), *HI)), ["prompt"], 0, False
+        Conversation((system("S"), *HI)), ["prompt"]
     )
     outer = parse_row({"body": {**body, "tools": []}, "tools": [TOOL], "system": "OUTER"}, "body")
     assert outer.conversation.tools == (TOOL,) and outer.columns == ["model", "system"]
@@ -160,44 +116,16 @@ def test_a_text_that_marks_its_turns_is_split() -> None:
     text = "\n\nHuman: A?\n\nAssistant: a\n\nb\n\nHuman: B?\n\nAssistant:"
     parsed = parse_row({"chosen": text + " c", "rejected": text}, "chosen")
     assert list(parsed.conversation.messages) == [user("A?"), assistant("a\n\nb"), user("B?"), assistant("c")]
-    assert parsed.remarks == (SPLIT,) and parsed.answered
+    assert parsed.split and parsed.answered
     assert list(parse_row({"prompt": text}).conversation.messages)[-1] == user("B?")
     for other in ("\r\n\r\nHuman: A?\r\n\r\nAssistant: a", "### Human: A?### Assistant: a"):
         assert list(parse_row({"text": other}).conversation.messages) == [user("A?"), assistant("a")]
     pasted = "Human: hi\n\nAssistant: hello\n\nSummarise the above."
     assert list(parse_row({"prompt": pasted}).conversation.messages) == [user(pasted)]
-    assert parse_row({"prompt": pasted}).remarks == (MARKED,)
     for other in (
         "Human: A?",
         "What does\n\nHuman: A\n\nAssistant: B\n\nmean?",
         "\n\nAssistant: a\n\nHuman: A?",
     ):
         parsed = parse_row({"prompt": other})
-        assert list(parsed.conversation.messages) == [user(other)] and parsed.remarks == ()
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"prompt": '{"prompt":"Hi","system":"S"}'},
-        '{"prompt":"Hi"}',
-        {"prompt": ['{"Prompt":"Hi"}', '{"Prompt":"B"}']},
-        {"text": '[{"question":"Hi"}]'},
-    ],
-)
-def test_a_text_that_is_a_row_itself_is_named(row: Any) -> None:
-    assert parse_row(row).remarks == (AS_TEXT,)
-    assert parse_row({"prompt": '{"a": [1]}'}).remarks == parse_row("[]").remarks == ()
-
-
-def test_second_contents_are_named() -> None:
-    parts = [{"type": "text", "text": "Hi", "image": "x.png"}, {"type": "text", "text": "you", "image": None}]
-    messages = [
-        {**user("A?"), "text": "other", "value": "A?"},
-        assistant("a"),
-        {"role": "user", "content": parts},
-    ]
-    assert parse_row({"messages": messages}).keys == ("text", "content.image")
-    assert parse_row({"messages": [{"role": "user", "content": "", "text": "x"}, user("A?")]}).keys == (
-        "text",
-    )
+        assert list(parsed.conversation.messages) == [user(other)] and not parsed.split

@@ -6,7 +6,6 @@ import bz2
 import gzip
 import json
 import lzma
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,7 @@ import pytest
 
 from align.common import files
 from align.common.errors import UserError
-from align.common.files import PACKED, read_text
-from align.rows import tables
-from align.rows.tables import READERS, collect, kind_of, nearest_kind
+from align.common.files import PACKED
 from align.rows.tables import read_rows as iterate
 
 ROWS = [{"a": "x"}, {"a": "y"}]
@@ -27,29 +24,10 @@ def read_rows(path: Path) -> list[Any]:
     return list(iterate(path))
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("f.jsonl", '{"a": "x"}\n\n{"a": "y"}\n'),
-        ("f.json", '[{"a": "x"}, {"a": "y"}]'),
-        ("keyed.json", '{"version": 1, "cases": [{"a": "x"}, {"a": "y"}]}'),
-        ("named.json", '{"problems": {"1": {"a": "x"}, "2": {"a": "y"}}}'),
-        ("f.csv", "a\nx\ny\n"),
-    ],
-)
-def test_rows_of_every_kind_of_file(tmp_path: Path, name: str, text: str) -> None:
-    path = tmp_path / name
-    path.write_text("\ufeff" + text)
-    assert read_rows(path) == ROWS
-    packed = tmp_path / f"{name}.gz"
-    packed.write_bytes(gzip.compress(text.encode(), mtime=0))
-    assert read_rows(packed) == ROWS
-
-
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 
 
-@pytest.mark.parametrize("kind", [".jsonl", ".ndjson", ".json", ".csv", ".txt"])
+@pytest.mark.parametrize("kind", [".jsonl", ".csv", ".txt"])
 @pytest.mark.parametrize("packed", PACKED)
 def test_every_packing(tmp_path: Path, kind: str, packed: str) -> None:
     """Two packed files that are joined are one."""
@@ -69,14 +47,11 @@ def _zstd(text: bytes) -> bytes:
     [
         ("f.csv", "id;prompt\n1;hello, you\n", [{"id": "1", "prompt": "hello, you"}]),
         ("f.csv", "id\tprompt\n1\thello; you\n", [{"id": "1", "prompt": "hello; you"}]),
-        ("f.csv", "id|prompt\n1|hello\n", [{"id": "1", "prompt": "hello"}]),
         ("f.csv", '"what; then",prompt\n1,hello\n', [{"what; then": "1", "prompt": "hello"}]),
         ("f.csv", "sep=;\nprompt;id\nhello;1\n", [{"prompt": "hello", "id": "1"}]),
         ("f.csv", "prompt\nhello, you; and you\n", [{"prompt": "hello, you; and you"}]),
         ("f.csv", 'prompt\n"hello, ""you""\r\n\r\nand you"\r\n', [{"prompt": 'hello, "you"\r\n\r\nand you'}]),
         ("f.csv", "\ufeffprompt,id\nx,1\n\ufeffprompt,id\ny,2\n", [{"prompt": "x", "id": "1"}, {"prompt": "y", "id": "2"}]),
-        ("f.csv", ",prompt,\n0,x,\n\n", [{"prompt": "x"}]),
-        ("f.csv", "prompt,id\nx\n", [{"prompt": "x"}]),
         ("f.csv", "prompt\n" + "x" * 140_000 + "\n", [{"prompt": "x" * 140_000}]),
         ("f.tsv", "id\tprompt, whole\n1\thello, you\n", [{"id": "1", "prompt, whole": "hello, you"}]),
         ("f.tsv", 'id\tprompt\n2\t"Quote" at start\n', [{"id": "2", "prompt": '"Quote" at start'}]),
@@ -91,7 +66,7 @@ def test_delimiters_marks_and_line_ends(tmp_path: Path, name: str, text: str, ro
     assert read_rows(tmp_path / name) == rows
 
 
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("encoding", ["utf-16-le"])
 @pytest.mark.parametrize(
     ("name", "text", "rows"),
     [
@@ -120,36 +95,11 @@ def test_arrow_streams_and_files(tmp_path: Path) -> None:
         assert read_rows(tmp_path / "f.arrow") == ROWS
 
 
-def test_the_hint_of_an_unknown_ending_is_an_ending_that_is_read() -> None:
-    assert [kind_of(Path(f"f{kind}{packed}")) for kind in READERS for packed in ("", *PACKED)].count(
-        None
-    ) == 0
-    for name in ("f.jsonlines", "f.ndjsn", "f.jsonl.zip", "f.xlsx", "f", "f.zst", "f.jsn.zst"):
-        hint = nearest_kind(Path(name))
-        assert hint and any(f"'{kind}'" in hint or f" {kind}" in hint for kind in READERS), name
-    assert "'.jsonl'" in nearest_kind(Path("f.jsonlines")) and "'.json'" in nearest_kind(Path("f.jsn.zst"))
-
-
 def test_parquet(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "f.parquet")
     assert read_rows(tmp_path / "f.parquet") == ROWS
-
-
-@pytest.mark.parametrize(("rows", "text"), [(1_000_000, "x"), (2000, "x" * 2000)])
-def test_parquet_that_repeats_is_larger_than_its_file(
-    rows: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A million short rows, or two thousand long ones, in a few bytes."""
-    pyarrow = pytest.importorskip("pyarrow")
-    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows, "int32"), [text])
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({"prompt": column}), tmp_path / "f.parquet")
-    assert (tmp_path / "f.parquet").stat().st_size < 20_000
-    monkeypatch.setattr(tables, "memory_bytes", lambda: 4 * 2**20)
-    with pytest.raises(UserError, match="f: its rows take more than the 0.002 GiB"):
-        collect(iterate(tmp_path / "f.parquet"), "f")
 
 
 @pytest.mark.parametrize(
@@ -178,40 +128,15 @@ def test_broken_files_are_one_line(
         read_rows(tmp_path / name)
 
 
-def test_values_that_python_has_not_are_one_line(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    bytes_ = pyarrow.array([b"\xff\xff"], pyarrow.binary())
-    no_text = pyarrow.StringArray.from_buffers(1, *bytes_.buffers()[1:])
-    for column in (no_text, pyarrow.array([1 << 30], pyarrow.date32())):
-        parquet.write_table(pyarrow.table({"prompt": ["x"], "other": column}), tmp_path / "f.parquet")
-        with pytest.raises(UserError, match="not readable Parquet"):
-            read_rows(tmp_path / "f.parquet")
-
-
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "f.txt")
-    with pytest.raises(UserError, match=r"no ordinary file"):
-        read_text(tmp_path / "f.txt")
-
-
 def test_json_lines_in_a_text_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "f.txt"
     for text in ('{"prompt": "a"}\n\n{"prompt": "b"}\n', '\ufeff{"a": 1}'):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(UserError, match="f.txt: holds JSON; rename it to .jsonl"):
             read_rows(path)
-    for text in ('{"prompt": "a"}\nno JSON\n', '{"prompt": "a"}\n[1]\n', "12\n", "null\n"):
+    path.write_text('[\n {"prompt": "a"}\n]\n')
+    with pytest.raises(UserError, match="rename it to .json to"):
+        read_rows(path)
+    for text in ("12\n", "null\n", "{not JSON} but text\n", "[1] a footnote\n[2] another\n"):
         path.write_text(text)
         assert read_rows(path) == text.split("\n")[:-1]
-    path.write_text("\n")
-    assert read_rows(path) == []
-
-
-def test_a_text_file_of_one_json_value_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "f.txt").write_text('[\n {"prompt": "a"},\n {"prompt": "b"}\n]\n')
-    with pytest.raises(UserError, match="rename it to .json to"):
-        list(read_rows(tmp_path / "f.txt"))
-    for text in ("{not JSON} but text\n", "[1] a footnote\n[2] another\n", '{"a": 1}\nand a line of text\n'):
-        (tmp_path / "f.txt").write_text(text)
-        assert len(list(read_rows(tmp_path / "f.txt"))) == len(text.splitlines())

@@ -254,14 +254,13 @@ def test_vllm_writes_what_this_process_writes(tmp_path: Path) -> None:
     place = Path(os.environ.get("VLLM", Path(__file__).parents[3] / ".venv-vllm"))
     if not (place / "bin" / "python").is_file():
         pytest.skip("vLLM is not installed beside this project (make serve-check)")
-    from tests.writer_check import run
+    from tests.writer_check import check
 
     options = Namespace(
-        vllm=place, target=DEFAULT_TARGET, prompts=6, samples=8, max_answer_tokens=24, batch_size=8, concurrency=8,
-        kill_after="", out=tmp_path / "out",
+        vllm=place, target=DEFAULT_TARGET, prompts=6, samples=8, max_answer_tokens=24, concurrency=8, out=tmp_path / "out",
     )  # fmt: skip
     try:
         load_target(DEFAULT_TARGET)
     except UserError as error:
         pytest.skip(str(error))
-    assert run(options)["greedy_that_differ"] == 0
+    assert check(options) == 0

@@ -1,10 +1,11 @@
-"""An export is written whole, in the place of an export or of nothing."""
+"""An export is written whole, in the place of an export or of nothing; its card tells how to serve it."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,63 +13,66 @@ import torch
 
 from align.common.claims import Claim
 from align.common.errors import UserError
+from align.models.block import BlockDrafter
 from align.target.model import Target
 from decode.exporting.registry import FORMATS
+from decode.exporting.serving import ServedTarget
 from tests.builders import block_network
 
-
-def test_a_folder_of_something_else_stays(tmp_path: Path, target: Target) -> None:
-    drafter = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
-    (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="holds 'mine.txt', which no export into this very folder wrote"):
-        FORMATS["dflash"].write(drafter, tmp_path, torch.float32, "")
-    FORMATS["dflash"].write(drafter, tmp_path / "out", torch.float32, "")
-    FORMATS["dflash"].write(drafter, tmp_path / "out", torch.bfloat16, "")  # an export gives way to a new one
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
-    with pytest.raises(UserError, match="holds an export in the format 'dflash', which stays"):
-        FORMATS["speculators"].write(drafter, tmp_path / "out", torch.bfloat16, "")
-    assert json.loads((tmp_path / "out" / "export.json").read_text())["format"] == "dflash"
-    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+DFLASH = FORMATS["dflash"]
 
 
-def test_what_a_user_put_beside_an_export_stays(
-    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def drafter(target: Target) -> BlockDrafter:
+    return block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
+
+
+def test_a_folder_of_something_else_stays(
+    tmp_path: Path, drafter: BlockDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafter, out = (
-        block_network(target, "taps", whole=True, options={"block_layout": "fill_in"}),
-        tmp_path / "out",
-    )
-    FORMATS["dflash"].write(drafter, out, torch.float32, "")
-    monkeypatch.setattr("decode.exporting.folder.shutil.rmtree", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        FORMATS["dflash"].write(drafter, out, torch.float32, "new")
-    assert (out / "README.md").read_text().startswith("new")
-    monkeypatch.undo()
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match="holds 'mine.txt', which no export into this folder wrote"):
+        DFLASH.write(drafter, tmp_path, torch.float32, "")
+    out = tmp_path / "out"
+    DFLASH.write(drafter, out, torch.float32, "")
+    DFLASH.write(drafter, out, torch.bfloat16, "")  # an export is replaced
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+    with pytest.raises(UserError, match="holds an export in the format 'dflash'"):
+        FORMATS["speculators"].write(drafter, out, torch.bfloat16, "")
     (out / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="holds 'notes.txt'"):
-        FORMATS["dflash"].write(drafter, out, torch.float32, "")
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "export.json").write_text('{"results": [1]}')
-    with pytest.raises(UserError, match="holds 'export.json'"):
-        FORMATS["dflash"].write(drafter, other, torch.float32, "")
+        DFLASH.write(drafter, out, torch.float32, "")
     (out / "notes.txt").unlink()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "export.json").write_text('{"results": [1]}')
+    with pytest.raises(UserError, match="holds 'export.json'"):
+        DFLASH.write(drafter, tmp_path / "other", torch.float32, "")
     monkeypatch.chdir(out)
-    with pytest.raises(UserError, match="holds the folder that you are in"):
-        FORMATS["dflash"].write(drafter, Path("."), torch.float32, "")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("decode.exporting.folder._swap", interrupted)
+    with pytest.raises(UserError, match="holds the current folder"):
+        DFLASH.write(drafter, Path("."), torch.float32, "")
+    assert not [p.name for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def test_an_interrupted_export_leaves_the_old_one(
+    tmp_path: Path, drafter: BlockDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    DFLASH.write(drafter, tmp_path / "out", torch.float32, "old")
+    monkeypatch.setattr("decode.exporting.folder._replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        FORMATS["dflash"].write(drafter, out, torch.float32, "newer")
-    assert (out / "README.md").read_text().startswith("new") and (out / "model.safetensors").is_file()
+        DFLASH.write(drafter, tmp_path / "out", torch.float32, "new")
+    assert (tmp_path / "out" / "README.md").read_text().startswith("old")
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-def test_what_a_killed_export_left_goes(tmp_path: Path, target: Target) -> None:
-    """Its half folder and the old export that it had put aside, once a new one stands there; a live process's stay."""
-    drafter = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
-    left = [tmp_path / f".out.specalign-export-x{end}" for end in ("", ".old")]
-    live, other = tmp_path / ".out.specalign-export-y", tmp_path / ".other.specalign-export-x"
-    for folder in (*left, live, other):
+def test_what_a_killed_export_left_is_removed(tmp_path: Path, drafter: BlockDrafter) -> None:
+    """But nothing of a live process."""
+    dead, live, other = (
+        tmp_path / f".{name}" for name in ("out.specalign-export-x", "out.specalign-export-y", "b")
+    )
+    for folder in (dead, live, other):
         folder.mkdir()
         (folder / "config.json").touch()
     process = multiprocessing.get_context("spawn").Process(target=hold, args=(live, tmp_path / "held"))
@@ -76,7 +80,7 @@ def test_what_a_killed_export_left_goes(tmp_path: Path, target: Target) -> None:
     try:
         while not (tmp_path / "held").exists():
             assert process.is_alive()
-        FORMATS["dflash"].write(drafter, tmp_path / "out", torch.float32, "")
+        DFLASH.write(drafter, tmp_path / "out", torch.float32, "")
     finally:
         process.kill()
         process.join()
@@ -89,5 +93,17 @@ def hold(folder: Path, held: Path) -> None:
         threading.Event().wait()
 
 
-def interrupted(*_: object, **__: object) -> None:
-    raise KeyboardInterrupt
+def test_a_card_shows_metadata_fenced_lines_figures_and_names_as_text(
+    tmp_path: Path, drafter: BlockDrafter
+) -> None:
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n| expected τ | 2 |\n")
+    drafter.config = replace(drafter.config, target="org/TARGET")
+    form = FORMATS["speculators"]
+    snippets = form.snippets(drafter, ServedTarget("org/TARGET"), "my folder")
+    page = form.card(tmp_path, drafter, "[a](b)", snippets).splitlines()
+    assert page[:6] == [
+        "---", "library_name: speculators", "base_model: org/TARGET", "license: mit",
+        "tags: [speculative-decoding, discrete-diffusion, drafter]", "---",
+    ]  # fmt: skip
+    assert any(line.startswith("# [a]\\(b): drafts") for line in page)
+    assert page[page.index("vllm serve 'my folder'") - 1] == "```bash" and "| expected τ | 2 |" in page

@@ -1,94 +1,251 @@
-"""What a format can't hold is refused in one line that names the key to change."""
+"""Every format holds what was trained, refuses the rest by its option, and other engines' folders draft by their definition."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional as F
 
 from align.common.errors import UserError
+from align.models.block import BlockDrafter
+from align.models.checkpoints.block import load_drafter, save_drafter
+from align.target.inspection.parts import embedding_scale
 from align.target.model import Target
+from decode.engine.compiled import stock_model
+from decode.exporting.compare import GreedyText, compare_export, distance, trace_drafter
+from decode.exporting.folder import EMBEDDING
 from decode.exporting.registry import FORMATS
-from tests.builders import block_network
+from decode.exporting.verdict import Verdict
+from tests.block_definition import PublishedDrafter
+from tests.builders import PROMPT, block_network
+from tests.published_blocks import (
+    IDS,
+    backbone,
+    dflash_config,
+    dspark_config,
+    markov_tensors,
+    pruned,
+    speculators_config,
+    write,
+)
+from tests.target_models import tiny_model, tiny_target
 
 FILL_IN = {"block_layout": "fill_in"}
+VANILLA = {"markov_rank": 8, "markov": "vanilla"}
+HELD: list[tuple[str, bool, dict[str, Any]]] = [
+    ("dflash", True, FILL_IN),
+    ("dflash", False, FILL_IN),
+    ("speculators", True, FILL_IN),
+    ("speculators", False, FILL_IN),
+    ("transformers", True, FILL_IN),
+    ("transformers", False, FILL_IN),
+    ("dspark", True, {"confidence_head": True}),
+    ("dspark", False, {**VANILLA, "confidence_head": True}),
+    ("dspark", True, {"markov_rank": 8, "markov": "linear"}),
+    ("dspark", False, {"markov_rank": 8, "markov": "tanh", "confidence_head": True}),
+    ("dspark", False, {"markov_rank": 8, "markov": "gated"}),
+    ("gguf", False, FILL_IN),
+    ("gguf", True, {**VANILLA, "confidence_head": True}),
+    ("gguf", False, {**VANILLA, **FILL_IN}),
+]
+TEXT = GreedyText(PROMPT, [5, 9, 3])
+
+
+@pytest.fixture(scope="module")
+def model(target: Target) -> Any:
+    return stock_model(target)
+
+
+def logits_after(drafter: BlockDrafter, tokens: list[int]) -> Tensor:
+    """Of the first draft after the tokens, the last of which is the anchor."""
+    return trace_drafter(drafter, GreedyText(tokens, []))["draft logits"][0, 0]
+
+
+@pytest.mark.parametrize(("name", "whole", "options"), HELD)
+def test_an_export_is_the_drafter_and_comes_in_and_goes_out_to_the_byte(
+    tmp_path: Path,
+    target: Target,
+    model: Any,
+    vocabulary: Path,
+    name: str,
+    whole: bool,
+    options: dict[str, Any],
+) -> None:
+    drafter, form = block_network(target, "taps", whole=whole, options=options), FORMATS[name]
+    drafter.to(torch.bfloat16).float()
+    first, second = tmp_path / "first", tmp_path / "second"
+    form.write(drafter, first, torch.float32, "", vocabulary)
+    verdict = Verdict(name, first)
+    compare_export(drafter, verdict, [TEXT], model)
+    assert verdict.exit_code == 0, verdict.lines
+    if name == "gguf":
+        return
+    form.write(load_drafter(first, target), second, torch.float32, "")
+    for file in ("config.json", "model.safetensors"):
+        assert (first / file).read_bytes() == (second / file).read_bytes(), file
+    if name != "transformers":
+        found = PublishedDrafter(first, model).logits(PROMPT)[0]
+        if drafter.draft_vocab is not None and len(found) == target.vocab_size:
+            found = found[drafter.draft_vocab]
+        assert distance(found, logits_after(drafter, PROMPT)) < 1e-4
+
+
+def test_biases_of_a_target_are_written_with_zeros_where_it_has_none(
+    tmp_path: Path, target: Target, model: Any
+) -> None:
+    drafter = block_network(target, "taps", whole=True, options=FILL_IN)
+    drafter.config.attention_bias = True
+    biased = BlockDrafter(drafter.config, target)
+    biased.load_state_dict(drafter.state_dict(), strict=False)
+    with torch.no_grad():
+        for name, parameter in biased.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
+    FORMATS["dflash"].write(biased, tmp_path / "out", torch.float32, "")
+    held = load_file(tmp_path / "out" / "model.safetensors")
+    assert not held["layers.0.self_attn.o_proj.bias"].any()
+    found = PublishedDrafter(tmp_path / "out", model).logits(PROMPT)[0]
+    assert distance(found, logits_after(biased, PROMPT)) < 1e-4
+    with pytest.raises(UserError, match="has no biases.* train with drafter.attention_bias=false"):
+        FORMATS["transformers"].make(biased)
 
 
 @pytest.mark.parametrize(
-    ("format_name", "context", "options", "says"),
+    ("name", "options"),
+    [("dflash", FILL_IN), ("speculators", FILL_IN), ("transformers", FILL_IN), ("dspark", VANILLA), ("gguf", FILL_IN)],
+)  # fmt: skip
+def test_a_target_that_scales_its_embedding(
+    tmp_path: Path, vocabulary: Path, name: str, options: dict[str, Any]
+) -> None:
+    """Gemma's: engines that read rows unscaled get scaled ones, in fp32; GGUF has a key for the scale."""
+    gemma = tiny_target("gemma3_text")
+    assert embedding_scale(gemma) == 8
+    drafter = block_network(gemma, "taps", whole=True, options=options)
+    drafter.to(torch.bfloat16).float()
+    FORMATS[name].write(drafter, tmp_path / "out", torch.bfloat16, "", vocabulary)
+    verdict, model = Verdict(name, tmp_path / "out"), tiny_model("gemma3_text", gemma.vocab_size)
+    compare_export(drafter, verdict, [TEXT], model)
+    assert verdict.exit_code == 0, verdict.lines
+    held = FORMATS[name].read(tmp_path / "out")
+    if name in ("dflash", "speculators", "dspark"):
+        assert held.tensors[EMBEDDING].dtype == torch.float32
+        torch.testing.assert_close(held.tensors[EMBEDDING], gemma.embedding_VD * 8)
+        found = PublishedDrafter(tmp_path / "out", model).logits(PROMPT)[0]
+        assert distance(found, logits_after(drafter, PROMPT)) < 1e-2
+    elif name == "gguf":
+        assert held.config["dflash_config"] == {"input_embedding_scale": 8} and EMBEDDING not in held.tensors
+
+
+# ---- refusals ----
+
+
+@pytest.mark.parametrize(
+    ("name", "context", "options", "says"),
     [
-        ("dflash", "taps", {}, "train with drafter.block_layout=fill_in"),
-        ("dspark", "taps", FILL_IN, "train with drafter.block_layout=anchor_first"),
-        (
-            "dspark",
-            "taps",
-            {**FILL_IN, "markov_rank": 4},
-            "block_layout=anchor_first and drafter.markov=tanh, linear",
-        ),
+        ("dflash", "taps", {}, "train with drafter.block_layout=fill_in$"),
+        ("dspark", "taps", FILL_IN, "train with drafter.block_layout=anchor_first$"),
+        ("dspark", "taps", {**FILL_IN, "markov_rank": 4}, "=anchor_first and drafter.markov=tanh, linear"),
         ("dflash", "shared_kv", FILL_IN, "train with drafter.context=taps"),
         ("dflash", "taps", {"markov_rank": 4}, "block_layout=fill_in and drafter.markov_rank=0$"),
-        ("gguf", "taps", {"markov_rank": 4}, "'silu'; train with drafter.markov=vanilla or linear$"),
         (
             "gguf",
             "taps",
             {"markov_rank": 4, "markov": "tanh"},
-            "'tanh'; train with drafter.markov=vanilla or linear$",
+            "train with drafter.markov=vanilla or linear$",
         ),
-        ("dflash", "taps", {**FILL_IN, "markov_rank": 4}, "train with drafter.markov_rank=0"),
         ("transformers", "taps", {**FILL_IN, "convolution": True}, "train with drafter.convolution=false"),
         ("speculators", "taps", {**FILL_IN, "self_conditioning": True}, "drafter.self_conditioning=false"),
-        ("dspark", "taps", {"markov_rank": 4, "markov": "silu"}, "drafter.markov=silu"),
+        ("dflash", "taps", {**FILL_IN, "target_layers": [0, 3]}, "layer 3 is the target's last"),
     ],
 )
 def test_what_a_format_cannot_hold_is_refused(
-    target: Target, format_name: str, context: str, options: dict[str, Any], says: str
+    target: Target, name: str, context: str, options: dict[str, Any], says: str
 ) -> None:
-    drafter = block_network(target, context, options=options)
     with pytest.raises(UserError, match=says):
-        FORMATS[format_name].make(drafter)
+        FORMATS[name].make(block_network(target, context, options=options))
 
 
-@pytest.mark.parametrize("format_name", ["dflash", "transformers"])
-def test_a_head_with_a_bias_is_refused_where_the_engine_adds_it(
-    target: Target, monkeypatch: pytest.MonkeyPatch, format_name: str
+def test_targets_that_engines_read_differently_are_refused(
+    target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GPT-J's, Phi's: vLLM, SGLang, llama.cpp and the speculators package draft by the head's rows alone, as was trained."""
+    """Heads with a bias (GPT-J's, Phi's), which two engines add to drafts; embeddings that are normed."""
     drafter = block_network(target, "taps", whole=True, options=FILL_IN)
-    for bias, refused in ((torch.zeros(target.vocab_size), False), (torch.ones(target.vocab_size), True)):
-        monkeypatch.setattr(target, "head_bias_V", bias)
+    monkeypatch.setattr(target, "head_bias_V", torch.ones(target.vocab_size))
+    for name in ("speculators", "gguf"):
+        FORMATS[name].make(drafter)
+    for name in ("dflash", "transformers"):
+        with pytest.raises(UserError, match=f"--format {name}: the output head .* has a bias"):
+            FORMATS[name].make(drafter)
+    own = target.embed
+    monkeypatch.setattr(target, "embed", lambda tokens: F.normalize(own(tokens), dim=-1))
+    with pytest.raises(UserError, match="--format speculators: its target .* norms embeddings"):
         FORMATS["speculators"].make(drafter)
-        FORMATS["gguf"].make(drafter)
-        if refused:
-            with pytest.raises(UserError, match=f"--format {format_name}: the output head .* has a bias"):
-                FORMATS[format_name].make(drafter)
-        else:
-            FORMATS[format_name].make(drafter)
 
 
-@pytest.mark.parametrize("kind", ["tanh", "gated"])
-def test_a_pruned_markov_head_that_one_engine_serves_is_widened_for_it(target: Target, kind: str) -> None:
-    """SGLang takes whole vocabularies alone: the tokens that were not trained keep the head's own logits."""
-    drafter = block_network(target, "taps", options={"markov_rank": 4, "markov": kind})
-    made, vocab = FORMATS["dspark"].make(drafter), drafter.draft_vocab
-    basis = made.tensors["markov_head.markov_w2.weight"]
-    assert vocab is not None and len(basis) == target.vocab_size > len(vocab)
-    assert not {"d2t", "lm_head.weight"} & made.tensors.keys() and "draft_vocab_size" not in made.config
-    assert basis[vocab].any() and int(basis.any(dim=1).sum()) <= len(vocab)
-    assert any("drafts over the target's whole one" in note for note in made.notes)
+# ---- other engines' folders ----
+
+Maker = Callable[[Target], tuple[dict[str, Any], dict[str, Tensor]]]
 
 
-def test_the_last_layer_is_refused(target: Target) -> None:
-    last = target.num_layers - 1
-    drafter = block_network(target, "taps", options={**FILL_IN, "target_layers": [0, last]})
-    with pytest.raises(UserError, match=f"layer {last} is the target's last"):
-        FORMATS["dflash"].make(drafter)
+def _dspark(kind: str, **changes: Any) -> Maker:
+    def make(target: Target) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        held = backbone(target) | markov_tensors(target, kind, 6, target.vocab_size)
+        return dspark_config(target, kind, 6, **changes), held
+
+    return make
 
 
-@pytest.mark.parametrize("format_name", ["dflash", "speculators", "transformers"])
-def test_a_confidence_head_is_left_out_and_that_is_said(target: Target, format_name: str) -> None:
-    made = FORMATS[format_name].make(
-        block_network(target, "taps", whole=True, confidence=True, options=FILL_IN)
-    )
-    assert any("confidence head is left out" in note for note in made.notes)
-    assert not any("confidence" in name for name in made.tensors)
+def _speculators(kind: str, change: float, **changes: Any) -> Maker:
+    def make(target: Target) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        held = backbone(target) | pruned(target, change)
+        if kind == "dspark":
+            held |= markov_tensors(target, "vanilla", 6, len(IDS))
+            changes.update(markov_rank=6, markov_head_type="vanilla", enable_confidence_head=False)
+        return speculators_config(target, kind, **changes), held
+
+    return make
+
+
+def _dflash(**changes: Any) -> Maker:
+    return lambda target: (dflash_config(target, **changes), backbone(target))
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 1e4}
+PUBLISHED: dict[str, Maker] = {
+    "dflash": _dflash(),
+    "dflash, linear": _dflash(rope_scaling={"rope_type": "linear", "factor": 4.0}),
+    "dflash, yarn": _dflash(rope_scaling=YARN),
+    "dflash, pruned": lambda target: (dflash_config(target), backbone(target) | pruned(target)),
+    "dspark vanilla": _dspark("vanilla"),
+    "dspark gated": _dspark("gated"),
+    "dspark rnn": _dspark("rnn"),
+    "dspark, fill-in": _dspark("gated", sample_from_anchor=False),
+    "speculators": _speculators("dflash", 0.0),
+    "speculators, another head": _speculators("dflash", 0.3),
+    "speculators dspark": _speculators("dspark", 0.0),
+}
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_published_folders_draft_as_their_definition_says(
+    tmp_path: Path, target: Target, model: Any, kind: str
+) -> None:
+    folder = write(tmp_path / "theirs", *PUBLISHED[kind](target))
+    drafter = load_drafter(folder, target)
+    assert (drafter.head is not None) == (kind == "speculators, another head")
+    save_drafter(drafter, tmp_path / "ours", dtype=torch.float32)
+    again = load_drafter(tmp_path / "ours", target)
+    assert again.config == drafter.config
+    published = PublishedDrafter(folder, model)
+    for tokens in (PROMPT, [5, 9], [1, 90, 17, 2, 3, 1, 40, 0, 90]):
+        found = published.logits(tokens)[0]
+        if (offsets := published.tensors.get("d2t")) is not None:  # rows there are in another order
+            found = found[(offsets + torch.arange(len(offsets))).argsort()]
+        for one in (drafter, again):
+            assert distance(found, logits_after(one, tokens)) < 1e-4

@@ -1,18 +1,21 @@
-"""Lines that start an engine: blocks of code, for the target as it opens here, with options that fit the machine."""
+"""Lines that serve an export: for engines that can, read as they were meant, with options that fit the machine."""
 
 from __future__ import annotations
 
+import ast
 import json
 import shlex
-import subprocess
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from align.target.model import Target
 from decode.exporting import serving
 from decode.exporting.registry import FORMATS
-from decode.exporting.serving import GIB, ServedTarget, Snippet, on_this_machine, opened_name
+from decode.exporting.serving import GIB, ServedTarget, Snippet, fit_machine, resolved_name, sglang_line
+from decode.method_names import EXPORTS
 from tests.builders import block_network
 from tests.target_models import asking_target, write_gguf
 
@@ -30,8 +33,8 @@ def test_a_target_goes_by_the_name_that_opens_it(
     folder = asking_target(tmp_path / "my target", target)
     write_gguf(tmp_path / "target.gguf", target)
     monkeypatch.chdir(tmp_path)
-    assert opened_name("my target") == folder and opened_name("debug") == "debug"
-    converted = Path(opened_name("target.gguf"))
+    assert resolved_name("my target") == folder and resolved_name("debug") == "debug"
+    converted = Path(resolved_name("target.gguf"))
     assert converted.is_absolute() and (converted / "config.json").is_file()
 
 
@@ -47,30 +50,13 @@ def test_options_that_fit_come_from_the_targets_config(
     each = 2 * 4 * (64 * 8 * 128 + 2 * config.num_key_value_heads * config.head_dim)
     for memory, context in ((1000 * GIB, 40960), (16 * GIB, int(0.25 * 16 * GIB / (1.1 * each)))):
         monkeypatch.setattr(serving, "memory_bytes", lambda memory=memory: memory)
-        found = on_this_machine(str(folder), "cpu", config)
+        found = fit_machine(str(folder), "cpu", config)
         assert found.context == context and found.dtype == "float32"
         assert context * each <= found.cache_gib * GIB <= max(0.25 * memory, GIB) + GIB
         words = found.vllm_options
         assert words[:4] == ["--dtype", "float32", "--max-model-len", str(context)]
         assert words[4:6] == ["--kv-cache-memory-bytes", f"{found.cache_gib}G"]
-    assert on_this_machine(str(folder), "cuda", config).vllm_options == []  # a GPU's engine knows its memory
-
-
-def test_printed_lines_are_read_by_a_shell_as_they_were_meant(tmp_path: Path, target: Target) -> None:
-    folder = asking_target(tmp_path / "it's my target", target)
-    drafter = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
-    out = str(tmp_path / "my export")
-    served = on_this_machine(folder, "cpu", drafter.config)
-    (snippet, *_) = FORMATS["dflash"].snippets(drafter, served, out)
-    done = subprocess.run(
-        ["bash", "-c", snippet.lines[0].replace("vllm", "printf '%s\\n'", 1)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    words = done.stdout.splitlines()
-    assert words[:2] == ["serve", folder] and json.loads(words[-1])["model"] == out
-    assert shlex.split(snippet.lines[0])[1:] == words
+    assert fit_machine(str(folder), "cuda", config).vllm_options == []  # a GPU's engine knows its memory
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -83,3 +69,86 @@ def test_a_folder_is_served_by_itself_only_if_it_names_a_target_that_opens(
     served = ServedTarget("org/target" if same else "/cache/target")
     snippets = FORMATS["speculators"].snippets(drafter, served, "F")
     assert [s.lines[0].startswith("vllm serve F") for s in snippets] == [False, *[True] * same]
+
+
+TARGET = ServedTarget("org/target")
+
+
+def test_names_are_those_of_the_command_and_every_line_names_the_folder(target: Target) -> None:
+    config = block_network(target, "taps").config
+    assert {*FORMATS, "draft_model"} == set(EXPORTS)
+    for name, form in FORMATS.items():
+        lines = [line for snippet in form.serve(config, TARGET, "FOLDER") for line in snippet.lines]
+        assert lines and any("FOLDER" in line for line in lines), name
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "served"),
+    [
+        ("dspark", {}, ("vllm", "sglang")),
+        ("dspark", {"markov_rank": 4, "markov": "linear"}, ("vllm", "sglang")),
+        ("dspark", {"markov_rank": 4, "markov": "linear", "draft_vocab_size": 9}, ("vllm",)),
+        ("dspark", {"markov_rank": 4, "markov": "tanh", "draft_vocab_size": 9}, ("sglang",)),
+        ("dflash", {"draft_vocab_size": 9}, ("vllm", "sglang")),
+        ("dflash", {"hidden_act": "gelu"}, ()),
+        ("speculators", {"hidden_act": "gelu"}, ()),
+    ],
+)
+def test_lines_are_those_of_engines_that_serve_it(
+    target: Target, name: str, options: dict[str, Any], served: tuple[str, ...]
+) -> None:
+    config = replace(block_network(target, "taps", whole=True).config, **options)
+    lines = [snippet.lines[0] for snippet in FORMATS[name].serve(config, TARGET, "FOLDER")]
+    assert len(lines) == len(served) and all(a in b for a, b in zip(served, lines, strict=True)), lines
+
+
+@pytest.mark.parametrize("folder", ["x 6'q \"z", "two  spaces/`tick`", "ein Ordner/é", "$HOME/a;b"])
+def test_lines_name_folders_as_a_shell_and_python_read_them(target: Target, folder: str) -> None:
+    config = block_network(target, "taps", whole=True).config
+    served = ServedTarget(folder, gguf=f"{folder}.gguf")
+    found = 0
+    for form in FORMATS.values():
+        for snippet in form.serve(config, served, folder):
+            if snippet.language == "bash":
+                (line,) = snippet.lines
+                assert sum(folder in word.replace('\\"', '"') for word in shlex.split(line)) >= 1, line
+            else:
+                nodes = ast.walk(ast.parse("\n".join(snippet.lines)))
+                assert sum(isinstance(n, ast.Constant) and n.value == folder for n in nodes) == 3
+            found += 1
+            assert snippet.as_markdown()[2].startswith("```") and all(
+                line in snippet.as_markdown() for line in snippet.lines
+            )
+            indent = "" if snippet.language == "python" else "      "  # Python is pasted as it stands
+            assert all(f"{indent}{line}" in snippet.as_text() for line in snippet.lines)
+    assert found == 8
+
+
+@pytest.mark.parametrize(
+    ("layout", "rank", "kind"),
+    [("fill_in", 0, "draft-dflash"), ("anchor_first", 0, "draft-dspark"), ("fill_in", 4, "draft-dspark")],
+)
+def test_llama_cpp_is_told_how_to_read_a_file(target: Target, layout: str, rank: int, kind: str) -> None:
+    """It reads any file either way, and the other one drafts next to nothing that is right."""
+    config = replace(block_network(target, "taps", markov_rank=rank).config, block_layout=layout)
+    ((line,),) = (snippet.lines for snippet in FORMATS["gguf"].serve(config, TARGET, "FOLDER"))
+    assert f"--spec-type {kind} " in line and f"--spec-draft-n-max {config.block_size}" in line
+
+
+def test_sglang_gets_all_three_numbers_for_a_small_language_model_or_one() -> None:
+    """It asserts that."""
+    three = ("--speculative-num-steps 5", "--speculative-eagle-topk 1", "--speculative-num-draft-tokens 6")
+    lines = {name: sglang_line(name, TARGET, "F", 5).lines[0] for name in ("STANDALONE", "DFLASH")}
+    assert all(words in lines["STANDALONE"] for words in three)
+    assert [words in lines["DFLASH"] for words in three] == [False, False, True]
+
+
+def test_a_line_that_starts_on_a_gpu_only_says_so(target: Target) -> None:
+    """vLLM's build for CPUs has no DSpark."""
+    config = block_network(target, "taps", whole=True).config
+    here = ServedTarget("org/target", 512, 1, "float32")
+    (snippet, _) = FORMATS["dspark"].serve(config, here, "FOLDER")
+    assert "on a GPU" in snippet.engine and "--kv-cache-memory-bytes" not in snippet.lines[0]
+    assert FORMATS["dspark"].serve(config, TARGET, "FOLDER")[0].engine == "vLLM"
+    (snippet, _) = FORMATS["dflash"].serve(config, here, "FOLDER")
+    assert snippet.engine == "vLLM" and "--kv-cache-memory-bytes 1G" in snippet.lines[0]

@@ -23,7 +23,6 @@ from transformers import (
     StoppingCriteriaList,
     SynthIDTextWatermarkingConfig,
 )
-from transformers.generation.stopping_criteria import MaxLengthCriteria
 
 from align.target.loading import load_target
 from align.target.model import Target
@@ -69,14 +68,11 @@ class EndsAt(StoppingCriteria):
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "penalty": {"repetition_penalty": 1.3},
-    "n-grams": {"no_repeat_ngram_size": 2},
     "ends": {"eos_token_id": list(range(0, 256, 3))},
-    "minimum": {"min_new_tokens": 12, "eos_token_id": [17, 203, 4]},
     "own criterion": {"stopping_criteria": StoppingCriteriaList([EndsAt()])},
     "one token": {"max_new_tokens": 1},
     "states that are not returned": {"output_hidden_states": True},
     "sampled": {"do_sample": True, "temperature": 0.7, "top_k": 0},
-    "sampled, filtered": {"do_sample": True, "top_p": 0.8, "top_k": 20, "temperature": 1.3},
     "beside another model": {"guidance_scale": 1.5, "negative_prompt_ids": torch.tensor([[5, 9]])},
 }
 
@@ -169,7 +165,6 @@ class ReadsScores(StoppingCriteria):
 
 
 BATCHES: dict[str, Callable[[], dict[str, Any]]] = {
-    "processor with a state": lambda: {"logits_processor": LogitsProcessorList([Counting()])},
     "SynthID": lambda: {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2, 3], ngram_len=3)},
     "beside another model": lambda: {"guidance_scale": 1.5, "negative_prompt_ids": torch.tensor([[5, 9], [7, 9]])},
     "sampled": lambda: {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "eos_token_id": [9, 2, 151]},
@@ -182,7 +177,6 @@ BATCHES: dict[str, Callable[[], dict[str, Any]]] = {
         "stopping_criteria": StoppingCriteriaList([ReadsScores()]), "return_dict_in_generate": True,
         "output_scores": True,
     },
-    "longer criterion": lambda: {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(30)])},
 }  # fmt: skip
 
 
@@ -203,14 +197,6 @@ def test_texts_of_a_batch_are_written_side_by_side(
     wanted, found = (out if isinstance(out, torch.Tensor) else out.sequences for out in (own, found))
     assert torch.equal(found, wanted)
     assert accepted
-
-
-def test_a_streamer_gets_each_step(model: Any, folder: str) -> None:
-    own, ours, ids = Streamer(), Streamer(), torch.tensor([PROMPT, PROMPT[::-1]])
-    words: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    model.generate(ids, streamer=own, **words)
-    written(model, folder, ids=ids, streamer=ours, **words)
-    assert ours.ended and ours.tokens == own.tokens
 
 
 def test_stop_strings(model: Any, folder: str, target: Target) -> None:
@@ -241,29 +227,16 @@ def test_words_alone_for_a_model_of_images(tmp_path: Path) -> None:
         written(model, str(tmp_path / "out"), **words)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ({"num_beams": 2}, "num_beams=2"),
-        ({"assistant_model": object()}, "assistant_model"),
-        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens: asks for other drafts"),
-        ({"position_ids": 3 * torch.arange(6)[None]}, "position_ids: others than 0, 1, 2"),
-    ],
-)
-def test_what_it_cannot_honour_is_refused(model: Any, folder: str, words: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        written(model, folder, max_new_tokens=4, pad_token_id=0, **words)
-
-
-@pytest.mark.parametrize("name", ["cache", "past_key_values"])
-def test_a_cache_that_holds_tokens(model: Any, folder: str, name: str) -> None:
+def test_a_cache_that_holds_tokens_or_an_assistant(model: Any, folder: str) -> None:
     held, empty = DynamicCache(), DynamicCache()
     with torch.no_grad():
         model(torch.tensor([[9, 9, 9]]), cache=held, use_cache=True)
     words: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
-    with pytest.raises(ValueError, match="holds tokens already"):
-        written(model, folder, **{name: held}, **words)
-    found, _ = written(model, folder, **{name: empty}, **words)
+    with pytest.raises(ValueError, match="holds tokens, and every text"):
+        written(model, folder, past_key_values=held, **words)
+    with pytest.raises(ValueError, match="assistant_model"):
+        written(model, folder, assistant_model=object(), **words)
+    found, _ = written(model, folder, past_key_values=empty, **words)
     assert torch.equal(found, model.generate(IDS, **words))
 
 

@@ -1,0 +1,222 @@
+"""The sizes of the drafter that a recipe makes, from the target's sizes. Of `drafter.init` only config.json is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from align.common.errors import UserError
+from align.common.hub import is_hub_id, missing, model_folder
+from align.common.schema import read_config
+from align.config.drafter import PARTS, DrafterConfig
+from align.config.recipe import Recipe
+from align.makers.block import asked_markov, check_rank, fresh_config
+from align.makers.geometry import check_count, first_layers, named_layers, shared_layers, tap_layers
+from align.makers.standalone import ddit_config
+from align.models.block import BlockDrafter
+from align.models.block_config import BlockConfig
+from align.models.checkpoints.masked_lm import from_config
+from align.models.checkpoints.published_config import read_plan
+from align.models.ddit import DDiT
+from align.planning.target_sizes import TargetSizes, read_target_sizes
+from align.target.slabs import LayerShape
+
+
+@dataclass(frozen=True)
+class DrafterSizes:
+    """Counts of numbers, not bytes.
+
+    parameters: its own, without the target's embedding and head. trained: with gradient and optimizer state. drafted: tokens per
+    draft. rows: of a block's input. context: numbers of the target's that it reads per token.
+    """
+
+    kind: str
+    parameters: int
+    trained: int
+    layers: int
+    hidden_size: int
+    inner_size: int
+    num_heads: int
+    vocabulary: int
+    drafted: int
+    rows: int = 0
+    context: int = 0
+
+
+def plan_drafter_sizes(recipe: Recipe, target: TargetSizes) -> DrafterSizes:
+    """The sizes of the drafter that `align.train` trains with this recipe.
+
+    Raises:
+        UserError: an option that does not fit the target, or a `drafter.init` whose config is unavailable.
+    """
+    options = recipe.drafter
+    if options.kind == "block":
+        return _size_block(options, target)
+    if options.kind == "ddit":
+        return _size_ddit(options, target)
+    if options.kind == "masked_lm":
+        return _size_masked_lm(options, target)
+    if options.init is not None:
+        start = read_target_sizes(options.init)
+        return _size_layers(start, options, range(start.num_layers), 0)
+    return _size_layers(target, options, first_layers(target, options), 0)
+
+
+def read_init_config(init: str) -> dict[str, Any]:
+    """The config.json of `drafter.init`. Raises UserError if it is unavailable."""
+    try:
+        return read_config(model_folder(init, "drafter.init", ["*.json", "*.yaml"]))
+    except UserError:
+        hint = "name a folder that holds its config.json (drafter.init=FOLDER), or drafter.init=null for a fresh one"
+        what = "its config.json is unavailable" if is_hub_id(init) else "no such folder"
+        raise missing(f"drafter.init={init!r}", init, what, f"; {hint}") from None
+
+
+def _size_block(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
+    if options.init is None:
+        config = _make_block_config(options, target)
+    else:
+        config = BlockConfig.from_dict(read_init_config(options.init), f"drafter.init={options.init!r}")
+        config.markov, config.markov_rank, config.markov_width = asked_markov(config, options)
+    config.confidence_head = options.confidence_head
+    config.convolution |= options.convolution
+    config.self_conditioning |= options.self_conditioning
+    no_target: Any = None
+    with torch.device("meta"):
+        network = BlockDrafter(config, no_target)
+    parameters, trained = _count_parameters(network, options)
+    shared = config.context == "shared_kv"
+    per_layer = 2 * config.num_key_value_heads * config.head_dim if shared else config.hidden_size
+    return DrafterSizes(
+        kind="block",
+        parameters=parameters,
+        trained=trained,
+        layers=len(network.layers),
+        hidden_size=config.hidden_size,
+        inner_size=config.intermediate_size,
+        num_heads=config.num_attention_heads,
+        vocabulary=config.draft_vocab_size or config.vocab_size,
+        drafted=config.block_size,
+        rows=config.rows,
+        context=per_layer * len(config.target_layer_ids),
+    )
+
+
+def _make_block_config(options: DrafterConfig, target: TargetSizes) -> BlockConfig:
+    """As `align.makers.block` makes it for a loaded target; values that change no size are arbitrary."""
+    check_count(target, options.layers)
+    check_rank(target, options.markov_rank)
+    start = shared_layers(target.num_layers, options.layers)
+    read = start
+    if options.context != "shared_kv":
+        read = [max(0, i) for i in tap_layers(target.num_layers, options.taps)]
+    return fresh_config(
+        target,
+        options,
+        LayerShape(target.num_kv_heads, target.head_dim, target.head_dim),
+        layers=named_layers(target, options.target_layers) or read,
+        start=start,
+        draft_vocab_size=options.draft_vocab if options.draft_vocab < target.vocab_size else 0,
+        intermediate_size=target.inner_size,
+        rms_norm_eps=1e-6,
+        hidden_act="silu",
+        mask_token_id=0,
+        rope_theta=1e4,
+        target_sha256="",
+    )
+
+
+def _count_parameters(network: nn.Module, options: DrafterConfig) -> tuple[int, int]:
+    """A network's parameters and how many of them are trained; low-rank updates are trained in place of the rest."""
+    sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
+    trained = [n for name, n in sizes.items() if options.train == "all" or PARTS["confidence"] in name]
+    if not options.lora_rank:
+        return sum(sizes.values()), sum(trained)
+    linears = [
+        (n, m.in_features, m.out_features) for n, m in network.named_modules() if isinstance(m, nn.Linear)
+    ]
+    updates = _count_updates(options, linears)
+    return sum(sizes.values()) + updates, updates
+
+
+def _count_updates(options: DrafterConfig, linears: Iterable[tuple[str, int, int]]) -> int:
+    """The low-rank updates of linear layers, given by name, inputs and outputs."""
+    sizes = [i + o for name, i, o in linears if name.rpartition(".")[2] in options.lora_targets]
+    if options.lora_rank and not sizes:
+        raise UserError(f"drafter.lora_targets={options.lora_targets}: no linear layer of that name")
+    return options.lora_rank * sum(sizes)
+
+
+def _size_ddit(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
+    config = ddit_config(options, target.vocab_size)
+    if options.init is not None:
+        values = read_init_config(options.init)
+        family = str(values.get("model_type") or "sedd")
+        config = read_plan(values, family, f"drafter.init={options.init!r}", torch.empty(0)).config
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in DDiT(config).parameters())
+    return DrafterSizes(
+        kind="ddit",
+        parameters=parameters,
+        trained=parameters,
+        layers=config.n_blocks,
+        hidden_size=config.hidden_size,
+        inner_size=4 * config.hidden_size,
+        num_heads=config.n_heads,
+        vocabulary=config.vocab_size,
+        drafted=options.block_size,
+    )
+
+
+def _size_masked_lm(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
+    """From a target's layers, or from a published model's config.json."""
+    values: dict[str, Any] = {"share_embedding": options.share_embedding}
+    if options.init is None:
+        values["layers"] = first_layers(target, options)
+    else:
+        values = read_init_config(options.init)
+        if "base_config" not in values:
+            return _size_published(options, values)
+    tables = 0 if values.get("share_embedding") else (1 if target.tied else 2) * target.embedding
+    return _size_layers(target, options, values["layers"], tables)
+
+
+def _size_published(options: DrafterConfig, values: dict[str, Any]) -> DrafterSizes:
+    with torch.device("meta"):
+        network = from_config(values, f"drafter.init={options.init!r}")
+    parameters, trained = _count_parameters(network, options)
+    config = network.model.config
+    return DrafterSizes(
+        kind="masked_lm",
+        parameters=parameters,
+        trained=trained,
+        layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        inner_size=int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
+        num_heads=config.num_attention_heads,
+        vocabulary=config.vocab_size,
+        drafted=options.block_size,
+    )
+
+
+def _size_layers(
+    target: TargetSizes, options: DrafterConfig, layers: Sequence[int], tables: int
+) -> DrafterSizes:
+    """A drafter made of the target's layers, with this many numbers in tables of its own."""
+    parameters = sum(target.layers[i] for i in layers) + target.last_norm + tables
+    updates = len(layers) * _count_updates(options, target.linears)
+    return DrafterSizes(
+        kind=options.kind,
+        parameters=parameters + updates,
+        trained=updates or parameters,
+        layers=len(layers),
+        hidden_size=target.hidden_size,
+        inner_size=target.inner_size,
+        num_heads=target.num_heads,
+        vocabulary=target.vocab_size,
+        drafted=options.block_size,
+    )

@@ -1,0 +1,149 @@
+"""A target's sizes from its config.json alone: its network is made on torch's `meta` device, where tensors take no memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from align.common.errors import UserError
+from align.common.hub import hub_reachable, is_hub_id
+from align.target.debug import DEBUG, debug_model
+from align.target.inspection.anatomy import context_limit, decoder, decoder_layers, examine, query_heads
+from align.target.loading import resolve_folder
+from align.target.names import check_sizes, similar
+from align.target.opening import check_asked, check_hub_files, opener, quiet_loading
+
+
+@dataclass(frozen=True)
+class TargetSizes:
+    """Counts of numbers, not bytes.
+
+    parameters: all, a tied head counted once. layers: of each layer. cached: numbers that the layers cache per token.
+    linears: name, inputs and outputs of the linear layers of the last layer. has_weights: the weights are here too.
+    """
+
+    spec: str
+    architecture: str
+    parameters: int
+    layers: tuple[int, ...]
+    embedding: int
+    tied: bool
+    last_norm: int
+    hidden_size: int
+    inner_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    cached: int
+    vocab_size: int
+    context_limit: int
+    linears: tuple[tuple[str, int, int], ...]
+    has_weights: bool
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+
+def read_target_sizes(spec: str, revision: str | None = None, trust_remote_code: bool = False) -> TargetSizes:
+    """The sizes of a folder, a GGUF file, a hub id (only its config is fetched) or a debug model.
+
+    Raises:
+        UserError: no config, or one of a model that can't be a target.
+    """
+    if spec in DEBUG:
+        return _measure(debug_model(DEBUG[spec])[0].to("meta"), spec, True)
+    folder = _find_config(spec, revision)
+    options = {"revision": revision, "trust_remote_code": trust_remote_code}
+    quiet_loading()
+    if isinstance(folder, Path):
+        check_sizes(folder, f"target {spec!r}")
+    try:
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(str(folder), **options)
+        with torch.device("meta"):
+            model = opener(folder, spec, options).from_config(config, trust_remote_code=trust_remote_code)
+    except UserError:
+        raise
+    except Exception as error:  # transformers' errors for broken configs have no common class
+        check_asked("target", spec, error)
+        line = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"target {spec!r}: no network can be made of its config.json: {line[:300]}") from None
+    return _measure(model, spec, isinstance(folder, Path) and any(folder.glob("*.safetensors")))
+
+
+def _find_config(spec: str, revision: str | None) -> Path | str:
+    """A folder with the config, or a hub id whose config is cached or was fetched."""
+    hint = "a folder that holds it is enough: target.name=FOLDER"
+    try:
+        found = resolve_folder(spec)
+    except UserError as error:
+        if not is_hub_id(spec):
+            raise
+        check_hub_files(spec)
+        raise UserError(f"target {spec!r}: its config.json is unavailable{similar(spec)}; {hint}") from error
+    if isinstance(found, str):
+        from huggingface_hub import hf_hub_download
+
+        try:
+            hf_hub_download(found, "config.json", revision=revision, local_files_only=not hub_reachable())
+        except Exception as error:  # of many kinds
+            why = type(error).__name__
+            raise UserError(f"target {spec!r}: its config.json is unavailable ({why}); {hint}") from None
+    return found
+
+
+def _measure(model: Any, spec: str, has_weights: bool) -> TargetSizes:
+    config = model.config.get_text_config(decoder=True)
+    try:
+        body = decoder(model)
+        layers = decoder_layers(body, config.num_hidden_layers)
+    except (NotImplementedError, AttributeError) as error:
+        raise UserError(f"target {spec!r}: {error}") from None
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    # on `meta` tied weights may be two tensors
+    tied = bool(getattr(model.config, "tie_word_embeddings", False)) and embedding.shape == head.shape
+    parameters = _count(model) - (head.numel() if tied and embedding is not head else 0)
+    linears = [(n, m) for n, m in layers[-1].named_modules() if isinstance(m, torch.nn.Linear)]
+    kv_heads, head_dim, cached = _measure_cache(model, body, config)
+    return TargetSizes(
+        spec=spec,
+        architecture=str(config.model_type),
+        parameters=parameters,
+        layers=tuple(_count(layer) for layer in layers),
+        embedding=embedding.numel(),
+        tied=tied,
+        last_norm=max(0, _count(body) - _count(layers) - embedding.numel()),
+        hidden_size=head.shape[1],
+        inner_size=max((m.out_features for _, m in linears), default=4 * head.shape[1]),
+        num_heads=query_heads(config),
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        cached=cached,
+        vocab_size=head.shape[0],
+        context_limit=context_limit(config),
+        linears=tuple((name, m.in_features, m.out_features) for name, m in linears),
+        has_weights=has_weights,
+    )
+
+
+def _count(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _measure_cache(model: Any, body: Any, config: Any) -> tuple[int, int, int]:
+    """Key heads, width of a key, and numbers cached per token: from one token through the network on `meta`, or from the config
+    if the network needs real numbers."""
+    try:
+        model.set_experts_implementation("batched_mm")  # grouped products take only bf16 on `meta`
+        anatomy = examine(model, body)
+        return *anatomy.heads(config), sum(s.numbers for s in anatomy.shapes if s is not None)
+    except Exception:
+        first = next(iter(getattr(config, "per_layer_config", None) or ()), config)
+    heads = int(getattr(first, "num_key_value_heads", None) or query_heads(config))
+    width = int(getattr(first, "head_dim", None) or config.hidden_size // query_heads(config))
+    return heads, width, 2 * heads * width * int(config.num_hidden_layers)

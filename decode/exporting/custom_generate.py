@@ -1,0 +1,103 @@
+"""`custom_generate`: a folder that transformers' `generate` runs, with the drafter's network and loop as source."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.stopping_criteria import MaxLengthCriteria
+
+from align.common.errors import UserError, in_one_line
+from align.models.block import BlockDrafter
+from align.models.block_config import BlockConfig
+from align.models.checkpoints.block import ARCHITECTURE, load_drafter
+from align.target.interface import install
+from align.target.model import Target
+from decode.exporting.base import Format
+from decode.exporting.folder import Exported
+from decode.exporting.qwen3 import check_last_layer
+from decode.exporting.serving import ServedTarget, Snippet, python_text, transformers_script
+from decode.portable import checks, generate
+from decode.portable import drafter as network
+
+REQUIREMENTS = "torch>=2.5\ntransformers>=5.0\nsafetensors\n"
+
+
+def make_custom_generate(drafter: BlockDrafter) -> Exported:
+    """The drafter's own files, with the modules of `decode.portable`.
+
+    Raises:
+        UserError: a target whose cache can't be rolled back or that the loop can't run, a tapped last layer.
+    """
+    c, target = drafter.config, drafter.target
+    if target.anatomy.recurrent:
+        raise UserError(
+            f"--format custom_generate: {target.spec!r} keeps a state that transformers' cache can't take back; "
+            "use decode.custom_generate here"
+        )
+    check_last_layer(drafter, "custom_generate")
+    tensors: dict[str, Tensor] = {name: p.detach() for name, p in drafter.named_parameters()}
+    if drafter.draft_vocab is not None:
+        tensors["draft_vocab"] = drafter.draft_vocab.to(torch.int32)
+    if drafter.head is not None:
+        tensors["head"] = drafter.head
+    config = {"architectures": [ARCHITECTURE], "model_type": "block_drafter", **c.to_dict()}
+    with in_one_line(
+        f"--format custom_generate: its loop can't run {target.spec!r}, use decode.custom_generate here"
+    ):
+        _try_loop(config, tensors, target)
+    files = {"custom_generate/requirements.txt": REQUIREMENTS}
+    for name, module in {"generate": generate, "checks": checks, "drafter": network}.items():
+        source = inspect.getsource(module).replace("from decode.portable.", "from .")
+        files[f"custom_generate/{name}.py"] = source
+    return Exported(config, tensors, files=files)
+
+
+def _try_loop(config: dict[str, Any], tensors: dict[str, Tensor], target: Target) -> None:
+    """Generate a few tokens: some models take no cache of transformers', or none but their own."""
+    model = target.model
+    ids = torch.arange(4, device=target.device)[None]
+    criteria = StoppingCriteriaList([MaxLengthCriteria(ids.shape[1] + 4)])
+    model.set_attn_implementation("eager")
+    try:
+        drafter = network.Drafter(config, tensors, model)
+        generate.decode(model, ids, LogitsProcessorList(), criteria, GenerationConfig(), drafter, [], None)
+    finally:
+        install(model, own=target.attention == "its own, eager")
+
+
+def serve_custom_generate(config: BlockConfig, target: ServedTarget, folder: str) -> list[Snippet]:
+    options = f"custom_generate={python_text(folder)}, trust_remote_code=True"
+    return [transformers_script(target, "", options)]
+
+
+@torch.no_grad()
+def run_generate(folder: Path, model: Any, prompt: list[int], count: int) -> tuple[list[int], list[int]]:
+    """transformers' greedy output with an exported folder, and the accepted drafts of each round."""
+    ids = torch.tensor([prompt], device=model.device)
+    accepted: list[int] = []
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False,
+        custom_generate=str(folder), trust_remote_code=True, accepted=accepted,
+    )  # fmt: skip
+    return out[0, len(prompt) :].tolist(), accepted
+
+
+class CustomGenerateFormat(Format):
+    """This project's own layout."""
+
+    def restore(self, held: Exported, folder: Path, target: Target) -> BlockDrafter:
+        return load_drafter(folder, target)
+
+
+CUSTOM_GENERATE = CustomGenerateFormat(
+    "custom_generate",
+    make_custom_generate,
+    serve_custom_generate,
+    library="transformers",
+    tags=("custom_generate",),
+)

@@ -1,0 +1,199 @@
+"""Export a drafter to one or several formats, and check each export, also in an engine of this process, on its target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from align.common.claims import scratch
+from align.common.errors import UserError
+from align.common.hub import hub_id, local_path, model_folder
+from align.models.block import BlockDrafter
+from align.models.checkpoints.block import load_drafter
+from align.target.loading import load_target
+from align.target.model import Target
+from decode.engine.compiled import stock_model
+from decode.exporting.compare import compare_export, decode_texts, encode_prompts
+from decode.exporting.draft_model import FORMAT as DRAFT_MODEL
+from decode.exporting.draft_model import ROUNDED, check_format, compare_draft_model, export_draft_model
+from decode.exporting.folder import check_free, read_format
+from decode.exporting.registry import FORMATS, make_export
+from decode.exporting.serving import ServedTarget, find_served_target, shared_name
+from decode.exporting.verdict import Verdict
+from decode.suites.prompt import Prompt
+from decode.suites.registry import prompts_of
+
+STANDALONE = (
+    "a standalone diffusion drafter is decoded by this project only; for other engines train with "
+    "drafter.kind=block and drafter.context=taps"
+)
+
+
+@dataclass(frozen=True)
+class DrafterPair:
+    """A drafter with its target. drafter: folder or hub id; role: its kind; target: as `load_target` takes it."""
+
+    drafter: str
+    role: str
+    target: str
+    device: str = "auto"
+    trust_remote_code: bool = False
+
+    def open_target(self) -> Target:
+        """In fp32: networks are compared, not roundings."""
+        return load_target(self.target, "float32", self.device, trust_remote_code=self.trust_remote_code)
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """dtype: of the written weights. limit: built-in prompts to compare over; 0 = no comparison. vocabulary: the target's
+    GGUF file, for `gguf`. repo: the hub repository that the folder is for; then its files name no path of this machine."""
+
+    dtype: str = "bfloat16"
+    limit: int = 4
+    max_new_tokens: int = 48
+    vocabulary: Path | None = None
+    repo: str | None = None
+
+
+def export_drafter(pair: DrafterPair, folders: Mapping[str, Path], options: ExportOptions) -> list[Verdict]:
+    """Write a drafter in each format into its folder, and compare.
+
+    Args:
+        folders: format → folder.
+
+    Raises:
+        UserError: a format can't hold the drafter, or a folder holds something else.
+    """
+    for name, out in folders.items():
+        check_free(out, name)
+    if pair.role == "diffusion":
+        raise UserError(f"--format {next(iter(folders))}: {STANDALONE}")
+    if pair.role == "autoregressive":
+        check_format(folders)
+        return [_export_draft_model(pair, folders[DRAFT_MODEL], options)]
+    network = load_drafter(pair.drafter, pair.open_target())
+    # a folder may hold a finetuned model, whatever name the drafter was trained under
+    given = hub_id(pair.target) or local_path(pair.target).is_dir()
+    known = shared_name(pair.target if given else network.config.target, options.repo)
+    network.config = replace(network.config, target=known)
+    dtype = getattr(torch, options.dtype)
+    rounded = [ROUNDED.format(options.dtype)] if round_weights(network, dtype) else []
+    vocabulary = options.vocabulary
+    if vocabulary is None and pair.target.endswith(".gguf"):
+        vocabulary = Path(pair.target)
+    for name in folders:  # refuse before anything is written
+        made = make_export(name, network)
+        FORMATS[name].check(made, vocabulary)
+    served = find_served_target(pair.target, known, pair.device, network.config, vocabulary, options.repo)
+    source = model_folder(pair.drafter, "drafter", ["config.json", "README.md"])
+    verdicts = []
+    for name, out in folders.items():
+        form = FORMATS[name]
+        snippets = form.snippets(network, served, options.repo or str(out.absolute()))
+        card = form.card(source, network, out.name, snippets)
+        made = form.write(network, out, dtype, card, vocabulary)
+        verdicts.append(Verdict(name, out, notes=[*made.notes, *rounded], serve=snippets))
+    if options.limit:
+        prompts = _builtin_prompts(network.target, options.limit)
+        texts = decode_texts(network.target, prompts, options.max_new_tokens)
+        model = stock_model(network.target)
+        for verdict in verdicts:
+            compare_export(network, verdict, texts, model)
+    return verdicts
+
+
+def _export_draft_model(pair: DrafterPair, out: Path, options: ExportOptions) -> Verdict:
+    known = shared_name(pair.target, options.repo)
+    served = find_served_target(pair.target, known, pair.device, None, None, options.repo)
+    verdict = export_draft_model(pair.drafter, known, out, options.dtype, served, options.repo)
+    if options.limit:
+        target = pair.open_target()
+        texts = decode_texts(target, _builtin_prompts(target, options.limit), options.max_new_tokens)
+        compare_draft_model(verdict, pair.drafter, target, texts)
+    return verdict
+
+
+def _builtin_prompts(target: Target, limit: int) -> list[list[int]]:
+    suites, _ = prompts_of("builtin", limit=limit)
+    return encode_prompts(target, [prompt for suite in suites for prompt in suite.prompts])
+
+
+@torch.no_grad()
+def round_weights(network: BlockDrafter, dtype: torch.dtype) -> bool:
+    """Round to what weights of `dtype` hold; whether that changed any."""
+    changed = False
+    for weights in (*network.parameters(), *network.buffers()):
+        if weights.is_floating_point():
+            rounded = weights.to(dtype).to(weights.dtype)
+            changed |= not torch.equal(rounded, weights)
+            weights.copy_(rounded)
+    return changed
+
+
+# ---- decode.parity ----
+
+
+def check_engine(
+    pair: DrafterPair, engine: str, prompts: Sequence[Prompt], max_new_tokens: int, export: Path | None = None
+) -> Verdict:
+    """Compare an engine's own class with the drafter.
+
+    Args:
+        engine: `transformers` or `dflash`. export: a folder in that format; None = a fresh one in bf16.
+
+    Raises:
+        UserError: a package that is not installed, an export in another format, a drafter that the format can't hold.
+    """
+    causal = pair.role == "autoregressive"
+    if causal and engine != "transformers":
+        raise UserError(
+            f"--engine {engine}: holds block drafters, this one is an ordinary language model; "
+            "--engine transformers, or a server's URL"
+        )
+    form = DRAFT_MODEL if causal else engine
+    if export is not None and (found := read_format(export)) != form:
+        raise UserError(f"--export={export}: is in the format {found!r}, --engine {engine} reads {form!r}")
+    if not causal and not FORMATS[engine].installed():
+        raise UserError("the package dflash is not installed; type: pip install dflash==0.1.0")
+    target = pair.open_target()
+    texts = decode_texts(target, encode_prompts(target, prompts), max_new_tokens)
+    with scratch("specalign-parity-") as folder:
+        if causal:
+            verdict = prepare_draft_model(pair, export, folder)
+            compare_draft_model(verdict, pair.drafter, target, texts)
+            return verdict
+        network = load_drafter(pair.drafter, target)
+        try:
+            make_export(engine, network)
+        except UserError as error:  # written for decode.export
+            message = str(error).replace(f"--format {engine}:", f"--engine {engine}:")
+            raise UserError(message.replace("--format ", "decode.export --format ")) from None
+        verdict = prepare_export(network, engine, export, folder)
+        compare_export(network, verdict, texts, stock_model(target))
+    return verdict
+
+
+def prepare_export(network: BlockDrafter, form: str, export: Path | None, folder: Path) -> Verdict:
+    """Round the drafter as the export is stored; without one, write a fresh one in bf16 into `folder`."""
+    if export is None:
+        round_weights(network, torch.bfloat16)
+        FORMATS[form].write(network, folder / form, torch.bfloat16, "")
+        return Verdict(form, folder / form)
+    tensors = FORMATS[form].read(export).tensors
+    matrix = tensors.get("fc.weight", tensors.get("encoder.fc.weight"))
+    if matrix is None:
+        raise UserError(f"--export={export}: misses the tensor 'fc.weight'")
+    round_weights(network, matrix.dtype)
+    return Verdict(form, export)
+
+
+def prepare_draft_model(pair: DrafterPair, export: Path | None, folder: Path) -> Verdict:
+    """The same for an autoregressive drafter."""
+    if export is None:
+        export = folder / DRAFT_MODEL
+        export_draft_model(pair.drafter, pair.target, export, "bfloat16", ServedTarget(pair.target))
+    return Verdict(DRAFT_MODEL, export)

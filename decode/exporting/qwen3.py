@@ -1,0 +1,194 @@
+"""What the formats share: Qwen3 layers under their published names, and what such layers can't hold."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from align.common.errors import UserError
+from align.models.block import BlockDrafter
+from align.models.block_config import BlockConfig
+from align.target.inspection.parts import embedding_scale, embeds_rows
+from decode.exporting.folder import EMBEDDING, Exported
+
+WHOLE_VOCABULARY = (
+    "the drafter was trained over a part of the vocabulary, and its engine drafts over the target's whole one"
+)
+
+
+def check_fits(
+    drafter: BlockDrafter,
+    name: str,
+    layout: str = "",
+    markov: Container[str] = (),
+    markov_options: str = "",
+    biases: bool = True,
+) -> None:
+    """Raises UserError naming all training options that the format `name` needs, or what no option changes.
+
+    Args:
+        layout: the only block layout; empty = either. markov: the kinds of Markov heads that the format holds.
+        markov_options: the values of `drafter.markov` that train them. biases: whether attention may have them.
+    """
+    c = drafter.config
+    misfits: list[tuple[str, str]] = []
+    if c.context != "taps":
+        why = f"drafter.context={c.context} is of no engine's format"
+        misfits.append((why, "drafter.context=taps (recipe=taps)"))
+    if c.attention_bias and not biases:
+        misfits.append(("the format's attention has no biases", "drafter.attention_bias=false"))
+    if layout not in ("", c.block_layout):
+        why = f"the format's blocks are {layout} and this drafter's {c.block_layout}"
+        misfits.append((why, f"drafter.block_layout={layout}"))
+    if c.markov_kind and c.markov_kind not in markov:
+        option = f"drafter.markov={markov_options}" if markov_options else "drafter.markov_rank=0"
+        misfits.append((f"the format has no Markov head of the kind {c.markov_kind!r}", option))
+    for option in ("convolution", "self_conditioning"):
+        if getattr(c, option):
+            misfits.append((f"the format has no drafter.{option}", f"drafter.{option}=false"))
+    if misfits:
+        whys, options = zip(*misfits, strict=True)
+        raise UserError(f"--format {name}: {', '.join(whys)}; train with {' and '.join(options)}")
+    check_last_layer(drafter, name)
+    unlike = {
+        "values of another width than keys": bool(c.value_dim),
+        "no QK-norm": not c.qk_norm,
+        "learned places": bool(c.places),
+    }
+    for what, present in unlike.items():
+        if present:
+            raise UserError(
+                f"--format {name}: the format's layers are Qwen3's and this drafter's have {what}"
+            )
+    if not embeds_rows(drafter.target):
+        raise UserError(
+            f"--format {name}: its target {c.target!r} norms embeddings, and engines' drafters do not"
+        )
+    rope_parameters(drafter, name)
+
+
+def check_last_layer(drafter: BlockDrafter, name: str) -> None:
+    """Raises UserError if the target's last layer is tapped: transformers gives it after the final norm, engines before."""
+    last = drafter.target.num_layers - 1
+    if drafter.config.context == "taps" and last in drafter.config.target_layer_ids:
+        raise UserError(
+            f"--format {name}: layer {last} is the target's last, which transformers gives with its norm and "
+            "engines without; train with drafter.target_layers that end below it"
+        )
+
+
+def check_head_bias(drafter: BlockDrafter, name: str) -> None:
+    """Raises UserError for a head with a bias, which these engines add to drafts and training did not."""
+    bias = drafter.target.head_bias_V
+    if bias is not None and bool(bias.any()):
+        raise UserError(
+            f"--format {name}: the output head of its target {drafter.config.target!r} has a bias, which the "
+            "engine adds to drafts, and this drafter was trained without it"
+        )
+
+
+def rope_parameters(drafter: BlockDrafter, name: str = "") -> dict[str, Any]:
+    """`rope_parameters` of this drafter's rotary tables. Raises UserError if no format has such tables."""
+    c = drafter.config
+    if (published := c.extra.get("rope_parameters")) is not None:  # imported from another engine
+        return dict(published)
+    if c.rotaries:
+        theta = _find_theta(c)
+        if theta is None:
+            raise UserError(
+                f"--format {name}: its keys are rotated whole and in halves, by one base; this drafter's are "
+                "not (part of a head, neighbouring pairs or another base in each layer)"
+            )
+        return {"rope_type": "default", "rope_theta": theta}
+    found = dict(getattr(drafter.target.config, "rope_parameters", None) or {})
+    by_kind = [value for value in found.values() if isinstance(value, dict)]  # one per kind of layer
+    if by_kind:
+        found = dict(found.get("full_attention") or by_kind[0])
+    # sections for images: equal in text, and vLLM refuses drafters that have them
+    found = {key: value for key, value in found.items() if not key.startswith("mrope_")}
+    return {"rope_type": "default", **found, "rope_theta": float(found.get("rope_theta") or c.rope_theta)}
+
+
+def _find_theta(config: BlockConfig) -> float | None:
+    """The base if every layer rotates whole heads in halves by base^(−2i/d)."""
+    first = config.rotaries[0]
+    count = len(first.inv_freq)
+    if any(r != first for r in config.rotaries) or not first.full(config.head_dim) or count < 2:
+        return None
+    theta = first.inv_freq[1] ** (-config.head_dim / 2)
+    plain = [theta ** (-2 * i / config.head_dim) for i in range(count)]
+    fits = all(abs(a / b - 1) < 1e-4 for a, b in zip(first.inv_freq, plain, strict=True))
+    return theta if fits else None
+
+
+def qwen3_config(drafter: BlockDrafter) -> dict[str, Any]:
+    """The layers as a Qwen3 config."""
+    c, layers = drafter.config, len(drafter.config.init_layer_ids)
+    rope = rope_parameters(drafter)
+    return {
+        "model_type": "qwen3",
+        "hidden_size": c.hidden_size,
+        "intermediate_size": c.intermediate_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": c.num_attention_heads,
+        "num_key_value_heads": c.num_key_value_heads,
+        "head_dim": c.head_dim,
+        "hidden_act": c.hidden_act,
+        "rms_norm_eps": c.rms_norm_eps,
+        "attention_bias": c.attention_bias,
+        "attention_dropout": 0.0,
+        "vocab_size": c.vocab_size,
+        "max_position_embeddings": drafter.target.context_limit,
+        "rope_theta": rope["rope_theta"],
+        "rope_parameters": rope,
+        "layer_types": ["full_attention"] * layers,
+        "is_causal": False,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    }
+
+
+def taps_config(drafter: BlockDrafter) -> dict[str, Any]:
+    """Blocks and tapped layers: id i is the output of layer i, transformers' hidden_states[i + 1]."""
+    c = drafter.config
+    return {
+        "block_size": c.rows,
+        "mask_token_id": c.mask_token_id,
+        "target_layer_ids": list(c.target_layer_ids),
+        "num_target_layers": c.num_target_layers,
+    }
+
+
+def published_tensors(drafter: BlockDrafter) -> dict[str, Tensor]:
+    """Layers, norms and projection, whose names are the published ones."""
+    heads = ("markov.", "confidence.")
+    found = {n: p.detach() for n, p in drafter.named_parameters() if not n.startswith(heads)}
+    if drafter.config.attention_bias:  # Qwen3's option adds one to this projection too
+        for i, layer in enumerate(drafter.blocks):
+            weight = layer.self_attn.o_proj.weight
+            found[f"layers.{i}.self_attn.o_proj.bias"] = weight.new_zeros(weight.shape[0])
+    return found
+
+
+def add_draft_vocabulary(made: Exported, drafter: BlockDrafter) -> None:
+    """Add the head's rows of a draft vocabulary, and `d2t`: token − row of each."""
+    vocab = drafter.draft_vocab
+    if vocab is not None:
+        made.config["draft_vocab_size"] = len(vocab)
+        made.tensors["d2t"] = vocab - torch.arange(len(vocab), device=vocab.device)
+        made.tensors["lm_head.weight"] = drafter.head_weight_VdD
+
+
+def embed_vocabulary(drafter: BlockDrafter) -> Tensor:
+    """The target's input embeddings as it reads them, (V, D)."""
+    tokens = torch.arange(drafter.config.vocab_size, device=drafter.norm.weight.device)
+    return drafter.target.embed(tokens).detach()
+
+
+def add_scaled_embedding(made: Exported, drafter: BlockDrafter) -> None:
+    """Add the input embeddings of a target that scales them (Gemma): vLLM and speculators read them unscaled otherwise."""
+    if embedding_scale(drafter.target) != 1:
+        made.tensors[EMBEDDING] = embed_vocabulary(drafter)

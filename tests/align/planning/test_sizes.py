@@ -1,0 +1,126 @@
+"""Sizes from configs alone are those of the loaded target and of the drafter that the recipe makes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from align.common.errors import UserError
+from align.config.parser import load_recipe, shipped
+from align.makers.block import make_block
+from align.models.checkpoints.block import save_drafter
+from align.planning.drafter_sizes import plan_drafter_sizes
+from align.planning.target_sizes import read_target_sizes
+from align.target.debug import DEBUG
+from align.target.loading import load_target
+from align.training.build import KINDS
+from tests.target_models import tiny_model, tiny_target
+from tests.target_wrappers import save_wrapper, tiny_wrapper
+
+MIXTURE = {
+    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 32, "intermediate_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100, "num_local_experts": 4,
+    "tie_word_embeddings": False, "max_position_embeddings": 77,
+}  # fmt: skip
+OPTIONS = {
+    "debug_block": ["drafter.convolution=true", "drafter.self_conditioning=true", "drafter.markov=gated"],
+    "debug_mdlm": ["drafter.share_embedding=false"],
+    "debug_confidence": ["drafter.markov=mlp"],
+}
+RECIPES = [name for name in shipped() if name.startswith("debug") and name != "debug_adapt_taps"]
+
+
+@pytest.mark.parametrize("spec", DEBUG)
+def test_a_debug_target(spec: str) -> None:
+    found, target = read_target_sizes(spec), load_target(spec, fast=False)
+    assert found.parameters == sum(p.numel() for p in target.model.parameters())
+    assert found.layers == tuple(sum(p.numel() for p in layer.parameters()) for layer in target.layers)
+    assert found.cached == sum(shape.numbers for shape in target.anatomy.shapes if shape is not None)
+    assert (found.vocab_size, found.hidden_size) == tuple(target.head_weight_VD.shape)
+    assert (found.context_limit, found.tied) == (target.context_limit, True)
+
+
+@pytest.mark.parametrize("name", ["bert", "deepseek_v3", "dots3_note_text", "mamba2"])
+def test_layers_and_caches_of_other_architectures(name: str, tmp_path: Path) -> None:
+    tiny_model(name, 260).config.save_pretrained(tmp_path)
+    found, target = read_target_sizes(str(tmp_path)), tiny_target(name)
+    assert found.layers == tuple(sum(p.numel() for p in layer.parameters()) for layer in target.layers)
+    assert found.cached == sum(shape.numbers for shape in target.anatomy.shapes if shape is not None)
+
+
+@pytest.mark.parametrize("kind", ["glm5_next", "qwen3_vl_moe"])
+def test_a_model_with_towers_is_counted_whole(tmp_path: Path, kind: str) -> None:
+    save_wrapper(tiny_wrapper(kind), tmp_path)
+    target = load_target(str(tmp_path), "float32", "cpu", fast=False)
+    for file in tmp_path.glob("*.safetensors"):
+        file.unlink()
+    assert read_target_sizes(str(tmp_path)).parameters == sum(p.numel() for p in target.model.parameters())
+
+
+def test_a_config_is_enough(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
+    found = read_target_sizes(str(tmp_path))
+    assert (found.architecture, found.num_layers, found.context_limit) == ("mixtral", 2, 77)
+    assert found.parameters == sum(found.layers) + 2 * found.embedding + found.last_norm
+    assert not found.has_weights
+
+
+def test_a_target_without_a_usable_config_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=r"no config\.json"):
+        read_target_sizes(str(tmp_path))
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}')
+    with pytest.raises(UserError, match="encoder and a decoder"):
+        read_target_sizes(str(tmp_path))
+    code = {
+        "model_type": "other",
+        "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.M"},
+    }
+    config.write_text(json.dumps({**MIXTURE, **code}))
+    with pytest.raises(UserError, match="trust_remote_code=true"):
+        read_target_sizes(str(tmp_path))
+    monkeypatch.setattr("align.target.loading.hub_reachable", lambda: False)
+    with pytest.raises(UserError, match=r"owner/nothing.*config\.json.*target\.name=FOLDER"):
+        read_target_sizes("owner/nothing")
+
+
+@pytest.mark.parametrize("name", [*RECIPES, *(f"{name} +" for name in OPTIONS)])
+def test_the_drafter_of_a_recipe(name: str) -> None:
+    bare = name.removesuffix(" +")
+    recipe = load_recipe([f"recipe={bare}", *(OPTIONS[bare] if bare != name else [])])
+    target, kind = load_target(recipe.target.name), KINDS[recipe.drafter.kind]
+    vocab = None
+    if kind.chosen_vocabulary and recipe.drafter.draft_vocab:
+        vocab = torch.arange(4, 4 + recipe.drafter.draft_vocab)
+    made = [*kind.make(target, recipe, vocab).parameters()]
+    found = plan_drafter_sizes(recipe, read_target_sizes(recipe.target.name))
+    assert found.parameters == sum(p.numel() for p in made)
+    assert found.trained == sum(p.numel() for p in made if p.requires_grad)
+
+
+def test_low_rank_updates_of_a_trained_block_drafter(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    target, words = load_target("debug"), ["recipe=debug_taps"]
+    save_drafter(make_block(target, load_recipe(words).drafter, None), tmp_path)
+    words += [f"drafter.init={tmp_path}", "drafter.lora_rank=2", "drafter.lora_targets=q_proj,fc"]
+    made = [*make_block(target, load_recipe(words).drafter, None).parameters()]
+    found = plan_drafter_sizes(load_recipe(words), read_target_sizes("debug"))
+    assert found.parameters == sum(p.numel() for p in made)
+    assert found.trained == sum(p.numel() for p in made if p.requires_grad)
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("drafter.layers=9", r"drafter\.layers=9: target 'debug' has 4 layers"),
+        ("drafter.init=nowhere/at/all", r"drafter\.init='nowhere/at/all'.*drafter\.init=FOLDER"),
+    ],
+)
+def test_options_that_do_not_fit_the_target(word: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        plan_drafter_sizes(load_recipe(["recipe=debug_block", word]), read_target_sizes("debug"))

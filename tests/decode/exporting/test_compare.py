@@ -1,0 +1,130 @@
+"""Planted faults in exported folders are found, and the layer at which the drafters part is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from align.target.model import Target
+from decode.engine.compiled import stock_model
+from decode.exporting import compare
+from decode.exporting.compare import GreedyText, compare_export
+from decode.exporting.registry import FORMATS
+from decode.exporting.verdict import Verdict
+from tests.builders import PROMPT, block_network
+
+Fault = Callable[[dict[str, Any], dict[str, Tensor]], None]
+TEXT = GreedyText(PROMPT, [5, 9, 3])
+
+
+@pytest.fixture(scope="module")
+def model(target: Target) -> Any:
+    return stock_model(target)
+
+
+def _set(section: str = "", **values: Any) -> Fault:
+    return lambda config, tensors: (config[section] if section else config).update(values)
+
+
+def _scale(name: str, factor: float = 1.5) -> Fault:
+    return lambda config, tensors: tensors.update({name: tensors[name] * factor})
+
+
+def _theta(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    config["rope_theta"] = config["rope_parameters"]["rope_theta"] = 17.0
+
+
+def _d2t(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    tensors["d2t"] = tensors["d2t"] - (tensors["d2t"] > 0).long()
+
+
+FAULTS: list[tuple[str, str, Fault, str]] = [
+    ("dflash", "layer ids", _set("dflash_config", target_layer_ids=[1, 2]), "context: DIFFERENT"),
+    ("speculators", "layer ids", _set(aux_hidden_state_layer_ids=[2, 3]), "context: DIFFERENT"),
+    ("transformers", "layer ids", _set(target_layer_ids=[1, 2]), "context: DIFFERENT"),
+    ("dflash", "rope_theta", _theta, "layer 1: DIFFERENT"),
+    ("transformers", "rope_theta", _theta, "layer 1: DIFFERENT"),
+    ("dflash", "mask token", _set("dflash_config", mask_token_id=5), "layer 1: DIFFERENT"),
+    ("dspark", "layout", _set(sample_from_anchor=False), "DIFFERENT"),
+    ("dflash", "causal", _set(is_causal=True), "is_causal=true"),
+    ("dflash", "rows", _set(block_size=3), "DIFFERENT"),
+    ("dflash", "context norm", _scale("hidden_norm.weight"), "context: DIFFERENT"),
+    ("dflash", "second layer", _scale("layers.1.mlp.up_proj.weight"), "layer 2: DIFFERENT"),
+    ("transformers", "second layer", _scale("layers.1.mlp.up_proj.weight"), "layer 2: DIFFERENT"),
+    ("dflash", "last norm", _scale("norm.weight"), "draft logits: DIFFERENT"),
+    ("dflash", "no number", _scale("norm.weight", torch.nan), "nan"),
+    ("dspark", "Markov", _scale("markov_head.markov_w1.weight", -1.0), "draft logits: DIFFERENT"),
+    ("dspark", "d2t", _d2t, "DIFFERENT: tensor d2t"),
+]
+
+
+@pytest.mark.parametrize(("name", "fault", "plant", "says"), FAULTS, ids=[f"{f[0]}, {f[1]}" for f in FAULTS])
+def test_a_planted_fault_is_found(
+    tmp_path: Path, target: Target, model: Any, name: str, fault: str, plant: Fault, says: str
+) -> None:
+    dspark = name == "dspark"
+    options = {"markov_rank": 8, "markov": "vanilla"} if dspark else {"block_layout": "fill_in"}
+    drafter, out = block_network(target, "taps", whole=fault != "d2t", options=options), tmp_path / "out"
+    with torch.no_grad():
+        for parameter in drafter.parameters():  # so that every part has an effect
+            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+    FORMATS[name].write(drafter, out, torch.float32, "")
+    config, tensors = json.loads((out / "config.json").read_text()), load_file(out / "model.safetensors")
+    plant(config, tensors)
+    (out / "config.json").write_text(json.dumps(config))
+    save_file(tensors, out / "model.safetensors")
+    verdict = Verdict(name, out)
+    compare_export(drafter, verdict, [TEXT], model)
+    assert verdict.exit_code == 1 and verdict.conclusion == "NOT THE SAME DRAFTER"
+    assert "DIFFERENT: " in verdict.lines[0] or "nan" in verdict.lines[0], verdict.lines
+    assert any(says in line for line in verdict.lines), verdict.lines
+
+
+def test_an_engine_that_computes_otherwise_is_told_from_wrong_files(
+    tmp_path: Path, target: Target, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
+    FORMATS["transformers"].write(drafter, tmp_path / "out", torch.float32, "")
+    own = compare.trace_engine
+
+    def differ(*arguments: Any) -> dict[str, Tensor]:
+        stages = own(*arguments)
+        stages["layer 2"] = -stages["layer 2"]
+        return stages
+
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("sizes do not match")
+
+    for trace, says in ((differ, "transformers: layer 2: DIFFERENT"), (fail, "sizes do not match")):
+        monkeypatch.setattr(compare, "trace_engine", trace)
+        verdict = Verdict("transformers", tmp_path / "out")
+        compare_export(drafter, verdict, [TEXT], model)
+        assert verdict.exit_code == 3 and says in verdict.lines[-1]
+        assert verdict.conclusion == "FILES RIGHT, THE ENGINE DRAFTS DIFFERENTLY"
+
+
+def test_files_that_cannot_be_read(tmp_path: Path, target: Target) -> None:
+    drafter = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
+    FORMATS["dflash"].write(drafter, tmp_path / "out", torch.float32, "")
+    weights = tmp_path / "out" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    compare_export(drafter, verdict := Verdict("dflash", tmp_path / "out"), [TEXT])
+    assert verdict.exit_code == 1 and "model.safetensors: not readable" in verdict.lines[0]
+
+
+def test_code_in_a_folder_is_not_run(tmp_path: Path, model: Any) -> None:
+    config = {"model_type": "other", "auto_map": {"AutoConfig": "code.Config", "AutoModel": "code.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: ...\n")
+    open_engine = FORMATS["transformers"].open_engine
+    assert open_engine is not None
+    with pytest.raises(ValueError, match="code of its own"):
+        open_engine(tmp_path, model)
+    assert not (tmp_path / "ran").exists()

@@ -1,0 +1,80 @@
+"""A `custom_generate` folder is compared as a user runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from align.common.errors import UserError
+from align.models.checkpoints.block import load_drafter, save_drafter
+from align.target.loading import load_target
+from align.target.model import Target
+from decode.engine.compiled import stock_model
+from decode.engine.decoder import Decoder
+from decode.exporting.compare import compare_export, decode_texts
+from decode.exporting.exports import DrafterPair, ExportOptions, export_drafter
+from decode.exporting.registry import FORMATS
+from decode.exporting.verdict import Verdict
+from tests.builders import PROMPT, block_network, overfit_block_network
+from tests.target_models import tiny_target
+
+FORM = FORMATS["custom_generate"]
+
+
+def test_a_target_in_bf16_and_a_folder_that_loads_here(tmp_path: Path) -> None:
+    """Its head stays in bf16, and what is written is in its model's dtype."""
+    target = load_target("debug", "float32", "cpu")
+    target.model.bfloat16().save_pretrained(tmp_path / "target")
+    target.tokenizer.save_pretrained(tmp_path / "target")
+    target = load_target(str(tmp_path / "target"), "float32", "cpu")
+    save_drafter(block_network(target, "shared_kv", markov_rank=8), tmp_path / "drafter")
+    pair = DrafterPair(str(tmp_path / "drafter"), "block", str(tmp_path / "target"), "cpu")
+    out = tmp_path / "out"
+    (verdict,) = export_drafter(pair, {"custom_generate": out}, ExportOptions(limit=1, max_new_tokens=8))
+    assert verdict.exit_code == 0 and "1 of 1 outputs equal" in verdict.lines[-1], verdict.lines
+    sources = {p.name for p in (out / "custom_generate").iterdir()}
+    assert sources == {"generate.py", "checks.py", "drafter.py", "requirements.txt"}
+    load_drafter(out, target)
+
+
+@pytest.mark.parametrize("fault", ["a tensor", "the code"])
+def test_planted_faults(tmp_path: Path, target: Target, fault: str) -> None:
+    drafter, out = overfit_block_network(target, PROMPT), tmp_path / "out"
+    FORM.write(drafter, out, torch.float32, "")
+    if fault == "a tensor":
+        held = load_file(out / "model.safetensors")
+        held["layers.0.self_attn.k_norm.weight"] *= -3
+        save_file(held, out / "model.safetensors")
+    else:
+        source = out / "custom_generate" / "drafter.py"
+        wrong = source.read_text().replace('"rms_norm_eps"]', '"rms_norm_eps"] + self.config["head_dim"]')
+        source.write_text(wrong)
+    verdict = Verdict("custom_generate", out)
+    compare_export(drafter, verdict, decode_texts(target, [PROMPT], 20), stock_model(target))
+    if fault == "a tensor":
+        assert verdict.exit_code == 1 and "k_norm.weight differs" in verdict.lines[0]
+    else:  # the output stays the model's, whatever the drafter
+        assert verdict.exit_code == 3 and "1 of 1 outputs equal plain decoding's, 0" in verdict.lines[-1]
+
+
+def test_what_the_format_does_not_hold(target: Target) -> None:
+    last = block_network(target, "taps", options={"target_layers": [0, target.num_layers - 1]})
+    with pytest.raises(UserError, match="is the target's last"):
+        FORM.make(last)
+    with pytest.raises(UserError, match="keeps a state"):
+        FORM.make(block_network(tiny_target("qwen3_next"), "taps", whole=True))
+    with pytest.raises(
+        UserError, match="can't run 'longcat_flash', use decode.custom_generate here: .* this has 8"
+    ):
+        FORM.make(block_network(tiny_target("longcat_flash"), "taps", whole=True))
+
+
+def test_the_trial_leaves_the_target_as_it_was(target: Target) -> None:
+    before = Decoder(target).generate(PROMPT, max_new_tokens=8).tokens
+    attention = target.model.config._attn_implementation
+    FORM.make(block_network(target, "shared_kv"))
+    assert target.model.config._attn_implementation == attention
+    assert Decoder(target).generate(PROMPT, max_new_tokens=8).tokens == before

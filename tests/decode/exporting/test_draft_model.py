@@ -1,0 +1,115 @@
+"""An autoregressive drafter's export is its folder, opened by transformers as it is."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from align.common.errors import UserError
+from align.models.checkpoints.causal import save_causal
+from align.target.debug import debug_model
+from align.target.model import Target
+from decode.exporting.exports import DrafterPair, ExportOptions, check_engine, export_drafter
+from decode.exporting.verdict import Verdict
+from decode.suites.prompt import Prompt
+from tests.builders import PROMPT, causal_drafter
+
+
+def export(folder: Path, dtype: str, out: Path | None = None) -> Verdict:
+    """The drafter in `folder`."""
+    pair = DrafterPair(str(folder / "drafter"), "autoregressive", "debug", "cpu")
+    options = ExportOptions(dtype, limit=1, max_new_tokens=12)
+    return export_drafter(pair, {"draft_model": out or folder / "out"}, options)[0]
+
+
+def test_the_folder_is_an_assistant_of_transformers(tmp_path: Path, target: Target) -> None:
+    save_causal(causal_drafter(target), tmp_path / "drafter", card="---\nlicense: mit\n---\n")
+    verdict = export(tmp_path, "float32")
+    assert verdict.exit_code == 0 and "draft_model" in verdict.serve[0].lines[0]
+    assert "every layer the same" in verdict.lines[1]
+    page = (tmp_path / "out" / "README.md").read_text()
+    assert "license: mit" in page and "'debug', which is no hub id" in page
+    first, second = (AutoModelForCausalLM.from_pretrained(tmp_path / n) for n in ("drafter", "out"))
+    ids = torch.tensor([PROMPT])
+    assert torch.equal(first(ids).logits, second(ids).logits)
+    pair = DrafterPair(str(tmp_path / "drafter"), "autoregressive", "debug", "cpu")
+    several = {name: tmp_path / "other" / name for name in ("draft_model", "dflash")}
+    with pytest.raises(UserError, match="--format dflash: .* fits --format draft_model"):
+        export_drafter(pair, several, ExportOptions())
+    assert not (tmp_path / "other").exists()
+
+
+def test_weights_are_stored_in_the_requested_dtype(tmp_path: Path, target: Target) -> None:
+    save_causal(causal_drafter(target), tmp_path / "drafter")
+    (tmp_path / "x 6'q").mkdir()
+    out = tmp_path / "x 6'q" / "out"
+    verdict = export(tmp_path, "float16", out)
+    assert verdict.exit_code == 0 and any("rounded to float16" in note for note in verdict.notes)
+    assert {t.dtype for t in load_file(out / "model.safetensors").values()} == {torch.float16}
+    assert json.loads((out / "config.json").read_text())["dtype"] == "float16"
+    config = shlex.split(verdict.serve[0].lines[0])[-1]  # as a shell reads it
+    assert json.loads(config)["model"] == str(out)
+
+
+def test_tied_weights_that_share_their_storage(tmp_path: Path, target: Target) -> None:
+    """As a file of torch's holds them."""
+    save_causal(causal_drafter(target), tmp_path / "drafter")
+    held = {name: t.float() for name, t in load_file(tmp_path / "drafter" / "model.safetensors").items()}
+    held["lm_head.weight"] = held["model.embed_tokens.weight"]
+    torch.save(held, tmp_path / "drafter" / "pytorch_model.bin")
+    (tmp_path / "drafter" / "model.safetensors").unlink()
+    (tmp_path / "drafter" / "checksums.json").unlink(missing_ok=True)
+    config = json.loads((path := tmp_path / "drafter" / "config.json").read_text())
+    path.write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    assert (verdict := export(tmp_path, "float32")).exit_code == 0, verdict.lines
+
+
+def test_later_and_in_one_process(tmp_path: Path, target: Target) -> None:
+    """A fresh export, one that was written, one whose second layer or config is another."""
+    save_causal(causal_drafter(target), tmp_path / "drafter")
+    export(tmp_path, "float32")
+    pair, out = DrafterPair(str(tmp_path / "drafter"), "autoregressive", "debug", "cpu"), tmp_path / "out"
+    prompts: Any = [Prompt("a", "Why is the sky blue?")]
+    for folder in (None, out):
+        assert check_engine(pair, "transformers", prompts, 12, folder).exit_code == 0
+    held = load_file(out / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    save_file({**held, name: 2 * held[name]}, out / "model.safetensors", {"format": "pt"})
+    verdict = check_engine(pair, "transformers", prompts, 12, out)
+    assert verdict.exit_code == 1 and name in verdict.lines[0] and "layer 2: DIFFERENT" in verdict.lines[1]
+    with pytest.raises(UserError, match="--engine dflash: holds block drafters.*--engine transformers"):
+        check_engine(pair, "dflash", prompts, 12)
+    with pytest.raises(UserError, match="no export.json, so no export of this project"):
+        check_engine(pair, "transformers", prompts, 12, tmp_path / "drafter")
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_an_export_holds_the_head_that_the_tensors_hold(tmp_path: Path, flag: bool) -> None:
+    """Whatever tie_word_embeddings says; an export that leaves it to the flag is not the same."""
+    model, tokenizer = debug_model("Llama")
+    config = copy.deepcopy(model.config)
+    config.tie_word_embeddings = False
+    torch.manual_seed(0)
+    type(model)(config).save_pretrained(tmp_path / "drafter")
+    tokenizer.save_pretrained(tmp_path / "drafter")
+    values = json.loads((path := tmp_path / "drafter" / "config.json").read_text())
+    path.write_text(json.dumps({**values, "tie_word_embeddings": flag}))
+    head = load_file(tmp_path / "drafter" / "model.safetensors")["lm_head.weight"]
+    verdict, out = export(tmp_path, "float32"), tmp_path / "out"
+    values = json.loads((out / "config.json").read_text())
+    assert torch.equal(load_file(out / "model.safetensors")["lm_head.weight"], head)
+    assert values["tie_word_embeddings"] is False
+    if not flag:
+        assert verdict.exit_code == 0, verdict.lines
+    (out / "config.json").write_text(json.dumps({**values, "tie_word_embeddings": True}))
+    pair = DrafterPair(str(tmp_path / "drafter"), "autoregressive", "debug", "cpu")
+    verdict = check_engine(pair, "transformers", [Prompt("a", "x")], 4, out)
+    assert verdict.exit_code == 1 and "tie_word_embeddings is True" in verdict.lines[0]

@@ -1,0 +1,119 @@
+"""Drafters as GGUF files: frequencies, vocabulary, what llama.cpp can't hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGUFWriter
+
+from align.common.errors import UserError
+from align.models.checkpoints.block import load_drafter
+from align.target.model import Target
+from decode.exporting.compare import GreedyText, compare_export
+from decode.exporting.gguf import FILE, from_gguf_name, to_gguf_name
+from decode.exporting.registry import FORMATS
+from decode.exporting.verdict import Verdict
+from tests.builders import PROMPT, block_network
+from tests.published_blocks import backbone, dflash_config, write
+
+GGUF = FORMATS["gguf"]
+FILL_IN = {"block_layout": "fill_in"}
+VANILLA = {"markov_rank": 8, "markov": "vanilla"}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_files_of_half_precision(
+    tmp_path: Path, target: Target, vocabulary: Path, dtype: torch.dtype
+) -> None:
+    drafter = block_network(target, "taps", whole=True, options=VANILLA)
+    drafter.to(dtype).float()
+    GGUF.write(drafter, tmp_path / "out", dtype, "", vocabulary)
+    compare_export(drafter, verdict := Verdict("gguf", tmp_path / "out"), [GreedyText(PROMPT, [5, 9])])
+    assert verdict.exit_code == 0, verdict.lines
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {FILE, "README.md", "export.json"}
+
+
+@pytest.mark.parametrize("scaling", [None, {"rope_type": "linear", "factor": 4.0}, LLAMA3])
+def test_frequencies_of_another_engines_drafter(
+    tmp_path: Path, target: Target, vocabulary: Path, scaling: dict[str, Any] | None
+) -> None:
+    folder = write(tmp_path / "theirs", dflash_config(target, rope_scaling=scaling), backbone(target))
+    drafter = load_drafter(folder, target)
+    GGUF.write(drafter, tmp_path / "out", torch.float32, "", vocabulary)
+    assert ("rope_freqs.weight" in GGUF.read(tmp_path / "out").tensors) is (scaling is not None)
+    compare_export(drafter, verdict := Verdict("gguf", tmp_path / "out"), [GreedyText(PROMPT, [5, 9])])
+    assert verdict.exit_code == 0, verdict.lines
+
+
+def test_frequencies_of_the_targets_own_tables(target: Target) -> None:
+    rotary = target.body.rotary_emb
+    before, kind = rotary.inv_freq.clone(), getattr(rotary, "rope_type", "default")
+    drafter = block_network(target, "taps", whole=True, options=FILL_IN)
+    try:
+        rotary.rope_type = "llama3"
+        rotary.inv_freq[2:] /= 4
+        factors = GGUF.make(drafter).tensors["rope_freqs.weight"]
+        assert factors[1:4].tolist() == pytest.approx([1, 4, 4], rel=1e-5)
+        rotary.rope_type = "longrope"
+        with pytest.raises(UserError, match="rope_type=longrope"):
+            GGUF.make(drafter)
+    finally:
+        rotary.inv_freq.copy_(before)
+        rotary.rope_type = kind
+
+
+def test_what_the_file_does_not_hold(tmp_path: Path, target: Target, vocabulary: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    theirs = write(tmp_path / "theirs", dflash_config(target, rope_scaling=yarn), backbone(target))
+    with pytest.raises(UserError, match="YaRN scales attention"):
+        GGUF.make(load_drafter(theirs, target))
+    drafter, out = block_network(target, "taps", whole=True, options=FILL_IN), tmp_path / "out"
+    with pytest.raises(UserError, match="--target-gguf FILE"):
+        GGUF.write(drafter, out, torch.float32, "")
+    raw = vocabulary.read_bytes()
+    (tmp_path / "torn.gguf").write_bytes(raw[:100])
+    at = raw.index(b"tokenizer.ggml.model") + len("tokenizer.ggml.model")
+    (tmp_path / "long.gguf").write_bytes(
+        raw[:at] + (9).to_bytes(4, "little") + raw[at + 4 :]
+    )  # an endless array
+    writer = GGUFWriter(tmp_path / "number.gguf", "llama")
+    writer.add_uint32("tokenizer.ggml.tokens", 3)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    for name in ("torn", "long", "number"):
+        with pytest.raises(UserError, match=f"--target-gguf=.*{name}.gguf: can't be read"):
+            GGUF.write(drafter, out, torch.float32, "", tmp_path / f"{name}.gguf")
+    assert not out.exists()
+
+
+def test_names_go_out_and_come_back() -> None:
+    names = {
+        "layers.3.self_attn.q_proj.weight": "blk.3.attn_q.weight",
+        "hidden_norm.weight": "enc.output_norm.weight",
+        "d2t": "d2t",
+    }
+    for ours, theirs in names.items():
+        assert to_gguf_name(ours) == theirs and from_gguf_name(theirs) == ours
+
+
+def test_a_confidence_head_of_hidden_states_alone_gets_llama_cpps_columns(target: Target) -> None:
+    drafter = block_network(target, "taps", whole=True, options={**VANILLA, "confidence_head": True})
+    drafter.config = replace(drafter.config, confidence_input="hidden")
+    drafter.confidence = drafter.new_confidence()
+    made = GGUF.make(drafter)
+    weight, width = made.tensors["confidence_head.proj.weight"], drafter.config.hidden_size
+    assert weight.shape == (1, width + made.config["markov_rank"]) and not weight[:, width:].any()
+    assert torch.equal(weight[:, :width], drafter.confidence.out.weight)
