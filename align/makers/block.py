@@ -13,7 +13,7 @@ from align.common.text import say
 from align.config.drafter import DrafterConfig
 from align.makers.choices import lora_alpha, mask_token, note_ignored
 from align.makers.geometry import (
-    TargetSizes,
+    SizedTarget,
     activation,
     check_count,
     check_taps,
@@ -149,7 +149,7 @@ def _markov_kind(options: DrafterConfig, usual: str = "") -> tuple[str, int]:
     return kind, options.markov_width if kind == "mlp" else 0
 
 
-def check_rank(target: TargetSizes, rank: int) -> None:
+def check_rank(target: SizedTarget, rank: int) -> None:
     """Raises UserError for a Markov head wider than the target."""
     if rank > target.hidden_size:
         raise UserError(f"drafter.markov_rank={rank}: at most {target.hidden_size}, the target's width")
@@ -224,7 +224,7 @@ def _stored_rotaries(target: Target, width: int, rotaries: list[Rotary]) -> list
 
 
 def fresh_config(
-    target: TargetSizes,
+    target: SizedTarget,
     options: DrafterConfig,
     shape: LayerShape,
     layers: list[int],

@@ -43,7 +43,7 @@ def shared_layers(num_layers: int, layers: int) -> list[int]:
     return [-(-i * (num_layers - 1) // (layers - 1)) for i in range(layers)]
 
 
-class TargetSizes(Protocol):
+class SizedTarget(Protocol):
     """Sizes of a loaded target, or from its config.json (align/planning/target_sizes.py)."""
 
     @property
@@ -58,7 +58,7 @@ class TargetSizes(Protocol):
     def vocab_size(self) -> int: ...
 
 
-def named_layers(target: TargetSizes, named: Sequence[int] | None) -> list[int]:
+def named_layers(target: SizedTarget, named: Sequence[int] | None) -> list[int]:
     """The target layers that a recipe names, -1 the last one; empty for None.
 
     Raises:
@@ -86,7 +86,7 @@ def _spread(layers: Sequence[int], count: int) -> list[int]:
     return [layers[i] for i in shared_layers(len(layers), count)]
 
 
-def first_layers(target: TargetSizes, options: DrafterConfig) -> list[int]:
+def first_layers(target: SizedTarget, options: DrafterConfig) -> list[int]:
     """The target layers that a drafter starts from: those that the recipe names, else `shared_layers`.
 
     Raises:
@@ -98,7 +98,7 @@ def first_layers(target: TargetSizes, options: DrafterConfig) -> list[int]:
     return shared_layers(target.num_layers, options.layers)
 
 
-def check_count(target: TargetSizes, layers: int) -> None:
+def check_count(target: SizedTarget, layers: int) -> None:
     """Raises UserError for more layers than the target has."""
     if layers > target.num_layers:
         raise UserError(f"drafter.layers={layers}: target {target.spec!r} has {target.num_layers} layers")

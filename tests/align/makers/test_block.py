@@ -110,7 +110,9 @@ def test_a_rank_that_is_asked_for_is_had(
     assert load_drafter(tmp_path / "again", target).config == made.config
     recipe = load_recipe(["recipe=debug_block"])
     recipe.drafter = words
-    assert plan_drafter_sizes(recipe, read_target_sizes("debug")).parameters == sum(p.numel() for p in made.parameters())
+    assert plan_drafter_sizes(recipe, read_target_sizes("debug")).parameters == sum(
+        p.numel() for p in made.parameters()
+    )
 
 
 def test_what_an_init_keeps_though_the_recipe_asks_otherwise_is_said(
