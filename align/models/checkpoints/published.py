@@ -47,7 +47,7 @@ from align.models.checkpoints.published_config import (
     hub_config,
     read_plan,
 )
-from align.models.checkpoints.weights import checked
+from align.models.checkpoints.weights import check_tensors
 from align.models.ddit import DDiT
 from align.models.ddit_layers import Rotary
 
@@ -99,11 +99,11 @@ def load_published(source: str | Path, attention_backend: str = "sdpa") -> Publi
     with torch.device("meta"):
         network = DDiT(plan.config, attention_backend)
     clip = CLIPPED if family == "bd3lm" and any(key in tensors for key in CLIPPED) else ()
-    _check_tensors(tensors, network, prefix, clip, path)
+    _check_names(tensors, network, prefix, clip, path)
     if averaged is not None:
         _use_averaged(tensors, averaged, network, prefix, path)
     state = {name: tensors[prefix + name].to(torch.float32, copy=True) for name in network.state_dict()}
-    checked(state, str(path))
+    check_tensors(state, str(path))
     table = Rotary(plan.config.head_dim).inv_freq
     if not torch.allclose(state["rotary_emb.inv_freq"], table, rtol=0.01):  # half precision rounds it by 0.4%
         raise UserError(f"{path}: rotary_emb.inv_freq is not that of base 10000")
@@ -168,7 +168,7 @@ def _family(values: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> 
     return "bd3lm" if blocks else "mdlm"
 
 
-def _check_tensors(
+def _check_names(
     tensors: dict[str, Tensor], network: DDiT, prefix: str, scalars: tuple[str, ...], path: Path
 ) -> None:
     shapes = {prefix + name: tuple(t.shape) for name, t in network.state_dict().items()}

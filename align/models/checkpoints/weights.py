@@ -49,10 +49,10 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         raise UserError(f"{file}: not readable ({(str(error).splitlines() or [''])[0]})") from None
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise UserError(f"{file}: is no table of tensors")
-    return checked(tensors, str(file))
+    return check_tensors(tensors, str(file))
 
 
-def checked(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:
+def check_tensors(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:
     """The tensors. Raises UserError for a packed or complex type, or values that are not finite."""
     for name, tensor in tensors.items():
         real = tensor.is_floating_point()
