@@ -70,7 +70,8 @@ class Geometric(Schedule):
             raise UserError(f"schedule: sigma_min={self.sigma_min} must be greater than 0")
         if not self.sigma_min < self.sigma_max < math.inf:
             raise UserError(
-                f"schedule: sigma_max={self.sigma_max} must be finite and greater than sigma_min={self.sigma_min}"
+                f"schedule: sigma_max={self.sigma_max} must be finite and greater than "
+                f"sigma_min={self.sigma_min}"
             )
 
     @property

@@ -73,7 +73,8 @@ def _continue_from(init: str, target: Target, options: DrafterConfig, seed: int)
     layout = drafter.config.block_layout
     if options.block_layout not in (None, layout):
         raise UserError(
-            f"drafter.block_layout={options.block_layout}: drafter.init={init!r} was trained in {layout}; leave it out"
+            f"drafter.block_layout={options.block_layout}: drafter.init={init!r} was trained in "
+            f"{layout}; leave it out"
         )
     _note_ignored(drafter.config, options)
     if options.confidence_head:

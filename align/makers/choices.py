@@ -56,7 +56,8 @@ def mask_token(target: Target) -> int:
     found = spare or [i for i in special if not _ENDING.search(names[i])]
     if not found:
         raise UserError(
-            f"target {target.spec!r} has no unused special token for the mask; name a token that its texts never have: "
+            f"target {target.spec!r} has no unused special token for the mask; name a token that its "
+            "texts never have: "
             "drafter.mask_token_id=ID"
         )
     return found[0]

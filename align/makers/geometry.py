@@ -67,7 +67,8 @@ def named_layers(target: SizedTarget, named: Sequence[int] | None) -> list[int]:
     count = target.num_layers
     if named is not None and not all(-count <= i < count for i in named):
         raise UserError(
-            f"drafter.target_layers={list(named)}: target {target.spec!r} has the layers 0 to {count - 1} (-1 = the last one)"
+            f"drafter.target_layers={list(named)}: target {target.spec!r} has the layers 0 to "
+            f"{count - 1} (-1 = the last one)"
         )
     return [i % count for i in named or ()]
 
@@ -134,7 +135,8 @@ def shared_keys(target: Target, options: DrafterConfig) -> tuple[list[int], list
         where, why = f"layer {bad} of {where}", rotaries[bad]
     raise UserError(
         f"drafter.context=shared_kv: {where} has no keys and values that a drafter can share: "
-        f"{why if isinstance(why, str) else reason} (architecture {target.config.model_type!r}); use drafter.context=taps"
+        f"{why if isinstance(why, str) else reason} (architecture {target.config.model_type!r}); use "
+        "drafter.context=taps"
     )
 
 
@@ -149,7 +151,8 @@ def check_taps(target: Target, layers: Sequence[int]) -> None:
     if any(isinstance(rotary, Rotary) for rotary in key_rotaries(target)):
         advice = "use drafter.context=shared_kv"
     raise UserError(
-        f"drafter.context=taps: the layers of target {target.spec!r} do not write one hidden state for each token "
+        f"drafter.context=taps: the layers of target {target.spec!r} do not write one hidden state for "
+        "each token "
         f"(architecture {target.config.model_type!r}); {advice}"
     )
 

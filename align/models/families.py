@@ -200,7 +200,8 @@ def family_of(config: Mapping[str, Any], spec: str) -> Family:
     if not fitting:
         kinds = {f.model_type for f in FAMILIES.values()}
         raise UserError(
-            f"{spec}: config.json has model_type={kind!r}, architectures={named}: not a masked-diffusion family that is "
+            f"{spec}: config.json has model_type={kind!r}, architectures={named}: not a masked-diffusion "
+            "family that is "
             f"supported{nearest(str(kind), kinds)}"
         )
     family = next((f for f in fitting if f.published_as(spec)), fitting[0])

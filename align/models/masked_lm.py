@@ -145,7 +145,8 @@ class MaskedLM(nn.Module):
         see: Tensor | None = None,
         keep: Tensor | None = None,
     ) -> Tensor:
-        """Raw logits in fp32, (B, L, V), row i for position i; with `keep`, bool (B, L), of its N rows, (N, V)."""
+        """Raw logits in fp32, (B, L, V), row i for position i; with `keep`, bool (B, L), of its N rows, (N,
+        V)."""
         hidden = self.hidden(tokens_BL, positions_BL=positions_BL, see=see)
         return self.head(hidden if keep is None else hidden[keep])
 

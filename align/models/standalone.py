@@ -117,7 +117,8 @@ class DiffusionDrafter(nn.Module):
         fits = size == config.vocab_size or (not uniform and size == config.vocab_size + 1)
         if not fits and not (padded and size > config.vocab_size):
             raise UserError(
-                f"the drafter has {size} tokens with its mask, target {target.spec!r} has {config.vocab_size} without: a "
+                f"the drafter has {size} tokens with its mask, target {target.spec!r} has "
+                f"{config.vocab_size} without: a "
                 "drafter with a vocabulary of its own needs its tokenizer (--drafter-tokenizer)"
             )
 

@@ -101,7 +101,8 @@ async def _find_model(client: Client, recipe: Recipe, target: Target, command: s
     limit = model.get("max_model_len")
     if isinstance(limit, int) and limit <= recipe.data.length:
         raise UserError(
-            f"{client.url}: {name!r} takes {limit} tokens, a row may have {recipe.data.length} and one new one (data.length)"
+            f"{client.url}: {name!r} takes {limit} tokens, a row may have {recipe.data.length} and one "
+            "new one (data.length)"
         )
     return name
 
@@ -159,7 +160,8 @@ class ServedStates:
             raise
         if not quiet:
             say(
-                f"{url} returns states of {plural(len(self.layers), 'layer')} as {self.model!r}, within {apart:.1%} of "
+                f"{url} returns states of {plural(len(self.layers), 'layer')} as {self.model!r}, within "
+                f"{apart:.1%} of "
                 f"the target's own, up to {d.concurrency} requests at once"
             )
 
@@ -205,13 +207,15 @@ class ServedStates:
             nearest = int(apart.argmin())
             if nearest != layer and float(apart[nearest]) < NEAR:
                 raise UserError(
-                    f"{self.url} returns states of layer {nearest} of target {self.target.spec!r} where those of layer "
+                    f"{self.url} returns states of layer {nearest} of target {self.target.spec!r} where "
+                    "those of layer "
                     f"{layer} are wanted; start it with: {self.command}"
                 )
             worst = max(worst, float(apart[layer]))
         if worst > NEAR and self.recipe.data.server_check == "auto":
             raise UserError(
-                f"{self.url}: {self.model!r} is not target.name={self.target.spec!r}: its states are {worst:.0%} away from "
+                f"{self.url}: {self.model!r} is not target.name={self.target.spec!r}: its states are "
+                f"{worst:.0%} away from "
                 f"the target's, more than {NEAR:.0%} (data.server_check=never continues anyway)"
             )
         return worst

@@ -68,7 +68,8 @@ class StateFiles:
                 if lock.exists():
                     why = "has the server room to write?"
                 raise UserError(
-                    f"{self.url} stored states in {path}, which is not complete here after {self.seconds:g} s "
+                    f"{self.url} stored states in {path}, which is not complete here after "
+                    f"{self.seconds:g} s "
                     f"(data.reply_seconds); {why}"
                 )
             time.sleep(_POLL_SECONDS)

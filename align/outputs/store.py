@@ -90,14 +90,16 @@ class OutputStore:
         if not path.exists():  # written with the first shard
             if sealed:
                 raise UserError(
-                    f"{path} is missing, which says what the outputs there are of; remove them, or give another trainer.features_path"
+                    f"{path} is missing, which says what the outputs there are of; remove them, or give "
+                    "another trainer.features_path"
                 )
             return
         found = convert(read_json(path), dict[str, Any], "", str(path))
         for key, value in self.description.items():
             if found.get(key) != value:
                 raise UserError(
-                    f"{path}: {key} is {found.get(key)!r}, here it would be {value!r}; give another trainer.features_path"
+                    f"{path}: {key} is {found.get(key)!r}, here it would be {value!r}; give another "
+                    "trainer.features_path"
                 )
 
     def _read_seal(self, seal: Path) -> None:

@@ -116,8 +116,8 @@ def import_drafter(
     """Another engine's drafter from its config and tensors.
 
     Args:
-        layout: from `layout_of`. path: for messages, and for the target's name. frequency_factors: by how much
-            each pair of a head turns more slowly than by `rope_theta`, (d / 2).
+        layout: from `layout_of`. path: for messages, and for the target's name. frequency_factors: by how
+            much each pair of a head turns more slowly than by `rope_theta`, (d / 2).
 
     Raises:
         UserError: what the network here does not compute, or a drafter for a target of another shape.
@@ -181,7 +181,8 @@ def _note_other_target(made_for: str, target: Target, path: Path) -> None:
     theirs, ours = (name.rstrip("/").rpartition("/")[2].casefold() for name in (made_for, target.spec))
     if theirs and theirs != ours and target.spec != unnamed:
         say(
-            f"note: drafter {path} was made for {short(made_for)}; where {short(target.spec)} has other weights, its "
+            f"note: drafter {path} was made for {short(made_for)}; where {short(target.spec)} has other "
+            "weights, its "
             "drafts are worse (outputs stay exact)",
             error=True,
         )
@@ -226,13 +227,15 @@ def _check_tables(drafter: BlockDrafter, path: Path) -> None:
         fits = False
     if not fits:
         raise UserError(
-            f"drafter {path} uses its target's rotary tables, and target {target.spec!r} has none that fit; it was "
+            f"drafter {path} uses its target's rotary tables, and target {target.spec!r} has none that "
+            "fit; it was "
             f"made for {config.target!r}"
         )
 
 
 def _check_vocabulary(vocab: Tensor, vocab_size: int, where: str) -> Tensor:
-    """The ids, int64. Raises UserError unless they are distinct and ascending, as token verification needs them."""
+    """The ids, int64. Raises UserError unless they are distinct and ascending, as token verification needs
+    them."""
     if vocab.dim() == 1 and len(vocab) and not vocab.is_floating_point():
         vocab = vocab.long()
         if bool((vocab.diff() > 0).all()) and int(vocab[0]) >= 0 and int(vocab[-1]) < vocab_size:

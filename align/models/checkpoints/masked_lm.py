@@ -239,7 +239,8 @@ def _fill(family: Family, config: Any, tensors: dict[str, Tensor], where: str) -
     for name, shape in expected.items():
         if tensors[name].shape != shape:
             raise UserError(
-                f"{where}: {family.theirs(name)} has shape {tuple(tensors[name].shape)}, expected {tuple(shape)}"
+                f"{where}: {family.theirs(name)} has shape {tuple(tensors[name].shape)}, expected "
+                f"{tuple(shape)}"
             )
     quiet_loading()
     with in_one_line(where):

@@ -86,7 +86,8 @@ class _Values:
         low, high = self.get("noise.sigma_min"), self.get("noise.sigma_max")
         if not (finite(low) and finite(high) and 0 < low < high):
             raise UserError(
-                f"{self.where}: noise.sigma_min={low!r:.30} and sigma_max={high!r:.30} must be numbers, 0 < min < max"
+                f"{self.where}: noise.sigma_min={low!r:.30} and sigma_max={high!r:.30} must be numbers, "
+                "0 < min < max"
             )
         return ScheduleSpec("geometric", float(low), float(high))
 
@@ -171,7 +172,8 @@ def _masked_plan(config: _Values, family: str, rows: int) -> NetworkPlan:
     tokenizer = data.get("tokenizer_name_or_path") if isinstance(data, dict) else None
     if tokenizer is not None and "gpt2" not in str(tokenizer) and "mask_token_id" not in values:
         raise UserError(
-            f"{where}: tokenizer {str(tokenizer)!r} may have a mask token of its own: add mask_token_id: ID at the top"
+            f"{where}: tokenizer {str(tokenizer)!r} may have a mask token of its own: add mask_token_id: "
+            "ID at the top"
         )
     return config.plan(
         "absorbing",
