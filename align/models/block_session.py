@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from align.kernels.gradients import without_gradients
-from align.kernels.layers import RepeatedCall
+from align.kernels.layers import RepeatedCall, Rows
 from align.kernels.linear import MOST_ROWS, Matrix, few_rows
 from align.models.block import BlockDrafter, KeysValues
-from align.models.block_stack import run_stack
 from align.target.cache import KVCache
 from align.target.fused import memory_of
 from align.target.slabs import LayerShape
@@ -136,17 +135,17 @@ class BlockSession:
     ) -> Tensor:
         """One pass over the rows of N blocks → normalised hidden states, by the C kernel if it takes them.
         `state_D`: the target's state before them, if the rows do not contain it yet."""
-        drafter, count = self.drafter, len(x_NRD)
-        if drafter.stack is not None:
+        drafter = self.drafter
+        count, size = x_NRD.shape[:2]
+        cache, layers = (self.cache, self._layers) if self.own is None else (self.own, None)
+        if drafter.stack is not None and count * size <= MOST_ROWS and cache.rows == 1:
             cos_Rw, sin_Rw = cos_1Rw[0], sin_1Rw[0]
             if count > 1:
                 cos_Rw, sin_Rw = cos_Rw.repeat(count, 1), sin_Rw.repeat(count, 1)
-            see_RR = _see_own_block(count, x_NRD.shape[1], x_NRD.device)
-            cache, layers = (self.cache, self._layers) if self.own is None else (self.own, None)
+            see_RR = _see_own_block(count, size, x_NRD.device)
+            rows = Rows(memory_of(cache, layers), cache.length, count * size, see_RR, apart=True)
             x_RD = x_NRD.flatten(0, 1)
-            found = run_stack(drafter.stack, x_RD, cos_Rw, sin_Rw, cache, layers, see_RR, state_D)
-            if found is not None:
-                return found.view(x_NRD.shape)
+            return drafter.stack(x_RD, cos_Rw, sin_Rw, [rows], state_D=state_D)[0].view(x_NRD.shape)
         if state_D is not None:
             x_NRD = drafter.add_state(x_NRD, state_D)
         return drafter.run_layers(x_NRD[None], cos_1Rw[None], sin_1Rw[None], self._contexts(), None)[0]

@@ -6,16 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-from align.kernels.layers import Convolution, LayerStack, Rows, Weights
-from align.kernels.linear import MOST_ROWS, Matrix, RowsLinear, rows_library
+from align.kernels.layers import Convolution, LayerStack, Weights
+from align.kernels.linear import Matrix, RowsLinear, rows_library
 from align.kernels.replacing import gives_rows
 from align.kernels.tree import MarkovWeights, TreeHead
 from align.models.block_layers import BlockLayer, TwoTapConvolution
 from align.models.markov import LinearHead, MixedHead
-from align.target.cache import KVCache
-from align.target.fused import is_silu, layer_weights, memory_of
+from align.target.fused import is_silu, layer_weights
 
 if TYPE_CHECKING:
     from align.models.block import BlockDrafter
@@ -64,28 +62,6 @@ def _weights(layer: BlockLayer) -> Weights:
 
 def _convolution(module: TwoTapConvolution | None) -> Convolution | None:
     return None if module is None else Convolution(module.delta.matrix, module.offset)
-
-
-def run_stack(
-    stack: LayerStack,
-    x_RD: Tensor,
-    cos_Rw: Tensor,
-    sin_Rw: Tensor,
-    cache: KVCache,
-    layers: tuple[int, ...] | None,
-    see_RR: Tensor,
-    state_D: Tensor | None,
-) -> Tensor | None:
-    """Normalised last hidden states (R, D); None for too many rows or a cache of several requests.
-
-    Args:
-        layers: of the cache, which is only read; None = all. see_RR: which rows each one sees.
-        state_D: the target's state before the block, if `x_RD` does not contain it yet.
-    """
-    if len(x_RD) > MOST_ROWS or cache.rows != 1:
-        return None
-    rows = Rows(memory_of(cache, layers), cache.length, len(x_RD), see_RR.contiguous(), apart=True)
-    return stack(x_RD, cos_Rw, sin_Rw, [rows], state_D=state_D)[0]
 
 
 def tree_head(drafter: BlockDrafter, head: Matrix, basis: Matrix | None) -> TreeHead | None:

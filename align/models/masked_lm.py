@@ -138,17 +138,10 @@ class MaskedLM(nn.Module):
         return torch.cat((first[:, :, None], blocks[:, :, :-1]), dim=2)
 
     def forward(
-        self,
-        tokens_BL: Tensor,
-        *,
-        positions_BL: Tensor | None = None,
-        see: Tensor | None = None,
-        keep: Tensor | None = None,
+        self, tokens_BL: Tensor, *, positions_BL: Tensor | None = None, see: Tensor | None = None
     ) -> Tensor:
-        """Raw logits in fp32, (B, L, V), row i for position i; with `keep`, bool (B, L), of its N rows, (N,
-        V)."""
-        hidden = self.hidden(tokens_BL, positions_BL=positions_BL, see=see)
-        return self.head(hidden if keep is None else hidden[keep])
+        """Raw logits in fp32, (B, L, V), row i for position i; arguments of `hidden`."""
+        return self.head(self.hidden(tokens_BL, positions_BL=positions_BL, see=see))
 
     def _run(
         self, tokens_BL: Tensor, mask: Tensor | None, positions_BL: Tensor, cache: KVCache | None
