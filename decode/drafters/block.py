@@ -100,6 +100,7 @@ class BlockProposer:
         self.passes, self.tree_nodes = passes, tree_nodes
         self.sizes = TreeSize(TREE_NODES if tree_nodes is None else tree_nodes) if by_cost else None
         self.draft_nodes = max(TREE_NODES if tree_nodes is None else tree_nodes, self.draft_tokens)
+        self.by_clock = by_cost
 
     def nodes(self, sampling: Sampling) -> int:
         """How many tokens it drafts as a tree under these settings; 0 = a chain."""

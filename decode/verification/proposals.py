@@ -116,14 +116,21 @@ def check_proposal_of(engine: Engine, tally: Tally, name: str) -> None:
             if first is not None and second is not None and not _alike(first, second):
                 tally.find(f"{name}: two proposals for one text differ, though nothing is drawn", method=name)
             return
-        for top_k, levels in ((FEW, room), (SIBLINGS, 1)):
+        for top_k, most in ((FEW, room), (SIBLINGS, 1)):
             request.sampling = replace(sampling, top_k=top_k)
-            try:
-                outcomes = every_outcome(partial(propose, levels))
-            except ReusedNumber:
-                tally.find(f"{name}: two drafts of a proposal were drawn at one random number", method=name)
-                return
-            except TooMany:
+            outcomes = None
+            for levels in range(most, 0, -1):
+                try:
+                    outcomes = every_outcome(partial(propose, levels))
+                    break
+                except ReusedNumber:
+                    tally.find(
+                        f"{name}: two drafts of a proposal were drawn at one random number", method=name
+                    )
+                    return
+                except TooMany:
+                    continue
+            if outcomes is None:
                 tally.counts["proposals with too many outcomes"] += 1
                 return
             judge(outcomes, tally, name)

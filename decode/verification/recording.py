@@ -86,6 +86,7 @@ class Recorder(TorchFunctionMode):
 
     Attributes:
         engines: the requests, in the order given. generators: of each, its own.
+        streamed: of every second request the pieces of its text, of the others None.
         used: the numbers at which tokens were drawn.
         foreign: what used random numbers that belong to no request.
     """
@@ -94,6 +95,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.before_draft = before_draft
         self.engines: list[Engine] = []
+        self.streamed: list[list[str] | None] = []
         self.generators: dict[int, torch.Generator] = {}
         self.rounds: list[RecordedRound] = []
         self.calls: list[RandomCall] = []
@@ -139,8 +141,12 @@ class Recorder(TorchFunctionMode):
         self._stack.enter_context(mock.patch.object(owner, name, call))
 
     def _make_engine(self, original: Any, *args: Any, **kwargs: Any) -> Engine:
+        pieces: list[str] | None = [] if len(self.engines) % 2 == 0 else None
+        if pieces is not None:
+            args = (*args[:5], pieces.append, *args[6:])
         made: Engine = original(*args, **kwargs)
         self.engines.append(made)
+        self.streamed.append(pieces)
         return made
 
     def _begin_round(self, original: Any, engine: Engine) -> Any:
@@ -231,6 +237,10 @@ class Recorder(TorchFunctionMode):
             if self._drafting is not None:
                 self._drafted.setdefault(self._drafting, []).append(call.values)
         return result
+
+    def rounds_of(self, number: int) -> list[RecordedRound]:
+        """The rounds of one request."""
+        return [one for one in self.rounds if one.request == number]
 
     def _number(self, engine: Engine) -> int:
         return next(i for i, one in enumerate(self.engines) if one is engine)

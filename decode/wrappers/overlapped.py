@@ -34,6 +34,8 @@ class OverlappedDrafter:
         UserError: it drafts fewer than two tokens; when a request begins: it reads the target's states or cannot rewind.
     """
 
+    in_background = True
+
     def __init__(self, inner: Drafter) -> None:
         if inner.draft_tokens < 2:
             raise UserError(
