@@ -26,7 +26,7 @@ from align.config.preflight import check_training
 from align.data.prompts import check_source
 from align.data.text_sources import check_text_source
 from align.models.checkpoints.masked_lm import load_masked_lm
-from align.models.checkpoints.published_files import find
+from align.models.checkpoints.published import find
 from align.planning.drafter_sizes import read_init_config
 from align.planning.target_sizes import read_target_sizes
 from align.target.loading import load_target, load_tokenizer, resolve_folder
