@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from align.common.commands import command
 from align.common.errors import UserError, nearest
-from align.common.files import expanded
+from align.common.files import expand_path
 from align.common.hub import DEFAULT_TARGET
 from align.common.schema import SHORT_DTYPES, convert, type_name
 from align.common.strict_yaml import dump_yaml
@@ -132,10 +132,10 @@ def _build(values: dict[str, tuple[Any, str]], order: dict[str, int], path: Path
     shorten_to_run(recipe, order)
     try:
         check(recipe)
-        recipe.output = str(expanded(recipe.output or f"runs/{recipe.name}", "output"))
-        recipe.data.path = recipe.data.path and str(expanded(recipe.data.path, "data.path"))
+        recipe.output = str(expand_path(recipe.output or f"runs/{recipe.name}", "output"))
+        recipe.data.path = recipe.data.path and str(expand_path(recipe.data.path, "data.path"))
         t = recipe.trainer
-        t.features_path = t.features_path and str(expanded(t.features_path, "trainer.features_path"))
+        t.features_path = t.features_path and str(expand_path(t.features_path, "trainer.features_path"))
     except UserError as error:
         # Of the keys that the line names, the first that was given somewhere: the others are defaults.
         words = re.findall(r"[\w.]+", str(error))
@@ -162,7 +162,7 @@ def _split_list(text: str, are_paths: bool) -> list[str]:
 
 def _exists(path: str) -> bool:
     try:
-        return bool(path.strip()) and expanded(path).exists()
+        return bool(path.strip()) and expand_path(path).exists()
     except (OSError, UserError):  # a name that no file can have
         return False
 

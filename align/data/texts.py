@@ -132,7 +132,9 @@ class _Reader:
         records: of the sources, which count what is read of them.
     """
 
-    def __init__(self, recipe: Recipe, target: TargetInfo, records: list[SourceRecord], passages: Passages) -> None:
+    def __init__(
+        self, recipe: Recipe, target: TargetInfo, records: list[SourceRecord], passages: Passages
+    ) -> None:
         d = recipe.data
         self.target, self.records, self.passages = target, records, passages
         self.first = first_tokens(target)

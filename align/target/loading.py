@@ -13,7 +13,7 @@ from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoModelForMultimodalLM
 
 from align.common.errors import UserError, what_happened
-from align.common.files import expanded
+from align.common.files import expand_path
 from align.common.hub import hub_reachable, model_folder, nearby, package_file
 from align.common.schema import read_object
 from align.common.text import say
@@ -175,7 +175,7 @@ def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Any:
 
 def adapter_behind(spec: str) -> Adapter | None:
     """The adapter that a target's name stands for; None where it stands for a model."""
-    path = expanded(spec)
+    path = expand_path(spec)
     return adapter_of(path, f"target {spec!r}") if path.is_dir() else None
 
 
@@ -196,7 +196,7 @@ def resolve_folder(spec: str) -> Path | str:
     Raises:
         UserError: there is no such model.
     """
-    path = expanded(spec)
+    path = expand_path(spec)
     if path.is_dir():
         found = folder_kind(spec, path)
         if isinstance(found, Adapter):

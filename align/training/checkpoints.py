@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from align.common.errors import UserError
-from align.common.files import expanded, sha256_file, to_disk, write_atomically
+from align.common.files import expand_path, sha256_file, to_disk, write_atomically
 from align.common.schema import convert, read_object
 from align.common.text import say
 
@@ -178,7 +178,7 @@ def check_named(resume: str) -> None:
     """Raises UserError where `trainer.resume` names a checkpoint that is not there or torn."""
     if resume in ("auto", "never"):
         return
-    if why := fault(expanded(resume, "trainer.resume")):
+    if why := fault(expand_path(resume, "trainer.resume")):
         raise UserError(
             f"trainer.resume={resume}: no complete checkpoint there ({why}); auto, never, or a step-N.ckpt"
         )
@@ -194,7 +194,7 @@ def newest(folder: Path, resume: str, target_sha256: str) -> Path | None:
     if resume == "never":
         return None
     if resume != "auto":
-        named = expanded(resume, "trainer.resume")
+        named = expand_path(resume, "trainer.resume")
         if why := _damage(named):
             raise UserError(f"trainer.resume={resume}: {why}; auto, never, or another step-N.ckpt")
         return _of_target(named, target_sha256)

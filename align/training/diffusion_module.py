@@ -129,7 +129,7 @@ class DiffusionDrafterModule(DrafterModule):
         def spread(values_R: Tensor) -> Tensor:
             return torch.zeros(at.shape, device=at.device).masked_scatter(at, values_R)
 
-        return found.each(spread)
+        return found.map(spread)
 
     def strength(self) -> float:
         """λ at this step."""

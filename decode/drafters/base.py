@@ -117,7 +117,11 @@ class WrappingSession(DraftSession):
 
 
 class Drafter(Protocol):
-    """What makes proposals."""
+    """What makes proposals.
+
+    A class that sets `in_background` drafts in another thread, `by_clock` by measured times (a seed gives other tokens of the same
+    distribution), `in_rounds` with more random numbers than it has drafts: `decode.verify` asks for these.
+    """
 
     name: str
     draft_tokens: int

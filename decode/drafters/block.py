@@ -29,8 +29,8 @@ from align.target.model import TargetOutput
 from decode.drafters.base import DraftSession, Request, check_range
 from decode.drafters.controllers import TreeSize
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
-from decode.speculation.sampling import NOTHING, ProcessorState, Sampling, penalised, probs, uniform
-from decode.speculation.tree_drafts import as_tree, draw_tree, drawn_tree_parents, ranked
+from decode.speculation.sampling import NOTHING, ProcessorState, Sampling, apply_penalties, probs, uniform
+from decode.speculation.tree_drafts import as_tree, draw_tree, drawn_tree_parents, rank_candidates
 
 TREE_NODES = 5
 """With the root six rows a call: one pass through the weights (align/kernels/rows.c), at 1.1 times the price of one row."""
@@ -100,6 +100,7 @@ class BlockProposer:
         self.passes, self.tree_nodes = passes, tree_nodes
         self.sizes = TreeSize(TREE_NODES if tree_nodes is None else tree_nodes) if by_cost else None
         self.draft_nodes = max(TREE_NODES if tree_nodes is None else tree_nodes, self.draft_tokens)
+        self.by_clock = by_cost
 
     def nodes(self, sampling: Sampling) -> int:
         """How many tokens it drafts as a tree under these settings; 0 = a chain."""
@@ -243,12 +244,12 @@ class BlockDrafts(DraftSession):
         def children(k: int, above: Sequence[int | None]) -> list[tuple[list[float], list[int]]]:
             tokens = torch.tensor([last if t is None else t for t in above], device=logits_KV.device)
             logits_EV = self._after(logits_KV, inputs_Kr, k, tokens)
-            logits_EV = penalised(logits_EV, self.request.sampling, self._before(k))
+            logits_EV = apply_penalties(logits_EV, self.request.sampling, self._before(k))
             top = (logits_EV / scale).log_softmax(-1).topk(most, dim=-1)
             rows = list(zip(top.values.tolist(), self._tokens(top.indices).tolist(), strict=True))
             return rows if len(rows) == len(above) else rows * len(above)
 
-        found = ranked(len(logits_KV), nodes, children)
+        found = rank_candidates(len(logits_KV), nodes, children)
         return *as_tree(found), [node.log_q for node in found]
 
     def _after(self, logits_KV: Tensor, inputs_Kr: Tensor | None, k: int, tokens_P: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from align.models.block_session import BlockSession
 from align.target.model import TargetOutput
 from decode.drafters.base import DraftSession, Request, check_range
 from decode.speculation.proposal import DraftProbs, Law, Proposal
-from decode.speculation.sampling import NOTHING, Sampling, draw, penalised, probs
+from decode.speculation.sampling import NOTHING, Sampling, apply_penalties, draw, probs
 from decode.speculation.tree import MOST_NODES, chain
 from decode.speculation.tree_drafts import concatenate_q, prefix_tree
 
@@ -157,10 +157,10 @@ class D2SDSession(DraftSession):
             seen = self.request.history.ahead(k, 1).columns(ids)
             after = logits if line is None else logits + session.bias(line, blocks_NJ[own, k])
             if self.law == "point":
-                said.append(penalised(after, sampling, seen))
+                said.append(apply_penalties(after, sampling, seen))
                 columns, _ = self.request.choose("point", said[-1].clone(), NOTHING, [k] * len(own), ids)
             else:
-                said.append(penalised(logits, sampling, seen))
+                said.append(apply_penalties(logits, sampling, seen))
                 drawn_from.append(probs(after, sampling, seen))
                 columns = draw(drawn_from[-1], self.request.generator)
             blocks_NJ[own, k + 1] = columns if ids is None else ids[columns]

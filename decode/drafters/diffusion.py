@@ -24,7 +24,7 @@ from align.models.diffusion_context import DiffusionContext
 from align.models.standalone import DiffusionDrafter
 from decode.drafters.base import DraftSession, Request, check_range, common_prefix_length
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
-from decode.speculation.sampling import ProcessorState, Sampling, penalised, probs
+from decode.speculation.sampling import ProcessorState, Sampling, apply_penalties, probs
 from decode.speculation.tree_drafts import draw_tree, drawn_tree_parents, tree_from_marginals
 
 ORDERS = ("left_to_right", "blockwise", "random", "confidence")
@@ -196,7 +196,7 @@ class DiffusionDrafts(DiffusionSession):
         before = self.before(torch.arange(len(logits_KV), device=logits_KV.device))
         if self.law == "point":
             # at temperature 0 rank by q at temperature 1
-            scaled_KV = penalised(logits_KV, sampling, before) / (sampling.temperature or 1.0)
+            scaled_KV = apply_penalties(logits_KV, sampling, before) / (sampling.temperature or 1.0)
             return tree_from_marginals(scaled_KV.log_softmax(-1), nodes)
         siblings, generator = self.proposer.siblings, self.request.generator
         assert siblings is not None

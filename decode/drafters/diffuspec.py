@@ -21,7 +21,7 @@ from decode.drafters.controllers import AdaptiveLength, adaptive_range
 from decode.drafters.diffusion import DiffusionSession
 from decode.drafters.diffuspec_search import NgramModel, best_path, columns
 from decode.speculation.proposal import Law, Proposal
-from decode.speculation.sampling import Sampling, penalised, probs
+from decode.speculation.sampling import Sampling, apply_penalties, probs
 
 
 class DiffuSpecDrafter:
@@ -111,7 +111,7 @@ class DiffuSpecSession(DiffusionSession):
         sampling, before = self.request.sampling, self.request.history.ahead(0, k)
         logits_KV = self.context.denoise(self.masks(k))
         if sampling.greedy:
-            return penalised(logits_KV, sampling, before, overwrite=True).softmax(-1)
+            return apply_penalties(logits_KV, sampling, before, overwrite=True).softmax(-1)
         return probs(logits_KV, sampling, before, overwrite=True)
 
     def _search(self, q_KV: Tensor) -> list[int]:

@@ -40,6 +40,8 @@ class HierarchicalDrafter:
             vocabulary or device than the target's.
     """
 
+    in_rounds = True
+
     def __init__(self, model: Target, inner: Drafter, draft_tokens: int = DRAFT_TOKENS) -> None:
         check_range("draft_tokens", draft_tokens, 1, None)
         innermost: Any = inner  # inside CopyingDrafter and other wrappers

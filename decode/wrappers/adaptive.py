@@ -26,6 +26,8 @@ class AdaptiveDrafter:
         controller: called once per request; makes its controller.
     """
 
+    by_clock = True
+
     def __init__(self, inner: Drafter, controller: Callable[[], Controller] = CostAware) -> None:
         self.inner, self.controller = inner, controller
         self.name = f"{inner.name}+controller"
@@ -71,6 +73,8 @@ class SwitchingDrafter:
         variants: drafters of one class over the same networks, whose sessions read `proposer` at every proposal.
         names: of the variants, for messages.
     """
+
+    by_clock = True
 
     def __init__(self, variants: Sequence[Drafter], names: Sequence[str]) -> None:
         self.variants, self.names = list(variants), list(names)

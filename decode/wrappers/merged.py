@@ -25,6 +25,7 @@ class MergedDrafter:
         self.name = f"{first.name}|{second.name}"
         self.draft_tokens = max(first.draft_tokens, second.draft_tokens)
         self.draft_nodes = first.draft_nodes + second.draft_nodes
+        self.in_background = any(getattr(one, "in_background", False) for one in (first, second))
 
     def law(self, sampling: Sampling) -> Law:
         return "point"

@@ -18,7 +18,7 @@ import torch
 from align.common.errors import UserError
 from decode.drafters.base import Drafter, Request, WrappingSession
 from decode.speculation.proposal import Law, Proposal
-from decode.speculation.sampling import Sampling, seeded
+from decode.speculation.sampling import Sampling, make_generator
 
 _OWN_STREAM = 0x0A17
 """XORed with the request's seed, it seeds the generator of drafts made ahead."""
@@ -33,6 +33,8 @@ class OverlappedDrafter:
     Raises:
         UserError: it drafts fewer than two tokens; when a request begins: it reads the target's states or cannot rewind.
     """
+
+    in_background = True
 
     def __init__(self, inner: Drafter) -> None:
         if inner.draft_tokens < 2:
@@ -61,7 +63,7 @@ class OverlappedSession(WrappingSession):
         self.guessed = replace(
             request,
             tokens=list(request.tokens),
-            generator=seeded(seed ^ _OWN_STREAM, device),
+            generator=make_generator(seed ^ _OWN_STREAM, device),
             history=request.history.fork(),
         )
         super().__init__(drafter.start(self.guessed))

@@ -28,8 +28,7 @@ def test_a_sweep_without_an_account(
     main(words)
     page = capsys.readouterr().out
     assert (
-        "| objective.weighting | validation/tau_sampling [95%] | runs |" in page
-        and "| uniform | 1." in page
+        "| objective.weighting | validation/tau_sampling [95%] | runs |" in page and "| uniform | 1." in page
     )
     assert len([*(tmp_path / "out" / "trials").glob("*/drafter/model.safetensors")]) == 2
     main(words)

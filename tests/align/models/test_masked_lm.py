@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from align.common.errors import UserError
-from align.models.checkpoints.adapted import adapt
+from align.makers.adapted import adapt
 from align.models.checkpoints.masked_lm import load_masked_lm, save_masked_lm
 from align.models.families import FAMILIES
 from align.models.masked_lm import annealed_see, merge_lora, with_lora
@@ -100,36 +100,6 @@ def test_mask_and_shift_equal_transformers_own_eager_attention(name: str) -> Non
         assert not got[:, 0].any()
         got, raw = got[:, 1:], raw[:, :-1]
     torch.testing.assert_close(got, raw, atol=2e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-@torch.no_grad()
-def test_the_mask_is_honoured(name: str) -> None:
-    network = small_masked_lm(name)
-    other = tokens()
-    other[:, 7] = (other[:, 7] + 1) % 36
-    shift = FAMILIES[name].shift
-
-    def changed(see: Tensor | None) -> list[bool]:
-        """Raw rows that token 7 reaches."""
-        difference = (network(tokens(), see=see) - network(other, see=see)).abs().amax((0, 2)) > 1e-6
-        return difference[shift:].tolist()
-
-    everything = [True] * (9 - shift)
-    assert changed(torch.ones(9, 9, dtype=torch.bool)) == everything
-    assert changed(torch.ones(9, 9, dtype=torch.bool).tril()) == [i >= 7 for i in range(9 - shift)]
-    assert changed(None) == ([i >= 6 for i in range(9)] if name == "sdar" else everything)
-    first = torch.eye(9, dtype=torch.bool).repeat(2, 1, 1, 1)
-    assert changed(first) == [i == 7 for i in range(9 - shift)]
-
-
-def test_only_the_rows_that_are_kept_meet_the_head() -> None:
-    network, keep = small_masked_lm("dream"), tokens() == 36
-    torch.testing.assert_close(network(tokens(), keep=keep), network(tokens())[keep], atol=1e-5, rtol=1e-5)
-    moved = torch.arange(5, 14)[None]  # rotary positions are relative
-    torch.testing.assert_close(network(tokens(), positions_BL=moved), network(tokens()), atol=1e-4, rtol=1e-4)
-    stretched = network(tokens(), positions_BL=moved * 2)
-    assert not torch.allclose(stretched, network(tokens()), atol=1e-2)
 
 
 @pytest.mark.parametrize("name", ["sdar", "adapted"])

@@ -215,7 +215,8 @@ def test_a_network_is_told_the_noise_that_it_sees(target: Target) -> None:
         made.schedule = schedule
         share = torch.tensor([0.25, 0.5, 1.0], dtype=torch.float64)
         torch.testing.assert_close(
-            -torch.expm1(-made.sigma_for_mask_fraction(share)), share * float(schedule.masked(torch.ones(())))
+            -torch.expm1(-made.sigma_for_mask_fraction(share)),
+            share * float(schedule.mask_probability(torch.ones(()))),
         )
 
 

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from decode.methods.build import build
-from decode.methods.registry import Parts
-from decode.methods.spec import read_method
+from decode.systems.construction import OpenDrafters, build
+from decode.systems.parsing import read_method
 from tests.builders import PROMPT
 
 
-def test_drafting_ahead_is_used_and_is_what_would_have_been_drafted(parts: Parts) -> None:
+def test_drafting_ahead_is_used_and_is_what_would_have_been_drafted(parts: OpenDrafters) -> None:
     """The drafter is the target itself: every guess holds, and each call commits all of it."""
     decoder = build(read_method("duo:gamma=3"), parts)
     found: Any = decoder.drafter
@@ -31,7 +30,7 @@ def test_drafting_ahead_is_used_and_is_what_would_have_been_drafted(parts: Parts
 
 
 @pytest.mark.parametrize("name", ["duo:gamma=2", "double"])
-def test_no_thread_outlives_its_draft(parts: Parts, name: str) -> None:
+def test_no_thread_outlives_its_draft(parts: OpenDrafters, name: str) -> None:
     """One that did would halve the speed of everything decoded after it, plain decoding's too."""
     before = set(threading.enumerate())
     decoder = build(read_method(name), parts)
