@@ -81,7 +81,7 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "git": {"vision_config": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}},
     "longcat_flash": {"zero_expert_num": 2, "num_layers": 4, "num_hidden_layers": 8, "num_key_value_heads": 4},
-    "bert": {"is_decoder": True},
+    **dict.fromkeys(("bert", "bert-generation"), {"is_decoder": True}),
     "bamba": {"attn_layer_indices": [1, 3]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
