@@ -32,10 +32,10 @@ def block_mask(
     """
     if length == 1:
         return None
-    return laid_out(seen(see_LL, length, past, device), groups, dtype)
+    return laid_out(visible_mask(see_LL, length, past, device), groups, dtype)
 
 
-def seen(see_LL: Tensor | None, length: int, past: int, device: torch.device) -> Tensor:
+def visible_mask(see_LL: Tensor | None, length: int, past: int, device: torch.device) -> Tensor:
     """What each of `length` tokens attends to, bool (L, past + L): all of the past, and each other by `see_LL` (None: causal)."""
     see_LS = torch.ones(length, past + length, dtype=torch.bool, device=device)
     if see_LL is None:

@@ -78,11 +78,11 @@ class KVCache(Cache):
         if not 0 <= value <= self._length:
             raise ValueError(f"cache length can only be rolled back: {value} is not within 0..{self._length}")
         self._length = self._end = value
-        self._changed(value)
+        self._note_change(value)
         if self.recurrence is not None:
             self.recurrence.roll_back(value)
 
-    def _changed(self, start: int) -> None:
+    def _note_change(self, start: int) -> None:
         """The positions from `start` on have changed."""
         for view in self.views.values():
             view.roll_back(start)
@@ -94,7 +94,7 @@ class KVCache(Cache):
             memory[:, :, self._length : end] = new
         else:  # one token per row, each at its own position
             memory[torch.arange(len(new), device=new.device), :, self.slots_B] = new[:, :, 0]
-            self._changed(0)
+            self._note_change(0)
             end = self.slots_end
         self._end = end
         return memory[:, :, :end]
@@ -142,7 +142,7 @@ class KVCache(Cache):
         start + len(offsets). This rolls back to one path of a tree."""
         count = len(offsets)
         if list(offsets) != list(range(count)):
-            self._changed(start)
+            self._note_change(start)
             for block in self._blocks:
                 block.move(start, offsets)
             if (text := self.text_BL) is not None:
@@ -152,7 +152,7 @@ class KVCache(Cache):
 
     def fill(self, source: KVCache) -> None:
         """Copy the one-row `source` to the start of every row; the length does not change."""
-        self._changed(0)
+        self._note_change(0)
         for block, other in zip(self._blocks, source._blocks, strict=True):
             for mine, its in zip(block.parts, other.parts, strict=True):
                 mine[..., : source.length, :] = its[..., : source.length, :]
@@ -166,7 +166,7 @@ class KVCache(Cache):
         if self.recurrence is None or (lost := self.recurrence.take_lost()) is None:
             return None
         self._length = self._end = self.recurrence.at
-        self._changed(self._length)
+        self._note_change(self._length)
         return lost
 
 

@@ -46,6 +46,7 @@ from align.target.opening import (
     opener,
     processors_template,
     quiet_loading,
+    target_tokenizer,
     with_weights,
 )
 from align.target.proof import prove_target
@@ -94,7 +95,8 @@ def load_target(
     if adapter is not None:
         source = replace(source, revision=adapter.revision)
     folder = resolve_folder(spec)
-    source = replace(source, weights=stand_in(spec if adapter is None else adapter.base, folder))
+    base = spec if adapter is None else adapter.base
+    source = replace(source, weights=stand_in(base, folder))
     _check_config(folder, source, place)
     quiet_loading()
     try:
@@ -105,14 +107,19 @@ def load_target(
         if adapter is not None:
             model.generation_config = adapter.generation_config(model.generation_config, f"target {spec!r}")
         target = prove_target(model, tokenizer, source, fast, round_to_bf16)
-        note_ends(spec, target.eos_ids, tokenizer.eos_token_id)
-        note_turn(spec, tokenizer, target.chat.kwargs, target.eos_ids)
-        note_changes(spec, model.generation_config.to_diff_dict())
+        _note_settings(target)
         return target
     except UserError:
         raise
     except Exception as error:  # transformers' errors for broken folders have no common class
         raise cannot_load("target", spec, error) from None
+
+
+def _note_settings(target: Target) -> None:
+    """Say where texts end, and which settings of its generation config change its text."""
+    note_ends(target.spec, target.eos_ids, target.tokenizer.eos_token_id)
+    note_turn(target.spec, target.tokenizer, target.chat.kwargs, target.eos_ids)
+    note_changes(target.spec, target.model.generation_config.to_diff_dict())
 
 
 def _debug_target(
@@ -177,16 +184,6 @@ def adapter_behind(spec: str) -> Adapter | None:
     """The adapter that a target's name stands for; None where it stands for a model."""
     path = expand_path(spec)
     return adapter_of(path, f"target {spec!r}") if path.is_dir() else None
-
-
-def target_tokenizer(folder: Path | str, adapter: Adapter | None, **options: Any) -> Any:
-    """A target's tokenizer, from its folder. An adapter may bring its own tokenizer or chat template."""
-    own_folder = None if adapter is None else adapter.tokenizer_folder
-    tokenizer = open_tokenizer(own_folder or folder, **options)
-    template = None if adapter is None or own_folder else adapter.chat_template
-    if template is not None:
-        tokenizer.chat_template = template
-    return tokenizer
 
 
 def resolve_folder(spec: str) -> Path | str:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
-from align.target.attention import block_mask, laid_out, seen
+from align.target.attention import block_mask, laid_out, visible_mask
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Whether a query attends to a key: (row, head, query's position, key's position), integers that broadcast → bool."""
@@ -58,7 +58,7 @@ class Layout:
         length, device = self.positions_BL.shape[1], self.positions_BL.device
         see = self.mask
         if see is None:
-            see = seen(self.see_LL, length, self.past, device)[None, None]
+            see = visible_mask(self.see_LL, length, self.past, device)[None, None]
         if rule is None:
             return see
         size = see.shape[-1]

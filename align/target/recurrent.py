@@ -122,15 +122,15 @@ class Recurrence:
 
 def _read(layer: Any, change: Callable[[Tensor], Tensor] = lambda t: t) -> dict[str, dict[int, Any]]:
     parts = {name: dict(getattr(layer, name)) for name in _FLAGS}
-    return parts | {name: _changed(getattr(layer, name), change) for name in _STATES}
+    return parts | {name: _map_states(getattr(layer, name), change) for name in _STATES}
 
 
 def _write(layer: Any, parts: dict[str, dict[int, Any]], change: Callable[[Tensor], Tensor]) -> None:
     for name in _FLAGS:
         setattr(layer, name, dict(parts[name]))
     for name in _STATES:
-        setattr(layer, name, _changed(parts[name], change))
+        setattr(layer, name, _map_states(parts[name], change))
 
 
-def _changed(states: dict[int, Any], change: Callable[[Tensor], Tensor]) -> dict[int, Any]:
+def _map_states(states: dict[int, Any], change: Callable[[Tensor], Tensor]) -> dict[int, Any]:
     return {i: None if state is None else change(state) for i, state in states.items()}

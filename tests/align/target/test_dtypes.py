@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from align.common.errors import UserError
 from align.kernels.linear import rows_library
 from align.target import dtypes
 from align.target.loading import load_target
@@ -21,13 +20,6 @@ def config(dtype: object, **more: object) -> SimpleNamespace:
     made = SimpleNamespace(dtype=dtype, **more)
     made.get_text_config = lambda decoder: made
     return made
-
-
-def test_names() -> None:
-    assert dtypes.target_dtype("bf16", CPU) == dtypes.target_dtype("bfloat16", CPU) == torch.bfloat16
-    assert dtypes.target_dtype("float32", CPU) == torch.float32
-    with pytest.raises(UserError, match="did you mean 'float16'"):
-        dtypes.target_dtype("flot16", CPU)
 
 
 @pytest.mark.parametrize(

@@ -16,17 +16,6 @@ from align.target.source import ModelSource
 from tests.target_models import tiny_model
 
 
-def test_cached_forward_equals_whole_forward(target: Target) -> None:
-    tokens = torch.randint(4, target.vocab_size, (2, 19), generator=torch.Generator().manual_seed(0))
-    whole = target.forward(tokens).logits_BLV
-    cache = target.new_cache(2, 19)
-    parts = [
-        target.forward(tokens[:, a:b], cache=cache).logits_BLV for a, b in [(0, 7), (7, 8), (8, 13), (13, 19)]
-    ]
-    assert cache.length == 19
-    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=2e-5, rtol=1e-5)
-
-
 def test_forward_equals_transformers_own(target: Target) -> None:
     """Against the model under transformers' own attention and unpacked layers: an independent path."""
     plain = load_target("debug", fast=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from align.target.attention import rotate
 from align.target.inspection.keys import Rotary, key_rotaries, plain_rotary
 from tests.target_models import tiny_target
 
@@ -47,10 +46,3 @@ def test_scores_depend_on_the_distance_alone(rotary: Rotary) -> None:
     torch.testing.assert_close(score, rotary.turned(q, 25) @ rotary.turned(k, 20))
     assert abs(float(score - rotary.turned(q, 9) @ rotary.turned(k, 6))) > 1e-3
     assert torch.equal(rotary.turned(q, 0), q)
-
-
-def test_plain_tables_are_those_of_half_split_rotation() -> None:
-    x, rotary = torch.randn(8, generator=torch.Generator().manual_seed(0)), plain_rotary(8, 1e4)
-    assert rotary.full(8) and not Rotary("pairs", 0, rotary.inv_freq).full(8) and Rotary().full(8)
-    cos, sin = rotary.tables(torch.tensor(5), 8)
-    torch.testing.assert_close(rotate(x, cos, sin), rotary.turned(x, 5))
