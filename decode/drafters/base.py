@@ -84,7 +84,7 @@ class Request:
 
 
 class Drafter(Protocol):
-    """What makes proposals."""
+    """What makes proposals; by default its tokens are chosen, not drawn."""
 
     name: str
     draft_tokens: int
@@ -94,6 +94,7 @@ class Drafter(Protocol):
 
     def law(self, sampling: Sampling) -> Law:
         """How the tokens of every proposal are drawn (decode/speculation/proposal.py)."""
+        return "point"
 
     def start(self, request: Request) -> DraftSession:
         """Begin a request, before the target reads its prompt."""

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from align.models.standalone import DiffusionDrafter
 from align.target.model import TargetOutput
-from decode.drafters.base import Request, check_range
+from decode.drafters.base import Drafter, Request, check_range
 from decode.drafters.controllers import AdaptiveLength, adaptive_range
 from decode.drafters.diffusion import DiffusionSession
 from decode.drafters.diffuspec_search import NgramModel, find_best_path, find_candidates
-from decode.speculation.proposal import Law, Proposal
-from decode.speculation.sampling import Sampling, penalised, probs
+from decode.speculation.proposal import Proposal
+from decode.speculation.sampling import penalised, probs
 
 
-class DiffuSpecDrafter:
+class DiffuSpecDrafter(Drafter):
     """DiffuSpec with a trained standalone drafter.
 
     Args:
@@ -32,9 +32,6 @@ class DiffuSpecDrafter:
         path_search: CPS; without it each position's most probable token.
         adaptive_length: ADL; without it always `longest`.
         corpus: texts that the n-gram model reads first, as the target's tokens.
-
-    Raises:
-        UserError: a number out of its range.
     """
 
     name = "diffuspec"
@@ -64,9 +61,6 @@ class DiffuSpecDrafter:
         self.draft_tokens = self.draft_nodes = self.longest
         self.ngrams = NgramModel(drafter.config.vocab_size)
         self.ngrams.read(corpus)
-
-    def law(self, sampling: Sampling) -> Law:
-        return "point"
 
     def start(self, request: Request) -> DiffuSpecSession:
         return DiffuSpecSession(self, request)

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import torch
 
-from decode.drafters.base import DraftSession, Request, check_range
-from decode.speculation.proposal import Law, Proposal
-from decode.speculation.sampling import Sampling
+from decode.drafters.base import Drafter, DraftSession, Request, check_range
+from decode.speculation.proposal import Proposal
 
 
-class LookupDrafter:
+class LookupDrafter(Drafter):
     """Proposes copies from prompt and output.
 
     Args:
         draft_tokens: K, how many tokens to copy.
         longest: the longest ending looked up, in tokens.
-
-    Raises:
-        UserError: a number out of its range.
     """
 
     name = "lookup"
@@ -31,9 +27,6 @@ class LookupDrafter:
         check_range("longest", longest, 1, None)
         self.draft_tokens = self.draft_nodes = draft_tokens
         self.longest = longest
-
-    def law(self, sampling: Sampling) -> Law:
-        return "point"
 
     def start(self, request: Request) -> LookupSession:
         return LookupSession(request, self.longest)

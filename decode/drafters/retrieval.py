@@ -11,14 +11,13 @@ from collections.abc import Sequence
 
 import torch
 
-from decode.drafters.base import DraftSession, Request, check_range
+from decode.drafters.base import Drafter, DraftSession, Request, check_range
 from decode.drafters.suffix_automaton import ROOT, Continuation, Datastore, SuffixAutomaton, TextAutomaton
-from decode.speculation.proposal import Law, Proposal
-from decode.speculation.sampling import Sampling
+from decode.speculation.proposal import Proposal
 from decode.speculation.tree_drafts import best_first
 
 
-class RetrievalDrafter:
+class RetrievalDrafter(Drafter):
     """Proposes what followed in prompt and output, or in a datastore.
 
     Args:
@@ -27,9 +26,6 @@ class RetrievalDrafter:
         tree_nodes: tokens of a tree of the most frequent continuations; 0 = a chain of the most frequent one at
             each step.
         datastore: other texts, as the target's tokens (`decode.drafters.corpus.read_corpus`).
-
-    Raises:
-        UserError: a number out of its range.
     """
 
     name = "retrieval"
@@ -47,9 +43,6 @@ class RetrievalDrafter:
         self.draft_tokens, self.shortest, self.tree_nodes = draft_tokens, shortest, tree_nodes
         self.draft_nodes = max(draft_tokens, tree_nodes)
         self.datastore = datastore
-
-    def law(self, sampling: Sampling) -> Law:
-        return "point"
 
     def start(self, request: Request) -> RetrievalSession:
         return RetrievalSession(self, request)

@@ -32,9 +32,6 @@ class SpecDiff2Drafter:
         candidates: S.
         draft_temperature: of the draws; None = the target's, 1 where that is 0. The paper's is about 1.5.
         keep_q: above temperature 0 keep the drafts separate, each with its q.
-
-    Raises:
-        UserError: a number out of range.
     """
 
     name = "candidates"

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from align.models.standalone import DiffusionDrafter
-from decode.drafters.base import Request, check_range
+from decode.drafters.base import Drafter, Request, check_range
 from decode.drafters.diffusion import DiffusionSession
-from decode.speculation.proposal import Law, Proposal
-from decode.speculation.sampling import Sampling, best
+from decode.speculation.proposal import Proposal
+from decode.speculation.sampling import best
 
 
-class ToleratorDrafter:
+class ToleratorDrafter(Drafter):
     """A standalone drafter that fills K masks in T steps, the most confident first, and then refines them.
 
     Args:
@@ -27,9 +27,6 @@ class ToleratorDrafter:
         steps: T, of the filling.
         rounds: R refining rounds; 0 = none. Round r masks the least confident share cos(π/2·r/R) of the
             positions, at least one and never all (the paper's annealed rate).
-
-    Raises:
-        UserError: a number out of range.
     """
 
     name = "tolerator"
@@ -42,9 +39,6 @@ class ToleratorDrafter:
         check_range("rounds", rounds, 0, None)
         self.drafter, self.steps, self.rounds = drafter.eval(), steps, rounds
         self.draft_tokens = self.draft_nodes = draft_tokens or drafter.config.block_size
-
-    def law(self, sampling: Sampling) -> Law:
-        return "point"
 
     def start(self, request: Request) -> ToleratorSession:
         return ToleratorSession(self, request)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from align.target.model import TargetOutput
 from decode.drafters.base import Drafter, DraftSession, Request
-from decode.speculation.proposal import Law, Proposal
-from decode.speculation.sampling import Sampling
+from decode.speculation.proposal import Proposal
 from decode.speculation.tree import path_to
 from decode.speculation.tree_drafts import prefix_tree
 
 
-class MergedDrafter:
+class MergedDrafter(Drafter):
     """`first` and `second`, of any law, both over the target's vocabulary. At most one of them may have taps."""
 
     def __init__(self, first: Drafter, second: Drafter) -> None:
@@ -18,9 +17,6 @@ class MergedDrafter:
         self.name = f"{first.name}|{second.name}"
         self.draft_tokens = max(first.draft_tokens, second.draft_tokens)
         self.draft_nodes = first.draft_nodes + second.draft_nodes
-
-    def law(self, sampling: Sampling) -> Law:
-        return "point"
 
     def start(self, request: Request) -> MergedSession:
         return MergedSession(self, request)

@@ -12,9 +12,8 @@ from typing import Protocol
 
 import torch
 
-from decode.drafters.base import DraftSession, Request
-from decode.speculation.proposal import Law, Proposal
-from decode.speculation.sampling import Sampling
+from decode.drafters.base import Drafter, DraftSession, Request
+from decode.speculation.proposal import Proposal
 from decode.wrappers.vocabularies import VocabularyMap
 
 
@@ -37,7 +36,7 @@ class InnerDrafter(Protocol):
         """Begin a text."""
 
 
-class TranslatedDrafter:
+class TranslatedDrafter(Drafter):
     """`inner` as a drafter over the target's vocabulary.
 
     Args:
@@ -53,9 +52,6 @@ class TranslatedDrafter:
         self.inner, self.vocabulary = inner, vocabulary
         self.name = f"{inner.name}+translation"
         self.draft_tokens = self.draft_nodes = draft_tokens or inner.draft_tokens
-
-    def law(self, sampling: Sampling) -> Law:
-        return "point"
 
     def start(self, request: Request) -> TranslatedSession:
         return TranslatedSession(self, request)

@@ -18,7 +18,7 @@ from decode.drafters.autoregressive import (
 )
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import probs
-from decode.speculation.tree import depths
+from decode.speculation.tree import path_to
 from decode.wrappers.translated import TranslatedDrafter
 from decode.wrappers.vocabularies import VocabularyMap
 from tests.builders import PROMPTS, watched
@@ -101,24 +101,12 @@ def test_a_context_goes_back_exactly(target: Target) -> None:
     logits = context.read(again, drafts, parents)
     assert len(logits) == 6
     for node in range(6):
-        path = [i for i in range(5) if i + 1 == node or node in _below(parents, i)]
-        torch.testing.assert_close(
-            logits[node], fresh([*text, *(drafts[i] for i in path)])[-1], atol=1e-4, rtol=1e-3
-        )
+        path = [drafts[i] for i in path_to(parents, node)]
+        torch.testing.assert_close(logits[node], fresh([*text, *path])[-1], atol=1e-4, rtol=1e-3)
     context.keep(5, [2, 3])
     text += [52, 53]
     assert context.tokens == text and context.cache.length == len(text)
     torch.testing.assert_close(context.read([60])[0], fresh([*text, 60])[-1], atol=1e-4, rtol=1e-3)
-
-
-def _below(parents: tuple[int, ...], above: int) -> list[int]:
-    """Nodes (from 1) below a drafted token."""
-    found: list[int] = []
-    for i, parent in enumerate(parents):
-        if parent == above or parent + 1 in found:
-            found.append(i + 1)
-    assert len(found) <= max(depths(parents))
-    return found
 
 
 def test_long_prompts_are_read_in_parts(model: Target, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,27 +147,13 @@ def test_options_that_exclude_each_other(target: Target) -> None:
 
 
 def test_the_context_follows_the_text(target: Target) -> None:
-    """Nothing is run twice but what a shift needs, and the context is the committed text at every round."""
-    proposer = DiffusionProposer(drafter(target, "ddit"), 4)
-    seen: list[bool] = []
-    start = proposer.start
-
-    def watched(request):  # type: ignore[no-untyped-def]
-        session = start(request)
-        propose = session.propose
-
-        def check(k: int):  # type: ignore[no-untyped-def]
-            found = propose(k)
-            seen.append(session.context.tokens == request.tokens)
-            assert session.context.cache is not None and session.context.cache.length == len(request.tokens)
-            return found
-
-        session.propose = check
-        return session
-
-    proposer.start = watched  # type: ignore[method-assign]
-    Decoder(target, proposer).generate(PROMPT, max_new_tokens=20)
-    assert len(seen) > 3 and all(seen)
+    """Longer, shorter or changed at its end; nothing is run twice."""
+    _, session = sessions(target, DiffusionProposer(drafter(target, "ddit"), 4), Sampling())
+    text = session.request.tokens
+    for change in ([], [5, 9], [8]):
+        text[len(text) - len(change) // 2 :] = change
+        session.propose(4)
+        assert session.context.tokens == text and session.context.cache.length == len(text)
 
 
 def test_a_vocabulary_of_its_own(target: Target, tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from tests.tokenizers import (
     debug,
     digits,
     sentencepiece,
-    smollm2,
     wrap,
 )
 
@@ -317,14 +316,3 @@ def test_what_cannot_spell_is_refused() -> None:
         VocabularyMap(PreTrainedTokenizerFast(tokenizer_object=core), byte_level())
     with pytest.raises(UserError, match="the target's tokenizer SimpleNamespace has no fast version"):
         VocabularyMap(byte_level(), SimpleNamespace())
-
-
-@pytest.mark.slow
-def test_the_real_target_takes_drafts_of_other_vocabularies() -> None:
-    vocabulary = pair("byte-level", "smollm2")
-    assert not vocabulary.same
-    chat = smollm2().apply_chat_template([{"role": "user", "content": "Hi 😀"}], tokenize=False)
-    tokens = smollm2()(chat)["input_ids"]
-    context = whole(vocabulary.to_drafter(tokens, []))
-    assert context[0] == vocabulary.drafter.bos and vocabulary.drafter.eos in context
-    assert vocabulary.drafter.spell(context).endswith("user\nHi 😀\n".encode())
