@@ -94,7 +94,7 @@ class RetrievalSession(DraftSession):
     def _draft_tree(self, source: SuffixAutomaton, state: int, k: int) -> tuple[list[int], tuple[int, ...]]:
         """The nodes with the most frequent paths, by the product of their shares."""
         most, shortest, ends = self.proposer.tree_nodes, self.proposer.shortest, self.request.target.eos_ids
-        # to `best_first` a node is an index into this, so that equal tokens are told apart
+        # to `best_first` a node is an index into this, which keeps equal tokens apart
         nodes: list[Continuation] = []
 
         def children(level: int, above: Sequence[int | None]) -> list[tuple[list[float], range]]:
