@@ -7,33 +7,12 @@ from typing import Any
 import pytest
 
 from align.common.errors import UserError
-from align.target.model import Target
-from decode import Decoder, Sampling
-from decode.drafters.diffusion import DiffusionDrafts, DiffusionProposer
-from decode.drafters.lookup import LookupDrafter
+from decode import Sampling
+from decode.drafters.diffusion import DiffusionDrafts
 from decode.systems.construction import OpenDrafters, build
 from decode.systems.parsing import read_method, read_sweep, sweep_methods
-from decode.wrappers.adaptive import AdaptiveDrafter, SwitchingDrafter, SwitchingSession
+from decode.wrappers.adaptive import SwitchingDrafter, SwitchingSession
 from tests.builders import PROMPT
-from tests.builders import diffusion_drafter as drafter
-from tests.exact_distribution import exact_law
-from tests.fakes import frequencies, plausible
-
-
-def test_greedy_output_is_plain_decodings(target: Target) -> None:
-    expected = Decoder(target).generate(PROMPT, max_new_tokens=40)
-    for inner in (LookupDrafter(6), DiffusionProposer(drafter(target, "ddit"), 6)):
-        out = Decoder(target, AdaptiveDrafter(inner)).generate(PROMPT, max_new_tokens=40)
-        assert out.tokens == expected.tokens
-        assert 6 in out.drafted and 1 in out.drafted  # it tried
-
-
-@pytest.mark.slow
-def test_sampled_output_has_the_targets_joint_law(target: Target) -> None:
-    runs, sampling = 300, Sampling(1.0, top_k=2)
-    decoder = Decoder(target, AdaptiveDrafter(DiffusionProposer(drafter(target, "ddit"), 3)), "block")
-    found = frequencies(decoder, sampling, runs, PROMPT, 5)
-    assert plausible(found, exact_law(target, PROMPT, 5, sampling), runs)
 
 
 def test_ways_take_turns_and_draft_as_each_would_alone(parts: OpenDrafters) -> None:
