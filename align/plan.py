@@ -19,7 +19,8 @@ from align.common.errors import UserError, cli  # noqa: E402
 from align.common.files import remove_parts, write_json  # noqa: E402
 from align.common.provenance import load_average, machine  # noqa: E402
 from align.common.text import say  # noqa: E402
-from align.config.parser import help_text, load_recipe  # noqa: E402
+from align.config.help import help_text  # noqa: E402
+from align.config.parser import load_recipe  # noqa: E402
 from align.config.preflight import check_file  # noqa: E402
 from align.planning.hardware import find_hardware, find_local_hardware  # noqa: E402
 

@@ -1,6 +1,6 @@
-"""`python -m align.train recipe=NAME …`: train a drafter towards its target on text that the target writes.
+"""`python -m align.train recipe=NAME …`: train a drafter towards its target on text that the target generates.
 
-Where that text is missing it is written first (data.write=never refuses).
+Missing text is generated first (data.write=never refuses).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 
 from align.common.claims import Claim
-from align.common.errors import UserError, check_all, cli
+from align.common.errors import UserError, cli
 from align.common.text import say
 from align.config.hardware import main_process
 from align.config.launching import (
     RESUMES,
     adopt_slurm,
-    launched,
+    is_launched,
     run_processes,
     use_deterministic_products,
 )
@@ -33,36 +33,34 @@ from align.training.checkpoints import check_named
 
 @cli
 def main(argv: list[str] | None = None) -> None:
-    words = sys.argv[1:] if argv is None else argv
+    arguments = sys.argv[1:] if argv is None else argv
     adopt_slurm()
-    recipe = parse_command(words, "align.train", __doc__ or "")
+    recipe = parse_command(arguments, "align.train", __doc__ or "")
     if recipe is None:
         return
-    check_all(
-        [
-            partial(check_training, recipe),
-            partial(check_login, recipe),
-            partial(check_sources, recipe.data),
-            partial(check_named, recipe.trainer.resume),
-        ]
+    check_training(
+        recipe,
+        partial(check_login, recipe),
+        partial(check_sources, recipe.data),
+        partial(check_named, recipe.trainer.resume),
     )
     use_deterministic_products()
-    if recipe.processes > 1 and not launched():
-        if code := run_processes(recipe, "align.train", words):
+    if recipe.processes > 1 and not is_launched():
+        if code := run_processes(recipe, "align.train", arguments):
             raise SystemExit(code)
         return
     try:
-        _train(recipe, words)
+        _train(recipe, arguments)
     except UserError:
         if not main_process():
-            # the main process usually meets it too: it reports it, and the launcher ends this one
+            # the main process usually reports the same error first, and the launcher ends this one
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(3)
         raise
 
 
-def _train(recipe: Recipe, words: list[str]) -> None:
-    # only now: torch, Lightning and transformers take seconds to import
+def _train(recipe: Recipe, arguments: list[str]) -> None:
+    # imported late: torch, Lightning and transformers take seconds
     from align.training.base_module import Interrupted, NonFiniteLoss
     from align.training.parallel.strategies import is_lost_peer
     from align.training.run import train
@@ -75,11 +73,9 @@ def _train(recipe: Recipe, words: list[str]) -> None:
                     say(note, error=True)
                 if recipe.trainer.features_gb:
                     claims.enter_context(Claim(recipe.features_folder, "trainer.features_path"))
-            train(recipe, argv=words)
+            train(recipe, argv=arguments)
     except (NonFiniteLoss, Interrupted) as stop:
-        if (
-            not main_process()
-        ):  # a worker that stopped with the others: its launcher must not take it for a crash
+        if not main_process():  # it stopped with the others: not a crash to its launcher
             raise SystemExit(0) from None
         failed = isinstance(stop, NonFiniteLoss)
         say(f"error: {stop}" if failed else str(stop), error=True)
@@ -87,7 +83,7 @@ def _train(recipe: Recipe, words: list[str]) -> None:
     except RuntimeError as error:
         if not is_lost_peer(error):
             raise
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of the launcher, which ends this process too
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # from the launcher, which ends this process too
         if main_process():
             say(f"error: another process has failed or stopped responding; {RESUMES}", error=True)
         raise SystemExit(1) from None

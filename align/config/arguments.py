@@ -1,4 +1,4 @@
-"""Arguments of a command line: `key=value` in every form that people and W&B's agents write."""
+"""Command lines of `key=value` arguments, also in the forms of W&B's agents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from align.common.text import short
 from align.config.recipe import GROUPS, keys
 
 COMMAND_LINE = "command line"
-"""How messages name the place."""
+"""The place in messages."""
 
 
 def read_arguments(argv: Sequence[str], recipes: Sequence[str]) -> dict[str, str]:
@@ -28,12 +28,12 @@ def read_arguments(argv: Sequence[str], recipes: Sequence[str]) -> dict[str, str
         recipes: names of the shipped recipes, for hints.
 
     Raises:
-        UserError: what is no argument, and a key given twice.
+        UserError: not an argument, or a key given twice.
     """
     given: dict[str, str] = {}
-    words = list(argv)
-    while words:
-        for key, text in _next_pairs(words, recipes):
+    arguments = list(argv)
+    while arguments:
+        for key, text in _next_pairs(arguments, recipes):
             if key in given:
                 raise UserError(
                     f"{COMMAND_LINE}: {key} is given twice ({short(given[key])} and {short(text)})"
@@ -42,57 +42,57 @@ def read_arguments(argv: Sequence[str], recipes: Sequence[str]) -> dict[str, str
     return given
 
 
-def _next_pairs(words: list[str], recipes: Sequence[str]) -> list[tuple[str, str]]:
-    """Take the next argument off `words`: `key=value`, `--key=value`, `--key value`, or another form of W&B's agents.
+def _next_pairs(arguments: list[str], recipes: Sequence[str]) -> list[tuple[str, str]]:
+    """Take the next argument off `arguments`: `key=value`, `--key=value`, `--key value`, or another form of W&B's agents.
 
     These are a JSON object or a .json file (`${args_json}`, `${args_json_file}`), `+key=value` and `++key=value` for
     Hydra, and a bare `--key` for true (`${args_no_boolean_flags}`).
     """
-    word = words.pop(0)
-    if word.startswith("{"):
-        pairs = parse_json(word, COMMAND_LINE)
+    argument = arguments.pop(0)
+    if argument.startswith("{"):
+        pairs = parse_json(argument, COMMAND_LINE)
         return [(key, as_text(value)) for key, value in pairs.items()]
-    if word.endswith(".json") and os.path.isfile(word):
-        return [(key, as_text(value)) for key, value in read_object(Path(word)).items()]
-    key, equals, text = re.sub(r"^(--|\+{1,2})", "", word).partition("=")
+    if argument.endswith(".json") and os.path.isfile(argument):
+        return [(key, as_text(value)) for key, value in read_object(Path(argument)).items()]
+    key, equals, text = re.sub(r"^(--|\+{1,2})", "", argument).partition("=")
     if equals:
         if key.startswith("~"):
             bare = nearest(key.lstrip("~"), keys())
-            raise UserError(f"{COMMAND_LINE}: {short(word)}: keys can't be removed{bare}")
+            raise UserError(f"{COMMAND_LINE}: {short(argument)}: keys can't be removed{bare}")
         return [(key, text)]
     is_switch = key.startswith("data.template_kwargs.")
     is_flag = is_switch or key in keys() and keys()[key].type is bool
-    is_dotted = "." in key and key in keys()  # its value may look like another argument
-    follows = words[0] if words and not _is_argument(words[0], is_dotted) else None
+    is_dotted = "." in key and key in keys()  # its value may contain an equals sign
+    follows = arguments[0] if arguments and not _is_argument(arguments[0], is_dotted) else None
     is_value = follows is not None if is_switch else str(follows).lower() in ("true", "false")
-    if is_flag and word.startswith("--") and not is_value:
+    if is_flag and argument.startswith("--") and not is_value:
         return [(key, "true")]
-    if follows is None or not word.startswith("--"):
-        raise _no_pair(word, key, recipes)
-    return [(key, words.pop(0))]
+    if follows is None or not argument.startswith("--"):
+        raise _describe_mistake(argument, key, recipes)
+    return [(key, arguments.pop(0))]
 
 
-def _is_argument(word: str, only_flags: bool = False) -> bool:
-    """Whether the word begins another argument, and is not the value of the one before (which may hold an equals sign).
+def _is_argument(argument: str, only_flags: bool = False) -> bool:
+    """Whether this starts another argument, and is not the value of the previous one (which may contain an equals sign).
 
     Args:
-        only_flags: count only words that begin with `--`.
+        only_flags: only what begins with `--` does.
     """
-    key, equals, _ = word.partition("=")
+    key, equals, _ = argument.partition("=")
     first = key.lstrip("+").partition(".")[0]
     is_pair = bool(equals) and first in {*keys(), *GROUPS, "recipe", "base"}
-    return word.startswith("--") or is_pair and not only_flags
+    return argument.startswith("--") or is_pair and not only_flags
 
 
-def _no_pair(word: str, key: str, recipes: Sequence[str]) -> UserError:
-    """The error for a word that is no argument."""
+def _describe_mistake(argument: str, key: str, recipes: Sequence[str]) -> UserError:
+    """The error for a text that is not an argument."""
     if key in (*keys(), "recipe"):
         near = f" (write {key}=VALUE, without spaces)"
     else:
         choices = [f"recipe={name}" for name in recipes]
         known = [*keys(), "recipe", *choices, "--help", "--help-all", "--print"]
-        near = nearest(f"recipe={key}" if key in recipes else word, known)
-    return UserError(f"{COMMAND_LINE}: {short(word)} is not key=value{near}")
+        near = nearest(f"recipe={key}" if key in recipes else argument, known)
+    return UserError(f"{COMMAND_LINE}: {short(argument)} is not key=value{near}")
 
 
 def as_text(value: Any) -> str:

@@ -1,11 +1,12 @@
-"""The recipe's keys of the drafter and its objective."""
+"""The recipe's sections `drafter` and `objective`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from align.config.option import Group, option
+from align.common.errors import nearest
+from align.config.option import Section, option, require
 
 LOSS_NAMES = (
     "cross_entropy",
@@ -18,20 +19,20 @@ LOSS_NAMES = (
     "streak",
     "confidence",
 )
-
-
 PARTS = {
     "markov": "markov.",
     "convolution": "_conv.",
     "self_conditioning": "estimate.",
     "confidence": "confidence.",
 }
-"""Parts of a block drafter that may have a learning rate of their own, and what their weights' names hold."""
+"""Parts of a block drafter that may have a learning rate of their own, with a substring of their weights' names."""
 
 
 @dataclass
-class DrafterConfig(Group):
+class DrafterConfig(Section):
     """The network that drafts."""
+
+    SECTION = "drafter"
 
     kind: Literal["block", "ddit", "masked_lm", "autoregressive"] = option(
         "block",
@@ -41,8 +42,8 @@ class DrafterConfig(Group):
     context: Literal["shared_kv", "taps"] = option("shared_kv", "how the block drafter sees the context")
     init: str | None = option(
         None,
-        "drafter folder, published checkpoint or hub id to start from; its architecture stays, and a note says which keys of the "
-        "recipe that passes over",
+        "drafter folder, published checkpoint or hub id to start from; its architecture is kept, and a note lists the "
+        "keys that are ignored",
     )
     block_size: int = option(4, "K: tokens drafted in one pass", low=1, high=64)
     block_layout: Literal["anchor_first", "fill_in"] | None = option(
@@ -53,7 +54,7 @@ class DrafterConfig(Group):
     layers: int = option(2, "drafter layers", low=1, high=1000)
     target_layers: list[int] | None = option(
         None,
-        "target layers shared (one for each drafter layer), tapped (taps) or started from (masked_lm, autoregressive); "
+        "target layers shared (one per drafter layer), tapped (taps) or started from (masked_lm, autoregressive); "
         "-1 = the last one, null = chosen",
     )
     taps: int = option(5, "tapped layers when target_layers is null (taps)", low=1, high=1000)
@@ -61,17 +62,17 @@ class DrafterConfig(Group):
     init_from_target: bool = option(True, "start from the target's layers")
     markov_rank: int = option(
         192,
-        "rank of the bias from the token before; 0 = independent positions. Any other than 192 replaces what drafter.init has, fresh, "
-        "and 0 leaves it out",
+        "rank of the bias from the previous token; 0 = independent positions. A value other than 192 replaces the one in "
+        "drafter.init with a fresh one, 0 removes it",
         low=0,
         high=2**16,
     )
     markov: Literal["silu", "tanh", "linear", "mlp", "vanilla", "gated", "mixed", "table"] | None = option(
         None,
-        "block: how that bias is made. silu, tanh = one layer over hidden state and embedding, mlp = two, linear = the embedding "
-        "alone, vanilla = a row for each token, gated = the same times a gate (mixed, table: silu's and vanilla's names of old). "
+        "block: form of that bias. silu, tanh = one layer over hidden state and embedding, mlp = two, linear = the embedding "
+        "alone, vanilla = a row for each token, gated = the same times a gate (mixed, table: former names of silu and vanilla). "
         "DSpark's engines serve linear and vanilla (vLLM), tanh and gated (SGLang). null = silu, or what drafter.init has; another "
-        "kind, or a kind and another rank, replaces that, fresh",
+        "kind, or a kind and another rank, replaces it with a fresh one",
     )
     markov_width: int = option(
         0, "width of the first layer of drafter.markov=mlp; 0 = twice the rank", low=0, high=2**16
@@ -83,19 +84,19 @@ class DrafterConfig(Group):
     )
     convolution: bool = option(
         False,
-        "block: two-tap convolutions around attention and feed-forward; they start as the identity, so that drafter.init drafts "
+        "block: two-tap convolutions around attention and feed-forward; start as the identity, so that drafter.init drafts "
         "as before",
     )
     self_conditioning: bool = option(
         False,
-        "block: a second pass that sees the first one's estimates; half of the blocks train without. It starts without effect, so "
-        "that drafter.init drafts as before",
+        "block: a second pass that sees the first one's estimates, in half of the blocks while training. Starts as the "
+        "identity, so that drafter.init drafts as before",
     )
     confidence_head: bool = option(
         False,
         "block: a head that predicts each position's acceptance (objective.terms.confidence trains it)",
     )
-    train: Literal["all", "confidence_head"] = option("all", "block: what is trained; the rest is frozen")
+    train: Literal["all", "confidence_head"] = option("all", "block: trained weights; the rest is frozen")
     mask_token_id: int | None = option(
         None, "row of the target's embedding used as mask; null = an unused one", low=0
     )
@@ -105,7 +106,7 @@ class DrafterConfig(Group):
     )
     attention_backend: Literal["sdpa", "flash_attn"] = option(
         "sdpa",
-        "ddit: flash_attn where it is installed and the attention is full (GPU, half precision); never silently",
+        "ddit: flash_attn needs the package, full attention, a GPU and half precision",
     )
     window: int = option(512, "full attention: clean tokens shown before a block", low=1, high=2**24)
     hidden_size: int = option(256, "ddit: width", low=8, high=2**16)
@@ -131,7 +132,7 @@ class DrafterConfig(Group):
     )
     lora_alpha: float | None = option(None, "their scale; null = twice the rank", above=0)
     lora_targets: list[str] = option(
-        ["q_proj", "k_proj", "v_proj", "o_proj"], "endings of the names of the linear layers that get them"
+        ["q_proj", "k_proj", "v_proj", "o_proj"], "name endings of the linear layers to update"
     )
 
     @property
@@ -139,23 +140,94 @@ class DrafterConfig(Group):
         """Whether it reads tokens alone: a network of its own, or a decoder LM under another mask."""
         return self.kind in ("ddit", "masked_lm")
 
+    def validate(self) -> None:
+        self._validate_kind()
+        self._validate_network()
+
+    def _validate_kind(self) -> None:
+        if self.kind != "block":
+            block_only = {
+                "confidence_head=true": self.confidence_head,
+                "self_conditioning=true": self.self_conditioning,
+                "convolution=true": self.convolution,
+                f"markov={self.markov}": self.markov is not None,
+                f"block_layout={self.block_layout}": self.block_layout is not None,
+            }
+            for name, is_set in block_only.items():
+                require(not is_set, f"drafter.{name} needs drafter.kind=block")
+        require(
+            self.attention_bias is None or (self.kind == "block" and self.init is None),
+            f"drafter.attention_bias={str(self.attention_bias).lower()} needs drafter.kind=block without drafter.init",
+        )
+        require(
+            self.markov is None or self.markov_rank > 0,
+            f"drafter.markov={self.markov} needs drafter.markov_rank above 0",
+        )
+        require(
+            self.markov_width == 0 or self.markov == "mlp",
+            f"drafter.markov_width={self.markov_width} needs drafter.markov=mlp",
+        )
+        if self.train == "confidence_head":
+            require(self.confidence_head, "drafter.train=confidence_head needs drafter.confidence_head=true")
+            require(
+                self.init is not None,
+                "drafter.train=confidence_head needs drafter.init, a trained drafter: all else is frozen",
+            )
+            require(
+                self.lora_rank == 0,
+                f"drafter.lora_rank={self.lora_rank}: drafter.train=confidence_head freezes all else",
+            )
+
+    def _validate_network(self) -> None:
+        require(
+            self.kind != "masked_lm" or self.graph != "uniform",
+            "drafter.graph=uniform: a masked language model needs drafter.graph=absorbing",
+        )
+        if self.kind == "ddit":
+            require(
+                self.init is not None or self.time_input != "none" or self.prediction == "logits",
+                "drafter.time_input=none needs drafter.prediction=logits: a log-score depends on the noise (RADD)",
+            )
+            require(
+                self.hidden_size % (2 * self.heads) == 0,
+                f"drafter.hidden_size={self.hidden_size} must be a multiple of twice drafter.heads={self.heads}",
+            )
+        require(
+            self.attention_backend == "sdpa" or (self.kind == "ddit" and self.attention == "full"),
+            "drafter.attention_backend=flash_attn needs drafter.kind=ddit with drafter.attention=full",
+        )
+        require(
+            self.lora_rank == 0
+            or self.kind == "masked_lm"
+            or (self.kind == "block" and self.init is not None),
+            "drafter.lora_rank needs drafter.kind=masked_lm, or drafter.kind=block with drafter.init, a trained drafter",
+        )
+        if self.target_layers is not None:
+            require(self.target_layers, "drafter.target_layers must name at least one layer")
+            require(
+                self.kind != "block" or self.context != "shared_kv" or len(self.target_layers) == self.layers,
+                f"drafter.target_layers={self.target_layers} must name drafter.layers={self.layers} layers for shared_kv",
+            )
+
 
 @dataclass
-class ObjectiveConfig(Group):
+class ObjectiveConfig(Section):
     """The loss."""
+
+    SECTION = "objective"
 
     terms: dict[str, float] = option(
         {"forward_kl": 1.0}, f"loss name: weight; names: {', '.join(LOSS_NAMES)}", above=0
     )
     weighting: Literal["d_pace", "exponential", "normalised", "uniform"] = option(
-        "d_pace", "weights of the K positions; normalised = exponential ones over their sum in the block"
+        "d_pace", "weights of the K positions; normalised = exponential weights over their sum in the block"
     )
     decay: float = option(4.0, "decay of the exponential and normalised weights, in positions", above=0)
     d_pace_alpha: float = option(0.5, "alpha of the D-PACE weights", low=0, high=1)
     temperature: float = option(1.0, "temperature of p in the divergences", above=0)
     prefix_decay: float = option(
         0.0,
-        "block: beta; a block shows its first j tokens with a chance ~ beta^j, the loss counts those after them; 0 = never",
+        "block: beta; a block shows its first j tokens with probability ~ beta^j, the loss counts the rest; 0 = never",
         low=0,
         high=1,
     )
@@ -164,7 +236,7 @@ class ObjectiveConfig(Group):
         "score_entropy", "standalone: SEDD's denoising score entropy, or MDLM's bound (absorbing only)"
     )
     distillation: float = option(
-        1.0, "standalone, stage=calibrate: λ, the weight of the terms beside the diffusion loss", low=0
+        1.0, "standalone, stage=calibrate: λ, the weight of the terms next to the diffusion loss", low=0
     )
     distillation_warmup: int = option(0, "steps over which λ rises from 0", low=0)
     times: Literal["low_discrepancy", "antithetic", "uniform", "count"] = option(
@@ -174,9 +246,18 @@ class ObjectiveConfig(Group):
     least_time: float = option(1e-3, "standalone: the earliest time", above=0, high=1)
     annealing: int = option(
         0,
-        "standalone, without drafter.init: steps over which noisy tokens come to see those right of them (0 = from the start)",
+        "standalone, without drafter.init: steps over which noisy tokens gradually attend to the right (0 = from the start)",
         low=0,
     )
     block_lengths: list[float] = option(
-        [], "standalone: chances of the block lengths 1..K that decoding uses; empty = K always", low=0
+        [], "standalone: probabilities of the block lengths 1..K that decoding uses; empty = K always", low=0
     )
+
+    def validate(self) -> None:
+        require(self.terms, f"objective.terms must name at least one loss{nearest('', LOSS_NAMES)}")
+        for name in self.terms:
+            require(name in LOSS_NAMES, f"objective.terms.{name}: unknown loss{nearest(name, LOSS_NAMES)}")
+        require(
+            not self.block_lengths or sum(self.block_lengths) > 0,
+            "objective.block_lengths must not all be 0",
+        )

@@ -1,32 +1,32 @@
-"""What a recipe asks of the machine, and what the machine has: processes, devices, packages. torch is asked only about GPUs."""
+"""Processes, devices and packages that a recipe needs, and what this machine has. Imports torch only to count GPUs."""
 
 from __future__ import annotations
 
 import os
-from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
-from align.common.errors import UserError, check_all
+from align.common.errors import UserErrors
+from align.config.option import require
 from align.config.recipe import Recipe
 
 
 def main_process() -> bool:
-    """Whether this is the process that prints and writes: known before the processes know each other."""
+    """Whether this process prints and writes. Works before the processes are connected."""
     rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"
     return rank == "0" and (os.environ.get("NODE_RANK") or "0") == "0"
 
 
 def process_number() -> int:
-    """The number of this process among those of a run, known before they know each other."""
+    """The number of this process in its run. Works before the processes are connected."""
     if rank := os.environ.get("RANK"):
         return int(rank)
     return 64 * int(os.environ.get("NODE_RANK") or 0) + int(os.environ.get("LOCAL_RANK") or 0)
 
 
 def gpu_count() -> int:
-    """GPUs that torch sees; the CPU build sees none, which its version says without seconds of importing it."""
+    """GPUs that torch sees. The version of a CPU build answers without importing torch, which takes seconds."""
     try:
         if metadata.version("torch").endswith("+cpu"):
             return 0
@@ -38,81 +38,68 @@ def gpu_count() -> int:
 
 
 def accelerator(recipe: Recipe) -> str:
-    """cpu or gpu.
-
-    Raises:
-        UserError: a GPU, or more of them, than this machine has; a package that is missing; devices that contradict.
-    """
-    launch, device = recipe.launch, recipe.target.device
-    check_packages(recipe)
-    name = launch.accelerator
-    if name == "auto":
-        name = "gpu" if device != "cpu" and gpu_count() else "cpu"
-    if name == "gpu" and not gpu_count():
-        raise UserError(
-            "launch.accelerator=gpu was asked for, but torch sees no GPU (launch.accelerator=cpu runs here)"
-        )
-    if name == "gpu" and launch.devices > gpu_count():
-        raise UserError(f"launch.devices={launch.devices}: torch sees {gpu_count()} GPUs")
-    if device != "auto" and (device == "cpu") != (name == "cpu"):
-        raise UserError(
-            f"target.device={device} contradicts launch.accelerator={launch.accelerator}; leave it at auto"
-        )
-    outside = os.environ.get("WORLD_SIZE") if "RANK" in os.environ and "LOCAL_RANK" in os.environ else None
-    if outside is not None and int(outside) != recipe.processes:
-        raise UserError(
-            f"launch.devices={launch.devices} × launch.num_nodes={launch.num_nodes}: {outside} processes were launched from outside"
-        )
-    return name
+    """`cpu` or `gpu`."""
+    if recipe.launch.accelerator != "auto":
+        return recipe.launch.accelerator
+    return "gpu" if recipe.target.device != "cpu" and gpu_count() else "cpu"
 
 
 def check_packages(recipe: Recipe) -> None:
-    """Raises UserError that names every package that the recipe asks for and that is not installed."""
-    needed: list[tuple[str, str]] = []
+    """Raises UserError that names every missing package."""
+    needed: dict[str, str] = {
+        f"trainer.logger={name}": name for name in ("tensorboard", "wandb") if name in recipe.trainer.logger
+    }
     if recipe.launch.strategy.startswith("deepspeed"):
-        needed.append(("deepspeed", f"launch.strategy={recipe.launch.strategy}"))
-    needed += [
-        (name, f"trainer.logger={name}") for name in ("tensorboard", "wandb") if name in recipe.trainer.logger
-    ]
+        needed[f"launch.strategy={recipe.launch.strategy}"] = "deepspeed"
     if recipe.drafter.lora_rank:
-        needed.append(("peft", f"drafter.lora_rank={recipe.drafter.lora_rank}"))
-    check_all(partial(_need, *pair) for pair in needed)
+        needed[f"drafter.lora_rank={recipe.drafter.lora_rank}"] = "peft"
+    problems = [
+        f"{option}: the package {package} is not installed (pip install {package})"
+        for option, package in needed.items()
+        if find_spec(package) is None
+    ]
+    if problems:
+        raise UserErrors(problems)
 
 
-def _need(package: str, asked_by: str) -> None:
-    if find_spec(package) is None:
-        raise UserError(f"{asked_by}: the package {package} is not installed here (pip install {package})")
-
-
-def check_processes(recipe: Recipe) -> None:
-    """Raises UserError for more processes on a CPU than it could ever run."""
-    most, count = 4 * (os.cpu_count() or 1), recipe.launch.devices
-    if accelerator(recipe) == "cpu" and count > most:
-        raise UserError(f"launch.devices={count}: at most {most} processes on this machine's CPU")
+def check_devices(recipe: Recipe) -> None:
+    """Raises UserError for a GPU that is missing, or for more processes than this machine can run or a launcher started."""
+    launch, gpus = recipe.launch, gpu_count()
+    device = f"target.device={recipe.target.device}"
+    option = device if recipe.target.device.startswith("cuda") else "launch.accelerator=gpu"
+    needs_gpu = launch.accelerator == "gpu" or recipe.target.device.startswith("cuda")
+    require(gpus or not needs_gpu, f"{option}: torch sees no GPU (launch.accelerator=cpu runs here)")
+    if accelerator(recipe) == "gpu":
+        require(launch.devices <= gpus, f"launch.devices={launch.devices}: torch sees {gpus} GPUs")
+    else:
+        most = 4 * (os.cpu_count() or 1)
+        require(
+            launch.devices <= most, f"launch.devices={launch.devices}: at most {most} processes on this CPU"
+        )
+    if "RANK" in os.environ and "LOCAL_RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        world = int(os.environ["WORLD_SIZE"])
+        require(
+            world == recipe.processes,
+            f"launch.devices={launch.devices} × launch.num_nodes={launch.num_nodes}: a launcher started {world} processes",
+        )
 
 
 def devices(recipe: Recipe) -> int | list[int]:
-    """How many devices this machine is to use, or the one GPU that the recipe names."""
+    """The number of devices to use on this machine, or the one GPU that the recipe names."""
     kind, _, number = recipe.target.device.partition(":")
-    if kind != "cuda" or not number:
-        return recipe.launch.devices
-    if recipe.launch.devices > 1:
-        raise UserError(
-            f"target.device={recipe.target.device} names one GPU, launch.devices={recipe.launch.devices}"
-        )
-    return [int(number)]
+    return [int(number)] if kind == "cuda" and number else recipe.launch.devices
 
 
 def target_device(recipe: Recipe) -> str:
-    """Where this process loads the target: each process on a GPU of its own."""
+    """Where this process loads the target: each process on its own GPU."""
     if accelerator(recipe) == "cpu":
         return "cpu"
     chosen = devices(recipe)
     return f"cuda:{chosen[0] if isinstance(chosen, list) else os.environ.get('LOCAL_RANK') or 0}"
 
 
-def target_place(recipe: Recipe) -> dict[str, Any]:
-    """What `load_target` is told of where training's target is: one in parts begins on the host, as transformers made it."""
+def target_placement(recipe: Recipe) -> dict[str, Any]:
+    """Arguments of `load_target` for training: a target to be sharded is loaded on the host, with transformers' own layers."""
     if recipe.target.parallel == "replicate":
         return {"device": target_device(recipe)}
     return {"device": "cpu", "fast": False}

@@ -1,4 +1,4 @@
-"""The processes of a run: whether a launcher has started this one, and starting them with torchrun's own launcher where none has."""
+"""Starting the processes of a run with torchrun's launcher, unless another launcher has started them."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _PRINTED = (2, 130)
 
 
 def use_deterministic_products() -> None:
-    """Make fp32 products on a CPU independent of the number of threads. Call it before torch is imported.
+    """Make fp32 matrix products on a CPU independent of the number of threads. Call before torch is imported.
 
-    By default MKL sums in another order where a product is split between threads, which changes about one
-    sampled text in eight. Its strict mode costs no measurable time. A value of `MKL_CBWR` that is set stays.
+    MKL's default order of summation depends on the threads, which changes about one sampled text in eight. Its strict
+    mode costs no measurable time. An existing value of `MKL_CBWR` is kept.
     """
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 
-def launched() -> bool:
+def is_launched() -> bool:
     """Whether a launcher has started this process and set its rank."""
     return {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys()
 
 
 def adopt_slurm() -> None:
-    """Set the variables of torchrun from those of srun, where srun has started several tasks."""
+    """Set torchrun's variables from srun's if srun has started several tasks."""
     env = os.environ
-    if launched() or int(env.get("SLURM_STEP_NUM_TASKS") or 1) < 2 or "SLURM_PROCID" not in env:
+    if is_launched() or int(env.get("SLURM_STEP_NUM_TASKS") or 1) < 2 or "SLURM_PROCID" not in env:
         return
     nodes = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", env.get("SLURM_STEP_NODELIST") or "127.0.0.1")
     job = int(env.get("SLURM_JOB_ID") or 0) + int(env.get("SLURM_STEP_ID") or 0)
@@ -49,9 +49,9 @@ def adopt_slurm() -> None:
     }
 
 
-def thread_share(recipe: Recipe) -> int:
-    """Threads of one process: its share of this machine's processors."""
-    return max(1, (os.cpu_count() or 1) // recipe.launch.devices)
+def thread_share(processes: int) -> int:
+    """Threads of one of several processes on this machine."""
+    return max(1, (os.cpu_count() or 1) // processes)
 
 
 def run_processes(recipe: Recipe, module: str, arguments: Sequence[str]) -> int:
@@ -64,7 +64,7 @@ def run_processes(recipe: Recipe, module: str, arguments: Sequence[str]) -> int:
         UserError: a run over several machines whose variables do not say which machine this is.
     """
     rendezvous = _rendezvous(recipe)
-    os.environ.setdefault("OMP_NUM_THREADS", str(thread_share(recipe)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(thread_share(recipe.launch.devices)))
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     logging.disable()  # the launcher reports each signal and exit code by several records
 
@@ -96,7 +96,7 @@ def run_processes(recipe: Recipe, module: str, arguments: Sequence[str]) -> int:
 
 
 def _rendezvous(recipe: Recipe) -> dict[str, Any]:
-    """How processes find each other: on one machine by a free port, else as the environment says."""
+    """How processes connect: through a free port on one machine, else through the environment's variables."""
     nodes = recipe.launch.num_nodes
     if nodes == 1:
         return {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": str(os.getpid())}

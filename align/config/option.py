@@ -1,10 +1,15 @@
-"""A key of the recipe: a dataclass's field with its documentation and its limits."""
+"""The keys of a recipe: dataclass fields with documentation and limits, in sections that validate themselves."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import field, fields
-from typing import Any
+from typing import Any, ClassVar
+
+from align.common.errors import UserError
+
+LARGEST = 2**53
+"""Limit of every number in a recipe, in either direction."""
 
 
 def option(
@@ -15,49 +20,63 @@ def option(
     above: float | None = None,
     prose: bool = False,
 ) -> Any:
-    """A field with its documentation; its numbers (of a list too) lie in [low, high] and above `above`. `prose`: a text of lines."""
+    """A field with its documentation.
+
+    Args:
+        low, high, above: limits of the number, or of each number in a list or mapping; `above` excludes the limit itself.
+        prose: the text may have several lines.
+    """
     metadata = {"doc": doc, "low": low, "high": high, "above": above, "prose": prose}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
-class Group:
-    """A part of the recipe; knows how to check its own numbers."""
+def require(condition: object, message: str) -> None:
+    """Raise UserError with the message unless the condition holds."""
+    if not condition:
+        raise UserError(message)
 
-    def problem(self, prefix: str) -> str | None:
-        """The first impossible value, as `key=value must …`, or None."""
+
+class Section:
+    """A section of the recipe. Creating one with an impossible value raises UserError, which names the key."""
+
+    SECTION: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        prefix = f"{self.SECTION}." if self.SECTION else ""
         for f in fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
-            if isinstance(value, str) and not value.isprintable() and not f.metadata["prose"]:
-                return f"{prefix}{f.name}={value!r} must not hold control characters"
-            for number in _numbers(value):
-                limit = _limit(number, f.metadata)
-                if limit:
-                    return f"{prefix}{f.name}={value} must be {limit}"
-        return None
+            if isinstance(value, str) and not f.metadata["prose"]:
+                require(
+                    value.isprintable(), f"{prefix}{f.name}={value!r} must not contain control characters"
+                )
+            for number in _list_numbers(value):
+                limit = _exceeded_limit(number, f.metadata)
+                require(limit is None, f"{prefix}{f.name}={value} must be {limit}")
+        self.validate()
+
+    def validate(self) -> None:
+        """Check what no single number shows. Raises UserError."""
 
 
-def _numbers(value: Any) -> list[float]:
-    entries = (
-        list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
-    )
+def _list_numbers(value: Any) -> list[float]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    entries = value if isinstance(value, list) else [value]
     return [v for v in entries if isinstance(v, int | float) and not isinstance(v, bool)]
 
 
-MOST = 2**53
-"""No number of a recipe is larger, or further below zero."""
-
-
-def _limit(number: float, metadata: Any) -> str | None:
+def _exceeded_limit(number: float, metadata: Any) -> str | None:
+    low, high, above = (metadata.get(name) for name in ("low", "high", "above"))
     if not math.isfinite(number):
         return "a finite number"
-    if abs(number) > MOST:
-        return f"at most {MOST}"
-    if metadata.get("above") is not None and not number > metadata["above"]:
-        return f"greater than {metadata['above']:.12g}"
-    if metadata.get("low") is not None and number < metadata["low"]:
-        return f"at least {metadata['low']:.12g}"
-    if metadata.get("high") is not None and number > metadata["high"]:
-        return f"at most {metadata['high']:.12g}"
+    if abs(number) > LARGEST:
+        return f"at most {LARGEST}"
+    if above is not None and number <= above:
+        return f"greater than {above:.12g}"
+    if low is not None and number < low:
+        return f"at least {low:.12g}"
+    if high is not None and number > high:
+        return f"at most {high:.12g}"
     return None

@@ -1,283 +1,54 @@
-"""The recipe: everything a run depends on, as dataclasses.
+"""The recipe: everything a run depends on, as dataclasses that validate themselves.
 
-`align.config.parser` fills them from YAML and key=value.
-
-Every field carries its documentation and its limits (`option.py`): `--help` and the error messages are made from them. The drafter's and
-its objective's keys are in `drafter.py`. No torch here.
+`align.config.parser` fills them from YAML and key=value. `--help` is made from the fields. No torch here.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from align.config.drafter import PARTS, DrafterConfig, ObjectiveConfig
-from align.config.option import Group, option
+from align.config.data import DataConfig
+from align.config.drafter import DrafterConfig, ObjectiveConfig
+from align.config.option import Section, option, require
+from align.config.trainer import LaunchConfig, TrainerConfig
 
 
 @dataclass
-class TargetConfig(Group):
-    """The language model that is to become faster."""
+class TargetConfig(Section):
+    """The target language model."""
+
+    SECTION = "target"
 
     name: str = option("HuggingFaceTB/SmolLM2-135M-Instruct", "hub id, hub folder, FILE.gguf, or debug")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "weights and products; auto = bf16 where the hardware multiplies it, else float32"
+        "auto", "type of weights and compute; auto = bf16 where the hardware supports it, else float32"
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     revision: str | None = option(None, "hub revision: branch, tag or commit")
     trust_remote_code: bool = option(False, "run modelling code that comes with the model")
     parallel: Literal["replicate", "fsdp", "tp", "absent"] = option(
         "replicate",
-        "in training: a copy in each process, its layers in parts that are put together as they run (FSDP2), each layer's products "
-        "shared out (tensor parallelism), or no layers at all: what they compute is read from trainer.features_path (align.features)",
+        "in training: a copy in each process, sharded layers (FSDP2), tensor parallelism, or no layers: their outputs are read from "
+        "trainer.features_path (align.features)",
     )
 
-
-WRITTEN_PROMPT = 80
-"""Tokens of the longest prompt that the target writes, unless given."""
-TEMPLATE = 40
-"""Tokens that a chat template is taken to add where its tokenizer is not known."""
-
-
-@dataclass
-class DataConfig(Group):
-    """The text that the target writes, and other text that it reads."""
-
-    path: str | None = option(None, "data folder; default: data in the output folder")
-    samples: int = option(2000, "samples to write in all", low=2)
-    prompts: str | None = option(
-        None,
-        "null = the target writes them; else a hub id, or a file or a folder of them: .jsonl .ndjson .json .csv .tsv .parquet .arrow "
-        ".txt, also .gz and .zst",
-    )
-    prompts_split: str = option("train", "split of a data set; in a folder, file names tell it")
-    prompts_config: str | None = option(None, "configuration of a hub data set that has several")
-    prompts_revision: str | None = option(None, "branch, tag or commit of a hub data set")
-    prompts_column: str | None = option(
-        None,
-        "column that holds the prompts; null = the first of messages, conversations, prompt, question, turns, problem, instruction, "
-        "query, input, text, content that holds a user's text",
-    )
-    template_kwargs: dict[str, Any] = option(
-        {}, "variables of the target's chat template, name: value (enable_thinking: false)"
-    )
-    system: str | None = option(
-        None, "system prompt of every sample; null = what the template does without", prose=True
-    )
-    prompt_temperature: float = option(1.0, "temperature of written prompts", low=0)
-    prompt_openings: list[str] = option(
-        [], "words that written prompts begin with, taken in turn ('' = none); chat targets only"
-    )
-    answer_temperatures: list[float] = option([0.0, 0.0, 0.7, 1.0], "of answers, taken in turn", low=0)
-    top_p: float = option(1.0, "nucleus limit of what is written", above=0, high=1)
-    top_k: int = option(0, "top-k limit of what is written; 0 = none", low=0)
-    max_prompt_tokens: int | None = option(
-        None,
-        "longest prompt, in tokens beyond the bare chat template; null = 80 for prompts that the target writes, and what data.length leaves "
-        "beside an answer for given ones",
-        low=1,
-        high=2**24,
-    )
-    long_prompts: Literal["drop", "cut"] = option(
-        "drop",
-        "given prompts longer than data.max_prompt_tokens: drop = leave them out; cut = remove the oldest turns, then the start of the "
-        "longest message (without a chat template: the end of the text)",
-    )
-    turns: Literal["last", "all"] = option(
-        "last",
-        "answers of a given conversation that the target writes: last = the one to its last user turn, all = each in turn",
-    )
-    max_answer_tokens: int = option(160, "longest answer", low=1, high=2**24)
-    batch_size: int = option(128, "rows written at a time; one shard each", low=1)
-    writer: str = option(
-        "target",
-        "who writes: target = the target in this process; openai:URL = a server that has it, through the OpenAI protocol (vLLM, "
-        "SGLang, TGI, llama.cpp)",
-    )
-    concurrency: int = option(64, "requests in flight to a server", low=1, high=65536)
-    served_model: str | None = option(
-        None, "the target's name on the server; null = the one that is called as target.name"
-    )
-    server_check: Literal["auto", "never"] = option(
-        "auto",
-        "auto = the server's answers to a few prompts are compared with the target's own, where its weights are here and fit",
-    )
-    reply_seconds: float = option(
-        600.0, "seconds after which a request without a reply is sent again", above=0
-    )
-    retry_seconds: float = option(
-        300.0, "seconds for which a request that fails is sent again before the writing stops", low=0
-    )
-    length: int = option(512, "length of a packed row", low=8, high=2**24)
-    validation_fraction: float = option(0.02, "share of samples held out", above=0, high=0.5)
-    near_duplicate_threshold: float = option(
-        0.8, "share of 3-grams from which a prompt counts as seen; above 1 = off", above=0
-    )
-    text: list[str] = option(
-        [],
-        "other text, learnt as it stands before the target's own words: files and folders of text, source code, .jsonl, "
-        ".csv, .parquet, or hub ids",
-    )
-    mixture: list[float] = option([], "share of each source of data.text; empty = equal ones", above=0)
-    text_tokens: int = option(1_000_000, "tokens of data.text to read in all", low=1)
-    text_share: float = option(
-        0.5, "share of the training steps, the first ones, that read data.text", above=0, high=1
-    )
-    text_column: str = option("text", "column that holds the text")
-    text_split: str = option("train", "split of a data set of data.text")
-    text_config: str | None = option(None, "configuration of a hub data set of data.text that has several")
-    text_revision: str | None = option(None, "branch, tag or commit of a hub data set of data.text")
-    exclude: list[str] = option(
-        ["suites"],
-        "documents of data.text that share 13 words in a row with these are left out: suites = every benchmark of "
-        "decode.eval, or files of rows",
-    )
-    write: Literal["missing", "never"] = option(
-        "missing", "align.train first writes the data that are missing; never = it refuses"
-    )
-    follow: bool = option(
-        False,
-        "align.train reads shards in the order in which align.synthesize writes them, while it does; where nobody writes, "
-        "it writes the next one itself",
-    )
-    follow_after: int = option(
-        4, "shards that must be there first: held-out rows and the draft vocabulary are theirs", low=1
-    )
-
-    @property
-    def prompt_limit(self) -> int:
-        """`max_prompt_tokens`, or what its null stands for."""
-        if self.max_prompt_tokens is not None:
-            return self.max_prompt_tokens
-        if self.prompts is None:
-            return WRITTEN_PROMPT
-        return max(WRITTEN_PROMPT, self.length - self.max_answer_tokens - TEMPLATE)
-
-    @property
-    def server(self) -> str | None:
-        """The address of the server that writes, without `/v1`; None = the target itself writes."""
-        return server_address(self.writer, "openai")
+    def validate(self) -> None:
+        require(self.name.strip(), "target.name must not be empty")
+        is_device = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)
+        require(is_device, f"target.device={self.device!r} must be auto, cpu, cuda or cuda:N")
 
 
 @dataclass
-class TrainerConfig(Group):
-    """The optimisation."""
-
-    max_steps: int = option(1000, "optimizer steps", low=1)
-    batch_size: int = option(2, "packed rows a step, over all devices", low=1)
-    anchors: int = option(256, "random anchors a row; a row with fewer places for them takes them all", low=1)
-    anchors_per: Literal["row", "document"] = option(
-        "row",
-        "document = so many anchors in each document of a row: short answers count as much as they do alone",
-    )
-    optimizer: Literal["adamw", "muon"] = option(
-        "adamw",
-        "muon: the layers' matrices move by orthogonalised gradients, all else by AdamW; more is learnt in a step, and a step takes "
-        "longer on a CPU",
-    )
-    learning_rate: float = option(8e-4, "peak learning rate of AdamW", above=0, high=100)
-    muon_learning_rate: float = option(1e-2, "peak learning rate of Muon's matrices", above=0, high=100)
-    learning_rates: dict[str, float] = option(
-        {},
-        f"peak rates of parts of a block drafter, part: rate; the others take learning_rate. Parts: {', '.join(PARTS)}",
-        above=0,
-        high=100,
-    )
-    min_learning_rate_ratio: float = option(0.05, "last learning rate over the peak", low=0, high=1)
-    warmup_steps: int = option(50, "linear warm-up", low=0)
-    weight_decay: float = option(0.01, "AdamW's decoupled weight decay", low=0)
-    betas: list[float] = option([0.9, 0.98], "AdamW's two decays", low=0, high=0.99999)
-    gradient_clip: float = option(1.0, "largest gradient norm; 0 = no clipping", low=0)
-    accumulate: int = option(1, "micro-batches a step; batch_size is split over them", low=1)
-    ema: float = option(0.0, "decay of the averaged weights; 0 = off", low=0, high=0.99999)
-    precision: Literal["auto", "fp32", "bf16"] = option(
-        "auto", "of products; auto = bf16 where the target is in half precision, else fp32"
-    )
-    show_samples: int = option(
-        0,
-        "standalone, one process: texts that the drafter writes by itself at every validation, to samples.txt",
-        low=0,
-    )
-    validate_first: bool = option(False, "validate once before the first step")
-    validate_every: int = option(200, "steps between validations", low=1)
-    validation_rows: int = option(16, "packed rows to validate on", low=1)
-    checkpoint_every: int = option(200, "steps between checkpoints", low=1)
-    milestones: list[int] = option(
-        [],
-        "text tokens after which the drafter is saved as it is, in milestones/TOKENS of the output folder",
-        low=1,
-    )
-    keep_checkpoints: int = option(2, "checkpoints that stay on disk", low=1)
-    resume: str = option(
-        "auto", "auto = newest complete checkpoint of the output folder, never, or a checkpoint's path"
-    )
-    keep_features_gb: float = option(
-        0.0,
-        "memory, in GB a process, for caching the target's outputs from epoch to epoch; 0 = computed every time",
-        low=0,
-    )
-    features_gb: float = option(
-        0.0,
-        "disk, in GB of all processes, for the target's outputs: align.features or the first epoch stores them; 0 = none",
-        low=0,
-    )
-    features_path: str | None = option(
-        None, "folder of those outputs; default: features in the output folder"
-    )
-    features_dtype: Literal["fp16", "bf16", "fp32"] = option(
-        "fp16", "type of outputs that are cached or stored; what overflows fp16 stays fp32"
-    )
-    features_top_k: int = option(
-        0,
-        "of cached or stored outputs, tokens of p a place; the losses take p of all others for 0. 0 = all of p, out of the last hidden state",
-        low=0,
-    )
-    features_writer: str = option(
-        "target",
-        "who runs the target for align.features: target = this process, or vllm:URL = a server that stores hidden states in a folder that "
-        "this machine sees (data.concurrency, data.served_model, data.reply_seconds and data.retry_seconds hold for it)",
-    )
-    logger: list[str] = option(["csv"], "any of csv, tensorboard, wandb (which includes csv)")
-    wandb_artifacts: bool = option(
-        False, "with trainer.logger=wandb: also log the drafter as an artefact and the validations as a table"
-    )
-    log_every: int = option(10, "steps between progress lines", low=1)
-    max_minutes: float | None = option(None, "stop in time, the learning rate brought down by then", above=0)
-
-    @property
-    def features_server(self) -> str | None:
-        """The address of the server that returns hidden states, without `/v1`; None = the target runs here."""
-        return server_address(self.features_writer, "vllm")
-
-
-@dataclass
-class LaunchConfig(Group):
-    """Where it runs."""
-
-    strategy: Literal["auto", "ddp", "fsdp", "deepspeed_1", "deepspeed_2", "deepspeed_3"] = option(
-        "auto",
-        "how to spread over devices; auto = ddp when there are several, fsdp = FSDP2, deepspeed_N = ZeRO-N",
-    )
-    offload: bool = option(
-        False,
-        "deepspeed: the optimizer's state stays in the host's memory, of deepspeed_3 the weights too; fsdp: both",
-    )
-    devices: int = option(1, "processes on this machine, one a device; auto = one a GPU, else 1", low=1)
-    accelerator: Literal["auto", "cpu", "gpu"] = option("auto", "what to run on")
-    num_nodes: int = option(1, "machines", low=1, high=10_000)
-    timeout: float = option(
-        600.0, "seconds that a process waits for the others before the run ends with an error", low=1
-    )
-
-
-@dataclass
-class Recipe(Group):
-    """One run: what is aligned to what, on which text, how, where."""
+class Recipe(Section):
+    """One run."""
 
     name: str = option("unnamed", "the recipe's name; the file's, unless given")
     base: str | None = option(
-        None, "in a file: the recipe (a name, or a path from that file) whose values this one starts from"
+        None, "in a file: the recipe (a name, or a path relative to that file) to start from"
     )
     stage: Literal["pretrain", "finetune", "calibrate"] = option(
         "calibrate",
@@ -293,6 +64,107 @@ class Recipe(Group):
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
 
+    def validate(self) -> None:
+        """Check values of different sections against each other."""
+        is_file_name = self.name not in ("", ".", "..") and "/" not in self.name
+        require(is_file_name, f"name={self.name!r} must be a file name")
+        require(
+            self.drafter.block_size < self.data.length,
+            f"drafter.block_size={self.drafter.block_size} must be less than data.length={self.data.length}",
+        )
+        self._validate_devices()
+        self._validate_stage()
+        self._validate_objective()
+        self._validate_target_outputs()
+        self._validate_optimizer()
+
+    def _validate_devices(self) -> None:
+        launch, device = self.launch, self.target.device
+        kind, _, number = device.partition(":")
+        excluded = {"cpu": "gpu", "cuda": "cpu"}.get(kind)
+        require(
+            launch.accelerator != excluded,
+            f"target.device={device} contradicts launch.accelerator={launch.accelerator}; leave it at auto",
+        )
+        require(
+            not number or launch.devices == 1,
+            f"target.device={device} names one GPU, launch.devices={launch.devices}",
+        )
+
+    def _validate_stage(self) -> None:
+        d, o = self.drafter, self.objective
+        require(
+            d.standalone or self.stage == "calibrate",
+            f"stage={self.stage}: drafter.kind={d.kind} needs stage=calibrate",
+        )
+        if not d.standalone or d.graph != "uniform":
+            return
+        require(o.diffusion != "masked_nll", "objective.diffusion=masked_nll needs drafter.graph=absorbing")
+        require(o.times != "count", "objective.times=count counts masks: it needs drafter.graph=absorbing")
+        require(
+            self.stage != "calibrate" or o.distillation == 0,
+            "drafter.graph=uniform has no one-step q to calibrate: stage=finetune, or objective.distillation=0",
+        )
+
+    def _validate_objective(self) -> None:
+        d, o = self.drafter, self.objective
+        require(
+            d.kind == "block" or o.prefix_decay == 0,
+            f"objective.prefix_decay={o.prefix_decay} needs drafter.kind=block; standalone: objective.block_lengths",
+        )
+        require(
+            d.confidence_head or "confidence" not in o.terms,
+            "objective.terms.confidence needs drafter.confidence_head=true",
+        )
+        require(
+            not d.confidence_head or "confidence" in o.terms,
+            "drafter.confidence_head=true needs objective.terms.confidence, which trains it",
+        )
+        require(
+            len(o.block_lengths) in (0, d.block_size),
+            f"objective.block_lengths has {len(o.block_lengths)} entries for drafter.block_size={d.block_size}",
+        )
+        require(
+            self.trainer.features_top_k == 0 or "reverse_kl" not in o.terms,
+            "objective.terms.reverse_kl reads all of p: trainer.features_top_k=0, or another term",
+        )
+
+    def _validate_target_outputs(self) -> None:
+        how = self.target.parallel
+        require(
+            how not in ("fsdp", "tp") or self.processes > 1,
+            f"target.parallel={how} needs several processes (launch.devices)",
+        )
+        require(
+            how == "replicate" or not self.data.follow,
+            f"target.parallel={how}: data.follow=true may generate text, which needs the whole target (align.synthesize first)",
+        )
+        require(
+            how != "absent" or self.trainer.features_gb,
+            "target.parallel=absent reads what align.features stored: give trainer.features_gb",
+        )
+
+    def _validate_optimizer(self) -> None:
+        t, strategy = self.trainer, self.launch.strategy
+        require(
+            not t.learning_rates or self.drafter.kind == "block",
+            "trainer.learning_rates needs drafter.kind=block",
+        )
+        if t.optimizer == "muon":
+            require(
+                strategy in ("auto", "ddp"),
+                f"trainer.optimizer=muon needs whole matrices: launch.strategy={strategy} shards them (auto, ddp)",
+            )
+            require(
+                self.drafter.lora_rank == 0,
+                "trainer.optimizer=muon updates whole matrices: drafter.lora_rank=0",
+            )
+        require(
+            t.batch_size % (t.accumulate * self.processes) == 0,
+            f"trainer.batch_size={t.batch_size} must be a multiple of trainer.accumulate={t.accumulate} "
+            f"times the {self.processes} processes of launch.devices",
+        )
+
     @property
     def processes(self) -> int:
         """Training processes over all machines."""
@@ -300,12 +172,12 @@ class Recipe(Group):
 
     @property
     def data_folder(self) -> Path:
-        """Where the data lie: `data.path`, or `data` in the output folder."""
+        """`data.path`, or `data` in the output folder."""
         return Path(self.data.path) if self.data.path else Path(self.output) / "data"
 
     @property
     def target_options(self) -> dict[str, Any]:
-        """What `load_target` is told beside the target's name and the device."""
+        """Arguments of `load_target` besides the target's name and the device."""
         t, d = self.target, self.data
         return {
             "dtype": t.dtype,
@@ -317,19 +189,10 @@ class Recipe(Group):
 
     @property
     def features_folder(self) -> Path:
-        """Where the target's outputs lie: `trainer.features_path`, or `features` in the output folder."""
+        """`trainer.features_path`, or `features` in the output folder."""
         return Path(self.trainer.features_path or Path(self.output) / "features")
 
 
-def server_address(writer: str, kind: str) -> str | None:
-    """The address in KIND:URL, without `/v1`; None where that is no such thing."""
-    found, _, url = writer.partition(":")
-    return url.rstrip("/").removesuffix("/v1") if found == kind else None
-
-
-API_KEY = "SPECALIGN_API_KEY"
-"""The environment variable that holds a server's API key. One of its own: another service's key is sent to nobody."""
-LOGGERS = ("csv", "tensorboard", "wandb")
 GROUPS = ("", "target", "data", "drafter", "objective", "trainer", "launch")
 
 
@@ -343,6 +206,7 @@ class Key:
     doc: str
 
 
+@cache
 def keys() -> dict[str, Key]:
     """All settable keys by dotted name, in the order of the dataclasses."""
     found: dict[str, Key] = {}

@@ -1,4 +1,4 @@
-"""Recipe files: which ones are shipped, and a file with those that it builds on, as dotted keys."""
+"""Recipe files as dotted keys: shipped ones, and a file with its bases."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ def shipped() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def find(name: str, where: str, beside: Path | None = None) -> Path:
-    """The file behind recipe=NAME or base: NAME: a shipped name, or a path to a .yaml (relative to `beside`).
+def find(name: str, where: str, folder: Path | None = None) -> Path:
+    """The file behind recipe=NAME or base: NAME: a shipped name, or a path to a .yaml (relative to `folder`).
 
     Raises:
-        UserError: there is none; the line begins with `where`.
+        UserError: there is none; the message begins with `where`.
     """
     is_yaml = name.endswith((".yaml", ".yml"))
     is_path = is_yaml or "/" in name
     try:
         path = (
-            (beside or Path()) / expand_path(name, f"{where}: recipe") if is_path else FOLDER / f"{name}.yaml"
+            (folder or Path()) / expand_path(name, f"{where}: recipe") if is_path else FOLDER / f"{name}.yaml"
         )
         if path.is_file() and (is_yaml or not is_path):
             return path
-        other = ((beside or Path()) / name).is_file()
+        other = ((folder or Path()) / name).is_file()
     except OSError as error:  # a name too long
         raise UserError(f"{where}: recipe {short(name)} can't be read ({error.strerror or error})") from None
     if other:
         near = nearest(Path(name).stem, shipped())
         near = " (block for instance; --help lists them)" if "one of" in near else near
         raise UserError(
-            f"{where}: {short(name)} is no recipe, which is a shipped one's name or a .yaml file{near}"
+            f"{where}: {short(name)} is not a recipe: give a shipped recipe's name or a .yaml file{near}"
         )
     if is_path:
         near = nearest(Path(name).stem, shipped()) if Path(name).name == name else ""
@@ -50,13 +50,13 @@ def find(name: str, where: str, beside: Path | None = None) -> Path:
 
 
 def read_with_bases(path: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The recipe and those it builds on, the first base first, each flattened to dotted keys."""
+    """The recipe and its bases, the first base first, flattened to dotted keys."""
     chain: list[tuple[Path, dict[str, Any]]] = []
     seen: set[Path] = set()
     current: Path | None = path
     while current is not None:
         if current.resolve() in seen:
-            raise UserError(f"{current.name}: base leads back to itself")
+            raise UserError(f"{current.name}: base is circular")
         seen.add(current.resolve())
         flat = _read(current)
         chain.insert(0, (current, flat))
@@ -70,9 +70,9 @@ def read_with_bases(path: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def _read_kinds(kinds: Any, where: str) -> dict[str, dict[str, Any]]:
-    """What a file gives for each kind of drafter, as dotted keys."""
+    """A file's section for each kind of drafter, as dotted keys."""
     if not isinstance(kinds, dict) or not all(isinstance(part, dict) for part in kinds.values()):
-        raise UserError(f"{where}: kinds must hold a group of keys for each kind of drafter")
+        raise UserError(f"{where}: kinds must contain a group of keys for each kind of drafter")
     return {
         name: unique([pair for key, value in part.items() for pair in flatten(value, key, where)], where)
         for name, part in kinds.items()
@@ -89,16 +89,16 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: can't be read ({error.strerror or error})") from None
     content = parse_yaml(text, path.name)
     if content is None:
-        raise UserError(f"{path.name}: is empty; a recipe holds lines like `trainer: {{max_steps: 1000}}`")
+        raise UserError(f"{path.name}: is empty; a recipe has lines like `trainer: {{max_steps: 1000}}`")
     if not isinstance(content, dict):
         kind = "a list" if isinstance(content, list) else "one value"
-        raise UserError(f"{path.name}: must hold `key: value` lines, holds {kind}")
+        raise UserError(f"{path.name}: must contain `key: value` lines, not {kind}")
     pairs = [pair for key, value in content.items() for pair in flatten(value, key, path.name)]
     return unique(pairs, path.name)
 
 
 def flatten(value: Any, key: str, where: str) -> list[tuple[str, Any]]:
-    """Groups open into dotted keys; other mappings (objective.terms) are values."""
+    """Flatten groups to dotted keys; other mappings (objective.terms) are values."""
     if key not in GROUPS or not key:
         return [(key, value)]
     if value is None:
@@ -110,6 +110,7 @@ def flatten(value: Any, key: str, where: str) -> list[tuple[str, Any]]:
 
 
 def unique(pairs: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
+    """The pairs as a mapping. Raises UserError for a key given twice."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:

@@ -1,4 +1,4 @@
-"""W&B runs and sweeps: a folder for each trial, a shared one for their text, parameters that no argument holds."""
+"""W&B runs and sweeps: a folder for each trial, shared folders for their text, and parameters from the agent's file."""
 
 from __future__ import annotations
 
@@ -20,90 +20,87 @@ from align.config.recipe import GROUPS, Recipe, keys
 RUN_ID = "WANDB_RUN_ID"
 SWEEP_ID = "WANDB_SWEEP_ID"
 PARAMETER_FILE = "WANDB_SWEEP_PARAM_PATH"
-"""The environment variables that `wandb agent` sets for each trial."""
-RUN_ID_FILE = "wandb-run-id"
-"""The file of an output folder that stores the id of its W&B run."""
+"""Environment variables that `wandb agent` sets for each trial."""
 TRIAL_VARIABLES = (RUN_ID, SWEEP_ID, PARAMETER_FILE)
+RUN_ID_FILE = "wandb-run-id"
+"""The file of an output folder with the id of its W&B run."""
 
 _OFFLINE = ("offline", "dryrun", "disabled")
-_ONLY_TRAINING = (
+_TRAINING_ONLY = (
     "path", "write", "follow", "follow_after", "length", "validation_fraction", "text_share", "concurrency",
     "server_check", "reply_seconds", "retry_seconds",
 )  # fmt: skip
-"""Keys of `data` that change no written text."""
-_OF_TARGET = ("name", "revision", "dtype", "trust_remote_code")
+"""Keys of `data` that do not change generated text."""
+_TARGET_KEYS = ("name", "revision", "dtype", "trust_remote_code")
 
 
 def trial_ids(recipe: Recipe) -> list[str]:
-    """Return the sweep id and the run id of the trial that this process runs; [] outside of W&B's sweeps and runs.
+    """The sweep id and the run id of this process's trial; [] outside of W&B's sweeps and runs.
 
     Raises:
         UserError: an id that W&B does not allow either.
     """
     if not os.environ.get(SWEEP_ID) and "wandb" not in recipe.trainer.logger:
         return []
-    found = []
+    ids = []
     for name in (SWEEP_ID, RUN_ID):
         value = os.environ.get(name)
         if not value:
             continue
         if value in (".", "..") or not re.fullmatch(r"[^/\\#?%:\0]{1,128}", value):
-            raise UserError(f"{name}={short(value)} is no W&B id (at most 128 characters, none of /\\#?%:)")
-        found.append(value)
-    return found
+            raise UserError(
+                f"{name}={short(value)} is not a W&B id (at most 128 characters, none of /\\#?%:)"
+            )
+        ids.append(value)
+    return ids
 
 
 def separate_trial(recipe: Recipe, typed: Collection[str]) -> None:
-    """Give a W&B trial its own output folder, and the text folder that trials with equal data settings share.
+    """Give a W&B trial its own output folder, and a text folder shared by trials with equal data settings.
 
-    Trials of one sweep run one command, so without this each would replace the last one's drafter. Written
-    text stays outside of the trial's folder, because writing it costs more than training.
+    All trials of a sweep run one command, which would otherwise replace the previous trial's drafter. Text stays outside
+    of the trial's folder because generating it costs more than training.
 
     Args:
-        recipe: changed in place: `output`, and `data.path` where it has none.
-        typed: the dotted keys of the command line, among them those that the sweep changes.
+        recipe: changed in place: `output`, and `data.path` if it has none.
+        typed: the dotted keys of the command line, which include those that the sweep changes.
     """
     ids = trial_ids(recipe)
     output = Path(recipe.output)
     if not ids or output.parts[-len(ids) :] == tuple(ids):  # a trial's own recipe.yaml
         return
-    stored = output / RUN_ID_FILE
-    if len(ids) == 1 and stored.is_file() and stored.read_bytes().strip() == ids[0].encode():
-        return  # that run, begun in this folder and resumed by its id
+    id_file = output / RUN_ID_FILE
+    if len(ids) == 1 and id_file.is_file() and id_file.read_bytes().strip() == ids[0].encode():
+        return  # this folder's run, resumed by its id
     if recipe.data.path is None:
         recipe.data.path = str(output / text_folder_name(recipe, typed))
     recipe.output = str(output.joinpath(*ids))
 
 
 def text_folder_name(recipe: Recipe, typed: Collection[str]) -> str:
-    """Name the folder of the text: `data`, or `data-HASH` where `typed` holds keys on which the text depends."""
-    settings = _text_settings(recipe)
+    """`data`, or `data-HASH` if `typed` holds keys on which the text depends."""
+    settings: dict[str, Any] = {"seed": recipe.seed}
+    settings |= {f"data.{k}": v for k, v in asdict(recipe.data).items() if k not in _TRAINING_ONLY}
+    settings |= {f"target.{k}": v for k, v in asdict(recipe.target).items() if k in _TARGET_KEYS}
     if not any(key in settings or key.startswith("data.template_kwargs.") for key in typed):
         return "data"
-    text = json.dumps(settings, sort_keys=True)
-    return f"data-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
-def _text_settings(recipe: Recipe) -> dict[str, Any]:
-    """The keys on which the written text depends, with their values."""
-    data = {f"data.{k}": v for k, v in asdict(recipe.data).items() if k not in _ONLY_TRAINING}
-    target = {f"target.{k}": v for k, v in asdict(recipe.target).items() if k in _OF_TARGET}
-    return {**data, **target, "seed": recipe.seed}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    return f"data-{digest[:8]}"
 
 
 def trial_note(recipe: Recipe) -> str | None:
-    """Return one line that says where a W&B trial writes; None outside of W&B's sweeps and runs."""
+    """A line that says where a W&B trial writes; None outside of W&B's sweeps and runs."""
     ids = trial_ids(recipe)
     if not ids:
         return None
     return f"note: W&B run {'/'.join(ids)} writes into {recipe.output}; its text is in {recipe.data_folder}"
 
 
-def unsent_parameters(given: Collection[str]) -> dict[str, Any]:
-    """Return the trial's parameters that the command line lacks, as the agent stored them.
+def read_agent_parameters(given: Collection[str]) -> dict[str, Any]:
+    """The trial's parameters in the agent's file that the command line lacks.
 
-    `${args_no_boolean_flags}` leaves out what is false, and a command without `${args}` leaves out everything.
-    Names that are no keys are ignored: a script around this command may use them.
+    `${args_no_boolean_flags}` omits false values, and a command without `${args}` omits all. Names that are not keys are
+    ignored: a script around this command may use them.
 
     Args:
         given: the keys of the command line.
@@ -115,26 +112,21 @@ def unsent_parameters(given: Collection[str]) -> dict[str, Any]:
     if not path or not os.environ.get(SWEEP_ID) or not Path(path).is_file():
         return {}
     content = parse_yaml(read_text(Path(path)), path)
-    found: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for name, entry in content.items() if isinstance(content, dict) else ():
         if not isinstance(entry, dict) or "value" not in entry or name in given:
             continue
-        value = entry["value"]
-        if name in GROUPS and isinstance(value, dict):
-            found |= {f"{name}.{k}": v for k, v in value.items()}
+        if name in GROUPS and isinstance(entry["value"], dict):
+            parameters |= {f"{name}.{k}": v for k, v in entry["value"].items()}
         else:
-            found[name] = value
+            parameters[name] = entry["value"]
     known = {*keys(), "recipe"}
-    return {
-        k: v for k, v in found.items() if (k in known or k.rpartition(".")[0] in known) and k not in given
-    }
+    is_known = {name: name in known or name.rpartition(".")[0] in known for name in parameters}
+    return {k: v for k, v in parameters.items() if is_known[k] and k not in given}
 
 
 def is_offline() -> bool:
-    """Whether W&B stores runs here alone.
-
-    It sends them where the user has set a mode that sends, an API key, or started `wandb agent`.
-    """
+    """Whether W&B stores runs on this machine only: without an online mode, an API key or `wandb agent`."""
     mode = os.environ.get("WANDB_MODE")
     if mode is not None:
         return mode in _OFFLINE
@@ -142,7 +134,7 @@ def is_offline() -> bool:
 
 
 def check_login(recipe: Recipe) -> None:
-    """Check that a run which W&B sends has credentials, before any work. W&B itself would ask at the terminal.
+    """Check that an online run has credentials. W&B itself would ask at the terminal.
 
     Raises:
         UserError: there are none.
@@ -154,12 +146,13 @@ def check_login(recipe: Recipe) -> None:
 
     if wandb.setup().settings.mode in _OFFLINE:  # `wandb offline`
         return
+    hint = "WANDB_MODE=offline sends nothing"
     try:
         logged_in = wandb.login(prompt=False, verify=True)
     except (Error, ValueError) as error:
         reason = cut(" ".join(str(error).split()), 200)
-        raise UserError(f"trainer.logger=wandb: {reason} (WANDB_MODE=offline sends nothing)") from None
+        raise UserError(f"trainer.logger=wandb: {reason} ({hint})") from None
     if not logged_in:
         raise UserError(
-            "trainer.logger=wandb: W&B has no credentials here (`wandb login` or WANDB_API_KEY; WANDB_MODE=offline sends nothing)"
+            f"trainer.logger=wandb: W&B has no credentials here (`wandb login` or WANDB_API_KEY; {hint})"
         )

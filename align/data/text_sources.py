@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from align.common.errors import UserError, check_all, nearest
 from align.common.files import check_ordinary, expand_path, read_text
 from align.common.hub import is_hub_id, missing
-from align.config.recipe import DataConfig
+from align.config.data import DataConfig
 from align.data.overlap import check_excluded
 from align.data.prompts import check_source
 from align.rows.folders import visible_files

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from align.common.batch import Batch, Step
-from align.config.recipe import TrainerConfig
+from align.config.trainer import TrainerConfig
 from align.losses.target_places import TargetPlaces, TopTokens, target_places
 from align.models.block_config import BlockConfig
 from align.models.target_features import Features, TargetFeatures, target_features

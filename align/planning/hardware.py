@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from align.common.errors import UserError, nearest
 from align.common.provenance import machine, memory_bytes
-from align.config.hardware import accelerator, gpu_count
+from align.config.hardware import accelerator, check_devices, check_packages, gpu_count
 from align.config.recipe import Recipe
 
 GB = 1e9
@@ -48,6 +48,8 @@ def find_hardware(name: str) -> Hardware:
 
 def find_local_hardware(recipe: Recipe) -> Hardware:
     """What the recipe runs on here: the machine's GPUs or its processor."""
+    check_packages(recipe)
+    check_devices(recipe)
     if accelerator(recipe) == "cpu":
         return Hardware(f"this machine ({machine()['processor']})", float(memory_bytes() or 0), gpu=False)
     import torch

@@ -21,12 +21,12 @@ from align.config.recipe import Recipe
 from align.data.stream import Stream
 from align.data.supply import open_supply
 from align.data.synthesis import Synthesis
+from align.planning.step_times import StepTimes
 from align.planning.text import TextSize, measure_samples
 from align.target.loading import load_target
 from align.target.model import Target
 from align.training.base_module import Interrupted, NonFiniteLoss
 from align.training.build import KINDS, draft_vocab
-from align.training.callbacks import StepTimes
 from align.training.datamodule import RowsModule
 from align.training.run import fit
 
@@ -89,7 +89,10 @@ def _shrink(recipe: Recipe, folder: Path, text: TextSize) -> Recipe:
     if trainer.features_gb:
         trainer.keep_features_gb = max(trainer.keep_features_gb, 1.0)
     trainer.features_gb, trainer.features_path = 0.0, None
-    data.text, data.follow = [], False
+    small.data = data = data.without_text()
+    data.follow = False
+    trainer.wandb_artifacts = False
+    small.target.parallel = "replicate"
     data.writer = "target"  # a server is not asked for a trial
     data.path = str(recipe.data_folder if text.written else folder / "data")
     return small
@@ -155,7 +158,7 @@ def _pilot_training(small: Recipe, target: Target, pilot: Pilot) -> None:
     rows = RowsModule(small, stream, supply.validation, drafter.config.block_size, supply.exact)
     times = StepTimes()
     try:
-        fit(small, kind.module(drafter, small), rows, None, quiet=True, on_the_way=times)
+        fit(small, kind.module(drafter, small), rows, None, quiet=True, callback=times)
     except Interrupted:
         raise KeyboardInterrupt from None
     except NonFiniteLoss as error:

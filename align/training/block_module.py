@@ -1,4 +1,4 @@
-"""The LightningModule of block drafters: what the target computed, a block behind each anchor, the target's head."""
+"""Training of block drafters: a block after each anchor, conditioned on the target, through the target's head."""
 
 from __future__ import annotations
 
@@ -18,23 +18,20 @@ from align.training.base_module import DrafterModule
 
 
 class BlockDrafterModule(DrafterModule):
-    """Trains `drafter` on packed target-written rows, by the objective's terms.
-
-    Args:
-        drafter: q, conditioned on its target.
-        recipe: objective, trainer and output are read.
-    """
+    """Trains `drafter`, conditioned on its target, by the objective's terms."""
 
     drafter: BlockDrafter
 
     @property
     def conditioning(self) -> BlockConfig:
-        """The layers that the drafter reads of the target."""
+        """The target's layers that the drafter reads."""
         return self.drafter.config
 
     def prefixes(self, step: Step) -> Tensor | None:
-        """How many tokens after its anchor each block shows in training, (B, A); None = none ever. Drawn from every row's
-        place in the stream alone: a resumed run and any number of processes draw the same."""
+        """The number of clean tokens at each block's start while training, (B, A); None = always 0.
+
+        Drawn from each row's place in the stream, so that resumed runs and any number of processes draw the same.
+        """
         decay = self.recipe.objective.prefix_decay
         if decay == 0:
             return None
@@ -42,8 +39,7 @@ class BlockDrafterModule(DrafterModule):
         return clean_prefixes(step.anchors, decay, step.batch.tokens_BL.shape[1], generators)
 
     def conditioned(self, step: Step) -> Tensor | None:
-        """The blocks (B, A) whose second pass sees the first one's estimates in training, a half; None = without such a pass.
-        Drawn as `prefixes` are, by the anchor's place in its row."""
+        """The half of the blocks (B, A) that train with self-conditioning; None = the drafter has none. Drawn like `prefixes`."""
         if self.drafter.estimate is None:
             return None
         length, index_BA = step.batch.tokens_BL.shape[1], step.anchors.index_BA
@@ -51,22 +47,22 @@ class BlockDrafterModule(DrafterModule):
         return torch.stack(rows).to(index_BA.device).gather(1, index_BA) < 0.5
 
     def model_step(self, step: Step, temperature: float) -> RowStatistics:
-        """Statistics (B, A, K) of one micro-batch, of drafts from nothing; p at `temperature`."""
+        """Statistics (B, A, K) of one micro-batch of whole drafts, with p at `temperature`."""
         return self.block_statistics(step, temperature, None, None)
 
     def draft_statistics(self, step: Step) -> tuple[RowStatistics, Tensor, Tensor]:
-        """Statistics, which of them count, and the anchors that tell τ, after `prefixes`."""
+        """Statistics, positions in the loss and anchors in τ, after `prefixes`."""
         clean_BA = self.prefixes(step)
         s = self.block_statistics(step, self.recipe.objective.temperature, clean_BA, self.conditioned(step))
         if clean_BA is None:
             return s, step.anchors.valid_BAK, self.complete(step)
         s, valid = after_prefix(s, step.anchors.valid_BAK, clean_BA)
-        return s, valid, self.complete(step) & (clean_BA == 0)  # τ is that of whole drafts
+        return s, valid, self.complete(step) & (clean_BA == 0)  # τ is of whole drafts
 
     def block_statistics(
         self, step: Step, temperature: float, clean_BA: Tensor | None, conditioned_BA: Tensor | None
     ) -> RowStatistics:
-        """The same after `prefixes`, for `conditioned` blocks: target, then drafter, then head."""
+        """Target, drafter, head: statistics (B, A, K) after clean prefixes, with self-conditioning for some blocks."""
         drafter, batch, anchors = self.drafter, step.batch, step.anchors
         outputs = self.target_outputs(step, temperature)
         hidden = drafter(batch, outputs.features, anchors, clean_BA, conditioned_BA)
@@ -77,7 +73,7 @@ class BlockDrafterModule(DrafterModule):
             None if factors is None else factors[0].flatten(0, 2),
             None if factors is None else factors[1],
         )
-        found = row_statistics(
+        statistics = row_statistics(
             drafted,
             outputs.places,
             drafter.head_weight_VdD,
@@ -87,4 +83,4 @@ class BlockDrafterModule(DrafterModule):
             temperature,
             self.recipe.objective.chunk_rows,
         )
-        return replace(found, confidence=drafter.confidence_logits(batch, anchors, hidden))
+        return replace(statistics, confidence=drafter.confidence_logits(batch, anchors, hidden))

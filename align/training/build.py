@@ -1,4 +1,4 @@
-"""What is trained, by `drafter.kind`: how it is made, which module trains it, how it is saved and what its card says."""
+"""Kinds of drafters: how each is created, trained, saved and described."""
 
 from __future__ import annotations
 
@@ -31,45 +31,51 @@ from align.models.checkpoints.causal import save_causal
 from align.models.checkpoints.standalone import save_standalone
 from align.models.standalone import DiffusionDrafter
 from align.target.model import Target
-from align.training import checkpoints
 from align.training.base_module import Drafter, DrafterModule
 from align.training.block_module import BlockDrafterModule
 from align.training.causal_module import CausalDrafterModule
+from align.training.checkpoints import Checkpoint
 from align.training.diffusion_module import DiffusionDrafterModule
-from align.training.model_card import About, about_block, about_causal, about_standalone, write_card
+from align.training.model_card import (
+    Description,
+    RunNumbers,
+    describe_block,
+    describe_causal,
+    describe_standalone,
+    write_card,
+)
 
 
 @dataclass(frozen=True)
 class Kind:
     """One kind of drafter.
 
-    make: (target, recipe, draft vocabulary) → the drafter to train. module: what trains it. save: (drafter, recipe, final
-    weights, folder, card). about: what its card says of it. chosen_vocabulary: it drafts over the tokens that the data use
-    most, so the data come first.
+    make: (target, recipe, draft vocabulary) → the drafter to train. module: trains it. save: (drafter, recipe, final weights, folder,
+    card). describe: for its card. chosen_vocabulary: it drafts over the data's most frequent tokens, so it needs data first.
     """
 
     make: Callable[[Target, Recipe, Tensor | None], Drafter]
     module: type[DrafterModule]
     save: Callable[[Any, Recipe, dict[str, Tensor], Path, str], None]
-    about: Callable[[Recipe, Any, float], About]
+    describe: Callable[[Recipe, Any, float], Description]
     chosen_vocabulary: bool = False
 
 
-def draft_vocab(recipe: Recipe, target: Target, supply: Supply, resume: Path | None) -> Tensor | None:
+def draft_vocab(recipe: Recipe, target: Target, supply: Supply, resume: Checkpoint | None) -> Tensor | None:
     """The token ids that a drafter may propose, ascending; None = all.
 
-    That of the checkpoint which a run goes on from: its data may have grown, and with it what is frequent.
+    A resumed run uses its checkpoint's: more data may have changed the frequencies.
     """
-    before = None if resume is None else checkpoints.read_seal(resume)["draft_vocab"]
-    if before is not None:
-        if not all(a < b for a, b in pairwise([-1, *before, target.vocab_size])):
-            raise UserError(f"{resume}: its draft_vocab is no list of the target's tokens in ascending order")
-        return torch.tensor(before)
-    return frequent_tokens(supply.training, target, recipe.drafter.draft_vocab, supply.text)
+    saved = None if resume is None else resume.seal.draft_vocab
+    if resume is None or saved is None:
+        return frequent_tokens(supply.training, target, recipe.drafter.draft_vocab, supply.text)
+    if not all(a < b for a, b in pairwise([-1, *saved, target.vocab_size])):
+        raise UserError(f"{resume.path}: its draft_vocab is not an ascending list of the target's tokens")
+    return torch.tensor(saved)
 
 
 def conditioning(recipe: Recipe, target: Target) -> BlockConfig | None:
-    """What the recipe's drafter is shown of the target besides p; None = nothing."""
+    """What the recipe's drafter reads of the target besides p; None = nothing."""
     options = recipe.drafter
     if options.kind != "block":
         return None
@@ -79,22 +85,23 @@ def conditioning(recipe: Recipe, target: Target) -> BlockConfig | None:
 
 
 def save_trained(module: DrafterModule, supply: Supply, steps: int, name: str = "drafter") -> Path:
-    """Write <output>/NAME with a card made from the run; returns the folder. `supply`: what it trained on."""
+    """Write the drafter and its card to <output>/NAME; returns the folder."""
     recipe, drafter, progress = module.recipe, module.drafter, module.progress
-    kind, folder = KINDS[recipe.drafter.kind], Path(recipe.output) / name
+    kind = KINDS[recipe.drafter.kind]
+    folder = Path(recipe.output) / name
     trained = module.trained()
-    run = {
-        "steps": steps,
-        "tokens_seen": progress.tokens_seen,
-        "positions": progress.positions,
-        "minutes": progress.seconds / 60,
-        "parameters": sum(w.numel() for name, w in module.final_weights.items() if name in trained),
-    }
-    about = kind.about(recipe, drafter.config, coverage(supply.training, drafter.draft_vocab, drafter.target))
-    card = write_card(
-        recipe, about, drafter.config, supply.manifest, run, module.validation_numbers, supply.text_manifest
+    run = RunNumbers(
+        steps=steps,
+        tokens_seen=progress.tokens_seen,
+        positions=progress.positions,
+        minutes=progress.seconds / 60,
+        parameters=sum(w.numel() for key, w in module.final_weights.items() if key in trained),
+        validation=module.validation_numbers,
     )
-    (folder / CHECKSUMS).unlink(missing_ok=True)  # those of other weights, till these are whole
+    covered = coverage(supply.training, drafter.draft_vocab, drafter.target)
+    description = kind.describe(recipe, drafter.config, covered)
+    card = write_card(recipe, description, drafter.config, supply.manifest, run, supply.text_manifest)
+    (folder / CHECKSUMS).unlink(missing_ok=True)  # until the new weights are complete
     kind.save(drafter, recipe, module.final_weights, folder, card)
     save_chat(folder, Chat(recipe.data.template_kwargs, recipe.data.system))
     write_checksums(folder)
@@ -105,7 +112,7 @@ def _save_block(
     drafter: BlockDrafter, recipe: Recipe, weights: dict[str, Tensor], folder: Path, card: str
 ) -> None:
     config = drafter.config
-    if decay := recipe.objective.prefix_decay:  # decode knows D²SD's second drafter by it
+    if decay := recipe.objective.prefix_decay:  # decoding recognises D²SD's second drafter by it
         config = replace(config, extra={**config.extra, "prefix_decay": decay})
     vocab = None if drafter.draft_vocab is None else drafter.draft_vocab.cpu()
     head = None if drafter.head is None else drafter.head.cpu()
@@ -126,39 +133,35 @@ def _save_standalone(
     save_standalone(fresh, folder, card)
 
 
+def _save_causal(drafter: Any, recipe: Recipe, weights: dict[str, Tensor], folder: Path, card: str) -> None:
+    save_causal(drafter, folder, weights, card)
+
+
 @torch.no_grad()
 def _set_weights(fresh: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Give a new drafter the trained weights: a strategy may have taken the trained one's own apart, and the target that the new one
-    was made from."""
+    """Copy trained weights into a new drafter, whose own may be sharded like the target's that it was made from."""
     for name, parameter in [*fresh.named_parameters()]:
         if isinstance(parameter, DTensor):
-            where, _, last = name.rpartition(".")
-            setattr(fresh.get_submodule(where), last, nn.Parameter(weights[name].to(parameter.dtype)))
+            module, _, last = name.rpartition(".")
+            setattr(fresh.get_submodule(module), last, nn.Parameter(weights[name].to(parameter.dtype)))
         else:
             parameter.copy_(weights[name])
 
 
-STANDALONE = Kind(
-    lambda target, recipe, _: make_standalone(target, recipe.drafter, recipe.seed),
-    DiffusionDrafterModule,
-    _save_standalone,
-    about_standalone,
-)
-KINDS = {
-    "block": Kind(
-        lambda target, recipe, vocab: make_block(target, recipe.drafter, vocab, recipe.seed),
-        BlockDrafterModule,
-        _save_block,
-        about_block,
-        chosen_vocabulary=True,
-    ),
-    "ddit": STANDALONE,
-    "masked_lm": STANDALONE,
-    "autoregressive": Kind(
-        lambda target, recipe, _: make_causal(target, recipe.drafter),
-        CausalDrafterModule,
-        lambda drafter, _, weights, folder, card: save_causal(drafter, folder, weights, card),
-        about_causal,
-    ),
-}
+def _make_block(target: Target, recipe: Recipe, vocab: Tensor | None) -> Drafter:
+    return make_block(target, recipe.drafter, vocab, recipe.seed)
+
+
+def _make_standalone(target: Target, recipe: Recipe, vocab: Tensor | None) -> Drafter:
+    return make_standalone(target, recipe.drafter, recipe.seed)
+
+
+def _make_causal(target: Target, recipe: Recipe, vocab: Tensor | None) -> Drafter:
+    return make_causal(target, recipe.drafter)
+
+
+BLOCK = Kind(_make_block, BlockDrafterModule, _save_block, describe_block, chosen_vocabulary=True)
+STANDALONE = Kind(_make_standalone, DiffusionDrafterModule, _save_standalone, describe_standalone)
+CAUSAL = Kind(_make_causal, CausalDrafterModule, _save_causal, describe_causal)
+KINDS = {"block": BLOCK, "ddit": STANDALONE, "masked_lm": STANDALONE, "autoregressive": CAUSAL}
 """By `drafter.kind`."""

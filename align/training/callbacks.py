@@ -1,6 +1,6 @@
-"""What is done after every step and every validation: progress lines and metrics, then checkpoints and stopping.
+"""Callbacks after every step and validation: progress lines and metrics, then checkpoints and stopping.
 
-The Trainer calls the two in this order, so that a checkpoint's window of means begins after the line that reports it.
+In this order, so that a checkpoint's window of means begins after the line that reports it.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ import lightning
 from lightning.pytorch.callbacks import Callback
 
 from align.common.text import clock, say
-from align.config.recipe import Recipe
+from align.config.trainer import TrainerConfig
 from align.training import checkpoints
 from align.training.base_module import DrafterModule, Interrupted
 from align.training.loggers import CSVFile
 
 
-def training_line(step: int, steps: int, numbers: Mapping[str, float], left: float, of: str = "block") -> str:
-    """`step 20/100  loss …`: means since the line before, what the loss is `of`, and the time left in seconds."""
+def training_line(
+    step: int, steps: int, numbers: Mapping[str, float], seconds_left: float, unit: str = "block"
+) -> str:
+    """Means since the previous line; the loss is per `unit`."""
     tau = f"expected τ {numbers['train/expected_tau']:.3f}  " if "train/expected_tau" in numbers else ""
     return (
-        f"step {step}/{steps}  loss {numbers['train/loss']:.4f} a {of}  {tau}"
-        f"{numbers['train/positions_per_second']:.0f} positions/s  {clock(left)} left"
+        f"step {step}/{steps}  loss {numbers['train/loss']:.4f} a {unit}  {tau}"
+        f"{numbers['train/positions_per_second']:.0f} positions/s  {clock(seconds_left)} left"
     )
 
 
 def validation_line(step: int, numbers: Mapping[str, float]) -> str:
-    """Expected τ with its standard error, greedy and sampling, the acceptance at each position, and the share of
-    drafts accepted up to there."""
+    """Expected τ with its standard error, acceptance at each position, and the share of drafts accepted up to it."""
 
     def tau(name: str, needs: str) -> str:
         if f"tau_{name}" not in numbers:
@@ -42,20 +43,22 @@ def validation_line(step: int, numbers: Mapping[str, float]) -> str:
     def by_position(name: str) -> str:
         return " ".join(f"{v:.3f}" for k, v in numbers.items() if k.startswith(name))
 
-    each = by_position("acceptance_")
-    sampled, greedy = by_position("kept_sampling_"), by_position("kept_greedy_")
     bound = ""
     if "bound" in numbers:
         bound = f"bound {numbers['bound']:.3f}±{numbers['bound_se']:.3f} nats a token (perplexity {numbers['perplexity']:.0f}), "
-    return (
+    line = (
         f"validation at step {step}: loss {numbers['loss']:.4f} a block, {bound}expected τ {tau('greedy', 'at temperature 0')}, "
-        f"{tau('sampling', 'at temperature 1')}; chance of acceptance at each drafted position {each}"
-        + (f"; of all up to there {sampled or f'{greedy}, greedy'}" if sampled or greedy else "")
+        f"{tau('sampling', 'at temperature 1')}; acceptance by position {by_position('acceptance_')}"
     )
+    if sampled := by_position("kept_sampling_"):
+        return f"{line}; accepted up to it {sampled}"
+    if greedy := by_position("kept_greedy_"):
+        return f"{line}; accepted up to it {greedy}, greedy"
+    return line
 
 
 def gain_line(before: Mapping[str, float], now: Mapping[str, float]) -> str | None:
-    """Estimated τ on held-out text before and after training, greedy and sampling; None where it was not measured before."""
+    """Estimated τ on held-out text before and after training; None if it was not measured before."""
     parts = []
     for name in ("greedy", "sampling"):
         if f"tau_{name}" not in before or f"tau_{name}" not in now:
@@ -69,23 +72,25 @@ def gain_line(before: Mapping[str, float], now: Mapping[str, float]) -> str | No
 
 
 class ProgressLogger(Callback):
-    """A line and a row of metrics every `log_every` steps, and after each validation; `quiet` prints no line."""
+    """Prints a line, unless `quiet`, and logs metrics every `log_every` steps and after each validation."""
 
-    def __init__(self, recipe: Recipe, quiet: bool) -> None:
-        self.options, self.quiet = recipe.trainer, quiet
-        self._of = "token" if recipe.stage == "pretrain" else "block"
-        self._first = self._positions = 0
+    def __init__(self, options: TrainerConfig, stage: str, quiet: bool) -> None:
+        self.options = options
+        self.quiet = quiet
+        self._unit = "token" if stage == "pretrain" else "block"
+        self._first_step = self._positions = 0
         self._start = self._since = 0.0
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         for logger in trainer.loggers:
             if isinstance(logger, CSVFile) and trainer.is_global_zero:
-                logger.file.rewind(trainer.global_step or -1)  # a run's beginning is done again, too
+                logger.file.rewind(trainer.global_step or -1)  # step 0 is repeated too
         if self.options.validate_first and trainer.global_step == 0:
             pl_module.validate_now()
             pl_module.first_numbers = dict(pl_module.validation_numbers)
             self.on_validation_end(trainer, pl_module)
-        self._first, self._positions = trainer.global_step, pl_module.progress.positions
+        self._first_step = trainer.global_step
+        self._positions = pl_module.progress.positions
         self._start = self._since = time.monotonic()
 
     def on_train_batch_end(
@@ -95,26 +100,27 @@ class ProgressLogger(Callback):
         if (batch_idx + 1) % t.accumulate or step % t.log_every:
             return
         progress = pl_module.progress
-        means = progress.means()
+        means = progress.take_means()
+        positions = progress.positions - self._positions
         numbers = {
             "train/loss": means["loss"],
             **({"train/expected_tau": means["tau"]} if "tau" in means else {}),
             "train/learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
-            "train/positions_per_second": (progress.positions - self._positions)
-            / max(now - self._since, 1e-9),
+            "train/positions_per_second": positions / max(now - self._since, 1e-9),
             "train/tokens_seen": float(progress.tokens_seen),
         }
         self._positions, self._since = progress.positions, now
-        left = (now - self._start) / max(step - self._first, 1) * (t.max_steps - step)
+        left = (now - self._start) / max(step - self._first_step, 1) * (t.max_steps - step)
         if t.max_minutes is not None:
             left = min(left, max(0.0, 60 * t.max_minutes - progress.seconds))
-        self._report(trainer, training_line(step, t.max_steps, numbers, left, self._of), numbers)
+        self._report(trainer, training_line(step, t.max_steps, numbers, left, self._unit), numbers)
 
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         numbers = pl_module.validation_numbers
         line = validation_line(trainer.global_step, numbers)
         self._report(trainer, line, {f"validation/{k}": v for k, v in numbers.items()})
-        self._positions, self._since = pl_module.progress.positions, time.monotonic()  # training's rate alone
+        # validation does not count in the training rate
+        self._positions, self._since = pl_module.progress.positions, time.monotonic()
 
     def _report(self, trainer: lightning.Trainer, line: str, numbers: dict[str, float]) -> None:
         if not self.quiet:
@@ -125,10 +131,10 @@ class ProgressLogger(Callback):
 
 
 class MilestoneCallback(Callback):
-    """Saves the drafter, averaged where EMA is on, after the step in which it has seen so many text tokens.
+    """Saves the drafter, averaged if EMA is on, after the step that reaches a milestone.
 
     Args:
-        milestones: text tokens. save: (steps taken, name of the folder) → writes `module.final_weights`; the main process calls it.
+        milestones: text tokens. save: (steps, folder name) → saves `module.final_weights`; called in the main process.
     """
 
     def __init__(self, milestones: Sequence[int], save: Callable[[int, str], object]) -> None:
@@ -149,66 +155,33 @@ class MilestoneCallback(Callback):
             pl_module.copy_final_weights()
             for tokens in passed if trainer.is_global_zero else ():
                 self.save(trainer.global_step, f"milestones/{tokens}")
-            pl_module.final_weights = {}  # those of the end are still to come
-
-
-class StepTimes(Callback):
-    """How long things take, in seconds, for a plan: `steps` as (seconds, rows that the target had not read before), the first
-    step left out; `validation` of the last one, `saving` of what follows it."""
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[float, int]] = []
-        self.validation = self.saving = 0.0
-        self.started = self.ended = 0.0
-        self._seen: set[int] = set()
-        self._fresh = self._since = self._validated = 0.0
-
-    def on_train_batch_start(
-        self, trainer: lightning.Trainer, pl_module: Any, batch: Any, batch_idx: int
-    ) -> None:
-        now = time.monotonic()
-        if batch_idx > 1:
-            self.steps.append((now - self._since, int(self._fresh)))
-        self.started = self.started or now
-        self._since, self._fresh = now, len({*batch.keys} - self._seen)
-        self._seen |= {*batch.keys}
-
-    def on_validation_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
-        self.steps.append((time.monotonic() - self._since, int(self._fresh)))
-        self._validated = time.monotonic()
-
-    def on_validation_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
-        self.ended = time.monotonic()
-        self.validation = self.ended - self._validated
-
-    def on_train_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
-        self.saving = time.monotonic() - self.ended
+            pl_module.final_weights = {}  # set at the end of training
 
 
 class CheckpointCallback(Callback):
-    """Saves and stops. A step that is validated is saved after it, so that going on from there repeats nothing.
+    """Saves checkpoints and stops. A validated step is saved after its validation, so that resuming repeats nothing.
 
     Args:
-        recipe: trainer and output are read.
-        settings: what a run that goes on from these checkpoints must have in common with this one.
+        settings: what a run that resumes must share with this one.
     """
 
-    def __init__(self, recipe: Recipe, settings: dict[str, str]) -> None:
-        self.options, self.settings = recipe.trainer, settings
-        self.folder = Path(recipe.output) / "checkpoints"
+    def __init__(self, options: TrainerConfig, folder: Path, settings: checkpoints.Settings) -> None:
+        self.options = options
+        self.folder = folder
+        self.settings = settings
         self._handlers: dict[int, Any] = {}
-        self._saved = -1
+        self._saved_step = -1
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
-        """From here on a signal asks for a stop after the step."""
-        self._saved = trainer.global_step
+        """From now on a signal stops training after the step."""
+        self._saved_step = trainer.global_step
 
-        def remember(number: int, frame: object) -> None:
+        def request_stop(number: int, frame: object) -> None:
             pl_module.progress.stop_wanted = True
 
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
-                self._handlers[number] = signal.signal(number, remember)
+                self._handlers[number] = signal.signal(number, request_stop)
             except ValueError:  # not the main thread
                 return
 
@@ -228,48 +201,48 @@ class CheckpointCallback(Callback):
         self._end_step(trainer, pl_module)
 
     def _end_step(self, trainer: lightning.Trainer, module: DrafterModule) -> None:
-        """Nothing more belongs to this step. Raises Interrupted when a signal has come."""
-        due = trainer.global_step % self.options.checkpoint_every == 0
+        """Save if it is time. Raises Interrupted after a signal."""
+        is_due = trainer.global_step % self.options.checkpoint_every == 0
         stopping = module.progress.stopping
-        if due or trainer.should_stop or stopping:
+        if is_due or trainer.should_stop or stopping:
             self._save(trainer, module)
         if stopping and not trainer.should_stop:
             raise Interrupted(
-                f"stopped by a signal after step {trainer.global_step}; a checkpoint is saved and the same command goes on from it"
+                f"stopped by a signal after step {trainer.global_step}; a checkpoint is saved, rerun the command to resume"
             )
 
     def _save(self, trainer: lightning.Trainer, module: DrafterModule) -> None:
-        """One complete checkpoint of the present step; older ones beyond `keep_checkpoints` go."""
+        """Save a complete checkpoint of this step; remove older ones beyond `keep_checkpoints`."""
         step = trainer.global_step
-        if step == self._saved:
+        if step == self._saved_step:
             return
         path = checkpoints.place(self.folder, step)
         if trainer.is_global_zero:
             checkpoints.make_room(self.folder, self.options.keep_checkpoints)
         try:
             trainer.save_checkpoint(str(checkpoints.part(path)))
-        except BaseException:  # a full disk: what is left of it is others'
+        except BaseException:  # a full disk: free the space
             checkpoints.remove(checkpoints.part(path))
             raise
         trainer.strategy.barrier()  # every process has written its part
         if trainer.is_global_zero:
             config, vocab = module.drafter.config, module.drafter.draft_vocab
-            record = {
-                "step": step,
-                "seconds": module.progress.seconds,
-                "target_sha256": config.target_sha256,
-                **self.settings,
-                "schedule": module.schedule.record,
-                "drafter": config.to_dict(),
-                "draft_vocab": None if vocab is None else vocab.tolist(),
-            }
+            record = checkpoints.Seal(
+                **vars(self.settings),
+                step=step,
+                seconds=module.progress.seconds,
+                target_sha256=config.target_sha256,
+                drafter=config.to_dict(),
+                draft_vocab=None if vocab is None else vocab.tolist(),
+                schedule=module.schedule.record,
+            )
             checkpoints.seal(path, record)
             checkpoints.prune(self.folder, self.options.keep_checkpoints)
         trainer.strategy.barrier()
-        self._saved = step
+        self._saved_step = step
 
     def teardown(self, trainer: lightning.Trainer, pl_module: Any, stage: str) -> None:
-        """Signals do what they did before."""
+        """Restore the signal handlers."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers.clear()

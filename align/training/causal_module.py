@@ -1,8 +1,8 @@
-"""The LightningModule of autoregressive drafters: the next token after every place of an answer, towards the target's p.
+"""Training of autoregressive drafters: the next token after every position of an answer, towards the target's p.
 
-One causal pass over a packed row gives q at every place given the text before it, so the K positions of an anchor are K
-places of the row, each computed once. Teacher-forced on text of the target's own, that is what decoding drafts from
-wherever the drafts before were accepted: expected τ is the unbiased one (align/losses/acceptance.py).
+One causal pass over a packed row gives q at every position, so the K positions of an anchor are K positions of the row.
+Teacher-forced on the target's own text, q is what decoding drafts from after accepted drafts: expected τ is unbiased
+(align/losses/acceptance.py).
 """
 
 from __future__ import annotations
@@ -16,17 +16,12 @@ from align.training.base_module import DrafterModule
 
 
 class CausalDrafterModule(DrafterModule):
-    """Trains `drafter` on packed target-written rows, by the objective's terms (`forward_kl`, `cross_entropy`, …).
-
-    Args:
-        drafter: q, a causal language model.
-        recipe: objective, trainer and output are read.
-    """
+    """Trains `drafter`, a causal language model, by the objective's terms."""
 
     drafter: CausalDrafter
 
     def model_step(self, step: Step, temperature: float) -> RowStatistics:
-        """Statistics (B, A, K) of one micro-batch; p at `temperature`."""
+        """Statistics (B, A, K) of one micro-batch, with p at `temperature`."""
         drafter, outputs = self.drafter, self.target_outputs(step, temperature)
         hidden_PD = drafter(step.batch).flatten(0, 1)[outputs.used_P]
         place_P = torch.arange(len(hidden_PD), device=hidden_PD.device)

@@ -1,8 +1,7 @@
-"""Which checkpoints of a run are whole, and which one to go on from.
+"""Complete checkpoints of a run, and the one to resume from.
 
-A checkpoint is `step-N.ckpt` (a file, or a folder under DeepSpeed) with its seal `step-N.json` beside it. It is saved
-under another name, renamed when it is whole, and sealed last; the seal says what it belongs to, how large its files are
-and what they hash to.
+A checkpoint is `step-N.ckpt` (a file, or a folder under DeepSpeed) with a seal `step-N.json`. It is saved under another
+name, renamed when complete, and sealed last. The seal holds the run's settings and the sizes and hashes of the files.
 """
 
 from __future__ import annotations
@@ -11,50 +10,75 @@ import hashlib
 import json
 import os
 import shutil
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from align.common.errors import UserError
 from align.common.files import expand_path, sha256_file, to_disk, write_atomically
 from align.common.schema import convert, read_object
 from align.common.text import say
 
-_ANEW = "use trainer.resume=never or another output"
+_START_OVER = "use trainer.resume=never or another output"
+_SEAL_HASH = "seal_sha256"
+"""The key of a seal's own hash, over all its other keys; seals before 0.5 have none."""
 
 
-_OWN = "seal_sha256"
-"""The key of a seal's own hash, over all its other keys."""
+@dataclass(frozen=True)
+class Settings:
+    """What a run must share with the checkpoint that it resumes from. None = an older checkpoint does not know.
+
+    train: the trained parts of the drafter. strategy: the kind that can read the checkpoint. follow: the order of the data.
+    rates: the parts with their own learning rates.
+    """
+
+    stage: str | None = None
+    train: str = "all"
+    strategy: str | None = None
+    follow: str = "false"
+    rates: str = "none"
 
 
-class _Always(TypedDict):
-    step: int
-    target_sha256: str
-    drafter: dict[str, Any]
-    draft_vocab: list[int] | None
-    seconds: float
-    sizes: dict[str, int]
+_OPTIONS = {
+    "stage": "stage",
+    "train": "drafter.train",
+    "strategy": "launch.strategy",
+    "follow": "data.follow",
+    "rates": "trainer.learning_rates",
+}
+"""The option behind each setting."""
 
 
-class Seal(_Always, total=False):
-    """What a seal holds that is read."""
+@dataclass(frozen=True)
+class Seal(Settings):
+    """The record of a complete checkpoint."""
 
-    sha256: dict[str, str]
-    """Of each file; a seal of old has none."""
-    stage: str
-    train: str
-    strategy: str
-    follow: str
-    rates: str
-    schedule: dict[str, Any]
+    step: int = field(kw_only=True)
+    seconds: float = field(kw_only=True)
+    target_sha256: str = field(kw_only=True)
+    drafter: dict[str, Any] = field(kw_only=True)
+    draft_vocab: list[int] | None = field(kw_only=True)
+    sizes: dict[str, int] = field(kw_only=True, default_factory=dict)
+    sha256: dict[str, str] | None = None
+    """Of each file; None in seals of older versions, as is the schedule."""
+    schedule: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint to resume from."""
+
+    path: Path
+    seal: Seal
 
 
 def place(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step belongs."""
+    """The path of a step's checkpoint."""
     return folder / f"step-{step}.ckpt"
 
 
 def part(path: Path) -> Path:
-    """The name that a checkpoint bears while it is being saved."""
+    """The path of a checkpoint while it is being saved."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.with_name(f".{path.name}.part")
 
@@ -64,199 +88,181 @@ def remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def seal(path: Path, record: dict[str, Any]) -> None:
-    """Give a saved part its name and mark it as complete. `record`: step, target_sha256, drafter, draft_vocab, seconds."""
+def seal(path: Path, record: Seal) -> None:
+    """Rename a saved part to `path` and mark it as complete."""
     path.with_suffix(".json").unlink(missing_ok=True)
     remove(path)
-    for file in _files(part(path)):
+    for file in _list_files(part(path)):
         to_disk(file)
     os.replace(part(path), path)
-    hashes = {_name(path, file): sha256_file(file) for file in _files(path)}
-    record = {**record, "sizes": _sizes(path), "sha256": hashes}
-    text = json.dumps({**record, _OWN: _hash(record)}) + "\n"
+    hashes = {_relative_name(path, file): sha256_file(file) for file in _list_files(path)}
+    values = asdict(replace(record, sizes=_measure(path), sha256=hashes))
+    text = json.dumps({**values, _SEAL_HASH: _hash(values)}) + "\n"
     try:
         write_atomically(path.with_suffix(".json"), lambda file: file.write_text(text))
-    except OSError:  # a full disk: without its seal it is of no use and takes what is left
+    except OSError:  # a full disk: an unsealed checkpoint is useless and takes space
         remove(path)
         raise
 
 
-def read_seal(path: Path) -> dict[str, Any]:
-    """The record of a complete checkpoint. Raises UserError for one that is broken or not as it was written."""
+def read_seal(path: Path) -> Seal:
+    """The seal of a checkpoint. Raises UserError if it is missing, broken or changed."""
     file = path.with_suffix(".json")
-    record = read_object(file)
-    own = record.pop(_OWN, None)
-    if own is not None and own != _hash(record):  # a seal of old has none
+    values = read_object(file)
+    recorded = values.pop(_SEAL_HASH, None)
+    if recorded not in (None, _hash(values)):
         raise UserError(f"{file}: has changed since it was written")
-    return convert(record, Seal, "", str(file))
+    found: Seal = convert(values, Seal, "", str(file))
+    return found
 
 
-def _hash(record: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+def _hash(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def _files(path: Path) -> list[Path]:
+def _list_files(path: Path) -> list[Path]:
     return [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
 
 
-def _name(path: Path, file: Path) -> str:
+def _relative_name(path: Path, file: Path) -> str:
     return str(file.relative_to(path.parent))
 
 
-def _sizes(path: Path) -> dict[str, int]:
-    return {_name(path, file): file.stat().st_size for file in _files(path)}
+def _measure(path: Path) -> dict[str, int]:
+    return {_relative_name(path, file): file.stat().st_size for file in _list_files(path)}
 
 
-def _steps(folder: Path) -> list[Path]:
-    found = [
-        (int(p.stem.removeprefix("step-")), p) for p in folder.glob("step-*.ckpt") if p.stem[5:].isdecimal()
-    ]
-    return [p for _, p in sorted(found, reverse=True)]
+def _list_steps(folder: Path) -> list[Path]:
+    """Checkpoints, complete or not, newest first."""
+    paths = [p for p in folder.glob("step-*.ckpt") if p.stem[5:].isdecimal()]
+    return sorted(paths, key=lambda p: int(p.stem[5:]), reverse=True)
 
 
 def latest(folder: Path) -> Path | None:
     """The complete checkpoint of the highest step."""
-    return next((path for path in _steps(folder) if fault(path) is None), None)
+    return next((path for path in _list_steps(folder) if find_fault(path) is None), None)
 
 
 def prune(folder: Path, keep: int) -> None:
     """Remove all but the newest `keep` complete checkpoints."""
-    complete = [path for path in _steps(folder) if fault(path) is None]
+    complete = [path for path in _list_steps(folder) if find_fault(path) is None]
     for path in complete[keep:]:
-        path.with_suffix(".json").unlink(
-            missing_ok=True
-        )  # unsealed first: a kill here leaves no half checkpoint
+        path.with_suffix(".json").unlink(missing_ok=True)  # first: a kill here leaves it unsealed
         remove(path)
 
 
 def make_room(folder: Path, keep: int) -> None:
-    """Where the disk can't hold one checkpoint more, remove at once the one that would go after it; never the only one."""
-    size = max((sum(_sizes(path).values()) for path in _steps(folder)), default=0)
-    if size and keep > 1 and shutil.disk_usage(folder).free < size:  # only then is every checkpoint read
+    """If the disk can't hold one more checkpoint, remove the oldest before saving, but never the only one."""
+    size = max((sum(_measure(path).values()) for path in _list_steps(folder)), default=0)
+    if size and keep > 1 and shutil.disk_usage(folder).free < size:
         prune(folder, keep - 1)
 
 
 def clear_parts(folder: Path, keep: int | None = None) -> None:
-    """Remove what a killed or failed run left half saved, or saved and not sealed; and all but the newest `keep`."""
-    unsealed = [path for path in _steps(folder) if not path.with_suffix(".json").exists()]
-    for left in (*folder.glob(".step-*.ckpt.part"), *unsealed):
-        remove(left)
+    """Remove unsaved and unsealed remains of a killed run, and all but the newest `keep` complete checkpoints."""
+    unsealed = [path for path in _list_steps(folder) if not path.with_suffix(".json").exists()]
+    for path in (*folder.glob(".step-*.ckpt.part"), *unsealed):
+        remove(path)
     if keep is not None:
         prune(folder, keep)
 
 
 def set_aside(folder: Path) -> None:
-    """Start anew: an earlier run's checkpoints go to `checkpoints.old`, so that `auto` never takes up one of them."""
+    """Move an earlier run's checkpoints to `checkpoints.old`, so that `auto` never resumes from them."""
     if folder.is_dir() and any(folder.iterdir()):
         old = folder.with_name(f"{folder.name}.old")
         remove(old)
         os.replace(folder, old)
 
 
-def fault(path: Path) -> str | None:
-    """Why a checkpoint can't be used, or None."""
+def find_fault(path: Path, read_content: bool = False) -> str | None:
+    """Why a checkpoint is unusable, or None. `read_content` also compares the hashes of its files."""
     try:
-        sizes = read_seal(path)["sizes"]
+        record = read_seal(path)
     except UserError:
         return "incomplete"
     if not path.exists():
         return "missing"
-    return None if _sizes(path) == sizes else "torn"
-
-
-def _damage(path: Path) -> str | None:
-    """`fault`, and whether every file still has the content that was sealed; seals of old had no hashes."""
-    if why := fault(path):
-        return why
-    hashes = read_seal(path).get("sha256")
-    files = {_name(path, file): file for file in _files(path)} if hashes else {}
-    changed = [name for name, file in files.items() if sha256_file(file) != (hashes or {}).get(name)]
-    return f"damaged ({changed[0]} has changed since it was saved)" if changed else None
-
-
-def check_named(resume: str) -> None:
-    """Raises UserError where `trainer.resume` names a checkpoint that is not there or torn."""
-    if resume in ("auto", "never"):
-        return
-    if why := fault(expand_path(resume, "trainer.resume")):
-        raise UserError(
-            f"trainer.resume={resume}: no complete checkpoint there ({why}); auto, never, or a step-N.ckpt"
-        )
-
-
-def newest(folder: Path, resume: str, target_sha256: str) -> Path | None:
-    """The checkpoint that `trainer.resume` means: auto = the newest complete one or None, never = None, else a path.
-
-    Raises:
-        UserError: a named checkpoint that is not there or torn, or one of another target.
-    """
-    check_named(resume)
-    if resume == "never":
-        return None
-    if resume != "auto":
-        named = expand_path(resume, "trainer.resume")
-        if why := _damage(named):
-            raise UserError(f"trainer.resume={resume}: {why}; auto, never, or another step-N.ckpt")
-        return _of_target(named, target_sha256)
-    for path in _steps(folder):
-        why = _damage(path)
-        if why is None:
-            return _of_target(path, target_sha256)
-        say(f"warning: {path} is {why} and left out", error=True)
+    if _measure(path) != record.sizes:
+        return "torn"
+    if read_content and record.sha256:
+        for file in _list_files(path):
+            name = _relative_name(path, file)
+            if sha256_file(file) != record.sha256.get(name):
+                return f"damaged ({name} has changed since it was saved)"
     return None
 
 
-def _of_target(path: Path, target_sha256: str) -> Path:
-    made_for = str(read_seal(path)["target_sha256"])
-    if made_for != target_sha256:
+def check_named(resume: str, read_content: bool = False) -> None:
+    """Raises UserError if `trainer.resume` names a checkpoint that is unusable."""
+    if resume in ("auto", "never"):
+        return
+    if fault := find_fault(expand_path(resume, "trainer.resume"), read_content):
         raise UserError(
-            f"{path}: trained towards another target (sha256 {made_for[:12]}…, not {target_sha256[:12]}…); {_ANEW}"
+            f"trainer.resume={resume}: no complete checkpoint there ({fault}); auto, never, or a step-N.ckpt"
         )
-    return path
 
 
-_SETTINGS = {
-    "stage": "stage",
-    "train": "drafter.train",
-    "strategy": "launch.strategy",
-    "follow": "data.follow",
-    "rates": "trainer.learning_rates",
-}
+def find_resume(folder: Path, resume: str, target_sha256: str) -> Checkpoint | None:
+    """The checkpoint of `trainer.resume`: auto = the newest complete one if there is one, never = none, else a path.
+
+    Raises:
+        UserError: a named checkpoint that is unusable, or one of another target.
+    """
+    if resume == "never":
+        return None
+    check_named(resume, read_content=True)
+    if resume != "auto":
+        return _open(expand_path(resume, "trainer.resume"), target_sha256)
+    for path in _list_steps(folder):
+        fault = find_fault(path, read_content=True)
+        if fault is None:
+            return _open(path, target_sha256)
+        say(f"warning: {path} is {fault} and ignored", error=True)
+    return None
 
 
-def check_same_run(path: Path, drafter: dict[str, Any], settings: dict[str, str]) -> None:
-    """Raises UserError when a checkpoint's drafter has another architecture, or it was saved under other `settings`: stage,
-    train (the parts of the drafter that are trained), strategy (the kind that can read it), follow (the order of the data), rates
-    (which parts have learning rates of their own)."""
+def _open(path: Path, target_sha256: str) -> Checkpoint:
     record = read_seal(path)
-    saved = dict(record["drafter"])
-    if saved.get("markov") == "table":  # its name of old
+    if record.target_sha256 != target_sha256:
+        raise UserError(
+            f"{path}: trained towards another target (sha256 {record.target_sha256[:12]}…, not {target_sha256[:12]}…); "
+            f"{_START_OVER}"
+        )
+    return Checkpoint(path, record)
+
+
+def check_same_run(checkpoint: Checkpoint, drafter: dict[str, Any], settings: Settings) -> None:
+    """Raises UserError if a checkpoint's drafter has another architecture, or it was saved under other settings.
+
+    Args:
+        drafter: the config of this run's drafter.
+    """
+    path, record = checkpoint.path, checkpoint.seal
+    saved = dict(record.drafter)
+    if saved.get("markov") == "table":  # its former name
         saved["markov"] = "vanilla"
-    # what an older version did not write down was not there then: off, none of it
+    # an option that an older version did not know was off
     added = {name: type(value)() for name, value in drafter.items() if name not in saved}
     for name, value in {**saved, **added}.items():
-        if (
-            drafter.get(name) != value and name != "target"
-        ):  # where the target was found does not matter, its hash does
+        if name != "target" and drafter.get(name) != value:  # the target's hash counts, not its place
             raise UserError(
-                f"{path}: its drafter has {name}={value!r}, this recipe's {drafter.get(name)!r}; {_ANEW}"
+                f"{path}: its drafter has {name}={value!r}, this recipe's {drafter.get(name)!r}; {_START_OVER}"
             )
-    record = {"train": "all", "follow": "false", "rates": "none", **record}
-    for key, name in _SETTINGS.items():
-        if (before := record.get(key, settings[key])) != settings[key]:
-            was, now = _typed(name, before), _typed(name, settings[key])
-            raise UserError(
-                f"{path}: saved under {was}, not {now.removeprefix(name + '=')}; give {was}, or {_ANEW}"
-            )
+    for name, option in _OPTIONS.items():
+        before = getattr(record, name)
+        now = getattr(settings, name)
+        if before not in (None, now):
+            was = _describe(option, before)
+            value = _describe(option, now).removeprefix(f"{option}=")
+            raise UserError(f"{path}: saved under {was}, not {value}; give {was}, or {_START_OVER}")
 
 
-def _typed(name: str, value: str) -> str:
-    """A setting as it is given; of a strategy, whose kinds of checkpoints have names of their own, the words for it."""
-    if name != "launch.strategy":
-        return f"{name}={value}"
-    strategy, on, processes = value.partition(" on ")
-    return (
-        f"{name}={strategy} with {processes} (launch.devices)"
-        if on
-        else f"{name}={value.replace('one file', 'auto')}"
-    )
+def _describe(option: str, value: str) -> str:
+    """A setting as an argument; `strategy on N processes` becomes two."""
+    if option != "launch.strategy":
+        return f"{option}={value}"
+    strategy, separator, processes = value.partition(" on ")
+    if separator:
+        return f"{option}={strategy} with {processes} (launch.devices)"
+    return f"{option}={value.replace('one file', 'auto')}"

@@ -1,7 +1,6 @@
 """Packed rows with anchors, as a function of (seed, step): resuming is starting at another step.
 
-A step's global batch depends neither on how many processes share it nor on how many micro-batches it is cut into, so
-two processes train on what one would.
+A step's global batch depends neither on the number of processes nor on the number of micro-batches.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ _VALIDATION_SEED = 0x7A11D
 
 
 class StepSampler(Sampler[list[Place]]):
-    """The places of every micro-batch from `start` on; one list each.
+    """Batch sampler of places from step `start` on, one list per micro-batch.
 
-    Step s takes the places s·G … s·G+G−1 of the stream, moved by `offset`; they are cut into `accumulate` micro-batches, and each
-    of these into `world` slices, one for each process.
+    Step s takes the places s·G … s·G+G−1 of the stream plus `offset`, split into `accumulate` micro-batches, each split into
+    `world` slices, one per process.
 
     Args:
-        stream: which row stands at a place. steps: optimizer steps in all. batch_size: rows of one slice. offset: of a run that
-            resumed with another batch size, so that it continues where it stopped.
+        stream: maps places to rows. steps: optimizer steps in all. batch_size: rows of one slice. offset: of a run that resumed with
+            another batch size, to continue where it stopped.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class StepSampler(Sampler[list[Place]]):
         self.start, self.stop = start * accumulate, steps * accumulate
 
     def __len__(self) -> int:
-        """All micro-batches of the run, those before `start` too: Lightning counts a resumed run's from 0."""
+        """All micro-batches of the run: Lightning counts from 0 also after resuming."""
         return self.stop
 
     def places(self, micro: int) -> range:
@@ -80,7 +79,7 @@ class StepSampler(Sampler[list[Place]]):
 
 
 def anchor_count(row: PackedRow, anchors: int, per_document: bool = False) -> int:
-    """How many anchors `sample_anchors` finds in a row: places whose next token is answer of the same document."""
+    """The number of anchors that `sample_anchors` finds: positions whose next token is an answer's in the same document."""
     same = (row.document_L[1:] == row.document_L[:-1]) & row.answer_L[1:]
     places = same & (row.positions_L[:-1] > 0) & (row.document_L[:-1] >= 0)
     if per_document:
@@ -98,15 +97,18 @@ def make_batch(
     per_document: bool = False,
     width: int = 0,
 ) -> tuple[Batch, Anchors]:
-    """Stack rows, each with anchors of its own, `anchors` of them or so many in each document, drawn from (seed, its key); anchors
-    that no row has are left out, beyond `width` of them."""
+    """Stack rows with random anchors, drawn from (seed, key).
+
+    Args:
+        anchors: per row, or per document. width: the least number of anchor columns; more are kept only if a row uses them.
+    """
     parts = []
     for row, key in zip(rows, keys, strict=True):
         generator = keyed_generator(seed, 2, key)
         parts.append(sample_anchors(collate([row]), anchors, block_size, generator, per_document))
     if per_document:
         widest = max(width, *(p.index_BA.shape[1] for p in parts))
-        parts = [_widened(part, widest) for part in parts]
+        parts = [_pad_anchors(part, widest) for part in parts]
     index, valid = torch.cat([p.index_BA for p in parts]), torch.cat([p.valid_BAK for p in parts])
     used = max(int(valid[..., 0].sum(1).max()), 1, width)
     keep = valid[..., 0].long().argsort(dim=1, descending=True, stable=True)[:, :used]
@@ -114,14 +116,14 @@ def make_batch(
     return collate(rows), Anchors(index, valid)
 
 
-def _widened(anchors: Anchors, width: int) -> Anchors:
-    """With anchors that have no valid position, up to `width` of them."""
+def _pad_anchors(anchors: Anchors, width: int) -> Anchors:
+    """Add anchors without valid positions, up to `width`."""
     more = width - anchors.index_BA.shape[1]
     return Anchors(F.pad(anchors.index_BA, (0, more)), F.pad(anchors.valid_BAK, (0, 0, 0, more)))
 
 
 def distinct_places(stream: Stream, places: int) -> Iterator[tuple[int, int]]:
-    """Of so many places of a stream those whose row stands at none before, with its key."""
+    """The places at which a row occurs first in a stream, with the row's key."""
     seen: set[int] = set()
     for place in range(places):
         key = stream.key(place)
@@ -131,35 +133,31 @@ def distinct_places(stream: Stream, places: int) -> Iterator[tuple[int, int]]:
 
 
 def validation_rows(samples: Texts, length: int, count: int, exact: bool) -> list[tuple[str, PackedRow]]:
-    """At most `count` held-out rows, each of one kind of text, the kinds in turn. The same ones whatever the run's seed.
+    """At most `count` held-out rows with their kind of text, kinds in turn, independent of the run's seed.
 
-    `greedy` text was written at temperature 0 and tells τ of greedy decoding, `sampling` text at temperature 1 and,
-    where `exact`, without top-p and top-k tells τ of sampling; each estimate is unbiased on its own text alone.
+    `greedy` text was generated at temperature 0 and estimates τ of greedy decoding; `sampling` text at temperature 1 and, if
+    `exact`, without top-p and top-k estimates τ of sampling. Each estimate is unbiased only on its own text.
     """
-    heat = samples.temperature
-    sampling = (heat == 1) & exact
-    kinds = {"greedy": heat == 0, "sampling": sampling, "other": (heat != 0) & ~sampling}
+    temperature = samples.temperature
+    greedy = temperature == 0
+    sampling = (temperature == 1) & exact
 
     def rows(kind: str, chosen: Tensor) -> list[tuple[str, PackedRow]]:
         indices = chosen.nonzero()[:, 0].tolist()
         packed = pack(samples.select(indices), length, 0) if indices else []
         return [(kind, row) for row in packed[:count]]
 
-    for_tau = [rows(kind, chosen) for kind, chosen in kinds.items() if kind != "other"]
-    mixed = [pair for pair in chain.from_iterable(zip_longest(*for_tau)) if pair is not None]
-    return (mixed or rows("other", kinds["other"]))[:count]
+    in_turn = chain.from_iterable(zip_longest(rows("greedy", greedy), rows("sampling", sampling)))
+    mixed = [pair for pair in in_turn if pair is not None]
+    return (mixed or rows("other", ~greedy & ~sampling))[:count]
 
 
 class RowsModule(lightning.LightningDataModule):
     """Training and validation rows of a data folder.
 
     Args:
-        recipe: data, trainer and seed are read.
-        stream: the rows that are trained on.
-        validation: samples that are held out.
-        block_size: K.
-        exact: the data's text was drawn without top-p and top-k.
-        offset: see `StepSampler`.
+        stream: training rows. validation: held-out samples. block_size: K.
+        exact: text was sampled without top-p and top-k. offset: see `StepSampler`.
     """
 
     def __init__(
@@ -175,12 +173,12 @@ class RowsModule(lightning.LightningDataModule):
         self.recipe, self.stream, self.block_size = recipe, stream, block_size
         d, t = recipe.data, recipe.trainer
         self.held_out = validation_rows(validation, d.length, t.validation_rows, exact)
-        self.start = 0  # optimizer steps behind us, set from a checkpoint
+        self.start = 0  # optimizer steps before this run, from a checkpoint
         self.offset = offset
         self._counts: dict[int, int] = {}
 
     def state_dict(self) -> dict[str, int]:
-        """The data position: the number of steps taken says it all."""
+        """The position in the data: the number of steps."""
         assert self.trainer is not None
         return {"step": self.trainer.global_step}
 
@@ -213,21 +211,23 @@ class RowsModule(lightning.LightningDataModule):
 
     def step(self, sampler: StepSampler, places: Sequence[Place]) -> Step:
         """One micro-batch of one process."""
-        found = tuple(key for _, _, key in places)
-        rows = [self.stream.row(key) for key in found]
+        row_keys = tuple(key for _, _, key in places)
+        rows = [self.stream.row(key) for key in row_keys]
         keys = [place for _, place, _ in places]
         t, width = self.recipe.trainer, 0
         if sampler.world > 1 and self.recipe.drafter.standalone:
-            # as wide as in one process, which decides how much noise is drawn
-            together = sampler.shared_places(places[0][0])
-            width = max(self._count(self.stream.key(place)) for place in together)
+            # as wide as in one process: the width determines the random draws of noise
+            all_places = sampler.shared_places(places[0][0])
+            width = max(self._count(self.stream.key(place)) for place in all_places)
         batch, anchors = make_batch(
             rows, keys, t.anchors, self.block_size, self.recipe.seed, t.anchors_per == "document", width
         )
-        everywhere = sum(self._count(self.stream.key(place)) for place in sampler.step_places(places[0][0]))
-        scale = sampler.world * sampler.accumulate / max(everywhere, 1)
-        written = tuple(key < TEXT for key in found)
-        return Step(batch, anchors, scale, keys=found, places=tuple(keys), written=written)
+        anchors_of_step = sum(
+            self._count(self.stream.key(place)) for place in sampler.step_places(places[0][0])
+        )
+        scale = sampler.world * sampler.accumulate / max(anchors_of_step, 1)
+        written = tuple(key < TEXT for key in row_keys)
+        return Step(batch, anchors, scale, keys=row_keys, places=tuple(keys), written=written)
 
     def _count(self, key: int) -> int:
         if key not in self._counts:
@@ -236,28 +236,28 @@ class RowsModule(lightning.LightningDataModule):
         return self._counts[key]
 
     def val_dataloader(self) -> DataLoader[Place]:
-        """Held-out rows, one a batch, dealt out to the processes in turn: with an anchor at every place, or for standalone
-        drafters, whose blocks have heads of their own to compute, with as many as in training.
+        """Held-out rows, one per batch, distributed to the processes in turn, with an anchor at every position, or for standalone
+        drafters, whose blocks are more expensive, as many as in training.
 
-        Every process gets as many (forwards may be collective): what is there to fill up has scale 0.
+        Every process gets equally many, since forwards may be collective: repeated rows have scale 0.
         """
         assert self.trainer is not None
         rank, world, count = self.trainer.global_rank, self.trainer.world_size, len(self.held_out)
-        dealt = [[(0, i, i % count)] for i in range(rank, -(-count // world) * world, world)]
+        batches = [[(0, i, i % count)] for i in range(rank, -(-count // world) * world, world)]
 
-        def fixed(places: Sequence[Place]) -> Step:
+        def collate(places: Sequence[Place]) -> Step:
             _, place, index = places[0]
             kind, row = self.held_out[index]
             d, t = self.recipe.data, self.recipe.trainer
-            most = min(d.length, t.anchors) if self.recipe.drafter.standalone else d.length
-            batch, anchors = make_batch([row], [index], most, self.block_size, _VALIDATION_SEED)
+            anchor_limit = min(d.length, t.anchors) if self.recipe.drafter.standalone else d.length
+            batch, anchors = make_batch([row], [index], anchor_limit, self.block_size, _VALIDATION_SEED)
             return Step(batch, anchors, 1.0 if place < count else 0.0, kind, (-1 - index,), (index,))
 
-        return DataLoader(_Places(count), batch_sampler=_Fixed(dealt), collate_fn=fixed)
+        return DataLoader(_Places(count), batch_sampler=_FixedBatches(batches), collate_fn=collate)
 
 
 class _Places(Dataset[Place]):
-    """Places as they are: rows are looked up where they are put together."""
+    """Places themselves: `collate` looks up the rows."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -269,16 +269,16 @@ class _Places(Dataset[Place]):
         return self.count
 
 
-class _Fixed(Sampler[list[Place]]):
-    """Given batches, in order."""
+class _FixedBatches(Sampler[list[Place]]):
+    """Fixed batches, in order."""
 
     batch_size = 1
 
     def __init__(self, batches: list[list[Place]]) -> None:
-        self.list = batches
+        self.batches = batches
 
     def __len__(self) -> int:
-        return len(self.list)
+        return len(self.batches)
 
     def __iter__(self) -> Iterator[list[Place]]:
-        return iter(self.list)
+        return iter(self.batches)

@@ -1,11 +1,11 @@
-"""The LightningModule of standalone diffusion drafters, in all three stages.
+"""Training of standalone diffusion drafters, in all three stages.
 
-    pretrain    whole rows, each document behind a clean prefix: the diffusion loss, per token
-    finetune    blocks behind clean prefixes, as decoding has them: the diffusion loss, summed over a block
-    calibrate   the same + λ · the terms of the objective (distillation towards the target) at the masked positions
+    pretrain    whole rows, each document after a clean prefix: the diffusion loss, per token
+    finetune    blocks after clean prefixes, as in decoding: the diffusion loss, summed over a block
+    calibrate   the same + λ · the terms of the objective (distillation towards the target) at masked positions
 
-The diffusion loss is SEDD's denoising score entropy or MDLM's bound. What is validated is the same in all stages: the
-bound on held-out blocks given the text before them, and expected τ and acceptance of one-step drafts.
+The diffusion loss is SEDD's denoising score entropy or MDLM's bound. All stages validate the bound on held-out blocks given
+the text before them, and expected τ and acceptance of one-step drafts.
 """
 
 from __future__ import annotations
@@ -30,26 +30,22 @@ from align.models.masked_lm import annealed_see
 from align.models.standalone import Annealed, DiffusionDrafter
 from align.outputs.cache import TargetOutputs
 from align.training.base_module import DrafterModule
+from align.training.metrics import StepSums
 
 _VALIDATION_SEED = 0x0B0E
 
 
 class DiffusionDrafterModule(DrafterModule):
-    """Trains `drafter` on packed target-written rows.
-
-    Args:
-        drafter: q, standalone.
-        recipe: stage, objective, trainer and output are read.
-    """
+    """Trains a standalone `drafter`."""
 
     drafter: DiffusionDrafter
 
     # ---- noise ----
 
     def noise(self, step: Step, training: bool = True) -> Corrupted:
-        """Every row's noise from its place in the stream alone: a resumed run and any number of processes draw the same.
+        """Noise drawn from each row's place in the stream, so that resumed runs and any number of processes draw the same.
 
-        What is validated is drawn by the number of masks, however training draws: the same bound, with a far smaller error.
+        Validation draws by the number of masks whatever training does: the same bound with a much smaller error.
         """
         o, drafter, device = self.recipe.objective, self.drafter, step.batch.tokens_BL.device
         times = o.times if training or drafter.mask_id < 0 else "count"
@@ -58,43 +54,43 @@ class DiffusionDrafterModule(DrafterModule):
             generator, row = keyed_generator(seed, 3, place), step.batch.row(b)
             how = (drafter.graph, drafter.schedule)
             if training and self.recipe.stage == "pretrain":
-                # decoding always has a text to go on from
+                # decoding always continues a text
                 prefix = random_prefixes(row, generator).clamp_min(1)
                 u_1 = self._time_of(place, generator)
                 parts.append(corrupt_suffix(row, *how, prefix, generator, times, o.least_time, u_1))
             else:
-                own = Anchors(step.anchors.index_BA[b : b + 1], step.anchors.valid_BAK[b : b + 1])
-                whole = [0.0] * (own.block_size - 1) + [1.0]
+                anchors = Anchors(step.anchors.index_BA[b : b + 1], step.anchors.valid_BAK[b : b + 1])
+                whole = [0.0] * (anchors.block_size - 1) + [1.0]
                 lengths = (o.block_lengths or whole) if training else whole
-                parts.append(corrupt_blocks(row, own, *how, lengths, generator, times, o.least_time))
+                parts.append(corrupt_blocks(row, anchors, *how, lengths, generator, times, o.least_time))
         joined = {f.name: torch.cat([getattr(p, f.name) for p in parts]) for f in fields(Corrupted)}
         return Corrupted(**{name: tensor.to(device) for name, tensor in joined.items()})
 
     def _time_of(self, place: int, generator: torch.Generator) -> Tensor:
-        """Where in 0..1 the one time of a row lies, (1,): spread over the rows of the stream as `objective.times` says."""
-        how, own = self.recipe.objective.times, torch.rand(1, generator=generator, dtype=torch.float64)
+        """A row's time in 0..1, (1,), spread over the rows of the stream by `objective.times`."""
+        how, u = self.recipe.objective.times, torch.rand(1, generator=generator, dtype=torch.float64)
         if how == "antithetic":
             rows = self.recipe.trainer.batch_size
             order = torch.randperm(rows, generator=keyed_generator(self.recipe.seed, 6, place // rows))
-            return (own + order[place % rows]) / rows
+            return (u + order[place % rows]) / rows
         if how == "uniform":
-            return own
+            return u
         shift = torch.rand(1, generator=keyed_generator(self.recipe.seed, 6), dtype=torch.float64)
         return (shift + van_der_corput(1, place)) % 1
 
     def counted(self, noisy: Corrupted) -> Tensor:
-        """Positions that the loss looks at: masked ones; under the uniform graph all that noise could reach."""
+        """Positions in the loss: masked ones; with the uniform graph all that noise can reach."""
         if self.drafter.mask_id < 0:
             return noisy.valid
         return noisy.valid & (noisy.tokens_t == self.drafter.mask_id)
 
-    # ---- the losses, at rows that count ----
+    # ---- losses ----
 
     def diffusion(self, f_RV: Tensor, noisy: Corrupted, at: Tensor, score: bool | None = None) -> Tensor:
-        """The diffusion loss of the rows f at the positions `at`, (R,). `score` False: the bound, whatever is trained by.
+        """The diffusion loss of the rows f at the positions `at`, (R,). `score` False: the bound, whatever the training loss.
 
-        Of a network that predicts logits both are one number: normalised, their score has Z = 1, and score entropy is then
-        MDLM's bound term by term (RADD, arXiv 2406.03736).
+        For a network that predicts logits both are equal: normalised, their score has Z = 1, and score entropy is MDLM's
+        bound term by term (RADD, arXiv 2406.03736).
         """
         drafter = self.drafter
         # fp64: near t = 1 the rates of cosine and geometric schedules lose four digits in fp32
@@ -116,9 +112,9 @@ class DiffusionDrafterModule(DrafterModule):
         return (importance * loss).float()
 
     def statistics(self, step: Step, outputs: TargetOutputs, f_RV: Tensor, at: Tensor) -> RowStatistics:
-        """How far q is from p at the positions `at`, spread over (B, A, K); what is not masked is known: q = 1, no loss."""
+        """Statistics of q and p at the positions `at`, spread over (B, A, K); unmasked positions have q = 1 and no loss."""
         target = self.drafter.target
-        found = logit_statistics(
+        statistics = logit_statistics(
             self.drafter.target_logits(f_RV),
             self.used_rows(step, outputs)[at],
             outputs.places,
@@ -129,17 +125,17 @@ class DiffusionDrafterModule(DrafterModule):
         def spread(values_R: Tensor) -> Tensor:
             return torch.zeros(at.shape, device=at.device).masked_scatter(at, values_R)
 
-        return found.map(spread)
+        return statistics.map(spread)
 
     def strength(self) -> float:
-        """λ at this step."""
+        """The distillation weight λ at this step."""
         o = self.recipe.objective
         if self.recipe.stage != "calibrate":
             return 0.0
         return o.distillation * min(1.0, (self.global_step + 1) / max(1, o.distillation_warmup))
 
     def annealed(self, step: Step) -> Annealed | None:
-        """Who of the noisy tokens sees to the right, while that is not yet everybody. A drafter from elsewhere sees it already."""
+        """Which noisy tokens attend to the right during annealing; None = all. A drafter from drafter.init already does."""
         progress = (self.global_step + 1) / max(1, self.recipe.objective.annealing)
         if self.recipe.objective.annealing == 0 or self.recipe.drafter.init is not None or progress >= 1:
             return None
@@ -157,7 +153,7 @@ class DiffusionDrafterModule(DrafterModule):
         at = self.counted(noisy)
         if self.recipe.stage == "pretrain":
             hidden, sigma = self.drafter.suffix_rows(step.batch, noisy, self.annealed(step))
-            scale = 1.0 / noisy.valid.numel()  # per token of the step's rows, padding among them
+            scale = 1.0 / noisy.valid.numel()  # per token of the step's rows, with padding
         else:
             hidden, sigma = self.drafter.block_rows(step.batch, step.anchors, noisy, self.annealed(step))
             scale = step.scale
@@ -169,48 +165,49 @@ class DiffusionDrafterModule(DrafterModule):
             s = self.statistics(step, outputs, f_RV, at)
             loss = loss + strength * (self.objective.per_position(s, noisy.valid) * at).sum()
         loss = loss * scale
-        none = torch.zeros((), device=loss.device)
-        self._count(step, loss.detach(), noisy.valid.sum(), none, none)
+        zero = torch.zeros((), device=loss.device)
+        self._count(step, StepSums(loss.detach(), zero, zero, noisy.valid.sum()))
         return loss
 
     # ---- validation ----
 
     def model_step(self, step: Step, temperature: float) -> RowStatistics:
-        """Statistics (B, A, K) of drafts made in one step: every position masked."""
+        """Statistics (B, A, K) of one-step drafts: every position masked."""
         drafter, clean = self.drafter, step.anchors.blocks_BAK(step.batch.tokens_BL)
         times = torch.ones(step.anchors.index_BA.shape, device=clean.device)
         masks, valid = torch.full_like(clean, drafter.mask_id), step.anchors.valid_BAK
         noisy = Corrupted(masks, clean, times, valid, torch.ones_like(times))
         outputs = self.target_outputs(step, temperature)
-        out = {f.name: torch.zeros(clean.shape, device=clean.device) for f in fields(RowStatistics)}
-        for own, f_RV in self._chunks(step, noisy):
-            found = self.statistics(step, outputs, f_RV, own)
-            for name, total in out.items():
-                if (value := getattr(found, name)) is not None:
+        totals = {f.name: torch.zeros(clean.shape, device=clean.device) for f in fields(RowStatistics)}
+        for at, f_RV in self._chunks(step, noisy):
+            statistics = self.statistics(step, outputs, f_RV, at)
+            for name, total in totals.items():
+                value = getattr(statistics, name)
+                if value is not None:
                     total += value
-        return RowStatistics(**out)
+        return RowStatistics(**totals)
 
     def losses(self, step: Step, noisy: Corrupted) -> tuple[Tensor, Tensor]:
         """The diffusion loss and the bound, (B, A, K)."""
         loss = torch.zeros(noisy.valid.shape, device=noisy.valid.device)
         bound = torch.zeros_like(loss)
-        for own, f_RV in self._chunks(step, noisy):
-            loss[own] = self.diffusion(f_RV, noisy, own)
-            bound[own] = self.diffusion(f_RV, noisy, own, False)
+        for at, f_RV in self._chunks(step, noisy):
+            loss[at] = self.diffusion(f_RV, noisy, at)
+            bound[at] = self.diffusion(f_RV, noisy, at, False)
         return loss, bound
 
     def _chunks(self, step: Step, noisy: Corrupted) -> Iterator[tuple[Tensor, Tensor]]:
-        """So many rows of the head at a time: which positions, bool (B, A, K), and their f (R, V)."""
+        """Chunks of the head's rows: their positions, bool (B, A, K), and f (R, V)."""
         hidden, sigma = self.drafter.block_rows(step.batch, step.anchors, noisy)
         at = self.counted(noisy)
         for part in at.nonzero().split(max(1, self.recipe.objective.chunk_rows // 4)):
-            own = torch.zeros_like(at)
-            own[tuple(part.T)] = True
-            yield own, self.drafter.logits(hidden[own], sigma[own])
+            chunk = torch.zeros_like(at)
+            chunk[tuple(part.T)] = True
+            yield chunk, self.drafter.logits(hidden[chunk], sigma[chunk])
 
     @torch.no_grad()
     def sample(self, prompt: list[int], length: int, generator: torch.Generator) -> list[int]:
-        """`length` tokens after a prompt, block by block, each unmasked from left to right in K steps, drawn from q."""
+        """Sample `length` tokens from q after a prompt, block by block, each unmasked from left to right."""
         most, end = self.drafter.config.block_size, len(prompt) + length
         context = DiffusionContext(self.drafter, end + most)
         context.extend(prompt)
@@ -241,7 +238,7 @@ class DiffusionDrafterModule(DrafterModule):
         valid = step.anchors.valid_BAK
         loss, bound = self.losses(step, self.noise(step, training=False))
         s = self.model_step(step, 1.0) if self.drafter.mask_id >= 0 else None
-        if step.scale == 0:  # a repeated row: it ran what the other processes ran, which keeps them in step
+        if step.scale == 0:  # a repeated row that keeps the processes in step
             return
         strength = self.recipe.objective.distillation if self.recipe.stage == "calibrate" else 0.0
         total = loss.sum()
@@ -249,5 +246,5 @@ class DiffusionDrafterModule(DrafterModule):
             if strength > 0:
                 total = total + strength * self.objective.per_position(s, valid).sum()
             self._add_acceptance(step, s)
-        self._sums.loss(total, valid[..., 0].sum())
-        self._sums.bound(bound.sum(-1), valid.sum(-1))
+        self._sums.add_loss(total, valid[..., 0].sum())
+        self._sums.add_bound(bound.sum(-1), valid.sum(-1))

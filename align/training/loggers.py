@@ -1,4 +1,4 @@
-"""Where metrics go: metrics.csv, TensorBoard, W&B."""
+"""Loggers of metrics: metrics.csv, TensorBoard, W&B."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from align.common.errors import UserError
 from align.common.files import naming, write_text
 from align.config.hardware import main_process
 from align.config.recipe import Recipe
+from align.config.trainer import TrainerConfig
 from align.config.wandb_runs import RUN_ID, RUN_ID_FILE, is_offline
 from align.folder.publishing import published_texts
 
 
 class MetricsFile:
-    """A CSV table with `step` first and the other columns in order of appearance; wound back to a checkpoint's step when a run
-    goes on from there.
+    """A CSV table with `step` first and the other columns in order of appearance.
 
-    Rows are appended and flushed at once, so a kill loses none; a column that is new makes the file be written again,
-    as a whole.
+    Rows are appended and flushed at once, so that a kill loses none; a new column rewrites the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,23 +33,20 @@ class MetricsFile:
         self._columns: list[str] | None = None
 
     def read(self) -> list[dict[str, str]]:
-        """All whole rows, without their empty cells; a last line that a kill cut short is left out."""
+        """All complete rows, without empty cells; a last line that a kill cut short is ignored."""
         if not self.path.is_file():
             return []
         text = self.path.read_text(encoding="utf-8", errors="replace").replace("\0", "")
-        whole = text[: text.rfind("\n") + 1]
+        complete = text[: text.rfind("\n") + 1]
         try:
-            rows = [
-                r
-                for r in csv.DictReader(io.StringIO(whole))
-                if re.fullmatch("[0-9]{1,18}", r.get("step") or "")
-            ]
+            rows = list(csv.DictReader(io.StringIO(complete)))
         except csv.Error as error:
             raise UserError(f"{self.path}: not readable ({error})") from None
-        return [{k: v for k, v in row.items() if k and v} for row in rows]
+        numbered = [row for row in rows if re.fullmatch("[0-9]{1,18}", row.get("step") or "")]
+        return [{k: v for k, v in row.items() if k and v} for row in numbered]
 
     def rewind(self, step: int) -> None:
-        """Keep rows up to `step`: later steps are about to be trained once more."""
+        """Remove rows after `step`, which a resumed run trains again."""
         rows = [row for row in self.read() if int(row["step"]) <= step]
         if rows:
             self._write(rows)
@@ -59,7 +55,7 @@ class MetricsFile:
             self._columns = None
 
     def add(self, step: int, numbers: Mapping[str, float]) -> None:
-        """One row."""
+        """Append a row."""
         row = {"step": str(step), **{k: repr(float(v)) for k, v in numbers.items()}}
         if self._columns is None or any(k not in self._columns for k in row):
             self._write([*self.read(), row])
@@ -96,35 +92,31 @@ class CSVFile(Logger):
         self.file.add(step or 0, metrics)
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """They are in recipe.yaml."""
+        """Recorded in recipe.yaml."""
 
 
-_LONGEST = 129
-"""Bytes of an id that are read."""
-
-
-def run_id(folder: Path, fresh: bool) -> str:
-    """Return the W&B id of the run in this folder, and store it there: the agent's, else the folder's, else a new one.
+def find_run_id(folder: Path, fresh: bool) -> str:
+    """The W&B id of this folder's run, which is stored there: the agent's, else the folder's, else a new one.
 
     Raises:
-        UserError: what the folder stores is no id.
+        UserError: the folder's file does not contain an id.
     """
     path = folder / RUN_ID_FILE
-    given = os.environ.get(RUN_ID)
-    if not given and path.is_file() and not fresh:
-        kept = path.read_bytes()[:_LONGEST].decode("utf-8", "replace").strip()
-        if kept and not re.fullmatch(r"[\w.-]+", kept, re.ASCII):
-            raise UserError(f"{path}: holds no id of a W&B run; remove it to begin another run there")
-        if kept:
-            return kept
-    found = given or uuid.uuid4().hex[:8]
+    agent_id = os.environ.get(RUN_ID)
+    if not agent_id and path.is_file() and not fresh:
+        stored = path.read_bytes()[:129].decode("utf-8", "replace").strip()
+        if stored and not re.fullmatch(r"[\w.-]+", stored, re.ASCII):
+            raise UserError(f"{path}: not the id of a W&B run; remove it to start another run there")
+        if stored:
+            return stored
+    new_id = agent_id or uuid.uuid4().hex[:8]
     if main_process():
-        write_text(path, found + "\n")
-    return found
+        write_text(path, new_id + "\n")
+    return new_id
 
 
 def log_artifacts(loggers: Sequence[Logger], recipe: Recipe, drafter: Path) -> None:
-    """Log the drafter's folder as a model artefact, and the validations of metrics.csv as a table, where the recipe asks for it."""
+    """With `trainer.wandb_artifacts`, log the drafter's folder as a model artifact, and validations as a table."""
     if not recipe.trainer.wandb_artifacts:
         return
     import wandb
@@ -152,29 +144,33 @@ def log_artifacts(loggers: Sequence[Logger], recipe: Recipe, drafter: Path) -> N
         logger.experiment.log_artifact(artifact)
 
 
-def build_loggers(recipe: Recipe) -> list[Logger]:
-    """Make the loggers that `trainer.logger` names; with wandb there is always a metrics.csv too."""
-    folder = Path(recipe.output)
-    found: list[Logger] = []
-    names = dict.fromkeys(recipe.trainer.logger)
+def build_loggers(options: TrainerConfig, name: str, folder: Path) -> list[Logger]:
+    """The loggers of `trainer.logger`; wandb includes metrics.csv.
+
+    Args:
+        name: of the run at W&B.
+    """
+    names = dict.fromkeys(options.logger)
     if "wandb" in names:
         names["csv"] = None
-    for name in names:
-        if name == "tensorboard":
-            found.append(TensorBoardLogger(str(folder), name="tensorboard", version=""))
-        elif name == "wandb":
-            folder.mkdir(parents=True, exist_ok=True)
-            project = os.environ.get("WANDB_PROJECT") or "align"
-            found.append(
-                WandbLogger(
-                    project=project,
-                    name=recipe.name,
-                    save_dir=str(folder),
-                    offline=is_offline() and os.environ.get("WANDB_MODE") != "disabled",
-                    id=run_id(folder, fresh=recipe.trainer.resume == "never"),
-                    resume="allow",
-                )
-            )
+    loggers: list[Logger] = []
+    for logger in names:
+        if logger == "tensorboard":
+            loggers.append(TensorBoardLogger(str(folder), name="tensorboard", version=""))
+        elif logger == "wandb":
+            loggers.append(_build_wandb(name, folder, fresh=options.resume == "never"))
         else:
-            found.append(CSVFile(folder))
-    return found
+            loggers.append(CSVFile(folder))
+    return loggers
+
+
+def _build_wandb(name: str, folder: Path, fresh: bool) -> Logger:
+    folder.mkdir(parents=True, exist_ok=True)
+    return WandbLogger(
+        project=os.environ.get("WANDB_PROJECT") or "align",
+        name=name,
+        save_dir=str(folder),
+        offline=is_offline() and os.environ.get("WANDB_MODE") != "disabled",
+        id=find_run_id(folder, fresh),
+        resume="allow",
+    )

@@ -1,9 +1,9 @@
-"""What is counted: how far training has come, and a validation's sums, which processes add up, with the numbers made of them."""
+"""Counters of training progress and sums of a validation, both summed over processes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import exp, sqrt
+from math import exp, isfinite, sqrt
 from typing import Any
 
 import torch
@@ -13,12 +13,29 @@ KINDS = ("greedy", "sampling")
 WINDOW = ("loss", "accepted", "anchors", "batches")
 
 
+@dataclass(frozen=True)
+class StepSums:
+    """One micro-batch of this process. accepted: expected accepted drafts, summed over `anchors` anchors. positions: drafted
+    positions in the loss."""
+
+    loss: Tensor
+    accepted: Tensor
+    anchors: Tensor
+    positions: Tensor
+
+    def to_vector(self, tokens: Tensor, stop_wanted: bool, seconds: float) -> Tensor:
+        """All that `TrainingProgress.add` counts, (7,) fp64."""
+        on_device = [self.loss, self.accepted, self.anchors, self.positions, tokens]
+        on_host = torch.tensor([float(stop_wanted), seconds], dtype=torch.float64, device=self.loss.device)
+        return torch.cat([torch.stack([x.double() for x in on_device]), on_host])
+
+
 @dataclass
 class TrainingProgress:
-    """How far a run has come over all its parts and processes, the same in each of these.
+    """Progress of a run over all its parts and processes; the same in every process.
 
-    positions: drafted positions that the loss counted. tokens_seen: text tokens. seconds: time trained. window: sums since the
-    last progress line. stop_wanted: this process got a signal. stopping: one of the processes did, and all know it.
+    positions: drafted positions in the loss. tokens_seen: text tokens. seconds: time trained. window: sums since the last progress
+    line. stop_wanted: this process received a signal. stopping: one of the processes did, and all know.
     """
 
     positions: int = 0
@@ -28,76 +45,69 @@ class TrainingProgress:
     stop_wanted: bool = False
     stopping: bool = False
 
-    def add(
-        self,
-        *,
-        loss: float,
-        accepted: float,
-        anchors: float,
-        positions: float,
-        tokens: float,
-        seconds: float,
-        stop: bool,
-    ) -> None:
-        """One micro-batch; `accepted`: expected drafts accepted, summed over `anchors` anchors."""
+    def add(self, total: list[float], world: int) -> bool:
+        """Count one micro-batch, a vector of `StepSums` summed over processes. False = its loss is not finite: nothing is counted."""
+        loss, accepted, anchors, positions, tokens, stop, seconds = total
+        loss /= world
+        if not isfinite(loss):
+            return False
         for name, value in zip(WINDOW, (loss, accepted, anchors, 1.0), strict=True):
             self.window[name] += value
         self.positions += int(positions)
         self.tokens_seen += int(tokens)
-        self.seconds += seconds
-        self.stopping = stop
+        self.seconds += seconds / world
+        self.stopping = stop > 0
+        return True
 
-    def means(self) -> dict[str, float]:
-        """Loss and, where it was estimated, expected τ since the last call."""
+    def take_means(self) -> dict[str, float]:
+        """Loss and, if estimated, expected τ since the last call."""
         w = self.window
-        found = {"loss": w["loss"] / max(w["batches"], 1)}
+        means = {"loss": w["loss"] / max(w["batches"], 1)}
         if w["anchors"]:
-            found["tau"] = 1 + w["accepted"] / w["anchors"]
+            means["tau"] = 1 + w["accepted"] / w["anchors"]
         self.window = dict.fromkeys(w, 0.0)
-        return found
+        return means
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "positions": self.positions,
-            "tokens_seen": self.tokens_seen,
-            "seconds": self.seconds,
-            "window": dict(self.window),
-        }
+        names = ("positions", "tokens_seen", "seconds")
+        return {**{name: getattr(self, name) for name in names}, "window": dict(self.window)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.positions, self.tokens_seen = state["positions"], state["tokens_seen"]
-        self.seconds, self.window = state["seconds"], dict(state["window"])
+        self.positions = state["positions"]
+        self.tokens_seen = state["tokens_seen"]
+        self.seconds = state["seconds"]
+        self.window = dict(state["window"])
 
 
 class ValidationSums:
-    """One validation: loss, accepted drafts by kind of text, acceptance by position. K positions."""
+    """One validation: loss, accepted drafts by kind of text, acceptance by position, bound. K positions."""
 
     def __init__(self, block_size: int) -> None:
         self._loss = torch.zeros(2, dtype=torch.float64)  # sum, anchors
         # count, sum, sum of squares, and the sum at every position
         self._accepted = {kind: torch.zeros(3 + block_size, dtype=torch.float64) for kind in KINDS}
-        # sum of β and count; of greedy text apart: it stands in where there is no other
+        # sum of β and count; index 1 is greedy text, which is used if there is no other
         self._positions = torch.zeros(2, 2, block_size, dtype=torch.float64)
-        # nats x and tokens n of blocks: Σx, Σn, Σx², Σxn, Σn², and how many
+        # nats x and tokens n of blocks: Σx, Σn, Σx², Σxn, Σn², blocks
         self._bound = torch.zeros(6, dtype=torch.float64)
 
-    def loss(self, total: Tensor, anchors: Tensor) -> None:
+    def add_loss(self, total: Tensor, anchors: Tensor) -> None:
         """The loss summed over `anchors` anchors."""
         self._loss += torch.stack([total.double(), anchors.double()]).cpu()
 
-    def accepted(self, kind: str, chances: Tensor) -> None:
-        """The chance that drafts from anchors of text of one kind are accepted as far as each position, (n, K)."""
+    def add_accepted(self, kind: str, chances: Tensor) -> None:
+        """The probability that drafts after n anchors of one kind of text are accepted up to each position, (n, K)."""
         v = chances.sum(-1).double()
         sums = torch.stack([torch.ones_like(v).sum(), v.sum(), (v * v).sum()])
         self._accepted[kind] += torch.cat([sums, chances.double().sum(0)]).cpu()
 
-    def positions(self, kind: str, acceptance: Tensor, valid: Tensor) -> None:
+    def add_positions(self, kind: str, acceptance: Tensor, valid: Tensor) -> None:
         """β = Σ min(p, q), (…, K), where valid."""
         b, ok = acceptance.double().flatten(0, -2), valid.double().flatten(0, -2)
         self._positions[int(kind == "greedy")] += torch.stack([(b * ok).sum(0), ok.sum(0)]).cpu()
 
-    def bound(self, nats: Tensor, tokens: Tensor) -> None:
-        """A bound on −log q of each block's tokens given the text before it, and how many these are."""
+    def add_bound(self, nats: Tensor, tokens: Tensor) -> None:
+        """A bound on −log q of each block given the text before it, and the block's number of tokens."""
         x, n = nats.double().flatten(), tokens.double().flatten()
         x, n = x[n > 0], n[n > 0]
         sums = [x.sum(), n.sum(), (x * x).sum(), (x * n).sum(), (n * n).sum(), torch.ones_like(n).sum()]
@@ -108,42 +118,36 @@ class ValidationSums:
         return torch.cat([self._loss, *self._accepted.values(), self._positions.flatten(), self._bound])
 
     def numbers(self, vector: Tensor) -> dict[str, float]:
-        """What is reported, from summed-up vectors; a τ without any anchor is left out. `acceptance_k` is the mean β given
-        the text before it, whether drafts got there or not; `kept_…_k` the share of drafts that were accepted up to there,
-        and their sum τ − 1.
+        """Metrics from vectors summed over processes; without anchors there is no τ.
 
-        Standard errors take anchors as independent; anchors of one text are not quite.
+        `acceptance_k` is the mean β given the text before it; `kept_…_k` the share of drafts accepted up to position k, which sum to
+        τ − 1. Standard errors treat anchors as independent, which those of one text are not quite.
         """
-        loss, rest, bound = vector[:2], vector[2:-6], vector[-6:].tolist()
-        found = {"loss": float(loss[0] / loss[1].clamp_min(1))}
-        places = self._positions.shape[-1]
-        own, rest = rest[: len(KINDS) * (3 + places)].view(len(KINDS), -1), rest[len(KINDS) * (3 + places) :]
+        block_size = self._positions.shape[-1]
+        loss, accepted, positions, bound = vector.split([2, len(KINDS) * (3 + block_size), 4 * block_size, 6])
+        numbers = {"loss": float(loss[0] / loss[1].clamp_min(1))}
         kept: dict[str, float] = {}
-        for kind, sums in zip(KINDS, own.tolist(), strict=True):
-            count, total, squares, *each = sums
+        for kind, sums in zip(KINDS, accepted.view(len(KINDS), -1).tolist(), strict=True):
+            count, total, squares, *by_position = sums
             if count == 0:
                 continue
             mean = total / count
-            spread = max(squares - count * mean * mean, 0.0) / max(count - 1, 1)
-            found |= {
-                f"tau_{kind}": 1 + mean,
-                f"tau_{kind}_se": sqrt(spread / count),
-                f"anchors_{kind}": count,
-            }
-            kept |= {f"kept_{kind}_{k + 1}": value / count for k, value in enumerate(each)}
-        sampled, greedy = rest.view(2, 2, -1)
-        sums, counts = sampled if bool(sampled[1].any()) else greedy
-        found |= _bound_numbers(*bound)
-        found |= {
-            f"acceptance_{k + 1}": float(s / n)
-            for k, (s, n) in enumerate(zip(sums, counts, strict=True))
-            if n > 0
-        }
-        return found | kept
+            variance = max(squares - count * mean * mean, 0.0) / max(count - 1, 1)
+            numbers[f"tau_{kind}"] = 1 + mean
+            numbers[f"tau_{kind}_se"] = sqrt(variance / count)
+            numbers[f"anchors_{kind}"] = count
+            kept |= {f"kept_{kind}_{k + 1}": value / count for k, value in enumerate(by_position)}
+        numbers |= _bound_numbers(*bound.tolist())
+        sampled, greedy = positions.view(2, 2, -1)
+        sums_K, counts_K = sampled if bool(sampled[1].any()) else greedy
+        for k in range(block_size):
+            if counts_K[k] > 0:
+                numbers[f"acceptance_{k + 1}"] = float(sums_K[k] / counts_K[k])
+        return numbers | kept
 
 
 def _bound_numbers(x: float, n: float, xx: float, xn: float, nn: float, blocks: float) -> dict[str, float]:
-    """Nats per token, with the standard error of the ratio of sums, and the perplexity that they bound."""
+    """Nats per token with the standard error of a ratio of sums, and the perplexity."""
     if n == 0:
         return {}
     ratio = x / n

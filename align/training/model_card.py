@@ -1,4 +1,4 @@
-"""The model card of a trained drafter, written from the run: every number in it was measured there."""
+"""The model card of a trained drafter, with numbers measured in its run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from align.models.standalone import DiffusionConfig
 
 
 @dataclass(frozen=True)
-class About:
-    """What a card says of its kind of drafter: library, what it is in a few words, a paragraph, first rows of the table."""
+class Description:
+    """A drafter's library, title, a paragraph of text, tags, and first rows of the table."""
 
     library: str
     title: str
@@ -32,10 +32,22 @@ class About:
     rows: list[str] = field(default_factory=list)
 
 
-def about_block(recipe: Recipe, config: BlockConfig, coverage: float) -> About:
-    """`coverage`: the share of the training answers' tokens that the draft vocabulary holds."""
+@dataclass(frozen=True)
+class RunNumbers:
+    """Numbers of a run. parameters: trained ones. positions: drafted positions in the loss. validation: its last metrics."""
+
+    steps: int
+    tokens_seen: int
+    positions: int
+    minutes: float
+    parameters: int
+    validation: dict[str, float]
+
+
+def describe_block(recipe: Recipe, config: BlockConfig, coverage: float) -> Description:
+    """`coverage`: the share of the training answers' tokens in the draft vocabulary."""
     layers = ", ".join(str(i) for i in config.target_layer_ids)
-    return About(
+    return Description(
         "block-drafter",
         f"a block-diffusion drafter for {config.target}",
         f"Drafts {config.block_size} tokens in one pass{_layout(config)}, conditioned on the target (`{config.context}`, target "
@@ -49,7 +61,7 @@ def about_block(recipe: Recipe, config: BlockConfig, coverage: float) -> About:
 
 
 def _layout(config: BlockConfig) -> str:
-    """How a block is laid out where each mask drafts the token in its own place."""
+    """The layout of `fill_in` blocks."""
     return f" over [last token, MASK × {config.block_size}] (`fill_in`)" if config.fill_in else ""
 
 
@@ -60,7 +72,7 @@ def _shared(config: BlockConfig) -> str:
 
 
 def _start(recipe: Recipe, config: BlockConfig) -> str:
-    """Which weights of its layers are the target's, in a sentence."""
+    """A sentence on the initialisation of its layers."""
     if (init := recipe.drafter.init) is not None:
         rank = recipe.drafter.lora_rank
         return f" It started from {markdown_text(_name(init))}{f', trained by low-rank updates (rank {rank})' if rank else ''}."
@@ -68,13 +80,13 @@ def _start(recipe: Recipe, config: BlockConfig) -> str:
         return " Its layers started from random weights."
     layers = ", ".join(str(i) for i in config.init_layer_ids)
     fresh = dict.fromkeys(name.rpartition(".")[0] for name in config.extra.get(FRESH, []))
-    but = f"; fresh were {', '.join(fresh)}" if fresh else ""
-    return f" Its layers started from the target's layers {layers}{but}."
+    exceptions = f"; fresh were {', '.join(fresh)}" if fresh else ""
+    return f" Its layers started from the target's layers {layers}{exceptions}."
 
 
-def about_standalone(recipe: Recipe, config: DiffusionConfig, coverage: float) -> About:
+def describe_standalone(recipe: Recipe, config: DiffusionConfig, coverage: float) -> Description:
     kind = {"ddit": "DDiT", "masked_lm": "masked language model"}[recipe.drafter.kind]
-    return About(
+    return Description(
         "diffusion-drafter",
         f"a standalone diffusion drafter for {config.target}",
         f"A {kind} ({recipe.drafter.attention} attention, {config.graph} graph) that reads tokens alone; trained in blocks of "
@@ -82,10 +94,10 @@ def about_standalone(recipe: Recipe, config: DiffusionConfig, coverage: float) -
     )
 
 
-def about_causal(recipe: Recipe, config: CausalConfig, coverage: float) -> About:
-    made = ", ".join(str(i) for i in config.layers)
-    start = f"layers {made} of that target" if made else markdown_text(_name(str(recipe.drafter.init)))
-    return About(
+def describe_causal(recipe: Recipe, config: CausalConfig, coverage: float) -> Description:
+    layers = ", ".join(str(i) for i in config.layers)
+    start = f"layers {layers} of that target" if layers else markdown_text(_name(str(recipe.drafter.init)))
+    return Description(
         "transformers",
         f"a small causal language model that drafts for {config.target}",
         f"It started from {start}; its embedding and head were not trained. transformers opens this folder as it is. "
@@ -96,46 +108,48 @@ def about_causal(recipe: Recipe, config: CausalConfig, coverage: float) -> About
 
 def write_card(
     recipe: Recipe,
-    about: About,
+    about: Description,
     config: BlockConfig | DiffusionConfig | CausalConfig,
     manifest: dict[str, Any],
-    run: dict[str, Any],
-    validation: dict[str, float],
+    run: RunNumbers,
     text: dict[str, Any] | None = None,
 ) -> str:
-    """Markdown with hub metadata. `run`: steps, tokens_seen, positions, minutes, parameters; `text`: the manifest of other
-    text."""
-    found, chat = training_versions(), Chat(recipe.data.template_kwargs, recipe.data.system)
-    target = opening_name(config.target)  # `published_texts` replaces a path where the card is uploaded
-    words = [] if target == DEFAULT_TARGET else ["--target", target]
+    """Markdown with hub metadata.
+
+    Args:
+        manifest, text: of the generated data and of `data.text`.
+    """
+    versions, chat = training_versions(), Chat(recipe.data.template_kwargs, recipe.data.system)
+    target = opening_name(config.target)  # `published_texts` replaces a path on upload
+    options = [] if target == DEFAULT_TARGET else ["--target", target]
     lines = [
         *card_metadata(about.library, config.target, _licence(recipe.drafter.init), about.tags),
         f"# {markdown_text(f'{Path(recipe.output).name}: {about.title}')}",
         "",
         about.text,
         "",
-        "FOLDER is where this page lies:",
+        "FOLDER is the folder of this page:",
         "",
-        f'    python -m decode.generate --drafter FOLDER{quote_arguments([*words, *chat.arguments])} "your prompt"',
+        f'    python -m decode.generate --drafter FOLDER{quote_arguments([*options, *chat.arguments])} "your prompt"',
         "",
         "| | |",
         "|---|---|",
-        f"| trainable parameters | {run['parameters']:,} |",
+        f"| trainable parameters | {run.parameters:,} |",
         *about.rows,
         f"| target sha256 | `{config.target_sha256}` |",
-        f"| data | {manifest['samples']:,} samples, {manifest['tokens']:,} tokens written by the target "
+        f"| data | {manifest['samples']:,} samples, {manifest['tokens']:,} tokens generated by the target "
         f"(temperatures {manifest['prompt_temperature']} / {manifest['answer_temperatures']}, seed {manifest['seed']}) |",
         *([f"| prompted with | {markdown_text(chat.description)} |"] if chat else []),
         *([] if text is None else [_text_row(recipe, text)]),
-        f"| training | {run['steps']:,} steps, {run['tokens_seen']:,} text tokens seen, {run['positions']:,} drafted positions, "
-        f"{run['minutes']:.1f} minutes |",
-        *_validation_rows(validation),
-        f"| versions | torch {found['torch']}, transformers {found['transformers']}, commit {found['git_commit']} |",
+        f"| training | {run.steps:,} steps, {run.tokens_seen:,} text tokens seen, {run.positions:,} drafted positions, "
+        f"{run.minutes:.1f} minutes |",
+        *_validation_rows(run.validation),
+        f"| versions | torch {versions['torch']}, transformers {versions['transformers']}, commit {versions['git_commit']} |",
         "",
         "The recipe, resolved:",
         "",
         "```yaml",
-        yaml.safe_dump(_without_places(resolve(recipe)), sort_keys=False, width=10**6).rstrip(),
+        yaml.safe_dump(_without_paths(resolve(recipe)), sort_keys=False, width=10**6).rstrip(),
         "```",
         "",
     ]
@@ -143,14 +157,14 @@ def write_card(
 
 
 def _validation_rows(validation: dict[str, float]) -> list[str]:
-    """What the last validation measured."""
+    """Rows of the last validation."""
     rows = []
     for name, temperature in (("greedy", 0), ("sampling", 1)):
         if f"tau_{name}" in validation:
             tau, error = validation[f"tau_{name}"], validation[f"tau_{name}_se"]
             anchors = int(validation[f"anchors_{name}"])
             rows.append(
-                f"| expected τ, {name} | {tau:.3f} ± {error:.3f} (standard error; {anchors:,} places of held-out text at "
+                f"| expected τ, {name} | {tau:.3f} ± {error:.3f} (standard error; {anchors:,} positions of held-out text at "
                 f"temperature {temperature}) |"
             )
     if "bound" in validation:
@@ -164,12 +178,12 @@ def _validation_rows(validation: dict[str, float]) -> list[str]:
 
 
 def _licence(init: str | None) -> str:
-    """Of weights that come of others: what the card of those says; `other` where it says nothing."""
+    """The licence of the initial weights, `other` if their card names none."""
     if init is None:
         return "apache-2.0"
     try:
         return card_value(model_folder(init, "drafter", ["README.md"]), "license") or "other"
-    except (UserError, OSError):  # no folder, or a card that can't be read
+    except (UserError, OSError):  # no folder, or an unreadable card
         return "other"
 
 
@@ -177,25 +191,26 @@ def _text_row(recipe: Recipe, text: dict[str, Any]) -> str:
     names = ", ".join(f"{markdown_text(_name(s['source']))} {s['tokens']:,}" for s in text["sources"])
     return (
         f"| other text | the first {recipe.data.text_share:.0%} of the steps: {text['tokens']:,} tokens ({names}), "
-        f"{sum(text['left_out'].values()):,} documents, pieces and files left out |"
+        f"{sum(text['left_out'].values()):,} documents, pieces and files dropped |"
     )
 
 
 def _name(source: str) -> str:
-    """A hub id as it is, a path by its last part."""
+    """A hub id, or the last part of a path."""
     return hub_id(source) or Path(source).name
 
 
-def _without_places(values: dict[str, Any]) -> dict[str, Any]:
-    """The recipe without the paths of the machine that it ran on, except the target's."""
-    kept = {key: value for key, value in values.items() if key != "output"}
-    d, init, prompts = kept["data"], kept["drafter"]["init"], kept["data"]["prompts"]
+def _without_paths(values: dict[str, Any]) -> dict[str, Any]:
+    """The recipe without this machine's paths, except the target's."""
+    values = {key: value for key, value in values.items() if key != "output"}
+    data = values["data"]
+    init, prompts = values["drafter"]["init"], data["prompts"]
     data = {
-        **d,
+        **data,
         "path": None,
-        "text": [_name(source) for source in d["text"]],
+        "text": [_name(source) for source in data["text"]],
         "prompts": prompts and _name(prompts),
     }
-    drafter = {**kept["drafter"], "init": init and _name(init)}
-    trainer = {**kept["trainer"], "features_path": None}
-    return {**kept, "data": data, "drafter": drafter, "trainer": trainer}
+    drafter = {**values["drafter"], "init": init and _name(init)}
+    trainer = {**values["trainer"], "features_path": None}
+    return {**values, "data": data, "drafter": drafter, "trainer": trainer}

@@ -1,25 +1,27 @@
-"""The learning rate and the rows of every step of a run, also of one that resumed under other settings.
+"""The learning rate and the rows of every step, also of a run that resumed under other settings.
 
-A checkpoint's seal records the schedule, so that a run that resumes often is still a function of the recipe and its checkpoint.
+A checkpoint's seal records the schedule, so that a run that resumes repeatedly depends only on recipe and checkpoint.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from align.common.text import plural
-from align.config.recipe import Recipe, TrainerConfig
+from align.config.recipe import Recipe
+from align.config.trainer import TrainerConfig
+from align.training.checkpoints import Seal
 
 _KEYS = ("max_steps", "max_minutes", "batch_size", "learning_rate", "min_learning_rate_ratio", "warmup_steps")
-"""Keys of `trainer` that decide the rate and the rows of a step."""
+"""Keys of `trainer` that determine the rate and the rows of a step."""
 
 
 def learning_rate(t: TrainerConfig, step: int, seconds: float) -> float:
-    """Linear warm-up, then cosine to the least rate at max_steps, or at max_minutes where that comes first.
+    """Linear warm-up, then cosine decay to the minimum at max_steps, or at max_minutes if that comes first.
 
-    A function of the steps taken and the seconds trained alone: a checkpoint that holds both needs no scheduler.
+    A function of the steps and the seconds trained, so that no scheduler has to be saved.
     """
     if step < t.warmup_steps:
         return t.learning_rate * (step + 1) / t.warmup_steps
@@ -32,10 +34,10 @@ def learning_rate(t: TrainerConfig, step: int, seconds: float) -> float:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The part of a run that began with its present settings.
+    """The part of a run that started with its present settings.
 
-    settings: keys of `trainer`. text_rows: rows of `data.text` that come before the target's own. step, rows: optimizer steps taken
-    and packed rows read before this part. rate: the learning rate that this part starts from; None = the run's beginning.
+    settings: keys of `trainer`. text_rows: rows of `data.text` before the target's own. step, rows: optimizer steps and packed rows
+    before this part. rate: the learning rate at its start; None = the run's beginning.
     """
 
     settings: dict[str, Any]
@@ -46,16 +48,16 @@ class Schedule:
     trainer: TrainerConfig = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "trainer", replace(TrainerConfig(), **self.settings))
+        object.__setattr__(self, "trainer", TrainerConfig(**self.settings))
 
     @property
     def record(self) -> dict[str, Any]:
-        """What a seal holds of it."""
+        """The values to store in a seal."""
         return {name: value for name, value in asdict(self).items() if name != "trainer"}
 
     @property
     def row_offset(self) -> int:
-        """What to add to step · batch_size for the first row of a step."""
+        """Add it to step · batch_size for the first row of a step."""
         return self.rows - self.step * self.trainer.batch_size
 
     def rows_before(self, step: int) -> int:
@@ -65,12 +67,11 @@ class Schedule:
     @property
     def warmup(self) -> int:
         """Steps over which a resumed run approaches the new learning rate."""
-        rest = self.trainer.max_steps - self.step
-        return min(max(self.trainer.warmup_steps, rest // 10), rest // 3)
+        remaining = self.trainer.max_steps - self.step
+        return min(max(self.trainer.warmup_steps, remaining // 10), remaining // 3)
 
     def rate_at(self, step: int, seconds: float) -> float:
-        """The learning rate of a step; `seconds`: trained so far. After a change of settings it moves from the old rate to the new
-        one in equal parts."""
+        """The learning rate of a step after `seconds` of training; linear from the old rate to the new one after a change."""
         rate = learning_rate(self.trainer, step, seconds)
         passed = (step - self.step + 1) / (self.warmup + 1)
         if self.rate is None or passed >= 1:
@@ -79,37 +80,36 @@ class Schedule:
 
 
 def first_schedule(recipe: Recipe) -> Schedule:
-    """The schedule of a run that begins."""
+    """The schedule of a new run."""
     t, d = recipe.trainer, recipe.data
     text_rows = round(d.text_share * t.max_steps) * t.batch_size if d.text else 0
     return Schedule({key: getattr(t, key) for key in _KEYS}, text_rows)
 
 
-def resumed_schedule(recipe: Recipe, seal: dict[str, Any] | None) -> Schedule:
-    """The schedule of a run that resumes from a checkpoint: the one that its seal records, or one that continues it under the
-    recipe's settings. An older checkpoint records none, and a run that begins has no seal."""
+def resume_schedule(recipe: Recipe, seal: Seal | None) -> Schedule:
+    """The schedule in a seal, or one that continues it under the recipe's settings; a new one without any."""
     now = first_schedule(recipe)
-    if seal is None or "schedule" not in seal:
+    if seal is None or seal.schedule is None:
         return now
-    before, step = Schedule(**seal["schedule"]), seal["step"]
+    before = Schedule(**seal.schedule)
     if before.settings == now.settings:
         return before
-    rate = before.rate_at(step, seal["seconds"])
-    return Schedule(now.settings, before.text_rows, step, before.rows_before(step), rate)
+    rate = before.rate_at(seal.step, seal.seconds)
+    return Schedule(now.settings, before.text_rows, seal.step, before.rows_before(seal.step), rate)
 
 
-def change_note(now: Schedule, seal: dict[str, Any] | None) -> str | None:
-    """What a resumed run does otherwise than its checkpoint, in one line; None = nothing."""
-    if seal is None or "schedule" not in seal:
+def describe_change(now: Schedule, seal: Seal | None) -> str | None:
+    """A note on how a resumed run differs from its checkpoint; None = it does not."""
+    if seal is None or seal.schedule is None:
         return None
-    before = seal["schedule"]["settings"]
+    before = seal.schedule["settings"]
     if before == now.settings:
         return None
     changed = [key for key in _KEYS if before.get(key) != now.settings[key]]
     keys = ", ".join(f"trainer.{key}={now.settings[key]} (was {before.get(key)})" for key in changed)
-    then = now.rate_at(now.step + now.warmup, seal["seconds"])
+    final = now.rate_at(now.step + now.warmup, seal.seconds)
     rows = f"; training continues with row {now.rows:,} of the text" if "batch_size" in changed else ""
     return (
-        f"note: resumes with {keys}: the learning rate moves from {now.rate or 0.0:.2g} to {then:.2g} over "
+        f"note: resumes with {keys}: the learning rate moves from {now.rate or 0.0:.2g} to {final:.2g} over "
         f"{plural(now.warmup + 1, 'step')}{rows}"
     )

@@ -16,7 +16,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 
 from align.common.errors import UserError, nearest
 from align.common.text import say, short
-from align.config.recipe import API_KEY
+from align.config.data import API_KEY
 
 _RETRYABLE_STATUSES = {408, 409, 425, 429}
 _LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1"}

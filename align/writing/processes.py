@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from align.common.errors import UserError
-from align.config.hardware import accelerator, check_processes, devices
+from align.config.hardware import accelerator
 from align.config.recipe import Recipe
 from align.target.loading import load_target
 from align.target.model import Target
@@ -57,8 +57,6 @@ class Processes(Source):
     def __init__(self, recipe: Recipe) -> None:
         self.count = recipe.launch.devices
         kind = accelerator(recipe)
-        devices(recipe)  # refuses a single named GPU
-        check_processes(recipe)
         context = multiprocessing.get_context("spawn")
         names = context.Queue()
         for number in range(self.count):

@@ -1,4 +1,4 @@
-"""How training is spread over devices: DDP, FSDP2, and DeepSpeed's ZeRO, which only this file knows."""
+"""Strategies of Lightning: DDP, FSDP2, and DeepSpeed's ZeRO, which no other file knows."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strateg
 from torch import nn
 
 from align.common.files import load_tensors, naming
-from align.config.launching import launched
+from align.config.launching import is_launched
 from align.config.recipe import Recipe
 from align.training.parallel.sharded import Sharded
 
 
 class Zero(DeepSpeedStrategy):
-    """DeepSpeed's ZeRO; besides GPUs also over gloo on CPU processes, which Lightning's own refuses."""
+    """DeepSpeed's ZeRO, also with gloo on CPUs, which Lightning refuses."""
 
     @property
     def on_cpu(self) -> bool:
@@ -45,13 +45,13 @@ class Zero(DeepSpeedStrategy):
             return
         reset_seed()
         self.set_world_ranks()
-        self._without_compiler()
+        self._disable_shared_memory()
         self._init_deepspeed_distributed()
 
     @staticmethod
-    def _without_compiler() -> None:
-        """Leave out DeepSpeed's shared-memory reductions, gloo's do: they are compiled at the first start, and a
-        start that is killed meanwhile leaves a lock behind, at which all later ones would wait for ever."""
+    def _disable_shared_memory() -> None:
+        """Use gloo's reductions. DeepSpeed compiles its own at the first start, and a kill meanwhile leaves a lock at which all
+        later starts wait forever."""
         import deepspeed.ops
 
         compatible = getattr(deepspeed.ops, "__compatible_ops__", {})
@@ -62,13 +62,13 @@ class Zero(DeepSpeedStrategy):
         return torch.device("cpu", 0) if self.on_cpu else super().root_device
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """DeepSpeed unpickles whatever a checkpoint names; here only tensors and what DeepSpeed itself puts there are built."""
+        """DeepSpeed would unpickle any object; `load_zero` builds only tensors and DeepSpeed's own."""
         self.deepspeed_engine.checkpoint_engine.load = load_zero
         return super().load_checkpoint(checkpoint_path, weights_only)
 
     @contextmanager
-    def whole_parameters(self, parameters: list[nn.Parameter], write: bool) -> Iterator[None]:
-        """ZeRO-3 keeps a part of every weight in each process: put them together, and apart again with what was written."""
+    def gather_parameters(self, parameters: list[nn.Parameter], write: bool) -> Iterator[None]:
+        """Gather the full weights of ZeRO-3; with `write`, changes are scattered again."""
         if not self.zero_stage_3:
             yield
             return
@@ -79,7 +79,7 @@ class Zero(DeepSpeedStrategy):
 
 
 def load_zero(path: str, map_location: Any = None) -> Any:
-    """A file of a ZeRO checkpoint: tensors and what DeepSpeed itself puts there.
+    """A file of a ZeRO checkpoint: tensors and DeepSpeed's own objects.
 
     Raises:
         ForeignObject: it names another class or function.
@@ -94,17 +94,17 @@ def load_zero(path: str, map_location: Any = None) -> Any:
         return ZeroStageEnum[name]
 
     # the first releases of Python 3.11 pickle an enum's member as getattr(its class, its name)
-    own = (LossScaler, ZeroStageEnum, fragment_address, (member, "builtins.getattr"))
-    return load_tensors(Path(path), own, map_location=map_location)
+    allowed = (LossScaler, ZeroStageEnum, fragment_address, (member, "builtins.getattr"))
+    return load_tensors(Path(path), allowed, map_location=map_location)
 
 
 class SafeCheckpoints(TorchCheckpointIO):
-    """A checkpoint's one file: read without running what it holds, written where it belongs."""
+    """One-file checkpoints: read without unpickling objects, written in place."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        """Lightning's own goes by way of the folder of temporary files, which may be small, and where a kill leaves it for ever."""
+        """Lightning writes to the temporary folder first, which may be small and keeps the file after a kill."""
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
         with naming(Path(path)):
@@ -117,9 +117,9 @@ class SafeCheckpoints(TorchCheckpointIO):
 
 
 class Launched(LightningEnvironment):
-    """Processes to which RANK, WORLD_SIZE and LOCAL_RANK say who is who (`align.config.launching`).
+    """Processes with RANK, WORLD_SIZE and LOCAL_RANK (`align.config.launching`).
 
-    The deepspeed launcher sets no NODE_RANK, from which Lightning would work out the rank.
+    Lightning would compute the rank from NODE_RANK, which the deepspeed launcher does not set.
     """
 
     def __init__(self) -> None:
@@ -132,23 +132,23 @@ class Launched(LightningEnvironment):
         return True
 
     def set_world_size(self, size: int) -> None:
-        """Said by the launcher."""
+        """Set by the launcher."""
 
     def set_global_rank(self, rank: int) -> None:
-        """Said by the launcher."""
+        """Set by the launcher."""
 
     def teardown(self) -> None:
-        """The launcher's variables stay."""
+        """Keep the launcher's variables."""
 
 
-def plugins(recipe: Recipe) -> list[Any]:
-    """Of the trainer: for processes that know who they are, and for checkpoints of one file."""
-    found: list[Any] = [Launched()] if launched() else []
-    return found + ([SafeCheckpoints()] if is_one_file(recipe) else [])
+def build_plugins(strategy: str) -> list[Any]:
+    """The Trainer's plugins."""
+    environment: list[Any] = [Launched()] if is_launched() else []
+    return environment + ([SafeCheckpoints()] if is_one_file(strategy) else [])
 
 
 def build_strategy(recipe: Recipe, accelerator: str) -> Strategy | str:
-    """What `launch.strategy` names, on `accelerator` (cpu or gpu)."""
+    """The strategy of `launch.strategy` on `accelerator` (cpu or gpu)."""
     name, offload = recipe.launch.strategy, recipe.launch.offload
     backend = "gloo" if accelerator == "cpu" else None
     timeout = _timeout(recipe)
@@ -169,7 +169,7 @@ def build_strategy(recipe: Recipe, accelerator: str) -> Strategy | str:
             offload_optimizer=offload,
             offload_parameters=offload and stage == 3,
         )
-        # torch's AdamW as everywhere else: DeepSpeed's own is compiled at the first start, and has another weight decay
+        # torch's AdamW as elsewhere: DeepSpeed's is compiled at the first start and decays weights differently
         assert zero.config is not None
         zero.config["zero_force_ds_cpu_optimizer"] = False
         return zero
@@ -179,29 +179,29 @@ def build_strategy(recipe: Recipe, accelerator: str) -> Strategy | str:
 
 
 def _timeout(recipe: Recipe) -> timedelta:
-    """How long a collective operation waits. A process that follows a writer may wait for text."""
+    """Of collective operations. A process that follows a writer may wait for text."""
     if recipe.data.follow:
         return timedelta(days=7)
     return timedelta(seconds=recipe.launch.timeout)
 
 
-_LOST = ("onnection", "NCCL", "gloo", "roken pipe", "Socket", "imed out")
+_LOST_PEER = ("onnection", "NCCL", "gloo", "roken pipe", "Socket", "imed out")
 
 
 def is_lost_peer(error: RuntimeError) -> bool:
-    """Whether a collective operation failed because another process is gone or silent."""
+    """Whether a collective operation failed because another process ended or does not respond."""
     distributed = int(os.environ.get("WORLD_SIZE") or 1) > 1
-    return distributed and any(part in str(error) for part in _LOST)
+    return distributed and any(part in str(error) for part in _LOST_PEER)
 
 
 def checkpoint_kind(recipe: Recipe) -> str:
-    """Checkpoints of one kind can be read by that kind alone."""
+    """The kind of checkpoint; runs can resume only from their own kind."""
     if recipe.launch.strategy == "fsdp":
         return "fsdp"
     deepspeed = recipe.launch.strategy.startswith("deepspeed")
     return f"{recipe.launch.strategy} on {recipe.processes} processes" if deepspeed else "one file"
 
 
-def is_one_file(recipe: Recipe) -> bool:
-    """Whether a checkpoint is one file of tensors, which is read without running what it holds."""
-    return not recipe.launch.strategy.startswith("deepspeed")
+def is_one_file(strategy: str) -> bool:
+    """Whether a checkpoint is one file of tensors, which is read without unpickling objects."""
+    return not strategy.startswith("deepspeed")

@@ -9,7 +9,7 @@ import torch
 
 from align.common.batch import Step
 from align.config.drafter import DrafterConfig
-from align.config.recipe import TrainerConfig
+from align.config.trainer import TrainerConfig
 from align.data import packing
 from align.data import shards as data
 from align.losses.divergences import logit_statistics

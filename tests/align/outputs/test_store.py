@@ -12,7 +12,7 @@ import torch
 from align.common.batch import Batch
 from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
-from align.config.recipe import TrainerConfig
+from align.config.trainer import TrainerConfig
 from align.data import packing
 from align.data import shards as data
 from align.makers.block import from_target

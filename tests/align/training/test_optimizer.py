@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from align.common.errors import UserError
-from align.config.recipe import TrainerConfig
+from align.config.trainer import TrainerConfig
 from align.target import dtypes
 from align.training.optimizer import MATRICES, make_optimizer, orthogonal, peak_rate
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from align.config.parser import load_recipe
-from align.config.recipe import TrainerConfig
+from align.config.trainer import TrainerConfig
 from align.training.base_module import DrafterModule
 from align.training.checkpoints import read_seal
 from align.training.run import train

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from align.common.errors import UserError
+from align.config.data import API_KEY
 from align.config.parser import load_recipe
-from align.config.recipe import API_KEY
 from align.data.synthesis import synthesize
 from align.target.model import Target
 from align.writing.client import Client, RequestRefused, RetryPolicy, choose_model

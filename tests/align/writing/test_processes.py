@@ -67,11 +67,6 @@ def test_a_target_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
         Processes(load_recipe([*WORDS, f"target.name={tmp_path}/x", "launch.devices=2"]))
 
 
-def test_more_processes_than_the_machine_can_run_are_refused() -> None:
-    with pytest.raises(UserError, match="launch.devices=10000: at most"):
-        Processes(load_recipe([*WORDS[:-1], "launch.devices=10000", "trainer.batch_size=10000"]))
-
-
 def test_one_process_or_a_server() -> None:
     for words in ([], ["data.writer=openai:http://127.0.0.1:9"]):
         with open_writer(load_recipe(["recipe=debug_block", *words])) as (target, source):

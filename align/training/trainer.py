@@ -1,0 +1,104 @@
+"""Lightning's Trainer for a recipe."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning
+import torch
+
+from align.common.errors import UserError
+from align.config.hardware import accelerator, devices, main_process
+from align.config.recipe import Recipe
+from align.training.callbacks import CheckpointCallback, ProgressLogger
+from align.training.checkpoints import Checkpoint, Settings, check_same_run
+from align.training.loggers import build_loggers
+from align.training.parallel.strategies import build_plugins, build_strategy, checkpoint_kind
+
+
+def build_trainer(
+    recipe: Recipe,
+    half_target: bool,
+    max_steps: int,
+    quiet: bool = False,
+    callback: lightning.Callback | None = None,
+) -> lightning.Trainer:
+    """The Trainer of a recipe.
+
+    Args:
+        half_target: the target's weights have 16 bits.
+        callback: runs after each step, before it is saved.
+
+    Raises:
+        UserError: fp32 training with such a target.
+    """
+    _silence_lightning()
+    t = recipe.trainer
+    device = accelerator(recipe)
+    precision = _choose_precision(t.precision, half_target)
+    if device == "gpu" and precision == "bf16-mixed":
+        torch.set_float32_matmul_precision("high")  # TF32 for the remaining fp32 products
+    callbacks: list[lightning.Callback] = [ProgressLogger(t, recipe.stage, quiet or not main_process())]
+    if callback is not None:
+        callbacks.append(callback)
+    callbacks.append(CheckpointCallback(t, Path(recipe.output) / "checkpoints", read_settings(recipe)))
+    return lightning.Trainer(
+        accelerator=device,
+        devices=devices(recipe),
+        num_nodes=recipe.launch.num_nodes,
+        strategy=build_strategy(recipe, device),
+        plugins=build_plugins(recipe.launch.strategy),
+        precision=precision,
+        max_steps=max_steps,
+        accumulate_grad_batches=t.accumulate,
+        gradient_clip_val=t.gradient_clip or None,
+        val_check_interval=t.validate_every * t.accumulate,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        logger=build_loggers(t, recipe.name, Path(recipe.output)),
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        inference_mode=False,
+        callbacks=callbacks,
+        default_root_dir=recipe.output,
+    )
+
+
+def _silence_lightning() -> None:
+    """Hide Lightning's banners; errors are still shown."""
+    for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+
+
+def _choose_precision(name: str, half_target: bool) -> Literal["bf16-mixed", "32-true"]:
+    """The compute type; weights and optimizer are always fp32."""
+    if name == "fp32" and half_target:
+        raise UserError("trainer.precision=fp32 needs a target in fp32: add target.dtype=float32")
+    if name == "bf16" or (name == "auto" and half_target):
+        return "bf16-mixed"
+    return "32-true"
+
+
+def read_settings(recipe: Recipe) -> Settings:
+    """What a run must share with the checkpoint that it resumes from."""
+    return Settings(
+        stage=recipe.stage,
+        train=recipe.drafter.train,
+        strategy=checkpoint_kind(recipe),
+        follow=str(recipe.data.follow).lower(),
+        rates=" and ".join(sorted(recipe.trainer.learning_rates)) or "none",
+    )
+
+
+def check_resume(recipe: Recipe, drafter: dict[str, Any], resume: Checkpoint) -> None:
+    """Raises UserError for a checkpoint that this recipe can't resume from; `drafter`: the drafter's config."""
+    check_same_run(resume, drafter, read_settings(recipe))
+    steps, done = recipe.trainer.max_steps, resume.seal.step
+    if done > steps:
+        raise UserError(f"trainer.max_steps={steps}: {resume.path} already has {done} steps")
