@@ -13,7 +13,7 @@ from pathlib import Path
 from align.common.claims import Claim
 from align.common.commands import OptionParser, path
 from align.common.errors import UserError, cli, nearest
-from align.common.files import expanded, write_text
+from align.common.files import expand_path, write_text
 from align.common.text import say
 from align.sweeping.config import list_trials, read_arguments, read_sweep
 from align.sweeping.run import render_table, run_sweep
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def find_sweep(name: str) -> Path:
     """A file, or a shipped sweep by its name. Raises UserError if there is neither."""
-    for place in (expanded(name), SHIPPED / f"{name}.yaml"):
+    for place in (expand_path(name), SHIPPED / f"{name}.yaml"):
         if place.is_file():
             return place
     shipped = [place.stem for place in SHIPPED.glob("*.yaml")]

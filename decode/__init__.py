@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from decode.engine.decoder import Decoder
     from decode.engine.output import Generation
     from decode.engine.stream import Stream
-    from decode.methods.custom_generate import custom_generate
-    from decode.methods.load import load
     from decode.speculation.sampling import Sampling
+    from decode.systems.custom_generate import custom_generate
+    from decode.systems.load import load
 
 __all__ = [
     "Conversation",
@@ -38,8 +38,8 @@ _HOME = {
     "Sampling": "decode.speculation.settings",
     "Stream": "decode.engine.stream",
     "UserError": "align.common.errors",
-    "custom_generate": "decode.methods.custom_generate",
-    "load": "decode.methods.load",
+    "custom_generate": "decode.systems.custom_generate",
+    "load": "decode.systems.load",
 }
 
 

@@ -22,7 +22,7 @@ from decode.cli import Parser, path, whole
 
 def parser() -> Parser:
     p = Parser(
-        prog="python -m decode.advise", description=(__doc__ or "").partition(": ")[2].partition("\n")[0]
+        prog="python -m decode.advise", description=(__doc__ or "").partition(": ")[2].partition("\n\n")[0]
     )
     add = p.add_argument
     p.add_target_options()

@@ -1,4 +1,4 @@
-"""Options that several commands share. A mistake is one line that names the option and the nearest valid one."""
+"""Options that several commands share, and their values as typed objects."""
 
 from __future__ import annotations
 
@@ -6,30 +6,33 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 from align.common.commands import OptionParser, path
 from align.common.errors import UserError, nearest
 from align.folder.chat import merge_kwargs, read_kwargs
-from decode.method_names import LOSSY, ORDERS, VERIFIERS
+from decode.speculation.settings import MOST_NODES, Sampling
+from decode.systems.registry import LOSSY, ORDERS, VERIFIERS, GivenDrafter
 
-__all__ = ["Parser", "number", "path", "template_kwargs", "whole"]
+__all__ = ["Parser", "number", "path", "pop_drafting", "pop_sampling", "template_kwargs", "whole"]
 
 
 class Parser(OptionParser):
-    """`OptionParser` that names the nearest option, with the options that several commands share."""
+    """`OptionParser` that suggests the nearest option, with the options that several commands share."""
 
     stray = ""
-    """A hint for a word that belongs to no option."""
+    """A hint for an argument that belongs to no option."""
     mixed = False
-    """Whether words may follow options; `--` then is no mark for them."""
+    """Whether positional arguments may follow options."""
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Raises UserError naming the first argument that no option takes."""
         words = sys.argv[1:] if args is None else args
         parse = self.parse_known_intermixed_args if self.mixed else self.parse_known_args
         parsed, unknown = parse(words, namespace)
-        if isinstance(given := getattr(parsed, "template_kwargs", None), list):
+        given = getattr(parsed, "template_kwargs", None)
+        if isinstance(given, list):
             parsed.template_kwargs = merge_kwargs(given)
         if unknown:
             options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
@@ -38,10 +41,9 @@ class Parser(OptionParser):
         return parsed
 
     def add_target_options(self, dtype: bool = True) -> None:
-        """The target and where it runs. `dtype`: whether the user chooses its type."""
-        self.add_argument(
-            "--target", help="hub id, folder, FILE.gguf or debug (default SmolLM2-135M-Instruct)"
-        )
+        """The target and where it runs. `dtype`: whether its type is an option."""
+        name = "hub id, folder, FILE.gguf or debug (default SmolLM2-135M-Instruct)"
+        self.add_argument("--target", help=name)
         if dtype:
             self.add_argument("--dtype", default="auto", help="auto (default), fp32, bf16 or fp16")
         self.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
@@ -50,28 +52,26 @@ class Parser(OptionParser):
 
     def add_chat_options(self) -> None:
         """How the target's chat template is called."""
-        switch = "a variable of the target's chat template, enable_thinking=false; may be repeated"
-        add = self.add_argument
-        add(
+        self.add_argument(
             "--template-kwargs",
             type=template_kwargs,
             action="append",
             default=[],
             metavar="KEY=VALUE",
-            help=switch,
+            help="a variable of the target's chat template, enable_thinking=false; may be repeated",
         )
-        add("--system", metavar="TEXT", help="a system prompt, where a conversation has none")
+        system = "system prompt of conversations that have none"
+        self.add_argument("--system", metavar="TEXT", help=system)
 
     def add_prompt_options(self, suites: str) -> None:
         """Where the prompts come from. `suites`: the help of --suite."""
         formats = "your own prompts: .jsonl .json .csv .tsv .parquet .txt, also .gz and .zst"
-        column = "of --prompts, the column that holds them (default: the first that is known)"
+        column = "the column of --prompts to read (default: the first known one)"
+        copies = "local copies of the suites, in the Hub's layout"
         self.add_argument("--suite", help=suites)
         self.add_argument("--prompts", type=path, metavar="FILE", help=formats)
         self.add_argument("--prompts-column", metavar="NAME", help=column)
-        self.add_argument(
-            "--data-dir", type=path, metavar="DIR", help="local copies of the suites, as on the hub"
-        )
+        self.add_argument("--data-dir", type=path, metavar="DIR", help=copies)
 
     def add_sampling_options(self, seed: str, default_seed: int | None = 0) -> None:
         """How tokens are chosen. `seed`: the help of --seed."""
@@ -83,25 +83,38 @@ class Parser(OptionParser):
         self.add_argument("--seed", type=whole(0, 2**63 - 1), default=default_seed, metavar="N", help=seed)
 
     def add_drafting_options(self, title: str) -> None:
-        """Those of `decode.methods.options.DraftOptions`, `copying` aside, as a group of that title in the help."""
+        """The options of `GivenDrafter`, except `copying`, as a group of that title in the help."""
         add = self.add_argument_group(title).add_argument
-        nodes = "drafted tokens a call, branching; 0 = a chain (default: 5 up to temperature 0.7, else 0)"
-        verifiers = (
-            f"auto (default), {', '.join(VERIFIERS)}; the {LOSSY} ones change the output's distribution"
-        )
-        steps = "of a standalone drafter: passes that unmask a draft (default 1)"
-        order = f"of a standalone drafter: in which order: {', '.join(ORDERS)} (default {ORDERS[0]})"
-        vocabulary = "of a standalone drafter whose vocabulary is not the target's"
-        add("--draft-tokens", type=whole(1, 4096), metavar="K", help="draft at most K tokens ahead")
-        add("--tree-nodes", type=whole(0, 4096), metavar="N", help=nodes)
+        nodes = "drafts per round, as a tree; 0 = a chain (default: 5 up to temperature 0.7, else 0)"
+        verifiers = f"auto (default), {', '.join(VERIFIERS)}; {LOSSY}_* change the output's distribution"
+        steps = "standalone drafters: forward passes that unmask a draft (default 1)"
+        order = f"standalone drafters: in which order: {', '.join(ORDERS)} (default {ORDERS[0]})"
+        vocabulary = "tokenizer of a standalone drafter with its own vocabulary"
+        add("--draft-tokens", type=whole(1, MOST_NODES), metavar="K", help="draft at most K tokens ahead")
+        add("--tree-nodes", type=whole(0, MOST_NODES), metavar="N", help=nodes)
         add("--verifier", default="auto", metavar="NAME", help=verifiers)
-        add("--steps", type=whole(1, 4096), default=1, metavar="N", help=steps)
+        add("--steps", type=whole(1, MOST_NODES), default=1, metavar="N", help=steps)
         add("--order", default=ORDERS[0], metavar="NAME", help=order)
         add("--drafter-tokenizer", metavar="FOLDER", help=vocabulary)
 
 
+def pop_drafting(typed: dict[str, Any], copying: bool = False) -> GivenDrafter:
+    """The drafting options of a parsed command line, removed from it. Raises UserError for a value out of
+    range."""
+    verifier = typed.pop("verifier")
+    names = ("draft_tokens", "tree_nodes", "steps", "order")
+    options = {name: typed.pop(name) for name in names}
+    return GivenDrafter(verifier=None if verifier == "auto" else verifier, copying=copying, **options)
+
+
+def pop_sampling(typed: dict[str, Any]) -> Sampling:
+    """The sampling options of a parsed command line, removed from it. Raises UserError for a value out of
+    range."""
+    return Sampling(**{f.name: typed.pop(f.name) for f in fields(Sampling) if f.name in typed})
+
+
 def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
-    """Reads a whole number from `least` to `most`."""
+    """A parser of whole numbers from `least` to `most`."""
 
     def parse(text: str) -> int:
         try:

@@ -1,7 +1,9 @@
-"""`python -m decode.compare [A.yaml B.yaml] [key=value …]`: recipes side by side: τ after so many tokens of training.
+"""`python -m decode.compare [A.yaml B.yaml] [key=value …]`: compare recipes by τ after the same number of
+training tokens.
 
-The recipes are trained, one after the other, and save a drafter at each of `trainer.milestones`. All drafters then decode the same
-prompts. One table and one picture come out, with 95% intervals. A run that was stopped goes on where it was.
+The recipes are trained one after the other and save a drafter at each of `trainer.milestones`; all drafters
+decode the same prompts. The result is a table and a picture with 95% intervals. An interrupted comparison
+resumes.
 """
 
 from __future__ import annotations
@@ -15,47 +17,43 @@ from align.common.claims import Claim
 from align.common.errors import cli
 from align.common.files import write_atomically, write_text
 from align.common.terminal import PlainConsole
-from align.common.text import markdown_text, titled
-from decode.cli import Parser, path, whole
+from align.common.text import format_title, markdown_text
+from decode.cli import Parser, path, pop_sampling, whole
+from decode.speculation.settings import Sampling
 from decode.suites.registry import GROUPS, SUITES, prompts_of
+from decode.systems.parsing import Method, read_method
 
 FOLDER = Path(__file__).resolve().parents[1] / "recipes" / "compare"
 RECIPES = (f"{FOLDER}/ours.yaml", f"{FOLDER}/dflash.yaml")
-METHOD = (
-    "how every drafter decodes: a method of decode.eval, block (a chain) or block_tree:nodes=8"
-    " (default drafter: trees of five, above temperature 0.7 chains)"
-)
 
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """The options, which --help explains."""
+    """The options of `decode.compare` (see its --help)."""
 
     words: list[str]
+    sampling: Sampling
+    method: Method | None = None
     suite: str | None = None
     prompts: Path | None = None
     prompts_column: str | None = None
     data_dir: Path | None = None
     limit: int | None = None
     max_new_tokens: int = 128
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
-    method: str | None = None
     jobs: int = 1
     batch_size: int = 1
     device: str = "auto"
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     system: str | None = None
-    out: Path = field(default_factory=lambda: Path("runs/compare"))
+    out: Path = Path("runs/compare")
 
     @property
     def recipes(self) -> list[str]:
         return [word for word in self.words if "=" not in word] or list(RECIPES)
 
     @property
-    def settings(self) -> list[str]:
+    def overrides(self) -> list[str]:
+        """The keys that all recipes take."""
         return [word for word in self.words if "=" in word]
 
 
@@ -63,17 +61,21 @@ def parser() -> Parser:
     """The command's options."""
     p = Parser(
         prog="python -m decode.compare",
-        description="Train recipes on the same text and measure τ of the drafters that they save on the way.",
+        description="Train recipes on the same text and measure τ of the drafters that they save.",
     )
     p.mixed = True
     add = p.add_argument
-    words = "recipes, those to compare with last (default recipes/compare/ours.yaml and dflash.yaml), and keys that all of them take"
+    words = "recipes, the reference last (default recipes/compare/ours.yaml and dflash.yaml), and keys for all of them"
+    method = (
+        "how every drafter decodes: a method of decode.eval, block (a chain) or block_tree:nodes=8"
+        " (default drafter: trees of five, above temperature 0.7 chains)"
+    )
+    batch = "prompts decoded at a time: more are faster on a GPU (default 1)"
     add("words", nargs="*", metavar="RECIPE|key=value", help=words)
     p.add_prompt_options(f"a comma list of {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)")
     add("--limit", type=whole(1), metavar="N", help="N prompts of each suite, evenly spread")
-    add("--method", metavar="NAME", help=METHOD)
+    add("--method", metavar="NAME", help=method)
     add("--jobs", type=whole(1), default=1, metavar="N", help="recipes trained at a time (default 1)")
-    batch = "prompts decoded at a time: more are faster on a GPU, where one waits for its calls to be started (default 1)"
     add("--batch-size", type=whole(1), default=1, metavar="N", help=batch)
     add("--device", default="auto", help="of decoding: auto (default), cpu, cuda or cuda:N")
     p.add_chat_options()
@@ -83,10 +85,19 @@ def parser() -> Parser:
     return p
 
 
+def read_config(arguments: Sequence[str] | None) -> CompareConfig:
+    """The command line as a config. Raises UserError for what is mistyped."""
+    typed = vars(parser().parse_args(arguments))
+    method = typed.pop("method")
+    return CompareConfig(
+        sampling=pop_sampling(typed), method=None if method is None else read_method(method), **typed
+    )
+
+
 @cli
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    config = CompareConfig(**vars(parser().parse_args(arguments)))
+    config = read_config(arguments)
     with Claim(config.out, "--out"):
         compare(config, PlainConsole(wide=True))
 
@@ -95,7 +106,8 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
     """Train, measure, and write compare.md and compare.png; returns the table.
 
     Raises:
-        UserError: recipes that can't be compared, a method that their drafters can't run, prompts that can't be had.
+        UserError: recipes that can't be compared, a method that their drafters can't run, or unavailable
+            prompts.
     """
     suites, skipped = prompts_of(
         config.suite, config.prompts, config.data_dir, config.limit, config.prompts_column
@@ -105,36 +117,39 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
     # only now: torch and transformers take seconds to import
     from align.target.loading import load_target
     from decode.benchmark import comparison
-    from decode.benchmark.runner import Settings
+    from decode.benchmark.runner import GenerationSettings
     from decode.reporting.learning import curves, points, table
-    from decode.speculation.sampling import Sampling
 
-    sampling = Sampling(config.temperature, config.top_p, config.top_k, seed=config.seed)
-    found = comparison.candidates(config.recipes, config.settings)
-    if config.method:
-        comparison.check_method(config.method, found)
-    comparison.train(found, console, config.jobs)
-    t, d = found[0].values["target"], found[0].values["data"]
+    candidates = comparison.read_candidates(config.recipes, config.overrides)
+    method = config.method
+    if method is not None:
+        comparison.check_method(method, candidates)
+    comparison.train(candidates, console, config.jobs)
+    recipe = candidates[0].values["target"]
+    data = candidates[0].values["data"]
     target = load_target(
-        t["name"],
-        t["dtype"],
+        recipe["name"],
+        recipe["dtype"],
         config.device,
-        revision=t["revision"],
-        trust_remote_code=t["trust_remote_code"],
-        template_kwargs=config.template_kwargs or d["template_kwargs"],
-        system=d["system"] if config.system is None else config.system,
+        revision=recipe["revision"],
+        trust_remote_code=recipe["trust_remote_code"],
+        template_kwargs=config.template_kwargs or data["template_kwargs"],
+        system=data["system"] if config.system is None else config.system,
         decoding=True,
     )
-    settings = Settings(sampling, config.max_new_tokens)
+    settings = GenerationSettings(config.sampling, config.max_new_tokens)
+    name = None if method is None else method.name
     records = comparison.measure(
-        found, target, suites, settings, config.out, console, config.method, config.batch_size
+        candidates, target, suites, settings, config.out, console, name, config.batch_size
     )
-    reached = points([m for candidate in found for m in candidate.reached], records)
-    text = table(reached, {candidate.name: candidate.parameters for candidate in found})
-    how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
-    title = f"{titled(t['name'], target.weights)} · {how} · {', '.join(suite.title for suite in suites)}"
-    title += f" · {config.method}" if config.method else ""
-    title += f" · {target.chat.description}" if target.chat else ""
+    reached = points([m for candidate in candidates for m in candidate.reached], records)
+    text = table(reached, {candidate.name: candidate.parameters for candidate in candidates})
+    sampling = "greedy" if config.sampling.greedy else f"temperature {config.sampling.temperature:g}"
+    titles = ", ".join(suite.title for suite in suites)
+    facts = [format_title(recipe["name"], target.weights), sampling, titles, name or ""]
+    if target.chat:
+        facts.append(target.chat.description)
+    title = " · ".join(filter(None, facts))
     write_text(config.out / "compare.md", f"{markdown_text(title)}\n\n{text}")
     picture = curves(reached, title)
     write_atomically(config.out / "compare.png", lambda part: part.write_bytes(picture))

@@ -13,8 +13,8 @@ from align.common.errors import UserError, cli, in_one_line, nearest
 from align.common.hub import is_repository, local_path
 from align.common.text import plural, say
 from decode.cli import Parser, path, whole
-from decode.method_names import EXPORTS
-from decode.methods.drafter_spec import check_there, role_of, target_for
+from decode.exporting import EXPORTS
+from decode.systems.drafter_folders import check_there, kind_of, target_for
 
 if TYPE_CHECKING:
     from decode.exporting.verdict import Verdict
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from decode.exporting.exports import DrafterPair, ExportOptions, export_drafter
 
     target = target_for(options.target, options.drafter)
-    role = role_of(options.drafter)
+    role = kind_of(options.drafter)
     pair = DrafterPair(options.drafter, role, target, options.device, options.trust_remote_code)
     limit = options.limit if options.check else 0
     how = ExportOptions(options.dtype, limit, options.max_new_tokens, options.target_gguf, options.push)

@@ -1,27 +1,64 @@
-"""`python -m decode.generate "prompt"`: stream the target's answer, drafted ahead, and say how fast it was."""
+"""`python -m decode.generate "prompt"`: stream the target's answer, drafted ahead, and report its speed."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from align.common.errors import UserError, cli
 from align.common.text import plural, say
 from align.target.names import DEFAULT_TARGET, check_given
-from decode.cli import Parser, number, whole
+from decode.cli import Parser, number, pop_drafting, pop_sampling, whole
 from decode.engine.output import MAX_NEW_TOKENS
-from decode.method_names import LOSSY
-from decode.methods.drafter_spec import AUTO, check_named, check_there, given_drafters
-from decode.methods.options import DraftOptions
-from decode.methods.spec import read_method
 from decode.speculation.settings import Sampling
+from decode.systems.drafter_folders import AUTO, check_methods, check_there, read_drafters
+from decode.systems.parsing import read_method
+from decode.systems.registry import LOSSY, GivenDrafter
 
 if TYPE_CHECKING:
     from align.target.model import Target
     from decode.engine.decoder import Decoder
     from decode.engine.output import Generation
+
+
+@dataclass(frozen=True)
+class GenerateConfig:
+    """The options of `decode.generate` (see its --help).
+
+    Raises:
+        UserError: a drafter that does not exist, or a method whose drafter is not given.
+    """
+
+    prompt: str
+    drafting: GivenDrafter
+    sampling: Sampling
+    drafter: str = AUTO
+    drafter_tokenizer: str | None = None
+    method: str | None = None
+    copying: bool | None = None
+    target: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    trust_remote_code: bool = False
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    system: str | None = None
+    max_new_tokens: int = MAX_NEW_TOKENS
+    stop: list[str] = field(default_factory=list)
+    raw: bool = False
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        check_given(self.target, self.device, self.dtype)
+        named = None if self.drafter == AUTO else self.drafter
+        if self.method is not None:
+            check_methods([read_method(self.method)], read_drafters(named), self.target)
+        elif named is not None:
+            check_there(named)
+        for option in ("system", "template_kwargs"):
+            if self.raw and getattr(self, option):
+                raise UserError(f"--{option.replace('_', '-')} needs the chat template, which --raw omits")
 
 
 def parser() -> Parser:
@@ -33,94 +70,63 @@ def parser() -> Parser:
     )
     p.stray = " (quote the prompt)"
     add = p.add_argument
+    drafter = "folder, hub id, lookup, none or auto (default): the shipped one, else lookup"
+    method = "a system by name with its options, specdiff:steps=4 (decode.eval --help lists them)"
     copying = "where the text repeats itself, copy instead of drafting (default: on)"
     min_p = "keep tokens at least P times as probable as the best (default 0: all)"
-    seed = "repeats a sampled answer, unless --method looks at the clock (controller=cost, several variants); default: a new one"
+    seed = "repeats a sampled answer, except with controller=cost or several variants; default: a new one"
+    ban = "never choose this token; may be repeated"
+    limit = f"length limit (default {MAX_NEW_TOKENS})"
+    least = "do not end the answer before (default 0)"
+    verbose = "print how the target runs: its attention, what limits drafts"
     add("prompt", nargs="?", help="the user's message; - reads standard input")
     p.add_target_options()
-    add(
-        "--drafter",
-        default=AUTO,
-        help="folder, hub id, lookup, none or auto (default): the shipped one, else lookup",
-    )
-    add(
-        "--method", help="a system by name with its options, specdiff:steps=4 (decode.eval --help lists them)"
-    )
+    add("--drafter", default=AUTO, help=drafter)
+    add("--method", help=method)
     add("--copying", action=argparse.BooleanOptionalAction, default=None, help=copying)
     p.add_drafting_options("how the drafter drafts")
     p.add_sampling_options(seed, None)
     add("--repetition-penalty", type=number, default=1.0, metavar="X", help="default 1: off")
     add("--min-p", type=number, default=0.0, metavar="P", help=min_p)
     add("--presence-penalty", type=number, default=0.0, metavar="X", help="default 0: off")
-    add(
-        "--ban",
-        dest="banned",
-        type=whole(0),
-        action="append",
-        default=[],
-        metavar="ID",
-        help="never this token; may be repeated",
-    )
-    add(
-        "--max-new-tokens",
-        type=whole(1),
-        default=MAX_NEW_TOKENS,
-        metavar="N",
-        help=f"length limit (default {MAX_NEW_TOKENS})",
-    )
-    add(
-        "--min-new-tokens",
-        type=whole(0),
-        default=0,
-        metavar="N",
-        help="no end of the answer before (default 0)",
-    )
+    add("--ban", dest="banned", type=whole(0), action="append", default=[], metavar="ID", help=ban)
+    add("--max-new-tokens", type=whole(1), default=MAX_NEW_TOKENS, metavar="N", help=limit)
+    add("--min-new-tokens", type=whole(0), default=0, metavar="N", help=least)
     add("--stop", action="append", default=[], help="end before this string; may be repeated")
     p.add_chat_options()
     add("--raw", action="store_true", help="continue the prompt as plain text, no chat template")
-    add("--verbose", action="store_true", help="say how the target runs: which attention, what limits drafts")
+    add("--verbose", action="store_true", help=verbose)
     return p
 
 
-def _parse(argv: list[str] | None) -> argparse.Namespace:
+def read_config(argv: list[str] | None = None) -> GenerateConfig:
+    """The command line as a config. Raises UserError for what is mistyped."""
     p = parser()
-    args = p.parse_args(argv)
-    if args.prompt is None:
+    typed = vars(p.parse_args(argv))
+    if typed["prompt"] is None:
         p.error('no prompt: give it in quotes, or "-" for standard input')
-    for option in ("system", "template_kwargs"):
-        if args.raw and getattr(args, option):
-            p.error(f"--{option.replace('_', '-')} needs the chat template that --raw leaves out")
-    return args
+    return GenerateConfig(drafting=pop_drafting(typed), sampling=pop_sampling(typed), **typed)
 
 
-def _check(args: argparse.Namespace) -> DraftOptions:
-    """The options of drafting. Raises UserError, before anything heavy is imported, for what is misspelt or not there."""
-    named = None if args.drafter == AUTO else args.drafter
-    if args.method is not None:
-        read_method(args.method)
-        given_drafters(named)
-    elif named is not None:
-        check_there(named)
-    options = DraftOptions.out_of({**vars(args)})
-    check_given(args.target, args.device, args.dtype)
-    if args.method is not None:
-        check_named([args.method], named, args.target)
-    return options
-
-
-def _load(args: argparse.Namespace, options: DraftOptions) -> Decoder:
-    from decode.methods.load import load
+def _load(config: GenerateConfig) -> Decoder:
+    from decode.systems.load import load
 
     return load(
-        DEFAULT_TARGET if args.target is None else args.target,
-        args.drafter,
-        **{**vars(options), "copying": args.copying},
-        dtype=args.dtype,
-        device=args.device,
-        method=args.method,
-        trust_remote_code=args.trust_remote_code,
-        template_kwargs=args.template_kwargs,
-        system=args.system,
+        DEFAULT_TARGET if config.target is None else config.target,
+        config.drafter,
+        config.drafting.verifier_name,
+        draft_tokens=config.drafting.draft_tokens,
+        tree_nodes=config.drafting.tree_nodes,
+        steps=config.drafting.steps,
+        order=config.drafting.order,
+        copying=config.copying,
+        drafter_tokenizer=config.drafter_tokenizer,
+        dtype=config.dtype,
+        device=config.device,
+        method=config.method,
+        trust_remote_code=config.trust_remote_code,
+        template_kwargs=config.template_kwargs,
+        system=config.system,
     )
 
 
@@ -150,7 +156,7 @@ def summary(decoder: Decoder, out: Generation, verifier: str) -> str:
 
 
 def how_it_runs(target: Target) -> str:
-    """The line of --verbose: which attention the target runs, and what that means for drafts."""
+    """The line of --verbose: the target's attention, and what limits drafts."""
     parts = [f"{target.attention} attention"]
     if target.fused is not None:
         parts.append("few rows in one call")
@@ -159,8 +165,6 @@ def how_it_runs(target: Target) -> str:
         parts.append(f"recurrent states, replayed after rejected drafts{by_token}")
     if target.chains_only:
         parts.append("chains alone, no trees")
-    if target.unproved:
-        parts.append(f"p is not the model's after its placeholders {', '.join(map(str, target.unproved))}")
     if not target.together:
         parts.append("requests of a batch one by one")
     return f"[target, {target.dtype_name} on {target.device}] " + " · ".join(parts)
@@ -168,26 +172,24 @@ def how_it_runs(target: Target) -> str:
 
 @cli
 def main(argv: list[str] | None = None) -> None:
-    """Run the command. Exit code 0, 2 for an input that can't be used, 130 when interrupted."""
-    args = _parse(argv)
-    options = _check(args)
-    sampling = Sampling(**{field.name: getattr(args, field.name) for field in fields(Sampling)})
-    text = _read_prompt(args.prompt)
-    decoder = _load(args, options)
-    verifier = decoder.verifier_for(sampling)
+    """Run the command. Exit code 0, 2 for an unusable input, 130 when interrupted."""
+    config = read_config(argv)
+    text = _read_prompt(config.prompt)
+    decoder = _load(config)
+    verifier = decoder.verifier_for(config.sampling)
     if verifier.startswith(LOSSY):
         say(f"note: {verifier} does NOT keep the output's distribution", error=True)
     out = decoder.generate(
         text,
-        max_new_tokens=args.max_new_tokens,
-        sampling=sampling,
-        stop=args.stop,
+        max_new_tokens=config.max_new_tokens,
+        sampling=config.sampling,
+        stop=config.stop,
         stream=lambda piece: say(piece, end=""),
-        raw=args.raw,
+        raw=config.raw,
     )
     say()
     say(summary(decoder, out, verifier), error=True)
-    if args.verbose:
+    if config.verbose:
         say(how_it_runs(decoder.target), error=True)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from align.common.errors import UserError, cli, nearest
 from align.common.text import say
 from decode.cli import Parser, path, whole
-from decode.methods.drafter_spec import BLOCKS, check_there, role_of, target_for
+from decode.systems.drafter_folders import BLOCKS, check_there, kind_of, target_for
 
 ENGINES = ("transformers", "dflash", "vllm")
 VLLM = "http://127.0.0.1:8000"
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"--engine={options.engine!r} is no URL and none of them{nearest(options.engine, ENGINES)}"
         )
     check_there(options.drafter)
-    role = role_of(options.drafter)
+    role = kind_of(options.drafter)
     if role not in (*BLOCKS, "autoregressive"):
         raise UserError(
             f"--drafter={options.drafter}: a {role} drafter, which no engine runs; block and autoregressive "

@@ -1,4 +1,4 @@
-"""`python -m decode.report DIR`: remake summary, page and picture from the records. Needs no torch."""
+"""`python -m decode.report DIR`: remake summary, page and picture from the records."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = Parser(
         prog="python -m decode.report", description="Remake a measurement's report from its records."
     )
-    parser.add_argument(
-        "folder", type=path, metavar="DIR", help="what `python -m decode.eval --out DIR` wrote"
-    )
+    folder = "what `python -m decode.eval --out DIR` wrote"
+    parser.add_argument("folder", type=path, metavar="DIR", help=folder)
     parser.add_argument("--markdown", action="store_true", help="print the table for a README, nothing else")
     options = parser.parse_args(arguments)
-    if options.folder.is_dir():  # else what is read says what is wrong
+    if options.folder.is_dir():
         check_folder(options.folder, "DIR")
     from decode.reporting.render import make_report, print_report
     from decode.reporting.tables import markdown

@@ -30,6 +30,7 @@ from align.models.standalone import DiffusionDrafter
 from align.models.target_features import target_features
 from align.target.loading import load_target
 from align.target.model import Target
+from align.target.source import ModelSource
 from align.training.base_module import DrafterModule
 from align.training.run import train
 from decode.drafters.autoregressive import AutoregressiveDrafter, AutoregressiveSession
@@ -287,7 +288,7 @@ def smaller_model(
             weight.add_(torch.randn(weight.shape, generator=generator) * noise)
     if vocab_size is not None:
         model.resize_token_embeddings(vocab_size)
-    return Target(model, target.tokenizer, "smaller", fast=False)
+    return Target(model, target.tokenizer, ModelSource("smaller"), fast=False)
 
 
 def watched(drafter: AutoregressiveDrafter, seen: list[tuple[list[int], Proposal]]) -> AutoregressiveDrafter:
@@ -358,7 +359,7 @@ def shallow_target(layers: int) -> Target:
     whole = load_target("debug", dtype="float32", device="cpu", fast=False)
     whole.body.layers = whole.layers[:layers]
     whole.model.config.num_hidden_layers = layers
-    return Target(whole.model, whole.tokenizer, "debug")
+    return Target(whole.model, whole.tokenizer, ModelSource("debug"))
 
 
 NEEDS_TARGET = ("adapt", "autoregressive", "block", "mdlm", "sedd", "taps", "variable_prefix")

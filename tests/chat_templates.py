@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from align.target.model import Target
+from align.target.source import ModelSource
 from tests import tokenizers
 
 _SYSTEM = "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}{% set messages = messages[1:] %}{% else %}{% set s = '' %}{% endif %}"
@@ -60,4 +61,4 @@ def talking(kind: str, shape: str, layers: int = 1) -> Target:
         model = LlamaForCausalLM(config)
     with torch.no_grad():  # so that turns end now and then
         model.get_input_embeddings().weight[tokenizer.eos_token_id] *= 2
-    return Target(model, tokenizer, f"{shape} of {kind}", fast=False, fuse=False)
+    return Target(model, tokenizer, ModelSource(f"{shape} of {kind}"), fast=False, fuse=False)

@@ -9,6 +9,7 @@ from typing import Any
 from align.common.terminal import PlainConsole
 from decode import eval
 from decode.reporting.records import Divergence, Record, Run, append, write_run
+from decode.reporting.summary import Summary
 
 
 def record(
@@ -40,7 +41,7 @@ def quiet(tokens: int) -> list[str]:
 QUIET = quiet(12)
 
 
-def run_eval(*arguments: Any) -> tuple[dict[str, Any], Path]:
+def run_eval(*arguments: Any) -> tuple[Summary, Path]:
     config = eval.read_config([*QUIET, *map(str, arguments)])
     return eval.evaluate(config, PlainConsole(quiet=True), "command")
 

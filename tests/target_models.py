@@ -19,7 +19,8 @@ from transformers.models.auto.modeling_auto import (
 
 from align.target.debug import debug_model
 from align.target.model import Target
-from align.target.proof import proven
+from align.target.proof import prove_target
+from align.target.source import ModelSource
 
 WINDOW = 24
 """Tokens that a sliding layer sees; texts in tests are longer."""
@@ -68,7 +69,6 @@ OWN: dict[str, dict[str, Any]] = {
     "minimax_m3_vl_text": {
         "layer_types": ["full_attention", "minimax_m3_sparse"] * 2, "index_n_heads": 2, "index_head_dim": 16, "index_block_size": 4, "index_topk_blocks": 3,
     },
-    "modernbert-decoder": {"layer_types": ["sliding_attention", "full_attention"] * 2, "local_attention": 2 * WINDOW},
     **dict.fromkeys(
         ("bailing_hybrid", "kimi_linear"),
         {"layer_types": ["linear_attention", "full_attention"] * 2, "num_key_value_heads": 4, "linear_head_dim": 16, "linear_num_heads": 4},
@@ -80,20 +80,12 @@ OWN: dict[str, dict[str, Any]] = {
         "v_head_dim": 12, "index_topk": 8, "index_head_dim": 32, "index_n_heads": 16,
     },
     "git": {"vision_config": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}},
-    "electra": {"is_decoder": True, "embedding_size": 64},
     "longcat_flash": {"zero_expert_num": 2, "num_layers": 4, "num_hidden_layers": 8, "num_key_value_heads": 4},
-    **dict.fromkeys(
-        (
-            "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "ernie", "megatron-bert", "rembert", "roberta",
-            "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl",
-        ),
-        {"is_decoder": True},
-    ),
+    **dict.fromkeys(("bert", "bert-generation"), {"is_decoder": True}),
     "bamba": {"attn_layer_indices": [1, 3]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
     "xglm": {"ffn_dim": 96},
-    "minimax": {"layer_types": ["linear_attention", "full_attention"] * 2},
     **dict.fromkeys(("deepseek_v2", "sarvam_mla"), {"num_key_value_heads": 4, "first_k_dense_replace": 4}),
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -119,49 +111,18 @@ OWN: dict[str, dict[str, Any]] = {
         ("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart", "whisper"),
         {"decoder_layers": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 96, "d_model": 64, "max_target_positions": 512, "forced_eos_token_id": None},
     ),
-    "prophetnet": {"num_decoder_layers": 4, "num_decoder_attention_heads": 4, "decoder_ffn_dim": 96},
     "inkling_text": {"unpadded_vocab_size": 250},
     "mistral4": {"num_key_value_heads": 4, "head_dim": 32, "first_k_dense_replace": 1},
     "qwen4_exp_text": {
         "layer_types": ["linear_attention", "indexed_attention"] * 2, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16,
         "indexer_budget": 16, "indexer_compress_ratio": 4, "hc_lowrank": 8,
     },
-    "xmod": {"is_decoder": True, "default_language": "en_XX"},
     "xlstm": {"num_heads": 4, "qk_dim_factor": 1.0},
-    "xlnet": {"d_head": 16, "n_layer": 4, "d_inner": 96},
-    "reformer": {"is_decoder": True, "axial_pos_embds": False},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
 }  # fmt: skip
 """By architecture, what it needs beside."""
-KINDS = {
-    "falcon_alibi": "falcon",
-    "musicgen": "musicgen_decoder",
-    "musicgen_melody": "musicgen_melody_decoder",
-}
+KINDS = {"falcon_alibi": "falcon", "musicgen": "musicgen_decoder"}
 """Second variants of an architecture, by its model_type; of a whole its causal language model's."""
-PARTS: dict[str, dict[str, dict[str, Any]]] = {
-    "blt": {
-        **dict.fromkeys(("patcher_config", "global_config"), {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 96}),
-        **dict.fromkeys(
-            ("encoder_config", "decoder_config"),
-            {"hidden_size": 64, "hidden_size_global": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 96},
-        ),
-        "": {"encoder_hash_byte_group_vocab": 100, "max_position_embeddings": 512},
-    },
-    **dict.fromkeys(
-        ("gemma4_assistant", "gemma4_unified_assistant"),
-        {
-            "text_config": {
-                **OWN["gemma4_text"], **{k: COMMON[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")},
-                "num_kv_shared_layers": 4, "vocab_size_per_layer_input": 0, "hidden_size_per_layer_input": 0, "vocab_size": 260, "head_dim": 16,
-            },
-            "": {"backbone_hidden_size": 64},
-        },
-    ),
-}  # fmt: skip
-"""Of architectures that have no text model apart: their parts, and under "" what their config itself needs."""
-
-
 _NEEDED = ("head_dim", "num_key_value_heads")
 
 
@@ -177,10 +138,6 @@ def _takes(config: Any, key: str) -> bool:
 def tiny_config(name: str, vocab_size: int, **own: Any) -> Any:
     """A small config of the architecture `name`; `own`: further values of it."""
     kind = KINDS.get(name, name)
-    if name in PARTS:
-        return transformers.AutoConfig.for_model(
-            kind, **PARTS[name][""], **{k: v for k, v in PARTS[name].items() if k}
-        )
     made = transformers.AutoConfig.for_model(kind)
     text = made.get_text_config(decoder=True)
     given = {key: value for key, value in COMMON.items() if _takes(text, key)}
@@ -212,7 +169,7 @@ def tiny_model(name: str, vocab_size: int, seed: int = 0, **own: Any) -> Any:
 def tiny_target(name: str, tokenizer: Any = None, seed: int = 0, **own: Any) -> Target:
     """The architecture as a proved target. Raises UserError where it is refused."""
     tokenizer = debug_model("Llama")[1] if tokenizer is None else tokenizer
-    return proven(tiny_model(name, len(tokenizer), seed, **own), tokenizer, name)
+    return prove_target(tiny_model(name, len(tokenizer), seed, **own), tokenizer, ModelSource(name))
 
 
 def generated(own: Any, target: Target, tokens: list[int], new: int) -> list[int]:

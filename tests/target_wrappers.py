@@ -43,10 +43,6 @@ TEXT: dict[str, dict[str, Any]] = {
     "ernie4_5_vl_moe": {"moe_intermediate_size": [32, 32], **_sections(3, 3, 2)},
     "step3p7": {"sliding_window": WINDOW},
     "hunyuan_vl": _sections(2, 2, 2, 2),
-    "chameleon": {
-        "vocabulary_map": {"<image>": 5, **{f"IMGIMG{'ABCD'[i]}Z": 200 + i for i in range(4)}},
-        "vq_config": {"base_channels": 32, "channel_multiplier": [1, 1], "latent_channels": 8, "embed_dim": 8, "num_embeddings": 4, "num_res_blocks": 1},
-    },
     "phi4_multimodal": {
         "vision_config": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "crop_size": 28, "image_size": 28},
         "audio_config": {
@@ -54,10 +50,7 @@ TEXT: dict[str, dict[str, Any]] = {
             "depthwise_separable_out_channel": 32, "nemo_conv_channels": 32,
         },
     },
-    **dict.fromkeys(
-        ("deepseek_ocr2", "unlimited_ocr"),
-        {"mlp_layer_types": ["dense", "sparse"] * 2, "num_key_value_heads": 4, "num_experts_per_tok": 2},
-    ),
+    "deepseek_ocr2": {"mlp_layer_types": ["dense", "sparse"] * 2, "num_key_value_heads": 4, "num_experts_per_tok": 2},
     "mistral_large4": {"num_key_value_heads": 4, "head_dim": 16, "index_topk": 16, "index_head_dim": 16, "index_n_heads": 16},
     "hy_v4_vl": {
         "index_topk": 16, "index_head_dim": 16, "index_n_heads": 16,
@@ -66,14 +59,9 @@ TEXT: dict[str, dict[str, Any]] = {
     "glm5_next": {"num_key_value_heads": 4, "qk_rope_head_dim": 0, "head_dim": 0, "index_topk": 16, "index_kpool": 4, "index_head_dim": 16, "index_n_heads": 16, "linear_head_dim": 16, "linear_num_heads": 2},
     "molmo2": {"additional_vocab_size": 8},
     "qwen4_exp": OWN["qwen4_exp_text"],
-    "kyutai_speech_to_text": {"audio_pad_token_id": 5, "num_codebooks": 2, "ffn_dim": 96},
 }  # fmt: skip
 """By architecture, what its text model needs beside."""
 PARTS: dict[str, dict[str, dict[str, Any]]] = {
-    "emu3": {
-        "": {"vocabulary_map": {"<image>": 5, "<|extra_200|>": 6, **{f"<|visual token {i:06d}|>": 200 + i for i in range(4)}}},
-        "vq_config": {"base_channels": 32, "channel_multiplier": [1, 1], "codebook_size": 4, "num_res_blocks": 1},
-    },
     "janus": {"vq_config": {"base_channels": 32, "channel_multiplier": [1, 1], "latent_channels": 8, "num_embeddings": 16, "num_res_blocks": 1}},
     "apertus1p5": {"": {"image_token_offset": 100, "audio_token_offset": 104}, "vision_config": {"codebook_size": 4, "base_channels": 32, "num_res_blocks": 1}, "audio_config": {"codebook_dim": 32, "codebook_size": 4}},
     "molmo2": {"vision_config": {"image_size": [28, 28]}, "adapter_config": {"vision_feature_layer": [0]}},

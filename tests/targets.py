@@ -19,6 +19,7 @@ import copy
 import re
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,12 +33,12 @@ from transformers.cache_utils import DynamicCache
 from align.common.errors import UserError, cli, nearest
 from align.common.text import say
 from align.target.debug import debug_model
-from align.target.inspection.anatomy import cache_name, decoder
-from align.target.inspection.own_cache import cache_of_its_own
+from align.target.inspection.anatomy import cache_name
 from align.target.inspection.own_output import positions
 from align.target.loading import load_target
 from align.target.model import Target
-from align.target.proof import proven
+from align.target.proof import prove_target
+from align.target.source import ModelSource
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
 from tests.compared import Plain, same
@@ -46,33 +47,30 @@ from tests.target_models import WINDOW, generated, some_text, tiny_model, tiny_t
 from tests.target_wrappers import save_wrapper, text_of, tiny_wrapper
 
 NAMES = """
-afmoe apertus apertus1p5_text arcee aria_text axk1 axk2 bailing_hybrid bamba bart beam bert bert-generation big_bird
-bigbird_pegasus biogpt bitnet blenderbot blenderbot-small bloom blt camembert codegen cohere cohere2 cohere2_moe
-cohere_compass_text cpmant ctrl cwm data2vec-text dbrx deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 diffllama doge
-dory dots1 dots3_note_text electra ernie ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe falcon falcon_alibi falcon_h1
-falcon_mamba flex_olmo flint gemma gemma2 gemma3_text gemma3n_text gemma4_assistant gemma4_text gemma4_unified_assistant gemma4_unified_text git glm glm4
-glm4_moe glm4_moe_lite glm_moe_dsa gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gpt_oss gptj granite
-granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense
-hunyuan_v1_moe hy_v3 hy_v4 hyperclovax inkling2_loop_text inkling2_text inkling_text internlm3 iquestcoder jais2 jamba
-jetmoe kimi_linear kolibri1 laguna lara_mini lfm2 lfm2_moe lfm3 llama llama4_text longcat_flash mamba mamba2 marian
-mbart megatron-bert mellum mimo_v2_flash minicpm3 minimax minimax_m2 minimax_m3_vl_text ministral ministral3 mistral
-mistral4 mixtral modernbert-decoder moshi mpt musicgen musicgen_melody mvp nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe
-openai-gpt opt pegasus persimmon phi phi3 phimoe plbart prophetnet qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text
-qwen3_moe qwen3_next qwen4_exp_text recurrent_gemma reformer rembert roberta roberta-prelayernorm roc_bert roformer
-rwkv sarvam_mla sarvam_moe seed_oss smollm3 solar_open stablelm starcoder2 trocr vaultgemma whisper xglm xlm
-xlm-roberta xlm-roberta-xl xlnet xlstm xmod youtu zamba zamba2 zaya
+afmoe apertus apertus1p5_text arcee aria_text axk1 axk2 bailing_hybrid bamba bart beam bert-generation bigbird_pegasus
+biogpt bitnet blenderbot blenderbot-small bloom codegen cohere cohere2 cohere2_moe cohere_compass_text ctrl cwm dbrx
+deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 diffllama dory dots1 dots3_note_text ernie4_5 ernie4_5_moe exaone
+exaone4 exaone_moe falcon falcon_alibi falcon_h1 falcon_mamba flex_olmo flint gemma gemma2 gemma3_text gemma3n_text
+gemma4_text gemma4_unified_text git glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt-sw3 gpt2 gpt_bigcode gpt_neo
+gpt_neox gpt_neox_japanese gpt_oss gptj granite granite_swa granitemoe granitemoe_swa granitemoehybrid
+granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax inkling2_loop_text
+inkling2_text inkling_text internlm3 iquestcoder jais2 jamba jetmoe kimi_linear kolibri1 laguna lara_mini lfm2
+lfm2_moe lfm3 llama llama4_text longcat_flash mamba mamba2 marian mbart mellum mimo_v2_flash minicpm3 minimax
+minimax_m2 minimax_m3_vl_text ministral ministral3 mistral mistral4 mixtral moshi mpt mvp nanochat nemotron nemotron_h
+olmo olmo2 olmo3 olmo_hybrid olmoe opt pegasus persimmon phi phi3 phimoe plbart qwen2 qwen2_moe qwen3 qwen3_5_moe_text
+qwen3_5_text qwen3_moe qwen3_next qwen4_exp_text recurrent_gemma sarvam_mla sarvam_moe seed_oss smollm3 solar_open
+stablelm starcoder2 trocr vaultgemma whisper xglm xlstm youtu zamba zamba2 zaya
 """
 WRAPPERS = """
-apertus1p5 aria aya_vision blip blip-2 chameleon cohere2_vision cohere_compass cosmos3_edge cosmos3_omni deepseek_ocr2
-deepseek_vl deepseek_vl_hybrid emu3 ernie4_5_vl_moe exaone4_5 fun_asr_nano fuyu gemma3 gemma3n gemma4 gemma4_unified
-glm46v glm4v glm4v_moe glm5_next glm_ocr glmasr glmga got_ocr2 granite4_vision granite_docling granite_speech
-granite_speech_plus hunyuan_vl hy_v4_vl hyperclovax_vision_v2 idefics2 idefics3 inkling2 inkling2_loop instructblip
-instructblipvideo internvl janus kimi_k25 kosmos-2 kosmos-2.5 kyutai_speech_to_text lfm2_vl lfm3_vl lighton_ocr llama4
-llava llava_next llava_next_video llava_onevision minicpm_ocr minicpmv4_6 minicpmv4_7 minimax_m3_vl mistral3
-mistral_large4 mllama molmo2 moss_transcribe_diarize muse_glimmer muse_spark omniasr ovis2 paddleocr_vl paligemma
-perception_lm phi4_multimodal pix2struct pp_chart2table pp_formulanet qianfan_ocr qwen2_5_omni_thinker qwen2_5_vl
-qwen2_audio qwen2_vl qwen3_5 qwen3_5_moe qwen3_asr qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen4_exp shieldgemma2 smolvlm
-step3p7 unlimited_ocr video_llama_3 video_llava vipllava vision-encoder-decoder voxtral voxtral_realtime
+apertus1p5 aria aya_vision chameleon cohere2_vision cohere_compass cosmos3_edge cosmos3_omni deepseek_ocr2 deepseek_vl
+deepseek_vl_hybrid ernie4_5_vl_moe exaone4_5 fun_asr_nano fuyu gemma3 gemma3n gemma4 gemma4_unified glm46v glm4v
+glm4v_moe glm5_next glm_ocr glmasr glmga got_ocr2 granite4_vision granite_docling granite_speech granite_speech_plus
+hunyuan_vl hy_v4_vl hyperclovax_vision_v2 idefics2 idefics3 inkling2 inkling2_loop internvl janus kimi_k25 lfm2_vl
+lfm3_vl lighton_ocr llama4 llava llava_next llava_next_video llava_onevision minicpm_ocr minicpmv4_6 minicpmv4_7
+minimax_m3_vl mistral3 mistral_large4 mllama molmo2 moss_transcribe_diarize muse_glimmer muse_spark omniasr ovis2
+paddleocr_vl paligemma phi4_multimodal pp_chart2table qianfan_ocr qwen2_5_omni_thinker qwen2_5_vl qwen2_audio qwen2_vl
+qwen3_5 qwen3_5_moe qwen3_asr qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen4_exp smolvlm step3p7 video_llama_3
+video_llava vipllava voxtral
 """
 COLUMNS = [
     "attention",
@@ -145,42 +143,49 @@ def between(page: str, mark: str) -> str:
 
 def judge_model(name: str) -> str:
     """The limits of one architecture; a refusal is one, a traceback a fault."""
-    try:
+
+    def judge() -> str:
         target = tiny_target(name)
         own = tiny_model(name, len(target.tokenizer))
         cells = judged(target, own)
         prove_out_of_bf16(own, name)
-    except UserError as error:
-        return refusal(str(error))
-    except Exception:
-        say(traceback.format_exc(), error=True)
-        return "traceback"
-    return limits(cells)
+        return limits(cells)
+
+    return reported(judge)
 
 
 def judge_wrapper(name: str) -> str:
     """The same for a model with towers, opened from its folder."""
+
+    def judge() -> str:
+        own = tiny_wrapper(name)
+        save_wrapper(own, Path(folder))
+        target = load_target(folder, "float32", "cpu")
+        cells = judged(target, text_of(own))
+        prove_out_of_bf16(own, name)
+        return limits(cells)
+
     with TemporaryDirectory() as folder:
-        try:
-            own = tiny_wrapper(name)
-            save_wrapper(own, Path(folder))
-            target = load_target(folder, "float32", "cpu")
-            cells = judged(target, text_of(own))
-            prove_out_of_bf16(own, name)
-        except UserError as error:
-            return refusal(str(error).removeprefix(f"target {folder!r}: "))
-        except ImportError as error:
-            return f"refused: {' '.join(str(error).split()).partition(' but ')[0]}"
-        except Exception:
-            say(traceback.format_exc(), error=True)
-            return "traceback"
-    return limits(cells)
+        return reported(judge, f"target {folder!r}: ")
+
+
+def reported(judge: Callable[[], str], prefix: str = "") -> str:
+    """What `judge` returns, or why it was refused."""
+    try:
+        return judge()
+    except UserError as error:
+        return refusal(str(error).removeprefix(prefix))
+    except ImportError as error:
+        return f"refused: {' '.join(str(error).split()).partition(' but ')[0]}"
+    except Exception:
+        say(traceback.format_exc(), error=True)
+        return "traceback"
 
 
 def refusal(error: str) -> str:
     """The reason in a few words, without names of classes and modules of one release."""
     why = error.partition("architecture ")[2].partition("' ")[2] or error
-    why = re.sub(r"^\([^)]*\) |^can't be run exactly: | \(it is .*", "", why)
+    why = re.sub(r"^\([^)]*\) |^can't be run exactly: |^is not supported: | \(it is .*", "", why)
     return f"refused: {why.partition(':')[0].replace('|', '/')}"
 
 
@@ -215,11 +220,11 @@ def prove_out_of_bf16(own: Any, name: str) -> None:
     tokenizer = debug_model("Llama")[1]
     half = copy.deepcopy(own).bfloat16().float()
     try:
-        proven(copy.deepcopy(half), tokenizer, name, fast=False)
+        prove_target(copy.deepcopy(half), tokenizer, ModelSource(name), fast=False)
     except UserError:  # the rounded weights make another model, whose own cache may round coarsely
         return
     try:
-        proven(half, tokenizer, name)
+        prove_target(half, tokenizer, ModelSource(name))
     except UserError as error:
         raise AssertionError(f"with weights out of bf16: {error}") from None
 
@@ -307,12 +312,7 @@ def own_rounding(own: Any, recurrent: bool) -> float:
         return found
     cache: Any = DynamicCache(config=own.config.get_text_config(decoder=True))
     name, past, parts = cache_name(own), 0, []
-    pieces = PIECES
-    if (
-        cache_of_its_own(decoder(own), name, own.device) is not None
-    ):  # MiniMax's goes on by single tokens alone
-        cache, pieces = None, [PIECES[0], *[1] * sum(PIECES[1:])]
-    for part in tokens.split(pieces, dim=1):
+    for part in tokens.split(PIECES, dim=1):
         output = own(input_ids=part, use_cache=True, **{name: cache}, **positions(own, part, past))
         parts.append(output.logits)
         past, cache = past + part.shape[1], output[name]

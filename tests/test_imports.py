@@ -27,7 +27,7 @@ TRAINING = {
     "writing",
 }
 """Packages of `align` that `decode` never reaches, whatever stands between."""
-WITHOUT_TORCH = ("decode.reporting", "decode.report", "decode.method_names")
+WITHOUT_TORCH = ("decode.reporting", "decode.report", "decode.systems.registry")
 
 
 @cache

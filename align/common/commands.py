@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from align.common.errors import UserError
-from align.common.files import expanded
+from align.common.files import expand_path
 from align.common.text import say
 
 
@@ -36,7 +36,7 @@ def path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("a path is missing")
     try:
-        return expanded(text)
+        return expand_path(text)
     except UserError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -81,7 +81,8 @@ def listing(package: Path) -> str:
         source = path.read_text(encoding="utf-8")
         if path.name.startswith("__") or '__name__ == "__main__"' not in source:
             continue
-        first = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+        docstring = ast.get_docstring(ast.parse(source)) or ""
+        first = " ".join(docstring.partition("\n\n")[0].split())
         about = first.rpartition("`: ")[2] or first
         lines.append(f"  {package.name + '.' + path.stem:<18}{about}")
     head = f"usage: {interpreter()} -m COMMAND …   (--help: its options)"

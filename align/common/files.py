@@ -25,7 +25,7 @@ from typing import IO, Any
 from align.common.errors import UserError, system_number
 
 
-def expanded(name: str | Path, key: str = "") -> Path:
+def expand_path(name: str | Path, key: str = "") -> Path:
     """The path with `~` and `~user` in full.
 
     Raises:

@@ -24,7 +24,7 @@ from typing import IO
 import yaml
 
 from align.common.errors import UserError
-from align.common.files import expanded, sha256_file, write_atomically
+from align.common.files import expand_path, sha256_file, write_atomically
 from align.common.provenance import CHECKOUT
 
 
@@ -32,7 +32,7 @@ def cache_folder() -> Path:
     """`$SPECALIGN_CACHE`, else `~/.cache/specalign`: converted targets and files taken out of packages."""
     root = os.environ.get("SPECALIGN_CACHE")
     return (
-        expanded(root)
+        expand_path(root)
         if root
         else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "specalign"
     )
@@ -70,7 +70,7 @@ _silent = threading.Event()
 
 def local_path(name: str | Path) -> Path:
     """The path that `name` may be. The shipped drafters' folder, pretrained/, is found from anywhere, under its old name too: drafters/."""
-    path = expanded(name)
+    path = expand_path(name)
     if path.parts[:1] in (("pretrained",), ("drafters",)) and not path.exists():
         shipped = CHECKOUT / "pretrained" / Path(*path.parts[1:])
         return shipped if shipped.exists() else path

@@ -50,7 +50,7 @@ def cut(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}…"
 
 
-def titled(spec: str, weights: str | None) -> str:
+def format_title(spec: str, weights: str | None) -> str:
     """A target in a title, with what stands in for its weights."""
     return f"{spec} ({weights})" if weights else spec
 

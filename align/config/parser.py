@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from align.common.errors import UserError, nearest
-from align.common.files import expanded
+from align.common.files import expand_path
 from align.common.hub import DEFAULT_TARGET
 from align.common.schema import SHORT_DTYPES, convert
 from align.common.strict_yaml import dump_yaml
@@ -119,10 +119,10 @@ def _build(values: dict[str, Value], name: str) -> Recipe:
     check_required(values, f"recipe={name}")
     shorten_to_run(sections, values)
     top = sections.pop("")
-    top["output"] = str(expanded(top.get("output") or f"runs/{top['name']}", "output"))
+    top["output"] = str(expand_path(top.get("output") or f"runs/{top['name']}", "output"))
     for group, key in (("data", "path"), ("trainer", "features_path")):
         if folder := sections[group].get(key):
-            sections[group][key] = str(expanded(folder, f"{group}.{key}"))
+            sections[group][key] = str(expand_path(folder, f"{group}.{key}"))
     types = get_type_hints(Recipe)
     return Recipe(**top, **{group: types[group](**options) for group, options in sections.items()})
 
@@ -184,6 +184,6 @@ def _split_list(text: str, are_paths: bool) -> list[str]:
 
 def _exists(path: str) -> bool:
     try:
-        return bool(path.strip()) and expanded(path).exists()
+        return bool(path.strip()) and expand_path(path).exists()
     except (OSError, UserError):  # not a possible file name
         return False

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from align.common.errors import UserError, nearest
-from align.common.files import expanded
+from align.common.files import expand_path
 from align.common.strict_yaml import parse_yaml
 from align.common.text import short
 from align.config.recipe import GROUPS, keys
@@ -29,7 +29,9 @@ def find(name: str, where: str, folder: Path | None = None) -> Path:
     is_yaml = name.endswith((".yaml", ".yml"))
     is_path = is_yaml or "/" in name
     try:
-        path = (folder or Path()) / expanded(name, f"{where}: recipe") if is_path else FOLDER / f"{name}.yaml"
+        path = (
+            (folder or Path()) / expand_path(name, f"{where}: recipe") if is_path else FOLDER / f"{name}.yaml"
+        )
         if path.is_file() and (is_yaml or not is_path):
             return path
         other = ((folder or Path()) / name).is_file()

@@ -12,7 +12,7 @@ from typing import Any
 from align.benchmarks.own import BUILTIN, TASKS
 from align.benchmarks.places import PLACES, Place
 from align.common.errors import UserError, nearest
-from align.common.files import expanded
+from align.common.files import expand_path
 from align.common.hub import package_file
 from align.rows.hub_rows import hub_rows, is_hub_usable
 from align.rows.json_forms import EVERY
@@ -81,7 +81,7 @@ class Passages:
 
 def check_excluded(source: str) -> None:
     """Raises UserError for an entry of `data.exclude` that is neither `suites` nor a file."""
-    if source != "suites" and not expanded(source, "data.exclude").is_file():
+    if source != "suites" and not expand_path(source, "data.exclude").is_file():
         raise UserError(f"data.exclude={source!r}: no such file{nearest(source, ['suites'])}")
 
 
@@ -98,7 +98,7 @@ def read_excluded(sources: Iterable[str]) -> tuple[Passages, dict[str, str]]:
     missing: dict[str, str] = {}
     for source in sources:
         if source != "suites":
-            rows = list(read_rows(expanded(source, "data.exclude"), EVERY))
+            rows = list(read_rows(expand_path(source, "data.exclude"), EVERY))
             if not rows:
                 raise UserError(f"data.exclude={source!r} holds no rows")
             texts += _find_strings(rows)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from align.common.errors import UserError
-from align.common.files import expanded
+from align.common.files import expand_path
 from align.common.hub import is_hub_id, missing
 from align.rows.conversation import Conversation
 from align.rows.folders import table_files
@@ -20,7 +20,7 @@ def check_source(source: str | None) -> None:
     """Raises UserError for a missing or empty file or an unknown kind, without asking the Hub."""
     if source is None:
         return
-    path = expanded(source)
+    path = expand_path(source)
     kind = kind_of(path)
     if path.is_file() and not kind:
         raise UserError(f"data.prompts={source!r}: unknown kind of file{nearest_kind(path)}")
@@ -56,7 +56,7 @@ def read_prompts(
 
 
 def _read_source(source: str, split: str, config: str | None, revision: str | None) -> Iterator[Any]:
-    path = expanded(source)
+    path = expand_path(source)
     files = []
     if path.is_file():
         files = [path]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from align.common.errors import UserError, check_all, nearest
-from align.common.files import check_ordinary, expanded, read_text
+from align.common.files import check_ordinary, expand_path, read_text
 from align.common.hub import is_hub_id, missing
 from align.config.data import DataConfig
 from align.data.overlap import check_excluded
@@ -67,7 +67,7 @@ def check_sources(data: DataConfig) -> None:
 
 def check_text_source(source: str) -> None:
     """Raises UserError for a source that is no file, no folder with text and no Hub id."""
-    path = expanded(source, "data.text")
+    path = expand_path(source, "data.text")
     if path.is_dir() and not any(suffix_of(f) in TABLES + TEXTS for f in visible_files(path)):
         raise UserError(f"data.text={source!r}: holds no text, source code, .jsonl or .parquet")
     if not path.exists() and (path.suffix or not is_hub_id(source)):
@@ -82,7 +82,7 @@ def read_documents(source: str, options: HubOptions, left_out: Counter[str]) -> 
         UserError: it can't be read, or has no such column.
     """
     check_text_source(source)
-    path = expanded(source, "data.text")
+    path = expand_path(source, "data.text")
     if path.is_dir():
         texts = _read_folder(path, options, left_out)
     elif path.exists():

@@ -1,8 +1,9 @@
 """The forward process of one token: a continuous-time Markov chain whose rate matrix is Q = 1πᵀ − I.
 
-π is its stationary distribution, and each token is replaced by a draw from π at rate 1: the mask (absorbing) or any token
-(uniform). Q² = −Q, hence e^(σQ) = e^(−σ)·I + (1−e^(−σ))·1πᵀ, and its inverse with −σ. Matrices act on row vectors:
-Q(x, y) is the rate from x to y. SEDD: arXiv 2310.16834. V counts the mask. Computed in fp32 (fp64 stays).
+π is its stationary distribution, and each token is replaced by a draw from π at rate 1: the mask
+(absorbing) or any token (uniform). Q² = −Q, hence e^(σQ) = e^(−σ)·I + (1−e^(−σ))·1πᵀ, and its inverse with
+−σ. Matrices act on row vectors: Q(x, y) is the rate from x to y. SEDD: arXiv 2310.16834. V counts the mask.
+Computed in fp32 (fp64 stays).
 """
 
 from __future__ import annotations
@@ -20,9 +21,17 @@ from align.diffusion.parameterization import full_precision, log_expm1, logsumex
 
 @dataclass(frozen=True)
 class Graph(ABC):
-    """Transitions among `size` states. Tokens are (…,), σ broadcasts to them, (B, 1) or (B, L); rows over states (…, V)."""
+    """Transitions among `size` states. Tokens (…,); σ broadcasts to them; rows over states (…, V).
+
+    Raises:
+        UserError: fewer than two states, or a mask that is not among them.
+    """
 
     size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 2:
+            raise UserError(f"diffusion graph: size={self.size} must be at least 2")
 
     @abstractmethod
     def limit(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
@@ -32,8 +41,8 @@ class Graph(ABC):
     def score_entropy(self, log_score_V: Tensor, sigma: Tensor, x_t: Tensor, x_0: Tensor) -> Tensor:
         """Denoising score entropy per position, (…,), nats, without the rate dσ (SEDD, arXiv 2310.16834).
 
-        Σ_{y≠x_t} Q(y, x_t)·(s_y − r_y·log s_y + r_y·(log r_y − 1)), r_y = p(y|x_0)/p(x_t|x_0): at least 0, and 0 where
-        s = r. The log-score of x_t itself is not read.
+        Σ_{y≠x_t} Q(y, x_t)·(s_y − r_y·log s_y + r_y·(log r_y − 1)), r_y = p(y|x_0)/p(x_t|x_0): at least 0,
+        and 0 where s = r. The log-score of x_t itself is not read.
         """
 
     def corrupt(
@@ -51,17 +60,12 @@ class Graph(ABC):
 
 @dataclass(frozen=True)
 class Absorbing(Graph):
-    """Tokens turn into `mask_id`, one of the `size` states, and stay there.
-
-    Raises:
-        UserError: no token besides the mask, or a mask that is not among the states.
-    """
+    """Tokens turn into `mask_id`, one of the `size` states, and stay there."""
 
     mask_id: int
 
     def __post_init__(self) -> None:
-        if self.size < 2:
-            raise UserError(f"absorbing graph: size={self.size} must be at least 2, a token and the mask")
+        super().__post_init__()
         if not 0 <= self.mask_id < self.size:
             raise UserError(f"absorbing graph: mask_id={self.mask_id} is not within 0..{self.size - 1}")
 
@@ -78,15 +82,7 @@ class Absorbing(Graph):
 
 @dataclass(frozen=True)
 class Uniform(Graph):
-    """Tokens turn into any of the `size` states, themselves included.
-
-    Raises:
-        UserError: fewer than two states.
-    """
-
-    def __post_init__(self) -> None:
-        if self.size < 2:
-            raise UserError(f"uniform graph: size={self.size} must be at least 2")
+    """Tokens turn into any of the `size` states, including themselves."""
 
     def limit(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
         return torch.randint(self.size, tuple(shape), generator=generator, device=generator.device)
@@ -116,9 +112,9 @@ def excess(x_V: Tensor, x_0: Tensor, mask_id: int, shift: Tensor | float) -> Ten
 
 
 def on_rows(statistic: Callable[..., Tensor], where: Tensor, x_V: Tensor, *values: Tensor) -> Tensor:
-    """`statistic(x_RV, *values_R)` of the R positions that `where` marks, put back into its shape; 0 elsewhere.
+    """`statistic(x_RV, *values_R)` of the R positions that `where` marks, in its shape; 0 elsewhere.
 
-    The rows of `x_V` are gathered before they are converted to fp32, and not copied at all where all are marked.
+    Rows of `x_V` are gathered before they are converted to fp32, and not copied if all are marked.
     """
     index = where.reshape(-1).nonzero()[:, 0]
     rows = x_V.expand(*where.shape, x_V.shape[-1]).reshape(-1, x_V.shape[-1])

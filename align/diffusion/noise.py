@@ -1,9 +1,9 @@
 """The forward process over rows of text: which positions are noisy, and how.
 
-Block drafters: a clean anchor followed by masked positions, at random places of a row. A block attends to the clean text
-before its anchor and to itself (DFlash, arXiv 2602.06036: anchor clean, rest masked, context strictly before the anchor, blocks
-invisible to each other); a variable-prefix drafter's block also shows some tokens after the anchor (D²SD). Standalone
-drafters: the K positions after the anchor, or all of a document after its prefix, get the noise of a time drawn for them.
+Block drafters: a clean anchor followed by masked positions, at random places of a row (DFlash, arXiv
+2602.06036); a variable-prefix drafter's block also shows some tokens after the anchor (D²SD). Standalone
+drafters: the K positions after the anchor, or all of a document after its prefix, get the noise of a time
+drawn for them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from align.diffusion.schedules import Schedule, draw_times, from_least
 
 
 def may_anchor(batch: Batch) -> Tensor:
-    """Bool (B, L): the places whose next token is an answer's, of the same document, and that are not its first."""
+    """Bool (B, L): places inside a document, not its first, whose next token belongs to an answer."""
     same_next = torch.zeros_like(batch.answer_BL)
     same_next[:, :-1] = (batch.document_BL[:, 1:] == batch.document_BL[:, :-1]) & batch.answer_BL[:, 1:]
     return same_next & (batch.positions_BL > 0) & (batch.document_BL >= 0)
@@ -30,11 +30,10 @@ def may_anchor(batch: Batch) -> Tensor:
 def sample_anchors(
     batch: Batch, count: int, block_size: int, generator: torch.Generator, per_document: bool = False
 ) -> Anchors:
-    """`count` distinct anchors per row, or with `per_document` of each document in it, uniformly among those whose first drafted
-    token belongs to an answer.
+    """`count` distinct anchors per row, or per document, uniformly among those of `may_anchor`.
 
-    A row with fewer such places gets further anchors with no valid position. An anchor is never a document's first token: the
-    drafter needs the target's hidden state before it.
+    A row with fewer such places gets further anchors without valid positions. An anchor is never a
+    document's first token: the drafter needs the target's hidden state before it.
     """
     length = batch.tokens_BL.shape[1]
     allowed = may_anchor(batch)
@@ -57,7 +56,7 @@ def sample_anchors(
 
 
 def _first_of_each(noise_BL: Tensor, allowed_BL: Tensor, document_BL: Tensor, count: int) -> Tensor:
-    """Of the places that are allowed, in every document of a row the `count` with the highest noise, bool (B, L)."""
+    """The `count` allowed places with the highest noise in every document, bool (B, L)."""
     kept_BL = torch.zeros_like(allowed_BL)
     for noise, allowed, document, kept in zip(noise_BL, allowed_BL, document_BL, kept_BL, strict=True):
         for own in document[allowed].unique():
@@ -69,13 +68,12 @@ def _first_of_each(noise_BL: Tensor, allowed_BL: Tensor, document_BL: Tensor, co
 def clean_prefixes(
     anchors: Anchors, decay: float, length: int, generators: Sequence[torch.Generator]
 ) -> Tensor:
-    """How many tokens after its anchor each block shows, (B, A): j with probability ∝ decay^j, 0 < decay ≤ 1, over j = 0..n−1 for
-    a block with n valid positions, so that one is left to predict (D²SD, arXiv 2606.04446, trains its variable-prefix drafter
-    with decay 0.9).
+    """How many tokens after its anchor each block shows, (B, A): j with probability ∝ decay^j, 0 < decay ≤
+    1, over j = 0..n−1 for a block with n valid positions (D²SD, arXiv 2606.04446, uses 0.9).
 
     Args:
-        length: L. The draw depends on the anchor's place in its row, not on its number among the anchors, which depends on
-            the other rows.
+        length: L. The draw depends on the anchor's place in its row, so that it does not depend on the
+            other rows.
         generators: one per row.
     """
     u_BL = torch.stack(
@@ -101,7 +99,8 @@ def apply_noise(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Corrupt clean tokens (…, K) where `valid`: noisy tokens (…, K), times (…,) and importance weights (…,).
 
-    `how`, `least`: as in `corrupt_blocks`. `u`: the quantile in 0..1 of each time, or of each number of masks; None = drawn."""
+    `how`, `least`: as in `corrupt_blocks`. `u`: the quantile in 0..1 of each time, or of each number of
+    masks; None = drawn."""
     count, shape, device = valid[..., 0].numel(), valid.shape[:-1], valid.device
     if u is None:
         u = draw_times(
@@ -159,16 +158,15 @@ def corrupt_blocks(
 ) -> Corrupted:
     """Corrupt the K tokens after every anchor, up to a drawn length (`block_lengths`), at a drawn time.
 
-    Positions that are not valid (beyond the length, or by `anchors`) hold a draw from the graph's stationary distribution: for
-    the absorbing graph the mask.
+    Positions that are not valid (beyond the length, or by `anchors`) hold a draw from the graph's
+    stationary distribution, the mask for the absorbing graph.
 
     Args:
-        how: `uniform`, `antithetic`, `low_discrepancy`: a time between `least` and 1 (`draw_times`); tokens are corrupted
-            independently. `count`, absorbing only: the number of masks is drawn, uniformly over 1..the block's length, then
-            their places, then a matching time (as LLaDA, arXiv 2502.09992, evaluates likelihoods; here for any schedule, and
-            for networks that see the time). The loss keeps its mean (up to the share ε of noise beyond t = 1, which the
-            any-order form counts too) with much less variance: its weights are at most the length, while those of small
-            times are unbounded.
+        how: `uniform`, `antithetic`, `low_discrepancy`: a time between `least` and 1 (`draw_times`); tokens
+            are corrupted independently. `count`, absorbing only: the number of masks is drawn uniformly
+            over 1..the block's length, then their places, then a matching time (as LLaDA, arXiv 2502.09992,
+            evaluates likelihoods). The loss keeps its mean (up to the share ε of noise beyond t = 1) with
+            much less variance: its weights are at most the length.
     """
     lengths_BA = block_lengths(anchors, length_weights, generator)
     steps = torch.arange(anchors.block_size, device=lengths_BA.device)
@@ -199,11 +197,12 @@ def corrupt_suffix(
     least: float = 1e-3,
     u_B: Tensor | None = None,
 ) -> Corrupted:
-    """Corrupt whole rows, as in SEDD's pretraining, except for a clean prefix of every document; one time per row.
+    """Corrupt whole rows as in SEDD's pretraining, after each document's clean prefix; one time per row.
 
     Args:
-        prefix_BN: clean tokens at the start of each document, by its number in the row; zeros corrupt everything,
-            `random_prefixes` draws them. Prefix and padding keep their tokens and are not valid.
+        prefix_BN: clean tokens at the start of each document, by its number in the row; zeros corrupt
+            everything, `random_prefixes` draws them. Prefix and padding keep their tokens and are not
+            valid.
         u_B: the quantile in 0..1 of each row's time; None = drawn, for these rows together.
     """
     prefix_BL = torch.gather(prefix_BN, 1, batch.document_BL.clamp_min(0))

@@ -1,7 +1,8 @@
 """What the losses of a masked predictor (SUBS, MDLM) and of SEDD's log-score share.
 
-V counts the mask, as SEDD's vocabulary does. Everything is elementwise over the leading dimensions: rows (R, V) with
-tokens and σ of shape (R,) serve as well as (B, L, V) with (B, L), and σ may be (B, 1). Computed in fp32 (fp64 stays).
+V counts the mask, as SEDD's vocabulary does. Everything is elementwise over the leading dimensions: rows
+(R, V) with tokens and σ of shape (R,) serve as well as (B, L, V) with (B, L), and σ may be (B, 1). Computed
+in fp32 (fp64 stays).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def logsumexp_without(x_V: Tensor, column: int) -> Tensor:
 
 
 def logsumexp_and_label(x_V: Tensor, label: Tensor, column: int) -> tuple[Tensor, Tensor]:
-    """(`logsumexp_without`, x_label), (…,) each; its gradient is one tensor of x's size, where autograd makes three."""
+    """(`logsumexp_without`, x_label), (…,) each, with one tensor of x's size as gradient, not three."""
     return _LogSumExpAndLabel.apply(x_V, label, column)
 
 
@@ -56,7 +57,7 @@ LOG_ZERO = -1e4
 
 
 def time_weight(sigma: Tensor, rate: Tensor) -> Tensor:
-    """dσ/(e^σ − 1), the weight of a masked position's cross-entropy when t is uniform (MDLM, arXiv 2406.07524).
+    """dσ/(e^σ − 1): weight of a masked position's cross-entropy, t uniform (MDLM, arXiv 2406.07524).
 
     Under the log-linear schedule it is 1/t for any eps.
     """

@@ -1,4 +1,4 @@
-"""Noise schedules σ(t) of discrete diffusion, and the times of a training step. Time t is in [0, 1], σ the total noise.
+"""Noise schedules σ(t), the total noise at a time t in [0, 1], and the times of a training step.
 
 The formulas are those of SEDD (arXiv 2310.16834) and MDLM (arXiv 2406.07524).
 """
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError, nearest
+from align.common.schema import finite
 
 TIMES = ("uniform", "antithetic", "low_discrepancy")
 
@@ -33,7 +34,7 @@ class Schedule(ABC):
     def time(self, sigma: Tensor) -> Tensor:
         """The t at which σ(t) = `sigma`, for σ(0) ≤ sigma ≤ σ(1)."""
 
-    def masked(self, t: Tensor) -> Tensor:
+    def mask_probability(self, t: Tensor) -> Tensor:
         """1 − e^(−σ(t)): the probability that a token is corrupted; λ in RADD (arXiv 2406.03736)."""
         return -torch.expm1(-self.total(t))
 
@@ -69,7 +70,8 @@ class Geometric(Schedule):
             raise UserError(f"schedule: sigma_min={self.sigma_min} must be greater than 0")
         if not self.sigma_min < self.sigma_max < math.inf:
             raise UserError(
-                f"schedule: sigma_max={self.sigma_max} must be finite and greater than sigma_min={self.sigma_min}"
+                f"schedule: sigma_max={self.sigma_max} must be finite and greater than "
+                f"sigma_min={self.sigma_min}"
             )
 
     @property
@@ -88,10 +90,7 @@ class Geometric(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """σ(t) = −log(eps + (1−eps)·cos(πt/2)), MDLM's cosine.
-
-    Written with 1 − cos(πt/2) = 2·sin²(πt/4), which keeps its digits near t = 0.
-    """
+    """σ(t) = −log(eps + (1−eps)·cos(πt/2)), MDLM's cosine, with 1 − cos(πt/2) = 2·sin²(πt/4)."""
 
     eps: float = 1e-3
 
@@ -125,7 +124,7 @@ def schedule(name: str, **options: float) -> Schedule:
     for option, value in options.items():
         if option not in known:
             raise UserError(f"schedule {name}: unknown option {option!r}{nearest(option, known)}")
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if not finite(value):
             raise UserError(f"schedule {name}: {option}={value!r} must be a number")
     return SCHEDULES[name](**options)
 
@@ -140,10 +139,9 @@ def draw_times(
     """`count` times in [least, 1], (count,); each has a uniform distribution, whatever their joint one.
 
     Args:
-        how: `uniform`: independent. `antithetic`: one in each of `count` equal strata, ((u+i)/count) mod 1 with
-            a u for each i as in MDLM, in random order so that a time does not depend on its place. `low_discrepancy`: the van
-            der Corput sequence in base 2, shifted by one draw (mod 1): consecutive times are spread out too.
-        generator: draws on its own device.
+        how: `uniform`: independent. `antithetic`: one in each of `count` equal strata as in MDLM, in random
+            order. `low_discrepancy`: the van der Corput sequence in base 2, shifted by one draw (mod 1):
+            consecutive times are spread out too.
 
     Raises:
         UserError: an unknown `how`, or a `least` outside [0, 1).
@@ -169,7 +167,7 @@ def from_least(u: Tensor, least: float) -> Tensor:
 
 
 def van_der_corput(count: int, first: int = 0) -> Tensor:
-    """0, 1/2, 1/4, 3/4, 1/8, …: the binary digits of 0, 1, 2, … mirrored at the point, from the `first` on; float64 (count,)."""
+    """0, 1/2, 1/4, 3/4, 1/8, …: the mirrored binary digits of `first`, `first` + 1, …; float64 (count,)."""
     index = torch.arange(first, first + count)
     value = torch.zeros(count, dtype=torch.float64)
     for bit in range((first + count).bit_length()):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from align.common.errors import UserError, in_one_line
-from align.common.files import expanded, load_safetensors, load_tensors, read_text
+from align.common.files import expand_path, load_safetensors, load_tensors, read_text
 from align.common.schema import read_object
 from align.common.text import short
 from align.folder.ends import check_ends
@@ -108,7 +108,7 @@ def adapter_of(folder: Path, what: str) -> Adapter | None:
         raise UserError(
             f"{where}, which needs the package peft: pip install 'specalign[lora]'; or {HOW_TO_MERGE}"
         )
-    if not expanded(base).exists() and (folder / base).is_dir():
+    if not expand_path(base).exists() and (folder / base).is_dir():
         base = str((folder / base).resolve())
     revision = config.get("revision")
     return Adapter(folder, base, revision if isinstance(revision, str) else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from align.common.files import expanded
+from align.common.files import expand_path
 from align.common.hub import hub_id, local_path
 from align.common.text import markdown_text
 
@@ -31,7 +31,7 @@ def published_texts(folder: Path, target: str) -> dict[str, str]:
     place = local_path(target)
     if hub_id(target) == target or not (place.exists() or Path(target).is_absolute()):
         return {}
-    paths = {str(place.absolute()), str(place.resolve()), str(expanded(target)), target}
+    paths = {str(place.absolute()), str(place.resolve()), str(expand_path(target)), target}
     spelled = {form for path in paths for form in (path, markdown_text(path), json.dumps(path)[1:-1])}
     found: dict[str, str] = {}
     for file in sorted(folder.rglob("*")):

@@ -16,7 +16,7 @@ LARGE = 2 << 20
 """Bytes of a large page."""
 
 
-def untouched(size: int) -> Tensor:
+def allocate_untouched(size: int) -> Tensor:
     """`size` bytes that nothing has been written to, (size,) uint8, from a line of the cache on; on large pages where they fill one and
     the system gives them to who asks."""
     if size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
@@ -35,7 +35,7 @@ def untouched(size: int) -> Tensor:
 def together(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Room for a copy of each tensor, contiguous, one after the other in one piece of memory, each from a line of the cache on."""
     sizes = [t.numel() * t.element_size() for t in tensors]
-    places = untouched(sum(map(_lines, sizes))).split([_lines(size) for size in sizes])
+    places = allocate_untouched(sum(map(_lines, sizes))).split([_lines(size) for size in sizes])
     return [
         place[:size].view(t.dtype).view(t.shape)
         for t, size, place in zip(tensors, sizes, places, strict=True)

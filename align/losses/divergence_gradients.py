@@ -1,6 +1,7 @@
-"""The statistics of a chunk of rows and their gradients, written by hand: d(value)/d(logits) = q·(S − Σ q·S) for a slope S in q.
+"""The statistics of a chunk of rows and their gradients, written by hand: d(value)/d(logits) = q·(S − Σ
+q·S) for a slope S in q.
 
-Nothing of size (rows, Vd) is made that is not needed. Shapes: align/losses/divergences.py.
+Shapes: align/losses/divergences.py.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from torch.nn import functional as F
 from align.diffusion.parameterization import LOG_ZERO
 from align.kernels.fusing import fused_on_gpu
 from align.kernels.linear import many_rows
-from align.losses.target_places import TargetPlaces, Top
+from align.losses.target_places import TargetPlaces, TopTokens
 
 ALWAYS = ("log_q_label", "acceptance", "p_label", "match", "greedy_label")
-"""The statistics that are computed whatever is asked for; divergences follow."""
+"""The statistics that are always computed; divergences follow."""
 
 
 @dataclass
-class Work:
-    """What all chunks of rows share. keep: save log q for the backward pass instead of computing it again; halves_VdD: the head's
-    rows in 16 bits where gradients are products of 16-bit factors, else None."""
+class ChunkInputs:
+    """What all chunks of rows share. keep: save log q for the backward pass instead of recomputing it.
+    halves_VdD: the head's rows in 16 bits, if gradients are products of 16-bit factors."""
 
     places: TargetPlaces
     head_VdD: Tensor
@@ -38,9 +39,8 @@ class Work:
 
 
 def _product(left: Tensor, right: Tensor, transposed: bool) -> Tensor:
-    """left @ right, or left @ rightᵀ: fp32 out of fp32 sums. A GPU multiplies two 16-bit factors as they are; a CPU
-    cannot give fp32 sums of them, and rounding logits to bf16 (±0.03 at 16) would show in every divergence. Gradients bear it
-    (`_gradient`).
+    """left @ right, or left @ rightᵀ, with fp32 sums. A GPU multiplies two 16-bit factors as they are; a
+    CPU cannot give fp32 sums of them, and logits in bf16 (±0.03 at 16) would distort every divergence.
 
     Both are made contiguous: a strided bf16 product onto a wide head is hundreds of times slower.
     """
@@ -52,8 +52,8 @@ def _product(left: Tensor, right: Tensor, transposed: bool) -> Tensor:
 
 
 def _gradient(left: Tensor, right: Tensor, transposed: bool, half: torch.dtype | None) -> Tensor:
-    """`_product` for a gradient. half: of both factors, where the other layers' gradients have such ones; None: the slope is
-    rounded only to meet a 16-bit factor on a GPU."""
+    """`_product` for a gradient. half: dtype of both factors under autocast; None: the slope is rounded
+    only to match a 16-bit factor on a GPU."""
     dtype = half or min(factor_dtype(left), factor_dtype(right), key=lambda kind: kind.itemsize)
     left, right = left.to(dtype), right.to(dtype)
     if half is None or left.is_cuda:
@@ -67,15 +67,15 @@ def factor_dtype(*factors: Tensor) -> torch.dtype:
     return dtype if halves else torch.float32
 
 
-def _logits(hidden_RD: Tensor, z_Rr: Tensor | None, basis_rV: Tensor | None, work: Work) -> Tensor:
+def _logits(hidden_RD: Tensor, z_Rr: Tensor | None, basis_rV: Tensor | None, work: ChunkInputs) -> Tensor:
     logits = _product(hidden_RD, work.head_VdD, True)
     if z_Rr is not None and basis_rV is not None:
         logits += _product(z_Rr, basis_rV, False)
     return logits if work.draft_temperature == 1.0 else logits.div_(work.draft_temperature)
 
 
-def _target_rows(place_R: Tensor, work: Work) -> tuple[Tensor, Tensor]:
-    """log p over the draft vocabulary at the positions that these rows share, (U, Vd), and each row's index in it."""
+def _target_rows(place_R: Tensor, work: ChunkInputs) -> tuple[Tensor, Tensor]:
+    """log p over the draft vocabulary at these rows' distinct positions, (U, Vd), and each row's index."""
     own, where = torch.unique(place_R, return_inverse=True)
     if work.places.top is not None:
         return _of_top(work.places.top[own], work), where
@@ -87,8 +87,8 @@ def _target_rows(place_R: Tensor, work: Work) -> tuple[Tensor, Tensor]:
     return log_p.sub_(work.places.log_z_P[own][:, None]).clamp_min_(LOG_ZERO), where
 
 
-def _of_top(top: Top, work: Work) -> Tensor:
-    """log p over the draft vocabulary of the tokens that are known, LOG_ZERO elsewhere."""
+def _of_top(top: TopTokens, work: ChunkInputs) -> Tensor:
+    """log p over the draft vocabulary of the stored tokens, LOG_ZERO elsewhere."""
     column, inside = _columns(top.ids_Pk.long(), work.draft_vocab)
     log_p = top.log_p_Pk.float().masked_fill(~inside, LOG_ZERO).clamp_min_(LOG_ZERO)
     found = log_p.new_full((len(log_p), work.head_VdD.shape[0]), LOG_ZERO)
@@ -103,9 +103,9 @@ def _columns(label_R: Tensor, draft_vocab: Tensor | None) -> tuple[Tensor, Tenso
     return column, draft_vocab[column] == label_R
 
 
-class Rows(torch.autograd.Function):
-    """Rows of hidden states → their statistics. With g the gradient of a value and S its slope in q,
-    d(value)/d(logits) = q·(S − Σ q·S); forward KL: (Σp)·q − p; log q of the label: one-hot − q."""
+class HiddenStatistics(torch.autograd.Function):
+    """Rows of hidden states → their statistics. With S a value's slope in q, d(value)/d(logits) = q·(S − Σ
+    q·S); forward KL: (Σp)·q − p; log q of the label: one-hot − q."""
 
     @staticmethod
     def forward(
@@ -114,10 +114,10 @@ class Rows(torch.autograd.Function):
         z_Rr: Tensor | None,
         basis_rV: Tensor | None,
         place_R: Tensor,
-        work: Work,
+        work: ChunkInputs,
     ) -> tuple[Tensor, ...]:
         with torch.autocast(hidden_RD.device.type, enabled=False):
-            log_q, log_z = _normalised(_logits(hidden_RD, z_Rr, basis_rV, work))
+            log_q, log_z = _log_softmax(_logits(hidden_RD, z_Rr, basis_rV, work))
             log_p_U, where = _target_rows(place_R, work)
             outputs = _values(log_q, log_p_U, where, place_R, work)
         ctx.work = work
@@ -149,11 +149,11 @@ class Rows(torch.autograd.Function):
         return hidden, z, basis, None, None
 
 
-class Logits(torch.autograd.Function):
-    """Rows of logits → their statistics; the slopes of `Rows`."""
+class LogitStatistics(torch.autograd.Function):
+    """Rows of logits → their statistics; the slopes of `HiddenStatistics`."""
 
     @staticmethod
-    def forward(ctx: Any, logits_RV: Tensor, place_R: Tensor, work: Work) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, logits_RV: Tensor, place_R: Tensor, work: ChunkInputs) -> tuple[Tensor, ...]:
         with torch.autocast(logits_RV.device.type, enabled=False):
             log_q = logits_RV.float().log_softmax(-1).clamp_min_(LOG_ZERO)
             log_p_U, where = _target_rows(place_R, work)
@@ -172,7 +172,9 @@ class Logits(torch.autograd.Function):
         return _slope_of_logits(by_name, log_q, log_p_U, where, place_R, ctx.work), None, None
 
 
-def _values(log_q: Tensor, log_p_U: Tensor, where: Tensor, place_R: Tensor, work: Work) -> tuple[Tensor, ...]:
+def _values(
+    log_q: Tensor, log_p_U: Tensor, where: Tensor, place_R: Tensor, work: ChunkInputs
+) -> tuple[Tensor, ...]:
     """The statistics in the order `ALWAYS` + work.names."""
     label_R, best_R = work.places.next_P[place_R], work.places.best_P[place_R]
     column_R, inside_R = _columns(label_R, work.draft_vocab)
@@ -184,7 +186,7 @@ def _values(log_q: Tensor, log_p_U: Tensor, where: Tensor, place_R: Tensor, work
 
 
 @fused_on_gpu
-def _normalised(logits: Tensor) -> tuple[Tensor, Tensor]:
+def _log_softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     """log q, in the logits' own memory on a CPU, and the log-sum-exp, (R, 1)."""
     log_z = logits.logsumexp(-1, keepdim=True)
     logits -= log_z
@@ -220,7 +222,7 @@ def _slope_of_logits(
     log_p_U: Tensor,
     where: Tensor,
     place_R: Tensor,
-    work: Work,
+    work: ChunkInputs,
 ) -> Tensor:
     """d(loss)/d(draft logits before their temperature), (R, Vd), from d(loss)/d(each statistic)."""
     zero = torch.zeros_like(log_q[:, :1])
@@ -246,7 +248,7 @@ def _slope(
     jensen: Tensor | None,
     variation: Tensor | None,
 ) -> Tensor:
-    """`_slope_of_logits` without what falls on the label's own column, (R, Vd)."""
+    """`_slope_of_logits` without the label's one-hot part, (R, Vd)."""
     q, p_U = log_q.exp(), log_p_U.exp()
     p = p_U[where]
     total = forward * p_U.sum(-1, keepdim=True)[where] - label

@@ -1,7 +1,8 @@
-"""Divergences between the drafter's q and the target's p at every drafted position: values and gradients, in fp32.
+"""Divergences between the drafter's q and the target's p per drafted position: values and gradients, in fp32.
 
-Logits are computed in chunks of rows and the gradients are written by hand (align/losses/divergence_gradients.py), so that memory
-is (chunk × Vd), never (rows × Vd), with no unneeded pass over a (chunk, Vd) tensor. p is constant; gradients reach the drafter's hidden states and the two factors of its Markov bias. Shapes: P positions of
+Logits are computed in chunks of rows and the gradients are written by hand
+(align/losses/divergence_gradients.py), so that memory is (chunk × Vd), never (rows × Vd). p is constant;
+gradients reach the drafter's hidden states and the two factors of its Markov bias. Shapes: P positions of
 text, R = B·A·K drafted rows, D width, r rank of the bias, Vd draft vocabulary, V whole vocabulary.
 """
 
@@ -14,32 +15,34 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError, nearest
-from align.losses.divergence_gradients import ALWAYS, Logits, Rows, Work, factor_dtype
+from align.losses.divergence_gradients import (
+    ALWAYS,
+    ChunkInputs,
+    HiddenStatistics,
+    LogitStatistics,
+    factor_dtype,
+)
 from align.losses.target_places import TargetPlaces
 
 DIVERGENCES = ("forward_kl", "reverse_kl", "jensen_shannon", "total_variation")
-_BLOCK_BYTES = (
-    4 << 20
-)  # of fp32 logits at a time on a CPU: what its cache holds, and what malloc hands back warm
-_BLOCK_ROWS = 128  # fewer, and the product waits for the head to be read
+_CPU_CHUNK_BYTES = 4 << 20  # of fp32 logits: what a CPU's cache holds
+_CPU_CHUNK_ROWS = 128  # fewer, and the product waits for the head to be read
 
 
 @dataclass
 class RowStatistics:
-    """What the losses need at every drafted position; each field has shape (B, A, K), fp32 (None = not asked for).
+    """What the losses need at every drafted position, (B, A, K) in fp32; None = not requested.
 
     With a pruned draft vocabulary q is 0 outside it while p is not:
 
-    log_q_label: log q_k(x_k) of the token in the text; LOG_ZERO and no gradient outside the draft vocabulary.
-    forward_kl: Σ p log(p/q) over the draft vocabulary. p's mass outside it would add +∞ with gradient 0 and is left out.
-        The value may then be below 0; its gradient is the right one.
-    reverse_kl: Σ q log(q/p), the whole of it, as q = 0 outside.
-    jensen_shannon: ½ KL(p‖m) + ½ KL(q‖m), m = ½(p+q), the whole of it: p's mass outside adds ½·mass·log 2.
-    total_variation: 1 − Σ min(p, q), the whole of it.
-    acceptance: β = Σ min(p, q), the chance that token verification accepts a draw from q. No gradient.
-    p_label: p_k(x_k). match: argmax q = argmax p over the whole vocabulary, 0 or 1, so 0 where the drafter cannot
-        propose argmax p. greedy_label: x_k = argmax p, 0 or 1. No gradient.
-    confidence: the logit of a head that predicts `acceptance`, where the drafter has one.
+    log_q_label: log q_k(x_k) of the token in the text; LOG_ZERO and no gradient outside the draft
+    vocabulary. forward_kl: Σ p log(p/q) over the draft vocabulary. p's mass outside it would add +∞ with
+    gradient 0, so the value may be below 0; its gradient is exact. reverse_kl: Σ q log(q/p), exact, as q =
+    0 outside. jensen_shannon: ½ KL(p‖m) + ½ KL(q‖m), m = ½(p+q), exact: p's mass outside adds ½·mass·log 2.
+    total_variation: 1 − Σ min(p, q), exact. acceptance: β = Σ min(p, q), the chance that token verification
+    accepts a draw from q. No gradient. p_label: p_k(x_k). match: argmax q = argmax p over the whole
+    vocabulary, 0 or 1, so 0 where the drafter cannot propose argmax p. greedy_label: x_k = argmax p, 0 or
+    1. No gradient. confidence: the logit of a head that predicts `acceptance`, where the drafter has one.
     """
 
     log_q_label: Tensor
@@ -53,16 +56,16 @@ class RowStatistics:
     total_variation: Tensor | None = None
     confidence: Tensor | None = None
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> RowStatistics:
-        """All of them that are there, changed alike."""
-        held = {name: None if value is None else change(value) for name, value in vars(self).items()}
-        return RowStatistics(**held)  # type: ignore[arg-type]
+    def map(self, change: Callable[[Tensor], Tensor]) -> RowStatistics:
+        """The same change applied to all of them."""
+        changed = {name: change(value) for name, value in vars(self).items() if value is not None}
+        return RowStatistics(**changed)
 
 
 @dataclass
 class DraftRows:
-    """The drafter's R rows: hidden_RD; place_R, the text position whose p each row approximates (its label is the token that
-    follows there); and the Markov bias z_Rr @ basis_rV added to the logits, or None."""
+    """The drafter's R rows: hidden_RD; place_R, the text position whose p each row approximates (its label
+    is the token that follows there); and the Markov bias z_Rr @ basis_rV added to the logits, or None."""
 
     hidden_RD: Tensor
     place_R: Tensor
@@ -81,38 +84,36 @@ def row_statistics(
     chunk_rows: int = 1024,
     draft_temperature: float = 1.0,
 ) -> RowStatistics:
-    """Statistics of R rows, reshaped to `shape`; at most `chunk_rows` rows of logits are in memory at a time.
-
-    Up to `chunk_rows` rows keep their logits for the backward pass; beyond, each chunk computes them again there.
+    """Statistics of R rows, reshaped to `shape`; at most `chunk_rows` rows of logits are in memory at a
+    time. More rows than that recompute their logits in the backward pass.
 
     Args:
         head_VdD: rows of the frozen head for the draft vocabulary, (Vd, D).
         draft_vocab: (Vd,) ascending target ids of those rows; None = all of V in order.
         wanted: divergences to compute, names of `DIVERGENCES`.
-        temperature: p = softmax(logits / temperature), the one that `places` was made with.
-        draft_temperature: q = softmax(draft logits / draft_temperature). A decoder that samples at temperature T
-            divides both models' logits by T: to predict it, give T for both.
+        temperature: p = softmax(logits / temperature), that of `places`.
+        draft_temperature: q = softmax(draft logits / draft_temperature); a decoder at T has T in both.
 
     Raises:
         UserError: an unknown divergence.
         ValueError: temperatures of p that differ, or a draft vocabulary out of order.
     """
-    names = _known(wanted)
+    names = _order_names(wanted)
     if temperature != places.temperature:
         raise ValueError(f"places were made at temperature {places.temperature}, not {temperature}")
     if draft_vocab is not None and not bool((draft_vocab[1:] > draft_vocab[:-1]).all()):
         raise ValueError("draft_vocab must be ascending")
     count, step = rows.hidden_RD.shape[0], chunk_rows
     if rows.hidden_RD.device.type == "cpu":
-        step = min(step, max(_BLOCK_ROWS, _BLOCK_BYTES // (4 * head_VdD.shape[0])))
+        step = min(step, max(_CPU_CHUNK_ROWS, _CPU_CHUNK_BYTES // (4 * head_VdD.shape[0])))
     halves = _halves(head_VdD)
     head_VdD = head_VdD.detach().to(factor_dtype(rows.hidden_RD, places.hidden_PD, head_VdD)).contiguous()
-    work = Work(places, head_VdD, draft_vocab, names, draft_temperature, count <= chunk_rows, halves)
+    work = ChunkInputs(places, head_VdD, draft_vocab, names, draft_temperature, count <= chunk_rows, halves)
     parts: list[tuple[Tensor, ...]] = []
     for start in range(0, count, step):
         cut = slice(start, start + step)
         z = None if rows.z_Rr is None else rows.z_Rr[cut]
-        parts.append(Rows.apply(rows.hidden_RD[cut], z, rows.basis_rV, rows.place_R[cut], work))
+        parts.append(HiddenStatistics.apply(rows.hidden_RD[cut], z, rows.basis_rV, rows.place_R[cut], work))
     columns = [torch.cat(column).view(shape) for column in zip(*parts, strict=True)]
     return RowStatistics(**dict(zip(ALWAYS + names, columns, strict=True)))
 
@@ -124,17 +125,18 @@ def logit_statistics(
     head_VD: Tensor,
     wanted: frozenset[str] = frozenset(),
 ) -> RowStatistics:
-    """Statistics of a drafter with its own head: q = softmax(logits_RV) over the whole vocabulary; fields (R,).
+    """Statistics of a drafter with its own head, (R,): q = softmax(logits_RV) over the vocabulary.
 
     Args:
-        place_R: as in `DraftRows`. head_VD: the TARGET's head, which turns the hidden states of `places` into p.
+        place_R: as in `DraftRows`. head_VD: the TARGET's head, which turns the hidden states of `places`
+            into p.
 
     Raises:
         UserError: an unknown divergence.
     """
-    names = _known(wanted)
+    names = _order_names(wanted)
     head_VD = head_VD.detach().to(factor_dtype(places.hidden_PD, head_VD)).contiguous()
-    values = Logits.apply(logits_RV, place_R, Work(places, head_VD, None, names, 1.0, True))
+    values = LogitStatistics.apply(logits_RV, place_R, ChunkInputs(places, head_VD, None, names, 1.0, True))
     return RowStatistics(**dict(zip(ALWAYS + names, values, strict=True)))
 
 
@@ -145,8 +147,8 @@ def _halves(head_VdD: Tensor) -> Tensor | None:
     return head_VdD.detach().contiguous() if half else None
 
 
-def _known(wanted: frozenset[str]) -> tuple[str, ...]:
-    """These divergences in their order. Raises UserError for one that there is not."""
+def _order_names(wanted: frozenset[str]) -> tuple[str, ...]:
+    """These divergences in order. Raises UserError for an unknown one."""
     for name in wanted - set(DIVERGENCES):
         raise UserError(f"objective: unknown divergence {name!r}{nearest(name, DIVERGENCES)}")
     return tuple(name for name in DIVERGENCES if name in wanted)

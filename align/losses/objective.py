@@ -1,13 +1,14 @@
-"""Losses of block drafters from the statistics of `align.losses.divergences`, per drafted position, unreduced.
+"""Losses of block drafters from `align.losses.divergences`, per drafted position, unreduced.
 
-A loss is a weighted sum of terms; every term but `streak`, which has its own, is multiplied by a weight of its
-position in the block, a constant. Shapes: B rows of text, A anchors, K drafted positions.
+A loss is a weighted sum of terms; every term but `streak`, which has its own, is multiplied by a weight of
+its position in the block, a constant. Shapes: B rows of text, A anchors, K drafted positions.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,11 +19,6 @@ from align.diffusion.parameterization import LOG_ZERO
 from align.losses.divergences import DIVERGENCES, RowStatistics
 
 # ---- weights over the K positions of a block: constants, no gradient ----
-
-
-def uniform_weights(log_q_label: Tensor) -> Tensor:
-    """w_k = 1."""
-    return torch.ones_like(log_q_label, requires_grad=False)
 
 
 def exponential_weights(log_q_label: Tensor, decay: float) -> Tensor:
@@ -38,7 +34,7 @@ def normalised_weights(log_q_label: Tensor, decay: float, valid: Tensor) -> Tens
 
 
 def d_pace_weights(log_q_label: Tensor, alpha: float, valid: Tensor | None = None) -> Tensor:
-    """w_k = Σ_{m≥k} Π_{j≤m} ((1−α)·q_j + α), D-PACE (arXiv 2605.18810); α = 0 are the streak loss's own weights.
+    """w_k = Σ_{m≥k} Π_{j≤m} ((1−α)·q_j + α), D-PACE (arXiv 2605.18810); α = 0: the streak loss's.
 
     The first position that is not `valid` ends the sum.
     """
@@ -49,42 +45,44 @@ def d_pace_weights(log_q_label: Tensor, alpha: float, valid: Tensor | None = Non
 
 
 def after_prefix(statistics: RowStatistics, valid: Tensor, clean: Tensor) -> tuple[RowStatistics, Tensor]:
-    """Statistics and `valid` (…, K) for the losses of a block that shows its first `clean` (…) tokens: shifted left, so that
-    position 1 of every weight and product is the first masked one; the end is not valid."""
+    """Statistics and `valid` (…, K) for the losses of a block that shows its first `clean` (…) tokens:
+    shifted left, so that position 1 of every weight and product is the first masked one; the end is not
+    valid."""
     steps = torch.arange(valid.shape[-1], device=valid.device) + clean[..., None]
     inside, steps = steps < valid.shape[-1], steps.clamp_max(valid.shape[-1] - 1)
-    return statistics.each(lambda value: value.gather(-1, steps)), valid.gather(-1, steps) & inside
+    return statistics.map(lambda value: value.gather(-1, steps)), valid.gather(-1, steps) & inside
 
 
 # ---- terms, (…, K), zero where not valid ----
 
 
 def cross_entropy(log_q_label: Tensor, valid: Tensor) -> Tensor:
-    """−log q_k(x_k). A label that the drafter cannot propose counts 0, as it has no gradient."""
+    """−log q_k(x_k); 0 for a label that the drafter cannot propose."""
     return torch.where(valid & (log_q_label > LOG_ZERO), -log_q_label, 0.0)
 
 
 def streak(log_q_label: Tensor, valid: Tensor) -> Tensor:
-    """−Π_{j≤m} q_j(x_j) at every position m: SpecDiff-2's streak objective (arXiv 2511.00606, eq. 6), as a loss.
+    """−Π_{j≤m} q_j(x_j) at every position m: SpecDiff-2's streak objective (arXiv 2511.00606, eq. 6).
 
-    Its gradient is that of −Σ_k w_k·log q_k with `d_pace_weights(α=0)`. The first position that is not `valid` ends it.
+    Its gradient is that of −Σ_k w_k·log q_k with `d_pace_weights(α=0)`. The first position that is not
+    `valid` ends it.
     """
     masked = torch.where(valid, log_q_label, LOG_ZERO)
     return -masked.cumsum(-1).exp() * valid
 
 
 def likelihood_of_acceptance(acceptance: Tensor, total_variation: Tensor, valid: Tensor) -> Tensor:
-    """−log Σ min(p_k, q_k), the LK loss (arXiv 2602.23881): total variation's gradient over the acceptance, so that a
-    position where nothing is accepted yet still learns."""
+    """−log Σ min(p_k, q_k), the LK loss (arXiv 2602.23881): total variation's gradient over the acceptance,
+    so that a position where nothing is accepted yet still learns."""
     beta = acceptance.detach().clamp_min(_LEAST)
     # 1 − total variation loses the digits of a small β: the value is β's own, the gradient the other's
     return torch.where(valid, -beta.log() + (total_variation - total_variation.detach()) / beta, 0.0)
 
 
 def first_error(log_q_label: Tensor, match: Tensor, valid: Tensor) -> Tensor:
-    """−log q_k(x_k) at each block's first position where argmax q is not argmax p, 0 elsewhere (Left-to-Right's focal term,
-    arXiv 2606.11552). Which position that is carries no gradient. A sum over blocks, like every term here: those without an
-    error count as 0, where the paper divides by those with one.
+    """−log q_k(x_k) at each block's first position where argmax q is not argmax p, 0 elsewhere
+    (Left-to-Right's focal term, arXiv 2606.11552). Blocks without an error count as 0, where the paper
+    averages over those with one.
     """
     wrong = (match < 0.5) & valid
     return cross_entropy(log_q_label, wrong & (wrong.long().cumsum(-1) == 1))
@@ -97,40 +95,44 @@ def confidence(logit: Tensor, acceptance: Tensor, valid: Tensor) -> Tensor:
 
 
 LOSSES = ("cross_entropy", *DIVERGENCES, "lk", "first_error", "streak", "confidence")
+WEIGHTINGS = ("d_pace", "exponential", "normalised", "uniform")
 _LEAST = 1e-12
-"""The smallest acceptance that is divided by."""
+"""The smallest acceptance to divide by."""
 
 
+@dataclass(frozen=True)
 class Objective:
     """A weighted sum of losses over drafted positions.
 
     Args:
         terms: weight by name, names of `LOSSES`.
-        weighting: a name of `WEIGHTINGS`; `alpha` (0 to 1) belongs to d_pace, `decay` (positions) to exponential and
-            normalised.
+        weighting: of `WEIGHTINGS`; `alpha` (0 to 1) is used by d_pace, `decay` (positions) by exponential
+            and normalised.
 
     Raises:
         UserError: an unknown name, no term, a weight or decay that is not positive, an alpha out of range.
     """
 
-    def __init__(
-        self, terms: Mapping[str, float], weighting: str = "d_pace", decay: float = 4.0, alpha: float = 0.5
-    ) -> None:
-        for name, weight in terms.items():
+    terms: Mapping[str, float]
+    weighting: str = "d_pace"
+    decay: float = 4.0
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name, weight in self.terms.items():
             if name not in LOSSES:
                 raise UserError(f"objective.terms: unknown loss {name!r}{nearest(name, LOSSES)}")
             if not 0 < weight < math.inf:
                 raise UserError(f"objective.terms.{name}={weight}: a weight must be positive and finite")
-        if not terms:
+        if not self.terms:
             raise UserError(f"objective.terms is empty{nearest('', LOSSES)}")
-        if weighting not in WEIGHTINGS:
-            raise UserError(f"objective.weighting={weighting!r} is unknown{nearest(weighting, WEIGHTINGS)}")
-        if not decay > 0:
-            raise UserError(f"objective.decay={decay} must be positive")
-        if not 0 <= alpha <= 1:
-            raise UserError(f"objective.d_pace_alpha={alpha} must be within 0..1")
-        self.terms: dict[str, float] = dict(terms)
-        self.weighting, self.decay, self.alpha = weighting, float(decay), float(alpha)
+        if self.weighting not in WEIGHTINGS:
+            unknown = f"objective.weighting={self.weighting!r} is unknown"
+            raise UserError(f"{unknown}{nearest(self.weighting, WEIGHTINGS)}")
+        if not self.decay > 0:
+            raise UserError(f"objective.decay={self.decay} must be positive")
+        if not 0 <= self.alpha <= 1:
+            raise UserError(f"objective.d_pace_alpha={self.alpha} must be within 0..1")
 
     @property
     def wanted(self) -> frozenset[str]:
@@ -140,29 +142,32 @@ class Objective:
 
     def weights(self, statistics: RowStatistics, valid: Tensor) -> Tensor:
         """Position weights, (…, K), zero where not valid, no gradient."""
-        return WEIGHTINGS[self.weighting](self, statistics.log_q_label.detach(), valid)
+        log_q = statistics.log_q_label.detach()
+        if self.weighting == "d_pace":
+            return d_pace_weights(log_q, self.alpha, valid)
+        if self.weighting == "normalised":
+            return normalised_weights(log_q, self.decay, valid)
+        if self.weighting == "exponential":
+            return exponential_weights(log_q, self.decay) * valid
+        return torch.ones_like(log_q) * valid
 
     def term(self, name: str, statistics: RowStatistics, valid: Tensor) -> Tensor:
-        """One term at every position, (…, K), not weighted; zero where not valid.
-
-        Raises:
-            ValueError: the statistics were made without it.
-        """
+        """One loss at every position, (…, K), without weights, zero where not valid."""
         if name == "streak":
             return streak(statistics.log_q_label, valid)
         if name == "cross_entropy":
             return cross_entropy(statistics.log_q_label, valid)
-        if name == "confidence" and statistics.confidence is not None:
-            return confidence(statistics.confidence, statistics.acceptance, valid)
         if name == "first_error":
             return first_error(statistics.log_q_label, statistics.match, valid)
-        if name == "lk" and statistics.total_variation is not None:
-            return likelihood_of_acceptance(statistics.acceptance, statistics.total_variation, valid)
         value: Tensor | None = getattr(statistics, "total_variation" if name == "lk" else name)
         if value is None:
             raise ValueError(
                 f"the statistics lack {name!r}: call row_statistics with wanted=objective.wanted"
             )
+        if name == "confidence":
+            return confidence(value, statistics.acceptance, valid)
+        if name == "lk":
+            return likelihood_of_acceptance(statistics.acceptance, value, valid)
         return torch.where(valid, value, 0.0)
 
     def per_position(self, statistics: RowStatistics, valid: Tensor) -> Tensor:
@@ -177,11 +182,3 @@ class Objective:
     def __call__(self, statistics: RowStatistics, valid: Tensor) -> Tensor:
         """Summed over positions, averaged over the anchors that have a valid first position: a scalar."""
         return self.per_position(statistics, valid).sum() / valid[..., 0].sum().clamp_min(1)
-
-
-WEIGHTINGS: dict[str, Callable[[Objective, Tensor, Tensor], Tensor]] = {
-    "d_pace": lambda objective, log_q, valid: d_pace_weights(log_q, objective.alpha, valid),
-    "exponential": lambda objective, log_q, valid: exponential_weights(log_q, objective.decay) * valid,
-    "normalised": lambda objective, log_q, valid: normalised_weights(log_q, objective.decay, valid),
-    "uniform": lambda objective, log_q, valid: uniform_weights(log_q) * valid,
-}

@@ -13,9 +13,10 @@ from torch import Tensor
 class TargetPlaces:
     """p of the next token at every text position P: one pass of the head serves all anchors.
 
-    hidden_PD: the target's last hidden states; log_z_P: log-sum-exp over the WHOLE vocabulary of logits/temperature;
-    best_P: argmax p; next_P: the token that follows in the text; log_p_next_P: its log-probability; finish: what the target
-    does to its head's product (rows, columns) before it is a logit, given the columns' ids (None = all), in place or not.
+    hidden_PD: the target's last hidden states. log_z_P: log-sum-exp over the WHOLE vocabulary of
+    logits/temperature. best_P: argmax p. next_P: the token that follows in the text. log_p_next_P: its
+    log-probability. finish: turns the head's product (rows, columns) into logits, given the columns' ids
+    (None = all), in place or not. top: replaces `hidden_PD` if only the most probable tokens are stored.
     """
 
     hidden_PD: Tensor
@@ -25,19 +26,18 @@ class TargetPlaces:
     log_p_next_P: Tensor
     temperature: float = 1.0
     finish: Callable[[Tensor, Tensor | None], Tensor] | None = None
-    top: Top | None = None
-    """In place of `hidden_PD`, where most of p is enough."""
+    top: TopTokens | None = None
 
 
 @dataclass
-class Top:
-    """The k most probable tokens at every place: `ids_Pk` and log p, `log_p_Pk`. p of all others counts as 0."""
+class TopTokens:
+    """The k most probable tokens at every place and their log p; p of all others counts as 0."""
 
     ids_Pk: Tensor
     log_p_Pk: Tensor
 
-    def __getitem__(self, places: Tensor) -> Top:
-        return Top(self.ids_Pk[places], self.log_p_Pk[places])
+    def __getitem__(self, places: Tensor) -> TopTokens:
+        return TopTokens(self.ids_Pk[places], self.log_p_Pk[places])
 
 
 @torch.no_grad()
@@ -50,10 +50,10 @@ def target_places(
     finish: Callable[[Tensor, Tensor | None], Tensor] | None = None,
     top_k: int = 0,
 ) -> TargetPlaces:
-    """Run the target's head, (chunk, D) → (chunk, V) logits at a time, which are overwritten; `chunk` 0: so many as are fast there.
+    """Run the target's head, (chunk, D) → (chunk, V) logits at a time; `chunk` 0 = chosen by device.
 
-    p = softmax(logits / temperature). `finish`: as in `TargetPlaces`; `head` does it already. `top_k`: also find so many tokens
-    a place, `TargetPlaces.top`; 0 = none.
+    p = softmax(logits / temperature). `finish`: as in `TargetPlaces`; `head` applies it already. `top_k`:
+    size of `TargetPlaces.top`; 0 = none.
     """
     log_z, best, log_p, tops = [], [], [], []
     chunk = chunk or (256 if hidden_PD.device.type == "cpu" else 4096)
@@ -73,5 +73,5 @@ def target_places(
     found = None
     if top_k:
         values, ids = (torch.cat(each) for each in zip(*tops, strict=True))
-        found = Top(ids, values - parts[0][:, None])
+        found = TopTokens(ids, values - parts[0][:, None])
     return TargetPlaces(hidden_PD, *parts, temperature, finish, found)

@@ -1,4 +1,4 @@
-"""Block drafters as a recipe's drafter group asks for them: from the target's layers, from nothing, or from `drafter.init`."""
+"""Block drafters as a recipe's drafter group describes them: fresh ones, or `drafter.init` with changes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 from align.common.errors import UserError
 from align.common.text import say
 from align.config.drafter import DrafterConfig
-from align.makers.choices import lora_alpha, mask_token, say_kept
+from align.makers.choices import lora_alpha, mask_token, note_ignored
 from align.makers.geometry import (
-    Sizes,
+    SizedTarget,
     activation,
     check_count,
     check_taps,
     has_attention_bias,
     inner_size,
+    matches_target_tables,
     named_layers,
     norm_eps,
     own_shape,
-    own_tables,
     shared_keys,
     start_layers,
     tap_layers,
@@ -30,14 +30,14 @@ from align.makers.geometry import (
 from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
 from align.models.block_parts import (
+    add_confidence,
+    add_convolution,
+    add_self_conditioning,
     initialise,
-    with_confidence,
-    with_convolution,
+    remove_confidence,
+    remove_markov,
+    replace_markov,
     with_low_rank,
-    with_markov,
-    with_self_conditioning,
-    without_confidence,
-    without_markov,
 )
 from align.models.checkpoints.block import load_drafter
 from align.models.markov import OLD_NAMES
@@ -49,9 +49,8 @@ from align.target.slabs import LayerShape
 def make_block(
     target: Target, options: DrafterConfig, draft_vocab: Tensor | None, seed: int = 0
 ) -> BlockDrafter:
-    """A block drafter after the recipe's drafter group: `init` as it was saved, with the confidence head, convolutions, second
-    pass, Markov head and low-rank updates that are asked for, or a fresh one that drafts over `draft_vocab` (None = the whole
-    vocabulary).
+    """A block drafter after the recipe's drafter group: `init` with the parts that the recipe asks for,
+    else a fresh one over `draft_vocab` (None = the whole vocabulary).
 
     Raises:
         UserError: an option that does not fit the target.
@@ -59,24 +58,7 @@ def make_block(
     if options.init is None:
         drafter = from_target(target, options, draft_vocab, seed)
     else:
-        drafter = load_drafter(options.init, target)
-        _check_layout(drafter, options)
-        _say_kept(drafter, options)
-        if options.confidence_head:
-            drafter = with_confidence(drafter)
-        elif drafter.confidence is not None:
-            say(
-                "drafter.init: its confidence head is left out (drafter.confidence_head=true keeps it)",
-                error=True,
-            )
-            drafter = without_confidence(drafter)
-        if options.convolution:
-            drafter = with_convolution(drafter)
-        if options.self_conditioning:
-            drafter = with_self_conditioning(drafter)
-        drafter = _with_asked_markov(drafter, options, seed)
-        # the same weights in another dtype are another target, and what is learnt here is this one
-        drafter.config = replace(drafter.config, target=target.spec, target_sha256=target.hash)
+        drafter = _continue_from(options.init, target, options, seed)
     if options.lora_rank:
         with_low_rank(drafter, options.lora_rank, lora_alpha(options), options.lora_targets, seed)
     if options.train == "confidence_head":
@@ -85,18 +67,34 @@ def make_block(
     return drafter
 
 
-def _check_layout(drafter: BlockDrafter, options: DrafterConfig) -> None:
-    """Raises UserError where the recipe names another layout than `drafter.init` was trained in."""
-    asked, own = options.block_layout, drafter.config.block_layout
-    if asked not in (None, own):
+def _continue_from(init: str, target: Target, options: DrafterConfig, seed: int) -> BlockDrafter:
+    """`drafter.init` with the parts that the recipe asks for."""
+    drafter = load_drafter(init, target)
+    layout = drafter.config.block_layout
+    if options.block_layout not in (None, layout):
         raise UserError(
-            f"drafter.block_layout={asked}: drafter.init={options.init!r} was trained in {own}; leave it out"
+            f"drafter.block_layout={options.block_layout}: drafter.init={init!r} was trained in "
+            f"{layout}; leave it out"
         )
+    _note_ignored(drafter.config, options)
+    if options.confidence_head:
+        add_confidence(drafter)
+    elif drafter.confidence is not None:
+        say(
+            "drafter.init: its confidence head is dropped (drafter.confidence_head=true keeps it)", error=True
+        )
+        remove_confidence(drafter)
+    if options.convolution:
+        add_convolution(drafter)
+    if options.self_conditioning:
+        add_self_conditioning(drafter)
+    _set_markov(drafter, options, seed)
+    # the same weights in another dtype are another target, and this one is trained on
+    drafter.config = replace(drafter.config, target=target.spec, target_sha256=target.hash)
+    return drafter
 
 
-def _say_kept(drafter: BlockDrafter, options: DrafterConfig) -> None:
-    """Say what the recipe asks for and `drafter.init` has otherwise."""
-    own, asked = drafter.config, {}
+def _note_ignored(own: BlockConfig, options: DrafterConfig) -> None:
     has: dict[str, Any] = {
         "context": own.context,
         "block_size": own.block_size,
@@ -105,51 +103,54 @@ def _say_kept(drafter: BlockDrafter, options: DrafterConfig) -> None:
         "draft_vocab": own.draft_vocab_size,
         "mask_token_id": own.mask_token_id,
     }
-    if own.context == "taps" and options.target_layers is None:
-        has["taps"] = len(own.target_layer_ids)
+    asked = {}
     if options.target_layers is not None:
         count = own.num_target_layers
         asked["target_layers"] = [i + count if i < 0 else i for i in options.target_layers]
-    say_kept(options, has, asked)
+    elif own.context == "taps":
+        has["taps"] = len(own.target_layer_ids)
+    note_ignored(options, has, asked)
 
 
-def _with_asked_markov(drafter: BlockDrafter, options: DrafterConfig, seed: int) -> BlockDrafter:
-    """The drafter of `drafter.init` with the Markov head that the recipe asks for, fresh where its own is another."""
-    config, asked = drafter.config, asked_markov(drafter.config, options)
-    kind, rank, width = asked
-    if asked == (config.markov, config.markov_rank, config.markov_width) or rank == config.markov_rank == 0:
-        return drafter
+def _set_markov(drafter: BlockDrafter, options: DrafterConfig, seed: int) -> None:
+    """Replace or remove the Markov head of `drafter.init` if the recipe asks for another one."""
+    own = drafter.config
+    kind, rank, width = asked_markov(own, options)
+    if (kind, rank, width) == (own.markov, own.markov_rank, own.markov_width) or rank == own.markov_rank == 0:
+        return
     check_rank(drafter.target, rank)
-    own = f"its Markov head ({config.markov_kind}, rank {config.markov_rank})"
+    old = f"its Markov head ({own.markov_kind}, rank {own.markov_rank})"
     fresh = f"a fresh one ({kind or 'silu'}, rank {rank})"
     if not rank:
-        say(f"drafter.init: {own} is left out (drafter.markov_rank=0)", error=True)
-    elif config.markov_rank:
-        say(f"drafter.init: {own} gives way to {fresh}", error=True)
+        say(f"drafter.init: {old} is removed (drafter.markov_rank=0)", error=True)
+        remove_markov(drafter)
+        return
+    if own.markov_rank:
+        say(f"drafter.init: {old} is replaced by {fresh}", error=True)
     else:
         say(f"drafter.init: it has no Markov head and gets {fresh}", error=True)
-    return with_markov(drafter, kind, rank, width, seed) if rank else without_markov(drafter)
+    replace_markov(drafter, kind, rank, width, seed)
 
 
 def asked_markov(config: BlockConfig, options: DrafterConfig) -> tuple[str, int, int]:
-    """`markov`, `markov_rank` and `markov_width` of a drafter that starts from `drafter.init`, `config`: its own where the recipe
-    names neither kind nor rank (the default's can't be told from none)."""
-    unnamed = (DrafterConfig().markov_rank, config.markov_rank)
-    if options.markov is None and options.markov_rank in unnamed:
+    """`markov`, `markov_rank` and `markov_width` of a drafter that starts from one with this `config`: its
+    own, unless the recipe names a kind or a rank other than the default."""
+    if options.markov is None and options.markov_rank in (DrafterConfig().markov_rank, config.markov_rank):
         return config.markov, config.markov_rank, config.markov_width
-    kind, width = markov_kind(options, config.markov_kind)
+    kind, width = _markov_kind(options, config.markov_kind)
     return kind, options.markov_rank, width
 
 
-def markov_kind(options: DrafterConfig, usual: str = "") -> tuple[str, int]:
-    """`markov` and `markov_width` of the config. usual: the kind where the recipe names none; "" = silu."""
-    named = options.markov or usual or "silu"
+def _markov_kind(options: DrafterConfig, usual: str = "") -> tuple[str, int]:
+    """`markov` and `markov_width` of the config; `usual`: the kind if the recipe names none."""
+    named = options.markov or usual
     kind = OLD_NAMES.get(named, named)
-    kind = "" if kind == "silu" or not options.markov_rank else kind
+    if kind == "silu" or not options.markov_rank:
+        kind = ""
     return kind, options.markov_width if kind == "mlp" else 0
 
 
-def check_rank(target: Sizes, rank: int) -> None:
+def check_rank(target: SizedTarget, rank: int) -> None:
     """Raises UserError for a Markov head wider than the target."""
     if rank > target.hidden_size:
         raise UserError(f"drafter.markov_rank={rank}: at most {target.hidden_size}, the target's width")
@@ -158,7 +159,7 @@ def check_rank(target: Sizes, rank: int) -> None:
 def from_target(
     target: Target, options: DrafterConfig, draft_vocab: Tensor | None, seed: int = 0
 ) -> BlockDrafter:
-    """A fresh drafter for `target` after the recipe's drafter group, by default starting from the target's layers.
+    """A fresh drafter after the recipe's drafter group, by default starting from the target's layers.
 
     Raises:
         UserError: an option that does not fit the target.
@@ -173,57 +174,58 @@ def from_target(
 
 def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | None) -> BlockConfig:
     """The architecture of a fresh block drafter. Raises UserError for an option that does not fit the target."""
-    shared = options.context == "shared_kv"
     if (width := target.embedding_VD.shape[-1]) != target.hidden_size:
         raise UserError(
-            f"drafter.kind=block: target {target.spec!r} embeds tokens in {width} numbers and computes in {target.hidden_size} "
-            "(drafter.kind=autoregressive or masked_lm)"
+            f"drafter.kind=block: target {target.spec!r} has embeddings of width {width} and layers of width "
+            f"{target.hidden_size} (drafter.kind=autoregressive or masked_lm)"
         )
     check_count(target, options.layers)
     check_rank(target, options.markov_rank)
     rotaries: list[Rotary] = []
-    if shared:
-        chosen, rotaries = shared_keys(target, options)
-        shape = target.anatomy.shapes[chosen[0]]
+    if options.context == "shared_kv":
+        layers, rotaries = shared_keys(target, options)
+        shape = target.anatomy.shapes[layers[0]]
+        if len(layers) != options.layers:
+            raise UserError(
+                f"drafter.target_layers names {len(layers)} layers for drafter.layers={options.layers}"
+            )
     else:
-        chosen = named_layers(target, options.target_layers) or tap_layers(target.num_layers, options.taps)
-        check_taps(target, chosen)
+        layers = named_layers(target, options.target_layers) or tap_layers(target.num_layers, options.taps)
+        check_taps(target, layers)
         shape = own_shape(target)
-    if shared and len(chosen) != options.layers:
-        raise UserError(
-            f"drafter.target_layers names {len(chosen)} layers for drafter.layers={options.layers}"
-        )
     assert shape is not None
-    if (not shared or all(r.full(shape.key) and r.inv_freq for r in rotaries)) and own_tables(
-        target, shape.key, rotaries
-    ):
-        written: list[Rotary] = []  # by the target's own module
-    else:
-        written = list(dict.fromkeys(rotaries)) or [plain_rotary(shape.key, target.rope_theta)]
-        written = rotaries if len(written) > 1 else written
+    stored = _stored_rotaries(target, shape.key, rotaries)
+    mask, bias = options.mask_token_id, options.attention_bias
     return fresh_config(
         target,
         options,
         shape,
-        layers=chosen,
+        layers=layers,
         start=start_layers(target, options.layers),
         draft_vocab_size=0 if draft_vocab is None else len(draft_vocab),
         intermediate_size=inner_size(target),
         rms_norm_eps=norm_eps(target),
         hidden_act=activation(target),
-        mask_token_id=mask_token(target) if options.mask_token_id is None else options.mask_token_id,
+        mask_token_id=mask_token(target) if mask is None else mask,
         rope_theta=target.rope_theta,
         target_sha256=target.hash,
-        attention_bias=has_attention_bias(target)
-        if options.attention_bias is None
-        else options.attention_bias,
-        rotary=[r.entry() for r in written],
-        places=any(not r.inv_freq for r in written),
+        attention_bias=has_attention_bias(target) if bias is None else bias,
+        rotary=[r.entry() for r in stored],
+        places=any(not r.inv_freq for r in stored),
     )
 
 
+def _stored_rotaries(target: Target, width: int, rotaries: list[Rotary]) -> list[Rotary]:
+    """The layers' rotary embeddings, one if all are equal, none if the target's module computes it."""
+    plain = all(r.full(width) and r.inv_freq for r in rotaries)
+    if plain and matches_target_tables(target, width, rotaries):
+        return []
+    distinct = list(dict.fromkeys(rotaries)) or [plain_rotary(width, target.rope_theta)]
+    return rotaries if len(distinct) > 1 else distinct
+
+
 def fresh_config(
-    target: Sizes,
+    target: SizedTarget,
     options: DrafterConfig,
     shape: LayerShape,
     layers: list[int],
@@ -233,11 +235,11 @@ def fresh_config(
     """The architecture of a fresh block drafter, from sizes.
 
     Args:
-        shape: of its keys and values. layers: whose keys and values, or whose outputs, it reads. start: which its own start from, where
-            it reads outputs. known: further fields.
+        shape: of its keys and values. layers: whose keys and values, or whose outputs, it reads. start:
+            which its own start from (taps). known: further fields.
     """
     shared = options.context == "shared_kv"
-    markov, markov_width = markov_kind(options)
+    markov, markov_width = _markov_kind(options)
     return BlockConfig(
         context=options.context,
         block_size=options.block_size,

@@ -1,5 +1,4 @@
-"""The shape of a fresh block drafter: which of the target's layers it reads and starts from, and sizes that are the target's
-where it has them."""
+"""The shape of a fresh drafter: the target layers that it reads and starts from, and its sizes."""
 
 from __future__ import annotations
 
@@ -35,19 +34,17 @@ def tap_layers(num_layers: int, taps: int) -> list[int]:
 
 
 def shared_layers(num_layers: int, layers: int) -> list[int]:
-    """Target layers that a drafter starts from: the first, made for embeddings, the last, whose outputs the head reads, and as many
-    between them, evenly.
+    """Target layers that a drafter starts from: first, last and evenly spaced ones between them.
 
-    After 60 steps on SmolLM2 the drafter's argmax agreed with the target's on 17% of first positions with layers
-    (0, 29), on 10% with (28, 29): an embedding has a two-hundredth of the size that a late layer expects.
+    The first layer expects embeddings, which are a two-hundredth of the size of a late layer's inputs.
     """
     if layers == 1:
         return [num_layers - 1]
     return [-(-i * (num_layers - 1) // (layers - 1)) for i in range(layers)]
 
 
-class Sizes(Protocol):
-    """What a fresh drafter's sizes are made of: a loaded target's, or those that its config.json says (align/planning/target_sizes.py)."""
+class SizedTarget(Protocol):
+    """Sizes of a loaded target, or from its config.json (align/planning/target_sizes.py)."""
 
     @property
     def spec(self) -> str: ...
@@ -61,8 +58,8 @@ class Sizes(Protocol):
     def vocab_size(self) -> int: ...
 
 
-def named_layers(target: Sizes, named: Sequence[int] | None) -> list[int]:
-    """The target layers that a recipe names, -1 the last one; none for None.
+def named_layers(target: SizedTarget, named: Sequence[int] | None) -> list[int]:
+    """The target layers that a recipe names, -1 the last one; empty for None.
 
     Raises:
         UserError: a layer that the target lacks.
@@ -70,26 +67,27 @@ def named_layers(target: Sizes, named: Sequence[int] | None) -> list[int]:
     count = target.num_layers
     if named is not None and not all(-count <= i < count for i in named):
         raise UserError(
-            f"drafter.target_layers={list(named)}: target {target.spec!r} has the layers 0 to {count - 1} (-1 = the last one)"
+            f"drafter.target_layers={list(named)}: target {target.spec!r} has the layers 0 to "
+            f"{count - 1} (-1 = the last one)"
         )
     return [i % count for i in named or ()]
 
 
 def start_layers(target: Target, layers: int) -> list[int]:
-    """Target layers that a drafter's layers start from: `shared_layers` of those that attend, of all where none does."""
+    """Target layers to start from: `shared_layers` of those that attend, of all if none does."""
     shapes = () if target.anatomy.repeats else target.anatomy.shapes
     attending = [i for i, shape in enumerate(shapes) if shape is not None]
     return _spread(attending, layers) if attending else shared_layers(target.num_layers, layers)
 
 
 def _spread(layers: Sequence[int], count: int) -> list[int]:
-    """`shared_layers` of a list of layers, the last ones again where they are too few."""
+    """`shared_layers` of a list of layers, the last one repeated if they are too few."""
     if count > len(layers):
         return [*layers, *[layers[-1]] * (count - len(layers))]
     return [layers[i] for i in shared_layers(len(layers), count)]
 
 
-def first_layers(target: Sizes, options: DrafterConfig) -> list[int]:
+def first_layers(target: SizedTarget, options: DrafterConfig) -> list[int]:
     """The target layers that a drafter starts from: those that the recipe names, else `shared_layers`.
 
     Raises:
@@ -101,18 +99,17 @@ def first_layers(target: Sizes, options: DrafterConfig) -> list[int]:
     return shared_layers(target.num_layers, options.layers)
 
 
-def check_count(target: Sizes, layers: int) -> None:
+def check_count(target: SizedTarget, layers: int) -> None:
     """Raises UserError for more layers than the target has."""
     if layers > target.num_layers:
         raise UserError(f"drafter.layers={layers}: target {target.spec!r} has {target.num_layers} layers")
 
 
 def shared_keys(target: Target, options: DrafterConfig) -> tuple[list[int], list[Rotary]]:
-    """The layers whose keys and values a drafter reads, by default those that `shared_layers` takes of all that can serve, and how
-    each of them writes positions.
+    """The layers whose keys and values a drafter reads, by default spread evenly, and their rotaries.
 
     Raises:
-        UserError: layers without keys of their own, of several shapes, or with positions written in an unknown way.
+        UserError: layers without keys of their own, of several shapes, or with an unknown position encoding.
     """
     named = named_layers(target, options.target_layers)
     shapes = [None if shape is None else shape._replace(indexer=0) for shape in target.anatomy.shapes]
@@ -121,63 +118,73 @@ def shared_keys(target: Target, options: DrafterConfig) -> tuple[list[int], list
     last = next((shapes[i] for i in reversed(named or serving)), None)
     same = [i for i in serving if shapes[i] == last]
     usual = shared_layers(target.num_layers, options.layers)
-    chosen = named or (usual if set(usual) <= set(same) else _spread(same, options.layers) if same else [])
-    bad = [i for i in chosen if i not in same]
-    if not same or bad:
-        which = f"layer {bad[0]} of target {target.spec!r}" if bad and same else f"target {target.spec!r}"
-        attending = [found for found, shape in zip(rotaries, shapes, strict=False) if shape is not None]
-        why = rotaries[bad[0]] if bad and same else [*rotaries[:1], *attending][-1]
-        raise UserError(
-            f"drafter.context=shared_kv: {which} has no keys and values that a drafter can share: "
-            f"{why if isinstance(why, str) else 'they have another shape than those of other layers'} "
-            f"(architecture {target.config.model_type!r}); use drafter.context=taps"
-        )
-    found = [rotaries[i] for i in chosen]
-    return chosen, [r for r in found if isinstance(r, Rotary)]
+    if named:
+        chosen = named
+    elif set(usual) <= set(same):
+        chosen = usual
+    else:
+        chosen = _spread(same, options.layers) if same else []
+    found = [rotaries[i] for i in chosen if i in same]
+    if same and len(found) == len(chosen):
+        return chosen, [r for r in found if isinstance(r, Rotary)]
+    where, reason = f"target {target.spec!r}", "they have another shape than those of other layers"
+    attending = [found for found, shape in zip(rotaries, shapes, strict=False) if shape is not None]
+    why = [*rotaries[:1], *attending][-1]
+    if same:
+        bad = next(i for i in chosen if i not in same)
+        where, why = f"layer {bad} of {where}", rotaries[bad]
+    raise UserError(
+        f"drafter.context=shared_kv: {where} has no keys and values that a drafter can share: "
+        f"{why if isinstance(why, str) else reason} (architecture {target.config.model_type!r}); use "
+        "drafter.context=taps"
+    )
 
 
 @torch.no_grad()
 def check_taps(target: Target, layers: Sequence[int]) -> None:
-    """Raises UserError where what these layers write is not one hidden state for each token."""
+    """Raises UserError if these layers do not output one hidden state per token."""
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=target.device)
     found = target.forward(tokens, taps=layers, logits=False).taps_BLFD
-    if found is None or tuple(found.shape) != (1, 2, len(layers), target.hidden_size):
-        shares = any(isinstance(rotary, Rotary) for rotary in key_rotaries(target))
-        raise UserError(
-            f"drafter.context=taps: the layers of target {target.spec!r} do not write one hidden state for each token "
-            f"(architecture {target.config.model_type!r}); "
-            + (
-                "use drafter.context=shared_kv"
-                if shares
-                else "a block drafter has nothing to read; --methods lookup needs none"
-            )
-        )
+    if found is not None and tuple(found.shape) == (1, 2, len(layers), target.hidden_size):
+        return
+    advice = "a block drafter has nothing to read; --methods lookup needs none"
+    if any(isinstance(rotary, Rotary) for rotary in key_rotaries(target)):
+        advice = "use drafter.context=shared_kv"
+    raise UserError(
+        f"drafter.context=taps: the layers of target {target.spec!r} do not write one hidden state for "
+        "each token "
+        f"(architecture {target.config.model_type!r}); {advice}"
+    )
 
 
 def own_shape(target: Target) -> LayerShape:
     """Heads of a drafter that makes keys of its own: the target's, else of the usual width."""
     heads, width = target.num_kv_heads, target.head_dim
-    if target.anatomy.attends and width % 2 == 0 and target.num_heads % heads == 0:
-        return LayerShape(heads, width, width)
-    width = min(64, target.hidden_size // 2 * 2)
-    heads = max(1, target.hidden_size // width)
+    if not (target.anatomy.attends and width % 2 == 0 and target.num_heads % heads == 0):
+        width = min(64, target.hidden_size // 2 * 2)
+        heads = max(1, target.hidden_size // width)
     return LayerShape(heads, width, width)
 
 
 def inner_size(target: Target) -> int:
     """Width of the feed-forward layers."""
-    given = [getattr(target.config, name, None) for name in _INNER]
-    given = [value[-1] if isinstance(value, list) and value else value for value in given]
-    return next((v for v in given if isinstance(v, int) and v > 0), 4 * target.hidden_size)
+    for name in _INNER:
+        value = getattr(target.config, name, None)
+        if isinstance(value, list) and value:
+            value = value[-1]
+        if isinstance(value, int) and value > 0:
+            return value
+    return 4 * target.hidden_size
 
 
 def norm_eps(target: Target) -> float:
+    """The epsilon of the norms."""
     given = [getattr(target.config, name, None) for name in _EPS]
     return next((float(v) for v in given if isinstance(v, float | int) and v >= 0), 1e-6)
 
 
 def activation(target: Target) -> str:
-    """The target's where it is a function alone; silu where it has weights or another name."""
+    """The target's activation if transformers knows it and it has no weights, else silu."""
     named = getattr(target.config, "hidden_act", None) or getattr(target.config, "hidden_activation", None)
     if not isinstance(named, str) or named not in ACT2FN:
         return "silu"
@@ -192,9 +199,8 @@ def has_attention_bias(target: Target) -> bool:
 
 
 @torch.no_grad()
-def own_tables(target: Target, width: int, rotaries: Sequence[Rotary]) -> bool:
-    """Whether the target has one rotary module for all its layers, called with positions alone, in the plain layout and of this
-    width, and it is what these layers do."""
+def matches_target_tables(target: Target, width: int, rotaries: Sequence[Rotary]) -> bool:
+    """Whether the target's one rotary module, in the plain layout, computes these rotary embeddings."""
     module = getattr(target.body, "rotary_emb", None)
     if module is None:
         return False
@@ -205,11 +211,12 @@ def own_tables(target: Target, width: int, rotaries: Sequence[Rotary]) -> bool:
         halves = [torch.equal(t[..., : width // 2], t[..., width // 2 :]) for t in (cos, sin)]
         if not all(halves) or not cos.shape == sin.shape == (1, 3, width):
             return False
-    except Exception:  # modules of this name are called in many ways
+    except Exception:  # modules of this name have many signatures
         return False
-    # a table may be scaled as a whole: keys have the scale, queries learn it
-    each = [rotary.tables(positions, width) for rotary in rotaries]
-    return all(
-        torch.allclose(s * cos.float(), c * sin.float(), atol=0.02 if x.dtype != torch.float32 else 1e-4)
-        for c, s in each
-    )
+    tolerance = 0.02 if x.dtype != torch.float32 else 1e-4
+    for rotary in rotaries:
+        # a table may be scaled as a whole: keys have the scale, queries learn it
+        c, s = rotary.tables(positions, width)
+        if not torch.allclose(s * cos.float(), c * sin.float(), atol=tolerance):
+            return False
+    return True

@@ -1,8 +1,8 @@
-"""A small causal language model as a drafter, where a target has no smaller sibling: some of the target's own layers, its
-norm, and its embedding and head as they are (layer skipping, as in LayerSkip, arXiv 2404.16710, but as a model apart).
+"""A small causal language model as a drafter, for targets without a smaller sibling: some of the target's
+layers, its norm, embedding and head (layer skipping as in LayerSkip, arXiv 2404.16710, but as a separate
+model).
 
-What is saved is an ordinary causal-LM folder, the embedding and the tokenizer in it: `align.target.loading.load_target` and
-transformers open it, `decode.drafters.autoregressive` drafts with it.
+It is saved as an ordinary causal-LM folder, which `load_target` and transformers open.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from align.target.model import Target
 class CausalConfig:
     """What the network's own config.json does not say.
 
-    block_size: K, the drafts that training predicts τ for. layers: of the target, where it started from them.
-    network: its architecture, to tell one checkpoint from another.
+    block_size: K, the drafts that training predicts τ for. layers: of the target that it started from, if
+    any. network: its architecture, to tell one checkpoint from another.
     """
 
     block_size: int
@@ -42,10 +42,10 @@ class CausalConfig:
 
 
 class CausalDrafter(nn.Module):
-    """The network q. Its parameters are those of layers and norm; embedding and head are referred to, frozen.
+    """The network q. Its parameters are those of layers and norm; embedding and head are frozen references.
 
     Args:
-        model: a transformers causal LM with a decoder's names; its embedding and head are taken out of it.
+        model: a transformers causal LM, whose embedding and head are removed.
         own: the model's own embedding and head, (V, D) each; None = the target's.
     """
 
@@ -60,7 +60,7 @@ class CausalDrafter(nn.Module):
         scale = getattr(model.get_input_embeddings(), "embed_scale", None)
         self._scale = [scale if scale is None else torch.as_tensor(scale).detach()]
         body, bare = decoder(model), cast(Any, nn.Identity())
-        bare.bias = None  # BERT asks its head for one
+        bare.bias = None  # BERT reads it
         model.set_input_embeddings(nn.Identity())
         model.set_output_embeddings(bare)
         self.model, self.config = model, config
@@ -76,29 +76,28 @@ class CausalDrafter(nn.Module):
     @property
     def head_weight_VD(self) -> Tensor:
         """The frozen output matrix, (V, D)."""
-        return self.target.head_weight_VD.detach() if self._own is None else self._owned(1)
+        return self.target.head_weight_VD.detach() if self._own is None else self._own_matrix(1)
 
     @property
     def embedding_VD(self) -> Tensor:
         """The frozen input embedding, (V, D)."""
-        return self.target.embedding_VD.detach() if self._own is None else self._owned(0)
+        return self.target.embedding_VD.detach() if self._own is None else self._own_matrix(0)
 
     @property
     def has_targets_head(self) -> bool:
         return self._own is None
 
-    def _owned(self, which: int) -> Tensor:
-        """One of its own matrices, where its parameters are now."""
+    def _own_matrix(self, which: int) -> Tensor:
+        """One of its own matrices, on the device of its parameters."""
         assert self._own is not None
         self._own[which] = self._own[which].to(next(self.parameters()).device)
         return self._own[which]
 
     def forward(self, batch: Batch) -> Tensor:
-        """Normalised hidden states over packed rows, (B, L, D): row i, seen by the head, predicts token i + 1."""
+        """Normalised hidden states over packed rows, (B, L, D): row i predicts token i + 1."""
         inputs_BLD = F.embedding(batch.tokens_BL, self.embedding_VD).to(self.model.dtype)
         if (scale := self._scale[0]) is not None:
             inputs_BLD = inputs_BLD * scale.to(inputs_BLD)
-        # where it takes none, the place in the row is the position
         positions = {"position_ids": batch.positions_BL} if self._takes_positions else {}
         layout = Layout(batch.positions_BL, 0, 1, self.model.dtype, mask=batch.attention_mask())
         with laid(layout):

@@ -1,13 +1,14 @@
-"""The DDiT: the transformer of SEDD (arXiv 2310.16834), MDLM (2406.07524), RADD (2406.03736) and BD3-LM (2503.09573).
+"""The transformer of SEDD (arXiv 2310.16834), MDLM (2406.07524), RADD (2406.03736) and BD3-LM (2503.09573).
 
-Parameters bear the published names in the published order, so that their checkpoints load without renaming and
-their unnamed lists of averaged weights fit. The vocabulary V includes the mask. Besides the published attention
-(every position sees every other) a clean prefix can be causal, by tokens or by blocks; then its keys and values are
-cached, and drafting costs the block, not the context. Attention over a prefix is what a drafter needs; the published
-weights were not trained that way unless BD3-LM's.
+Parameters have the published names and order, so that checkpoints load without renaming and their unnamed
+lists of averaged weights fit. The vocabulary V includes the mask. Besides the published attention (every
+position sees every other) a clean prefix can be causal, by tokens or by blocks; then its keys and values
+are cached, and drafting costs the block, not the context.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,7 @@ from align.target.slabs import LayerShape
 
 
 class DDiT(nn.Module):
-    """The network f: logits of a masked predictor, or SEDD's log-score (arXiv 2310.16834), which lacks the part that σ gives where
-    `scale_by_sigma`.
+    """The network f: logits, or SEDD's log-score, if `scale_by_sigma` without the part that σ gives.
 
     Args:
         config: the architecture.
@@ -43,30 +43,9 @@ class DDiT(nn.Module):
         self.blocks = nn.ModuleList(DDiTBlock(config, attention_backend) for _ in range(config.n_blocks))
         self.output_layer = DDiTHead(config)
 
-    def forward(
-        self,
-        tokens_BL: Tensor,
-        sigma: Tensor | None = None,
-        *,
-        positions_BL: Tensor | None = None,
-        see: Tensor | None = None,
-        cache: KVCache | None = None,
-    ) -> Tensor:
-        """f, (B, L, V).
-
-        Args:
-            tokens_BL: ids, the mask's among them.
-            sigma: total noise, (B,) or (B, L); read only where `time_input` is `sigma`.
-            positions_BL: rotary positions; None = counted on from the cache's end.
-            see: bool, broadcastable to (B, 1, L, S), True = attend; None = as the config's attention says, and
-                with a cache everything: a noisy block sees the clean prefix and itself both ways.
-            cache: a clean prefix, from `denoise`; its length stays, and it needs room for L more. No gradient then.
-
-        Raises:
-            ValueError: a missing or misshapen σ, a cache without room, with gradients on, or under full attention.
-        """
-        hidden_BLD = self.hidden(tokens_BL, sigma, positions_BL=positions_BL, see=see, cache=cache)
-        return self.head(hidden_BLD, sigma)
+    def forward(self, tokens_BL: Tensor, sigma: Tensor | None = None, **options: Any) -> Tensor:
+        """f, (B, L, V); arguments and errors of `hidden`."""
+        return self.head(self.hidden(tokens_BL, sigma, **options), sigma)
 
     def hidden(
         self,
@@ -77,13 +56,25 @@ class DDiT(nn.Module):
         see: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """What `head` reads, (B, L, D); arguments and errors of `forward`."""
+        """What `head` reads, (B, L, D).
+
+        Args:
+            tokens_BL: ids, including the mask's.
+            sigma: total noise, (B,) or (B, L); used only if `time_input` is `sigma`.
+            positions_BL: rotary positions; None = counted from the cache's end.
+            see: bool, broadcastable to (B, 1, L, S), True = attend; None = by the config's attention, and
+                with a cache everything: a noisy block sees the clean prefix and itself in both directions.
+            cache: a clean prefix, from `denoise`, with room for L more; its length stays.
+
+        Raises:
+            ValueError: a wrong σ, or a cache without room, with gradients or under full attention.
+        """
         length, past = tokens_BL.shape[1], 0
-        if cache is None:
-            see = self._default_mask(length, 0, tokens_BL.device) if see is None else see
-        else:
+        if cache is not None:
             past = cache.length
             self._check_cache(cache, length, see)
+        elif see is None:
+            see = self._default_mask(length, 0, tokens_BL.device)
         if positions_BL is None:
             positions_BL = torch.arange(past, past + length, device=tokens_BL.device)[None]
         condition = self._condition(sigma, tokens_BL.shape, tokens_BL.device)
@@ -102,28 +93,29 @@ class DDiT(nn.Module):
         weight = self.vocab_embed.embedding
         for part in (self.blocks, self.output_layer):
             speed_up_linears(part, weight.dtype, weight.device, torch.bfloat16)
-        speed_up_linears(self, weight.dtype, weight.device)  # what is left is small
+        speed_up_linears(self, weight.dtype, weight.device)  # the rest is small
 
     # ---- a cached clean prefix ----
 
-    def new_cache(self, rows: int, capacity: int) -> KVCache:
-        """Room for `capacity` positions, the noisy block's among them."""
+    def new_cache(self, capacity: int, rows: int = 1) -> KVCache:
+        """Room for `capacity` positions, including the noisy block's."""
         c, weight = self.config, self.vocab_embed.embedding
         shape = LayerShape(c.n_heads, c.head_dim, c.head_dim)
         return KVCache([shape] * c.n_blocks, rows, capacity, weight.dtype, weight.device)
 
     @property
     def kept_at_once(self) -> int:
-        """Clean tokens enter the cache so many at a time: a block sees all of itself."""
+        """Clean tokens enter the cache in multiples of this: a block sees all of itself."""
         return self.config.block_size or 1
 
     @torch.no_grad()
     def denoise(self, clean_BC: Tensor, noisy_BK: Tensor, sigma_B: Tensor, cache: KVCache) -> Tensor:
-        """f of a noisy block behind the cached prefix and the clean tokens after that, (B, K, V), in one pass. The block
-        sees everything, itself both ways; under block_causal attention, its own and earlier blocks.
+        """f of a noisy block after the cached prefix and the clean tokens after that, (B, K, V), in one
+        pass. The block sees everything, itself in both directions; under block_causal attention, its own
+        and earlier blocks.
 
-        The clean tokens (σ = 0) stay in the cache, under block_causal attention the whole blocks of them: the others
-        are to come again. Either may be empty.
+        The clean tokens (σ = 0) stay in the cache, under block_causal attention only whole blocks of them:
+        pass the others again. Either may be empty.
 
         Raises:
             ValueError: no room, or full attention.
@@ -181,14 +173,12 @@ class DDiT(nn.Module):
         return F.silu(self.sigma_map(sigma))
 
 
-# ---- training rows: a clean row, then A noisy blocks, as cached drafting sees them ----
-
-
 def prefix_block_mask(document_BL: Tensor, anchors_index_BA: Tensor, block_size: int) -> Tensor:
-    """Who sees whom in rows [L clean tokens, A blocks of K noisy ones]: bool (B, 1, L+A·K, L+A·K).
+    """The attention mask of training rows [L clean tokens, A blocks of K noisy ones], as in cached
+    drafting: bool (B, 1, L+A·K, L+A·K).
 
-    A clean token sees those of its document up to itself (a padding one, document < 0, itself alone); block a its
-    anchor's document up to and including the anchor, and itself both ways.
+    A clean token sees those of its document up to itself (padding, document < 0, only itself); block a its
+    anchor's document up to and including the anchor, and itself in both directions.
     """
     length, device = document_BL.shape[1], document_BL.device
     index_L = torch.arange(length, device=device)
@@ -207,7 +197,7 @@ def prefix_block_mask(document_BL: Tensor, anchors_index_BA: Tensor, block_size:
 
 
 def prefix_block_positions(positions_BL: Tensor, anchors_index_BA: Tensor, block_size: int) -> Tensor:
-    """Rotary positions of such rows, (B, L+A·K): block a stands at the K places after its anchor."""
+    """Rotary positions of such rows, (B, L+A·K): block a is at the K places after its anchor."""
     after = torch.arange(1, block_size + 1, device=positions_BL.device)
     blocks_BAK = positions_BL.gather(1, anchors_index_BA)[..., None] + after
     return torch.cat((positions_BL, blocks_BAK.flatten(1)), dim=1)

@@ -16,25 +16,12 @@ from align.target.attention import attend, rotate
 from align.target.slabs import Slab
 
 TIME_INPUTS = ("sigma", "zero", "none")
-
-
 ATTENTIONS = ("full", "prefix_causal", "block_causal")
-
-
 _SINUSOIDS = 256
-
-
 _MAX_PERIOD = 10_000.0
-
-
 _ROTARY_BASE = 10_000.0
-
-
 _MLP_RATIO = 4
-
-
-_MOST, _MOST_BLOCKS = 1 << 24, 1024
-"""Of any size, and of blocks: no network has more, and building one would take for ever."""
+_MAX_SIZE, _MAX_BLOCKS = 1 << 24, 1024
 
 
 @dataclass
@@ -61,39 +48,38 @@ class DDiTConfig:
     block_size: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "n_blocks", "n_heads", "cond_dim"):
-            most = _MOST_BLOCKS if name == "n_blocks" else _MOST
-            fits = _whole(getattr(self, name), 1) and getattr(self, name) <= most
-            _check(name, getattr(self, name), f"a whole number from 1 to {most}", fits)
-        fits = finite(self.dropout) and 0 <= self.dropout < 1
-        _check("dropout", self.dropout, "a number within 0..1, 1 excluded", fits)
+        limits = dict.fromkeys(("vocab_size", "hidden_size", "n_heads", "cond_dim"), _MAX_SIZE)
+        for name, most in {**limits, "n_blocks": _MAX_BLOCKS}.items():
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                raise _error(name, value, f"a whole number from 1 to {most}")
+        if not (finite(self.dropout) and 0 <= self.dropout < 1):
+            raise _error("dropout", self.dropout, "a number within 0..1, 1 excluded")
         for name in ("norm_bias", "scale_by_sigma"):
-            _check(name, getattr(self, name), "true or false", isinstance(getattr(self, name), bool))
+            if not isinstance(getattr(self, name), bool):
+                raise _error(name, getattr(self, name), "true or false")
         for name, choices in (("time_input", TIME_INPUTS), ("attention", ATTENTIONS)):
-            if getattr(self, name) not in choices:
-                value = getattr(self, name)
+            value = getattr(self, name)
+            if value not in choices:
                 raise UserError(f"ddit config: {name}={value!r} is unknown{nearest(value, choices)}")
         if self.hidden_size % (2 * self.n_heads):
-            raise UserError(
-                f"ddit config: hidden_size={self.hidden_size} must be a multiple of 2·n_heads={2 * self.n_heads}"
+            raise _error("hidden_size", self.hidden_size, f"a multiple of 2·n_heads={2 * self.n_heads}")
+        blocks, size = self.attention == "block_causal", self.block_size
+        if type(size) is not int or (size < 1 if blocks else size != 0):
+            what = (
+                "at least 1 for block_causal attention"
+                if blocks
+                else "0: only block_causal attention has one"
             )
-        least = int(self.attention == "block_causal")
-        what = "at least 1 for block_causal attention" if least else "0: only block_causal attention has one"
-        whole = _whole(self.block_size, least) and (least or self.block_size == 0)
-        _check("block_size", self.block_size, what, bool(whole))
+            raise _error("block_size", size, what)
 
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.n_heads
 
 
-def _whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _check(name: str, value: Any, what: str, fits: bool) -> None:
-    if not fits:
-        raise UserError(f"ddit config: {name}={value!r:.60} must be {what}")
+def _error(name: str, value: Any, what: str) -> UserError:
+    return UserError(f"ddit config: {name}={value!r:.60} must be {what}")
 
 
 class DDiTNorm(nn.Module):
@@ -138,7 +124,7 @@ class SigmaMap(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Tables of the rotary embedding at given positions, fp32. `inv_freq` is stored because checkpoints hold it."""
+    """Rotary tables at given positions, fp32. `inv_freq` is a buffer because checkpoints have it."""
 
     inv_freq: Tensor
 
@@ -152,7 +138,7 @@ class Rotary(nn.Module):
         return 1.0 / _ROTARY_BASE ** (steps / self.head_dim)
 
     def forward(self, positions_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, (B, 1, L, d). Not from the buffer: casting the network to half precision rounds that."""
+        """cos and sin, (B, 1, L, d). Not from the buffer, which half precision rounds."""
         angles = positions_BL[:, None, :, None].float() * self.frequencies(positions_BL.device)
         angles = torch.cat((angles, angles), dim=-1)
         return angles.cos(), angles.sin()
@@ -170,7 +156,7 @@ def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 class DDiTBlock(nn.Module):
-    """Pre-norm attention and MLP, each shifted, scaled and gated by the noise level (adaLN), if there is one."""
+    """Pre-norm attention and MLP, both modulated by the noise level (adaLN) unless `time_input` is none."""
 
     def __init__(self, config: DDiTConfig, backend: str) -> None:
         super().__init__()
@@ -196,7 +182,7 @@ class DDiTBlock(nn.Module):
         mask: Tensor | None,
         slab: Slab | None,
     ) -> Tensor:
-        """`condition` (B, 1 or L, cond_dim); with a `slab`, over what it holds and the new keys, written behind that."""
+        """`condition`: (B, 1 or L, cond_dim). `slab`: cached keys and values; the new ones are appended."""
         x = x_BLD
         if self.adaLN_modulation is None:
             x = x + self._drop(self._attention(self.norm1(x), rotary, mask, slab))

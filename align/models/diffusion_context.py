@@ -1,4 +1,4 @@
-"""A standalone drafter's state over one request: a clean text that grows, and the noisy block after it."""
+"""A standalone drafter's state over one request: the clean text so far, and the noisy block after it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from align.models.ddit import DDiT
 from align.models.masked_lm import MaskedLM
 from align.models.standalone import DiffusionDrafter
+from align.target.cache import KVCache
 
 
 class DiffusionContext:
-    """A clean text that grows, and the rows of a noisy block after it: what decoding asks for. One request, no gradient.
+    """The clean text of one request and logits of the noisy block after it, without gradients.
 
-    A network that caches a prefix runs each committed token once, along with the first noisy block after it (a
-    block-causal one when its block is full); one of full attention runs its window anew for every pass.
+    A network that caches a prefix runs each committed token once, together with the first noisy block after
+    it (a block-causal one when its block is full); one of full attention recomputes its window in every
+    pass.
     """
 
     def __init__(self, drafter: DiffusionDrafter, capacity: int) -> None:
@@ -24,13 +25,10 @@ class DiffusionContext:
         # with a shift: the last cached token's hidden state, which predicts the block's first position
         self.before_1D: Tensor | None = None
         network = drafter.network
-        self.cache = None
+        self.cache: KVCache | None = None
         if drafter.cached or drafter.caches_blocks:
             capacity += drafter.block
-            made = (
-                network.new_cache(1, capacity) if isinstance(network, DDiT) else network.new_cache(capacity)
-            )
-            self.cache = made
+            self.cache = network.new_cache(capacity)
 
     @property
     def device(self) -> torch.device:
@@ -41,7 +39,7 @@ class DiffusionContext:
         self.tokens.extend(tokens)
 
     def keep(self, count: int) -> None:
-        """Back to the first `count` tokens."""
+        """Roll back to the first `count` tokens."""
         del self.tokens[count:]
         if self.cache is None:
             return
@@ -50,16 +48,16 @@ class DiffusionContext:
         whole = count // size * size
         shift = isinstance(network, MaskedLM) and network.family.shift
         if shift and (self.before_1D is None or self.cache.length > whole):
-            # the last token is run again, for its hidden state
+            # rerun the last token for its hidden state
             whole, self.before_1D = max(whole - size, 0), None
         self.cache.length = min(self.cache.length, whole)
 
     @torch.no_grad()
     def denoise(self, block_K: Tensor) -> Tensor:
-        """Logits over the target's vocabulary of a block that holds tokens and masks, (K,) → (K, V) fp32."""
+        """Logits over the target's vocabulary of a block of tokens and masks, (K,) → (K, V) fp32."""
         drafter, network, block_1K = self.drafter, self.drafter.network, block_K[None]
         if self.cache is None:
-            return drafter.target_logits(self._whole(block_1K))
+            return drafter.target_logits(self._window_logits(block_1K))
         new_1C = torch.tensor([self.tokens[self.cache.length :]], dtype=torch.int64, device=self.device)
         if isinstance(network, MaskedLM):
             f_1KV, self.before_1D = network.denoise(new_1C, block_1K, self.cache, self.before_1D)
@@ -70,11 +68,11 @@ class DiffusionContext:
             ).float()
         return drafter.target_logits(f_1KV[0])
 
-    def _whole(self, block_1K: Tensor) -> Tensor:
+    def _window_logits(self, block_1K: Tensor) -> Tensor:
         drafter = self.drafter
         clean = torch.tensor([self.tokens[-drafter.config.window :]], dtype=torch.int64, device=self.device)
         tokens_1S = torch.cat((clean, block_1K), 1)
-        sigma_1 = drafter._seen(tokens_1S, torch.ones_like(tokens_1S, dtype=torch.bool))
+        sigma_1 = drafter._window_sigma(tokens_1S, torch.ones_like(tokens_1S, dtype=torch.bool))
         positions, see = torch.arange(tokens_1S.shape[1], device=self.device)[None], None
         if drafter.block:
             start = len(self.tokens) - clean.shape[1]

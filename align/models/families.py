@@ -1,7 +1,7 @@
 """Published masked-diffusion language models: one record per family with all that is needed to load it.
 
-Every family is a known autoregressive architecture with another attention mask and its own parameter names. `rename` and the
-record's `config` turn those names into transformers' own, so that no remote code is ever run.
+Every family is a known autoregressive architecture with another attention mask and its own parameter names.
+`rename` and `Family.config` map those names to transformers' own, so that no remote code is run.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from align.common.errors import UserError, nearest
 from align.importing.layouts import architectures_of
 
 BASES = ("GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""The transformers classes that `align.models.masked_lm` runs: plain decoders, a head without scale or bias."""
+"""Classes of transformers that `masked_lm` runs: plain decoders, a head without scale or bias."""
 
 
 @dataclass(frozen=True)
 class Family:
     """How a family's checkpoints are read, and what its network computes.
 
-    `shift`: how many places before a token the raw logits that predict it lie. `keys`: prefixes of their parameter
-    names and of ours, `{i}` the layer, the first that fits counts, in both directions. `config`: their name of a config
-    key → ours; empty = the same names. `fixed`: config values that the base architecture takes for granted.
-    `resized`: the embedding may have another number of rows than config.json says, and it is right.
+    mask_token_id: if neither config.json nor the tokenizer's files name one. shift: how many places before
+    a token the raw logits that predict it are. block_size: of block_causal, if config.json has none. keys:
+    prefixes of their parameter names and of ours, `{i}` the layer; the first match counts, in both
+    directions. config: their name of a config key → ours; empty = the same names. fixed: config values that
+    the base architecture assumes. resized: the embedding may have another number of rows than config.json
+    says.
     """
 
     name: str
@@ -35,10 +37,10 @@ class Family:
     model_type: str
     architectures: tuple[str, ...]
     base: str
-    mask_token_id: int  # where neither config.json nor the tokenizer's files name one
+    mask_token_id: int
     shift: Literal[0, 1] = 0
     attention: Literal["full", "block_causal", "prefix_causal"] = "full"
-    block_size: int = 0  # block_causal, where config.json has no block_size
+    block_size: int = 0
     cache: Literal["none", "exact", "approximate"] = "none"
     keys: tuple[tuple[str, str], ...] = ()
     config: Mapping[str, str] = field(default_factory=dict)
@@ -62,7 +64,7 @@ class Family:
 
 
 def rename(name: str, prefixes: tuple[tuple[str, str], ...]) -> str:
-    """`name` with the first prefix that fits replaced by its partner; unchanged where none fits."""
+    """`name` with the first matching prefix replaced."""
     for old, new in prefixes:
         if found := re.match(re.escape(old).replace(r"\{i\}", r"(\d+)"), name):
             return new.replace("{i}", found[1] if found.groups() else "") + name[found.end() :]
@@ -198,8 +200,9 @@ def family_of(config: Mapping[str, Any], spec: str) -> Family:
     if not fitting:
         kinds = {f.model_type for f in FAMILIES.values()}
         raise UserError(
-            f"{spec}: config.json has model_type={kind!r}, architectures={named}: not a masked-diffusion family "
-            f"that is known here{nearest(str(kind), kinds)}"
+            f"{spec}: config.json has model_type={kind!r}, architectures={named}: not a masked-diffusion "
+            "family that is "
+            f"supported{nearest(str(kind), kinds)}"
         )
     family = next((f for f in fitting if f.published_as(spec)), fitting[0])
     for key, value in family.fixed.items():

@@ -1,26 +1,27 @@
-"""Markov heads: a low-rank bias on a block's draft logits from the token drafted just before (after DSpark, arXiv 2607.05147).
+"""Markov heads: a low-rank bias on a block's draft logits from the token drafted just before (after DSpark,
+arXiv 2607.05147).
 
-Every kind computes z (…, r) and adds z·B, B the basis (r, Vd). They start with a bias of zero; B starts at the head's leading
-directions, so that z acts as a correction of the hidden state. What depends on the hidden state alone is computed for all rows
-of a block at once (`inputs`), the rest when the token before is known (`mixed`). h: hidden state; e(x): the target's embedding;
-T: a table with a row for each of the target's tokens. `checkpoints/dspark.py` writes a head as DSpark's engines read it:
+Every kind computes z (…, r) and adds z·B, B the basis (r, Vd). They start with a bias of zero; B starts at
+the head's leading directions, so that z acts as a correction of the hidden state. What depends only on the
+hidden state is computed for all rows of a block at once (`inputs`), the rest when the previous token is
+known (`mix`). h: hidden state; e(x): the target's embedding; T: a table with a row for each of the target's
+tokens. `checkpoints/dspark.py` writes a head for DSpark's engines:
 
 | kind | z | in DSpark's format |
 |---|---|---|
-| `silu` | W_z·silu(W_h·h + W_e·e(x)) | nothing that holds it |
-| `mlp` | W_z·silu(W_m·silu(W_h·h + W_e·e(x))) | nothing that holds it |
+| `silu` | W_z·silu(W_h·h + W_e·e(x)) | not supported |
+| `mlp` | W_z·silu(W_m·silu(W_h·h + W_e·e(x))) | not supported |
 | `tanh` | W_z·tanh(W_h·h + W_e·e(x)) | `rnn`, its state never read |
 | `linear` | W_e·e(x) | `vanilla` |
 | `vanilla` | T[x] | `vanilla` |
 | `gated` | σ(W_h·h + W_t·T[x]) ⊙ T[x] | `gated` |
 | `rnn` | tanh(W_h·h + W_t·T[x]) | `rnn`, its state never read |
 
-`gated` and `rnn` of another engine may have a bias beside W_h (`markov_bias`).
+`gated` and `rnn` of another engine may have a bias in W_h (`markov_bias`).
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -31,41 +32,45 @@ Embed = Callable[[Tensor], Tensor]
 """Token ids (…) → the target's embeddings (…, D)."""
 
 
-class MarkovHead(nn.Module, ABC):
-    """What the kinds have in common."""
+class MarkovHead(nn.Module):
+    """What the kinds have in common: the basis over `vocabulary` tokens."""
 
-    basis: nn.Parameter
     out: nn.Linear | None
-    """The last layer where it is linear, (r, r): it can be multiplied into the basis."""
-    silent: tuple[str, ...]
+    """The last layer if it is linear, (r, r): it can be multiplied into the basis."""
+    silent: tuple[str, ...] = ()
     """The parts without which z is zero."""
 
-    @abstractmethod
-    def inputs(self, hidden: Tensor) -> Tensor:
-        """What `mixed` needs of hidden states, (…, D) → (…, any width)."""
+    def __init__(self, rank: int, vocabulary: int) -> None:
+        super().__init__()
+        self.out = None
+        self.basis = nn.Parameter(torch.zeros(rank, vocabulary))
 
-    @abstractmethod
-    def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
-        """From `inputs` and the tokens before (…) → (…, r), before `out`."""
+    def inputs(self, hidden: Tensor) -> Tensor:
+        """What `mix` needs of hidden states, (…, D) → (…, any width); nothing by default."""
+        return hidden[..., :0]
+
+    def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
+        """From `inputs` and the previous tokens (…) → (…, r), before `out`."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def silence(self) -> None:
-        """Make z zero, whatever it is given."""
+        """Make z zero for every input."""
         for name in self.silent:
             for parameter in self.get_submodule(name).parameters():
                 parameter.zero_()
 
     def forward(self, hidden: Tensor, previous: Tensor, embed: Embed) -> Tensor:
-        """Hidden states (…, D) and tokens before (…) → z (…, r)."""
-        return self.finish(self.mixed(self.inputs(hidden), previous, embed))
+        """Hidden states (…, D) and previous tokens (…) → z (…, r)."""
+        return self.finish(self.mix(self.inputs(hidden), previous, embed))
 
     def finish(self, mixed: Tensor) -> Tensor:
-        """`mixed` → z, both (…, r)."""
+        """`mix` → z, both (…, r)."""
         return mixed if self.out is None else self.out(mixed)
 
     @torch.no_grad()
     def basis_Vr(self, folded: bool = False) -> Tensor:
-        """The basis with a line for each vocabulary entry, (Vd, r); `folded`: with `out` multiplied in."""
+        """The basis with a row for each vocabulary entry, (Vd, r); `folded`: with `out` multiplied in."""
         basis_Vr = self.basis.detach().t()
         if folded and self.out is not None:
             basis_Vr = basis_Vr @ self.out.weight.to(self.basis.dtype)
@@ -79,17 +84,16 @@ class MixedHead(MarkovHead):
     silent = ("out",)
 
     def __init__(self, width: int, rank: int, vocabulary: int, activation: str = "silu") -> None:
-        super().__init__()
+        super().__init__(rank, vocabulary)
         self.activation = activation
         self.hidden = nn.Linear(width, rank, bias=False)
         self.previous = nn.Linear(width, rank, bias=False)
         self.out = nn.Linear(rank, rank, bias=False)
-        self.basis = nn.Parameter(torch.zeros(rank, vocabulary))
 
     def inputs(self, hidden: Tensor) -> Tensor:
         return self.hidden(hidden)
 
-    def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
+    def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         mixed = inputs + self.previous(embed(previous).to(inputs.dtype))
         return mixed.tanh() if self.activation == "tanh" else F.silu(mixed)
 
@@ -103,43 +107,33 @@ class MLPHead(MixedHead):
         self.previous = nn.Linear(width, inner, bias=False)
         self.middle = nn.Linear(inner, rank, bias=False)
 
-    def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
-        return F.silu(self.middle(super().mixed(inputs, previous, embed)))
+    def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
+        return F.silu(self.middle(super().mix(inputs, previous, embed)))
 
 
 class LinearHead(MarkovHead):
-    """z = W_e·e(x): a vanilla head whose table is a linear function of the target's embedding. W_e starts at zero."""
+    """z = W_e·e(x): a table that is linear in the target's embedding. W_e starts at zero."""
 
     silent = ("previous",)
 
     def __init__(self, width: int, rank: int, vocabulary: int) -> None:
-        super().__init__()
-        self.out = None
+        super().__init__(rank, vocabulary)
         self.previous = nn.Linear(width, rank, bias=False)
-        self.basis = nn.Parameter(torch.zeros(rank, vocabulary))
 
-    def inputs(self, hidden: Tensor) -> Tensor:
-        return hidden[..., :0]
-
-    def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
+    def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         return self.previous(embed(previous).to(inputs.dtype))
 
 
 class VanillaHead(MarkovHead):
-    """z = T[x]: DSpark's vanilla head, which does not look at the hidden state. T starts at zero."""
+    """z = T[x]: DSpark's vanilla head, which does not read the hidden state. T starts at zero."""
 
     silent: tuple[str, ...] = ("table",)
 
     def __init__(self, rank: int, vocabulary: int, target_vocabulary: int) -> None:
-        super().__init__()
-        self.out = None
+        super().__init__(rank, vocabulary)
         self.table = nn.Embedding(target_vocabulary, rank)
-        self.basis = nn.Parameter(torch.zeros(rank, vocabulary))
 
-    def inputs(self, hidden: Tensor) -> Tensor:
-        return hidden[..., :0]
-
-    def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
+    def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         return self.table(previous)
 
 
@@ -156,25 +150,25 @@ class GatedHead(VanillaHead):
     def inputs(self, hidden: Tensor) -> Tensor:
         return self.hidden(hidden)
 
-    def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
+    def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         row = self.table(previous)
         return torch.sigmoid(inputs + self.previous(row)) * row
 
 
 class RNNHead(GatedHead):
-    """z = tanh(W_h·h + W_t·T[x]): DSpark's rnn head where its output does not read the state. T and W_h start at zero."""
+    """z = tanh(W_h·h + W_t·T[x]): DSpark's rnn head without state. T and W_h start at zero."""
 
     silent = ("table", "hidden")
 
-    def mixed(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
+    def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         return torch.tanh(inputs + self.previous(self.table(previous)))
 
 
 KINDS = ("silu", "tanh", "linear", "mlp", "vanilla", "gated", "rnn")
 TABLES = ("vanilla", "gated", "rnn")
-"""Those with a row for each of the target's tokens."""
+"""Kinds with a row for each of the target's tokens."""
 OLD_NAMES = {"mixed": "silu", "table": "vanilla"}
-"""What kinds were called in files and recipes of old."""
+"""Former names of kinds in files and recipes."""
 
 
 def markov_head(
@@ -186,7 +180,7 @@ def markov_head(
     target_vocabulary: int,
     bias: bool = False,
 ) -> MarkovHead:
-    """A head of one of `KINDS`, `silu` for another name, its weights not yet initialised.
+    """A head of one of `KINDS` ("" = silu), its weights not yet initialised.
 
     Args:
         width: D. rank: r. inner: width of the first layer of an mlp; 0 = twice the rank. vocabulary: Vd.
@@ -196,10 +190,9 @@ def markov_head(
         return LinearHead(width, rank, vocabulary)
     if kind == "vanilla":
         return VanillaHead(rank, vocabulary, target_vocabulary)
-    if kind == "gated":
-        return GatedHead(width, rank, vocabulary, target_vocabulary, bias)
-    if kind == "rnn":
-        return RNNHead(width, rank, vocabulary, target_vocabulary, bias)
+    if kind in ("gated", "rnn"):
+        tabled = GatedHead if kind == "gated" else RNNHead
+        return tabled(width, rank, vocabulary, target_vocabulary, bias)
     if kind == "mlp":
         return MLPHead(width, rank, vocabulary, inner or 2 * rank)
     return MixedHead(width, rank, vocabulary, "tanh" if kind == "tanh" else "silu")

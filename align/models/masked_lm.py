@@ -1,4 +1,4 @@
-"""Masked-diffusion language models as drafters: a known decoder architecture under another attention mask.
+"""Masked-diffusion language models as drafters: a known decoder architecture with another attention mask.
 
 Whatever the checkpoint's convention, row i here predicts the token at position i.
 """
@@ -36,7 +36,7 @@ class MaskedLM(nn.Module):
         self.family = family  # with the checkpoint's own mask_token_id and block_size
         self.source = source  # config.json as it was read and will be written
         self._target = [target] if target else []  # in a list, so that it is no submodule
-        self._head_VD: Tensor | None = None  # what `prepare_for_drafting` made of it
+        self._head_VD: Tensor | None = None  # rounded by `prepare_for_drafting`
         self._dtype: torch.dtype | None = None
         if target:
             model.set_input_embeddings(nn.Identity())
@@ -70,7 +70,7 @@ class MaskedLM(nn.Module):
         if self._head_VD is not None:
             return few_rows(hidden, self._head_VD)
         weight = self.head_weight_VD
-        # the target may keep its head in half of what it multiplies with (align/kernels/replacing.py)
+        # the target may store its head in half precision (align/kernels/replacing.py)
         hidden = hidden.to(self._target[0].dtype if self._target else weight.dtype)
         if torch.is_grad_enabled():
             return F.linear(hidden, weight.to(hidden.dtype)).float()
@@ -78,20 +78,19 @@ class MaskedLM(nn.Module):
 
     @torch.no_grad()
     def prepare_for_drafting(self) -> None:
-        """Prepare for drafting on a CPU, irreversibly: linear layers that are fastest for few rows, rounded to bf16 where that
-        halves what is read. The rounding may change drafts, never the distribution of the output."""
+        """Prepare for drafting on a CPU, irreversibly: linear layers that are fastest for few rows, rounded
+        to bf16 where that halves what is read. Rounding may change drafts, never the distribution of the
+        output."""
         self._dtype, device = self.model.dtype, self.model.device
         speed_up_linears(self.model, self._dtype, device, torch.bfloat16)
         if fast_linear(self._dtype, device) is RowsLinear:
-            self._head_VD = self.head_weight_VD.detach().to(
-                torch.bfloat16
-            )  # an own head has been rounded above
+            self._head_VD = self.head_weight_VD.detach().to(torch.bfloat16)
 
     def see(self, tokens_BL: Tensor) -> Tensor:
         """The family's default attention mask: bool, broadcastable to (B, 1, L, L).
 
-        full: everything; block_causal: its own and earlier blocks, counted from the row's start; prefix_causal: what
-        is before the row's first mask sees causally, the rest sees everything.
+        full: everything; block_causal: its own and earlier blocks, counted from the row's start;
+        prefix_causal: causal before the row's first mask, everything from there on.
         """
         length, device = tokens_BL.shape[1], tokens_BL.device
         at = torch.arange(length, device=device)
@@ -111,11 +110,10 @@ class MaskedLM(nn.Module):
         Args:
             tokens_BL: int64 token ids, with masks.
             positions_BL: positions; default 0, 1, ….
-            see: bool, (L, L) or broadcastable to (B, 1, L, L), True = attend; every row must see something. Default:
-                `see(tokens_BL)`.
+            see: bool, (L, L) or broadcastable to (B, 1, L, L), True = attend; every row must see something.
+                Default: `see(tokens_BL)`.
 
-        With a shift the raw row i − 1 predicts position i. Nothing predicts position 0: its row is zero, its logits
-        are all equal.
+        With a shift the raw row i − 1 predicts position i, and the row of position 0 is zero.
         """
         if see is None:
             see = self.see(tokens_BL)
@@ -128,8 +126,8 @@ class MaskedLM(nn.Module):
     def block_hidden(
         self, tokens_BS: Tensor, see: Tensor, positions_BS: Tensor, index_BA: Tensor, size: int
     ) -> Tensor:
-        """Of rows [clean tokens, A blocks of K] (align/models/ddit.py: `prefix_block_mask`), what `head` turns into the
-        predictions of the blocks, (B, A, K, D). With a shift a block's anchor, at `index_BA` of the row, predicts its
+        """Of rows [clean tokens, A blocks of K] (`ddit.prefix_block_mask`), the hidden states that predict
+        the blocks, (B, A, K, D). With a shift a block's anchor, at `index_BA` of the row, predicts its
         first position."""
         raw_BSD = self._run(tokens_BS, see, positions_BS, None)
         count = index_BA.shape[1]
@@ -140,16 +138,10 @@ class MaskedLM(nn.Module):
         return torch.cat((first[:, :, None], blocks[:, :, :-1]), dim=2)
 
     def forward(
-        self,
-        tokens_BL: Tensor,
-        *,
-        positions_BL: Tensor | None = None,
-        see: Tensor | None = None,
-        keep: Tensor | None = None,
+        self, tokens_BL: Tensor, *, positions_BL: Tensor | None = None, see: Tensor | None = None
     ) -> Tensor:
-        """Raw logits in fp32, (B, L, V), row i for position i. `keep`, bool (B, L): of these rows alone, (N, V)."""
-        hidden = self.hidden(tokens_BL, positions_BL=positions_BL, see=see)
-        return self.head(hidden if keep is None else hidden[keep])
+        """Raw logits in fp32, (B, L, V), row i for position i; arguments of `hidden`."""
+        return self.head(self.hidden(tokens_BL, positions_BL=positions_BL, see=see))
 
     def _run(
         self, tokens_BL: Tensor, mask: Tensor | None, positions_BL: Tensor, cache: KVCache | None
@@ -170,7 +162,7 @@ class MaskedLM(nn.Module):
         first = torch.zeros_like(raw_BLD[:, 0]) if before_BD is None else before_BD
         return torch.cat((first[:, None], raw_BLD[:, :-1]), dim=1)
 
-    # ---- decoding with a cache, for attention that lets a clean prefix see nothing after it ----
+    # ---- decoding with a cache, if a clean prefix sees nothing after it ----
 
     def new_cache(self, capacity: int) -> KVCache:
         """An empty one-row cache of `capacity` positions.
@@ -189,23 +181,22 @@ class MaskedLM(nn.Module):
 
     @property
     def kept_at_once(self) -> int:
-        """Clean tokens enter the cache so many at a time: a block sees all of itself."""
+        """Clean tokens enter the cache in multiples of this: a block sees all of itself."""
         return self.family.block_size or 1
 
     @torch.no_grad()
     def denoise(
         self, clean_1C: Tensor, block_1K: Tensor, cache: KVCache, before_1D: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits (1, K, V) of a block behind the cached prefix and the clean tokens after that, in one pass; and what the
-        next call wants as `before_1D`. The block sees everything, itself both ways; of a block_causal family its own and
-        earlier blocks.
+        """Logits (1, K, V) of a block after the cached prefix and the clean tokens after that, in one pass;
+        and the next call's `before_1D`. The block sees everything, itself in both directions; in a
+        block_causal family its own and earlier blocks.
 
-        The clean tokens stay in the cache, of a block_causal family the whole blocks of them: the others are to come
-        again. Either may be empty.
+        The clean tokens stay in the cache, in a block_causal family only whole blocks of them: pass the
+        others again. Either may be empty.
 
         Args:
-            before_1D: with a shift, the raw hidden state of the last cached token, which predicts what follows it;
-                None = nothing does.
+            before_1D: with a shift, the raw hidden state of the last cached token.
 
         Raises:
             ValueError: no room, or a cache that was rolled back into a block.
@@ -234,13 +225,10 @@ class MaskedLM(nn.Module):
 def annealed_see(length: int, progress: float, generator: torch.Generator) -> Tensor:
     """Attention mask annealing (DiffuLLaMA, arXiv 2410.17891): bool (1, 1, L, L), True = attend.
 
-    Causal at `progress` 0, full at 1; between, each later position is seen with that probability, drawn for every pair.
+    Causal at `progress` 0, full at 1; between, each later position is seen with that probability.
     """
     drawn = torch.rand(1, 1, length, length, generator=generator, device=generator.device) < progress
     return drawn | torch.ones(length, length, dtype=torch.bool, device=drawn.device).tril()
-
-
-# ---- making ----
 
 
 def with_lora(network: MaskedLM, rank: int, alpha: float, targets: Sequence[str], seed: int = 0) -> None:

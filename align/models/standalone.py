@@ -1,9 +1,8 @@
-"""A standalone diffusion drafter: a network that reads tokens only, the forward process that it reverses, and its target's
-vocabulary.
+"""A standalone diffusion drafter: a network that reads only tokens, and its forward process.
 
-The network is a DDiT (align/models/ddit.py) or a masked language model (align/models/masked_lm.py). Whatever its
-conventions (a mask inside or beyond the target's vocabulary, a shift, σ or no σ, an exact cache or none), here row k of
-a block predicts the token k + 1 places after the anchor, and `target_logits` are over the target's vocabulary.
+The network is a DDiT (align/models/ddit.py) or a masked language model (align/models/masked_lm.py).
+Whatever its conventions (mask, shift, σ, cache), here row k of a block predicts the token k + 1 places
+after the anchor, and `target_logits` are over the target's vocabulary.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ Annealed = Callable[[int], Tensor]
 class DiffusionConfig:
     """What the network's own config.json does not say.
 
-    block_size: K, the tokens of a block in training; decoding may draft fewer or more. vocab_size: the target's.
-    prediction: `log_score` (SEDD) or `logits`; with the mask graph both give the same q.
-    window: clean tokens that a network of full attention is shown before a block.
-    mask_id: of a DDiT, where it is not the last id.
-    mask_rates: the mask rates of a published checkpoint (BD3-LM's clipped schedule), written again when it is saved. network: its architecture, to tell one checkpoint from another.
+    block_size: K, the tokens of a block in training; decoding may draft fewer or more. vocab_size: the
+    target's. prediction: `log_score` (SEDD) or `logits`; with the mask graph both give the same q. window:
+    clean tokens before a block that a network of full attention reads. mask_id: of a DDiT, if it is not the
+    last id. mask_rates: the mask rates of a published checkpoint (BD3-LM's clipped schedule), written when
+    it is saved. network: its architecture, to tell one checkpoint from another.
 
     Raises:
         UserError: a value that does not fit, with its key.
@@ -64,19 +63,17 @@ class DiffusionConfig:
         if self.mask_id is not None and type(self.mask_id) is not int:
             raise UserError(f"mask_id={self.mask_id!r:.40} must be a whole number, or null")
         for name, known in (("graph", GRAPHS), ("prediction", PREDICTIONS)):
-            if (value := getattr(self, name)) not in known:
+            value = getattr(self, name)
+            if value not in known:
                 raise UserError(f"{name}={value!r:.40} is unknown{nearest(str(value), known)}")
         if not isinstance(self.schedule, dict) or not isinstance(self.schedule.get("name"), str):
             raise UserError(f"schedule={self.schedule!r:.40} must be an object with a name")
-        if (rates := self.mask_rates) is not None:
-            if (
-                not isinstance(rates, list | tuple)
-                or len(rates) != 2
-                or not all(map(finite, rates))
-                or not 0 <= rates[0] <= rates[1] <= 1
-            ):
+        rates = self.mask_rates
+        if rates is not None:
+            pair = isinstance(rates, list | tuple) and len(rates) == 2 and all(map(finite, rates))
+            if not pair or not 0 <= rates[0] <= rates[1] <= 1:
                 raise UserError(f"mask_rates={rates!r:.40} must be two shares, the smaller one first")
-            object.__setattr__(self, "mask_rates", tuple(rates))  # JSON knows lists only
+            object.__setattr__(self, "mask_rates", tuple(rates))  # JSON has only lists
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -86,8 +83,8 @@ class DiffusionDrafter(nn.Module):
     """q as training and decoding see it.
 
     Args:
-        config: its `vocab_size` is the target's, or that of a tokenizer of the drafter's own.
-        padded: the network may have more rows than its tokenizer has tokens; what lies beyond them is never said.
+        config: its `vocab_size` is the target's, or that of the drafter's own tokenizer.
+        padded: the network may have more rows than its tokenizer has tokens; those are never predicted.
 
     Raises:
         UserError: a network over another vocabulary than the config's.
@@ -103,24 +100,27 @@ class DiffusionDrafter(nn.Module):
         self.network, self.config = network, config
         self._target = [target]  # in a list, so that it is no submodule
         self.schedule: Schedule = schedule(**config.schedule)
-        size, sizes = self.vocab_size, {config.vocab_size, config.vocab_size + 1}
         self.graph: Graph
-        if config.graph == "uniform":
-            self.mask_id, self.graph = -1, Uniform(size)
-            sizes = {config.vocab_size}
+        size, uniform = self.vocab_size, config.graph == "uniform"
+        if isinstance(network, MaskedLM):
+            self.mask_id = network.mask_token_id
         else:
-            last = size - 1 if config.mask_id is None else config.mask_id
-            self.mask_id = network.mask_token_id if isinstance(network, MaskedLM) else last
-            if not 0 <= self.mask_id < size:
-                raise UserError(f"mask_id={self.mask_id} is not within 0..{size - 1}")
+            self.mask_id = size - 1 if config.mask_id is None else config.mask_id
+        if uniform:
+            if isinstance(network, MaskedLM):
+                raise UserError("drafter.graph=uniform: a masked language model undoes the mask (absorbing)")
+            self.mask_id, self.graph = -1, Uniform(size)
+        elif not 0 <= self.mask_id < size:
+            raise UserError(f"mask_id={self.mask_id} is not within 0..{size - 1}")
+        else:
             self.graph = Absorbing(size, self.mask_id)
-        if size not in sizes and not (padded and size > config.vocab_size):
+        fits = size == config.vocab_size or (not uniform and size == config.vocab_size + 1)
+        if not fits and not (padded and size > config.vocab_size):
             raise UserError(
-                f"the drafter has {size} tokens with its mask, target {target.spec!r} has {config.vocab_size} without: a "
+                f"the drafter has {size} tokens with its mask, target {target.spec!r} has "
+                f"{config.vocab_size} without: a "
                 "drafter with a vocabulary of its own needs its tokenizer (--drafter-tokenizer)"
             )
-        if isinstance(network, MaskedLM) and config.graph == "uniform":
-            raise UserError("drafter.graph=uniform: a masked language model undoes the mask (absorbing)")
 
     @property
     def target(self) -> Target:
@@ -134,26 +134,25 @@ class DiffusionDrafter(nn.Module):
 
     @property
     def cached(self) -> bool:
-        """Whether a clean prefix does not look at what follows, so that its keys can be kept."""
+        """Whether a clean prefix does not see what follows, so that its keys can be cached."""
         n = self.network
         kind = n.config.attention if isinstance(n, DDiT) else n.family.attention
         return kind == "prefix_causal"
 
     @property
     def caches_blocks(self) -> bool:
-        """Whether a block-causal network's whole blocks can be cached: not if it is told of every token how noisy the
-        text is as a whole."""
+        """Whether a block-causal network's blocks can be cached: not if tokens are conditioned on σ."""
         n = self.network
         return bool(self.block) and not (isinstance(n, DDiT) and n.config.time_input == "sigma")
 
     @property
     def scale_by_sigma(self) -> bool:
-        """Whether f is SEDD's log-score but for the part that σ alone decides."""
+        """Whether f is SEDD's log-score without the part that depends only on σ."""
         return not isinstance(self.network, DDiT) or self.network.config.scale_by_sigma
 
     def sigma_for_mask_fraction(self, share: Tensor) -> Tensor:
-        """σ to tell the network where a share of its tokens is masked: the one at which that share is expected."""
-        most = float(self.schedule.masked(torch.ones((), dtype=torch.float64)))
+        """The σ at which this share of tokens is expected to be masked."""
+        most = float(self.schedule.mask_probability(torch.ones((), dtype=torch.float64)))
         return -torch.log1p(-most * share)
 
     @property
@@ -167,8 +166,8 @@ class DiffusionDrafter(nn.Module):
     def block_rows(
         self, batch: Batch, anchors: Anchors, noisy: Corrupted, annealed: Annealed | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What `logits` reads of every noisy block: hidden (B, A, K, D) and the σ to give it with (B, A, K). `annealed`: a mask
-        of that length laid over the one that says who sees whom (attention annealing, arXiv 2410.17891)."""
+        """What `logits` reads of every noisy block: hidden (B, A, K, D) and its σ (B, A, K). `annealed`: a
+        further attention mask of that length (attention annealing, arXiv 2410.17891)."""
         sigma_BA1 = self.schedule.total(noisy.times)[..., None]
         sigma_BAK = sigma_BA1.expand(noisy.tokens_t.shape)
         if not self.cached:
@@ -190,7 +189,7 @@ class DiffusionDrafter(nn.Module):
     def _windows(
         self, batch: Batch, anchors: Anchors, noisy: Corrupted, annealed: Annealed | None
     ) -> tuple[Tensor, Tensor]:
-        """Full attention: every block is a sequence of its own, behind the last clean tokens of its document."""
+        """Full attention: every block is a sequence of its own, after the last clean tokens of its document."""
         B, A, K = noisy.tokens_t.shape
         width = min(self.config.window, batch.tokens_BL.shape[1])
         back = torch.arange(width - 1, -1, -1, device=batch.tokens_BL.device)
@@ -209,7 +208,7 @@ class DiffusionDrafter(nn.Module):
         see = self._visible(absolute_NS, inside_NS)
         if annealed is not None:
             see = see & annealed(width + K)
-        sigma_N = self._seen(tokens_NS, inside_NS)
+        sigma_N = self._window_sigma(tokens_NS, inside_NS)
         if self.mask_id < 0:
             sigma_N = self.schedule.total(noisy.times).flatten()
         hidden_NSD = self._hidden(tokens_NS, sigma_N, positions_NS, see)
@@ -217,8 +216,8 @@ class DiffusionDrafter(nn.Module):
         return hidden, sigma_N.view(B, A, 1).expand(B, A, K)
 
     def _visible(self, absolute_NS: Tensor, inside_NS: Tensor) -> Tensor:
-        """Who sees whom in a window, (N, 1, S, S): everything that is there, or by blocks counted from the text's start.
-        What is not there sees itself, so that every row sees something."""
+        """Attention mask of a window, (N, 1, S, S): everything inside, or by blocks counted from the text's
+        start. Padding sees itself, so that every row sees something."""
         own_SS = torch.eye(inside_NS.shape[1], dtype=torch.bool, device=inside_NS.device)
         see_NSS = (inside_NS[:, None] & inside_NS[..., None]) | own_SS
         if self.block:
@@ -226,15 +225,15 @@ class DiffusionDrafter(nn.Module):
             see_NSS = see_NSS & (block_NS[:, None] <= block_NS[..., None])
         return see_NSS[:, None]
 
-    def _seen(self, tokens_NS: Tensor, inside_NS: Tensor) -> Tensor:
-        """σ of inputs that a network of full attention sees whole, (N,): by the share of masks in what is there."""
+    def _window_sigma(self, tokens_NS: Tensor, inside_NS: Tensor) -> Tensor:
+        """σ of windows, (N,): by the share of masks in them."""
         masked_NS = (tokens_NS == self.mask_id) & inside_NS
         return self.sigma_for_mask_fraction(masked_NS.sum(1) / inside_NS.sum(1))
 
     def suffix_rows(
         self, batch: Batch, noisy: Corrupted, annealed: Annealed | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Whole rows as SEDD pretrains, each document behind a clean prefix: hidden (B, L, D) and σ (B, L)."""
+        """Whole rows as SEDD pretrains, each document after a clean prefix: hidden (B, L, D) and σ (B, L)."""
         sigma_B1 = self.schedule.total(noisy.times)[:, None]
         same = batch.document_BL[:, :, None] == batch.document_BL[:, None]
         see = same | torch.eye(same.shape[1], dtype=torch.bool, device=same.device)
@@ -247,7 +246,7 @@ class DiffusionDrafter(nn.Module):
             sigma_BL = torch.where(noisy.valid, sigma_B1, torch.zeros_like(sigma_B1))
         elif self.mask_id < 0:
             sigma_BL = sigma_B1.expand(noisy.valid.shape)
-        else:  # as it is told of a block behind a prefix: by the share of masks in the document
+        else:  # as for a block after a prefix: by the share of masks in the document
             masked_BL = ((noisy.tokens_t == self.mask_id) & (batch.document_BL >= 0)).to(sigma_B1.dtype)
             sigma_BL = self.sigma_for_mask_fraction((same * masked_BL[:, None]).sum(2) / same.sum(2))
         return self._hidden(noisy.tokens_t, sigma_BL, batch.positions_BL, see[:, None]), sigma_BL
@@ -266,8 +265,8 @@ class DiffusionDrafter(nn.Module):
         return self.network.head(hidden, sigma).float()
 
     def target_logits(self, f: Tensor) -> Tensor:
-        """Logits of q over the target's vocabulary, (…, its V) → (…, V): the mask is never a token. Of the mask graph alone:
-        a softmax of the log-score is SEDD's q as well as MDLM's (the score's sum is free)."""
+        """Logits of q over the target's vocabulary, (…, its V) → (…, V), without the mask. Only for the
+        mask graph, where a softmax of the log-score is SEDD's q as well as MDLM's."""
         if self.mask_id < 0:
             raise UserError("drafter.graph=uniform has no one-step q: calibration and draws need absorbing")
         f = f[..., : self.config.vocab_size]

@@ -17,7 +17,8 @@ from align.target.model import Target
 class TargetFeatures:
     """What the drafter reads of the target over packed rows, without gradients.
 
-    hidden_BLD: last hidden state; keys, values: per shared layer (B, Hkv, L, d), rotary positions applied; taps_BLFD.
+    hidden_BLD: last hidden state; keys, values: per shared layer (B, Hkv, L, d), rotary positions applied;
+    taps_BLFD.
     """
 
     hidden_BLD: Tensor
@@ -27,12 +28,12 @@ class TargetFeatures:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All of them that are there."""
+        """All of them."""
         taps = [] if self.taps_BLFD is None else [self.taps_BLFD]
         return [self.hidden_BLD, *self.keys, *self.values, *taps]
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> TargetFeatures:
-        """All of them, changed alike."""
+    def map(self, change: Callable[[Tensor], Tensor]) -> TargetFeatures:
+        """The same change applied to all of them."""
         keys, values = ([change(t) for t in part] for part in (self.keys, self.values))
         return TargetFeatures(
             change(self.hidden_BLD), keys, values, None if self.taps_BLFD is None else change(self.taps_BLFD)
@@ -43,7 +44,7 @@ class TargetFeatures:
 def target_features(target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
     """One frozen forward of the target over packed rows; without a config only the last hidden state."""
     shared = config is not None and config.context == "shared_kv"
-    if target.chains_only and not _one_document(batch) and target.apart:
+    if target.anatomy.apart and not _one_document(batch):
         return each_document(target, batch, config, target_features)
     rows, length = batch.tokens_BL.shape
     cache = target.new_cache(rows, length) if shared else None
@@ -66,13 +67,13 @@ def _one_document(batch: Batch) -> bool:
 
 
 Features = Callable[[Target, Batch, BlockConfig | None], TargetFeatures]
-"""What runs the target: `target_features`, or the like of a target in parts or on a server."""
+"""Runs the target: `target_features`, or its equivalent for a sharded or served target."""
 
 
 def each_document(
     target: Target, batch: Batch, config: BlockConfig | None, features: Features
 ) -> TargetFeatures:
-    """The features of each document alone, in their places; padding gets zeros."""
+    """The features of each document on its own; padding gets zeros."""
     whole: TargetFeatures | None = None
     for row, document_L in enumerate(batch.document_BL):
         for places in document_places(document_L):
@@ -89,7 +90,7 @@ def each_document(
 
 
 def document_places(document_L: Tensor) -> list[Tensor]:
-    """Where each document of a row stands, padding left out."""
+    """The places of each document of a row, without padding."""
     return [(document_L == n).nonzero()[:, 0] for n in document_L.unique().tolist() if n >= 0]
 
 

@@ -1,7 +1,6 @@
-"""What the target computes over the training text, every time or once and then from memory or disk.
+"""The target's outputs over the training text, computed every time or kept in memory or on disk.
 
-The target is frozen, so its forward over a row gives the same every time. A small machine that trains for several
-epochs spends about half its time on it: kept, a later epoch costs the drafter's work alone.
+The target is frozen, so later epochs can skip its forward pass.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from align.common.batch import Batch, Step
 from align.config.trainer import TrainerConfig
-from align.losses.target_places import TargetPlaces, Top, target_places
+from align.losses.target_places import TargetPlaces, TopTokens, target_places
 from align.models.block_config import BlockConfig
 from align.models.target_features import Features, TargetFeatures, target_features
 from align.outputs.row import DTYPES, RowKey, RowOutputs, compute_row, row_key
@@ -25,8 +24,8 @@ from align.target.model import Target
 
 @dataclass
 class TargetOutputs:
-    """The target over a micro-batch: features for the drafter, and p at `used_P`, the flat places (b·L + i) that some
-    anchor's block asks for, ascending."""
+    """The target over a micro-batch: features for the drafter, and p at `used_P`, the flat places (b·L + i,
+    ascending) that some block is trained on."""
 
     features: TargetFeatures
     places: TargetPlaces
@@ -34,7 +33,7 @@ class TargetOutputs:
 
 
 def used_places(step: Step) -> Tensor:
-    """Flat places, ascending, whose p some valid drafted row imitates; one place where there is none."""
+    """Flat places, ascending, whose p some valid drafted row imitates; one place if there is none."""
     rows, length = step.batch.tokens_BL.shape
     offset = torch.arange(rows, device=step.batch.tokens_BL.device)[:, None, None] * length
     place_BAK, valid = step.anchors.places_BAK(length) + offset, step.anchors.valid_BAK
@@ -48,7 +47,7 @@ def compute_target_outputs(
     temperature: float,
     run: Features = target_features,
 ) -> TargetOutputs:
-    """One forward of the target; its head runs over the used places, not over prompts and padding."""
+    """One forward of the target; its head runs only over the used places."""
     features, used = run(target, step.batch, config), used_places(step)
     following = step.batch.tokens_BL.roll(-1, dims=1).flatten()
     hidden = features.hidden_BLD.flatten(0, 1)[used]
@@ -57,15 +56,16 @@ def compute_target_outputs(
 
 
 class TargetOutputCache:
-    """The target's outputs by row, kept up to a limit of memory and one of disk; rows beyond them are computed every time.
+    """The target's outputs by row, kept within limits of memory and disk.
 
-    A row is always computed alone and rounded (fp32 stays where fp16 overflows), kept or not: what training sees does not
-    depend on what is there, so a resumed run stays bit-identical.
+    A row is always computed alone and rounded (fp32 where fp16 overflows), stored or not, so that a resumed
+    run stays bit-identical.
 
     Args:
-        config: what the drafter is shown; None = nothing but the last hidden state.
-        options: `keep_features_gb` of memory, `features_gb` of disk, their `features_dtype` and `features_top_k`.
-        folder: where rows are stored. writer: the number of this process among the `writers` that store there.
+        config: of the drafter; None = it reads only the last hidden state.
+        options: `keep_features_gb` of memory, `features_gb` of disk, their `features_dtype` and
+            `features_top_k`.
+        folder: where rows are stored. writer: this process's number among the `writers`.
 
     Raises:
         UserError: the folder holds outputs of something else.
@@ -91,20 +91,20 @@ class TargetOutputCache:
         self._rows: dict[RowKey, RowOutputs] = {}
         self.run: Features = target_features
         self.missing: Callable[[bool], bool] = bool
-        """Whether a row is to be computed: here where it is not kept here, of a target in parts where any process lacks its own."""
+        """Whether to compute a row, given whether this process lacks it; with a sharded target, whether any
+        process does."""
 
     def outputs(self, step: Step, temperature: float) -> TargetOutputs:
         """As `compute_target_outputs`, from rows of `step.keys`."""
         rows = [self.row(step.batch.row(i), temperature) for i in range(len(step.keys))]
         parts = [row.features for row in rows]
         dtype = self.target.dtype
+        taps = [p.taps_BLFD for p in parts if p.taps_BLFD is not None]
         features = TargetFeatures(
-            _joined([p.hidden_BLD for p in parts], dtype),
-            [_joined(layer, dtype) for layer in zip(*(p.keys for p in parts), strict=True)],
-            [_joined(layer, dtype) for layer in zip(*(p.values for p in parts), strict=True)],
-            None
-            if parts[0].taps_BLFD is None
-            else _joined([p.taps_BLFD for p in parts if p.taps_BLFD is not None], dtype),
+            _join([p.hidden_BLD for p in parts], dtype),
+            [_join(layer, dtype) for layer in zip(*(p.keys for p in parts), strict=True)],
+            [_join(layer, dtype) for layer in zip(*(p.values for p in parts), strict=True)],
+            _join(taps, dtype) if taps else None,
         )
         used = used_places(step)
         places = TargetPlaces(
@@ -115,7 +115,7 @@ class TargetOutputCache:
             torch.cat([row.log_p_next_L for row in rows])[used],
             temperature,
             self.target.finish,
-            _top([row.top for row in rows], used),
+            _join_tops([row.top for row in rows], used),
         )
         return TargetOutputs(features, places, used)
 
@@ -124,8 +124,9 @@ class TargetOutputCache:
         key = row_key(alone, temperature)
         row = self._rows.get(key)
         kept = row is not None
-        if row is None and self.store is not None and (row := self.store.get(key)) is not None:
-            row = row.to(self.target.device)
+        if row is None and self.store is not None:
+            stored = self.store.get(key)
+            row = None if stored is None else stored.to(self.target.device)
         if self.missing(row is None):
             made = compute_row(self.target, alone, self.config, temperature, self.dtype, self.run, self.top_k)
             if row is None:
@@ -139,18 +140,18 @@ class TargetOutputCache:
         return row
 
     def close(self) -> None:
-        """Rows that wait to be stored are."""
+        """Write the rows that wait to be stored."""
         if self.store is not None:
             self.store.flush()
 
 
-def _top(rows: list[Top | None], used: Tensor) -> Top | None:
+def _join_tops(rows: list[TopTokens | None], used: Tensor) -> TopTokens | None:
     tops = [row for row in rows if row is not None]
     if not tops:
         return None
-    return Top(torch.cat([t.ids_Pk for t in tops]), torch.cat([t.log_p_Pk.float() for t in tops]))[used]
+    return TopTokens(torch.cat([t.ids_Pk for t in tops]), torch.cat([t.log_p_Pk.float() for t in tops]))[used]
 
 
-def _joined(rows: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
-    """Rows as one batch. Each is converted first: autocast to bf16 refuses to join what is fp16."""
+def _join(rows: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
+    """Rows as one batch. Each is converted first: autocast to bf16 refuses to join fp16."""
     return torch.cat([row.to(dtype) for row in rows])

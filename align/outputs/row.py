@@ -1,4 +1,4 @@
-"""One row of the target's outputs: what the drafter is shown of it, and what the losses need of p."""
+"""One row of the target's outputs: features for the drafter, and what the losses need of p."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from align.common.batch import Batch
-from align.losses.target_places import Top, target_places
+from align.losses.target_places import TopTokens, target_places
 from align.models.block_config import BlockConfig
 from align.models.target_features import Features, TargetFeatures, target_features
 from align.target.model import Target
@@ -20,7 +20,7 @@ RowKey = tuple[str, float]
 
 
 def row_key(alone: Batch, temperature: float) -> RowKey:
-    """The key of a row, given as a batch of one: rows of one content are one, wherever they stand."""
+    """The key of a row, given as a batch of one, by its content."""
     digest = hashlib.sha256()
     for tensor in (alone.tokens_BL, alone.positions_BL, alone.document_BL):
         digest.update(tensor.to("cpu", torch.int64).contiguous().numpy().tobytes())
@@ -29,15 +29,15 @@ def row_key(alone: Batch, temperature: float) -> RowKey:
 
 @dataclass
 class RowOutputs:
-    """One row: its features, and log-sum-exp, argmax and log p(next) at all its L places; `top` of them where no more of p is kept."""
+    """One row: features, and log-sum-exp, argmax and log p(next) at its L places; `top`: part of p."""
 
     features: TargetFeatures
     log_z_L: Tensor
     best_L: Tensor
     log_p_next_L: Tensor
-    top: Top | None = None
+    top: TopTokens | None = None
 
-    def named(self) -> dict[str, Tensor]:
+    def to_named(self) -> dict[str, Tensor]:
         """All its tensors by name."""
         f = self.features
         found = {
@@ -58,16 +58,16 @@ class RowOutputs:
         layers = range(sum(name.startswith("key.") for name in tensors))
         keys, values = ([tensors[f"{what}.{i}"] for i in layers] for what in ("key", "value"))
         features = TargetFeatures(tensors["hidden"], keys, values, tensors.get("taps"))
-        top = Top(tensors["top.ids"], tensors["top.log_p"]) if "top.ids" in tensors else None
+        top = TopTokens(tensors["top.ids"], tensors["top.log_p"]) if "top.ids" in tensors else None
         return cls(features, tensors["log_z"], tensors["best"], tensors["log_p"], top)
 
     def to(self, device: torch.device) -> RowOutputs:
-        """On that device; the same where it is there."""
-        return RowOutputs.from_named({name: t.to(device) for name, t in self.named().items()})
+        """On that device."""
+        return RowOutputs.from_named({name: t.to(device) for name, t in self.to_named().items()})
 
     @property
     def bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.named().values())
+        return sum(t.numel() * t.element_size() for t in self.to_named().values())
 
 
 def compute_row(
@@ -79,9 +79,9 @@ def compute_row(
     run: Features = target_features,
     top_k: int = 0,
 ) -> RowOutputs:
-    """The target over one row, rounded to `dtype`. `top_k`: so many tokens of p a place in place of all, and no last hidden state where
-    the drafter reads none; 0 = all."""
-    shown = run(target, alone, config).each(lambda t: rounded(t, dtype))
+    """The target over one row, rounded to `dtype`. `top_k`: keep this many tokens of p at each place, and
+    no last hidden state if the drafter reads none; 0 = all of p."""
+    shown = run(target, alone, config).map(lambda t: round_to(t, dtype))
     following = alone.tokens_BL.roll(-1, dims=1).flatten()
     # p of the rounded state, the one that its logits will be computed from
     hidden = shown.hidden_BLD[0].to(target.dtype)
@@ -91,11 +91,11 @@ def compute_row(
         return RowOutputs(shown, *known)
     if config is None or config.context == "taps":
         shown.hidden_BLD = shown.hidden_BLD[..., :0]
-    top = Top(places.top.ids_Pk.to(torch.int32), rounded(places.top.log_p_Pk, dtype))
+    top = TopTokens(places.top.ids_Pk.to(torch.int32), round_to(places.top.log_p_Pk, dtype))
     return RowOutputs(shown, *known, top)
 
 
-def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy in `dtype`; in fp32 where fp16 overflows."""
+def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy in `dtype`, in fp32 if that overflows."""
     found = x.to(dtype, copy=True)
     return found if bool(found.isfinite().all()) else x.to(torch.float32, copy=True)

@@ -1,7 +1,7 @@
-"""The target without most of its layers: in their places stand what hands on hidden states that came from elsewhere.
+"""The target without most of its layers: stand-ins return hidden states that a server computed.
 
-Its own forward runs around them, so embedding, last norm and what stands before the head are whatever the architecture has; of a
-drafter that shares keys and values the layers that make them stay, and run on the states before them.
+The target's own forward runs around them, so embedding, last norm and head are those of any architecture.
+Layers whose keys and values a drafter shares stay, and run on the states before them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from align.models.target_features import TargetFeatures, target_features
 from align.target.model import Target
 
 CLOSE = 1e-3
-"""The largest distance of features, as a share of their length, between the whole target and the one without its layers."""
+"""The largest relative distance of features between the whole target and the one without its layers."""
 
 
 def layers_asked(target: Target, config: BlockConfig | None) -> tuple[int, ...]:
-    """The layers whose outputs are needed, ascending: those that are tapped, those before a layer whose keys and values are shared, and
-    the last one."""
+    """The layers whose outputs are needed, ascending: tapped ones, those before a layer that shares its
+    keys and values, and the last one."""
     last = target.num_layers - 1
     if config is None:
         return (last,)
@@ -32,8 +32,9 @@ def layers_asked(target: Target, config: BlockConfig | None) -> tuple[int, ...]:
     return tuple(sorted({last, *(i - back for i in config.target_layer_ids if i >= back)}))
 
 
-class _Stood(nn.Module):
-    """In a layer's place. state: what the server says of its output, in place of what it gets; `before`, of its input."""
+class _StandIn(nn.Module):
+    """Replaces a layer. state: the server's output of it; before: the server's input of it, if the layer
+    `runs`."""
 
     def __init__(self, layer: nn.Module, runs: bool, form: Any) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class _Stood(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("layer"), name)  # what the decoder asks its layers for
+            return getattr(super().__getattr__("layer"), name)  # attributes that the decoder reads
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         if self.before is not None:
@@ -64,21 +65,21 @@ def own_states(target: Target, text_1L: Tensor, layers: Sequence[int]) -> Tensor
     """The target's own outputs of these layers, (1, tokens, layers, D).
 
     Raises:
-        NotImplementedError: its layers do not hand on one state each.
+        NotImplementedError: its layers do not return one state each.
     """
     if target.anatomy.repeats:
         raise NotImplementedError("its layers run several times")
     taps = target.forward(text_1L, taps=layers, logits=False).taps_BLFD
     if taps is None or taps.shape != (*text_1L.shape, len(layers), target.hidden_size):
-        raise NotImplementedError("its layers hand on more than one state")
+        raise NotImplementedError("its layers return more than one state")
     return taps
 
 
 class StandIns:
-    """Stand-ins in the layers' places, for good; the layers that do not run are given up.
+    """Replace the target's layers by stand-ins, irreversibly; layers that do not run are freed.
 
     Args:
-        config: of the drafter, as in `target_features`. layers: those whose outputs will be given, from `layers_asked`.
+        config: of the drafter, as in `target_features`. layers: from `layers_asked`.
         text_1L: a short text, over which the target's own states must give its own features.
 
     Raises:
@@ -92,13 +93,13 @@ class StandIns:
         self.target, self.config, self.layers = target, config, layers
         places = torch.arange(text_1L.shape[1], device=target.device)[None]
         alone = Batch(text_1L, places, torch.zeros_like(text_1L), torch.ones_like(text_1L, dtype=torch.bool))
-        target.fused = None
+        target.unfuse()
         before, states = target_features(target, alone, config), own_states(target, text_1L, layers)
         forms = self._forms(text_1L)
         runs = set(config.target_layer_ids) if config is not None and config.context == "shared_kv" else set()
-        target.hash  # noqa: B018 (of the whole weights, while they are)
+        target.hash  # noqa: B018 (of the whole weights, while they exist)
         for i, layer in enumerate(target.layers):
-            target.layers[i] = _Stood(layer, i in runs, forms.get(i))
+            target.layers[i] = _StandIn(layer, i in runs, forms.get(i))
         try:
             after = self.features(alone, states[0].transpose(0, 1))
             apart = max(float(distance(a, b)) for a, b in zip(after.tensors, before.tensors, strict=True))
@@ -111,7 +112,7 @@ class StandIns:
                 layer.layer.to("meta")
 
     def _forms(self, text_1L: Tensor) -> dict[int, Any]:
-        """By layer what it hands on beside its state, as many times None; None where it hands on the state alone."""
+        """By layer the rest of the tuple that it returns, as Nones; None if it returns only the state."""
         found: dict[int, Any] = {}
 
         def note(number: int) -> Any:
@@ -136,6 +137,6 @@ class StandIns:
 
 
 def distance(found: Tensor, own: Tensor) -> Tensor:
-    """How far from the target's own, as a share of its length."""
+    """Distance from the target's own, relative to its norm."""
     own = own.double()
     return (found.double() - own).norm() / own.norm().clamp_min(torch.finfo(torch.float32).tiny)

@@ -1,8 +1,9 @@
-"""The target's outputs on disk, by row: shards of safetensors that are read where they are asked for.
+"""The target's outputs on disk, by row, in shards of safetensors.
 
-A folder holds `manifest.json`, which says what the rows are outputs of, and shards `outputs-WW-NNNNN.safetensors`, WW the
-number of the process that wrote it. A shard counts once its seal, a .json of the same name, lies beside it: a kill leaves no
-half shard. No file is written by two processes. Rows are found by content, so they serve every run that packs the same rows.
+A folder has `manifest.json`, which describes what the rows are outputs of, and shards
+`outputs-WW-NNNNN.safetensors`, WW the number of the process that wrote it. A shard counts once its seal, a
+.json of the same name, exists, so a kill leaves no half shard. Rows are found by content, so they serve
+every run that packs the same rows.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from align.outputs.row import RowKey, RowOutputs
 from align.target.model import Target
 
 SHARD_BYTES = 1 << 26
-"""A shard is written when its rows have so many bytes: what a kill loses, and what waits in memory."""
+"""A shard is written when its rows have this many bytes: what a kill loses at most."""
 _OPEN = 8
-"""Shards that are open at a time."""
+"""Shards open at a time."""
 _ENTRY = 128
-"""Bytes that a shard's header takes for a tensor, at most."""
+"""Bytes of a shard's header for one tensor, at most."""
 
 
 class Seal(TypedDict):
@@ -41,7 +42,7 @@ class Seal(TypedDict):
 
 
 def describe(target: Target, config: BlockConfig | None, dtype: str, top_k: int = 0) -> dict[str, Any]:
-    """What the rows are outputs of; `top_k`: how much of p they have, None = all."""
+    """What the rows are outputs of; `top_k`: how many tokens of p they have, 0 = all."""
     return {
         "target_sha256": target.hash,
         "target_dtype": target.dtype_name,
@@ -53,13 +54,12 @@ def describe(target: Target, config: BlockConfig | None, dtype: str, top_k: int 
 
 
 class OutputStore:
-    """Rows on disk, up to a limit of bytes. `close` writes what waits.
+    """Rows on disk, up to a limit of bytes. `flush` writes those that wait.
 
     Args:
-        folder: made with the first shard.
-        description: from `describe`; another folder's rows are not these.
-        gigabytes: what all shards may take, 1e9 bytes each; more rows are not stored.
-        writer: the number of this process among the `writers` that share what is left of them evenly.
+        folder: created with the first shard. description: from `describe`.
+        gigabytes: limit of all shards, 1e9 bytes each; further rows are not stored.
+        writer: the number of this process among the `writers` that share the remaining room evenly.
 
     Raises:
         UserError: the folder holds outputs of something else.
@@ -79,7 +79,7 @@ class OutputStore:
         self._sums: dict[Path, str] = {}
         self._waiting: dict[RowKey, RowOutputs] = {}
         for path in seals:
-            self._take_up(path)
+            self._read_seal(path)
         self.limit = self.bytes + (int(gigabytes * 1e9) - self.bytes) // writers
         ends = [path.stem[-5:] for path in folder.glob(f"outputs-{writer:02d}-*.json")]
         numbers = [int(end) for end in ends if end.isdecimal()]
@@ -87,20 +87,22 @@ class OutputStore:
 
     def _check(self, sealed: bool) -> None:
         path = self.manifest
-        if not path.exists():  # written with the first shard: until then another process may claim the folder
+        if not path.exists():  # written with the first shard
             if sealed:
                 raise UserError(
-                    f"{path} is missing, which says what the outputs there are of; remove them, or give another trainer.features_path"
+                    f"{path} is missing, which says what the outputs there are of; remove them, or give "
+                    "another trainer.features_path"
                 )
             return
         found = convert(read_json(path), dict[str, Any], "", str(path))
         for key, value in self.description.items():
             if found.get(key) != value:
                 raise UserError(
-                    f"{path}: {key} is {found.get(key)!r}, here it would be {value!r}; give another trainer.features_path"
+                    f"{path}: {key} is {found.get(key)!r}, here it would be {value!r}; give another "
+                    "trainer.features_path"
                 )
 
-    def _take_up(self, seal: Path) -> None:
+    def _read_seal(self, seal: Path) -> None:
         shard = seal.with_suffix(".safetensors")
         try:
             record = convert(read_json(seal), Seal, "", str(seal))
@@ -123,7 +125,7 @@ class OutputStore:
 
     @property
     def bytes(self) -> int:
-        """What the shards take on disk."""
+        """Size of all shards on disk."""
         return sum(self._sizes.values())
 
     def __contains__(self, key: RowKey) -> bool:
@@ -133,7 +135,7 @@ class OutputStore:
         return len(self._where) + len(self._waiting)
 
     def get(self, key: RowKey) -> RowOutputs | None:
-        """A row, its tensors memory-mapped; None where it is not stored. A shard is checked when it is first opened.
+        """A row, its tensors memory-mapped, or None. A shard is checked when it is first opened.
 
         Raises:
             OSError: the system can't read it now.
@@ -144,18 +146,15 @@ class OutputStore:
             return None
         shard, index = self._where[key]
         try:
-            file, names = self._opened(shard)
+            file, names = self._open_shard(shard)
             return RowOutputs.from_named({n.partition(".")[2]: file.get_tensor(n) for n in names[index]})
         except (SafetensorError, OSError, KeyError, ValueError) as error:
-            if system_number(error) not in (
-                None,
-                errno.ENOENT,
-            ):  # too many open files, a disk that fails: the shard may be whole
+            if system_number(error) not in (None, errno.ENOENT):  # too many open files, a failing disk
                 raise
             self._remove(shard, f"is damaged ({error})")
             return None
 
-    def _opened(self, shard: Path) -> tuple[Any, dict[int, list[str]]]:
+    def _open_shard(self, shard: Path) -> tuple[Any, dict[int, list[str]]]:
         """The shard and the names of each row's tensors in it."""
         if shard in self._open:
             self._open.move_to_end(shard)
@@ -173,8 +172,8 @@ class OutputStore:
         return self._open[shard]
 
     def put(self, key: RowKey, row: RowOutputs) -> bool:
-        """Store a row; False where there is no room."""
-        waiting = sum(map(_bytes, (*self._waiting.values(), row)))
+        """Store a row; False if there is no room."""
+        waiting = sum(map(_stored_bytes, (*self._waiting.values(), row)))
         if self.full or self.bytes + waiting + _ENTRY > self.limit:
             self.full = True
             return False
@@ -184,7 +183,7 @@ class OutputStore:
         return True
 
     def flush(self) -> None:
-        """Write the rows that wait as one shard. Raises OSError where they can't be written."""
+        """Write the rows that wait as one shard. Raises OSError."""
         if not self._waiting:
             return
         if not self.manifest.exists():
@@ -193,13 +192,12 @@ class OutputStore:
         tensors = {
             f"{i}.{name}": tensor.cpu().contiguous()
             for i, row in enumerate(self._waiting.values())
-            for name, tensor in row.named().items()
+            for name, tensor in row.to_named().items()
         }
         write_atomically(shard, lambda part: save_file(tensors, str(part)))
         rows = [list(key) for key in self._waiting]
         record: Seal = {"rows": rows, "bytes": shard.stat().st_size, "sha256": sha256_file(shard)}
-        text = json.dumps(record) + "\n"
-        write_text(shard.with_suffix(".json"), text)
+        write_text(shard.with_suffix(".json"), json.dumps(record) + "\n")
         self._good.add(shard)
         self._sizes[shard] = record["bytes"]
         self._where |= {key: (shard, i) for i, key in enumerate(self._waiting)}
@@ -207,6 +205,6 @@ class OutputStore:
         self._next += 1
 
 
-def _bytes(row: RowOutputs) -> int:
-    """What a row takes in a shard, at most."""
-    return row.bytes + _ENTRY * len(row.named())
+def _stored_bytes(row: RowOutputs) -> int:
+    """Size of a row in a shard, at most."""
+    return row.bytes + _ENTRY * len(row.to_named())

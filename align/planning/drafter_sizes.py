@@ -19,7 +19,7 @@ from align.makers.geometry import check_count, first_layers, named_layers, share
 from align.makers.standalone import ddit_config
 from align.models.block import BlockDrafter
 from align.models.block_config import BlockConfig
-from align.models.checkpoints.masked_model import from_config
+from align.models.checkpoints.masked_lm import from_config
 from align.models.checkpoints.published_config import read_plan
 from align.models.ddit import DDiT
 from align.planning.target_sizes import TargetSizes, read_target_sizes

@@ -141,7 +141,7 @@ def _measure_cache(model: Any, body: Any, config: Any) -> tuple[int, int, int]:
     try:
         model.set_experts_implementation("batched_mm")  # grouped products take only bf16 on `meta`
         anatomy = examine(model, body)
-        return *anatomy.heads(config), sum(s.numbers for s in anatomy.shapes if s is not None)
+        return *anatomy.heads(), sum(s.numbers for s in anatomy.shapes if s is not None)
     except Exception:
         first = next(iter(getattr(config, "per_layer_config", None) or ()), config)
     heads = int(getattr(first, "num_key_value_heads", None) or query_heads(config))

@@ -8,7 +8,7 @@ from dataclasses import is_dataclass, replace
 from typing import Any
 
 from align.common.errors import UserError
-from align.common.files import expanded
+from align.common.files import expand_path
 from align.common.hub import hub_reachable, missing
 
 
@@ -41,7 +41,7 @@ def hub_rows(
     import datasets  # slow to import
     from huggingface_hub import constants
 
-    online = expanded(name).exists() or hub_reachable()
+    online = expand_path(name).exists() or hub_reachable()
     options: dict[str, Any] = {"split": split}
     if revision is not None:
         options["revision"] = revision

@@ -1,7 +1,7 @@
-"""One attention function for target and drafter: grouped queries without repeating keys, through SDPA.
+"""Attention of target and drafter: grouped queries without repeating keys, through SDPA.
 
-`attend` is for our own networks: SDPA, or flash-attn where it is asked for and computes the same. `biased_attention` is for
-targets that cap their scores or have sinks. How targets come here: `align.target.interface`.
+`attend` is for our own networks: SDPA, or flash-attn. `biased_attention` is for targets with capped scores or sinks. Targets
+call these through `align.target.interface`.
 
 transformers repeats K and V for every query head as soon as a mask is given (9 heads read 3 times the memory on
 SmolLM2). Here the query heads of a group become extra query rows of their shared key head instead.
@@ -18,25 +18,25 @@ from torch.nn import functional as F
 from align.common.errors import UserError, nearest
 
 BACKENDS = ("sdpa", "flash_attn")
-WIDE = 64  # from here on repeating the keys is cheap beside the product
+WIDE = 64  # with more rows, repeating the keys is cheap next to the product
 
 
 def block_mask(
     see_LL: Tensor | None, length: int, past: int, groups: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
-    """The mask of `length` tokens that attend to `past` earlier ones and to each other as `see_LL` says, made once for all layers.
+    """The mask of `length` tokens that attend to `past` earlier ones and, by `see_LL`, to each other, made once for all layers.
 
     `see_LL`: bool, itself included; None = causal. Returns None for one token, which sees everything; for few, an
-    additive mask laid out as `grouped_attention` lays out its query rows, (1, 1, groups·L, S), so that no layer has
+    additive mask in the order of the query rows of `grouped_attention`, (1, 1, groups·L, S), so no layer has
     to convert it; else a boolean one, (1, 1, L, S).
     """
     if length == 1:
         return None
-    return laid_out(seen(see_LL, length, past, device), groups, dtype)
+    return laid_out(visible_mask(see_LL, length, past, device), groups, dtype)
 
 
-def seen(see_LL: Tensor | None, length: int, past: int, device: torch.device) -> Tensor:
-    """What each of `length` tokens attends to, bool (L, past + L): all of the past, and each other as `see_LL` says (None: causal)."""
+def visible_mask(see_LL: Tensor | None, length: int, past: int, device: torch.device) -> Tensor:
+    """What each of `length` tokens attends to, bool (L, past + L): all of the past, and each other by `see_LL` (None: causal)."""
     see_LS = torch.ones(length, past + length, dtype=torch.bool, device=device)
     if see_LL is None:
         return see_LS.tril_(past)
@@ -45,7 +45,7 @@ def seen(see_LL: Tensor | None, length: int, past: int, device: torch.device) ->
 
 
 def laid_out(see_LS: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """A mask, bool (L, S), as `grouped_attention` is fastest with it: additive and by its query rows for few tokens."""
+    """A mask, bool (L, S), in the form that is fastest for `grouped_attention`: for few tokens additive, by its query rows."""
     if groups == 1 or len(see_LS) > WIDE:
         return see_LS[None, None]
     added = torch.zeros(see_LS.shape, dtype=dtype, device=see_LS.device).masked_fill_(~see_LS, -torch.inf)
@@ -93,8 +93,8 @@ def biased_attention(
     cap: float | None = None,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
-    """`grouped_attention` with scores s capped, cap·tanh(s/cap), and with a sink: a logit of each head's own that takes a
-    share of the softmax and has no value. Softmax in fp32."""
+    """`grouped_attention` with capped scores, cap·tanh(s/cap), and with a sink: a logit per head that takes a share of the
+    softmax and has no value. Softmax in fp32."""
     batch, heads, length, width = query.shape
     kv_heads, size = key.shape[1], key.shape[2]
     groups = heads // kv_heads
@@ -127,7 +127,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, backe
     `mask` as in `grouped_attention`; None = everything. `backend` is a name of `BACKENDS`.
 
     Raises:
-        UserError: flash_attn can't run here or would compute something else; nothing is substituted silently.
+        UserError: flash_attn can't run here or would compute something else.
     """
     if backend == "sdpa":
         return grouped_attention(query, key, value, mask, query.shape[-1] ** -0.5)
@@ -150,8 +150,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, backe
 
 
 def segment_starts(mask: Tensor) -> Tensor | None:
-    """Where the segments of a block-diagonal mask begin (packed documents, windows): int32, cumulative over the concatenated rows,
-    the end included. None = another kind of mask.
+    """Where the segments of a block-diagonal mask begin (packed documents): int32, cumulative over the concatenated rows, the end
+    included. None = another kind of mask.
 
     `mask`: bool (B, 1, L, L).
     """
@@ -174,4 +174,4 @@ def _flash_refusal(query: Tensor, masked: bool) -> str:
         return f"needs a GPU, not {query.device.type}"
     if query.dtype not in (torch.float16, torch.bfloat16):
         return f"computes in float16 or bfloat16, not {str(query.dtype).removeprefix('torch.')}"
-    return "takes block-diagonal masks only, and this is another" if masked else ""
+    return "takes block-diagonal masks only" if masked else ""

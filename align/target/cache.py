@@ -1,7 +1,6 @@
 """A preallocated key/value cache: writing advances a length, rolling back reduces it, nothing is copied.
 
-Layers that keep a recurrent state instead, or beside (convolutions, linear attention), can't be rolled back by a length:
-`align.target.recurrent` does it by snapshots.
+Recurrent states (convolutions, linear attention) are rolled back by snapshots instead (`align.target.recurrent`).
 """
 
 from __future__ import annotations
@@ -20,14 +19,19 @@ from align.target.slabs import Block, IndexedSlab, LayerShape, MixedSlab, Slab
 class KVCache(Cache):
     """A model's keys and values, allocated once; the first `length` positions count.
 
+    `cache.length = n` with n ≤ the current length rolls back. With `slots_B` set, (B,), a forward pass over one token per row
+    writes row b at `slots_B[b]` instead (batched generation with rows of different lengths).
+
     Args:
-        shapes: of each layer; None = it keeps none of its own.
+        shapes: of each layer; None = it caches no keys of its own.
         rows: B.
         capacity: positions.
         others: by layer, transformers' own cache layer where that is no plain attention.
 
-    `cache.length = n` with n ≤ the current length rolls back. With `slots_B` set (B,), a forward of one
-    token a row writes row b at `slots_B[b]` instead (batched writing with rows of different lengths).
+    Attributes:
+        views: derived from its memory (`align.kernels.layers.Memory`): cleared when that moves, told which positions change.
+        text_BL, long: the tokens in it, and whether their keys are those of a long text (`align.target.long_tables`).
+        recurrence: its recurrent states, if any.
     """
 
     def __init__(
@@ -41,15 +45,12 @@ class KVCache(Cache):
     ) -> None:
         self._length = 0
         self._end = 0
-        """Up to where a call's layers have written."""
         self.rows, self.capacity = rows, capacity
         self.slots_B: Tensor | None = None
         self.slots_end = 0
         self.views: dict[Any, Any] = {}
-        """What others derive from its memory (`align.kernels.layers.Memory`): emptied when that moves, told of positions that change."""
         self.text_BL: Tensor | None = None
         self.long = False
-        """The tokens that it holds, and whether their keys are those of a long text: `align.target.long_tables`."""
         others = others or {}
         layers: list[Any] = []
         for i, shape in enumerate(shapes):
@@ -77,39 +78,39 @@ class KVCache(Cache):
         if not 0 <= value <= self._length:
             raise ValueError(f"cache length can only be rolled back: {value} is not within 0..{self._length}")
         self._length = self._end = value
-        self._changed(value)
+        self._note_change(value)
         if self.recurrence is not None:
             self.recurrence.roll_back(value)
 
-    def _changed(self, start: int) -> None:
-        """What stands from `start` on is no longer what it was."""
+    def _note_change(self, start: int) -> None:
+        """The positions from `start` on have changed."""
         for view in self.views.values():
             view.roll_back(start)
 
     def write(self, memory: Tensor, new: Tensor) -> Tensor:
-        """Put a call's new keys or values, (B, H, L, width), into their memory, (B, H, capacity, width); returns all up to them."""
+        """Write new keys or values, (B, H, L, width), into their memory, (B, H, capacity, width); returns all up to them."""
         if self.slots_B is None:
             end = self._length + new.shape[2]
             memory[:, :, self._length : end] = new
-        else:  # every row at a place of its own: one token a row
+        else:  # one token per row, each at its own position
             memory[torch.arange(len(new), device=new.device), :, self.slots_B] = new[:, :, 0]
-            self._changed(0)
+            self._note_change(0)
             end = self.slots_end
         self._end = end
         return memory[:, :, :end]
 
     @property
     def end(self) -> int:
-        """Up to where layers have written; between calls the length."""
+        """The end of what layers have written; between forward passes the length."""
         return max(self._length, self._end)
 
     def note(self, tokens_BL: Tensor) -> None:
-        """Remember which tokens follow those that count; before `advance`."""
+        """Remember the next tokens; before `advance`."""
         seen = self.text_BL
         self.text_BL = tokens_BL if seen is None else torch.cat((seen[:, : self._length], tokens_BL), dim=1)
 
     def advance(self, tokens: int) -> None:
-        """Count `tokens` more positions, already written, as part of the cache."""
+        """Add `tokens` positions, already written, to the length."""
         self._length += tokens
         self._end = self._length
 
@@ -141,7 +142,7 @@ class KVCache(Cache):
         start + len(offsets). This rolls back to one path of a tree."""
         count = len(offsets)
         if list(offsets) != list(range(count)):
-            self._changed(start)
+            self._note_change(start)
             for block in self._blocks:
                 block.move(start, offsets)
             if (text := self.text_BL) is not None:
@@ -151,7 +152,7 @@ class KVCache(Cache):
 
     def fill(self, source: KVCache) -> None:
         """Copy the one-row `source` to the start of every row; the length does not change."""
-        self._changed(0)
+        self._note_change(0)
         for block, other in zip(self._blocks, source._blocks, strict=True):
             for mine, its in zip(block.parts, other.parts, strict=True):
                 mine[..., : source.length, :] = its[..., : source.length, :]
@@ -161,17 +162,16 @@ class KVCache(Cache):
             self.recurrence.fill(source.recurrence, self.rows)
 
     def rewind(self) -> Tensor | None:
-        """Before a forward: back to what recurrent states have seen. Returns the tokens (B, R) to run again, if any."""
+        """Before a forward pass: back to what recurrent states have seen. Returns the tokens (B, R) to run again, if any."""
         if self.recurrence is None or (lost := self.recurrence.take_lost()) is None:
             return None
         self._length = self._end = self.recurrence.at
-        self._changed(self._length)
+        self._note_change(self._length)
         return lost
 
 
 class Parts(NamedTuple):
-    """Keys or values of several requests in one forward, each with its own past and its own width in the forward;
-    `align.target.interface` separates them."""
+    """Keys or values of several requests in one forward pass, and how many new tokens each has there."""
 
     tensors: list[Tensor]
     widths: list[int]
@@ -186,7 +186,7 @@ class _SharedSlab(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do."""
+        """The requests' caches are there."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         owner = self.owner
@@ -206,8 +206,8 @@ class _SharedSlab(CacheLayerMixin):
 
 
 class SharedCache(Cache):
-    """One-row caches of several requests, for one forward over their concatenated new tokens: weights are multiplied once for all,
-    attention is per request, and nothing is padded.
+    """One-row caches of several requests, for one forward pass over their concatenated new tokens: attention is per request, and
+    nothing is padded.
 
     Args:
         caches: one row each, of any lengths.

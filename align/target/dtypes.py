@@ -1,4 +1,4 @@
-"""The type of a target's numbers: as asked for, or what is fastest on this machine."""
+"""A target's device and dtype: as asked for, or the fastest on this machine."""
 
 from __future__ import annotations
 
@@ -9,13 +9,35 @@ from typing import Any
 import torch
 from torch import nn
 
+from align.common.errors import UserError, nearest
 from align.common.provenance import memory_bytes
 from align.common.schema import SHORT_DTYPES
+from align.common.text import cut
 from align.kernels.linear import is_linear, rows_library
 from align.target.names import check_dtype
 
 SMALL = 300_000_000
-"""Parameters up to which fp32 decodes faster than bf16 although twice as much is read: torch's bf16 operators take longer to begin."""
+"""Parameters up to which fp32 decodes faster than bf16 although twice as much is read: torch's bf16 operators start more slowly."""
+
+
+def find_device(name: str) -> torch.device:
+    """A device by its name; `auto`: the GPU, if there is one. Raises UserError where there is none of that name."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device {name!r} is unknown{nearest(name, ['auto', 'cpu', 'cuda'])}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device {name!r} was asked for, but torch sees no CUDA device")
+    try:
+        if device.type == "meta":
+            raise RuntimeError("it holds no numbers")
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        why = (str(error).strip().splitlines() or ["no such device"])[0]
+        raise UserError(f"device {name!r} can't be used: {cut(why, 120)}") from None
+    return device
 
 
 def target_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -42,21 +64,20 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 
 _MOSTLY = 0.75
-"""Of a model's numbers in linear layers and embeddings: with fewer, fp32 reads too much."""
+"""The share of numbers in linear layers and embeddings below which fp32 reads too much."""
 
 
 def decodes_faster_in_fp32(config: Any, empty: Callable[[], Any], device: torch.device) -> bool:
-    """Whether few rows at a time go faster in fp32 on a CPU that has bf16 products. With `align.kernels` they do where the checkpoint
-    is bf16 (weights of linear layers stay so in memory, and as much is read; those of experts do not) or the model small. SmolLM2, two
-    Zen 5 cores, a call of 1 / 5 / 9 rows: 6.4 / 8.2 / 11.3 ms in fp32 out of a bf16 checkpoint, 15.1 / 18.5 / 20.1 in bf16, 9.1 / 12.0 / 14.2 out of an fp32 one.
+    """Whether few rows at a time are faster in fp32 on a CPU with bf16 products. With `align.kernels` they are where the model is small,
+    or the checkpoint is bf16 and most of it lies in linear layers, whose weights stay bf16 in memory. Measured with SmolLM2 on two Zen 5
+    cores, 1 / 5 / 9 rows: 6.4 / 8.2 / 11.3 ms in fp32 from a bf16 checkpoint, 15.1 / 18.5 / 20.1 ms in bf16.
 
     Args:
-        config: the model's, of transformers. empty: makes it, here on `meta`, where weights take no room.
+        config: the model's, of transformers. empty: builds it, here on `meta`, where weights take no memory.
     """
     if device.type != "cpu" or rows_library() is None or getattr(config, "quantization_config", None):
         return False
     stored = getattr(config.get_text_config(decoder=True), "dtype", None) or getattr(config, "dtype", None)
-    half = str(stored).removeprefix("torch.") == "bfloat16"
     try:
         with torch.device("meta"):
             model = empty()
@@ -64,8 +85,10 @@ def decodes_faster_in_fp32(config: Any, empty: Callable[[], Any], device: torch.
         layers = {
             m.weight: m.weight.numel() for m in model.modules() if is_linear(m) or isinstance(m, nn.Embedding)
         }
-    except Exception:  # a model that can't be made without memory has no common class of errors
+    except Exception:  # models that need real memory fail in many ways
         return False
-    room = memory_bytes()  # it is loaded in fp32, whose weights become bf16 one by one
-    half = half and sum(layers.values()) > _MOSTLY * parameters
-    return parameters <= SMALL or (half and room is not None and 4 * parameters < room / 2)
+    if parameters <= SMALL:
+        return True
+    half = str(stored).removeprefix("torch.") == "bfloat16" and sum(layers.values()) > _MOSTLY * parameters
+    memory = memory_bytes()  # it is loaded in fp32, whose weights become bf16 one by one
+    return half and memory is not None and 4 * parameters < memory / 2

@@ -1,18 +1,9 @@
-"""A target's layers in one call for few rows on a CPU (`align.kernels.layers`), where its code says that they are of that kind.
-
-Which architectures these are is not a list of names: the code of a model's decoder, layers, attention, feed-forward and
-norms is compared with that of Llama, Mistral, Qwen2 and Qwen3 in the transformers that is installed. What is equal computes
-the same. Every other model runs through its own modules.
-"""
+"""A target's layers in one call for few rows on a CPU (`align.kernels.layers`), where they are those of Llama, Mistral, Qwen2 or
+Qwen3 without windows. Every other model runs through its own modules."""
 
 from __future__ import annotations
 
-import ast
-import inspect
-import sys
-import textwrap
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -37,7 +28,7 @@ _MODULES = {
     "Qwen3": modeling_qwen3,
 }
 _FIXED_ROTARY = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary tables in which a position's line does not depend on the length of the text."""
+"""Kinds of rotary tables that do not depend on the length of the text."""
 
 
 class FusedLayers:
@@ -45,27 +36,15 @@ class FusedLayers:
 
     def __init__(self, stack: LayerStack, body: Any, fixed: bool) -> None:
         self.stack, self.body, self.fixed = stack, body, fixed
-        self.parts, self.constants = _parts(body), [_constants(layer) for layer in body.layers]
         self._tables_2Sw: Tensor | None = None
 
     def takes(self, tokens_BL: Tensor, layout: Layout | Together, cache: Any) -> bool:
-        """Whether a forward is one for it: few rows of one-row caches, at positions from 0 on."""
-        whole = len(self.body.layers) == len(self.stack.weights)  # nobody has cut the model meanwhile
-        if not whole or cache is None or len(tokens_BL) != 1 or not 0 < tokens_BL.shape[1] <= MOST_ROWS:
+        """Whether it can run a forward pass: few rows of one-row caches, at positions from 0 on."""
+        if cache is None or len(tokens_BL) != 1 or not 0 < tokens_BL.shape[1] <= MOST_ROWS:
             return False
         if isinstance(layout, Together):
             return all(c.rows == 1 for c in cache.caches) and all(map(_takes_layout, layout.parts))
         return cache.rows == 1 and _takes_layout(layout)
-
-    def unchanged(self, model: Any) -> bool:
-        """Whether the model is still the one that was read: its code, its weights' places in memory, no hooks. Asked for every new
-        cache, as it takes longer than a token may."""
-        layers = self.body.layers
-        return (
-            _of_the_kind(model, layers)
-            and _parts(self.body) == self.parts
-            and [_constants(layer) for layer in layers] == self.constants
-        )
 
     @without_gradients
     def __call__(
@@ -79,16 +58,11 @@ class FusedLayers:
         """Last hidden states (1, L, D), and the outputs of the layers `taps`, (1, L, F, D)."""
         parts = layout.parts if isinstance(layout, Together) else [layout]
         caches: Sequence[KVCache] = cache.caches if isinstance(layout, Together) else [cache]
-        rows = [
-            Rows(
-                memory_of(c),
-                p.past,
-                p.positions_BL.shape[1],
-                None if p.see_LL is None else p.see_LL.contiguous(),
-            )
-            for c, p in zip(caches, parts, strict=True)
-        ]
-        # a module's call takes twice as long
+        rows = []
+        for its_cache, part in zip(caches, parts, strict=True):
+            see = None if part.see_LL is None else part.see_LL.contiguous()
+            rows.append(Rows(memory_of(its_cache), part.past, part.positions_BL.shape[1], see))
+        # calling the module takes twice as long
         x_LD = torch.embedding(self.body.embed_tokens.weight, tokens_1L[0]).float()
         cos_Lw, sin_Lw = self.rotary(x_LD, positions_1L[0], max(p.span[1] for p in parts) + 1)
         hidden_LD, taps_FLD = self.stack(x_LD, cos_Lw, sin_Lw, rows, taps)
@@ -103,8 +77,8 @@ class FusedLayers:
         return cos_Lw, sin_Lw
 
     def tables(self, end: int) -> Tensor | None:
-        """The cosines and the sines of all positions below `end`, and of more, (2, S, width); None where a position's depend on the
-        length of the text."""
+        """Cosines and sines of all positions below `end`, and of more, (2, S, width); None where they depend on the length of the
+        text."""
         if self.fixed and (self._tables_2Sw is None or self._tables_2Sw.shape[1] < end):
             places = torch.arange(max(512, 2 * end))[None]
             self._tables_2Sw = torch.cat(
@@ -121,22 +95,6 @@ def _takes_layout(layout: Layout) -> bool:
     )
 
 
-def _parts(body: Any) -> list[tuple[Any, ...]] | None:
-    """Of every module the code that it runs, where its weights lie in memory, and the modules in it; None where one has hooks. A
-    module's own dictionaries are read: `parameters()` and `modules()` take ten times as long."""
-    found, left = [], [body]
-    while left:
-        module = left.pop()
-        inner = [part for part in module._modules.values() if part is not None]
-        left += inner
-        if module._forward_hooks or module._forward_pre_hooks:
-            return None
-        code = module.__dict__.get("forward") or type(module).forward
-        places = [p.data_ptr() for p in module._parameters.values() if p is not None]
-        found.append((module.__class__, code, places, [*map(id, inner)]))
-    return found
-
-
 def memory_of(cache: KVCache, layers: tuple[int, ...] | None = None) -> Memory:
     """A one-row cache as `align.kernels` reads and writes it, all layers or these."""
     if (found := cache.views.get(layers)) is None:
@@ -146,16 +104,17 @@ def memory_of(cache: KVCache, layers: tuple[int, ...] | None = None) -> Memory:
     return memory
 
 
-def fused(model: Any, body: Any, layers: nn.ModuleList) -> FusedLayers | None:
-    """The model's layers in one call; None where its code or its shapes are of another kind, or no C library is there."""
-    if rows_library() is None or not (_of_the_kind(model, layers) and _of_the_code(body, layers)):
+def fuse_layers(model: Any, body: Any, layers: nn.ModuleList) -> FusedLayers | None:
+    """The model's layers in one call; None where its modules, its config or its shapes are of another kind, or no C library is there."""
+    if rows_library() is None or not (_is_plain(model, layers) and _has_modules(body, layers)):
         return None
-    config = model.config.get_text_config(decoder=True)
-    first: Any = layers[0]
-    attention, weights = first.self_attn, [layer_weights(layer) for layer in layers]
     constants = {_constants(layer) for layer in layers}
     if len(constants) > 1 or None in constants:
         return None
+    config = model.config.get_text_config(decoder=True)
+    first: Any = layers[0]
+    attention = first.self_attn
+    weights = [layer_weights(layer) for layer in layers]
     width = int(attention.head_dim)
     try:
         stack = LayerStack(
@@ -190,7 +149,7 @@ def _linears(layer: Any) -> list[Any]:
 
 
 def _norms(layer: Any) -> tuple[list[Any], list[Any]]:
-    """Those before attention and feed-forward, and those of queries' and keys' heads, where it has some."""
+    """Those before attention and feed-forward, and those of the heads' queries and keys, where it has some."""
     attention = layer.self_attn
     of_heads = [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
     return [layer.input_layernorm, layer.post_attention_layernorm], of_heads
@@ -208,85 +167,44 @@ def is_silu(module: nn.Module) -> bool:
     return type(module) in (nn.SiLU, type(ACT2FN["silu"]))
 
 
-def _of_the_kind(model: Any, layers: nn.ModuleList) -> bool:
-    """Whether its config asks for nothing else, and its numbers are of the type and place."""
+def _is_plain(model: Any, layers: nn.ModuleList) -> bool:
+    """Whether it runs in fp32 on a CPU, without windows."""
     config = model.config.get_text_config(decoder=True)
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
-    # a layer that says of itself that it has no window has none, whatever the config says; Mistral's ask the config
-    own = all(
+    # a layer that says it has no window has none, whatever the config says; Mistral's ask the config
+    windowless = all(
         getattr(layer.self_attn, "sliding_window", 0) is None
         for layer in layers
         if hasattr(layer, "self_attn")
     )
-    full = set(kinds) == {"full_attention"} and (not getattr(config, "sliding_window", None) or own)
+    full = set(kinds) == {"full_attention"} and (not getattr(config, "sliding_window", None) or windowless)
     return full and model.dtype == torch.float32 and model.device.type == "cpu"
 
 
-def _of_the_code(body: Any, layers: nn.ModuleList) -> bool:
-    """Whether the modules are those that `layers.c` computes."""
+def _has_modules(body: Any, layers: nn.ModuleList) -> bool:
+    """Whether its modules are those that `layers.c` computes."""
     if any(module._forward_hooks or module._forward_pre_hooks for module in body.modules()):
         return False
-    if not _like(body, "Model") or not _children(body, "embed_tokens layers norm rotary_emb"):
-        return False
-    if not gives_rows(body.embed_tokens) or not _like(body.norm, "RMSNorm"):
-        return False
-    return all(map(_layer_of_the_kind, layers))
-
-
-def _layer_of_the_kind(layer: Any) -> bool:
-    if not _like(layer, "DecoderLayer") or not _children(
-        layer, "self_attn mlp input_layernorm post_attention_layernorm"
-    ):
-        return False
-    attention, mlp = layer.self_attn, layer.mlp
-    linears = "q_proj k_proj v_proj o_proj"
-    if not _like(attention, "Attention") or not _like(mlp, "MLP"):
-        return False
-    if not _children(attention, linears) and not _children(attention, linears + " q_norm k_norm"):
-        return False
-    whole, of_heads = _norms(layer)
     return (
-        all(_like(norm, "RMSNorm") for norm in (*whole, *of_heads))
-        and all(isinstance(linear, RowsLinear) for linear in _linears(layer))
-        and is_silu(mlp.act_fn)
+        _is(body, "Model")
+        and _is(body.norm, "RMSNorm")
+        and gives_rows(body.embed_tokens)
+        and all(map(_has_parts, layers))
     )
 
 
-def _children(module: nn.Module, names: str) -> bool:
-    return {name for name, _ in module.named_children()} == set(names.split())
+def _has_parts(layer: Any) -> bool:
+    if not _is(layer, "DecoderLayer") or not _is(layer.self_attn, "Attention") or not _is(layer.mlp, "MLP"):
+        return False
+    whole, of_heads = _norms(layer)
+    return (
+        all(_is(norm, "RMSNorm") for norm in (*whole, *of_heads))
+        and all(isinstance(linear, RowsLinear) for linear in _linears(layer))
+        and is_silu(layer.mlp.act_fn)
+    )
 
 
-def _like(module: nn.Module, part: str) -> bool:
-    """Whether a module's code is that of this part of one of `_MODULES`."""
-    kind: Any = type(module)
-    return "forward" not in vars(module) and _code(kind) in _known(part)
-
-
-@cache
-def _known(part: str) -> frozenset[str]:
-    found = {_code(getattr(module, name + part)) for name, module in _MODULES.items()}
-    return frozenset(found)
-
-
-@cache
-def _code(cls: Any) -> str:
-    """What a module's forward does, helpers of its file included, without names of types and documentation."""
-    module = sys.modules[cls.__module__]
-    helpers = ("apply_rotary_pos_emb", "rotate_half") if cls.__name__.endswith("Attention") else ()
-    try:
-        parts = [_body(inspect.unwrap(cls.forward))]
-        parts += [_body(inspect.unwrap(getattr(module, name))) for name in helpers]
-    except (OSError, TypeError, AttributeError, SyntaxError):  # no source: nothing is known of it
-        return f"unknown {cls}"
-    return "\n".join(parts)
-
-
-def _body(function: Any) -> str:
-    tree: Any = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-    statements = [s for s in tree.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
-    for statement in statements:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.AnnAssign):
-                node.annotation = ast.Constant(None)
-    arguments = [a.arg for a in (*tree.args.args, *tree.args.kwonlyargs)]
-    return ast.dump(ast.Module([ast.Expr(ast.Constant(str(arguments))), *statements], []))
+def _is(module: nn.Module, part: str) -> bool:
+    """Whether a module is this part of one of `_MODULES`, with its own forward."""
+    classes = [getattr(source, name + part) for name, source in _MODULES.items()]
+    return type(module) in classes and "forward" not in vars(module)

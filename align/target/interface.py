@@ -42,11 +42,11 @@ def _interface(
             return grouped_attention(q, k, v, mask, scale, causal)
         return biased_attention(q, k, v, mask, scale, softcap, s_aux)
 
-    if isinstance(key, Parts):  # several requests in one forward, each with its own past
+    if isinstance(key, Parts):  # several requests in one forward pass, each with its own past
         assert isinstance(value, Parts) and attention_mask is not None
-        queries = query.split(key.widths, dim=2)
-        each = zip(queries, key.tensors, value.tensors, attention_mask.parts, strict=True)  # type: ignore[attr-defined]
-        out = torch.cat([attend(q, k, v, mask) for q, k, v, mask in each], dim=2)
+        masks: Any = attention_mask.parts  # type: ignore[attr-defined]
+        requests = zip(query.split(key.widths, dim=2), key.tensors, value.tensors, masks, strict=True)
+        out = torch.cat([attend(q, k, v, mask) for q, k, v, mask in requests], dim=2)
         return out.transpose(1, 2).contiguous(), None
     assert isinstance(value, Tensor)
     return attend(query, key, value, attention_mask, causal).transpose(1, 2).contiguous(), None
@@ -58,7 +58,7 @@ _HARMLESS = {
 
 
 def _check_known(kwargs: dict[str, Any]) -> None:
-    """Raises NotImplementedError for a tensor that some architecture attends by and that this function does not know."""
+    """Raises NotImplementedError for a tensor that this function would ignore."""
     for name, value in kwargs.items():
         if isinstance(value, Tensor) and name not in _HARMLESS:
             raise NotImplementedError(f"its attention takes {name!r}")
@@ -73,10 +73,8 @@ def register() -> str:
 
 
 def install(model: Any, own: bool = False) -> None:
-    """Make a model attend through this file; `own`: through its own eager attention, with our masks.
-
-    A model that takes no other attention keeps its own without a word.
-    """
+    """Make a model attend through this file; `own`: through its own eager attention, with our masks. A model that takes no other
+    attention silently keeps its own."""
     register()
     with _quiet():
         model.set_attn_implementation(OWN if own else NAME)

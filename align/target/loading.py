@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from transformers import AutoConfig, AutoModelForMultimodalLM
 
-from align.common.errors import UserError, nearest, what_happened
-from align.common.files import expanded
+from align.common.errors import UserError, what_happened
+from align.common.files import expand_path
 from align.common.hub import hub_reachable, model_folder, nearby, package_file
 from align.common.schema import read_object
-from align.common.text import cut, say
+from align.common.text import say
 from align.folder.adapter import CONFIG as ADAPTER_CONFIG
 from align.folder.adapter import Adapter, adapter_of, merge_adapter
 from align.folder.chat import Chat
@@ -22,7 +25,7 @@ from align.folder.tokenizer import open_tokenizer
 from align.gguf.convert import converted_folder
 from align.gguf.files import is_gguf, is_hub_layout
 from align.target.debug import DEBUG, debug_model
-from align.target.dtypes import decodes_faster_in_fp32, target_dtype
+from align.target.dtypes import decodes_faster_in_fp32, find_device, target_dtype
 from align.target.model import Target
 from align.target.names import (
     DEFAULT_TARGET,
@@ -43,9 +46,11 @@ from align.target.opening import (
     opener,
     processors_template,
     quiet_loading,
+    target_tokenizer,
     with_weights,
 )
-from align.target.proof import proven
+from align.target.proof import prove_target
+from align.target.source import ModelSource
 
 
 def load_target(
@@ -70,54 +75,39 @@ def load_target(
         fast: replace linear layers by faster ones for few rows (CPU).
         round_to_bf16: also round their weights to bf16 where that halves what is read; for drafters, never for p.
         revision: of a hub id: branch, tag or commit.
-        trust_remote_code: run Python code that comes with the model or its tokenizer, where there is some.
+        trust_remote_code: run Python code that comes with the model or its tokenizer.
         template_kwargs: variables of its chat template, by name (`enable_thinking`).
         system: the system prompt of every conversation that has none.
-        decoding: few rows at a time are to be fast: on a CPU with bf16 products `auto` takes fp32 where that decodes faster
-            (`align.target.dtypes`), and bf16 for training, which multiplies many.
+        decoding: optimise for few rows at a time: on a CPU with bf16 products `auto` is fp32 where that decodes faster
+            (`align.target.dtypes`).
 
     Raises:
-        UserError: the target can't be found or read; its template does not read such a variable, or takes no system prompt.
+        UserError: the target is unavailable or broken; its template does not read such a variable, or takes no system prompt.
     """
-    chat = Chat.of(template_kwargs, system)
-    place = _device(device)
+    source = ModelSource(spec, revision, trust_remote_code, Chat.of(template_kwargs, system))
+    place = find_device(device)
     number = target_dtype(dtype, place)
     if spec in DEBUG:  # the same on every machine
         number = torch.float32 if dtype == "auto" else number
-        model, tokenizer = debug_model(DEBUG[spec])
-        chat.check(tokenizer, spec)
-        target = Target(model.to(place, number), tokenizer, spec, fast, round_to_bf16)
-        target.chat = chat
-        return target
+        return _debug_target(source, number, place, fast, round_to_bf16)
     check_name(spec)
     adapter = adapter_behind(spec)
     if adapter is not None:
-        revision = adapter.revision
+        source = replace(source, revision=adapter.revision)
     folder = resolve_folder(spec)
-    _check_config(folder, spec, revision, place.type)
-    from transformers import AutoModelForMultimodalLM
-
+    base = spec if adapter is None else adapter.base
+    source = replace(source, weights=stand_in(base, folder))
+    _check_config(folder, source, place)
     quiet_loading()
-    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
-        tokenizer = target_tokenizer(folder, adapter, **options)
-        opens = opener(folder, spec, options)
-        if opens is AutoModelForMultimodalLM and not getattr(tokenizer, "chat_template", None):
-            tokenizer.chat_template = processors_template(folder, revision)
-        chat.check(tokenizer, spec)
-        half = dtype == "auto" and number != torch.float32
-        if decoding and half and _faster_in_fp32(opens, folder, options, place):
-            number = torch.float32
-        model = with_weights(opens, folder, spec, {"dtype": number, **options}, place)
+        tokenizer = _open_tokenizer(source, folder, adapter)
+        if decoding and dtype == "auto" and number != torch.float32:
+            number = _decoding_dtype(source, folder, number, place)
+        model = _open_model(source, folder, adapter, number, place)
         if adapter is not None:
-            model = merge_adapter(model, adapter, f"target {spec!r}")
             model.generation_config = adapter.generation_config(model.generation_config, f"target {spec!r}")
-        target = proven(model, tokenizer, spec, fast, round_to_bf16)
-        note_ends(spec, target.eos_ids, tokenizer.eos_token_id)
-        note_turn(spec, tokenizer, chat.kwargs, target.eos_ids)
-        note_changes(spec, model.generation_config.to_diff_dict())
-        target.revision, target.trust_remote_code, target.chat = revision, trust_remote_code, chat
-        target.weights = stand_in(spec if adapter is None else adapter.base, folder)
+        target = prove_target(model, tokenizer, source, fast, round_to_bf16)
+        _note_settings(target)
         return target
     except UserError:
         raise
@@ -125,14 +115,60 @@ def load_target(
         raise cannot_load("target", spec, error) from None
 
 
-def _faster_in_fp32(opener: Any, folder: Path | str, options: dict[str, Any], place: torch.device) -> bool:
-    from transformers import AutoConfig
+def _note_settings(target: Target) -> None:
+    """Say where texts end, and which settings of its generation config change its text."""
+    note_ends(target.spec, target.eos_ids, target.tokenizer.eos_token_id)
+    note_turn(target.spec, target.tokenizer, target.chat.kwargs, target.eos_ids)
+    note_changes(target.spec, target.model.generation_config.to_diff_dict())
 
-    config = AutoConfig.from_pretrained(str(folder), **options)
-    trusted = options["trust_remote_code"]
-    return decodes_faster_in_fp32(
-        config, lambda: opener.from_config(config, trust_remote_code=trusted), place
-    )
+
+def _debug_target(
+    source: ModelSource, dtype: torch.dtype, place: torch.device, fast: bool, round_to_bf16: bool
+) -> Target:
+    model, tokenizer = debug_model(DEBUG[source.spec])
+    source.chat.check(tokenizer, source.spec)
+    target = Target(model.to(place, dtype), tokenizer, source, fast=fast and not round_to_bf16)
+    if fast and round_to_bf16:
+        target.round_weights()
+    return target
+
+
+def _options(source: ModelSource) -> dict[str, Any]:
+    """Arguments of transformers' `from_pretrained`."""
+    return {"revision": source.revision, "trust_remote_code": source.trust_remote_code}
+
+
+def _open_tokenizer(source: ModelSource, folder: Path | str, adapter: Adapter | None) -> Any:
+    """The tokenizer, with the chat template of a processor of images where it has none itself."""
+    tokenizer = target_tokenizer(folder, adapter, **_options(source))
+    wraps = opener(folder, source.spec, _options(source)) is AutoModelForMultimodalLM
+    if wraps and not getattr(tokenizer, "chat_template", None):
+        tokenizer.chat_template = processors_template(folder, source.revision)
+    source.chat.check(tokenizer, source.spec)
+    return tokenizer
+
+
+def _decoding_dtype(
+    source: ModelSource, folder: Path | str, number: torch.dtype, place: torch.device
+) -> torch.dtype:
+    """fp32 where it decodes faster than `number`."""
+    config = AutoConfig.from_pretrained(str(folder), **_options(source))
+    opens = opener(folder, source.spec, _options(source))
+
+    def empty() -> Any:
+        return opens.from_config(config, trust_remote_code=source.trust_remote_code)
+
+    return torch.float32 if decodes_faster_in_fp32(config, empty, place) else number
+
+
+def _open_model(
+    source: ModelSource, folder: Path | str, adapter: Adapter | None, dtype: torch.dtype, place: torch.device
+) -> Any:
+    """The model as transformers runs it, an adapter merged into it."""
+    options = _options(source)
+    opens = opener(folder, source.spec, options)
+    model = with_weights(opens, folder, source.spec, {"dtype": dtype, **options}, place)
+    return model if adapter is None else merge_adapter(model, adapter, f"target {source.spec!r}")
 
 
 def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Any:
@@ -146,18 +182,8 @@ def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Any:
 
 def adapter_behind(spec: str) -> Adapter | None:
     """The adapter that a target's name stands for; None where it stands for a model."""
-    path = expanded(spec)
+    path = expand_path(spec)
     return adapter_of(path, f"target {spec!r}") if path.is_dir() else None
-
-
-def target_tokenizer(folder: Path | str, adapter: Adapter | None, **options: Any) -> Any:
-    """A target's tokenizer, from its folder. An adapter may bring a tokenizer or a chat template of its own."""
-    own_folder = None if adapter is None else adapter.tokenizer_folder
-    tokenizer = open_tokenizer(own_folder or folder, **options)
-    template = None if adapter is None or own_folder else adapter.chat_template
-    if template is not None:
-        tokenizer.chat_template = template
-    return tokenizer
 
 
 def resolve_folder(spec: str) -> Path | str:
@@ -167,7 +193,7 @@ def resolve_folder(spec: str) -> Path | str:
     Raises:
         UserError: there is no such model.
     """
-    path = expanded(spec)
+    path = expand_path(spec)
     if path.is_dir():
         found = folder_kind(spec, path)
         if isinstance(found, Adapter):
@@ -175,12 +201,12 @@ def resolve_folder(spec: str) -> Path | str:
                 return resolve_folder(found.base)
             except UserError as error:
                 raise UserError(
-                    f"target {spec!r}: an adapter of {found.base!r}, which can't be had: {error}"
+                    f"target {spec!r}: an adapter of {found.base!r}, which is unavailable: {error}"
                 ) from None
-        return found if found.is_dir() else _converted(spec, found)
+        return found if found.is_dir() else _convert(spec, found)
     check_name(spec)
     if is_gguf(path):
-        return _converted(spec, path)
+        return _convert(spec, path)
     if spec.startswith("wheel:"):
         return converted_folder(package_file(*packages()[spec[6:]]), check_gguf)
     snapshot = _cached_snapshot(spec)
@@ -196,12 +222,12 @@ def resolve_folder(spec: str) -> Path | str:
     )
 
 
-def _converted(spec: str, path: Path) -> Path:
+def _convert(spec: str, path: Path) -> Path:
     try:
         return converted_folder(path, check_gguf)
     except (UserError, OSError, MemoryError):
         raise
-    except Exception as error:  # what a malformed file makes of its reader has no common class
+    except Exception as error:  # a reader's errors over malformed files have no common class
         if (happened := what_happened(error)) is not None and happened[1] == 1:
             raise  # a full or broken disk is not the file's fault
         raise cannot_load("target", spec, error) from None
@@ -209,54 +235,32 @@ def _converted(spec: str, path: Path) -> Path:
 
 @cache
 def _note_weights(spec: str) -> None:
-    """Once, before what may take minutes: what is measured and written is of these."""
+    """Once, before what may take minutes: everything is measured and written with these weights."""
     say(
         f"note: {spec}: the hub does not answer; its weights are taken from a package, rounded: {package_weights(spec)}",
         error=True,
     )
 
 
-def _check_config(folder: Path | str, spec: str, revision: str | None, device: str) -> None:
+def _check_config(folder: Path | str, source: ModelSource, place: torch.device) -> None:
     """`check_config` of a folder or a hub id, with the device."""
+    what = f"target {source.spec!r}"
     if isinstance(folder, Path):
-        check_config(folder, f"target {spec!r}", device)
+        check_config(folder, what, place.type)
         if (generation := folder / "generation_config.json").exists():
-            # of a broken file transformers would go on without a word, with other ends of text
-            check_ends(read_object(generation), f"target {spec!r}: {generation.name}")
-        return
-    config = of_hub(folder, "config.json", revision)
-    if config is not None:
-        check_config(config.parent, f"target {folder!r}", device)
+            # transformers would silently ignore a broken file, and end texts elsewhere
+            check_ends(read_object(generation), f"{what}: {generation.name}")
+    elif (config := of_hub(folder, "config.json", source.revision)) is not None:
+        check_config(config.parent, what, place.type)
 
 
 def _cached_snapshot(spec: str) -> Path | None:
-    """The folder in the hub's cache that has the model's config.json; None if it is not there."""
-    from huggingface_hub import try_to_load_from_cache
-
+    """The folder in the hub's cache that has the model's config.json; None = it is not there."""
     try:
         config = try_to_load_from_cache(spec, "config.json")
     except ValueError as error:
         raise UserError(f"target {spec!r}: {error}") from None
     return Path(config).parent if isinstance(config, str) else None
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"device {name!r} is unknown{nearest(name, ['auto', 'cpu', 'cuda'])}") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device {name!r} was asked for, but torch sees no CUDA device")
-    try:
-        if device.type == "meta":
-            raise RuntimeError("it holds no numbers")
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        why = (str(error).strip().splitlines() or ["no such device"])[0]
-        raise UserError(f"device {name!r} can't be used: {cut(why, 120)}") from None
-    return device
 
 
 def reload(target: Target, device: str | None = None, fast: bool = True) -> Target:
@@ -274,8 +278,8 @@ def reload(target: Target, device: str | None = None, fast: bool = True) -> Targ
 
 
 def own_model(target: Target) -> Any:
-    """The target's model once more, as transformers loads and runs it: its own attention, its own linear layers. In the same dtype
-    and on the same device, so it takes the same memory again.
+    """The target's model as transformers loads and runs it: its own attention, its own linear layers. In the same dtype and on the same
+    device, so it takes the same memory again.
 
     Raises:
         UserError: it can't be loaded.
@@ -283,14 +287,11 @@ def own_model(target: Target) -> Any:
     spec = target.spec
     if spec in DEBUG:
         return debug_model(DEBUG[spec])[0].to(target.device, target.dtype).eval()
-    options: dict[str, Any] = {"revision": target.revision, "trust_remote_code": target.trust_remote_code}
+    source = ModelSource(spec, target.revision, target.trust_remote_code)
     adapter, folder = adapter_behind(spec), resolve_folder(spec)
     try:
-        model = with_weights(
-            opener(folder, spec, options), folder, spec, {"dtype": target.dtype, **options}, target.device
-        )
-        if adapter is not None:
-            model = merge_adapter(model, adapter, f"target {spec!r}")
+        return _open_model(source, folder, adapter, target.dtype, target.device).eval()
+    except UserError:
+        raise
     except Exception as error:  # as in load_target
-        raise error if isinstance(error, UserError) else cannot_load("target", spec, error) from None
-    return model.eval()
+        raise cannot_load("target", spec, error) from None

@@ -1,7 +1,7 @@
-"""What a model does to its head's product before it is a logit: a scale, a cap, columns that it never writes. It is part of p.
+"""What a model does to its head's product to make logits: a scale, a cap, tokens that it never writes. It is part of p.
 
-The values stand in configs under many names, and one name is a factor here and a divisor there. So the form is chosen by
-what the model itself gives (`align.target.proof`), never by its name.
+Configs name these values in many ways, and one name is a factor here and a divisor there. So the form is selected by the
+model's own logits (`align.target.proof`), never by its name.
 """
 
 from __future__ import annotations
@@ -41,6 +41,21 @@ class LogitForm:
 PLAIN = LogitForm()
 
 
+@dataclass(frozen=True, eq=False)
+class Readout:
+    """From the head's product to logits. never_V: tokens that the model never writes (padding of its vocabulary), bool."""
+
+    form: LogitForm = PLAIN
+    never_V: Tensor | None = None
+
+    def __call__(self, product: Tensor, columns: Tensor | None = None) -> Tensor:
+        """Logits of these columns of the product, None = all."""
+        logits = self.form(product)
+        if self.never_V is None:
+            return logits
+        return logits.masked_fill(self.never_V if columns is None else self.never_V[columns], NEVER)
+
+
 def candidates(config: Any) -> Iterator[LogitForm]:
     """The forms that a config's values allow, the plain one first."""
     scales: list[float] = [1.0]
@@ -55,11 +70,8 @@ def candidates(config: Any) -> Iterator[LogitForm]:
 
 
 def over_the_head(logits_LV: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
-    """Logits as a model gives them, over all `size` columns of its head and in fp32; and which of them it never writes, bool (size,),
-    None = it writes all.
-
-    Chameleon gives its images' tokens the lowest number that there is; Inkling leaves the padding of its vocabulary out.
-    """
+    """A model's logits over all `size` columns of its head, fp32, and the tokens that it never writes, bool (size,), None = it writes
+    all: those of the lowest number everywhere, and those that its logits leave out."""
     lowest, width = torch.finfo(logits_LV.dtype).min, logits_LV.shape[1]
     if width < size:
         logits_LV = torch.cat((logits_LV, logits_LV.new_full((len(logits_LV), size - width), lowest)), dim=1)

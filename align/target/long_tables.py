@@ -1,9 +1,8 @@
 """Rotary tables that change with the length of a text (longrope of Phi-3, LongRoPE, arXiv 2402.13753, section 3.3).
 
-Up to a length all keys of a text are turned by one table, beyond it all of them by another. transformers chooses the table by the
-largest position of a call. So what a cache holds under the one is wrong under the other, and drafts that reach beyond the
-length would change the tokens in front of it. Here each token is computed under the table of the text that ends with it: keys
-of the other table are written again, from the text.
+Up to a length one table rotates all keys of a text, beyond it another. transformers selects it by the largest position of a
+forward pass, so drafts that reach beyond the length would change the tokens before it. Here each token is computed under the
+table of the text that ends with it: keys of the other table are computed again, from the text.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def switch_length(config: Any, limit: int) -> int | None:
 
 
 def steady(switch: int | None, caches: Sequence[KVCache], widths: Sequence[int]) -> bool:
-    """Whether all of these requests stay under the first table with so many new tokens each."""
+    """Whether all of these requests stay under the first table with their new tokens."""
     if switch is None:
         return True
     return not any(c.long or c.length + n > switch for c, n in zip(caches, widths, strict=True))
@@ -50,8 +49,8 @@ def across(
 ) -> States:
     """Hidden states and taps of new tokens, each under the table of its own length.
 
-    Where some lie beyond the length and others do not, the call runs under both tables; the text runs once more with each
-    change. So a request pays for its text once, and again for drafts about the length that are rejected.
+    Tokens on both sides of the length run under both tables. The text runs again with each change of the table: once for each
+    request, and after rejected drafts that crossed the length.
     """
     past, beyond_BL = cache.length, positions_BL >= switch
     found: dict[bool, States] = {}
@@ -77,9 +76,9 @@ def _under(
     positions_BL: Tensor,
     see_LL: Tensor | None,
 ) -> States:
-    """Those of the new tokens that belong to this table, right; the others only keep their places."""
+    """States under one table, right for those of the new tokens that belong to it."""
     past, length = cache.length, tokens_BL.shape[1]
-    # nothing on this side sees what lies beyond, so that its position there may be any
+    # no short position sees those beyond, whose positions do not matter then
     positions_BL = positions_BL if long else positions_BL.clamp_max(switch - 1)
     again = past if cache.long != long else 0
     if again:

@@ -1,8 +1,8 @@
-"""Attention masks by position: what transformers' layers ask for (causal, sliding, chunked), over a cache that keeps everything.
+"""Attention masks by position (causal, sliding, chunked), over a cache that keeps everything.
 
-A model asks for one mask for each kind of layer it has, by a rule of positions (`transformers.masking_utils`). The rule is
-evaluated at the positions that our tokens have, wherever they lie in the cache: a node of a tree has its depth, so that a
-sliding window is exact in every branch, after every rollback and for every request of a batch.
+A model asks for a mask for each kind of layer, by a rule of positions (`transformers.masking_utils`). The rule is evaluated at
+our tokens' positions, wherever they lie in the cache: a node of a tree has its depth, so a sliding window is exact in every
+branch, after every rollback and for every request of a batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
-from align.target.attention import block_mask, laid_out, seen
+from align.target.attention import block_mask, laid_out, visible_mask
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Whether a query attends to a key: (row, head, query's position, key's position), integers that broadcast → bool."""
@@ -26,15 +26,16 @@ Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass
 class Layout:
-    """Where the new tokens of one request, or of rows of one length, stand.
+    """Positions of the new tokens of one request, or of rows of one length.
 
     Args:
         positions_BL: of the new tokens, (B or 1, L).
-        past: how many positions the cache holds before them; a key's place there is its position.
-        groups: query heads a key head, 1 where layers differ.
+        past: cache entries before them; an entry's index is its position.
+        groups: query heads per key head, 1 where layers differ.
         see_LL: bool, which of the new tokens each one sees; None = those up to itself.
-        mask: bool (B or 1, 1, L, S), instead of `see_LL`: of all S places.
-        slots: whether the new tokens lie somewhere among the S places, each at its position.
+        mask: bool (B or 1, 1, L, S), instead of `see_LL`: over all S entries.
+        slots: whether the new tokens lie among the S entries, each at its position.
+        groups_seen: query heads per key head of the layers that called our attention function.
     """
 
     positions_BL: Tensor
@@ -45,7 +46,6 @@ class Layout:
     mask: Tensor | None = None
     slots: bool = False
     groups_seen: set[int] = field(default_factory=set)
-    """Query heads a key head of the layers that came to our attention function."""
 
     @cached_property
     def span(self) -> tuple[int, int]:
@@ -54,11 +54,11 @@ class Layout:
         return min(positions), max(positions)
 
     def visible(self, rule: Rule | None) -> Tensor:
-        """Who attends to what, bool (B or 1, 1, L, S); `rule`: None = no more than the order of the tokens."""
+        """The mask, bool (B or 1, 1, L, S); `rule`: None = the order of the tokens alone."""
         length, device = self.positions_BL.shape[1], self.positions_BL.device
         see = self.mask
         if see is None:
-            see = seen(self.see_LL, length, self.past, device)[None, None]
+            see = visible_mask(self.see_LL, length, self.past, device)[None, None]
         if rule is None:
             return see
         size = see.shape[-1]
@@ -91,7 +91,7 @@ class Layout:
 
 @dataclass
 class Together:
-    """Several requests side by side in one row, each with a layout of its own."""
+    """Several requests side by side in one row, each with its own layout."""
 
     parts: Sequence[Layout]
     groups_seen: set[int] = field(default_factory=set)
@@ -111,7 +111,7 @@ _CURRENT: ContextVar[Layout | Together | None] = ContextVar("layout", default=No
 
 @contextmanager
 def laid(layout: Layout | Together) -> Iterator[None]:
-    """Within it, models that `align.target.interface` serves attend by this layout."""
+    """Within it, models with the attention of `align.target.interface` attend by this layout."""
     token = _CURRENT.set(layout)
     try:
         yield
@@ -120,7 +120,7 @@ def laid(layout: Layout | Together) -> Iterator[None]:
 
 
 def note_attended(groups: int) -> None:
-    """Say that our attention function ran; compiled layers need not, and each reading would be a program of its own."""
+    """Note that our attention function ran. Not in compiled layers, which would be compiled for each reading."""
     if torch.compiler.is_compiling():
         return
     if (layout := _CURRENT.get()) is not None:
@@ -128,7 +128,7 @@ def note_attended(groups: int) -> None:
 
 
 def grouped_mask(**call: Any) -> Tensor | None:
-    """What transformers calls for a mask of ours; without a layout what it would make itself."""
+    """Called by transformers for a mask of ours; without a layout the one that it would make itself."""
     layout = _CURRENT.get()
     return sdpa_mask(**call) if layout is None else layout.for_grouped(_rule(call))
 

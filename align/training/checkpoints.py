@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from align.common.errors import UserError
-from align.common.files import expanded, sha256_file, to_disk, write_atomically
+from align.common.files import expand_path, sha256_file, to_disk, write_atomically
 from align.common.schema import convert, read_object
 from align.common.text import say
 
@@ -197,7 +197,7 @@ def check_named(resume: str, read_content: bool = False) -> None:
     """Raises UserError if `trainer.resume` names a checkpoint that is unusable."""
     if resume in ("auto", "never"):
         return
-    if fault := find_fault(expanded(resume, "trainer.resume"), read_content):
+    if fault := find_fault(expand_path(resume, "trainer.resume"), read_content):
         raise UserError(
             f"trainer.resume={resume}: no complete checkpoint there ({fault}); auto, never, or a step-N.ckpt"
         )
@@ -213,7 +213,7 @@ def find_resume(folder: Path, resume: str, target_sha256: str) -> Checkpoint | N
         return None
     check_named(resume, read_content=True)
     if resume != "auto":
-        return _open(expanded(resume, "trainer.resume"), target_sha256)
+        return _open(expand_path(resume, "trainer.resume"), target_sha256)
     for path in _list_steps(folder):
         fault = find_fault(path, read_content=True)
         if fault is None:

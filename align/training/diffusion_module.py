@@ -125,7 +125,7 @@ class DiffusionDrafterModule(DrafterModule):
         def spread(values_R: Tensor) -> Tensor:
             return torch.zeros(at.shape, device=at.device).masked_scatter(at, values_R)
 
-        return statistics.each(spread)
+        return statistics.map(spread)
 
     def strength(self) -> float:
         """The distillation weight λ at this step."""

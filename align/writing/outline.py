@@ -20,9 +20,9 @@ from align.rows.conversation import Conversation
 from align.rows.shapes import as_conversation
 from align.target.debug import DEBUG
 from align.target.inspection.anatomy import context_limit, eos_ids
-from align.target.loading import adapter_behind, load_target, resolve_folder, target_tokenizer
+from align.target.loading import adapter_behind, load_target, resolve_folder
 from align.target.model import Target
-from align.target.opening import check_asked, processors_template
+from align.target.opening import check_asked, processors_template, target_tokenizer
 
 _LOADING_FACTOR = 4
 """Memory needed per byte of weights on disk: they may be widened and copied."""

@@ -11,11 +11,10 @@ from decode.advising.costs import ForwardCosts
 from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
 from decode.engine.prompts import Prompt
-from decode.methods.build import assemble, open_parts
-from decode.methods.drafter_spec import NO_FOLDERS, check_there, role_of, shipped_for
-from decode.methods.options import DraftOptions
-from decode.methods.spec import read_method
 from decode.speculation.sampling import Sampling
+from decode.systems.construction import assemble, open_drafters
+from decode.systems.drafter_folders import NO_FOLDERS, check_there, kind_of, shipped_for
+from decode.systems.parsing import read_method
 
 
 @dataclass(frozen=True)
@@ -128,16 +127,15 @@ def open_decoders(
     role, folders = "", {}
     if drafter not in NO_FOLDERS:
         check_there(drafter)
-        role = role_of(drafter)
+        role = kind_of(drafter)
         folders = {role: drafter}
     method = read_method("drafter" if folders else "lookup")
-    parts = open_parts([method], folders, target)
+    parts = open_drafters([method], folders, target)
 
     def make_decoder(size: DraftSize) -> Decoder:
         if size == PLAIN:
             return Decoder(target)
-        options = DraftOptions(draft_tokens=size.tokens, tree_nodes=size.nodes)
-        sized = method.with_defaults(options.of_a_method) if folders else method
+        sized = method.with_options(tree_nodes=size.nodes) if folders else method
         return assemble(sized, parts, size.tokens)
 
     first = assemble(method, parts, longest)

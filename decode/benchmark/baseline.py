@@ -1,4 +1,5 @@
-"""Is plain decoding an honest baseline? Timed once a run against transformers' own `generate` on an unchanged model."""
+"""The baseline: plain decoding timed against transformers' own `generate` on an unchanged model, once per
+run."""
 
 from __future__ import annotations
 
@@ -14,16 +15,16 @@ from decode.engine.decoder import Decoder
 
 
 @torch.no_grad()
-def against_transformers(
+def time_against_transformers(
     plain: Decoder, tokens: list[int], max_new_tokens: int = 64, repeats: int = 3
 ) -> dict[str, Any]:
-    """Greedy decoding of a prompt by both in turn, prefill included; the fastest of the repeats counts.
-
-    The stock model is loaded anew, with its own linear layers and attention, and freed afterwards.
+    """Greedy decoding of one prompt by both in turn, prefill included; the fastest repeat counts. The stock
+    model is loaded for this, with its own linear layers and attention.
 
     Returns:
-        plain_tokens_per_s, transformers_tokens_per_s, ratio (plain over transformers), ratios (of each repeat), identical,
-        prompts, repeats, parameters (of the target). `{"error": line}` where transformers can't run it.
+        plain_tokens_per_s, transformers_tokens_per_s, ratio (plain over transformers), ratios (of each
+        repeat), identical, prompts, repeats, parameters (of the target). `{"error": line}` if transformers
+        can't run the model.
     """
     seconds: dict[str, list[float]] = {"plain": [], "transformers": []}
     try:

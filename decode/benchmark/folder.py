@@ -1,4 +1,5 @@
-"""The settings that a measurement depends on, and its folder, which is begun, continued or refused."""
+"""The folder of a measurement, which is created, continued or refused, and the settings that it depends
+on."""
 
 from __future__ import annotations
 
@@ -12,31 +13,32 @@ from typing import TYPE_CHECKING, Any
 
 from align.common.checksums import folder_hash
 from align.common.errors import UserError
-from align.common.files import check_ordinary, expanded, sha256_file
+from align.common.files import check_ordinary, expand_path, sha256_file
 from align.common.hub import local_path
 from align.common.provenance import decoding_versions, git_commit, machine
 from align.common.text import cut
 from decode.benchmark.config import EvalConfig
-from decode.benchmark.plan import Plan
-from decode.method_names import PLAIN
 from decode.reporting.records import RECORDS, RUN, SUMMARY, Record, Run, read_records, read_run, write_run
+from decode.suites.prompt import Prompt
 from decode.suites.sources import Loaded
 
 if TYPE_CHECKING:
-    from decode.engine.decoder import Decoder
+    from align.target.model import Target
+    from decode.benchmark.plan import EvalPlan
+
+TokenizedSuite = tuple[Loaded, Sequence[tuple[Prompt, list[int]]]]
 
 
-def settings_of(
+def describe_settings(
     config: EvalConfig,
-    plan: Plan,
-    decoders: Mapping[str, Decoder],
-    prepared: Sequence[tuple[Loaded, Sequence[tuple[Any, list[int]]]]],
+    plan: EvalPlan,
+    target: Target,
+    methods: Sequence[str],
+    suites: Sequence[TokenizedSuite],
+    threads: int,
 ) -> dict[str, Any]:
     """Everything that a figure depends on."""
-    import torch
-
-    target = decoders[PLAIN].target
-    prompts = [(s.name, prompt.id, tokens) for s, pairs in prepared for prompt, tokens in pairs]
+    prompts = [(suite.name, prompt.id, tokens) for suite, pairs in suites for prompt, tokens in pairs]
     found = machine()
     return {
         "target": target.spec,
@@ -45,17 +47,17 @@ def settings_of(
         **config.recorded,
         "dtype": target.dtype_name,
         "drafter": dict(plan.drafters),
-        "drafter_hash": {role: folder_hash(local_path(folder)) for role, folder in plan.drafters.items()},
-        "methods": list(decoders),
-        "corpus_hash": {file: sha256_file(expanded(file)) for file in plan.corpora},
-        "sweep": config.sweep,
+        "drafter_hash": {kind: folder_hash(local_path(folder)) for kind, folder in plan.drafters.items()},
+        "methods": list(methods),
+        "corpus_hash": {path: sha256_file(expand_path(path)) for path in plan.corpora},
+        "sweep": list(config.sweep.words),
         "tuned": config.tuned,
         "race": config.race or None,
-        "suites": [s.name for s, _ in prepared],
-        "prompts_hash": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+        "suites": [suite.name for suite, _ in suites],
+        "prompts_hash": _hash(prompts),
         "target_hash": target.hash,
         "device": str(target.device),
-        "threads": torch.get_num_threads(),
+        "threads": threads,
         "processor": found["processor"],
         "versions": decoding_versions(),
         "git_commit": git_commit(),
@@ -63,8 +65,13 @@ def settings_of(
     }
 
 
-def date_of(config: EvalConfig) -> str:
-    """The date that prompts say where the chat template reads the clock, ISO: that of the measurement that is continued, else today."""
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+def choose_date(config: EvalConfig) -> str:
+    """The date in prompts whose chat template reads the clock: that of the measurement that is continued,
+    else today's."""
     if config.out is not None and config.resume and (config.out / RUN).is_file():
         recorded = read_run(config.out).settings.get("date")
         if isinstance(recorded, str):
@@ -72,13 +79,14 @@ def date_of(config: EvalConfig) -> str:
     return datetime.date.today().isoformat()
 
 
-def folder_name(suites: Sequence[Loaded], settings: dict[str, Any]) -> str:
-    short = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
-    return "-".join([*(s.name for s in suites[:3]), short])
+def name_folder(suites: Sequence[Loaded], settings: dict[str, Any]) -> str:
+    """The default folder's name: suites and a hash of the settings."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    return "-".join([*(suite.name for suite in suites[:3]), digest])
 
 
 def open_folder(folder: Path, run: Run, replace: bool) -> tuple[Run, list[Record]]:
-    """The folder's run and records where it holds some under the same settings; else `run` and no records.
+    """The folder's run and records if it holds some under the same settings; else `run` and no records.
 
     Raises:
         UserError: it holds a run under other settings, or can't be written.
@@ -102,59 +110,57 @@ def _empty(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-_NOT_OURS = {"manifest.json": "training data", "recipe.yaml": "a training run", "config.json": "a model"}
+_FOREIGN = {"manifest.json": "training data", "recipe.yaml": "a training run", "config.json": "a model"}
+_OWN = (RECORDS, SUMMARY, "report.png", "report.html", "tuning")
 
 
-def check_early(config: EvalConfig) -> None:
-    """Check, before anything is loaded, that `config.out` may hold a measurement, and that the one that it holds can be continued
-    with this config. One that is to be replaced after a race is deleted now, so that it is not mistaken for the new one if the
-    race is interrupted.
+def check_out(config: EvalConfig) -> None:
+    """Check, before anything is loaded, that `config.out` may hold this measurement, or that its own can be
+    continued. One that is to be
+    replaced after a race is deleted now: if the race is interrupted, it must not look like the new one.
 
     Raises:
-        UserError: it may not, or can't be continued.
+        UserError: it may not.
     """
     folder = config.out
     if folder is None:
         return
-    for name, what in _NOT_OURS.items():
+    for name, what in _FOREIGN.items():
         if (folder / name).is_file():
-            raise UserError(f"--out={str(folder)!r} holds {what} ({name}): take another folder")
+            raise UserError(f"--out={str(folder)!r} holds {what} ({name}): choose another folder")
     check_ordinary(folder / RECORDS)
     if not (folder / RUN).is_file():
         _check_free(folder)
-        return
-    if not config.resume:
+    elif not config.resume:
         if config.tune:
             _empty(folder)
-        return
-    old = read_run(folder).settings
-    now = config.recorded | {"git_commit": git_commit()}
-    _check_same(folder, {key: old.get(key) for key in now}, now)
+    else:
+        old = read_run(folder).settings
+        now = config.recorded | {"git_commit": git_commit()}
+        _check_same(folder, {key: old.get(key) for key in now}, now)
 
 
 def _check_free(folder: Path) -> None:
-    """Raises UserError for a folder that holds other things, naming one that is free."""
-    own = (RECORDS, SUMMARY, "report.png", "report.html", "tuning")
-    if not folder.is_dir():
-        return
-    others = sorted(p.name for p in folder.iterdir() if not p.name.startswith(".") and p.name not in own)
+    """Raises UserError for a folder with other files; the message names a free one."""
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    others = [name for name in names if not name.startswith(".") and name not in _OWN]
     if others:
-        free = next(p for n in itertools.count(1) if not (p := folder / f"eval-{n}").exists())
+        candidates = (folder / f"eval-{number}" for number in itertools.count(1))
+        free = next(path for path in candidates if not path.exists())
         raise UserError(
-            f"--out={str(folder)!r} holds other things ({cut(others[0], 40)}): take another folder, --out {free}"
+            f"--out={str(folder)!r} holds other files ({cut(others[0], 40)}): choose another folder, --out {free}"
         )
 
 
-def _check_same(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    keys = [*new, *(key for key in old if key not in new)]
-    other = [
-        f"{k}: {cut(str(old.get(k)), 40)} there, {cut(str(new.get(k)), 40)} now"
-        for k in keys
-        if old.get(k) != new.get(k)
+def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    changes = [
+        f"{key}: {cut(str(old.get(key)), 40)} there, {cut(str(new.get(key)), 40)} now"
+        for key in dict.fromkeys([*new, *old])
+        if old.get(key) != new.get(key)
     ]
-    if other:
-        more = f" and {len(other) - 3} more" if len(other) > 3 else ""
+    if changes:
+        more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise UserError(
-            f"--out={str(folder)!r} holds a measurement under other settings ({'; '.join(other[:3])}{more}): "
-            "take another folder, or --no-resume to replace it"
+            f"--out={str(folder)!r} holds a measurement under other settings ({'; '.join(changes[:3])}{more}): "
+            "choose another folder, or --no-resume to replace it"
         )

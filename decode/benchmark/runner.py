@@ -1,19 +1,19 @@
-"""Run the methods side by side, after a warm-up, prompt by prompt and repeated, and record every generation."""
+"""Run the methods on the same prompts, in changing order, and record every generation."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from align.common.provenance import load_average
 from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
-from decode.method_names import LOSSY, PLAIN
 from decode.reporting.records import Record
 from decode.speculation.sampling import Sampling
 from decode.suites.prompt import Prompt
+from decode.systems.registry import LOSSY, PLAIN
 from decode.verification.divergence import examine
 
 WARMUP_TOKENS = 16
@@ -31,22 +31,22 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The settings of every generation."""
+class GenerationSettings:
+    """What all generations have in common."""
 
     sampling: Sampling
     max_new_tokens: int
 
 
-def plan(
+def plan_tasks(
     suites: Sequence[tuple[str, Sequence[tuple[Prompt, list[int]]]]],
     methods: Sequence[str],
     repeats: int,
     seed: int,
 ) -> list[Task]:
-    """All tasks, repeat by repeat, over all suites at once. However early a run is stopped, its prompts are spread evenly over
-    every suite, whose categories usually lie in blocks. With few methods every order of them occurs equally often; with many,
-    each method is equally often in each place (seeded).
+    """All tasks, repeat by repeat, over all suites at once. A run that is interrupted has covered every suite
+    evenly, although categories usually lie in blocks. With few methods every order occurs equally often; with
+    many, each method is equally often at each position (seeded).
     """
     turn = _orders(list(methods), random.Random(seed))
     each = [
@@ -63,14 +63,14 @@ def plan(
 
 
 def _spread(count: int) -> list[int]:
-    """0 … count − 1, sorted by their reversed bits: every beginning of this order is spread evenly over the whole."""
+    """0 … count − 1 by reversed bits: every prefix of this order is spread evenly."""
     bits = count.bit_length()
     return sorted(range(count), key=lambda i: int(f"{i:0{bits}b}"[::-1], 2))
 
 
 def _orders(methods: list[str], rng: random.Random) -> Iterator[tuple[str, ...]]:
-    """Orders without end: for up to five methods all orders in turn, shuffled; for more, all rotations of one shuffle after
-    another."""
+    """Endless orders: all permutations in turn for up to five methods, else all rotations of one shuffle
+    after another."""
     if len(methods) <= 5:
         orders = list(itertools.permutations(methods))
         rng.shuffle(orders)
@@ -83,42 +83,38 @@ def _orders(methods: list[str], rng: random.Random) -> Iterator[tuple[str, ...]]
             yield tuple(methods[start:] + methods[:start])
 
 
-def warm_up(decoders: dict[str, Decoder], tokens: list[int], settings: Settings, times: int) -> None:
-    """Short generations that are not timed, by which memory is allocated, weights are paged in and kernels are chosen."""
+def warm_up(
+    decoders: dict[str, Decoder], tokens: list[int], settings: GenerationSettings, times: int
+) -> None:
+    """Short untimed generations: memory is allocated, weights are paged in, kernels are selected."""
     count = min(WARMUP_TOKENS, settings.max_new_tokens)
-    for decoder in [decoder for _ in range(times) for decoder in decoders.values()]:
-        decoder.generate(tokens, max_new_tokens=count, sampling=settings.sampling)
+    for _ in range(times):
+        for decoder in decoders.values():
+            decoder.generate(tokens, max_new_tokens=count, sampling=settings.sampling)
 
 
-def run_task(
-    decoders: dict[str, Decoder],
-    task: Task,
-    settings: Settings,
-    ended: Callable[[str], object] = lambda method: None,
-) -> list[Record]:
-    """One record per method, in the order in which they ran. `ended(method)` is called after each.
+def run_task(decoders: dict[str, Decoder], task: Task, settings: GenerationSettings) -> list[Record]:
+    """One record per method, in the order in which they ran.
 
-    At temperature 0, with `plain` among the methods, each output is compared with plain decoding's, and a difference is examined
-    unless the method's verifier is lossy. Above temperature 0, each repeat has a seed of its own, the same for all methods.
+    At temperature 0 each output is compared with plain decoding's, if that is among the methods; a difference
+    is examined unless the verifier is lossy. Above temperature 0 each repeat has its own seed, the same for
+    all methods.
     """
-    sampling, generations = _sampling(task, settings), []
+    sampling = _sampling_of(task, settings)
+    generations = []
     for method in task.order:
-        tokens, most = list(task.tokens), settings.max_new_tokens
-        generations.append(decoders[method].generate(tokens, max_new_tokens=most, sampling=sampling))
-        ended(method)
-    return _records(decoders, task, sampling, generations)
+        tokens, limit = list(task.tokens), settings.max_new_tokens
+        generations.append(decoders[method].generate(tokens, max_new_tokens=limit, sampling=sampling))
+    return _record_task(decoders, task, sampling, generations)
 
 
 def run_together(
-    decoders: dict[str, Decoder],
-    tasks: Sequence[Task],
-    settings: Settings,
-    ended: Callable[[str], object] = lambda method: None,
+    decoders: dict[str, Decoder], tasks: Sequence[Task], settings: GenerationSettings
 ) -> list[list[Record]]:
-    """`run_task` for each of several tasks, whose prompts every method decodes in one batch. Their times are those of calls that
-    prompts share, and products over more rows round differently. `ended(method)` is called after each generation."""
-    samplings = [_sampling(task, settings) for task in tasks]
-    found: list[dict[str, Generation]] = [{} for _ in tasks]
+    """`run_task` for several tasks, whose prompts every method decodes in one batch. Prompts share the times
+    of their forward passes, and products over more rows round differently."""
+    samplings = [_sampling_of(task, settings) for task in tasks]
+    generations: list[dict[str, Generation]] = [{} for _ in tasks]
     for method in decoders:
         batch = decoders[method].generate_batch(
             [list(task.tokens) for task in tasks],
@@ -126,32 +122,32 @@ def run_together(
             max_new_tokens=settings.max_new_tokens,
             sampling=samplings,
         )
-        for its, generation in zip(found, batch, strict=True):
-            its[method] = generation
-            ended(method)
+        for of_task, generation in zip(generations, batch, strict=True):
+            of_task[method] = generation
     return [
-        _records(decoders, task, sampling, [its[method] for method in task.order])
-        for task, sampling, its in zip(tasks, samplings, found, strict=True)
+        _record_task(decoders, task, sampling, [of_task[method] for method in task.order])
+        for task, sampling, of_task in zip(tasks, samplings, generations, strict=True)
     ]
 
 
-def _sampling(task: Task, settings: Settings) -> Sampling:
+def _sampling_of(task: Task, settings: GenerationSettings) -> Sampling:
     sampling = settings.sampling
     if sampling.greedy:
         return sampling
     return replace(sampling, seed=(sampling.fixed_seed + 1_000_003 * task.repeat) % 2**63)
 
 
-def _records(
+def _record_task(
     decoders: dict[str, Decoder], task: Task, sampling: Sampling, generations: Sequence[Generation]
 ) -> list[Record]:
-    """Of a task's generations, in the order of its methods, compared with plain decoding's where that can be."""
+    """The records of a task's generations, in the order of its methods, compared with plain decoding's where
+    possible."""
     records = []
     for position, (method, generation) in enumerate(zip(task.order, generations, strict=True)):
         verifier = "" if decoders[method].drafter is None else decoders[method].verifier_for(sampling)
         if verifier and sampling.greedy and not verifier.startswith(LOSSY):
-            verifier = "greedy"  # at temperature 0 every exact verifier does what this one does
-        records.append(record_of(task, method, position, generation, verifier))
+            verifier = "greedy"  # every exact verifier is greedy at temperature 0
+        records.append(make_record(task, method, position, generation, verifier))
     plain = next((record for record in records if record.method == PLAIN), None)
     if sampling.greedy and plain is not None:
         target = decoders[PLAIN].target
@@ -173,8 +169,8 @@ def _records(
     return records
 
 
-def record_of(task: Task, method: str, position: int, generation: Generation, verifier: str) -> Record:
-    """The generation as a record. The prefill gave the first token, the calls committed the others."""
+def make_record(task: Task, method: str, position: int, generation: Generation, verifier: str) -> Record:
+    """The record of a generation. The prefill gave the first token, the rounds committed the others."""
     committed = len(generation.tokens) - 1 if generation.calls else 0
     return Record(
         suite=task.suite,
@@ -203,7 +199,7 @@ def record_of(task: Task, method: str, position: int, generation: Generation, ve
     )
 
 
-def remaining(tasks: Sequence[Task], records: Sequence[Record]) -> Iterator[Task]:
+def missing_tasks(tasks: Sequence[Task], records: Sequence[Record]) -> Iterator[Task]:
     """The tasks of which some method has no record yet."""
     done = {record.key for record in records}
     for task in tasks:

@@ -1,38 +1,43 @@
-"""A measurement: its folder is begun or continued, the missing rounds run, the report is made."""
+"""A measurement: its folder is created or continued, the missing tasks run, the report is made."""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+
+import torch
 
 from align.common.claims import Claim
 from align.common.errors import UserError
 from align.common.provenance import decoding_versions, git_commit, machine
 from align.common.terminal import PlainConsole
+from align.common.text import plural
 from decode.benchmark import runner
-from decode.benchmark.baseline import against_transformers
+from decode.benchmark.baseline import time_against_transformers
 from decode.benchmark.config import EvalConfig
-from decode.benchmark.folder import date_of, folder_name, open_folder, settings_of
-from decode.benchmark.plan import Plan
+from decode.benchmark.folder import (
+    TokenizedSuite,
+    choose_date,
+    describe_settings,
+    name_folder,
+    open_folder,
+)
+from decode.benchmark.plan import EvalPlan
 from decode.benchmark.progress import TaskProgress
-from decode.method_names import PLAIN
+from decode.engine.decoder import Decoder
 from decode.reporting.records import Record, Run, add, write_run
 from decode.reporting.render import make_report
-from decode.reporting.summary import plural
+from decode.reporting.summary import Summary
 from decode.suites.sources import Loaded
 from decode.suites.tokenized import tokenize_prompts
-
-if TYPE_CHECKING:
-    from decode.engine.decoder import Decoder
+from decode.systems.registry import PLAIN
 
 
 @dataclass
 class Measurement:
-    """A measurement's folder, and what it holds so far. Made by `begin`."""
+    """A measurement's folder and what it holds so far. Made by `begin`."""
 
     config: EvalConfig
     folder: Path
@@ -44,30 +49,32 @@ class Measurement:
     claim: Claim
 
     @property
-    def settings(self) -> runner.Settings:
-        return runner.Settings(self.config.sampling, self.config.max_new_tokens)
+    def settings(self) -> runner.GenerationSettings:
+        return runner.GenerationSettings(self.config.sampling, self.config.max_new_tokens)
 
-    def finish(self) -> tuple[dict[str, Any], Path]:
-        """Run the missing rounds. Returns the summary and its folder, which other processes may write into from then on."""
+    def finish(self) -> tuple[Summary, Path]:
+        """Run the missing tasks. Returns the summary and its folder, which is free for other processes
+        afterwards."""
         with self.claim:
             self._run_missing()
             return make_report(self.folder)[0], self.folder
 
     def _run_missing(self) -> None:
-        missing = list(runner.remaining(self.tasks, self.records))
+        missing = list(runner.missing_tasks(self.tasks, self.records))
+        done = len(self.tasks) - len(missing)
         if self.records:
-            note = f"continuing {self.folder}: {len(self.tasks) - len(missing)} of {len(self.tasks)} rounds are there"
-            self.console.say(note + ("" if missing else " (--no-resume measures again)"))
-        if missing:
-            self._warm_up(missing[0])
-            done = len(self.tasks) - len(missing)
-            with TaskProgress(self.console, len(self.tasks), list(self.decoders), done) as progress:
-                for task in missing:
-                    progress.done(self.run_task(task, partial(progress.step, task.prompt.id)))
+            note = "" if missing else " (--no-resume measures again)"
+            self.console.say(f"continuing {self.folder}: {done} of {len(self.tasks)} rounds are there{note}")
+        if not missing:
+            return
+        self._warm_up(missing[0])
+        progress = TaskProgress(self.console, len(self.tasks), done)
+        for task in missing:
+            progress.finish_task(self.run_task(task))
 
-    def run_task(self, task: runner.Task, ended: Any = lambda method: None) -> list[Record]:
-        """Run one task and write its records; those that a kill or a full disk left of it before are replaced."""
-        records = runner.run_task(self.decoders, task, self.settings, ended)
+    def run_task(self, task: runner.Task) -> list[Record]:
+        """Run a task and write its records, replacing those that an interrupted run left of it."""
+        records = runner.run_task(self.decoders, task, self.settings)
         self.records = add(self.folder, self.records, records)
         return records
 
@@ -77,14 +84,14 @@ class Measurement:
         runner.warm_up(self.decoders, tokens, self.settings, self.config.warmup)
         if not self.config.no_hf_check and self.run.baseline is None:
             self.console.say("timing plain decoding against transformers' own generate …")
-            most = min(self.settings.max_new_tokens, 64)
-            self.run.baseline = against_transformers(self.decoders[PLAIN], tokens, most)
+            limit = min(self.settings.max_new_tokens, 64)
+            self.run.baseline = time_against_transformers(self.decoders[PLAIN], tokens, limit)
             write_run(self.folder, self.run)
 
 
 def begin(
     config: EvalConfig,
-    plan: Plan,
+    plan: EvalPlan,
     decoders: dict[str, Decoder],
     suites: Sequence[Loaded],
     skipped: Sequence[str],
@@ -100,28 +107,23 @@ def begin(
     Raises:
         UserError: no prompt fits, or the folder holds a measurement under other settings.
     """
-    prepared, skipped = [], list(skipped)
-    if decoders[PLAIN].target.reads_clock:
+    target = decoders[PLAIN].target
+    if target.reads_clock:
         for decoder in decoders.values():
-            decoder.target.fix_date(date_of(config))
-    for loaded in suites:
-        pairs, refused = tokenize_prompts(decoders[PLAIN].target, loaded.prompts)
-        if refused:
-            skipped.append(
-                f"{loaded.name}: {len(refused)} of {plural(len(loaded.prompts), 'prompt')}, which this target can't take; "
-                f"the first is {refused[0]}"
-            )
-            console.say(f"left out: {skipped[-1]}", wrap=False)
-        prepared.append((loaded, pairs))
-    if not any(pairs for _, pairs in prepared):
+            decoder.target.fix_date(choose_date(config))
+    tokenized, refused = _tokenize(decoders[PLAIN], suites)
+    for line in refused:
+        console.say(f"left out: {line}", wrap=False)
+    skipped = [*skipped, *refused]
+    if not any(pairs for _, pairs in tokenized):
         raise UserError(f"no prompt can be answered: {skipped[0]}")
-    settings = settings_of(config, plan, decoders, prepared)
-    folder = config.out or Path("runs/eval") / folder_name(suites, settings)
+    settings = describe_settings(config, plan, target, list(decoders), tokenized, torch.get_num_threads())
+    folder = config.out or Path("runs/eval") / name_folder(suites, settings)
     run = Run(
         settings=settings,
         suites=[
             {"name": s.name, "title": s.title, "group": s.group, "prompts": len(pairs), "source": s.source}
-            for s, pairs in prepared
+            for s, pairs in tokenized
         ],
         command=command,
         machine=machine(),
@@ -132,6 +134,20 @@ def begin(
     )
     claim = Claim(folder, "--out")
     run, records = open_folder(folder, run, not config.resume)
-    named = [(s.name, pairs) for s, pairs in prepared]
-    tasks = runner.plan(named, list(decoders), config.repeats, config.seed)
+    named = [(suite.name, pairs) for suite, pairs in tokenized]
+    tasks = runner.plan_tasks(named, list(decoders), config.repeats, config.sampling.fixed_seed)
     return Measurement(config, folder, run, records, tasks, decoders, console, claim)
+
+
+def _tokenize(plain: Decoder, suites: Sequence[Loaded]) -> tuple[list[TokenizedSuite], list[str]]:
+    """The suites with their prompts' tokens, and a line for each suite with prompts that the target can't
+    take."""
+    tokenized: list[TokenizedSuite] = []
+    lines = []
+    for suite in suites:
+        pairs, refused = tokenize_prompts(plain.target, suite.prompts)
+        tokenized.append((suite, pairs))
+        if refused:
+            count = f"{len(refused)} of {plural(len(suite.prompts), 'prompt')}"
+            lines.append(f"{suite.name}: {count}, which this target can't take; the first is {refused[0]}")
+    return tokenized, lines

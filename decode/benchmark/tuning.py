@@ -1,9 +1,9 @@
-"""The best setting of every system: its settings race on prompts that are not measured afterwards (`decode.eval --tune`).
+"""`decode.eval --tune`: the best options of every system, found by a race on prompts that are not measured
+afterwards.
 
-A round is one prompt, which plain decoding and every setting still in the race decode, in an order of its own. A setting
-leaves when the paired 99% interval of its speed lies below that of its system's fastest setting. This is a rule of thumb and not a
-test: the winner's figures are measured on other prompts. An output changed beyond rounding ends the race. The records alone
-decide which settings are left, so a race that was stopped continues as it would have.
+In each round plain decoding and every candidate still in the race decode one prompt. A candidate leaves when
+the paired 99% interval of its speed lies below its system's fastest one. The records alone decide who is
+left, so an interrupted race resumes as it would have continued.
 """
 
 from __future__ import annotations
@@ -11,47 +11,49 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from time import monotonic
 
 from align.common.errors import UserError
 from align.common.terminal import PlainConsole
+from align.common.text import clock, plural
 from decode.benchmark.config import TUNING_SUITE, EvalConfig
-from decode.benchmark.plan import Plan, decoders_of, forget
-from decode.benchmark.progress import RaceProgress
+from decode.benchmark.plan import EvalPlan, forget_speeds, make_decoders
 from decode.benchmark.runner import Task, warm_up
 from decode.benchmark.session import Measurement, begin
-from decode.method_names import PLAIN
-from decode.methods.spec import Method, swept
+from decode.engine.decoder import Decoder
 from decode.reporting.records import Record
 from decode.reporting.render import make_report
 from decode.reporting.statistics import FEWEST, PromptKey, paired_ratio, times
-from decode.reporting.summary import BUG, plural
+from decode.reporting.summary import BUG
 from decode.suites.registry import prompts_of
-
-if TYPE_CHECKING:
-    from decode.engine.decoder import Decoder
+from decode.systems.parsing import Method, Sweep, sweep_methods
+from decode.systems.registry import PLAIN, option_name
 
 LEVEL = 0.99
-"""The level of the interval that has to lie below the fastest setting's speed."""
+"""The level of the interval that has to lie below the fastest candidate's speed."""
 
 
-def settings_to_try(
-    methods: Sequence[Method], sweep: Sequence[str], fixed: Container[str] = ()
+def list_candidates(
+    methods: Sequence[Method], sweep: Sweep, fixed: Container[str] = ()
 ) -> dict[str, list[Method]]:
-    """Method as it was asked for → its settings: every combination of values for the options that it leaves open. The values come
-    from `sweep` (`key=v1,v2`) or from the system's own grid. `fixed`: options that the grid does not change.
+    """Method as it was asked for → its candidates: every combination of values of the options that it leaves
+    open. Values come from `sweep`, else from the system's own grid, except for the `fixed` options.
 
     Raises:
-        UserError: a malformed word, or a key that no method has.
+        UserError: a swept option that no method has.
     """
-    swept(methods, sweep)
-    words = {word.partition("=")[0]: word for word in sweep}
+    sweep.check(methods)
     found = {}
     for method in methods:
-        own = {word.partition("=")[0]: word for word in method.system.grid}
-        each = {key: word for key, word in own.items() if key not in fixed} | words
-        free = method.system.keys - {*method.given}
-        found[method.name] = swept([method], [word for key, word in each.items() if key in free])
+        values: dict[str, tuple[str, Sequence[str]]] = {}  # option → its spelling and values
+        for key, numbers in method.system.grid.items():
+            if option_name(key) not in fixed:
+                values[option_name(key)] = (key, [str(number) for number in numbers])
+        for key, texts in sweep.values.items():
+            values[option_name(key)] = (key, texts)
+        free = method.system.limits().keys() - method.given
+        open_values = {key: texts for name, (key, texts) in values.items() if name in free}
+        found[method.name] = sweep_methods([method], Sweep(values=open_values))
     return found
 
 
@@ -59,135 +61,148 @@ class OutputChanged(Exception):
     """A race ended because outputs changed beyond rounding; the message names the methods and the report."""
 
 
-def tuned(
-    config: EvalConfig, plan: Plan, console: PlainConsole, command: str
-) -> tuple[EvalConfig, Plan, dict[str, Decoder]]:
-    """The config, plan and decoders of the measurement that follows, with every method at its best setting.
+def tune(
+    config: EvalConfig, plan: EvalPlan, console: PlainConsole, command: str
+) -> tuple[EvalConfig, EvalPlan, dict[str, Decoder]]:
+    """The config, plan and decoders of the measurement that follows, with every method's best options.
 
     Raises:
-        UserError: no setting of a method can decode here.
-        OutputChanged: one of them is not lossless.
+        UserError: no candidate of a method can decode here.
+        OutputChanged: a candidate is not lossless.
     """
-    fixed = ("gamma",) if config.drafting.draft_tokens else ()
-    trying = settings_to_try([*plan.methods.values()], config.sweep, fixed)
-    racing = replace(plan, methods={m.name: m for made in trying.values() for m in made})
-    decoders, refused = decoders_of(config, racing)
-    groups = {name: [m.name for m in made if m.name in decoders] for name, made in trying.items()}
-    for name, made in trying.items():
+    fixed = ("draft_tokens",) if config.drafting.draft_tokens else ()
+    candidates = list_candidates([*plan.methods.values()], config.sweep, fixed)
+    racing = replace(plan, methods={method.name: method for group in candidates.values() for method in group})
+    decoders, refused = make_decoders(config, racing)
+    groups = {name: [m.name for m in group if m.name in decoders] for name, group in candidates.items()}
+    for name, group in candidates.items():
         if not groups[name]:
-            raise refused[made[0].name]
+            raise refused[group[0].name]
     if refused:
-        note = f"not in the race, as these drafters or options don't go together: {', '.join(refused)}"
-        console.say(note)
-    won, lines = {name: made[0] for name, made in groups.items()}, []
-    if several := {name: made for name, made in groups.items() if len(made) > 1}:
-        own = replace(
-            config,
-            suite=TUNING_SUITE,
-            prompts=None,
-            prompts_column=None,
-            data_dir=None,
-            limit=config.tune,
-            repeats=1,
-            out=config.out and config.out / "tuning",
-            no_hf_check=True,
-            race=True,
-        )
-        here = {name: decoders[name] for name in (PLAIN, *(n for made in several.values() for n in made))}
-        suites, skipped = prompts_of(own.suite, limit=own.limit)
-        measurement = begin(own, racing, here, suites, skipped, console, command)
+        console.say(f"not in the race (these options don't fit the drafters): {', '.join(refused)}")
+    won = {name: group[0] for name, group in groups.items()}
+    lines: list[str] = []
+    contested = {name: group for name, group in groups.items() if len(group) > 1}
+    if contested:
+        names = [PLAIN, *(name for group in contested.values() for name in group)]
+        measurement = _begin_race(config, racing, {name: decoders[name] for name in names}, console, command)
         with measurement.claim:
-            won |= run_race(measurement, several)
-        on = f"{plural(len(measurement.tasks), 'prompt')} of {TUNING_SUITE}"
-        lines = [f"{won[name]}, of {plural(len(made), 'setting')} on {on}" for name, made in several.items()]
+            won |= run_race(measurement, contested)
+        where = f"{plural(len(measurement.tasks), 'prompt')} of {TUNING_SUITE}"
+        lines = [
+            f"{won[name]}, of {plural(len(group), 'setting')} on {where}" for name, group in contested.items()
+        ]
     best = {won[name]: racing.methods[won[name]] for name in plan.methods}
     for name in best:
-        forget(decoders[name])
+        forget_speeds(decoders[name])
     return (
-        replace(config, sweep=[], tuned=lines),
+        replace(config, sweep=Sweep(), tuned=lines),
         replace(plan, methods=best),
         {name: decoders[name] for name in best},
     )
 
 
+def _begin_race(
+    config: EvalConfig,
+    plan: EvalPlan,
+    decoders: dict[str, Decoder],
+    console: PlainConsole,
+    command: str,
+) -> Measurement:
+    config = replace(
+        config,
+        suite=TUNING_SUITE,
+        prompts=None,
+        prompts_column=None,
+        data_dir=None,
+        limit=config.tune,
+        repeats=1,
+        out=config.out and config.out / "tuning",
+        no_hf_check=True,
+        race=True,
+    )
+    suites, skipped = prompts_of(TUNING_SUITE, limit=config.limit)
+    return begin(config, plan, decoders, suites, skipped, console, command)
+
+
 def run_race(measurement: Measurement, groups: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Run the settings of every group against each other. Returns the fastest one of each.
+    """Race the candidates of every group. Returns each group's fastest.
 
     Raises:
-        UserError: no setting of a group can decode here.
-        OutputChanged: one of them is not lossless.
+        UserError: no candidate of a group can decode here.
+        OutputChanged: a candidate is not lossless.
     """
+    console, report = measurement.console, measurement.folder / "report.html"
     groups = _able(measurement, groups)
-    count, report = sum(map(len, groups.values())), measurement.folder / "report.html"
-    what = f"{plural(count, 'setting')} of {plural(len(groups), 'method')}"
-    measurement.console.say(f"tuning: {what} on {plural(len(measurement.tasks), 'prompt')}")
-    progress = RaceProgress(measurement.console, len(measurement.tasks))
+    total = len(measurement.tasks)
+    what = f"{plural(sum(map(len, groups.values())), 'setting')} of {plural(len(groups), 'method')}"
+    console.say(f"tuning: {what} on {plural(total, 'prompt')}")
+    seconds: list[float] = []
 
     def run(task: Task) -> list[Record]:
-        progress.begin()
-        return measurement.run_task(task)
+        started = monotonic()
+        records = measurement.run_task(task)
+        seconds.append(monotonic() - started)
+        return records
 
-    def ended(left: int) -> None:
-        progress.done(left)
-        if wrong := changed(measurement.records):
+    def finish_round(number: int, left: int) -> None:
+        if seconds:
+            rest = clock(sum(seconds) / len(seconds) * (total - number))
+            console.say(f"round {number}/{total}: {left} settings left · {rest} left at most")
+        changed = [r.method for r in measurement.records if r.divergence and r.divergence.kind == BUG]
+        if changed:
             make_report(measurement.folder)
-            raise OutputChanged(f"OUTPUT CHANGED beyond rounding by {', '.join(wrong)}: {report}")
+            names = ", ".join(dict.fromkeys(changed))
+            raise OutputChanged(f"OUTPUT CHANGED beyond rounding by {names}: {report}")
 
-    won = race(groups, measurement.tasks, measurement.records, run, ended)
+    won = race(groups, measurement.tasks, measurement.records, run, finish_round)
     make_report(measurement.folder)
-    measurement.console.say(f"tuned: {', '.join(won.values())} ({report})")
+    console.say(f"tuned: {', '.join(won.values())} ({report})")
     return won
 
 
 def _able(measurement: Measurement, groups: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """The settings that can decode here, each warmed up; the user is told the others. In a race that is continued: the settings
-    that took part before.
+    """The candidates that can decode here, each warmed up; of a resumed race those that took part before.
 
     Raises:
-        UserError: no setting of a group can; the line says why the first one can't.
+        UserError: no candidate of a group can; the message is the first one's.
     """
-    here = {record.method for record in measurement.records}
-    if here:
-        return {asked: [name for name in names if name in here] for asked, names in groups.items()}
-    tokens, why = list(measurement.tasks[0].tokens), dict[str, UserError]()
+    earlier = {record.method for record in measurement.records}
+    if earlier:
+        return {asked: [name for name in names if name in earlier] for asked, names in groups.items()}
+    tokens = list(measurement.tasks[0].tokens)
+    refused: dict[str, UserError] = {}
     for name, decoder in measurement.decoders.items():
         try:
             warm_up({name: decoder}, tokens, measurement.settings, max(1, measurement.config.warmup))
         except UserError as error:
-            why[name] = error
-    able = {asked: [name for name in names if name not in why] for asked, names in groups.items()}
+            refused[name] = error
+    able = {asked: [name for name in names if name not in refused] for asked, names in groups.items()}
     for asked, names in groups.items():
         if not able[asked]:
-            raise why[names[0]]
-    if why:
+            raise refused[names[0]]
+    if refused:
         measurement.console.say(
-            f"not in the race, as the target or the settings don't allow it: {', '.join(why)}"
+            f"not in the race (the target or the options don't allow it): {', '.join(refused)}"
         )
     return able
 
 
-def changed(records: Sequence[Record]) -> list[str]:
-    """The methods that changed an output beyond rounding."""
-    return list(dict.fromkeys(r.method for r in records if r.divergence and r.divergence.kind == BUG))
-
-
-def survivors(
+def find_survivors(
     groups: Mapping[str, Sequence[str]], alive: Sequence[str], records: Sequence[Record]
 ) -> list[str]:
-    """Those of `alive`, which took part in every round so far, that are not slower than the fastest of their group by more than
-    chance explains, in seconds per token over the same prompts.
-    """
+    """Those of `alive`, which ran in every round so far, that are not slower than their group's fastest
+    beyond chance."""
     found = []
     for names in groups.values():
-        here = [name for name in names if name in alive]
-        seconds = {name: times(records, name) for name in here}
-        best = seconds[_fastest(seconds)] if here else {}
-        found += [name for name in here if not _slower(seconds[name], best)]
+        seconds = {name: times(records, name) for name in names if name in alive}
+        best = seconds[_fastest(seconds)] if seconds else {}
+        found += [name for name, mine in seconds.items() if not _is_slower(mine, best)]
     return found
 
 
-def _slower(mine: Mapping[PromptKey, float], best: Mapping[PromptKey, float]) -> bool:
-    """Whether the interval of its speed, relative to the fastest, lies below 1; never with few prompts."""
+def _is_slower(mine: Mapping[PromptKey, float], best: Mapping[PromptKey, float]) -> bool:
+    """Whether the interval of its relative speed lies below 1; never with few prompts."""
     if mine is best or len(mine.keys() & best.keys()) < FEWEST:
         return False
     ratio = paired_ratio(best, mine, level=LEVEL)
@@ -195,7 +210,7 @@ def _slower(mine: Mapping[PromptKey, float], best: Mapping[PromptKey, float]) ->
 
 
 def _fastest(seconds: Mapping[str, Mapping[PromptKey, float]]) -> str:
-    """The setting with the least mean of seconds per token over prompts."""
+    """The candidate with the least mean of seconds per token over prompts."""
 
     def mean(name: str) -> float:
         values = seconds[name].values()
@@ -209,29 +224,32 @@ def race(
     tasks: Sequence[Task],
     records: Sequence[Record],
     run: Callable[[Task], list[Record]],
-    ended: Callable[[int], object] = lambda left: None,
+    finish_round: Callable[[int, int], object] = lambda number, left: None,
 ) -> dict[str, str]:
-    """Group → the setting that won.
+    """Group → the candidate that won.
 
     Args:
-        groups: method as it was asked for → its settings.
-        tasks: one for each prompt, with all settings and plain decoding.
-        records: those of an earlier run; rounds that have none are run now.
+        groups: method as it was asked for → its candidates.
+        tasks: one per prompt, with all candidates and plain decoding.
+        records: those of an interrupted race; rounds without records are run.
         run: runs a task and writes its records.
-        ended: called after each round with the number of settings that are left.
+        finish_round: called after each round with its number and how many candidates are left.
     """
     known = {record.key: record for record in records}
     seen: list[Record] = []
     alive = [name for names in groups.values() for name in names]
-    for task in tasks:
-        order = sorted(m for m in task.order if m in alive or m == PLAIN)
-        own = random.Random(f"{task.suite} {task.prompt.id} {task.repeat}")
-        own.shuffle(order)  # so that no two are always neighbours
+    for number, task in enumerate(tasks, 1):
+        order = sorted(method for method in task.order if method in alive or method == PLAIN)
+        # shuffled, so that no two candidates are always neighbours
+        random.Random(f"{task.suite} {task.prompt.id} {task.repeat}").shuffle(order)
         task = replace(task, order=tuple(order))
         keys = [(task.suite, task.prompt.id, method, task.repeat) for method in task.order]
-        seen += [known[key] for key in keys] if all(key in known for key in keys) else run(task)
-        alive = survivors(groups, alive, seen)
-        ended(len(alive))
+        if all(key in known for key in keys):
+            seen += [known[key] for key in keys]
+        else:
+            seen += run(task)
+        alive = find_survivors(groups, alive, seen)
+        finish_round(number, len(alive))
     return {
         asked: _fastest({name: times(seen, name) for name in names if name in alive})
         for asked, names in groups.items()

@@ -1,9 +1,9 @@
-"""A smaller causal language model as the drafter: standard speculative decoding (Leviathan et al., arXiv 2211.17192; Chen
-et al., arXiv 2302.01318).
+"""A smaller causal language model as the drafter: standard speculative decoding (Leviathan et al.,
+arXiv 2211.17192; Chen et al., arXiv 2302.01318).
 
-It drafts one token after the other, each drawn from the model's distribution given the text and the drafts before it (law
-`causal`); at temperature 0 the argmax (law `point`). The processors are the target's and see the drafts too: a drafter that
-equals the target has q = p.
+Each draft is drawn from the model's distribution given the text and the drafts before it (law
+`causal`); at temperature 0 it is the argmax (law `point`). The processors are the target's and see
+the drafts too: a drafter that equals the target has q = p.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ class CausalContext:
     """
 
     def __init__(self, model: Target, capacity: int) -> None:
-        self.model, self.cache = model, model.new_cache(1, capacity)
+        self.model = model
+        self.cache = model.new_cache(1, capacity)
         self.tokens: list[int] = []
         """What the cache holds."""
 
     def follow(self, text: list[int]) -> list[int]:
-        """Roll back to the common prefix with `text` and return the tokens of `text` not read yet, always at least the last."""
+        """Roll back to the common prefix with `text`; returns its unread tokens, at least the last."""
         count = min(common_prefix_length(self.tokens, text), len(text) - 1)
         self.cache.length = count
         del self.tokens[count:]
@@ -59,10 +60,10 @@ class CausalContext:
     def read(
         self, tokens: Sequence[int], drafts: Sequence[int] = (), parents: tuple[int, ...] | None = None
     ) -> Tensor:
-        """Read at least one token, and N drafts after them: logits (1 + N, V) in fp32 after the last token and after each
-        draft.
+        """Read at least one token, and N drafts after them.
 
-        `parents`: of drafts that branch (decode/speculation/tree.py).
+        `parents`: of drafts that branch (decode/speculation/tree.py). Returns logits (1 + N, V) in
+        fp32, after the last token and after each draft.
         """
         rest, size = list(tokens), len(drafts)
         while len(rest) > _READ_AT_ONCE:
@@ -77,7 +78,7 @@ class CausalContext:
         return self.model.head(output.hidden_BLD[:, -size - 1 :])[0]
 
     def keep(self, drafted: int, path: Sequence[int]) -> None:
-        """Of the last `drafted` drafts keep those at the ascending `path` and roll the others back."""
+        """Of the last `drafted` drafts keep those at the ascending `path`."""
         first = len(self.tokens) - drafted
         self.cache.keep(first, path)
         self.tokens[first:] = [self.tokens[first + i] for i in path]
@@ -85,8 +86,6 @@ class CausalContext:
     def _forward(self, tokens: list[int], see_LL: Tensor | None) -> TargetOutput:
         row_1L = torch.tensor([tokens], device=self.model.device)
         self.tokens += tokens
-        if see_LL is None:
-            return self.model.forward(row_1L, cache=self.cache, logits=False)
         return self.model.forward(row_1L, cache=self.cache, see_LL=see_LL, logits=False)
 
 
@@ -94,11 +93,11 @@ class AutoregressiveDrafter:
     """A causal language model over the target's vocabulary, as a drafter.
 
     Args:
-        model: `align.target.loading.load_target` opens one; it may be on another device than the target.
+        model: from `align.target.loading.load_target`; it may be on another device than the target.
         draft_tokens: K.
 
     Raises:
-        UserError: fewer than one draft; when a request begins, a vocabulary that is not the target's.
+        UserError: fewer than one draft; when a request begins, another vocabulary than the target's.
     """
 
     name = "autoregressive"
@@ -122,57 +121,56 @@ class AutoregressiveSession(DraftSession):
     rewinds = True
 
     def __init__(self, drafter: AutoregressiveDrafter, request: Request) -> None:
-        self.request, self.model = request, drafter.model
+        self.request = request
         self.law: Law = request.law(drafter)
         self.context = CausalContext(drafter.model, request.cache.capacity)
 
     def propose(self, k: int) -> Proposal | None:
         request, device = self.request, self.request.target.device
         # the last draft is not read
-        k = min(k, self.model.context_limit + 1 - len(request.tokens))
+        k = min(k, self.context.model.context_limit + 1 - len(request.tokens))
         if k < 1:
             return None
-        fresh = self.context.follow(request.tokens)
+        unread = self.context.follow(request.tokens)
         tokens_K = torch.zeros(k, dtype=torch.int64, device=device)
         rows: list[Tensor] = []
         for i in range(k):
-            logits_1V = self.context.read(fresh).to(device)
+            logits_1V = self.context.read(unread).to(device)
             before = request.history.rows(tokens_K[:i], chain(i)).rows(slice(i, i + 1))
-            tokens_K[i : i + 1], q = request.choose(self.law, logits_1V, before, [i])
-            rows += [] if q is None else [q]
-            fresh = [int(tokens_K[i])]
+            tokens_K[i : i + 1], q_1V = request.choose(self.law, logits_1V, before, [i])
+            if q_1V is not None:
+                rows.append(q_1V)
+            unread = [int(tokens_K[i])]
         return Proposal(tokens_K, self.law, DraftProbs(torch.cat(rows)) if rows else None)
 
 
 class AutoregressiveWriter:
-    """A causal language model with a vocabulary of its own, behind `decode.wrappers.translated`: argmax drafts."""
+    """A causal language model with its own vocabulary, for `decode.wrappers.translated`."""
 
     name = "autoregressive"
 
     def __init__(self, model: Target, draft_tokens: int = DRAFT_TOKENS) -> None:
         self.model, self.draft_tokens = model, draft_tokens
 
-    def start(self, tokens: list[int]) -> WriterSession:
-        return WriterSession(self.model, tokens)
+    def start(self) -> CausalWriterSession:
+        return CausalWriterSession(self.model)
 
 
-class WriterSession:
-    """One text, in the drafter's tokens."""
+class CausalWriterSession:
+    """Argmax drafts after one text, in the model's own tokens."""
 
-    def __init__(self, model: Target, tokens: list[int]) -> None:
-        self.text, self.limit = list(tokens), min(model.context_limit, LONGEST_CONTEXT)
-        self.context = CausalContext(model, self.limit)
+    def __init__(self, model: Target) -> None:
+        self.context = CausalContext(model, min(model.context_limit, LONGEST_CONTEXT))
 
-    def extend(self, kept: int, new_tokens: list[int]) -> None:
-        """Replace everything after the first `kept` tokens of the context by `new_tokens`."""
-        self.text[kept:] = new_tokens
-
-    def propose(self, k: int, sampling: Sampling) -> list[int]:
-        """At most k tokens after the context."""
-        k = min(k, self.limit + 1 - len(self.text)) if self.text else 0
+    def propose(self, text: list[int], k: int) -> list[int]:
+        """At most k tokens after the text."""
+        limit = min(self.context.model.context_limit, LONGEST_CONTEXT)
+        k = min(k, limit + 1 - len(text))
+        if not text or k < 1:
+            return []
         drafts: list[int] = []
-        fresh = self.context.follow(self.text) if k > 0 else []
+        unread = self.context.follow(text)
         for _ in range(k):
-            fresh = self.context.read(fresh).argmax(-1).tolist()
-            drafts += fresh
+            unread = self.context.read(unread).argmax(-1).tolist()
+            drafts += unread
         return drafts

@@ -29,11 +29,10 @@ def common_prefix_length(one: list[int], other: list[int]) -> int:
 
 
 def check_range(name: str, value: int | None, least: int, most: int | None = MOST_NODES) -> None:
-    """Raises UserError for an option that is given and out of range; `most` None = no upper limit."""
+    """Raises UserError for a given option that is out of range; `most` None = no upper limit."""
     if value is not None and (value < least or (most is not None and value > most)):
-        raise UserError(
-            f"{name}={value!r}: must be {f'at least {least}' if most is None else f'{least} to {most}'}"
-        )
+        limits = f"at least {least}" if most is None else f"{least} to {most}"
+        raise UserError(f"{name}={value!r}: must be {limits}")
 
 
 @dataclass
@@ -42,8 +41,8 @@ class Request:
 
     tokens: prompt and committed output. cache: the target's; it holds all tokens but the last.
     history: the state of the processors after `tokens`; q goes through the same processors as p.
-    noise: under the verifier `gumbel`, the noise (V,) that the target will add at an absolute position. A drafter that adds the
-        same noise drafts the target's own token wherever q is near p.
+    noise: under the verifier `gumbel`, the noise (V,) that the target will add at an absolute position.
+        A drafter that adds the same noise drafts the target's own token wherever q is near p.
     """
 
     target: Target
@@ -66,10 +65,12 @@ class Request:
         ahead: Iterable[int],
         ids_V: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """A column for each row of logits, which are overwritten, and the q that it was drawn from (None: it was chosen).
+        """Choose or draw a column per row of logits; returns columns and, where they were drawn, q.
 
         Args:
-            ahead: of each row, how many drafts lie between the text and it. ids_V: the tokens of the columns; None = all.
+            logits_RV: overwritten.
+            ahead: of each row, how many drafts lie between the text and it.
+            ids_V: the tokens of the columns; None = all.
         """
         noise = self.noise
         if noise is None and law == "point":
@@ -78,12 +79,34 @@ class Request:
         if noise is None:
             return draw(q_RV, self.generator), q_RV
         columns = slice(None) if ids_V is None else ids_V
-        places = [len(self.tokens) + i for i in ahead]
-        return couple(q_RV, lambda place: noise(place)[columns], places), None
+        positions = [len(self.tokens) + i for i in ahead]
+        return couple(q_RV, lambda position: noise(position)[columns], positions), None
+
+
+class Drafter(Protocol):
+    """What makes proposals; by default its tokens are chosen, not drawn.
+
+    A class that sets `in_background` drafts in another thread, `by_clock` by measured times (a seed may give
+    other tokens of the same distribution), `in_rounds` with more random numbers than it has drafts.
+    `decode.verify` asks for these.
+    """
+
+    name: str
+    draft_tokens: int
+    """K: the most tokens that it drafts per target call; of a tree, its levels."""
+    draft_nodes: int
+    """The most tokens in one proposal: `draft_tokens` unless it drafts trees."""
+
+    def law(self, sampling: Sampling) -> Law:
+        """How the tokens of every proposal are drawn (decode/speculation/proposal.py)."""
+        return "point"
+
+    def start(self, request: Request) -> DraftSession:
+        """Begin a request, before the target reads its prompt."""
 
 
 class DraftSession(ABC):
-    """A drafter's state for one request. By default it needs nothing but the text (`request.tokens`)."""
+    """A drafter's state for one request. By default it needs only the text (`request.tokens`)."""
 
     taps: tuple[int, ...] = ()
     """Target layers whose outputs `observe` needs."""
@@ -95,38 +118,25 @@ class DraftSession(ABC):
 
     @abstractmethod
     def propose(self, k: int) -> Proposal | None:
-        """Draft at most k ≥ 1 tokens (of a tree: levels) after `request.tokens`, drawn as the drafter's law says; None = nothing
-        worth verifying. Whether a position is drafted may depend on the values drawn before it, never on its own, unless the
-        law is `point`."""
+        """Draft at most k ≥ 1 tokens (of a tree: levels) after `request.tokens`; None = no drafts.
+
+        Whether a position is drafted may depend on the values drawn before it, never on its own,
+        unless the law is `point`.
+        """
 
     def close(self) -> None:  # noqa: B027
-        """The request has ended or failed: wait for whatever still runs for it. May be called more than once."""
+        """The request has ended or failed: wait for background work. May be called repeatedly."""
 
 
 class WrappingSession(DraftSession):
-    """A session around another one, which hears of everything that this one hears of."""
+    """A session around another one, to which it forwards everything."""
 
     def __init__(self, inner: DraftSession) -> None:
-        self.inner, self.taps = inner, inner.taps
+        self.inner = inner
+        self.taps = inner.taps
 
     def observe(self, output: TargetOutput, kept: int) -> None:
         self.inner.observe(output, kept)
 
     def close(self) -> None:
         self.inner.close()
-
-
-class Drafter(Protocol):
-    """What makes proposals."""
-
-    name: str
-    draft_tokens: int
-    """K: the most tokens it drafts for one target call; of a tree, its levels."""
-    draft_nodes: int
-    """The most tokens in one proposal: `draft_tokens` unless it drafts trees."""
-
-    def law(self, sampling: Sampling) -> Law:
-        """How the tokens of every proposal are drawn under these settings (decode/speculation/proposal.py)."""
-
-    def start(self, request: Request) -> DraftSession:
-        """Begin a request, before the target reads its prompt."""

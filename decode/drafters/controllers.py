@@ -1,8 +1,8 @@
-"""How many tokens to draft next, and with which of several variants, from the times and acceptance of earlier rounds. No model, no
-tensors.
+"""How many tokens to draft next, and with which of several variants, from the times and acceptance of earlier
+rounds. No model, no tensors.
 
-A controller sees only finished rounds and answers before anything of the next one is drawn: whatever it answers, a proposal
-keeps its law (decode/wrappers/adaptive.py).
+A controller sees only finished rounds and answers before anything of the next one is drawn: whatever it
+answers, a proposal keeps its law (decode/wrappers/adaptive.py).
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ class Controller(Protocol):
         """How many tokens to draft next, 1..most."""
 
     def observe(self, drafted: int, accepted: int, draft_seconds: float, verify_seconds: float) -> None:
-        """Take in a finished round: `accepted` of `drafted` ≥ 1 tokens, and its times in seconds."""
+        """Record a finished round: `accepted` of `drafted` ≥ 1 tokens, and its times."""
 
 
 @dataclass
 class AdaptiveLength:
-    """DiffuSpec's adaptive draft length (arXiv 2510.02358): L̃ ← (1 − ρ)·L̃ + ρ·L of generated and of accepted lengths, both from 0, then
-    k ← clip(L̃_generated + δ·1{L̃_accepted ≥ L̃_generated}, shortest, longest), rounded (section 4.3). The first k is `longest`.
+    """DiffuSpec's adaptive draft length (arXiv 2510.02358, section 4.3): L̃ ← (1 − ρ)·L̃ + ρ·L of generated and of
+    accepted lengths, both from 0, then k ← clip(L̃_generated + δ·1{L̃_accepted ≥ L̃_generated}, shortest, longest),
+    rounded. The first k is `longest`.
 
     shortest, longest: of k. growth: δ. smoothing: ρ.
     """
@@ -45,7 +46,7 @@ class AdaptiveLength:
         self.tokens = self.longest
 
     def update(self, generated: int, accepted: int) -> None:
-        """Take in a finished round: tokens of its draft before an end of sequence, and how many were accepted."""
+        """Record a round: tokens of its draft before an end of sequence, and how many were accepted."""
         self.generated += self.smoothing * (generated - self.generated)
         self.accepted += self.smoothing * (accepted - self.accepted)
         wanted = self.generated + (self.growth if self.accepted >= self.generated else 0.0)
@@ -59,36 +60,35 @@ class AdaptiveLength:
 
 
 def adaptive_range(longest: int) -> tuple[int, int, float]:
-    """Shortest, longest and growth of `AdaptiveLength` for drafts of up to `longest` tokens: 20, 30 and 10 as published, in
-    proportion."""
+    """Shortest, longest and growth of `AdaptiveLength`: 20, 30 and 10 as published, in proportion."""
     return max(1, 2 * longest // 3), longest, longest / 3
 
 
 class Line:
-    """Seconds as a linear function of a number of tokens, by least squares with exponential forgetting: a round weighs `keep`
-    times the one after it. The slope is at least 0."""
+    """Seconds as a linear function of a number of tokens, by least squares with exponential forgetting: a round
+    weighs `keep` times the one after it. The slope is at least 0."""
 
     def __init__(self, keep: float) -> None:
         self.keep = keep
-        self.w = self.x = self.y = self.xx = self.xy = 0.0
+        self.sums = [0.0] * 5  # of weight, x, y, x², xy
 
     def add(self, x: float, y: float) -> None:
-        k = self.keep
-        self.w, self.x, self.y = k * self.w + 1, k * self.x + x, k * self.y + y
-        self.xx, self.xy = k * self.xx + x * x, k * self.xy + x * y
+        terms = (1.0, x, y, x * x, x * y)
+        self.sums = [self.keep * total + term for total, term in zip(self.sums, terms, strict=True)]
 
     def at(self, x: float) -> float:
-        if self.w == 0:
+        weight = self.sums[0]
+        if weight == 0:
             return 0.0
-        mean_x, mean_y = self.x / self.w, self.y / self.w
-        spread = self.xx / self.w - mean_x**2
-        slope = max(0.0, (self.xy / self.w - mean_x * mean_y) / spread) if spread > 1e-9 else 0.0
+        mean_x, mean_y, mean_xx, mean_xy = (total / weight for total in self.sums[1:])
+        variance = mean_xx - mean_x**2
+        slope = max(0.0, (mean_xy - mean_x * mean_y) / variance) if variance > 1e-9 else 0.0
         return max(mean_y + slope * (x - mean_x), 0.0)
 
 
 class Curve:
-    """Seconds as a function of a whole number that never falls: the monotone least-squares fit (pool adjacent violators) of means with
-    exponential forgetting, straight between what was measured, constant outside."""
+    """Seconds as a function of a whole number that never falls: the monotone least-squares fit (pool adjacent
+    violators) of means with exponential forgetting, linear between measurements, constant outside."""
 
     def __init__(self, keep: float) -> None:
         self.keep = keep
@@ -98,9 +98,10 @@ class Curve:
     def add(self, x: int, y: float) -> None:
         self.weight = {at: self.keep * w for at, w in self.weight.items()}
         self.weight[x] = self.weight.get(x, 0.0) + 1
-        self.mean[x] = self.mean.get(x, y) + (y - self.mean.get(x, y)) / self.weight[x]
+        mean = self.mean.get(x, y)
+        self.mean[x] = mean + (y - mean) / self.weight[x]
 
-    def fitted(self) -> list[tuple[int, float]]:
+    def fit(self) -> list[tuple[int, float]]:
         """(x, seconds) of everything measured, both ascending."""
         pools: list[tuple[float, float, list[int]]] = []  # weight, mean, places
         for x in sorted(self.mean):
@@ -111,7 +112,7 @@ class Curve:
         return [(x, y) for _, y, xs in pools for x in xs]
 
     def at(self, x: int) -> float:
-        points = self.fitted()
+        points = self.fit()
         for (a, y), (b, z) in pairwise(points):
             if a <= x <= b:
                 return y + (z - y) * (x - a) / (b - a)
@@ -119,16 +120,18 @@ class Curve:
 
 
 class TreeSize:
-    """How many of a tree's nodes, the most probable first, to verify: those with the most tokens per second, (1 + g·Σ path
-    probability) / (drafting + verifying so many), all measured (CaDDTree, arXiv 2606.01813). g corrects q's paths by what was accepted.
+    """How many of a tree's nodes, the most probable first, to verify: the number with the most tokens per second,
+    (1 + g·Σ path probability) / (drafting + verifying), all measured (CaDDTree, arXiv 2606.01813). g corrects q's
+    paths by what was accepted.
 
     Args:
-        most: nodes of the largest tree. keep: what a round's weight is multiplied by with every further one.
+        most: nodes of the largest tree.
+        keep: what a round's weight is multiplied by with every further one.
         prior: weight, in tokens, of the prior that q's path probabilities are right.
     """
 
     def __init__(self, most: int, keep: float = 0.98, prior: float = 5.0) -> None:
-        self.most, self.keep = most, keep
+        self.keep = keep
         self.accepted = self.expected = prior
         self.draft, self.verify = Curve(keep), Curve(keep)
         sizes = [max(1, round(most * share)) for share in (1, 0.5, 0.25)]
@@ -149,7 +152,7 @@ class TreeSize:
     def observe(
         self, nodes: int, expected: float, accepted: int, draft_seconds: float, verify_seconds: float
     ) -> None:
-        """Take in a finished round: `expected`: the sum of its nodes' path probabilities."""
+        """Record a finished round; `expected`: the sum of its nodes' path probabilities."""
         self.untried = self.untried[1:]
         self.draft.add(nodes, draft_seconds)
         self.verify.add(nodes, verify_seconds)
@@ -158,19 +161,20 @@ class TreeSize:
 
 
 class CostAware:
-    """The draft length with the most tokens per second: (1 + Σ_(m≤n) Π_(j≤m) α_j) / (draft(n) + verify(n)), all measured on this
-    request (the idea of DuoDecoding, arXiv 2503.00784, and of SpecDec++, 2405.19715).
+    """The draft length with the most tokens per second: (1 + Σ_(m≤n) Π_(j≤m) α_j) / (draft(n) + verify(n)), all
+    measured on this request (the idea of DuoDecoding, arXiv 2503.00784, and of SpecDec++, 2405.19715).
 
     Args:
         keep: what a round's weight is multiplied by with every further one.
-        prior: weight, in rounds, of the prior that a position is accepted as often as the one before it (the first: 1/2).
+        prior: weight, in rounds, of the prior that a position is accepted as often as the one before it (the
+            first: 1/2).
         tries: rounds at the beginning that try lengths from the longest to 1, so that costs become known.
     """
 
     def __init__(self, keep: float = 0.97, prior: float = 2.0, tries: int = 3) -> None:
         self.keep, self.prior, self.tries = keep, prior, tries
         self.tested: list[float] = []
-        self.kept: list[float] = []
+        self.accepted: list[float] = []
         self.draft, self.verify = Line(keep), Line(keep)
         self.rounds = 0
 
@@ -179,7 +183,8 @@ class CostAware:
             return max(1, round(most - (most - 1) * self.rounds / max(self.tries - 1, 1)))
         best, at, reach, expected, alpha = 0.0, 1, 1.0, 1.0, 0.5
         for n in range(1, most + 1):
-            alpha = self._alpha(n, alpha)
+            if n <= len(self.tested):
+                alpha = (self.accepted[n - 1] + self.prior * alpha) / (self.tested[n - 1] + self.prior)
             reach *= alpha
             expected += reach
             seconds = self.draft.at(n) + self.verify.at(n)
@@ -189,26 +194,21 @@ class CostAware:
                 best, at = expected / seconds, n
         return at
 
-    def _alpha(self, n: int, before: float) -> float:
-        if n > len(self.tested):
-            return before
-        return (self.kept[n - 1] + self.prior * before) / (self.tested[n - 1] + self.prior)
-
     def observe(self, drafted: int, accepted: int, draft_seconds: float, verify_seconds: float) -> None:
         self.rounds += 1
         self.draft.add(drafted, draft_seconds)
         self.verify.add(drafted, verify_seconds)
         more = drafted - len(self.tested)
         self.tested += [0.0] * more
-        self.kept += [0.0] * more
+        self.accepted += [0.0] * more
         for j in range(min(accepted + 1, drafted)):
             self.tested[j] = self.keep * self.tested[j] + 1
-            self.kept[j] = self.keep * self.kept[j] + (j < accepted)
+            self.accepted[j] = self.keep * self.accepted[j] + (j < accepted)
 
 
 class Fastest:
-    """The variant with the most tokens per second: each is tried in turn, then the one with the highest upper confidence bound
-    (discounted UCB, arXiv 0805.3415), because rates drift with the text and the machine.
+    """The variant with the most tokens per second: each is tried in turn, then the one with the highest upper
+    confidence bound (discounted UCB, arXiv 0805.3415), because rates drift with the text and the machine.
 
     Args:
         variants: how many.
@@ -223,21 +223,20 @@ class Fastest:
         self.tried = [0] * variants
 
     def choose(self) -> int:
-        fresh = min(range(len(self.tried)), key=lambda i: self.tried[i])
-        if self.tried[fresh] < self.tries:
-            return fresh
+        fewest = min(self.tried)
+        if fewest < self.tries:
+            return self.tried.index(fewest)
         return max(range(len(self.tried)), key=self._bound)
 
     def _bound(self, variant: int) -> float:
-        n, total = self.rounds[variant], sum(self.rounds)
+        rounds, total = self.rounds[variant], sum(self.rounds)
         rate = self.tokens[variant] / max(self.seconds[variant], 1e-9)
-        return rate * (1 + self.boldness * math.sqrt(math.log(max(total, 1.0)) / max(n, 1e-9)))
+        return rate * (1 + self.boldness * math.sqrt(math.log(max(total, 1.0)) / max(rounds, 1e-9)))
 
     def observe(self, variant: int, tokens: int, seconds: float) -> None:
-        """Take in a finished round: its tokens, and the seconds of drafting and verification together."""
+        """Record a finished round: its tokens, and the seconds of drafting and verification together."""
         for values in (self.rounds, self.tokens, self.seconds):
-            for i in range(len(values)):
-                values[i] *= self.keep
+            values[:] = [self.keep * value for value in values]
         self.rounds[variant] += 1
         self.tokens[variant] += tokens
         self.seconds[variant] += seconds

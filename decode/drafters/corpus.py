@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from align.common.errors import UserError, nearest
-from align.common.files import expanded, read_text
+from align.common.files import expand_path, read_text
 from align.rows.tables import kind_of, read_rows
 from align.target.model import Target
 
@@ -21,7 +21,7 @@ def read_corpus(path: str | Path, target: Target) -> list[list[int]]:
     Raises:
         UserError: no such file, an unknown kind, broken content, or nothing in it.
     """
-    path = expanded(path)
+    path = expand_path(path)
     if path.is_file() and kind_of(path) == ".txt":
         texts = [read_text(path)]
     else:

@@ -1,14 +1,14 @@
-"""Hierarchical speculative decoding (arXiv 2510.19705): a middle model M decodes speculatively with a cheaper drafter of its own,
-and M's output is the draft for the target.
+"""Hierarchical speculative decoding (arXiv 2510.19705): a middle model M decodes speculatively with a cheaper
+drafter of its own, and M's output is the draft for the target.
 
-M's speculation is lossless, so its k tokens are draws from M whatever drafted for it: law `causal` with q_i = M(· | text, x_<i),
-the row that verified them; at temperature 0 M's argmax, law `point`. M always decodes exactly k tokens, so their number does
-not depend on their values.
+M's speculation is lossless, so its k tokens are draws from M whatever drafted for it: law `causal` with
+q_i = M(· | text, x_<i), the row that verified them; at temperature 0 M's argmax, law `point`. M always decodes
+exactly k tokens, so their number does not depend on their values.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from align.target.model import Target
 from decode.drafters.autoregressive import CausalContext, check_vocabulary
 from decode.drafters.base import Drafter, DraftSession, Request, check_range, common_prefix_length
 from decode.drafters.block import BlockProposer
+from decode.drafters.d2sd import D2SDDrafter
 from decode.speculation.proposal import NO_DRAFTS, DraftProbs, Law, Proposal
 from decode.speculation.sampling import Sampling, probs
 from decode.speculation.verification import Outcome, Round, outcome_of, verify_rounds
@@ -32,7 +33,7 @@ class HierarchicalDrafter:
 
     Args:
         model: M, over the target's vocabulary and on its device.
-        inner: drafts for M, of any law, from the text alone (one that reads hidden states would need M's).
+        inner: drafts for M, of any law, from the text alone (a block drafter would need M's hidden states).
         draft_tokens: K, of M's tokens.
 
     Raises:
@@ -40,13 +41,18 @@ class HierarchicalDrafter:
             vocabulary or device than the target's.
     """
 
+    in_rounds = True
+
     def __init__(self, model: Target, inner: Drafter, draft_tokens: int = DRAFT_TOKENS) -> None:
         check_range("draft_tokens", draft_tokens, 1, None)
-        innermost: Any = inner  # inside CopyingDrafter and other wrappers
-        while not isinstance(innermost, BlockProposer) and hasattr(innermost, "inner"):
+        innermost = inner
+        while hasattr(innermost, "inner"):
             innermost = innermost.inner
-        if isinstance(innermost, BlockProposer):
-            raise _reads_states(inner)
+        if isinstance(innermost, BlockProposer | D2SDDrafter):
+            raise UserError(
+                f"inner drafter {inner.name!r} reads its verifier's hidden states: a hierarchical drafter takes "
+                "one that reads the text alone (lookup, autoregressive, a standalone diffusion drafter)"
+            )
         self.model, self.inner = model, inner
         self.name = f"hierarchical+{inner.name}"
         self.draft_tokens = self.draft_nodes = draft_tokens
@@ -64,13 +70,6 @@ class HierarchicalDrafter:
         return HierarchicalSession(self, request)
 
 
-def _reads_states(inner: Drafter) -> UserError:
-    return UserError(
-        f"inner drafter {inner.name!r} reads its verifier's hidden states: a hierarchical drafter takes one that reads "
-        "the text alone (lookup, autoregressive, a standalone diffusion drafter)"
-    )
-
-
 class HierarchicalSession(DraftSession):
     """One request's drafts. `middle` is M's own request: the text followed by M's tokens of this round."""
 
@@ -80,48 +79,40 @@ class HierarchicalSession(DraftSession):
         self.drafter, self.request = drafter, request
         self.law: Law = request.law(drafter)
         self.context = CausalContext(drafter.model, request.cache.capacity + drafter.inner.draft_nodes)
-        self.middle = Request(
-            drafter.model,
-            list(request.tokens),
-            self.context.cache,
-            request.sampling,
-            request.generator,
-            request.history.fork(),
-            request.noise,
+        self.middle = replace(
+            request,
+            target=drafter.model,
+            tokens=list(request.tokens),
+            cache=self.context.cache,
+            history=request.history.fork(),
         )
-        self.inner = self._begin()
-
-    def _begin(self) -> DraftSession:
-        session = self.drafter.inner.start(self.middle)
-        if session.taps:
-            raise _reads_states(self.drafter.inner)
-        return session
+        self.inner = drafter.inner.start(self.middle)
 
     def propose(self, k: int) -> Proposal | None:
         # the last draft is not read
         k = min(k, self.drafter.model.context_limit + 1 - len(self.request.tokens))
         if k < 1:
             return None
-        self._go_back()
+        self._reset_text()
         first, rows = len(self.middle.tokens), list[Tensor]()
         while (left := first + k - len(self.middle.tokens)) > 0:
-            rows.append(self._round(left))
+            rows.append(self._decode_round(left))
         tokens_K = torch.tensor(self.middle.tokens[first:], device=self.drafter.model.device)
         return Proposal(tokens_K, self.law, None if self.law == "point" else DraftProbs(torch.cat(rows)))
 
-    def _go_back(self) -> None:
+    def _reset_text(self) -> None:
         """Reset M's text to the committed one. An inner session that cannot rewind is started again."""
         middle, text = self.middle, self.request.tokens
-        lost = common_prefix_length(middle.tokens, text) < len(middle.tokens)
+        shortened = common_prefix_length(middle.tokens, text) < len(middle.tokens)
         middle.tokens[:] = text
         middle.history = self.request.history.fork()
-        if lost and not self.inner.rewinds:
+        if shortened and not self.inner.rewinds:
             self.inner.close()
-            self.inner = self._begin()
+            self.inner = self.drafter.inner.start(middle)
 
     @without_gradients
-    def _round(self, left: int) -> Tensor:
-        """One call of M, which adds 1 to `left` tokens to its text. Returns the rows that they were drawn from, (R, V)."""
+    def _decode_round(self, left: int) -> Tensor:
+        """One call of M, which adds 1 to `left` tokens; returns the rows that they were drawn from, (R, V)."""
         middle, model = self.middle, self.drafter.model
         # a call adds its accepted drafts and one more token
         most = min(self.drafter.inner.draft_tokens, left - 1)
@@ -129,18 +120,17 @@ class HierarchicalSession(DraftSession):
         draft = draft.cut(most)
         if draft.branches and model.chains_only:
             raise UserError(f"drafter {model.spec!r} {model.why_chains_only}: drafts may not branch")
-        logits_MV = self.context.read(
-            self.context.follow(middle.tokens), draft.tokens_K.tolist(), draft.parents
-        )
+        unread = self.context.follow(middle.tokens)
+        logits_MV = self.context.read(unread, draft.tokens_K.tolist(), draft.parents)
         outcome, p_MV = self._verify(logits_MV, draft)
         self.context.keep(len(draft), outcome.path)
-        fresh = [*outcome.accepted, outcome.following]
-        middle.tokens.extend(fresh)
-        middle.history.extend(fresh)
+        tokens = [*outcome.accepted, outcome.following]
+        middle.tokens.extend(tokens)
+        middle.history.extend(tokens)
         return p_MV[outcome.rows]
 
     def _verify(self, logits_MV: Tensor, draft: Proposal) -> tuple[Outcome, Tensor]:
-        """M's verification of the drafts, and M's p at every node (law `point`, which needs no p: the logits)."""
+        """M's verification of the drafts, and its p at every node (for law `point` the logits)."""
         middle, sampling = self.middle, self.middle.sampling
         before = middle.history.rows(draft.tokens_K, draft.tree)
         if self.law == "point":

@@ -1,7 +1,8 @@
-"""Retrieval (SAM Decoding, arXiv 2411.10666; REST, arXiv 2311.08252): propose what most often followed the longest suffix of the
-text that occurred before, in the text itself or in a datastore. No model, no training.
+"""Retrieval (SAM Decoding, arXiv 2411.10666; REST, arXiv 2311.08252): propose what most often followed the longest
+suffix of the text that occurred before, in the text itself or in a datastore. No model, no training.
 
-The source with the longer match drafts; the text itself if both are equal. Tokens are chosen by counts: law `point`.
+The source with the longer match drafts; the text itself if both are equal. Tokens are chosen by counts: law
+`point`.
 """
 
 from __future__ import annotations
@@ -10,25 +11,21 @@ from collections.abc import Sequence
 
 import torch
 
-from decode.drafters.base import DraftSession, Request, check_range
+from decode.drafters.base import Drafter, DraftSession, Request, check_range
 from decode.drafters.suffix_automaton import ROOT, Continuation, Datastore, SuffixAutomaton, TextAutomaton
-from decode.speculation.proposal import Law, Proposal
-from decode.speculation.sampling import Sampling
+from decode.speculation.proposal import Proposal
 from decode.speculation.tree_drafts import best_first
 
 
-class RetrievalDrafter:
+class RetrievalDrafter(Drafter):
     """Proposes what followed in prompt and output, or in a datastore.
 
     Args:
         draft_tokens: K, how many tokens to draft ahead, of a tree its levels.
         shortest: nothing is proposed after a match of fewer tokens.
-        tree_nodes: how many tokens to draft as a tree of the most frequent continuations; 0 = a chain of the most
-            frequent one at each step.
+        tree_nodes: tokens of a tree of the most frequent continuations; 0 = a chain of the most frequent one at
+            each step.
         datastore: other texts, as the target's tokens (`decode.drafters.corpus.read_corpus`).
-
-    Raises:
-        UserError: a number out of its range.
     """
 
     name = "retrieval"
@@ -47,74 +44,71 @@ class RetrievalDrafter:
         self.draft_nodes = max(draft_tokens, tree_nodes)
         self.datastore = datastore
 
-    def law(self, sampling: Sampling) -> Law:
-        return "point"
-
     def start(self, request: Request) -> RetrievalSession:
         return RetrievalSession(self, request)
 
 
 class RetrievalSession(DraftSession):
-    """One request's drafts. `text`: the automaton of all its tokens; `match`: state and length of their longest ending in
-    the datastore."""
+    """One request's drafts. `text`: the automaton of all its tokens; `match`: state and length of their longest
+    ending in the datastore."""
 
-    def __init__(self, drafter: RetrievalDrafter, request: Request) -> None:
+    def __init__(self, proposer: RetrievalDrafter, request: Request) -> None:
         # options are read at every draft; the datastore must stay the one that `match` belongs to
-        self.proposer, self.datastore, self.request = drafter, drafter.datastore, request
-        self.ends = frozenset(request.target.eos_ids)
+        self.proposer, self.datastore, self.request = proposer, proposer.datastore, request
         self.text = TextAutomaton()
         self.match = (ROOT, 0)
         self.indexed = 0
 
     def propose(self, k: int) -> Proposal | None:
-        drafter, datastore = self.proposer, self.datastore
         for token in self.request.tokens[self.indexed :]:
             self.text.extend(token)
-            if datastore is not None:
-                self.match = datastore.match(*self.match, token)
+            if self.datastore is not None:
+                self.match = self.datastore.match(*self.match, token)
         self.indexed = len(self.request.tokens)
         source: SuffixAutomaton = self.text
         state, length = self.text.repeated
-        if datastore is not None and self.match[1] > length:
-            source, (state, length) = datastore, self.match
-        if length < drafter.shortest:
+        if self.datastore is not None and self.match[1] > length:
+            source, (state, length) = self.datastore, self.match
+        if length < self.proposer.shortest:
             return None
-        draft = self._tree if drafter.tree_nodes else self._chain
-        tokens, parents = draft(source, state, k)
+        parents: tuple[int, ...] | None = None
+        if self.proposer.tree_nodes:
+            tokens, parents = self._draft_tree(source, state, k)
+        else:
+            tokens = self._draft_chain(source, state, k)
         if not tokens:
             return None
         tokens_K = torch.tensor(tokens, dtype=torch.int64, device=self.request.target.device)
         return Proposal(tokens_K, "point", parents=parents)
 
-    def _after(self, source: SuffixAutomaton, state: int) -> list[Continuation]:
-        return source.continuations(state, self.proposer.shortest)
-
-    def _chain(self, source: SuffixAutomaton, state: int, k: int) -> tuple[list[int], tuple[int, ...] | None]:
+    def _draft_chain(self, source: SuffixAutomaton, state: int, k: int) -> list[int]:
         """The most frequent continuation at each step; past the end of the text the drafted tokens are continued."""
         tokens: list[int] = []
-        while len(tokens) < k and (found := self._after(source, state)):
+        while len(tokens) < k and (found := source.continuations(state, self.proposer.shortest)):
             tokens.append(found[0].token)
-            if tokens[-1] in self.ends:
+            if tokens[-1] in self.request.target.eos_ids:
                 break
             state = found[0].state
-        return tokens, None
+        return tokens
 
-    def _tree(self, source: SuffixAutomaton, state: int, k: int) -> tuple[list[int], tuple[int, ...] | None]:
+    def _draft_tree(self, source: SuffixAutomaton, state: int, k: int) -> tuple[list[int], tuple[int, ...]]:
         """The nodes with the most frequent paths, by the product of their shares."""
-        most = self.proposer.tree_nodes
-        # (token, state): to `best_first` a node is an index into this, so that equal tokens are told apart
-        places: list[tuple[int, int]] = []
+        most, shortest, ends = self.proposer.tree_nodes, self.proposer.shortest, self.request.target.eos_ids
+        # to `best_first` a node is an index into this, which keeps equal tokens apart
+        nodes: list[Continuation] = []
 
-        def children(level: int, above: Sequence[int | None]) -> list[tuple[list[float], list[int]]]:
+        def children(level: int, above: Sequence[int | None]) -> list[tuple[list[float], range]]:
             rows = []
-            for node in above:
-                token, at = (None, state) if node is None else places[node]
-                found = [] if token in self.ends else self._after(source, at)[:most]
-                rows.append(
-                    ([x.log_share for x in found], list(range(len(places), len(places) + len(found))))
-                )
-                places.extend((x.token, x.state) for x in found)
+            for parent in above:
+                if parent is None:
+                    found = source.continuations(state, shortest)[:most]
+                elif nodes[parent].token in ends:
+                    found = []
+                else:
+                    found = source.continuations(nodes[parent].state, shortest)[:most]
+                rows.append(([x.log_share for x in found], range(len(nodes), len(nodes) + len(found))))
+                nodes.extend(found)
             return rows
 
-        nodes, parents = best_first(k, most, children)
-        return [places[node][0] for node in nodes], parents
+        chosen, parents = best_first(k, most, children)
+        return [nodes[i].token for i in chosen], parents

@@ -1,8 +1,9 @@
-"""SpecDiff-2 (arXiv 2511.00606): S drafts drawn from one step's marginals at a draft temperature, verified in one call.
+"""SpecDiff-2 (arXiv 2511.00606): S drafts drawn from one step's marginals at a draft temperature, verified in
+one call.
 
-Merged where they share a prefix they have law `point`: the target's p then selects the draft to follow (verifier
-`self_selection`, as published), or all are followed at once (`point_mass`: never fewer tokens, as the selected path is among
-them). Or each keeps its q: S i.i.d. chains for recursive rejection and traversal.
+Merged where they share a prefix they have law `point`: the target's p then selects the draft to follow
+(verifier `self_selection`, as published), or all are followed at once (`point_mass`: never fewer tokens).
+Or each keeps its q: S i.i.d. chains for recursive rejection and traversal.
 """
 
 from __future__ import annotations
@@ -31,9 +32,6 @@ class SpecDiff2Drafter:
         candidates: S.
         draft_temperature: of the draws; None = the target's, 1 where that is 0. The paper's is about 1.5.
         keep_q: above temperature 0 keep the drafts separate, each with its q.
-
-    Raises:
-        UserError: a number out of range.
     """
 
     name = "candidates"
@@ -66,18 +64,13 @@ class SpecDiff2Drafter:
         return SpecDiff2Session(self, request)
 
 
-class SpecDiff2Session(DiffusionSession):
-    """One request's drafts."""
-
-    def __init__(self, proposer: SpecDiff2Drafter, request: Request) -> None:
-        super().__init__(proposer.drafter, request, proposer.draft_tokens)
-        self.proposer = proposer
-        self.law: Law = request.law(proposer)
+class SpecDiff2Session(DiffusionSession[SpecDiff2Drafter]):
+    """One request\'s drafts."""
 
     def propose(self, k: int) -> Proposal:
         sampling, generator = self.request.sampling, self.request.generator
         temperature = self.proposer.draft_temperature or sampling.temperature or 1.0
-        logits_KV = self.context.denoise(self.masks(k))
+        logits_KV = self.context.denoise(self.append_masks(k))
         before = self.before(torch.arange(k, device=logits_KV.device))
         q_KV = probs(logits_KV, replace(sampling, temperature=temperature), before, overwrite=True)
         drafts = [draw(q_KV, generator) for _ in range(self.proposer.candidates)]

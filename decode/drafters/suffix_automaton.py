@@ -1,14 +1,16 @@
-"""Suffix automata over tokens: the longest suffix of a text that occurred before, and how often each token followed it.
+"""Suffix automata over tokens: the longest suffix of a text that occurred before, and how often each token
+followed it.
 
-A state stands for all strings that end at the same positions (Blumer et al., 1985); built online, amortised O(1) per token.
-There are two: of one growing text, and of many fixed texts (SAM Decoding, arXiv 2411.10666).
+A state stands for all strings that end at the same positions (Blumer et al., 1985); built online, amortised O(1)
+per token. There are two: of one growing text, and of many fixed texts (SAM Decoding, arXiv 2411.10666).
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 ROOT = 0
@@ -20,21 +22,23 @@ _UNSET = -2
 
 
 class Continuation(NamedTuple):
-    """A token that followed a string: ln of its share among all that did, and the state of the string with it appended."""
+    """A token that followed a string: ln of its share among all that did, and the state of the longer string."""
 
     log_share: float
     token: int
     state: int
 
 
-class SuffixAutomaton:
+class SuffixAutomaton(ABC):
     """All substrings of the tokens so far.
 
-    length: of a state's longest string. link: to the state of its longest suffix that occurs at more positions.
+    length: of a state's longest string.
+    link: to the state of its longest suffix that occurs at more positions.
+    ends: 1 for the state of the whole text up to some token, 0 for one that was split off.
     """
 
     def __init__(self) -> None:
-        self.length, self.link, self.clone = array("i", [0]), array("i", [NOWHERE]), bytearray([1])
+        self.length, self.link, self.ends = array("i", [0]), array("i", [NOWHERE]), array("i", [0])
         # most states have one transition: a dict for each of them would be ten times the memory
         self._token, self._to = array("i", [_UNSET]), array("i", [NOWHERE])
         self._more: dict[int, dict[int, int]] = {}
@@ -50,37 +54,38 @@ class SuffixAutomaton:
         more = self._more.get(state)
         return NOWHERE if more is None else more.get(token, NOWHERE)
 
-    def successors(self, state: int) -> Iterator[tuple[int, int]]:
+    def successors(self, state: int) -> list[tuple[int, int]]:
         """All (token, state) that follow, in order of first occurrence."""
-        if self._token[state] != _UNSET:
-            yield self._token[state], self._to[state]
-            yield from self._more.get(state, {}).items()
+        if self._token[state] == _UNSET:
+            return []
+        return [(self._token[state], self._to[state]), *self._more.get(state, {}).items()]
 
     def extend(self, token: int) -> None:
         """Append a token."""
-        new, at = self._add(self.length[self.last] + 1), self.last
+        new, at = self._add_state(self.length[self.last] + 1), self.last
+        self.ends[new] = 1
         while at != NOWHERE and (old := self.step(at, token)) == NOWHERE:
             self._connect(at, token, new)
             at = self.link[at]
         if at == NOWHERE:
-            self._hang(new, ROOT)
+            self._set_link(new, ROOT)
         elif self.length[old] == self.length[at] + 1:
-            self._hang(new, old)
+            self._set_link(new, old)
         else:  # the shorter strings of `old` now end at one more position
             part = self._split(old, self.length[at] + 1)
             while at != NOWHERE and self.step(at, token) == old:
                 self._connect(at, token, part)
                 at = self.link[at]
-            self._hang(new, part)
+            self._set_link(new, part)
         self.last = new
 
+    @abstractmethod
     def count(self, state: int) -> int:
         """At how many positions the state's strings end."""
-        raise NotImplementedError
 
     def continuations(self, state: int, shortest: int) -> list[Continuation]:
-        """What followed the state's strings, the most frequent first, among equals the most recently seen. If nothing did: what
-        followed their longest suffix, of at least `shortest` tokens, that something followed."""
+        """What followed the state's strings, the most frequent first, the most recent first among equals. If
+        nothing did: what followed their longest suffix, of at least `shortest` tokens, that something followed."""
         while state != NOWHERE and self.length[state] >= shortest:
             found = [x for x in self.successors(state) if x[0] != END]
             if len(found) == 1:  # its share needs no count
@@ -94,23 +99,22 @@ class SuffixAutomaton:
             state = self.link[state]
         return []
 
-    def _add(self, length: int) -> int:
+    def _add_state(self, length: int) -> int:
         self.length.append(length)
         self.link.append(NOWHERE)
-        self.clone.append(0)
+        self.ends.append(0)
         self._token.append(_UNSET)
         self._to.append(NOWHERE)
         return len(self.length) - 1
 
     def _split(self, old: int, length: int) -> int:
         """Split off a state for the strings of `old` up to that length."""
-        part = self._add(length)
-        self.clone[part] = 1
+        part = self._add_state(length)
         self._token[part], self._to[part] = self._token[old], self._to[old]
         if old in self._more:
             self._more[part] = dict(self._more[old])
-        self._hang(part, self.link[old])
-        self._hang(old, part)
+        self._set_link(part, self.link[old])
+        self._set_link(old, part)
         return part
 
     def _connect(self, state: int, token: int, to: int) -> None:
@@ -119,12 +123,12 @@ class SuffixAutomaton:
         else:
             self._more.setdefault(state, {})[token] = to
 
-    def _hang(self, state: int, above: int) -> None:
+    def _set_link(self, state: int, above: int) -> None:
         self.link[state] = above
 
 
 class TextAutomaton(SuffixAutomaton):
-    """Of one growing text. Counting visits every position counted; most matches have one continuation and need no count."""
+    """Of one growing text. Most matches have one continuation, so counting on demand is rare."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +136,7 @@ class TextAutomaton(SuffixAutomaton):
 
     @property
     def repeated(self) -> tuple[int, int]:
-        """The longest suffix of the text that occurred before: its state and length; the root and 0 for none."""
+        """State and length of the longest suffix that occurred before; the root and 0 for none."""
         state = max(self.link[self.last], ROOT)  # longer suffixes end at one position only
         return state, self.length[state]
 
@@ -140,15 +144,15 @@ class TextAutomaton(SuffixAutomaton):
         found, pending = 0, [state]
         while pending:
             at = pending.pop()
-            found += not self.clone[at]
+            found += self.ends[at]
             pending.extend(self._below.get(at, ()))
         return found
 
-    def _hang(self, state: int, above: int) -> None:
+    def _set_link(self, state: int, above: int) -> None:
         if (before := self.link[state]) != NOWHERE:
             self._below[before].remove(state)
         self._below.setdefault(above, set()).add(state)
-        super()._hang(state, above)
+        super()._set_link(state, above)
 
 
 class Datastore(SuffixAutomaton):
@@ -164,7 +168,7 @@ class Datastore(SuffixAutomaton):
             for token in text:
                 self.extend(token)
             self.extend(END)
-        self._counts = array("i", (0 if clone else 1 for clone in self.clone))
+        self._counts = self.ends[:]
         for state in sorted(range(1, len(self)), key=self.length.__getitem__, reverse=True):
             self._counts[self.link[state]] += self._counts[state]
 
@@ -172,8 +176,8 @@ class Datastore(SuffixAutomaton):
         return self._counts[state]
 
     def match(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """Extend the longest suffix of a text that occurs here by one token: from its state and length before (at the start
-        the root and 0) to those after."""
+        """Extend the longest suffix of a text that occurs here by one token: from its state and length before (at
+        the start the root and 0) to those after."""
         while (to := self.step(state, token)) == NOWHERE:
             if state == ROOT:
                 return ROOT, 0

@@ -28,7 +28,7 @@ def compiled(target: Target) -> Target:
         UserError: torch.compile does not work here (for example without a C++ compiler).
     """
     twin = reload(target, fast=fast_linear(target.dtype, target.device) is RowsLinear)
-    twin.fused = None  # its layers in one call would run instead of the compiled ones
+    twin.unfuse()  # its layers in one call would run instead of the compiled ones
     layer_by_layer = torch.compile(_forward_of_its_class, dynamic=True)
     try:
         for i, layer in enumerate(twin.layers):

@@ -1,4 +1,4 @@
-"""The Python API: a `Decoder` answers prompts. `decode.load` makes one (decode/methods/load.py)."""
+"""The Python API: a `Decoder` answers prompts. `decode.load` makes one (decode/systems/load.py)."""
 
 from __future__ import annotations
 

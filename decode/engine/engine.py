@@ -1,8 +1,8 @@
-"""The decoding loop: propose → target forward → verify → commit. Plain decoding is the same loop without a drafter.
+"""The decoding loop: draft → forward → verify → commit. Plain decoding is the same loop without a drafter.
 
-The cache holds every committed token but the last. A round runs the target over [last token, drafts], which writes their keys
-and values; the verifier accepts n drafts and adds one token; the cache is rolled back to the committed tokens. Where drafts
-branch (decode/speculation/tree.py), the accepted path is first made contiguous in the cache.
+The cache holds every committed token but the last. A round runs the target over [last token, drafts], which
+writes their keys and values; the verifier accepts n drafts and adds one token; the cache is rolled back to the
+committed tokens. Of a tree of drafts (decode/speculation/tree.py) the accepted path is first made contiguous.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from decode.engine.detokenizer import TextStream, special_tokens_in
 from decode.engine.output import Generation, Tree
 from decode.speculation.processors import History
 from decode.speculation.proposal import NO_DRAFTS, Proposal
-from decode.speculation.sampling import Sampling, penalised, position_noise, seeded
+from decode.speculation.sampling import Sampling, apply_penalties, make_generator, position_noise
 from decode.speculation.tree import MOST_NODES, ancestors, node_depths
 from decode.speculation.verification import Outcome, Round
 from decode.speculation.verification import verify_rounds as verify_rounds
@@ -31,9 +31,11 @@ from decode.speculation.verification import verify_rounds as verify_rounds
 PREFILL_CHUNK = 2048
 
 
-class Call(NamedTuple):
-    """The target call of a round: its tokens and, where drafts branch, which of them each one attends to (bool), and how many of
-    them lie before it."""
+class ForwardInput(NamedTuple):
+    """What the target runs over in a round: the last token and the drafts.
+
+    Of a tree also the attention mask among them (bool) and the depth of each.
+    """
 
     tokens_1L: Tensor
     see_LL: Tensor | None
@@ -90,9 +92,9 @@ class Engine:
         self.started = perf_counter()
         return self._round(self._prefill(), NO_DRAFTS)
 
-    def commit_first(self, outcome: Outcome) -> None:
+    def commit_prefill(self, outcome: Outcome) -> None:
         """Commit the first token."""
-        self._commit(outcome)
+        self._append(outcome)
         self.prefilled = perf_counter()
         self._record_end()
 
@@ -100,6 +102,12 @@ class Engine:
         """The request has ended or failed: end the drafter's session."""
         if self.session is not None:
             self.session.close()
+
+    def free(self) -> None:
+        """Free the memory of an ended request for the next ones."""
+        self.close()
+        self.session = None
+        del self.request
 
     def cancel(self) -> None:
         """End an output that is not complete; what was committed stays."""
@@ -130,7 +138,7 @@ class Engine:
             list(prompt),
             target.new_cache(1, len(prompt) + self.limit + spare),
             self.sampling,
-            seeded(self.sampling.fixed_seed, target.device),
+            make_generator(self.sampling.fixed_seed, target.device),
             History(self.sampling, prompt, target.vocab_size, target.eos_ids, target.device),
             self._noise() if self.verifier == "gumbel" and not self.sampling.greedy else None,
         )
@@ -161,8 +169,8 @@ class Engine:
             tokens_1L, cache=cache, positions_BL=positions_1L, see_LL=see_LL, taps=taps, logits=logits
         )
 
-    def begin_round(self) -> Call:
-        """Draft; returns the call that the target has to run."""
+    def draft(self) -> ForwardInput:
+        """Begin a round: draft, and return what the target has to run over."""
         started = perf_counter()
         self.proposal = self._propose()
         parents, see_LL, depth_L = self.proposal.parents, None, None
@@ -172,14 +180,14 @@ class Engine:
         self.out.draft_seconds += self.drafted - started
         last = torch.tensor([self.request.tokens[-1]], device=self.target.device)
         tokens_L = torch.cat((last, self.proposal.tokens_K)) if len(self.proposal) else last
-        return Call(tokens_L[None], see_LL, depth_L)
+        return ForwardInput(tokens_L[None], see_LL, depth_L)
 
-    def to_verify(self, output: TargetOutput) -> Round:
+    def make_round(self, output: TargetOutput) -> Round:
         """What is to be verified, with the target's output."""
         assert output.logits_BLV is not None
         return self._round(output.logits_BLV[0], self.proposal)
 
-    def finish_round(self, output: TargetOutput, outcome: Outcome) -> None:
+    def commit_round(self, output: TargetOutput, outcome: Outcome) -> None:
         """Commit what was accepted of the drafts."""
         proposal, cache = self.proposal, self.request.cache
         before, rows = cache.length - len(proposal) - 1, outcome.rows
@@ -187,7 +195,7 @@ class Engine:
         self.out.calls += 1
         self.out.drafted.append(proposal.depth)
         self.out.trees.append(None if proposal.parents is None else Tree(proposal.parents, outcome.path))
-        self.out.accepted.append(self._commit(outcome))
+        self.out.accepted.append(self._append(outcome))
         verified = perf_counter()
         if self.session is not None and not self.out.finish:
             self.session.observe(output if outcome.straight else output.at(rows), len(rows))
@@ -212,7 +220,7 @@ class Engine:
         request, sampling = self.request, self.sampling
         before = request.history.rows(proposal.tokens_K, proposal.tree)
         if self.out.top2_gaps is not None:
-            top2 = penalised(logits_MV, sampling, before).topk(2, dim=-1).values
+            top2 = apply_penalties(logits_MV, sampling, before).topk(2, dim=-1).values
             self.gaps = (top2[:, 0] - top2[:, 1]).tolist()
         return Round(
             logits_MV,
@@ -225,7 +233,7 @@ class Engine:
             len(request.tokens),
         )
 
-    def _commit(self, outcome: Outcome) -> int:
+    def _append(self, outcome: Outcome) -> int:
         """Append the accepted drafts and the next token, up to the end of the output, and set `finish` there. Returns how many
         of the appended tokens were drafts."""
         out, request = self.out, self.request
@@ -268,14 +276,14 @@ def run_rounds(engines: Sequence[Engine], most: int = 1) -> Generator[None, None
                 yield
             if not running:
                 continue
-            outputs = _forward_together(running, [engine.begin_round() for engine in running])
-            rounds = [engine.to_verify(output) for engine, output in zip(running, outputs, strict=True)]
-            for engine, output, outcome in zip(running, outputs, verify_rounds(rounds), strict=True):
-                engine.finish_round(output, outcome)
-                if engine.out.finish and most > 1:  # free the memory of its cache for the next requests
-                    engine.close()
-                    engine.session = None
-                    del engine.request
+            drafts = [engine.draft() for engine in running]
+            outputs = forward_together(running, drafts)
+            rounds = [engine.make_round(output) for engine, output in zip(running, outputs, strict=True)]
+            outcomes = verify_rounds(rounds)
+            for engine, output, outcome in zip(running, outputs, outcomes, strict=True):
+                engine.commit_round(output, outcome)
+                if engine.out.finish and most > 1:
+                    engine.free()
             running = [engine for engine in running if not engine.out.finish]
             yield
     finally:
@@ -288,15 +296,17 @@ def _begin(engines: Sequence[Engine]) -> None:
     """Prefill each request's prompt and choose its first token."""
     rounds = [engine.prefill() for engine in engines]
     for engine, outcome in zip(engines, verify_rounds(rounds), strict=True):
-        engine.commit_first(outcome)
+        engine.commit_prefill(outcome)
 
 
-def _forward_together(running: Sequence[Engine], calls: Sequence[Call]) -> list[TargetOutput]:
+def forward_together(running: Sequence[Engine], drafts: Sequence[ForwardInput]) -> list[TargetOutput]:
+    """One forward pass of the target over the drafts of all requests."""
     if len(running) == 1:
-        return [running[0]._forward(calls[0].tokens_1L, True, calls[0].see_LL, calls[0].depth_L)]
+        (only,) = drafts
+        return [running[0]._forward(only.tokens_1L, True, only.see_LL, only.depth_L)]
     return running[0].target.forward_together(
-        [call.tokens_1L for call in calls],
+        [one.tokens_1L for one in drafts],
         [engine.request.cache for engine in running],
-        [call.see_LL for call in calls],
+        [one.see_LL for one in drafts],
         next((session.taps for engine in running if (session := engine.session) is not None), ()),
     )

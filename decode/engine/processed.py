@@ -96,7 +96,7 @@ class ProcessedEngine(Engine):
             paths.append([*paths[parent + 1], token])
         return [torch.tensor([before + path], device=device) for path in paths]
 
-    def _commit(self, outcome: Outcome) -> int:
+    def _append(self, outcome: Outcome) -> int:
         out, request, fresh = self.out, self.request, list[int]()
         chosen = zip(outcome.rows, (*outcome.accepted, outcome.following), strict=True)
         for row, token in list(chosen)[: self.limit - len(out.tokens)]:

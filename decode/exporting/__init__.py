@@ -1,1 +1,4 @@
-"""Export drafters to the formats of other engines, and check that an export is the same drafter."""
+"""Drafters in the formats of other engines."""
+
+EXPORTS = ("dflash", "speculators", "dspark", "transformers", "gguf", "custom_generate", "draft_model")
+"""The formats: the keys of `decode.exporting.registry.FORMATS`, and what an autoregressive drafter is exported as."""

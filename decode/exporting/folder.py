@@ -20,8 +20,8 @@ from align.common.hub import card_metadata, card_value, hub_id
 from align.common.schema import read_object
 from align.common.text import markdown_text
 from align.importing.layouts import RECORD
+from decode.exporting import EXPORTS
 from decode.exporting.serving import Snippet
-from decode.method_names import EXPORTS
 
 EMBEDDING = "embed_tokens.weight"
 """A drafter's own input embeddings, stored in fp32: scaled rows have more digits than the target's."""

@@ -1,28 +1,26 @@
-"""τ over the text tokens that drafters were trained on: one table and one picture for several recipes. Needs no torch.
+"""τ over the text tokens that drafters were trained on: one table and one picture for several recipes.
 
-The figures and their intervals are those of decode/reporting/statistics.py: over prompts, each drawn with all its counts.
+The figures and their intervals are those of decode/reporting/statistics.py: over prompts, each drawn with all
+its counts.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from matplotlib.figure import Figure
 
 from align.common.text import markdown_text
-from decode.reporting.figures import as_written, logarithmic
+from decode.reporting.figures import COLOURS, error_bar, literal_text, set_log_axis, to_png
 from decode.reporting.records import Record
 from decode.reporting.statistics import Estimate, accepted_ratio, counts, tau
-
-COLOURS = ("#1f6f8b", "#c8553d", "#6a8d3a", "#8a5a9e")
+from decode.reporting.summary import format_estimate
 
 
 @dataclass(frozen=True)
 class Milestone:
-    """A drafter on its way: which recipe's, after how many text tokens."""
+    """A drafter of a recipe after this many text tokens."""
 
     recipe: str
     tokens: int
@@ -35,8 +33,11 @@ class Milestone:
 
 @dataclass(frozen=True)
 class Point:
-    """τ of a milestone, and how many of its greedy outputs equal plain decoding's; `ratio`: its accepted tokens a call, τ − 1, over those
-    of the last recipe after as many tokens; None for the last recipe itself."""
+    """τ of a milestone, and how many of its greedy outputs equal plain decoding's.
+
+    `ratio`: its accepted tokens per call, τ − 1, over the last recipe's after the same number of tokens; None
+        for the last recipe.
+    """
 
     milestone: Milestone
     tau: Estimate
@@ -45,34 +46,36 @@ class Point:
 
 
 def points(milestones: Sequence[Milestone], records: Sequence[Record]) -> list[Point]:
-    """One for every milestone that decoded something, in their order. The last one's recipe is what the others are compared with."""
-    found, last = [], milestones[-1].recipe
+    """One for every milestone that decoded something, in order. The last one's recipe is the reference."""
+    found, reference = [], milestones[-1].recipe
     for milestone in milestones:
         mine = counts(records, milestone.method)
-        if (estimate := tau(mine)) is None:
+        estimate = tau(mine)
+        if estimate is None:
             continue
-        other = counts(records, Milestone(last, milestone.tokens).method)
         same = [r.identical for r in records if r.method == milestone.method and r.identical is not None]
-        ratio = accepted_ratio(other, mine) if milestone.recipe != last else None
+        ratio = None
+        if milestone.recipe != reference:
+            ratio = accepted_ratio(counts(records, Milestone(reference, milestone.tokens).method), mine)
         found.append(Point(milestone, estimate, f"{sum(same)}/{len(same)}" if same else "", ratio))
     return found
 
 
 def table(found: Sequence[Point], parameters: Mapping[str, int]) -> str:
     """Markdown: a row for each milestone. `parameters`: trained ones, by recipe."""
-    last = found[-1].milestone.recipe if found else ""
+    reference = found[-1].milestone.recipe if found else ""
     lines = [
-        f"| text tokens | recipe | parameters | τ [95%] | accepted, of {markdown_text(last)}'s | identical | prompts |",
+        f"| text tokens | recipe | parameters | τ [95%] | accepted, of {markdown_text(reference)}'s | identical | prompts |",
         "|---|---|---|---|---|---|---|",
     ]
-    for point in sorted(found, key=lambda p: p.milestone.tokens):
-        m = point.milestone
+    for point in sorted(found, key=lambda point: point.milestone.tokens):
+        recipe = point.milestone.recipe
         cells = (
-            f"{m.tokens:,}",
-            markdown_text(m.recipe),
-            f"{parameters[m.recipe] / 1e6:.2f}M",
-            _shown(point.tau),
-            "" if point.ratio is None else f"{_shown(point.ratio)}",
+            f"{point.milestone.tokens:,}",
+            markdown_text(recipe),
+            f"{parameters[recipe] / 1e6:.2f}M",
+            format_estimate(point.tau, "", ".3f"),
+            "" if point.ratio is None else format_estimate(point.ratio, "", ".3f"),
             point.identical,
             str(point.tau.prompts),
         )
@@ -80,38 +83,37 @@ def table(found: Sequence[Point], parameters: Mapping[str, int]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _shown(estimate: Estimate) -> str:
-    value = f"{estimate.value:.3f}"
-    return value if estimate.lo is None else f"{value} [{estimate.lo:.3f}, {estimate.hi:.3f}]"
-
-
 def curves(found: Sequence[Point], title: str) -> bytes:
     """τ over text tokens, a line with intervals for each recipe, as a PNG."""
-    with as_written():
-        return _drawn(found, title)
+    with literal_text():
+        return _draw(found, title)
 
 
-def _drawn(found: Sequence[Point], title: str) -> bytes:
+def _draw(found: Sequence[Point], title: str) -> bytes:
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    axes, lines = figure.subplots(), list[tuple[Any, str]]()
-    for colour, recipe in zip(
-        COLOURS * len(found), dict.fromkeys(p.milestone.recipe for p in found), strict=False
-    ):
-        own = sorted((p for p in found if p.milestone.recipe == recipe), key=lambda p: p.milestone.tokens)
-        values = [p.tau.value for p in own]
-        below = [p.tau.value - min(p.tau.value, p.tau.lo or p.tau.value) for p in own]
-        above = [max(p.tau.value, p.tau.hi or p.tau.value) - p.tau.value for p in own]
-        options: dict[str, Any] = {"color": colour, "capsize": 3, "marker": "o", "markersize": 4}
-        tokens = [p.milestone.tokens for p in own]
-        line = axes.errorbar(tokens, values, yerr=[below, above], **options)
-        lines.append((line, recipe))
-    logarithmic(axes, (p.milestone.tokens for p in found))
+    axes = figure.subplots()
+    recipes = list(dict.fromkeys(point.milestone.recipe for point in found))
+    lines = []
+    for number, recipe in enumerate(recipes):
+        own = [point for point in found if point.milestone.recipe == recipe]
+        own.sort(key=lambda point: point.milestone.tokens)
+        bars = [error_bar(point.tau) or [[0.0], [0.0]] for point in own]
+        line = axes.errorbar(
+            [point.milestone.tokens for point in own],
+            [point.tau.value for point in own],
+            yerr=[[below[0] for below, _ in bars], [above[0] for _, above in bars]],
+            color=COLOURS[number % len(COLOURS)],
+            capsize=3,
+            marker="o",
+            markersize=4,
+        )
+        lines.append(line)
+    set_log_axis(axes, (point.milestone.tokens for point in found))
     axes.set_xlabel("text tokens trained on")
     axes.set_ylabel("τ, tokens per target call")
     axes.set_title(title)
-    axes.legend(*zip(*lines, strict=True), fontsize=8, frameon=False)  # a label of its own may begin with `_`
+    # given with their lines: matplotlib would hide a label that begins with `_`
+    axes.legend(lines, recipes, fontsize=8, frameon=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
-    return buffer.getvalue()
+    return to_png(figure)

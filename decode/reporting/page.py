@@ -5,11 +5,10 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from align.common.text import html_text
 from decode.reporting.records import Record
-from decode.reporting.summary import number
+from decode.reporting.summary import Summary, format_number
 from decode.reporting.tables import (
     AGAINST,
     COLUMNS,
@@ -35,16 +34,17 @@ _DIVERGENCE = (
 )  # fmt: skip
 
 
-def page(summary: dict[str, Any], records: Sequence[Record], png: bytes) -> str:
+def page(summary: Summary, records: Sequence[Record], png: bytes) -> str:
     """The whole page, with the plots in `png`."""
-    baseline = baseline_line(summary)
+    baseline = baseline_line(summary.run.baseline)
+    gains = [f"<h3>{html_text(t)}</h3>{_table(AGAINST, body)}" for t, body in against_first(summary).items()]
     parts = [
         "<h1>How much faster, and is it the same?</h1>",
         f"<p>{html_text(headline(summary))}</p>",
-        f'<p class="verdict">{html_text(summary["verdict"])}</p>',
-        _table(*overview(summary)) if len(summary["suites"]) > 1 else "",
+        f'<p class="verdict">{html_text(summary.verdict)}</p>',
+        _table(*overview(summary)) if len(summary.suites) > 1 else "",
         _table(COLUMNS, [tuple(row.values()) for row in rows(summary)]),
-        *(f"<h3>{html_text(title)}</h3>" + _table(AGAINST, body) for title, body in against_first(summary)),
+        *gains,
         f"<p>{html_text(baseline)}</p>" if baseline else "",
         f'<img alt="plots" src="data:image/png;base64,{base64.b64encode(png).decode()}">',
         "<h2>Lossless?</h2>" + _losslessness(summary, records),
@@ -67,47 +67,56 @@ def _list(lines: Sequence[str]) -> str:
     return "<ul>" + "".join(f"<li>{html_text(line)}</li>" for line in lines) + "</ul>"
 
 
-def _losslessness(summary: dict[str, Any], records: Sequence[Record]) -> str:
-    lossy = [f"{m} ({f['verifier']})" for m, f in summary["overall"].items() if f["lossy"]]
+def _losslessness(summary: Summary, records: Sequence[Record]) -> str:
+    lossy = [f"{method} ({f.verifier})" for method, f in summary.overall.items() if f.lossy]
     warning = ""
     if lossy:
         which = html_text(", ".join(lossy))
         warning = f'<p class="bug">Not lossless, by the verifier that was asked for: {which}.</p>'
-    if summary["settings"]["temperature"] != 0:
+    if not summary.greedy:
         return f"{warning}<p>Sampled outputs are random and not compared. Exact verifiers keep the target's distribution.</p>"
     body = []
     for r in records:
         if (d := r.divergence) is not None:
-            tokens, gap, bound = f"{d.plain_token} / {d.token}", number(d.gap, 6), number(d.bound, 6)
+            tokens = f"{d.plain_token} / {d.token}"
+            gap, bound = format_number(d.gap, 6), format_number(d.bound, 6)
             body.append(
                 (r.suite, r.prompt, r.method, str(r.repeat), str(d.index), tokens, gap, bound, d.kind)
             )
     if not body:
         return f"{warning}<p>Every greedy output of an exact verifier equals plain decoding's, token for token.</p>"
-    style = ' class="bug"' if summary["bugs"] else ""
+    style = ' class="bug"' if summary.bugs else ""
     note = "Where the gap is within the bound, rounding explains the difference; any other is a bug."
     found = f"<p{style}>{len(body)} outputs differ from plain decoding's. {note}</p>"
     return warning + found + _table(_DIVERGENCE, body)
 
 
-def _method_notes(summary: dict[str, Any]) -> list[str]:
-    settings = summary["settings"]
+def _method_notes(summary: Summary) -> list[str]:
+    settings = summary.settings
     repeats, warmup = settings.get("repeats", 1), settings.get("warmup", 0)
     tuned = settings.get("tuned")
     return [
-        *([f"Settings chosen before, on other prompts: {'; '.join(tuned)}."] if tuned else []),
+        *([f"Settings tuned on other prompts: {'; '.join(tuned)}."] if tuned else []),
         "Every method runs on a prompt before the next prompt begins, in changing order; "
         f"{repeats} repeat(s) of each prompt, after {warmup} untimed round(s).",
-        "Speed-up: plain decoding's time per token, averaged over prompts, divided by the method's; the "
-        "prefill and its token are left out of both. The interval is a paired bootstrap over prompts (95%).",
-        "τ: tokens committed per verifying target call, that is the accepted drafts and the target's own token. The "
-        "prefill's token is not counted, nor is anything after an end of sequence or a limit. Its interval is over the same resamples.",
+        "Speed-up: plain decoding's time per token, averaged over prompts, divided by the method's, both without the "
+        "prefill and its token. The interval is a paired bootstrap over prompts (95%).",
+        "τ: tokens committed per verifying target call, that is the accepted drafts and the target's own token, without the "
+        "prefill's token and whatever follows an end of sequence or a limit. Its interval is over the same resamples.",
         "Acceptance at position k: of the calls that drafted at least k tokens, the share that accepted the k-th; dashed, "
         "of those that accepted all before it.",
     ]
 
 
-def _facts(summary: dict[str, Any]) -> str:
-    names = ("settings", "machine", "load_average", "versions", "git_commit", "started")
-    shown = json.dumps({name: summary[name] for name in names}, indent=1, ensure_ascii=False)
-    return f"<pre>{html_text(summary['command'])}\n{html_text(shown)}</pre>"
+def _facts(summary: Summary) -> str:
+    run = summary.run
+    facts = {
+        "settings": run.settings,
+        "machine": run.machine,
+        "load_average": summary.load_average,
+        "versions": run.versions,
+        "git_commit": run.git_commit,
+        "started": run.started,
+    }
+    shown = json.dumps(facts, indent=1, ensure_ascii=False)
+    return f"<pre>{html_text(run.command)}\n{html_text(shown)}</pre>"

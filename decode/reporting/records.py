@@ -1,7 +1,6 @@
-"""The files of a measurement: `run.json` says what was run and on what, `records.jsonl` holds one line per
-generation.
+"""The files of a measurement: `run.json` describes the run, `records.jsonl` holds one line per generation.
 
-The report reads nothing else, so every figure can be traced to its records and computed again. No torch here.
+The report reads nothing else, so every figure can be traced to its records and recomputed.
 """
 
 from __future__ import annotations
@@ -17,39 +16,55 @@ from align.common.errors import UserError
 from align.common.files import check_ordinary, naming, write_json, write_text
 from align.common.schema import convert, parse_json, read_json
 from align.common.text import short
-from decode.method_names import LOSSY
-
-_MOST = 2**53
-"""Counts and times of a record lie between 0 and this."""
+from decode.systems.registry import LOSSY
 
 RECORDS, RUN, SUMMARY = "records.jsonl", "run.json", "summary.json"
+AS_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
+"""How the files of a measurement are written."""
+_MOST, _LONGEST = 2**53, 1 << 16
+"""The largest amount in a record, and the longest draft."""
 
 
 @dataclass
 class Divergence:
     """Where a greedy output first leaves the plain one, and whether rounding explains it
-    (decode/verification/divergence.py)."""
+    (decode/verification/divergence.py).
+
+    Args:
+        index: position in the output. plain_token: None where the plain output has ended. kind: `rounding
+            tie` or `BUG`.
+        gap: plain decoding's logit of its own token minus that of the other one (with `top2`, its top-2 gap).
+        bound: the largest gap that the measured rounding can close: 2·max|Δ logit| between forwards of the
+            two widths.
+        top2: the two tokens are plain decoding's two most probable ones there.
+        reproduced: replaying both outputs, each in its own widths, gives both tokens again.
+    """
 
     index: int
-    """Position in the output, 0 = its first token."""
     plain_token: int | None
-    """None where the plain output has ended."""
     token: int | None
     kind: str
-    """`rounding tie`, else `BUG`."""
     gap: float | None = None
-    """Plain decoding's logit of its own token minus that of the other token (with `top2`, its top-2 gap)."""
     bound: float | None = None
-    """The largest gap that the measured rounding can close: 2·max|Δ logit| between forwards of the two widths."""
     top2: bool = False
-    """Whether the two tokens are plain decoding's two most probable ones there."""
     reproduced: bool = False
-    """Whether replaying both outputs, each in its own widths, gives both tokens again."""
 
 
 @dataclass
 class Record:
-    """One generation: a prompt, a method, a repeat."""
+    """One generation: a prompt, a method, a repeat.
+
+    Args:
+        new_tokens: in the output, an end of sequence included. committed: by verifying calls, all but the
+            first, which the prefill gives. seconds: of decoding, prefill excluded. tokens_per_s: committed /
+            seconds.
+        calls: target forwards after the prefill. accepted, drafted: tokens per call; of a tree, levels.
+            nodes: drafts verified per call, where drafts branch. tau: committed / calls.
+        draft_seconds, verify_seconds: parts of `seconds`. load: the machine's one-minute load average at the
+            end.
+        position: the method's place in the order on this prompt. identical: whether the output equals plain
+            decoding's; None above temperature 0. verifier: "" for plain decoding.
+    """
 
     suite: str
     prompt: str
@@ -58,39 +73,24 @@ class Record:
     category: str
     prompt_tokens: int
     new_tokens: int
-    """Tokens in the output, an end-of-sequence token included, nothing after it."""
     committed: int
-    """Those committed by verifying calls: all but the first, which the prefill gives."""
     seconds: float
-    """Decoding, prefill excluded."""
     prefill_seconds: float
     tokens_per_s: float
-    """committed / seconds."""
     calls: int
-    """Target calls after the prefill."""
     accepted: list[int]
-    """Drafted tokens committed by each call."""
     drafted: list[int]
-    """Drafted tokens of each call; of a tree, its levels."""
     tau: float | None
-    """committed / calls; None without a call."""
     finish: str
     tokens: list[int]
     nodes: list[int] = field(default_factory=list)
-    """Drafted tokens that each call verified: `drafted`, unless drafts branch."""
     draft_seconds: float = 0.0
-    """Part of `seconds` spent drafting."""
     verify_seconds: float = 0.0
-    """Part of `seconds` spent in target calls and verification."""
     load: float | None = None
-    """The machine's one-minute load average when the generation ended."""
     position: int = 0
-    """The method's place in the order in which the methods ran on this prompt."""
     identical: bool | None = None
-    """Whether the output equals plain decoding's, token for token; None at a temperature above 0."""
     divergence: Divergence | None = None
     verifier: str = ""
-    """The verifier's name; "" for plain decoding."""
 
     @property
     def lossy(self) -> bool:
@@ -102,7 +102,9 @@ class Record:
         return self.suite, self.prompt, self.method, self.repeat
 
 
-class _Always(TypedDict):
+class RequiredSettings(TypedDict):
+    """The settings that a report needs. A run records more."""
+
     target: str
     dtype: str
     methods: list[str]
@@ -110,8 +112,8 @@ class _Always(TypedDict):
     max_new_tokens: int
 
 
-class Settings(_Always, total=False):
-    """The settings that a report reads. A run records more."""
+class RecordedSettings(RequiredSettings, total=False):
+    """The settings that a report reads where they are recorded."""
 
     threads: int
     seed: int
@@ -123,9 +125,7 @@ class Settings(_Always, total=False):
     system: str | None
 
 
-class Source(TypedDict):
-    """A suite and where its prompts came from."""
-
+class RecordedSuite(TypedDict):
     name: str
     title: str
     group: str
@@ -133,33 +133,30 @@ class Source(TypedDict):
     source: str
 
 
-class Machine(TypedDict, total=False):
-    """What a report reads of the machine."""
-
+class RecordedMachine(TypedDict, total=False):
     processor: str
     cores: int | None
 
 
 @dataclass
 class Run:
-    """What was measured, and on which machine. Written before the first record."""
+    """What was measured, and on which machine. Written before the first record.
+
+    Args:
+        settings: all that a figure depends on. A run continues only under the same settings.
+        skipped: suites and prompts that were left out, with the reason.
+        baseline: plain decoding against transformers' own `generate` (decode/benchmark/baseline.py).
+    """
 
     settings: dict[str, Any]
-    """Everything that a figure depends on. A run is continued only under the same settings."""
     suites: list[dict[str, Any]]
     command: str = ""
     machine: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     git_commit: str | None = None
     skipped: list[str] = field(default_factory=list)
-    """Suites and prompts that were left out, with the reason."""
     baseline: dict[str, Any] | None = None
-    """Plain decoding against transformers' own `generate` (decode/benchmark/baseline.py)."""
     started: str = ""
-
-
-AS_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
-"""How the files of a measurement are written."""
 
 
 def write_run(folder: Path, run: Run) -> None:
@@ -174,32 +171,33 @@ def read_run(folder: Path) -> Run:
     if not path.exists():
         raise UserError(f"{folder} holds no {RUN}: not a folder that `python -m decode.eval --out` wrote")
     run = convert(read_json(path), Run, "", str(path))
-    for name, kind in (("settings", Settings), ("suites", list[Source]), ("machine", Machine)):
-        convert(getattr(run, name), kind, name, str(path))
+    convert(run.settings, RecordedSettings, "settings", str(path))
+    convert(run.suites, list[RecordedSuite], "suites", str(path))
+    convert(run.machine, RecordedMachine, "machine", str(path))
     return run
 
 
 def append(folder: Path, records: Iterable[Record]) -> None:
-    """Append one JSON line per record; they are on the disk when this returns."""
+    """Append one JSON line per record, synced to disk."""
     check_ordinary(folder / RECORDS)
     with naming(folder / RECORDS), open(folder / RECORDS, "a", encoding="utf-8") as file:
         for record in records:
-            file.write(_line(record))
+            file.write(_to_line(record))
         file.flush()
         os.fsync(file.fileno())
 
 
 def write_records(folder: Path, records: Iterable[Record]) -> None:
-    """These and no others, atomically."""
-    write_text(folder / RECORDS, "".join(map(_line, records)))
+    """Replace all records, atomically."""
+    write_text(folder / RECORDS, "".join(map(_to_line, records)))
 
 
-def _line(record: Record) -> str:
+def _to_line(record: Record) -> str:
     return json.dumps(asdict(record), **AS_JSON) + "\n"
 
 
 def add(folder: Path, earlier: list[Record], new: list[Record]) -> list[Record]:
-    """Write new records beside the folder's earlier ones; those of the same generations are replaced. Returns all."""
+    """Add new records to the folder's earlier ones, replacing those of the same generations. Returns all."""
     keys = {record.key for record in new}
     others = [record for record in earlier if record.key not in keys]
     if len(others) == len(earlier):
@@ -210,10 +208,9 @@ def add(folder: Path, earlier: list[Record], new: list[Record]) -> list[Record]:
 
 
 def read_records(folder: Path, mend: bool = False) -> list[Record]:
-    """All records of the folder, none when there is no file yet; of those that tell of the same generation the last.
+    """All records of the folder, none if there is no file yet; of several of the same generation the last.
 
-    A last line without its end, which a killed run leaves, is ignored; `mend` also removes it from the file, so that
-    records can be appended.
+    An incomplete last line, which a killed run leaves, is ignored; `mend` also removes it from the file.
 
     Raises:
         UserError: a broken line in the middle, or one that is not a record.
@@ -227,36 +224,33 @@ def read_records(folder: Path, mend: bool = False) -> list[Record]:
     if mend and len(whole) < len(raw):
         with open(path, "r+b") as file:
             file.truncate(len(whole))
-    records = []
+    records = {}
     for number, line in enumerate(whole.decode("utf-8", errors="replace").split("\n")[:-1], 1):
         where = f"{path}, line {number}"
         record = convert(parse_json(line, where), Record, "", where)
-        for name, value in vars(record).items():
-            amounts = value if isinstance(value, list) else [value]
-            if any(isinstance(v, int | float) and not 0 <= v <= _MOST for v in amounts):
-                raise UserError(f"{where}: {name}={short(value)} must lie between 0 and {_MOST}")
-        if max(record.drafted + record.nodes, default=0) > _LONGEST:
-            raise UserError(f"{where}: drafted and nodes must lie between 0 and {_LONGEST}")
-        if why := _contradiction(record):
-            raise UserError(f"{where}: {why}")
-        records.append(record)
-    return list({record.key: record for record in records}.values())
+        if problem := _find_problem(record):
+            raise UserError(f"{where}: {problem}")
+        records[record.key] = record
+    return list(records.values())
 
 
-_LONGEST = 1 << 16
-"""Tokens of a draft: the report has a place for each."""
-
-
-def _contradiction(r: Record) -> str | None:
-    """Why no generation can have this record, or None. The report divides only by amounts that are checked here."""
+def _find_problem(r: Record) -> str | None:
+    """Why no generation can have this record, or None. The report divides only by amounts that are checked
+    here."""
+    for name, value in vars(r).items():
+        amounts = value if isinstance(value, list) else [value]
+        if any(isinstance(v, int | float) and not 0 <= v <= _MOST for v in amounts):
+            return f"{name}={short(value)} must lie between 0 and {_MOST}"
+    if max(r.drafted + r.nodes, default=0) > _LONGEST:
+        return f"drafted and nodes must lie between 0 and {_LONGEST}"
     if len(r.accepted) != len(r.drafted) or len(r.nodes) not in (0, len(r.drafted)):
-        return "accepted, drafted and nodes do not tell of as many calls"
+        return "accepted, drafted and nodes differ in their number of calls"
     if len(r.tokens) != r.new_tokens:
         return f"new_tokens={r.new_tokens}, but tokens holds {len(r.tokens)}"
     if r.committed != (max(r.new_tokens - 1, 0) if r.calls else 0):
         return f"committed={r.committed} can't be of new_tokens={r.new_tokens} and calls={r.calls}"
     if sum(r.accepted) > r.committed or any(a > d for a, d in zip(r.accepted, r.drafted, strict=True)):
-        return "accepted says more tokens than drafted or committed"
+        return "accepted exceeds drafted or committed"
     if r.committed and r.seconds == 0:
         return f"seconds=0 can't be of committed={r.committed}"
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from align.common.errors import UserError
 from align.common.files import write_atomically, write_json, write_text
@@ -11,12 +10,13 @@ from align.common.terminal import PlainConsole
 from decode.reporting import figures
 from decode.reporting.page import page
 from decode.reporting.records import AS_JSON, SUMMARY, Record, read_records, read_run
-from decode.reporting.summary import summarise, verdict
-from decode.reporting.sweeps import against_first, best
+from decode.reporting.summary import Summary, summarise
+from decode.reporting.sweeps import compare_with_first, describe_best
 from decode.reporting.tables import against_tables, baseline_line, headline, source_lines, table
+from decode.reporting.verdict import verdict
 
 
-def make_report(folder: Path) -> tuple[dict[str, Any], list[Record]]:
+def make_report(folder: Path) -> tuple[Summary, list[Record]]:
     """Write summary.json, report.png and report.html into the folder; return the summary and the records.
 
     Raises:
@@ -28,25 +28,26 @@ def make_report(folder: Path) -> tuple[dict[str, Any], list[Record]]:
         raise UserError(f"{folder} holds no records yet: nothing to report")
     try:
         summary = summarise(run, records)
-        summary["against_first"] = against_first(summary, records)
-        summary["verdict"] = " ".join(filter(None, (verdict(summary), best(summary))))
+        summary.against_first = compare_with_first(summary, records)
+        summary.verdict = " ".join(filter(None, (verdict(summary), describe_best(summary))))
         png = figures.picture(summary, records, headline(summary))
         text = page(summary, records, png)
     except KeyError as error:
         raise UserError(f"{folder}: run.json lacks the setting {error}") from None
-    write_json(folder / SUMMARY, summary, **AS_JSON)
+    write_json(folder / SUMMARY, summary.as_json(), **AS_JSON)
     write_atomically(folder / "report.png", lambda part: part.write_bytes(png))
     write_text(folder / "report.html", text)
     return summary, records
 
 
-def print_report(summary: dict[str, Any], folder: Path, console: PlainConsole, sources: bool = True) -> None:
+def print_report(summary: Summary, folder: Path, console: PlainConsole, sources: bool = True) -> None:
     """Print table, sources (unless they are on the screen already), baseline and verdict."""
     console.print(table(summary))
     for points in against_tables(summary):
         console.print(points)
-    for line in (*(source_lines(summary) if sources else ()), baseline_line(summary)):
-        if line:
-            console.say(line)
-    console.say(f"\n{summary['verdict']}\n")
+    for line in source_lines(summary) if sources else ():
+        console.say(line)
+    if line := baseline_line(summary.run.baseline):
+        console.say(line)
+    console.say(f"\n{summary.verdict}\n")
     console.say(f"Report: {folder / 'report.html'}", wrap=False)

@@ -1,18 +1,21 @@
 """Figures from records: paired speed-ups with bootstrap intervals, τ, acceptance per position. numpy only.
 
-Definitions (c = committed tokens: those after the first one, which the prefill gives, up to an end of sequence):
+Definitions (c = committed tokens: those after the first one, which the prefill gives, up to an end of
+    sequence):
 
     time per token of a prompt   mean over repeats of seconds / c; decoding alone, prefill excluded
-    speed-up                     mean over prompts of plain decoding's time per token / mean over the same prompts of the method's
-    its interval                 percentiles 2.5 and 97.5 of that ratio over bootstrap resamples of the prompts, each prompt
-                                 drawn with both its times (Efron & Tibshirani 1993, sections 6 and 13.3)
-    τ, micro                     Σ c / Σ calls, its interval over the same resamples
-    τ, macro                     mean over prompts of the prompt's own Σ c / Σ calls
-    τ against another method's   their difference over the prompts that both have, each drawn with both its counts
-    acceptance at position k     of the calls that drafted at least k tokens: the share that accepted the k-th (unconditional),
-                                 and that share among the calls that accepted the first k−1 (conditional)
+    speed-up                     mean over prompts of plain decoding's time per token / mean over the same
+    prompts of the method's its interval                 percentiles 2.5 and 97.5 of that ratio over bootstrap
+    resamples of the prompts, each prompt drawn with both its times (Efron & Tibshirani 1993, sections 6 and
+    13.3) τ, micro                     Σ c / Σ calls, its interval over the same resamples τ, macro
+    mean over prompts of the prompt's own Σ c / Σ calls τ against another method's   their difference over the
+    prompts that both have, each drawn with both its counts
+    acceptance at position k     of the calls that drafted at least k tokens: the share that accepted the k-th
+                                 (unconditional), and that share among the calls that accepted the first k−1
+                                 (conditional)
 
-A prompt whose output ended with the prefill's token has no decoding to compare and is left out of times and τ.
+A prompt whose output ended with the prefill's token has no decoding to compare and is left out of times and
+τ.
 """
 
 from __future__ import annotations
@@ -72,8 +75,8 @@ def paired_ratio(
     seed: int = 0,
     level: float = 0.95,
 ) -> Estimate | None:
-    """mean(baseline) / mean(method) over the prompts that both have, with its interval at this level. Prompts are resampled
-    within each suite; all together where a suite has fewer than `FEWEST`.
+    """mean(baseline) / mean(method) over the prompts that both have, with its interval at this level. Prompts
+    are resampled within each suite; all together where a suite has fewer than `FEWEST`.
 
     Returns None when they share no prompt. An interval needs two prompts.
     """
@@ -87,8 +90,8 @@ def _estimate(
     seed: int,
     level: float = 0.95,
 ) -> Estimate | None:
-    """A figure with its interval over resampled prompts. `of` computes it from the sums of the prompts' K numbers, (..., K) to
-    (...)."""
+    """A figure with its interval over resampled prompts. `of` computes it from the sums of the prompts' K
+    numbers, (..., K) to (...)."""
     if not rows:
         return None
     keys = sorted(rows)
@@ -110,7 +113,8 @@ def _estimate(
 
 
 def counts(records: Iterable[Record], method: str) -> dict[PromptKey, tuple[int, int]]:
-    """(suite, prompt) → that method's committed tokens and target calls, over its repeats; prompts without a call left out."""
+    """(suite, prompt) → that method's committed tokens and target calls, over its repeats; prompts without a
+    call left out."""
     found: defaultdict[PromptKey, list[int]] = defaultdict(lambda: [0, 0])
     for record in records:
         if record.method == method and record.calls:
@@ -128,7 +132,8 @@ def tau(counted: Mapping[PromptKey, tuple[int, int]], seed: int = 0) -> Estimate
 def tau_difference(
     baseline: Mapping[PromptKey, tuple[int, int]], method: Mapping[PromptKey, tuple[int, int]], seed: int = 0
 ) -> Estimate | None:
-    """The method's micro τ less the baseline's over the prompts that both have, with its interval; None where they share none."""
+    """The method's micro τ less the baseline's over the prompts that both have, with its interval; None where
+    they share none."""
     both = {key: (*baseline[key], *method[key]) for key in baseline.keys() & method.keys()}
     return _estimate(both, lambda sums: sums[..., 2] / sums[..., 3] - sums[..., 0] / sums[..., 1], seed)
 
@@ -136,8 +141,8 @@ def tau_difference(
 def accepted_ratio(
     baseline: Mapping[PromptKey, tuple[int, int]], method: Mapping[PromptKey, tuple[int, int]]
 ) -> Estimate | None:
-    """The method's accepted tokens a call, micro τ − 1, over the baseline's, over the prompts that both have, with its interval;
-    None where they share none, or the baseline has none accepted."""
+    """The method's accepted tokens a call, micro τ − 1, over the baseline's, over the prompts that both have,
+    with its interval; None where they share none, or the baseline has none accepted."""
     both = {key: (*baseline[key], *method[key]) for key in baseline.keys() & method.keys()}
     if not sum(committed - calls for committed, calls, *_ in both.values()):
         return None
@@ -190,8 +195,8 @@ def acceptance(records: Iterable[Record]) -> list[Acceptance]:
 
 
 def _calls(record: Record) -> list[tuple[int, int]]:
-    """(drafted tokens with a verdict, accepted) of each call. A cut call has no verdict on what follows its accepted ones:
-    it is the last one, and committed no token of the target's own."""
+    """(drafted tokens with a verdict, accepted) of each call. A cut call has no verdict on what follows its
+    accepted ones: it is the last one, and committed no token of the target's own."""
     rows = list(zip(record.drafted, record.accepted, strict=True))
     committed_in_full = sum(accepted + 1 for accepted in record.accepted)
     if rows and record.committed < committed_in_full:

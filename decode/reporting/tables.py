@@ -1,85 +1,93 @@
-"""A summary as text: tables for the terminal, the page and Markdown, the sources of the prompts, the baseline."""
+"""A summary as text: tables for the terminal, the page and Markdown, the sources of the prompts, the
+baseline."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
-from align.common.text import markdown_text, titled
+from align.common.text import format_title, markdown_text, plural
 from align.folder.chat import Chat
-from decode.method_names import MAIN, PLAIN
-from decode.reporting.summary import above_tau, interval, named, number, plural, titles
+from decode.reporting.summary import (
+    Figures,
+    Summary,
+    format_estimate,
+    format_method,
+    format_number,
+    value_of,
+)
+from decode.reporting.verdict import note_above_tau
+from decode.systems.registry import MAIN, PLAIN
 
-SUITE, METHOD, SPEED, SPEEDUP, WHOLE, TAU, TAU_MACRO, PLACES, TIMES, SAME, PROMPTS = COLUMNS = (
+SUITE, METHOD, SPEED, SPEEDUP, WHOLE, TAU, TAU_MACRO, POSITIONS, TIMES, SAME, PROMPTS = COLUMNS = (
     "suite", "method", "tokens/s", "speed-up [95%]", "with prefill", "τ [95%]", "τ macro", "accepted at 1, 2, 4, 8",
     "draft + verify, ms a call", "identical", "prompts",
 )  # fmt: skip
 ON_TERMINAL = (SUITE, METHOD, SPEED, SPEEDUP, TAU, SAME)
 """The columns that fit into 80 characters, τ without its interval."""
+AGAINST = ("point", "τ, difference [95%]", "speed, ratio [95%]", "prompts")
 
 
-def headline(summary: dict[str, Any]) -> str:
-    """Target, sampling, dtype and suites; the template's switches and the system prompt where some were given."""
-    settings = summary["settings"]
-    how = "greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']:g}"
+def headline(summary: Summary) -> str:
+    """Target, sampling, dtype, suites, and the options of the chat template."""
+    settings = summary.settings
     chat = Chat(settings.get("template_kwargs") or {}, settings.get("system"))
-    prompted = f" · {chat.description}" if chat else ""
-    target = titled(settings["target"], settings.get("weights"))
-    return f"{target} · {how} · {settings['dtype']} · {', '.join(titles(summary).values())}{prompted}"
+    target = format_title(settings["target"], settings.get("weights"))
+    parts = [target, summary.sampling, settings["dtype"], ", ".join(summary.titles.values())]
+    return " · ".join([*parts, chat.description] if chat else parts)
 
 
-def rows(summary: dict[str, Any]) -> list[dict[str, str]]:
-    """One dict of `COLUMNS` per suite and method; a last block over all suites when there are several."""
-    blocks = [(titles(summary).get(name, name), methods) for name, methods in summary["suites"].items()]
+def rows(summary: Summary) -> list[dict[str, str]]:
+    """One dict of `COLUMNS` per suite and method; a last block over all suites if there are several."""
+    blocks = [(summary.titles.get(name, name), methods) for name, methods in summary.suites.items()]
     if len(blocks) > 1:
-        blocks.append(("all", summary["overall"]))
+        blocks.append(("all", summary.overall))
     return [_row(title, method, figures) for title, methods in blocks for method, figures in methods.items()]
 
 
-def _row(title: str, method: str, figures: dict[str, Any]) -> dict[str, str]:
+def _row(title: str, method: str, figures: Figures) -> dict[str, str]:
     plain = method == PLAIN
+    times = f"{format_number(figures.draft_ms, 1)} + {format_number(figures.verify_ms, 1)}"
+    tau = format_number(value_of(figures.tau)) if plain else format_estimate(figures.tau, "")
     return {
         SUITE: title,
-        METHOD: named(method, figures),
-        SPEED: number(figures["tokens_per_s"], 1),
-        SPEEDUP: "1" if plain else interval(figures),
-        WHOLE: "1" if plain else number(figures["speedup_with_prefill"], 2, "×"),
-        TAU: interval(figures, "tau", "") if not plain else number(figures["tau"], 2),
-        TAU_MACRO: number(figures["tau_macro"], 2),
-        PLACES: _places(figures["acceptance"]),
-        TIMES: ""
-        if plain
-        else f"{number(figures.get('draft_ms'), 1)} + {number(figures.get('verify_ms'), 1)}",
-        SAME: _identity(figures),
-        PROMPTS: str(figures["prompts"]),
+        METHOD: format_method(method, figures),
+        SPEED: format_number(figures.tokens_per_s, 1),
+        SPEEDUP: "1" if plain else format_estimate(figures.speedup),
+        WHOLE: "1" if plain else format_number(value_of(figures.speedup_with_prefill), 2, "×"),
+        TAU: tau,
+        TAU_MACRO: format_number(figures.tau_macro),
+        POSITIONS: " ".join(
+            f"{a.unconditional:.2f}" for a in figures.acceptance if a.position in (1, 2, 4, 8)
+        ),
+        TIMES: "" if plain else times,
+        SAME: _describe_identity(figures),
+        PROMPTS: str(figures.prompts),
     }
 
 
-def _places(acceptance: list[dict[str, Any]]) -> str:
-    """At the 1st, 2nd, 4th and 8th position: of the calls that drafted a token there, the share that accepted it."""
-    shown = [a for a in acceptance if a["position"] in (1, 2, 4, 8)]
-    return " ".join(f"{a['unconditional']:.2f}" for a in shown)
-
-
-def _identity(figures: dict[str, Any]) -> str:
-    if figures["identical"] is None:
+def _describe_identity(figures: Figures) -> str:
+    if figures.identical is None:
         return "n/a (sampled)"
-    notes = [plural(figures["bugs"], "BUG")] if figures["bugs"] else []
-    notes += [plural(figures["rounding_ties"], "tie")] if figures["rounding_ties"] else []
-    return f"{figures['identical']}/{figures['prompts']}" + (f" ({', '.join(notes)})" if notes else "")
+    notes = []
+    if figures.bugs:
+        notes.append(plural(figures.bugs, "BUG"))
+    if figures.rounding_ties:
+        notes.append(plural(figures.rounding_ties, "tie"))
+    return f"{figures.identical}/{figures.prompts}" + (f" ({', '.join(notes)})" if notes else "")
 
 
-def table(summary: dict[str, Any]) -> Table:
+def table(summary: Summary) -> Table:
     """The table for the terminal."""
     result = Table(title=headline(summary), title_justify="left")
-    lossy = any(figures["lossy"] for figures in summary["overall"].values())
-    # the headline names a single suite; the name of a lossy verifier needs the room of the speed
-    needless = (SUITE if len(summary["suites"]) == 1 else None, SPEED if lossy else None)
-    shown = [name for name in ON_TERMINAL if name not in needless]
+    lossy = any(figures.lossy for figures in summary.overall.values())
+    # the headline names a single suite; the name of a lossy verifier takes the place of the speed
+    hidden = (SUITE if len(summary.suites) == 1 else None, SPEED if lossy else None)
+    shown = [name for name in ON_TERMINAL if name not in hidden]
     for name in shown:
-        breaks = name in (SUITE, METHOD, SAME)  # may be broken where room is short; figures are not
+        breaks = name in (SUITE, METHOD, SAME)  # figures never break
         result.add_column(
             "τ" if name == TAU else name,
             justify="left" if name in (SUITE, METHOD) else "right",
@@ -89,121 +97,117 @@ def table(summary: dict[str, Any]) -> Table:
         )
     before = None
     for row in rows(summary):
-        if before is not None and row[SUITE] != before:
+        first = row[SUITE] != before
+        if before is not None and first:
             result.add_section()
-        cells = ["" if name == SUITE and row[name] == before else row[name] for name in shown]
-        cells = [c.partition(" [")[0] if name == TAU else c for name, c in zip(shown, cells, strict=True)]
-        result.add_row(*cells, style="bold" if row[METHOD].startswith(MAIN) else "")
         before = row[SUITE]
+        cells = {**row, TAU: row[TAU].partition(" [")[0], SUITE: row[SUITE] if first else ""}
+        style = "bold" if row[METHOD].startswith(MAIN) else ""
+        result.add_row(*(cells[name] for name in shown), style=style)
     return result
 
 
-AGAINST = ("point", "τ, difference [95%]", "speed, ratio [95%]", "prompts")
-
-
-def against_first(summary: dict[str, Any]) -> list[tuple[str, list[list[str]]]]:
-    """A title and rows of `AGAINST` for each swept system: what each point gains over the first, prompt by prompt."""
+def against_first(summary: Summary) -> dict[str, list[list[str]]]:
+    """Title → rows of `AGAINST` for each swept system: what each point gains over the first, prompt by
+    prompt."""
     blocks: dict[str, list[list[str]]] = {}
-    for point in summary["against_first"]:
-        title = f"{point['system']} against {point['first']}, prompt by prompt"
-        cells = [interval(point, "tau", "", "+.3f"), interval(point, "speed"), str(point["prompts"])]
-        blocks.setdefault(title, []).append([point["point"], *cells])
-    return list(blocks.items())
+    for gain in summary.against_first:
+        title = f"{gain.system} against {gain.first}, prompt by prompt"
+        tau, speed = format_estimate(gain.tau, "", "+.3f"), format_estimate(gain.speed)
+        blocks.setdefault(title, []).append([gain.point, tau, speed, str(gain.prompts)])
+    return blocks
 
 
-def against_tables(summary: dict[str, Any]) -> list[Table]:
+def against_tables(summary: Summary) -> list[Table]:
     """`against_first` for the terminal."""
-    found = []
-    for title, body in against_first(summary):
+    tables = []
+    for title, body in against_first(summary).items():
         result = Table(title=title, title_justify="left")
         for name in AGAINST:
             result.add_column(name, no_wrap=name != AGAINST[0], overflow="fold")
-        found.append(result)
         for row in body:
             result.add_row(*row)
-    return found
+        tables.append(result)
+    return tables
 
 
-def overview(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Several suites in one table, header and rows: each method over all of them, and its speed-up on each in the last columns."""
-    shown = (METHOD, SPEED, SPEEDUP, TAU, PLACES, TIMES, SAME, PROMPTS)
-    title = titles(summary)
-    header = [*shown, *(title.get(name, name) for name in summary["suites"])]
+def overview(summary: Summary) -> tuple[list[str], list[list[str]]]:
+    """Several suites in one table, header and rows: each method over all of them, and its speed-up on
+    each."""
+    shown = (METHOD, SPEED, SPEEDUP, TAU, POSITIONS, TIMES, SAME, PROMPTS)
+    header = [*shown, *(summary.titles.get(name, name) for name in summary.suites)]
     body = []
-    for method, figures in summary["overall"].items():
+    for method, figures in summary.overall.items():
         row = _row("all", method, figures)
-        each = [number(methods[method]["speedup"], 2, "×") for methods in summary["suites"].values()]
-        body.append([row[column] for column in shown] + each)
+        speedups = [value_of(methods[method].speedup) for methods in summary.suites.values()]
+        body.append([*(row[name] for name in shown), *(format_number(s, 2, "×") for s in speedups)])
     return header, body
 
 
-def markdown(summary: dict[str, Any]) -> str:
-    """Headline, machine and table as Markdown, for a README or a model card; of several suites the overview."""
-    settings, machine = summary["settings"], summary["machine"]
-    if len(summary["suites"]) > 1:
+def markdown(summary: Summary) -> str:
+    """Headline, machine and table as Markdown, for a README or a model card; of several suites the
+    overview."""
+    settings, machine = summary.settings, summary.run.machine
+    if len(summary.suites) > 1:
         header, body = overview(summary)
     else:
         header, body = list(COLUMNS), [list(row.values()) for row in rows(summary)]
+    processor = markdown_text(machine.get("processor", "unknown processor"))
     lines = [
         f"**{markdown_text(headline(summary))}**, up to {settings['max_new_tokens']} new tokens, batch 1, "
-        f"{plural(settings['threads'], 'thread')}, {markdown_text(machine.get('processor', 'unknown processor'))}",
+        f"{plural(settings['threads'], 'thread')}, {processor}",
         "",
         *_markdown(header, body),
     ]
-    for title, points in against_first(summary):
+    for title, points in against_first(summary).items():
         lines += ["", f"{markdown_text(title)}:", "", *_markdown(AGAINST, points)]
-    if note := above_tau(summary):
+    if note := note_above_tau(summary):
         lines += ["", markdown_text(note)]
     return "\n".join(lines)
 
 
 def _markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    return [
-        "| " + " | ".join(map(markdown_text, header)) + " |",
-        "|" + "---|" * len(header),
-        *("| " + " | ".join(map(markdown_text, row)) + " |" for row in body),
-    ]
+    lines = ["| " + " | ".join(map(markdown_text, row)) + " |" for row in (header, *body)]
+    return [lines[0], "|" + "---|" * len(header), *lines[1:]]
 
 
-def source_lines(summary: dict[str, Any]) -> list[str]:
+def source_lines(summary: Summary) -> list[str]:
     """A line for each source of prompts, and for each thing that was left out."""
-    lines = [f"{s['name']}: {plural(s['prompts'], 'prompt')} from {s['source']}" for s in summary["sources"]]
-    return lines + [f"left out: {line}" for line in summary["skipped"]]
-
-
-def baseline_line(summary: dict[str, Any]) -> str | None:
-    """Plain decoding against transformers' own generate, in one sentence."""
-    check = summary["baseline"]
-    if check is None:
-        return None
-    if "error" in check:
-        return f"transformers' own generate could not be timed: {check['error']}"
-    same = "the same tokens" if check["identical"] else "other tokens: the two round differently"
-    return (
-        f"Plain decoding: {check['plain_tokens_per_s']:.1f} tokens/s; transformers' own generate: "
-        f"{check['transformers_tokens_per_s']:.1f} ({check['ratio']:.2f}×{_repeats(check)}, one prompt, prefill included, {same}){_fair(check)}."
-    )
+    sources = [
+        f"{s['name']}: {plural(s['prompts'], 'prompt')} from {s['source']}" for s in summary.run.suites
+    ]
+    return sources + [f"left out: {line}" for line in summary.run.skipped]
 
 
 FAIR = 0.97
-"""Of transformers' speed: from there on plain decoding is no straw man."""
+"""From this ratio to transformers' speed on the baseline is strong."""
 TOY = 10_000_000
-"""Below so many parameters a baseline is not judged: a token costs less than what is around it."""
+"""Below this many parameters a baseline is not judged: a token costs less than the code around it."""
 
 
-def _repeats(check: dict[str, Any]) -> str:
-    ratios = check.get("ratios")  # reports of old have none
-    each = "" if not ratios else f", {min(ratios):.2f} to {max(ratios):.2f} each"
-    return f" by the best of {check.get('repeats', 3)}{each}"
+def baseline_line(check: Mapping[str, Any] | None) -> str:
+    """Plain decoding against transformers' own generate, in one sentence; empty if it was not timed."""
+    if check is None:
+        return ""
+    if "error" in check:
+        return f"transformers' own generate could not be timed: {check['error']}"
+    same = "the same tokens" if check["identical"] else "other tokens: the two round differently"
+    ratios = check.get("ratios") or []  # old reports have none
+    each = f", {min(ratios):.2f} to {max(ratios):.2f} each" if ratios else ""
+    return (
+        f"Plain decoding: {check['plain_tokens_per_s']:.1f} tokens/s; transformers' own generate: "
+        f"{check['transformers_tokens_per_s']:.1f} ({check['ratio']:.2f}× by the best of {check.get('repeats', 3)}{each}, "
+        f"one prompt, prefill included, {same}){_judge_baseline(check, ratios)}."
+    )
 
 
-def _fair(check: dict[str, Any]) -> str:
-    """What the ratio means; nothing of a toy, and nothing where a repeat says otherwise."""
+def _judge_baseline(check: Mapping[str, Any], ratios: Sequence[float]) -> str:
+    """What the ratio means; nothing for a toy, or if a repeat disagrees."""
     if check.get("parameters", TOY) < TOY:
         return ""
-    fair = [ratio >= FAIR for ratio in (check["ratio"], *(check.get("ratios") or []))]
+    fair = [ratio >= FAIR for ratio in (check["ratio"], *ratios)]
     if all(fair):
-        return ": an honest baseline"
+        return ": the baseline is strong"
     if any(fair):
         return ": the repeats differ too much to judge the baseline"
     return ": SLOWER than transformers, so the speed-ups are too high"

@@ -104,7 +104,7 @@ class Drafts:
         earlier_BN &= torch.arange(self.size, device=i_B.device) < i_B[:, None]
         gone_BV = torch.zeros_like(q_BV).scatter_add_(1, self.tokens_BN, earlier_BN.to(q_BV.dtype)) > 0
         left_BV = q_BV.masked_fill(gone_BV, 0.0)
-        return torch.where(earlier_BN.any(1, keepdim=True), normalised(left_BV), q_BV)
+        return torch.where(earlier_BN.any(1, keepdim=True), normalise(left_BV), q_BV)
 
 
 def rows_at(block_BMV: Tensor, at: Tensor) -> Tensor:
@@ -116,5 +116,5 @@ def rows_at(block_BMV: Tensor, at: Tensor) -> Tensor:
     return block_BMV.flatten(0, 1).index_select(0, flat.flatten()).view(*at.shape, V)
 
 
-def normalised(weights_BV: Tensor) -> Tensor:
+def normalise(weights_BV: Tensor) -> Tensor:
     return weights_BV / weights_BV.sum(-1, keepdim=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from decode.speculation.drafts import Drafts
-from decode.speculation.rules import Outcomes, in_turn, picked
+from decode.speculation.rules import Outcomes, in_turn, pick_tokens
 
 TYPICAL_EPSILON, TYPICAL_DELTA = 0.09, 0.3
 """Medusa's own setting: accept p(x) > min(ε, δ·exp(−entropy of p))."""
@@ -20,7 +20,7 @@ def typical(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     batch = torch.arange(len(p_BMV), device=p_BMV.device)
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
-        return (picked(r_BV, drafts.tokens_BN[:, i]) > least_BM[batch, above_BN[:, i]]).double(), r_BV
+        return (pick_tokens(r_BV, drafts.tokens_BN[:, i]) > least_BM[batch, above_BN[:, i]]).double(), r_BV
 
     return in_turn(p_BMV, drafts, test)
 

@@ -29,16 +29,16 @@ class History:
         eos_ids: Iterable[int],
         device: torch.device,
     ) -> None:
-        def marked(tokens: Iterable[int]) -> Tensor:
+        def make_mask(tokens: Iterable[int]) -> Tensor:
             out_V = torch.zeros(vocab_size, dtype=torch.bool, device=device)
             out_V[torch.tensor(list(tokens), dtype=torch.int64, device=device)] = True
             return out_V
 
         self.count, self.min_new_tokens = 0, sampling.min_new_tokens
-        self.seen_V = marked(prompt) if sampling.repetition_penalty != 1 else None
-        self.written_V = marked(()) if sampling.presence_penalty != 0 else None
-        self.banned_V = marked(sampling.banned) if sampling.banned else None
-        self.min_length_mask_V = marked((*sampling.banned, *eos_ids)) if self.min_new_tokens else None
+        self.seen_V = make_mask(prompt) if sampling.repetition_penalty != 1 else None
+        self.written_V = make_mask(()) if sampling.presence_penalty != 0 else None
+        self.banned_V = make_mask(sampling.banned) if sampling.banned else None
+        self.min_length_mask_V = make_mask((*sampling.banned, *eos_ids)) if self.min_new_tokens else None
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append committed tokens."""
@@ -67,10 +67,10 @@ class History:
         return self._of(self.seen_V, self.written_V, range(first, first + count))
 
     def _of(self, seen: Tensor | None, written: Tensor | None, depth: Sequence[int]) -> ProcessorState:
-        barred = self._barred(depth)
+        barred = self._banned_mask(depth)
         return NOTHING if seen is written is barred is None else ProcessorState(seen, written, barred)
 
-    def _barred(self, depth: Sequence[int]) -> Tensor | None:
+    def _banned_mask(self, depth: Sequence[int]) -> Tensor | None:
         if self.min_length_mask_V is None or self.count + min(depth) >= self.min_new_tokens:
             return self.banned_V
         if self.count + max(depth) < self.min_new_tokens:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decode.speculation.drafts import Drafts, normalised, rows_at
+from decode.speculation.drafts import Drafts, normalise, rows_at
 from decode.speculation.tree import path_masks, visits
 
 
@@ -58,7 +58,7 @@ def _put(block_BMV: Tensor, at_B: Tensor, rows_BV: Tensor) -> None:
     block_BMV.view(B * M, V).index_copy_(0, flat_B, rows_BV.to(block_BMV.dtype))
 
 
-def picked(rows_BV: Tensor, tokens_B: Tensor) -> Tensor:
+def pick_tokens(rows_BV: Tensor, tokens_B: Tensor) -> Tensor:
     """Of every row the number at its token, (B,)."""
     return rows_BV.gather(1, tokens_B[:, None])[:, 0]
 
@@ -101,10 +101,10 @@ def point(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 def _share(r_BV: Tensor, token_B1: Tensor) -> Tensor:
     """The token's probability under r, normalised; 0 where r is zero everywhere."""
     mass_B = r_BV.sum(1, dtype=torch.float64)
-    return torch.where(mass_B > 0, picked(r_BV, token_B1[:, 0]).double() / mass_B, 0.0).clamp(max=1.0)
+    return torch.where(mass_B > 0, pick_tokens(r_BV, token_B1[:, 0]).double() / mass_B, 0.0).clamp(max=1.0)
 
 
-def selected(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
+def select_path(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     """SpecDiff-2's self-selection: `point` on the one path with the most expected accepted tokens, Σ_m Π_(j≤m) p(x_j)."""
     path_BN = _most_expected(p_BMV, drafts)
 
@@ -124,7 +124,7 @@ def _most_expected(p_BMV: Tensor, drafts: Drafts) -> Tensor:
     expected_BM = torch.zeros_like(joint_BM)
     for i in range(drafts.size):
         above_B = above_BN[:, i]
-        p_B = picked(rows_at(p_BMV, above_B), drafts.tokens_BN[:, i]).double() * live_BN[:, i]
+        p_B = pick_tokens(rows_at(p_BMV, above_B), drafts.tokens_BN[:, i]).double() * live_BN[:, i]
         joint_BM[:, i + 1] = joint_BM[batch, above_B] * p_B
         expected_BM[:, i + 1] = expected_BM[batch, above_B] + joint_BM[:, i + 1]
     masks_BMN = path_masks(drafts.parents, drafts.size).to(p_BMV.device)
@@ -136,9 +136,9 @@ def recursive(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
         q_BV, tokens_B = drafts.q_BV(i, above_BN), drafts.tokens_BN[:, i]
-        accept_B = accept_probability(picked(r_BV, tokens_B), picked(q_BV, tokens_B))
+        accept_B = accept_probability(pick_tokens(r_BV, tokens_B), pick_tokens(q_BV, tokens_B))
         sound_B = q_BV.sum(1).isfinite()
-        left_BV = normalised(residual(r_BV, q_BV))
+        left_BV = normalise(residual(r_BV, q_BV))
         return accept_B * sound_B, torch.where(sound_B[:, None], left_BV, r_BV)
 
     return in_turn(p_BMV, drafts, test)
@@ -211,7 +211,7 @@ def k_seq(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
         p_BV, q_BV, rho_B, tokens_B = p_BNV[:, i], q_BNV[:, i], rho_BN[:, i], drafts.tokens_BN[:, i]
-        accept_B = accept_probability(picked(p_BV, tokens_B), picked(q_BV, tokens_B) * rho_B)
+        accept_B = accept_probability(pick_tokens(p_BV, tokens_B), pick_tokens(q_BV, tokens_B) * rho_B)
         taken_BV = torch.minimum(q_BV, p_BV / rho_B[:, None]) * share_BN[:, i : i + 1]
         left_BV = or_p((p_BV - taken_BV).clamp_(min=0), p_BV)
         sound_B = q_BV.sum(1).isfinite()
@@ -258,7 +258,7 @@ def traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
         a_above_B, a_B = a_BM[batch, above_B], a_BM[batch, i_B + 1]
         if any(leaving is False for _, leaving in step):
             p_B = rest_BMV[batch, above_B, tokens_B].double()
-            ratio_B = accept_probability(a_above_B * p_B, picked(q_BV, tokens_B))
+            ratio_B = accept_probability(a_above_B * p_B, pick_tokens(q_BV, tokens_B))
             a_BM[batch, i_B + 1] = torch.where(reached_B, ratio_B * sound_B, a_B)
         if any(leaving for _, leaving in step):
             stop_BM[batch, i_B + 1] = torch.where(tested_B, open_B * a_B, stop_BM[batch, i_B + 1])
@@ -290,7 +290,7 @@ def hybrid(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
         sound_B = q_BV.sum(1).isfinite() | ~by_ratio_BN[:, i]
         one_BV = torch.zeros_like(q_BV).scatter_(1, tokens_B[:, None], 1.0)
         q_BV = torch.where(by_ratio_BN[:, i : i + 1], q_BV, one_BV)
-        accept_B = accept_probability(picked(r_BV, tokens_B), picked(q_BV, tokens_B))
+        accept_B = accept_probability(pick_tokens(r_BV, tokens_B), pick_tokens(q_BV, tokens_B))
         return accept_B * sound_B, torch.where(sound_B[:, None], residual(r_BV, q_BV), r_BV)
 
     return in_turn(p_BMV, drafts, test)

@@ -44,13 +44,13 @@ class ProcessorState(NamedTuple):
     @staticmethod
     def joined(states: Sequence[ProcessorState], heights: Sequence[int]) -> ProcessorState:
         """The states of several requests' rows, one after the other; `heights`: how many rows each has."""
-        return ProcessorState(*(_joined(masks, heights) for masks in zip(*states, strict=True)))
+        return ProcessorState(*(_join_rows(masks, heights) for masks in zip(*states, strict=True)))
 
 
 NOTHING = ProcessorState()
 
 
-def _joined(masks: Sequence[Tensor | None], heights: Sequence[int]) -> Tensor | None:
+def _join_rows(masks: Sequence[Tensor | None], heights: Sequence[int]) -> Tensor | None:
     own = next((t for t in masks if t is not None), None)
     if own is None:
         return None
@@ -59,7 +59,7 @@ def _joined(masks: Sequence[Tensor | None], heights: Sequence[int]) -> Tensor | 
     return torch.cat([t if t.dim() == 2 else t.expand(n, -1) for t, n in zip(rows, heights, strict=True)])
 
 
-def penalised(
+def apply_penalties(
     logits: Tensor, sampling: Sampling, before: ProcessorState = NOTHING, overwrite: bool = False
 ) -> Tensor:
     """Logits (…, V) in fp32 (fp64 stays) after the processors that look at the text: repetition penalty (CTRL, arXiv
@@ -90,7 +90,7 @@ def best(
     logits: Tensor, sampling: Sampling, before: ProcessorState = NOTHING, overwrite: bool = False
 ) -> Tensor:
     """The most probable token, (…, V) → (…), the lowest id among equals: the choice at temperature 0."""
-    return _argmax(penalised(logits, sampling, before, overwrite))
+    return _argmax(apply_penalties(logits, sampling, before, overwrite))
 
 
 def _argmax(logits: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def probs(
     if sampling.greedy:
         one_hot = F.one_hot(best(logits, sampling, before, overwrite), logits.shape[-1])
         return one_hot.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
-    given, logits = logits, penalised(logits, sampling, before, overwrite)
+    given, logits = logits, apply_penalties(logits, sampling, before, overwrite)
     if sampling.temperature != 1.0:
         own = overwrite or logits is not given
         logits = logits.div_(sampling.temperature) if own else logits / sampling.temperature
@@ -193,21 +193,21 @@ def draw_at(weights: Tensor, u: Tensor) -> Tensor:
     return torch.searchsorted(running, at, right=True)[..., 0].clamp(max=weights.shape[-1] - 1)
 
 
-def seeded(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
+def make_generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator of the stream that belongs to a seed. torch's own for the CPU looks at the lower 32 bits of what it is given, so a
     longer seed is hashed first."""
-    own = seed if seed < 2**32 else _hashed(str(seed))
+    own = seed if seed < 2**32 else _hash_seed(str(seed))
     return torch.Generator(device).manual_seed(own)
 
 
-def _hashed(text: str) -> int:
+def _hash_seed(text: str) -> int:
     """63 bits, all of which depend on the whole text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def position_noise(seed: int, position: int, vocab_size: int, device: torch.device) -> Tensor:
     """The Gumbel noise (V,), fp64, of an absolute position in a text under a seed: the same at every call."""
-    generator = torch.Generator(device).manual_seed(_hashed(f"{seed} {position}"))
+    generator = torch.Generator(device).manual_seed(_hash_seed(f"{seed} {position}"))
     u_V = torch.rand(vocab_size, dtype=torch.float64, generator=generator, device=device)
     return -(-(u_V.log())).log()  # u = 0: −∞, never chosen
 

@@ -12,6 +12,8 @@ from align.common.schema import finite
 from align.common.text import say_once, short
 
 MIN_TEMPERATURE = 1e-3
+MOST_NODES = 512
+"""The largest tree of one target forward."""
 MOST_PENALTY = 100.0
 """Larger penalties leave fp32 no digits in which to tell the other tokens apart."""
 

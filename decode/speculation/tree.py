@@ -13,8 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-MOST_NODES = 512
-"""The largest tree of one call."""
+from decode.speculation.settings import MOST_NODES as MOST_NODES
 
 
 def check_parents(parents: Sequence[int]) -> None:

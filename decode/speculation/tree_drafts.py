@@ -37,10 +37,10 @@ def best_first(levels: int, nodes: int, children: Children) -> tuple[list[int], 
 
     A path is never more probable than its prefix, so they form a tree. The choice looks at q alone, not at the target.
     """
-    return as_tree(ranked(levels, nodes, children))
+    return as_tree(rank_candidates(levels, nodes, children))
 
 
-def ranked(levels: int, nodes: int, children: Children) -> list[Candidate]:
+def rank_candidates(levels: int, nodes: int, children: Children) -> list[Candidate]:
     """The nodes of `best_first`, the most probable path first. The first so many of them are a tree as well."""
     found: list[Candidate] = []
     level: Sequence[Candidate | None] = [None]

@@ -76,7 +76,7 @@ class Outcome(NamedTuple):
         return self.path == list(range(len(self.path)))
 
 
-Fetched = tuple[Tensor, Callable[[list[int]], Outcome]]
+PendingOutcome = tuple[Tensor, Callable[[list[int]], Outcome]]
 """What a round needs on the host, int64, one-dimensional; and the function from that to its outcome."""
 
 
@@ -92,12 +92,12 @@ def verify_rounds(rounds: Sequence[Round]) -> list[Outcome]:
     for i, one in enumerate(rounds):
         if len(one.proposal):
             check_proposal(one.proposal, one.verifier, one.sampling.temperature)
-        groups.setdefault(_kind(one), []).append(i)
-    fetched: dict[int, Fetched] = {}
+        groups.setdefault(_group_key(one), []).append(i)
+    fetched: dict[int, PendingOutcome] = {}
     for places in groups.values():
         group = [rounds[i] for i in places]
-        fetched.update(zip(places, _fetched(group), strict=True))
-    return _fetch([fetched[i] for i in range(len(rounds))])
+        fetched.update(zip(places, _verify_group(group), strict=True))
+    return _finish_outcomes([fetched[i] for i in range(len(rounds))])
 
 
 def outcome_of(proposal: Proposal, end_1: Tensor, following_1: Tensor) -> Outcome:
@@ -106,10 +106,10 @@ def outcome_of(proposal: Proposal, end_1: Tensor, following_1: Tensor) -> Outcom
     Raises:
         ValueError: the proposal's values contradict what it says of them (`Proposal.faults`).
     """
-    return _fetch([_ended(proposal, end_1, following_1)])[0]
+    return _finish_outcomes([_path_outcome(proposal, end_1, following_1)])[0]
 
 
-def _fetch(fetched: Sequence[Fetched]) -> list[Outcome]:
+def _finish_outcomes(fetched: Sequence[PendingOutcome]) -> list[Outcome]:
     values = torch.cat([values for values, _ in fetched]).tolist()
     outcomes, start = [], 0
     for own, outcome in fetched:
@@ -118,7 +118,7 @@ def _fetch(fetched: Sequence[Fetched]) -> list[Outcome]:
     return outcomes
 
 
-def _kind(one: Round) -> Hashable:
+def _group_key(one: Round) -> Hashable:
     """Rounds of one kind are computed together."""
     s, proposal = one.sampling, one.proposal
     if s.greedy and not one.by_rule:
@@ -139,31 +139,31 @@ def _kind(one: Round) -> Hashable:
     return form, one.verifier, proposal.law, proposal.siblings, proposal.branches, one.logits_MV.dtype, q
 
 
-def _fetched(group: Sequence[Round]) -> Iterable[Fetched]:
+def _verify_group(group: Sequence[Round]) -> Iterable[PendingOutcome]:
     """Of rounds of one kind."""
     first = group[0]
     if not first.by_rule:
-        return _chosen(group) if first.sampling.greedy else _drawn(group)
+        return _choose_greedily(group) if first.sampling.greedy else _sample_target(group)
     longest = max(one.logits_MV.numel() for one in group)
     together = TOGETHER_ON_CPU if first.logits_MV.device.type == "cpu" else TOGETHER
     count = max(1, together // longest)
     parts = (group[i : i + count] for i in range(0, len(group), count))
-    return (fetched for part in parts for fetched in _ruled(part))
+    return (fetched for part in parts for fetched in _apply_rule(part))
 
 
-def _ruled(group: Sequence[Round]) -> list[Fetched]:
+def _apply_rule(group: Sequence[Round]) -> list[PendingOutcome]:
     """By a rule, over p at all nodes."""
     sampling, verifier = group[0].sampling, group[0].verifier
     proposals, heights = [one.proposal for one in group], [len(one.logits_MV) for one in group]
     logits_RV, before = _rows([one.logits_MV for one in group], [one.before for one in group])
     # a one-hot p would leave nothing to relax: at temperature 0 a lossy rule sees p at temperature 1
-    said_R = best(logits_RV, sampling, before) if sampling.greedy else None
+    target_tokens_R = best(logits_RV, sampling, before) if sampling.greedy else None
     warm = replace(sampling, temperature=sampling.temperature or 1.0)
-    p_BMV = _padded(probs(logits_RV, warm, before, overwrite=True), heights)
+    p_BMV = _pad_rows(probs(logits_RV, warm, before, overwrite=True), heights)
     end_B, next_B = run_verifier(verifier, proposals, p_BMV, [one.generator for one in group])
-    if said_R is not None:
-        next_B = _padded(said_R, heights).gather(1, end_B[:, None])[:, 0]
-    return [_ended(x, end_B[b : b + 1], next_B[b : b + 1]) for b, x in enumerate(proposals)]
+    if target_tokens_R is not None:
+        next_B = _pad_rows(target_tokens_R, heights).gather(1, end_B[:, None])[:, 0]
+    return [_path_outcome(x, end_B[b : b + 1], next_B[b : b + 1]) for b, x in enumerate(proposals)]
 
 
 def _rows(logits: Sequence[Tensor], before: Sequence[ProcessorState]) -> tuple[Tensor, ProcessorState]:
@@ -173,7 +173,7 @@ def _rows(logits: Sequence[Tensor], before: Sequence[ProcessorState]) -> tuple[T
     return torch.cat(list(logits)), ProcessorState.joined(before, [len(rows) for rows in logits])
 
 
-def _padded(rows_R: Tensor, heights: Sequence[int]) -> Tensor:
+def _pad_rows(rows_R: Tensor, heights: Sequence[int]) -> Tensor:
     """Rows (R, …) → (B, M, …), zeros below those of a request that has fewer."""
     most = max(heights)
     if len(rows_R) == len(heights) * most:
@@ -184,7 +184,7 @@ def _padded(rows_R: Tensor, heights: Sequence[int]) -> Tensor:
     return out_BM
 
 
-def _ended(proposal: Proposal, end_1: Tensor, following_1: Tensor) -> Fetched:
+def _path_outcome(proposal: Proposal, end_1: Tensor, following_1: Tensor) -> PendingOutcome:
     tokens_N, faults_1 = proposal.tokens_K.to(end_1.device), proposal.faults()
     if faults_1 is None:
         faults_1 = torch.zeros_like(end_1)
@@ -199,24 +199,45 @@ def _ended(proposal: Proposal, end_1: Tensor, following_1: Tensor) -> Fetched:
     return torch.cat((end_1, following_1, faults_1, tokens_N)), outcome
 
 
-def _chosen(group: Sequence[Round]) -> list[Fetched]:
+def verify_greedy(
+    draft_tokens: Sequence[int], parents: Sequence[int], target_tokens: Sequence[int]
+) -> Outcome:
+    """Accept the drafts that equal the target's own choice, from the root on.
+
+    Args:
+        draft_tokens, parents: N drafted tokens and the parent of each; -1 = the root.
+        target_tokens: N + 1 choices of the target, after the root and after each draft.
+    """
+    children: dict[tuple[int, int], int] = {}
+    for node, (parent, token) in enumerate(zip(parents, draft_tokens, strict=True)):
+        children.setdefault((parent, token), node)
+    path: list[int] = []
+    node = -1
+    while (node, target_tokens[node + 1]) in children:
+        node = children[node, target_tokens[node + 1]]
+        path.append(node)
+    return Outcome([draft_tokens[i] for i in path], target_tokens[node + 1], path)
+
+
+def _choose_greedily(group: Sequence[Round]) -> list[PendingOutcome]:
     """At temperature 0: the target's choice at every node."""
-    said = [best(one.logits_MV, one.sampling, one.before, overwrite=True) for one in group]
-    return [_said(one.proposal, said_M) for one, said_M in zip(group, said, strict=True)]
+    return [
+        _known_outcome(one.proposal, best(one.logits_MV, one.sampling, one.before, overwrite=True))
+        for one in group
+    ]
 
 
-def _said(proposal: Proposal, said_M: Tensor) -> Fetched:
+def _known_outcome(proposal: Proposal, target_tokens_M: Tensor) -> PendingOutcome:
     """The target's own token at every node is known on the device."""
-    rows = len(said_M)
+    rows = len(target_tokens_M)
 
     def outcome(values: list[int]) -> Outcome:
-        said, tokens = values[:rows], values[rows:]
-        return _walked([tokens], [proposal], lambda asked: [said[node] for _, node in asked])[0]
+        return verify_greedy(values[rows:], proposal.tree, values[:rows])
 
-    return torch.cat((said_M, proposal.tokens_K.to(said_M.device))), outcome
+    return torch.cat((target_tokens_M, proposal.tokens_K.to(target_tokens_M.device))), outcome
 
 
-def _walked(
+def _walk_paths(
     tokens: Sequence[list[int]],
     proposals: Sequence[Proposal],
     say: Callable[[list[tuple[int, int]]], Sequence[int]],
@@ -227,17 +248,22 @@ def _walked(
     ]
 
 
-def _drawn(group: Sequence[Round]) -> list[Fetched]:
+def _sample_target(group: Sequence[Round]) -> list[PendingOutcome]:
     """The target's own tokens, drawn from p. On a CPU only at the nodes on the path: p and its running sum at every node of a
     wide call cost milliseconds. The token at a node does not depend on where else one is drawn."""
     proposals, device = [one.proposal for one in group], group[0].logits_MV.device
     sample = _sampler(group)
     if device.type not in SEEN_AT_ONCE:
         heights = [len(one.logits_MV) for one in group]
-        said = sample([(b, node) for b, rows in enumerate(heights) for node in range(rows)]).split(heights)
-        return [_said(x, said_M) for x, said_M in zip(proposals, said, strict=True)]
+        target_tokens = sample([(b, node) for b, rows in enumerate(heights) for node in range(rows)]).split(
+            heights
+        )
+        return [
+            _known_outcome(x, target_tokens_M)
+            for x, target_tokens_M in zip(proposals, target_tokens, strict=True)
+        ]
     tokens = [x.tokens_K.tolist() for x in proposals]
-    outcomes = _walked(tokens, proposals, lambda asked: sample(asked).tolist())
+    outcomes = _walk_paths(tokens, proposals, lambda asked: sample(asked).tolist())
     nothing = torch.zeros(0, dtype=torch.int64)
     return [(nothing, lambda _, outcome=outcome: outcome) for outcome in outcomes]  # type: ignore[misc]
 
@@ -256,11 +282,13 @@ def _sampler(group: Sequence[Round]) -> Callable[[list[tuple[int, int]]], Tensor
         p_RV = probs(logits_RV, sampling, before, overwrite=True)
         if u_R is not None:
             return draw_at(p_RV, u_R[[start[b] + node for b, node in asked]])
-        return torch.cat([_coupled(p_RV[i : i + 1], group[b], node) for i, (b, node) in enumerate(asked)])
+        return torch.cat(
+            [_couple_token(p_RV[i : i + 1], group[b], node) for i, (b, node) in enumerate(asked)]
+        )
 
     return sample
 
 
-def _coupled(p_1V: Tensor, one: Round, node: int) -> Tensor:
+def _couple_token(p_1V: Tensor, one: Round, node: int) -> Tensor:
     assert one.noise is not None
     return couple(p_1V, one.noise, [one.position + (0, *depths(one.proposal.tree))[node]])

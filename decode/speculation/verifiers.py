@@ -140,7 +140,7 @@ VERIFIERS: dict[str, Verifier] = {
     for v in (
         Verifier("greedy", rules.point, _ANY, _SIBLINGS, greedy_only=True),
         Verifier("point_mass", rules.point, _ANY, _SIBLINGS),
-        Verifier("self_selection", rules.selected, _ANY, _SIBLINGS),
+        Verifier("self_selection", rules.select_path, _ANY, _SIBLINGS),
         Verifier("token", rules.token, _DRAWN),
         Verifier("block", rules.block, _DRAWN),
         Verifier("hybrid", rules.hybrid, _DRAWN | {"unmasked"}, state_only=True),

@@ -11,8 +11,8 @@ _WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 
 
 def read(row: Row, number: int) -> Prompt | None:
-    """The question and its lettered choices. The hub has the right answer in a column of its own: the choices are shuffled, with
-    the question as the seed."""
+    """The question and its lettered choices. The hub has the right answer in a column of its own: the choices
+    are shuffled, with the question as the seed."""
     if row.get("source", "GPQA Diamond") != "GPQA Diamond":
         return None
     question = text(row, "Question", "question")

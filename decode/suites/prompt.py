@@ -1,4 +1,4 @@
-"""What a suite is made of: prompts, and where its rows live."""
+"""Prompts and suites."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Prompt:
-    """One request to the target. `content`: the user's text, or messages with role and content, or these with tools."""
+    """One request to the target. `content`: the user's text, or messages with role and content, or these with
+    tools."""
 
     id: str
     content: str | list[dict[str, Any]] | Conversation
@@ -23,10 +24,10 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Suite:
-    """One benchmark: where its rows live, and how to read one.
+    """A benchmark: where its rows are, and how to read one.
 
-    `read` takes a row and its number and returns the prompt, or None for a row of another benchmark in the same file. It
-    raises KeyError for a column that the row lacks.
+    `read` returns the prompt of a row and its number, or None for a row of another benchmark in the same
+    file. It raises KeyError for a missing column.
     """
 
     name: str
@@ -37,11 +38,12 @@ class Suite:
     package_note: str = ""
     """Which part of the benchmark the package holds, for the report."""
     rows: Sequence[Row] = ()
-    """Those of a suite that is part of this project."""
+    """Of a suite that this project ships."""
 
 
 def text(row: Row, *columns: str) -> str:
-    """The text of the first of `columns` that holds some, stripped. Raises KeyError(first column) where none does."""
+    """The text of the first of `columns` with any, stripped. Raises KeyError(first column) if there is
+    none."""
     for column in columns:
         value = row.get(column)
         if isinstance(value, str) and value.strip():
@@ -49,16 +51,15 @@ def text(row: Row, *columns: str) -> str:
     raise KeyError(columns[0])
 
 
-def _own(row: Row, number: int) -> Prompt:
-    """A row of `own_suite`."""
+def _read_own(row: Row, number: int) -> Prompt:
     return Prompt(row["id"], text(row, "prompt"), row["category"])
 
 
 def own_suite(name: str, title: str, prompts: Mapping[str, Sequence[str]]) -> Suite:
-    """A suite of prompts that were written for this project, by category."""
+    """A suite of prompts that this project ships, by category."""
     rows = [
         {"id": f"{name}-{category}-{number}", "category": category, "prompt": prompt}
         for category, own in prompts.items()
         for number, prompt in enumerate(own, 1)
     ]
-    return Suite(name, title, "mixed", _own, rows=rows)
+    return Suite(name, title, "mixed", _read_own, rows=rows)

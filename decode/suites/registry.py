@@ -5,21 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from align.benchmarks.own import BUILTIN, TASKS
 from align.common.errors import UserError, nearest
-from decode.suites import aime, builtin, champ, gpqa, gsm8k, humaneval, math500, mtbench, tasks
-from decode.suites.prompt import Suite
+from decode.suites import aime, champ, gpqa, gsm8k, humaneval, math500, mtbench
+from decode.suites.prompt import Suite, own_suite
 from decode.suites.sources import Loaded, choose, load_prompts_file, load_suite
 
 SUITES: dict[str, Suite] = {
-    "mtbench": mtbench.SUITE,
-    "humaneval": humaneval.SUITE,
-    "gsm8k": gsm8k.SUITE,
-    "math500": math500.SUITE,
-    "aime": aime.SUITE,
-    "champ": champ.SUITE,
-    "gpqa": gpqa.SUITE,
-    "builtin": builtin.SUITE,
-    "tasks": tasks.SUITE,
+    suite.name: suite
+    for suite in (
+        *(module.SUITE for module in (mtbench, humaneval, gsm8k, math500, aime, champ, gpqa)),
+        own_suite(
+            "builtin", "built-in prompts", BUILTIN
+        ),  # forty, ten each of chat, reasoning, coding and maths
+        # five each of other kinds in benchmarks of speculative decoding (Spec-Bench, arXiv 2401.07851)
+        own_suite("tasks", "translation, summaries, questions", TASKS),
+    )
 }
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -33,7 +34,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 def resolve(names: str) -> list[tuple[Suite, bool]]:
     """`a,b,group` → the suites in that order, each once, and whether each was named itself.
 
-    A suite that only a group names may be left out, with a notice, where its prompts can't be had.
+    A suite that only a group names may be left out, with a notice, if its prompts are unavailable.
 
     Raises:
         UserError: empty, or an unknown name.
@@ -57,7 +58,8 @@ def prompts_of(
     limit: int | None = None,
     column: str | None = None,
 ) -> tuple[list[Loaded], list[str]]:
-    """The suites with at most `limit` prompts each, and a line for each suite that only a group names and no source has.
+    """The suites with at most `limit` prompts each, and a line for each unavailable suite that only a group
+    names.
 
     Args:
         suite: a comma list of suites and groups; with `prompts`, the name of that file's prompts.
@@ -71,12 +73,12 @@ def prompts_of(
     found: list[Loaded] = []
     skipped: list[str] = []
     if column is not None and prompts is None:
-        raise UserError("--prompts-column chooses a column of --prompts FILE, which is not given")
+        raise UserError("--prompts-column is a column of --prompts FILE, which is not given")
     if prompts is not None:
         if suite is not None and ("," in suite or suite in GROUPS):
-            raise UserError("--prompts takes the place of one suite: give --suite one name, or leave it out")
+            raise UserError("--prompts replaces one suite: give --suite one name, or leave it out")
         if data_dir is not None:
-            raise UserError("--prompts and --data-dir are two places for prompts: give one")
+            raise UserError("--prompts and --data-dir are two sources of prompts: give one")
         found.append(load_prompts_file(prompts, suite, column))
     else:
         for one, named in resolve(suite or "builtin"):

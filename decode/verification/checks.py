@@ -12,7 +12,8 @@ from torch import Tensor
 
 from align.target.model import Target
 from decode.speculation.drafts import Drafts
-from decode.speculation.sampling import Sampling, seeded
+from decode.speculation.proposal import Proposal
+from decode.speculation.sampling import Sampling, make_generator
 from decode.speculation.tree import path_to
 from decode.speculation.verifiers import VERIFIERS
 from decode.verification.divergence import dtype_limit
@@ -24,9 +25,6 @@ EDGE = 1e-5
 """A token may be on either side of a truncation's edge that is nearer than this."""
 NEAR = 1e-6
 """A draw at a number so near to the border of two tokens may be either."""
-
-DRAFTED_IN_ROUNDS = ("decode.drafters.hierarchical",)
-"""Drafters whose chains are accepted in rounds of their own, with more numbers than they have tokens."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +39,10 @@ class Asked:
     context: int | None = None
 
 
-def has_part(drafter: Any, modules: Collection[str]) -> bool:
-    """Whether a drafter, or one that it wraps, is of one of these modules."""
+def drafts(drafter: Any, how: str) -> bool:
+    """Whether a drafter, or one that it wraps, drafts in this way (`decode.drafters.base.Drafter`)."""
     while drafter is not None:
-        if type(drafter).__module__ in modules:
+        if getattr(drafter, how, False):
             return True
         drafter = getattr(drafter, "inner", None)
     return False
@@ -71,7 +69,7 @@ def check_rows(
     left = [one for one in recorder.rounds if len(one.end.accepted) < len(one.proposal)]
     chosen = {id(one) for one in sorted(left, key=lambda one: -_interest(one))[:paths]}
     for number, request in enumerate(asked):
-        rounds = [one for one in recorder.rounds if one.request == number]
+        rounds = recorder.rounds_of(number)
         if not rounds:
             continue
         text = [*rounds[-1].text, *rounds[-1].end.accepted, rounds[-1].end.following]
@@ -113,7 +111,8 @@ def _reference_rows(
     if not rejected:
         return rows
     tree, compared = one.proposal.tree, 0
-    for leaf in sorted({*range(1, len(tree) + 1)} - {parent + 1 for parent in tree}, reverse=True):
+    leaves = {*range(1, len(tree) + 1)} - {parent + 1 for parent in tree}
+    for leaf in sorted(leaves, key=lambda leaf: (-len(path_to(tree, leaf)), -leaf)):
         nodes = [i + 1 for i in path_to(tree, leaf)]
         if compared == 2 or all(node in rows for node in nodes):
             continue
@@ -178,8 +177,15 @@ def _on_an_edge(z_V: Tensor, wanted_V: Tensor, got_V: Tensor, sampling: Sampling
 # ---- 4. randomness ----
 
 
+def check_decisions(recorder: Recorder, asked: Sequence[Asked], tally: Tally) -> None:
+    """Each round's outcome is what its distributions and its random numbers decide."""
+    for number in range(len(asked)):
+        for i, one in enumerate(recorder.rounds_of(number)):
+            _check_decision(one, asked[number], tally, {"request": number, "round": i})
+
+
 def check_randomness(recorder: Recorder, asked: Sequence[Asked], tally: Tally) -> None:
-    """Whose numbers are used, how often, and whether each round's outcome is what they decide."""
+    """Whose numbers are used, and how often."""
     for what in recorder.foreign:
         tally.find(what)
     own = {id(generator): number for number, generator in recorder.generators.items()}
@@ -204,7 +210,7 @@ def check_randomness(recorder: Recorder, asked: Sequence[Asked], tally: Tally) -
                 if seen.setdefault((call.name, value), i) != i:
                     tally.find(f"request {number} used one random number twice", request=number)
     for number, generator in recorder.generators.items():
-        fresh = seeded(asked[number].sampling.fixed_seed, generator.device)
+        fresh = make_generator(asked[number].sampling.fixed_seed, generator.device)
         for call in recorder.calls:
             if call.generator is generator and not torch.equal(call.again(fresh), call.values):
                 tally.find(
@@ -218,11 +224,6 @@ def check_randomness(recorder: Recorder, asked: Sequence[Asked], tally: Tally) -
                 )
         tally.counts["streams of requests"] += 1
     _check_use(recorder, own, tally)
-    for number in range(len(asked)):
-        for i, one in enumerate(one for one in recorder.rounds if one.request == number):
-            _check_decision(one, asked[number], tally, {"request": number, "round": i})
-            if not has_part(recorder.engines[number].drafter, DRAFTED_IN_ROUNDS):
-                _check_drawn_chain(one, tally, {"request": number, "round": i})
 
 
 def _check_use(recorder: Recorder, own: Collection[int], tally: Tally) -> None:
@@ -303,25 +304,62 @@ def _inside(bounds: tuple[float, float], u: Tensor) -> bool:
     return bounds[0] - NEAR <= float(u) <= bounds[1] + NEAR and bounds[1] > bounds[0]
 
 
-def _check_drawn_chain(one: RecordedRound, tally: Tally, place: dict[str, int]) -> None:
-    """Of a chain that was drawn with one number a token: each token is the one that its q and its number give."""
+# ---- 2. proposals ----
+
+
+def check_drafts(recorder: Recorder, asked: Sequence[Asked], tally: Tally) -> None:
+    """Every drafted token is the one that the q reported with it and a random number of its own give, whatever the options."""
+    for number in range(len(asked)):
+        if not drafts(recorder.engines[number].drafter, "in_rounds"):
+            for i, one in enumerate(recorder.rounds_of(number)):
+                _check_drawn(one, tally, {"request": number, "round": i})
+
+
+def _check_drawn(one: RecordedRound, tally: Tally, place: dict[str, int]) -> None:
     proposal = one.proposal
-    if proposal.q is None or proposal.parents is not None or proposal.law == "unmasked":
+    if proposal.q is None:
         return
-    u_K = torch.cat([x.flatten().double() for x in one.drafting]) if one.drafting else torch.empty(0)
+    numbers = [x.flatten().double() for x in one.drafting if x.is_floating_point()]
+    u_K = torch.cat(numbers) if numbers else torch.empty(0)
     certain_K = proposal.q.probs.amax(1) == 1  # copies
     if not len(u_K) and bool(certain_K.all()):
         return
     if len(u_K) != len(proposal):
-        what = f"a chain of {len(proposal)} drafts took {len(u_K)} random numbers"
+        what = f"{len(proposal)} drafts took {len(u_K)} random numbers"
         tally.find(f"{what}: each draft takes one, and a draft that was drawn is proposed", **place)
         return
-    ids = proposal.q.ids
-    for k, token in enumerate(proposal.tokens_K.tolist()):
-        column = token if ids is None else int((ids == token).nonzero()[0, 0])
+    bounds = _intervals(proposal)
+    if proposal.parents is not None or proposal.law == "unmasked":  # drawn in another order than they stand
+        u_K = _matched(bounds, u_K)
+    for k in range(len(proposal)):
         tally.counts["drafted tokens of their q and number"] += 1
-        if not _inside(interval(proposal.q.probs[k], column), u_K[k]):
+        if not _inside(bounds[k], u_K[k]):
             tally.find(f"draft {k + 1} is not the token that its q and its random number give", **place)
+
+
+def _intervals(proposal: Proposal) -> list[tuple[float, float]]:
+    """Of each draft the numbers that draw it from its q: all numbers where nothing is left of that."""
+    assert proposal.q is not None
+    columns_K, ids, found = proposal.tokens_K, proposal.q.ids, list[tuple[float, float]]()
+    if ids is not None:
+        columns_K = (ids == columns_K[:, None]).long().argmax(1)
+    for k, parent in enumerate(proposal.tree):
+        left_S = proposal.q.probs[k].clone()
+        if proposal.siblings == "without_replacement":
+            left_S[columns_K[[j for j in range(k) if proposal.tree[j] == parent]]] = 0
+        found.append(interval(left_S, int(columns_K[k])) if float(left_S.sum()) > 0 else (0.0, 1.0))
+    return found
+
+
+def _matched(bounds: Sequence[tuple[float, float]], u_K: Tensor) -> Tensor:
+    """The numbers in the order of the intervals that they lie in, each in one; -1 where none is left for an interval."""
+    free, found_K = u_K.sort().values.tolist(), torch.full_like(u_K, -1)
+    for k in sorted(range(len(bounds)), key=lambda k: bounds[k][1]):
+        at = next((u for u in free if bounds[k][0] - NEAR <= u <= bounds[k][1] + NEAR), None)
+        if at is not None:
+            free.remove(at)
+            found_K[k] = at
+    return found_K
 
 
 # ---- 5. commit and end ----
@@ -331,7 +369,7 @@ def check_commit(recorder: Recorder, asked: Sequence[Asked], target: Target, tal
     """The text of each request, put together again from its rounds."""
     for number, request in enumerate(asked):
         out, place = recorder.engines[number].out, {"request": number}
-        rounds = [one for one in recorder.rounds if one.request == number]
+        rounds = recorder.rounds_of(number)
         tokens: list[int] = []
         for i, one in enumerate(rounds):
             if one.text != [*request.prompt, *tokens]:
@@ -352,6 +390,12 @@ def check_commit(recorder: Recorder, asked: Sequence[Asked], target: Target, tal
         elif (out.finish, out.text) != (finish, text):
             tally.find(
                 f"the text ends by {out.finish!r} as {out.text[-40:]!r}; it has to end by {finish!r} as {text[-40:]!r}",
+                **place,
+            )
+        pieces = recorder.streamed[number]
+        if pieces is not None and "".join(pieces) != out.text:
+            tally.find(
+                f"the pieces of the text end with {''.join(pieces)[-40:]!r}, the text with {out.text[-40:]!r}",
                 **place,
             )
         last = rounds[-1] if rounds else None

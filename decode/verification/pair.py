@@ -9,24 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 from align.common.errors import UserError, nearest
 from align.target.names import check_given
-from decode.method_names import LOSSY, ORDERS
-from decode.methods.build import build, open_parts, verifier_of
-from decode.methods.drafter_spec import (
-    BLOCKS,
-    check_named,
-    check_there,
-    drafters_by_role,
-    role_of,
-    shipped_for,
-)
-from decode.methods.registry import SYSTEMS, Parts
-from decode.methods.spec import Method, check_parts, read_method, read_names, with_all
 from decode.suites.prompt import Prompt
 from decode.suites.registry import prompts_of
+from decode.systems.drafter_folders import (
+    BLOCKS,
+    check_methods,
+    check_there,
+    drafters_by_kind,
+    drafters_for,
+    kind_of,
+    read_drafters,
+    shipped_for,
+)
+from decode.systems.parsing import Method, check_drafters, read_method, read_methods
+from decode.systems.registry import LOSSY, ORDERS, SYSTEMS
 
 if TYPE_CHECKING:
     from align.target.model import Target
     from decode.engine.decoder import Decoder
+    from decode.systems.construction import OpenDrafters
 
 LIMIT, NEW_TOKENS = 4, 32
 """For a verdict within 90 seconds on two cores with the shipped pair."""
@@ -80,16 +81,17 @@ class Cases:
     compared: Sequence[Case]
     drawn: Sequence[Case]
     tokenizer: str | None = None
-    _opened: dict[int, Parts] = field(default_factory=dict)
+    _opened: dict[int, OpenDrafters] = field(default_factory=dict)
 
     def open(self, target: Target, case: Case, verifier: str | None = None) -> Decoder:
         """The decoder of a case on a target; `verifier` replaces the case's own."""
+        from decode.systems.construction import build, open_drafters
+
         if id(target) not in self._opened:
             methods = [c.method for c in (*self.compared, *self.drawn)]
-            self._opened[id(target)] = open_parts(methods, self.drafters, target, self.tokenizer)
-        return build(
-            case.method.with_options({"verifier": verifier or case.verifier}), self._opened[id(target)]
-        )
+            self._opened[id(target)] = open_drafters(methods, self.drafters, target, self.tokenizer)
+        method = case.method.with_options(verifier=verifier or case.verifier)
+        return build(method, self._opened[id(target)])
 
 
 def check(config: VerifyConfig) -> list[Prompt]:
@@ -101,11 +103,11 @@ def check(config: VerifyConfig) -> list[Prompt]:
     if config.methods is not None:
         if config.drafter_tokenizer:
             raise UserError("--drafter-tokenizer belongs to --drafter alone, not to --methods")
-        names = read_names(config.methods)
-        for name in names:
-            if name != "all" and (reason := _unverifiable(read_method(name))):
+        methods = read_methods(config.methods).methods
+        for method in methods:
+            if reason := _unverifiable(method):
                 raise UserError(reason)
-        check_named(names, config.drafter, config.target)
+        check_methods(methods, read_drafters(config.drafter), config.target)
     elif config.drafter == "none":
         raise UserError(
             "--drafter=none drafts nothing, so there is nothing to verify: name a drafter, or lookup"
@@ -143,7 +145,7 @@ def cases_of(config: VerifyConfig, say: Callable[[str], object]) -> tuple[Cases,
     if config.methods is None:
         drafter = config.drafter or shipped or "lookup"
         return of_a_drafter(drafter, config.drafter_tokenizer, open_target), drafter
-    drafters = drafters_by_role(config.drafter, shipped)
+    drafters = drafters_by_kind(drafters_for(read_drafters(config.drafter), spec))
     cases = of_methods(config.methods, drafters, open_target, say)
     return cases, ", ".join(f"{role}={folder}" for role, folder in drafters.items()) or "none"
 
@@ -157,7 +159,7 @@ def of_a_drafter(drafter: str, tokenizer: str | None, open_target: Callable[[], 
     if drafter == "lookup":
         drafters, compared, drawn = {}, {drafter: "lookup"}, [(drafter, "point_mass", "lookup")]
     else:
-        role = role_of(drafter)
+        role = kind_of(drafter)
         drafters = {role: drafter}
         if role in BLOCKS:
             compared, drawn = _BLOCK
@@ -169,9 +171,7 @@ def of_a_drafter(drafter: str, tokenizer: str | None, open_target: Callable[[], 
     counted = [Case(name, read_method(text), verifier) for name, verifier, text in drawn]
     target = open_target()
     if target.chains_only:
-        one, counted = (
-            [case for case in cases if not case.method.options.get("nodes")] for cases in (one, counted)
-        )
+        one, counted = ([case for case in cases if not case.method.branches] for cases in (one, counted))
     return Cases(target, drafters, one, counted, tokenizer)
 
 
@@ -209,14 +209,14 @@ def of_methods(
     Raises:
         UserError: an unknown method, a drafter that is not there, or one that changes the distribution on purpose.
     """
-    asked = read_names(names)
-    chosen, left_out = with_all(asked, drafters)
-    methods = [read_method(name) for name in dict.fromkeys(chosen)]
+    asked = read_methods(names)
+    chosen, left_out = asked.expand(drafters)
+    methods = [*{method.name: method for method in chosen}.values()]
 
     def leave_out(why: Callable[[Method], str | None]) -> None:
         for method in list(methods):
             if reason := why(method):
-                if method.name in asked:
+                if asked.names(method.name):
                     raise UserError(reason)
                 left_out.append(reason)
                 methods.remove(method)
@@ -224,13 +224,13 @@ def of_methods(
     def unbuildable(method: Method) -> str | None:
         """Why it can't decode with this target and these drafters, or None."""
         try:
-            cases.open(cases.target, Case(method.name, method), verifier_of(method))
+            cases.open(cases.target, Case(method.name, method), method.verifier)
         except UserError as error:
             return str(error)
         return None
 
     leave_out(_unverifiable)
-    check_parts(methods, drafters)
+    check_drafters(methods, drafters)
     every = [Case(m.name, m) for m in methods]
     cases = Cases(open_target(), drafters, every, [])
     leave_out(unbuildable)
@@ -239,7 +239,7 @@ def of_methods(
     for line in left_out:
         say(f"left out: {line}")
     cases.compared = [Case(m.name, m) for m in methods]
-    cases.drawn = [Case(m.name, m, verifier_of(m)) for m in methods]
+    cases.drawn = [Case(m.name, m, m.verifier) for m in methods]
     return cases
 
 
@@ -247,6 +247,6 @@ def _unverifiable(method: Method) -> str | None:
     """Why there is nothing to verify, in a line that names the method, or None."""
     if not method.system.drafts:
         return f"method {method.name!r}: it drafts nothing"
-    if verifier_of(method).startswith(LOSSY):
+    if method.verifier.startswith(LOSSY):
         return f"method {method.name!r}: it changes the output's distribution on purpose"
     return None

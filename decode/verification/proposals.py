@@ -18,7 +18,7 @@ from decode.engine.engine import Engine
 from decode.speculation import sampling as sampling_module
 from decode.speculation import verification, verifiers
 from decode.speculation.proposal import Proposal
-from decode.speculation.sampling import seeded
+from decode.speculation.sampling import make_generator
 from decode.verification.tally import Tally
 
 EXACT = 1e-5
@@ -110,20 +110,29 @@ def check_proposal_of(engine: Engine, tally: Tally, name: str) -> None:
     try:
         if sampling.greedy or request.noise is not None:
             first = propose()
-            request.generator.set_state(seeded(1).get_state() if state.device.type == "cpu" else state)
+            request.generator.set_state(
+                make_generator(1).get_state() if state.device.type == "cpu" else state
+            )
             second = propose()
             tally.counts["chosen proposals, drafted twice"] += 1
             if first is not None and second is not None and not _alike(first, second):
                 tally.find(f"{name}: two proposals for one text differ, though nothing is drawn", method=name)
             return
-        for top_k, levels in ((FEW, room), (SIBLINGS, 1)):
+        for top_k, most in ((FEW, room), (SIBLINGS, 1)):
             request.sampling = replace(sampling, top_k=top_k)
-            try:
-                outcomes = every_outcome(partial(propose, levels))
-            except ReusedNumber:
-                tally.find(f"{name}: two drafts of a proposal were drawn at one random number", method=name)
-                return
-            except TooMany:
+            outcomes = None
+            for levels in range(most, 0, -1):
+                try:
+                    outcomes = every_outcome(partial(propose, levels))
+                    break
+                except ReusedNumber:
+                    tally.find(
+                        f"{name}: two drafts of a proposal were drawn at one random number", method=name
+                    )
+                    return
+                except TooMany:
+                    continue
+            if outcomes is None:
                 tally.counts["proposals with too many outcomes"] += 1
                 return
             judge(outcomes, tally, name)

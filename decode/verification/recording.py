@@ -86,6 +86,7 @@ class Recorder(TorchFunctionMode):
 
     Attributes:
         engines: the requests, in the order given. generators: of each, its own.
+        streamed: of every second request the pieces of its text, of the others None.
         used: the numbers at which tokens were drawn.
         foreign: what used random numbers that belong to no request.
     """
@@ -94,6 +95,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.before_draft = before_draft
         self.engines: list[Engine] = []
+        self.streamed: list[list[str] | None] = []
         self.generators: dict[int, torch.Generator] = {}
         self.rounds: list[RecordedRound] = []
         self.calls: list[RandomCall] = []
@@ -110,8 +112,8 @@ class Recorder(TorchFunctionMode):
     def __enter__(self) -> Recorder:
         watched: list[tuple[Any, str, Callable[..., Any]]] = [
             (Decoder, "_engine", self._make_engine),
-            (Engine, "begin_round", self._begin_round),
-            (Engine, "to_verify", self._make_round),
+            (Engine, "draft", self._begin_round),
+            (Engine, "make_round", self._make_round),
             (Engine, "prefill", self._make_round),
             (engine_module, "verify_rounds", self._verify),
             (verification, "run_verifier", self._run_verifier),
@@ -119,8 +121,8 @@ class Recorder(TorchFunctionMode):
             (verification, "draw_at", self._draw_at),
             (verifiers, "draw_at", self._note_numbers),
             (sampling_module, "draw_at", self._note_numbers),
-            (verification, "_coupled", self._couple),
-            (verification, "_chosen", self._choose),
+            (verification, "_couple_token", self._couple),
+            (verification, "_choose_greedily", self._choose),
             (verification, "best", self._best),
         ]
         for owner, name, watch in watched:
@@ -139,8 +141,12 @@ class Recorder(TorchFunctionMode):
         self._stack.enter_context(mock.patch.object(owner, name, call))
 
     def _make_engine(self, original: Any, *args: Any, **kwargs: Any) -> Engine:
+        pieces: list[str] | None = [] if len(self.engines) % 2 == 0 else None
+        if pieces is not None:
+            args = (*args[:5], pieces.append, *args[6:])
         made: Engine = original(*args, **kwargs)
         self.engines.append(made)
+        self.streamed.append(pieces)
         return made
 
     def _begin_round(self, original: Any, engine: Engine) -> Any:
@@ -231,6 +237,10 @@ class Recorder(TorchFunctionMode):
             if self._drafting is not None:
                 self._drafted.setdefault(self._drafting, []).append(call.values)
         return result
+
+    def rounds_of(self, number: int) -> list[RecordedRound]:
+        """The rounds of one request."""
+        return [one for one in self.rounds if one.request == number]
 
     def _number(self, engine: Engine) -> int:
         return next(i for i, one in enumerate(self.engines) if one is engine)

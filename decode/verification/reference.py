@@ -66,11 +66,11 @@ class Reference:
         limit = dtype_limit(self.target.dtype, logits_V)
         if difference <= limit:
             return limit
-        row_V, *others = self.perturbed(text)
+        row_V, *others = self.perturb(text)
         changes = [float((row_V - other_V).abs().nan_to_num(nan=0).max()) for other_V in others]
         return max(limit, 2 * AMPLIFIED * max(changes))
 
-    def perturbed(self, text: Sequence[int]) -> list[Tensor]:
+    def perturb(self, text: Sequence[int]) -> list[Tensor]:
         """The logits after `text`, (V,), then those when the output of every weight is changed at random by about one epsilon of its size."""
         generator = torch.Generator(self.target.device).manual_seed(0)
         rows = [self._forward(text, 1)[0]]
@@ -141,18 +141,19 @@ def end_of(
     target: Target, tokens: Sequence[int], limit: int, full: str, eos: Sequence[int], stops: Sequence[str]
 ) -> tuple[int, str, str]:
     """Where a text of these new tokens ends: how many belong to it, why, and the text."""
-    specials = (
-        {token: target.tokenizer.convert_tokens_to_ids(token) for token in stops if _special(target, token)}
-        if stops
-        else {}
-    )
+    names = getattr(target.tokenizer, "all_special_tokens", ()) if stops else ()
+    with_special = [stop for stop in stops if any(name in stop for name in names)]
     for count in range(1, len(tokens) + 1):
         text = target.decode(list(tokens[:count]))
         found = [text.find(stop) for stop in stops if stop in text]
         if found:
             return count, "stop", text[: min(found)]
-        if tokens[count - 1] in specials.values():
-            return count, "stop", target.decode(list(tokens[: count - 1]))
+        spelt = _spelt(target, tokens[:count], names) if with_special else ""
+        if at := [spelt.find(stop) for stop in with_special if stop in spelt]:
+            text = spelt[: min(at)]
+            for name in names:
+                text = text.replace(name, "")
+            return count, "stop", text
         if tokens[count - 1] in eos:
             return count, "eos", text
         if count == limit:
@@ -160,5 +161,11 @@ def end_of(
     return len(tokens), "", target.decode(list(tokens))
 
 
-def _special(target: Target, stop: str) -> bool:
-    return stop in getattr(target.tokenizer, "all_special_tokens", ())
+def _spelt(target: Target, tokens: Sequence[int], names: Sequence[str]) -> str:
+    """The text with its special tokens."""
+    found, before = "", ""
+    for i, token in enumerate(tokens):
+        text, name = target.decode(list(tokens[: i + 1])), target.tokenizer.convert_ids_to_tokens(token)
+        found += text[len(before) :] + (name if name in names else "")
+        before = text
+    return found

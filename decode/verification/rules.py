@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import cast
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from align.kernels import choice
 from decode.speculation import verification, verifiers
+from decode.speculation.drafts import Drafts, normalise
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
 from decode.speculation.rules import or_p
 from decode.speculation.sampling import NOTHING, Sampling
@@ -45,6 +48,8 @@ SHAPES = (
 SEEDS = 3
 TOKENS = 4
 """Tokens that are left of a recorded distribution."""
+WIDE = 1100
+"""Tokens of the vocabulary over which those of a table are spread: kernels sum it in several blocks."""
 AWAY = 1e-4
 """How far from the border of two outcomes the numbers lie that decide between them."""
 
@@ -78,6 +83,7 @@ def check_rules(
     for verifier, drafter in pairs():
         if verifier not in names:
             continue
+        together: list[tuple[Proposal, Tensor]] = []
         chains = not VERIFIERS[verifier].siblings or drafter.startswith("unmasked") or "stopped" in drafter
         greedy = VERIFIERS[verifier].greedy_only
         for parents in (x for x in SHAPES if not chains or x == chain(len(x))):
@@ -94,37 +100,80 @@ def check_rules(
                     )
                 if seed == 1 and verifier != "greedy" and len(parents) <= 4:
                     _check_draws(case, verifier, drafter, tally)
+                if seed == 1 and len(parents) <= 4:
+                    rows = range(0, len(case.weight_B), max(1, len(case.weight_B) // 3))
+                    together += [
+                        (_proposal(case, drafter, b), case.p_BMV[b, : len(case.drafts.parents[b]) + 1])
+                        for b in rows
+                    ]
+        _check_together(verifier, drafter, together, tally)
     _check_borders(tally)
     for seed in range(seeds):
         _check_own_tokens(seed, tally)
 
 
+def _proposal(case: Case, drafter: str, b: int) -> Proposal:
+    """One draft of a case."""
+    law, _, siblings = drafter.partition(", ")
+    drafts, parents = case.drafts, case.drafts.parents[b]
+    count = len(parents)
+    branches = len(set(parents)) < count
+    kind: Siblings | None = KINDS.get(siblings, "iid") if branches and law != "point" else None  # type: ignore[assignment]
+    q = None if drafts.q_BNV is None else DraftProbs(drafts.q_BNV[b, :count])
+    steps_K = None if drafts.steps_BN is None else drafts.steps_BN[b, :count]
+    shape = None if parents == chain(count) else parents
+    return Proposal(drafts.tokens_BN[b, :count], cast(Law, law), q, steps_K, shape, kind, law == "unmasked")
+
+
+def _check_together(
+    verifier: str, drafter: str, drafts: Sequence[tuple[Proposal, Tensor]], tally: Tally
+) -> None:
+    """Drafts of several shapes have the outcomes in one batch that they have alone."""
+    rule, size = VERIFIERS[verifier].rule, max(len(p_MV) for _, p_MV in drafts)
+    V = drafts[0][1].shape[1]
+    assert rule is not None
+    p_BMV = torch.stack([F.pad(p_MV, (0, 0, 0, size - len(p_MV))) for _, p_MV in drafts])
+    out = rule(p_BMV.clone(), Drafts.of([proposal for proposal, _ in drafts], V))
+    for b, (proposal, p_MV) in enumerate(drafts):
+        alone, rows = rule(p_MV[None].clone(), Drafts.of([proposal], V)), len(p_MV)
+        rest_MV, its_MV = (or_p(rest, p_MV) for rest in (out.rest_BMV[b, :rows], alone.rest_BMV[0]))
+        reached_M1 = alone.stop_BM[0, :, None] > EXACT
+        away = max(
+            float((out.stop_BM[b, :rows] - alone.stop_BM[0]).abs().max()),
+            float(((normalise(rest_MV) - normalise(its_MV)).abs() * reached_M1).max()),
+        )
+        if not tally.measure("outcomes in a batch of several shapes and alone", away, EXACT):
+            tally.find(
+                f"{verifier} over drafts {drafter!r}: the tree {proposal.tree} has another outcome in a batch"
+            )
+            return
+
+
 def _check_draws(case: Case, verifier: str, drafter: str, tally: Tally, most: int = 4) -> None:
     """`run_verifier`, C kernels included, at numbers around every border between two outcomes of the rule."""
-    law, _, siblings = drafter.partition(", ")
     drafts = case.drafts
-    p_BMV = case.p_BMV.float().contiguous()
+    ids = WIDE // TOKENS * torch.arange(case.toy.V) + 7
+    p_BMV = torch.zeros(*case.p_BMV.shape[:2], WIDE).index_copy_(2, ids, case.p_BMV.float())
     out = outcomes(case, verifier)
     step = max(1, len(drafts.parents) // most)
     for b in range(0, len(drafts.parents), step):
         parents = drafts.parents[b]
         count = len(parents)
-        branches = len(set(parents)) < count
-        kind: Siblings | None = KINDS.get(siblings, "iid") if branches and law != "point" else None  # type: ignore[assignment]
-        q = None if drafts.q_BNV is None else DraftProbs(drafts.q_BNV[b, :count].float().contiguous())
-        proposal = Proposal(
-            drafts.tokens_BN[b, :count], cast(Law, law), q, None if drafts.steps_BN is None else drafts.steps_BN[b, :count],
-            None if parents == chain(count) else parents, kind, law == "unmasked",
-        )  # fmt: skip
+        proposal = _proposal(case, drafter, b)
+        q = proposal.q
+        if q is not None:  # over the tokens in another order, then over all
+            pruned = DraftProbs(q.probs.float().flip(1).contiguous(), ids.flip(0))
+            q = DraftProbs(pruned.dense(WIDE)) if b // step % 2 else pruned
+        proposal = replace(proposal, tokens_K=ids[proposal.tokens_K], q=q)
         pairs_of_numbers: list[tuple[float, float]] = []
         wanted: list[tuple[int, int]] = []
         rest_MV = or_p(out.rest_BMV[b], case.p_BMV[b])
         for node in range(count + 1):
             for u in _within(interval(out.stop_BM[b, : count + 1], node)):
-                for token in range(p_BMV.shape[2]):
+                for token in range(case.toy.V):
                     for v in _within(interval(rest_MV[node], token)):
                         pairs_of_numbers.append((u, v))
-                        wanted.append((node, token))
+                        wanted.append((node, int(ids[token])))
         numbers = torch.tensor(pairs_of_numbers, dtype=torch.float64)
         several = [proposal] * len(wanted)
         with mock.patch.object(verifiers, "uniform", side_effect=list(numbers)):
@@ -197,7 +246,7 @@ def _check_own_tokens(seed: int, tally: Tally, V: int = 4) -> None:
                         "gumbel": int(coupled_V.argmax()),
                     }[name]
                 )
-            wanted.append(_walked(tokens_N.tolist(), parents, said))
+            wanted.append(_walk_paths(tokens_N.tolist(), parents, said))
             numbers.append(u_M)
             coupled = (lambda place: noise(seed, place, V)) if name == "gumbel" else None
             proposal = Proposal(tokens_N, "point", parents=parents)
@@ -211,7 +260,7 @@ def _check_own_tokens(seed: int, tally: Tally, V: int = 4) -> None:
             tally.find(f"{name}: a round gives {found}, not {wanted}")
 
 
-def _walked(tokens: Sequence[int], parents: Sequence[int], said: Sequence[int]) -> tuple[list[int], int]:
+def _walk_paths(tokens: Sequence[int], parents: Sequence[int], said: Sequence[int]) -> tuple[list[int], int]:
     """The path of the target's own tokens, and the one after it."""
     accepted: list[int] = []
     node = 0

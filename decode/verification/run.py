@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from time import monotonic
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -15,9 +17,10 @@ from align.common.errors import UserError
 from align.common.provenance import decoding_versions, git_commit, machine
 from align.kernels.linear import rows_library
 from align.target.loading import own_model
-from align.target.model import Target
+from decode.engine import engine as engine_module
 from decode.engine.decoder import Decoder
-from decode.engine.engine import Engine
+from decode.engine.detokenizer import UNFINISHED
+from decode.engine.engine import PREFILL_CHUNK, Engine
 from decode.speculation.sampling import Sampling
 from decode.suites.prompt import Prompt
 from decode.suites.tokenized import tokenize_prompts
@@ -30,18 +33,20 @@ from decode.verification.tally import TITLES, Tally
 
 SHORT = 12
 """Tokens of a prompt, counted from its end, that most requests continue."""
-LONG = 500
-"""The least length of the long prompt."""
+LONG, PAST_WINDOW = 600, 40
+"""The least length of the long prompt, which exceeds the largest window of attention by at least so many tokens up to `LONGEST`."""
+LONGEST = 2048
 LONG_TEXT = 72
 """Tokens of the long texts."""
 TOGETHER = 5
 """Requests in one target forward."""
 PATHS = 4
 """Of each batch, rounds whose rejected drafts are compared."""
-BACKGROUND = ("decode.wrappers.merged", "decode.wrappers.overlapped")
-"""Wrappers whose drafters run during the rounds of others, so that their rounds cannot be told apart."""
-CLOCK = ("decode.wrappers.adaptive",)
-"""Wrappers that may choose drafts by the clock: the same seed gives other tokens, from the same distribution."""
+TWO_TOKENS = (0, 0, 0, 1, 0, 1, 1, 1, 0, 0, 0, 1)
+"""A prompt of two tokens in which every three of them occur. In a text of two tokens long paths are accepted, and whatever it ends with can be
+copied."""
+CHUNK = 96
+"""Tokens of a prompt in one forward pass of the long contexts, so that there are several."""
 KEPT = 60
 """Recorded rounds whose p and q go into the check of the rule."""
 
@@ -50,12 +55,13 @@ Say = Callable[[str], object]
 
 @dataclass(frozen=True)
 class Batch:
-    """Requests that are decoded together: `name` says which, `size` how many in one forward."""
+    """Requests that are decoded together: `name` says which, `size` how many in one forward pass, `chunk` how many tokens of a prompt."""
 
     name: str
     decoder: Decoder
     asked: tuple[Asked, ...]
     size: int = TOGETHER
+    chunk: int = PREFILL_CHUNK
 
     def __post_init__(self) -> None:
         """Put requests with the same ends and context next to one another: they are decoded in one call."""
@@ -112,19 +118,25 @@ class Run:
         self.plain = Decoder(self.target)
         self.short = [prompt[-SHORT:] for prompt in sorted(prompts, key=len)]
         self.common: list[int] = []
+        self.letters: list[int] = []
 
     def run(self) -> list[Tally]:
         """Run all checks, and report each batch in a line."""
         new = self.config.max_new_tokens
-        with self._timed("end_to_end") as tally:
+        with self._time_check("end_to_end") as tally:
             texts = end_to_end.check_plain(self.plain, self.prompts, new, self.reference, tally)
         flat = [token for text in texts for token in text]
         self.common = list(dict.fromkeys(sorted(flat, key=lambda t: -flat.count(t)))) or [0]
         for case in self.cases.compared:
             decoder = self.cases.open(self.target, case)
-            with self._timed("end_to_end") as tally:
+            with self._time_check("end_to_end") as tally:
                 end_to_end.check_greedy(case.name, decoder, self.prompts, texts, new, tally)
             self.say(f"{case.name}: greedy texts")
+        self.letters = self._letters()
+        with self._time_check("end_to_end") as tally:
+            for case in self.cases.compared[-1:]:
+                decoder = self.cases.open(self.target, case)
+                end_to_end.check_processed(case.name, decoder, self.letters, tally)
         for batch in self.batches():
             if not self.only or self.only == batch.name:
                 self.check(batch)
@@ -132,9 +144,9 @@ class Run:
                 return list(self.tallies.values())
         if not self.only or self.only == "joint law":
             for case in self.cases.drawn[1:3] or self.cases.drawn:
-                with self._timed("end_to_end") as tally:
+                with self._time_check("end_to_end") as tally:
                     decoder = self.cases.open(self.target, case)
-                    if checks.has_part(decoder.drafter, CLOCK):
+                    if checks.drafts(decoder.drafter, "by_clock"):
                         tally.counts["joint laws left out, because drafts depend on the clock"] += 1
                         continue
                     sampling = Sampling(1.0, top_k=2, seed=5)
@@ -142,7 +154,7 @@ class Run:
                         case.name, decoder, self.short[0][-16:], self.reference, tally, sampling
                     )
         if not self.only or self.only == "rule":
-            with self._timed("rule") as tally:
+            with self._time_check("rule") as tally:
                 rules.check_rules(tally, self.kept)
         return list(self.tallies.values())
 
@@ -157,6 +169,7 @@ class Run:
             yield Batch(
                 f"{name}: sampled", decoder, tuple(self._asked(i, one) for i, one in enumerate(chosen))
             )
+            yield Batch(f"{name}: two tokens", decoder, tuple(self._of_letters(Sampling(1.0, seed=2000))))
         for case in self.cases.compared:
             decoder = self.cases.open(self.target, case)
             cold = [replace(one, temperature=0.0) for one in every[9:]]
@@ -167,14 +180,18 @@ class Run:
             yield Batch(
                 f"{case.name}: coupled",
                 coupled,
-                tuple(self._asked(i, one) for i, one in enumerate(every[1::5])),
+                (
+                    *(self._asked(i, one) for i, one in enumerate(every[1::5])),
+                    *self._of_letters(Sampling(1.0, seed=2000)),
+                ),
             )
         for case, own in (
             *((one, Sampling()) for one in self.cases.compared[-1:]),
             *((one, Sampling(1.0, seed=7)) for one in self.cases.drawn[:1]),
         ):
-            asked = Asked(tuple(self._long_prompt()), own, 10)
-            yield Batch(f"{case.name}: long context", self.cases.open(self.target, case), (asked,), 1)
+            long = self._long_prompt()
+            two = (Asked(tuple(long), own, 10), Asked(tuple(long[-len(long) // 2 :]), own, 10))
+            yield Batch(f"{case.name}: long context", self.cases.open(self.target, case), two, 2, CHUNK)
         for case in self.cases.drawn[:1]:
             for verifier in (None, "gumbel"):
                 decoder = self.cases.open(self.target, case, verifier)
@@ -186,7 +203,12 @@ class Run:
 
     def _long_prompt(self) -> list[int]:
         """The longest prompt; where it is short, all of them, one after the other and again."""
-        longest, room = max(self.prompts, key=len), min(LONG, self.target.context_limit - 16)
+        windows = [
+            getattr(self.target.config, name, None) or 0
+            for name in ("sliding_window", "attention_chunk_size")
+        ]
+        most = max(LONG, min(max(windows) + PAST_WINDOW, LONGEST))
+        longest, room = max(self.prompts, key=len), min(most, self.target.context_limit - 16)
         together = [token for prompt in self.prompts for token in prompt]
         return longest if len(longest) >= room else (together * (1 + room // len(together)))[:room]
 
@@ -196,6 +218,25 @@ class Run:
             prompt = prompt[-4:] * 3  # something to copy
         eos = tuple(self.common[:2]) if sampling.min_new_tokens else None
         return Asked(tuple(prompt), sampling, max(8 + 3 * (i % 3), sampling.min_new_tokens + 1), eos=eos)
+
+    def _letters(self) -> list[int]:
+        """The two tokens that are drafted most often."""
+        asked = [Asked(tuple(prompt), Sampling(1.0, seed=i), 12) for i, prompt in enumerate(self.short)]
+        decoder = self.cases.open(self.target, self.cases.compared[0])
+        recorder = self._decode(Batch("", decoder, tuple(asked)), asked)
+        drafted = [token for one in recorder.rounds for token in one.proposal.tokens_K.tolist()]
+        ranked = Counter([*drafted, *self.common, 0, 1]).most_common()
+        return [token for token, _ in ranked if token not in self.target.eos_ids][:2]
+
+    def _of_letters(self, sampling: Sampling) -> Iterator[Asked]:
+        """Requests whose texts consist of two tokens: one setting and consecutive seeds."""
+        prompt = tuple(self.letters[i] for i in TWO_TOKENS)
+        own = replace(sampling, banned=self._all_but(self.letters))
+        for i in range(3):
+            yield Asked(prompt, replace(own, seed=own.fixed_seed + i), 16)
+
+    def _all_but(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        return tuple(i for i in range(self.target.vocab_size) if i not in tokens)
 
     def _ends(self) -> Iterator[Asked]:
         """Requests that end in every way, at every place of a block."""
@@ -212,28 +253,46 @@ class Run:
         yield Asked(given, Sampling(), 12, stop=(words[12:15] or "x", "never there", words[6:9] or "y"))
         for start in range(1, min(len(words) - 4, 20), 5):
             yield Asked(given, Sampling(), 12, stop=(words[start : start + 4],))
+        special = next((i for i in self.target.tokenizer.all_special_ids if i < self.target.vocab_size), None)
+        if special is not None:
+            own = Sampling(1.0, seed=3, banned=self._all_but([special, *self.letters]))
+            name = self.target.tokenizer.convert_ids_to_tokens(special)
+            for stop in (name, self.target.decode(self.letters[:1]) + name):
+                yield Asked(given, own, 12, stop=(stop,), eos=())
+        every = range(self.target.vocab_size)
+        half = next((i for i in every if self.target.decode([i]) == UNFINISHED), None)
+        if half is not None:  # texts that end within a character
+            banned = self._all_but([half, *self.letters])
+            for new in range(1, 9):
+                yield Asked(given, Sampling(1.0, seed=new, banned=banned), new, eos=())
         for room in (1, 3, 6):
             yield Asked(given, Sampling(), 12, context=len(given) + room)
 
     def check(self, batch: Batch) -> None:
         """Decode a batch, record it, and check every round."""
-        if checks.has_part(batch.decoder.drafter, BACKGROUND):
-            self.tallies["rows"].counts["batches left out, drafted in the background"] += 1
-            self.say(f"{batch.name}: left out, because its drafter works in the background")
-            return
         started = {name: len(tally.findings) for name, tally in self.tallies.items()}
         recorder = self._decode(batch, batch.asked)
-        with self._timed("rows") as tally:
+        with self._time_check("rows") as tally:
             checks.check_rows(recorder, batch.asked, self.reference, tally, PATHS)
-        with self._timed("randomness") as tally:
-            checks.check_randomness(recorder, batch.asked, tally)
-            if checks.has_part(batch.decoder.drafter, CLOCK):
+        background = checks.drafts(batch.decoder.drafter, "in_background")
+        if not background:
+            with self._time_check("proposals") as tally:
+                checks.check_drafts(recorder, batch.asked, tally)
+        with self._time_check("randomness") as tally:
+            checks.check_decisions(recorder, batch.asked, tally)
+            if background:
+                tally.counts[
+                    "batches drafted in the background, whose drafts' random numbers are not followed"
+                ] += 1
+            else:
+                checks.check_randomness(recorder, batch.asked, tally)
+            if background or checks.drafts(batch.decoder.drafter, "by_clock"):
                 tally.counts[
                     "batches whose drafts depend on the clock, not compared with requests alone"
                 ] += 1
             elif batch.size > 1:
                 self._check_company(recorder, batch, len(batch.asked) // 2, tally)
-        with self._timed("commit") as tally:
+        with self._time_check("commit") as tally:
             checks.check_commit(recorder, batch.asked, self.target, tally)
         self.kept += [one for one in recorder.rounds if one.by_rule][: max(0, KEPT - len(self.kept))]
         found = 0
@@ -258,6 +317,7 @@ class Run:
             number = recorder.engines.index(engine)
             if (
                 asked is batch.asked
+                and not checks.drafts(engine.drafter, "in_background")
                 and len(engine.out.tokens) > 1
                 and number in (0, len(asked) - 1)
                 and number not in done
@@ -272,10 +332,11 @@ class Run:
         with recorder:
             for (eos, context, stop), together in groupby(asked, key=_ending):
                 group = list(together)
-                with _changed(self.target, eos, context):
+                chunk = mock.patch.object(engine_module, "PREFILL_CHUNK", batch.chunk)
+                with self.target.overridden(eos, context), chunk:
                     batch.decoder.generate_batch(
                         [list(one.prompt) for one in group], batch_size=batch.size, max_new_tokens=[one.new for one in group],
-                        sampling=[one.sampling for one in group], stop=list(stop) or None,
+                        sampling=_as_one([one.sampling for one in group]), stop=list(stop) or None,
                     )  # fmt: skip
         return recorder
 
@@ -303,10 +364,17 @@ class Run:
         return same_numbers and 0 < gap <= self.reference.rounding_limit(one.text, finite_V, gap)
 
     @contextmanager
-    def _timed(self, name: str) -> Iterator[Tally]:
+    def _time_check(self, name: str) -> Iterator[Tally]:
         started = monotonic()
         yield self.tallies[name]
         self.tallies[name].seconds += monotonic() - started
+
+
+def _as_one(settings: list[Sampling]) -> Sampling | list[Sampling]:
+    """The first of several settings that differ in consecutive seeds alone."""
+    first = settings[0]
+    consecutive = [replace(first, seed=first.fixed_seed + i) for i in range(len(settings))]
+    return first if len(settings) > 1 and settings == consecutive else settings
 
 
 def _describe(recorder: Recorder, batch: Batch, place: dict[str, Any]) -> dict[str, Any]:
@@ -331,18 +399,6 @@ def _describe(recorder: Recorder, batch: Batch, place: dict[str, Any]) -> dict[s
 
 def _differ(one: RecordedRound, other: RecordedRound) -> bool:
     return one.proposal.tokens_K.tolist() != other.proposal.tokens_K.tolist() or one.end != other.end
-
-
-@contextmanager
-def _changed(target: Target, eos: tuple[int, ...] | None, context: int | None) -> Iterator[None]:
-    """Within it, the target has other ends of text and another context."""
-    own = target.eos_ids, target.context_limit
-    target.eos_ids = own[0] if eos is None else eos
-    target.context_limit = own[1] if context is None else context
-    try:
-        yield
-    finally:
-        target.eos_ids, target.context_limit = own
 
 
 def verify(

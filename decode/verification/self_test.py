@@ -17,6 +17,7 @@ from decode.engine.engine import Engine
 from decode.speculation import drafts, processors, rules, sampling, tree, verification, verifiers
 from decode.speculation.proposal import DraftProbs
 from decode.speculation.sampling import ProcessorState, Sampling
+from decode.speculation.verification import Outcome
 from decode.suites.prompt import Prompt
 from decode.suites.tokenized import tokenize_prompts
 from decode.verification.pair import VerifyConfig, cases_of
@@ -48,12 +49,12 @@ def reused_numbers() -> list[Patch]:
 
 def _changed_settings(change: Callable[[Sampling], Sampling]) -> list[Patch]:
     """The rules see p under other settings."""
-    original = verification._ruled
+    original = verification._apply_rule
 
     def ruled(group: Any) -> Any:
         return original([one._replace(sampling=change(one.sampling)) for one in group])
 
-    return [(verification, "_ruled", ruled)]
+    return [(verification, "_apply_rule", ruled)]
 
 
 def half_top_k() -> list[Patch]:
@@ -65,11 +66,11 @@ def no_min_p() -> list[Patch]:
 
 
 def rounded_logits() -> list[Patch]:
-    original = verification._ruled
+    original = verification._apply_rule
     return [
         (
             verification,
-            "_ruled",
+            "_apply_rule",
             lambda group: original([x._replace(logits_MV=x.logits_MV.bfloat16().float()) for x in group]),
         )
     ]
@@ -129,15 +130,15 @@ def stale_cache() -> list[Patch]:
 
 def blind_tree() -> list[Patch]:
     """Nodes of a tree attend to their siblings."""
-    return [(Engine, "begin_round", _without_mask(Engine.begin_round))]
+    return [(Engine, "draft", _without_mask(Engine.draft))]
 
 
 def _without_mask(original: Callable[..., Any]) -> Callable[..., Any]:
-    def begin_round(self: Engine) -> Any:
+    def draft(self: Engine) -> Any:
         call = original(self)
         return call if call.see_LL is None else call._replace(see_LL=torch.ones_like(call.see_LL).tril())
 
-    return begin_round
+    return draft
 
 
 def penalty_of_the_text_alone() -> list[Patch]:
@@ -147,7 +148,7 @@ def penalty_of_the_text_alone() -> list[Patch]:
 
 def past_the_end() -> list[Patch]:
     """An end of sequence inside an accepted path does not end the text."""
-    original = Engine._commit
+    original = Engine._append
 
     def commit(self: Engine, outcome: Any) -> int:
         eos = self.eos
@@ -157,21 +158,27 @@ def past_the_end() -> list[Patch]:
         finally:
             self.eos = eos
 
-    return [(Engine, "_commit", commit)]
+    return [(Engine, "_append", commit)]
 
 
 def always_accepted() -> list[Patch]:
     """The first draft of a path is accepted whatever p says."""
-    original = tree.walk
+    original_walk, original_greedy = tree.walk, verification.verify_greedy
 
     def walk(tokens: Any, forest: Any, say: Any) -> Any:
-        found = original(tokens, forest, say)
+        found = original_walk(tokens, forest, say)
         return [
             (path or [0], token) if own else (path, token)
             for (path, token), own in zip(found, tokens, strict=True)
         ]
 
-    return [(verification, "walk", walk)]
+    def verify_greedy(draft_tokens: Any, parents: Any, target_tokens: Any) -> Outcome:
+        found = original_greedy(draft_tokens, parents, target_tokens)
+        if found.path or not draft_tokens:
+            return found
+        return Outcome([draft_tokens[0]], found.following, [0])
+
+    return [(verification, "walk", walk), (verification, "verify_greedy", verify_greedy)]
 
 
 BUGS: dict[str, Callable[[], list[Patch]]] = {

@@ -1,7 +1,8 @@
-"""Drafters that adapt to the cost and the acceptance of earlier rounds (decode/drafters/controllers.py). `AdaptiveDrafter` chooses
-the draft length by a controller; `SwitchingDrafter` chooses among variants of one drafter by their measured speed.
+"""Drafters that adapt to the cost and the acceptance of earlier rounds (decode/drafters/controllers.py).
+`AdaptiveDrafter` chooses the draft length; `SwitchingDrafter` chooses among variants of one drafter.
 
-Both choose before anything of a round is drawn, by finished rounds alone, so every proposal keeps the inner drafter's law.
+Both choose before anything of a round is drawn, by finished rounds alone, so every proposal keeps the inner
+drafter's law.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ class AdaptiveDrafter:
 
     Args:
         inner: its `draft_tokens` is the longest draft.
-        controller: called once per request; makes its controller.
+        controller: makes a request's controller.
     """
+
+    by_clock = True
 
     def __init__(self, inner: Drafter, controller: Callable[[], Controller] = CostAware) -> None:
         self.inner, self.controller = inner, controller
@@ -48,18 +51,18 @@ class AdaptiveSession(WrappingSession):
         self.draft_seconds = self.proposed = 0.0
 
     def observe(self, output: TargetOutput, kept: int) -> None:
-        now = perf_counter()
+        verified = perf_counter()
         super().observe(output, kept)
         if self.drafted:
-            reading = perf_counter() - now
-            self.controller.observe(self.drafted, kept - 1, self.draft_seconds + reading, now - self.proposed)
+            draft_seconds = self.draft_seconds + perf_counter() - verified
+            self.controller.observe(self.drafted, kept - 1, draft_seconds, verified - self.proposed)
         self.drafted = 0
 
     def propose(self, k: int) -> Proposal | None:
-        started = perf_counter()
+        began = perf_counter()
         proposal = self.inner.propose(max(1, min(k, self.controller.length(k))))
         self.proposed = perf_counter()
-        self.draft_seconds = self.proposed - started
+        self.draft_seconds = self.proposed - began
         self.drafted = 0 if proposal is None else proposal.depth
         return proposal
 
@@ -71,6 +74,8 @@ class SwitchingDrafter:
         variants: drafters of one class over the same networks, whose sessions read `proposer` at every proposal.
         names: of the variants, for messages.
     """
+
+    by_clock = True
 
     def __init__(self, variants: Sequence[Drafter], names: Sequence[str]) -> None:
         self.variants, self.names = list(variants), list(names)
@@ -84,7 +89,7 @@ class SwitchingDrafter:
         self.fastest = Fastest(len(self.variants))
 
     def law(self, sampling: Sampling) -> Law:
-        """The widest of the variants' laws: independent drafts are causal ones, and both are unmasked ones (left to right).
+        """The widest of the variants' laws: independent drafts are causal ones, and both are unmasked ones.
 
         Raises:
             UserError: no verifier is exact for all variants.
@@ -95,7 +100,8 @@ class SwitchingDrafter:
                 return law
         if len(laws) > 1:
             raise UserError(
-                f"the variants {', '.join(self.names)} draw drafts in different ways ({', '.join(laws)}): no verifier fits all"
+                f"the variants {', '.join(self.names)} draw drafts in different ways ({', '.join(laws)}): no "
+                "verifier fits all"
             )
         return next(iter(laws))
 

@@ -23,12 +23,12 @@ def _alphabet() -> dict[str, int]:
     return {chr(b): b for b in shown} | {chr(0x100 + n): b for n, b in enumerate(hidden)}
 
 
-def _steps(stage: dict[str, Any] | None) -> list[dict[str, Any]]:
+def _flatten(stage: dict[str, Any] | None) -> list[dict[str, Any]]:
     """The steps of a normaliser or pre-tokenizer, with sequences flattened."""
     if stage is None:
         return []
     inside = stage.get("normalizers", stage.get("pretokenizers"))
-    return [stage] if inside is None else [step for part in inside for step in _steps(part)]
+    return [stage] if inside is None else [step for part in inside for step in _flatten(part)]
 
 
 class ByteTokenizer:
@@ -49,9 +49,9 @@ class ByteTokenizer:
             raise UserError(f"the {whose}'s tokenizer {type(tokenizer).__name__} has no fast version")
         spec = json.loads(backend.to_str())
         model = spec["model"]
-        before, cuts = _steps(spec["normalizer"]), _steps(spec["pre_tokenizer"])
-        kinds = {step["type"] for step in before + cuts}
-        spaces = [s for s in before if s["type"] == "Replace" and s["content"] == _SPACE]
+        normalizers, splitters = _flatten(spec["normalizer"]), _flatten(spec["pre_tokenizer"])
+        kinds = {step["type"] for step in normalizers + splitters}
+        spaces = [s for s in normalizers if s["type"] == "Replace" and s["content"] == _SPACE]
         self.byte_level = "ByteLevel" in kinds
         affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
         if not (self.byte_level or spaces or "Metaspace" in kinds) or affixes:
@@ -61,16 +61,17 @@ class ByteTokenizer:
             )
         self.prefix = b""
         """The space with which it begins a whole text."""
-        for step in before + cuts:
+        for step in normalizers + splitters:
             scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space") else "never")
             if scheme != "never" or step["type"] == "Prepend":
                 self.prefix = b" "
-            step |= {"prepend_scheme": "never"} if "prepend_scheme" in step else {}
-            step |= {"add_prefix_space": False} if "add_prefix_space" in step else {}
-        kept = [s for s in before if s in spaces or s["type"] == "ByteLevel"]
+            for key, value in (("prepend_scheme", "never"), ("add_prefix_space", False)):
+                if key in step:
+                    step[key] = value
+        kept = [s for s in normalizers if s in spaces or s["type"] == "ByteLevel"]
         code = {
             "normalizer": {"type": "Sequence", "normalizers": kept} if kept else None,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": cuts} if cuts else None,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": splitters} if splitters else None,
             "model": {**model, "dropout": None} if "dropout" in model else model,
         }
         off = {"truncation": None, "padding": None, "post_processor": None}
@@ -79,14 +80,14 @@ class ByteTokenizer:
         self.eos, self.bos = tokenizer.eos_token_id, tokenizer.bos_token_id
         self.begins = self.bos is not None and list(tokenizer("")["input_ids"])[:1] == [self.bos]
         """Whether it begins a whole text with a BOS."""
-        self._spell_out(model, {token["id"]: token["special"] for token in spec["added_tokens"]})
+        self._compute_pieces(model, {token["id"]: token["special"] for token in spec["added_tokens"]})
         # a BPE's vocabulary is its tokens, whatever their ids; a Unigram's is a list, with scores
         rules = {key: value for key, value in model.items() if not isinstance(value, dict)}
         cut = json.dumps([code | {"model": rules}, sorted(self.ids)], sort_keys=True)
         self.cut = hashlib.sha256(cut.encode()).hexdigest()
         """Equal for tokenizers that split every text in the same way; ids and special tokens may differ."""
 
-    def _spell_out(self, model: dict[str, Any], added: dict[int, bool]) -> None:
+    def _compute_pieces(self, model: dict[str, Any], added: dict[int, bool]) -> None:
         """Compute the bytes of every token. added: tokens outside the model, and whether they are special."""
         vocab: dict[str, int] = self._core.get_vocab(with_added_tokens=True)
         unknown = model.get("unk_token")
@@ -97,21 +98,22 @@ class ByteTokenizer:
         self.names = {i: name for name, i in self.specials.items()}
         self.pieces = [b""] * (max(vocab.values()) + 1)
         """The bytes of every token; empty where it stands for no text."""
-        self.of: dict[bytes, int] = {}
-        """The token of these bytes; among several the one written as text, not as <0xNN>."""
-        alphabet, in_bytes = _alphabet(), bool(model.get("byte_fallback"))
-        ordered = sorted((in_bytes and bool(_BYTE.fullmatch(name)), i, name) for name, i in self.ids.items())
-        for is_byte, i, name in ordered:
-            if is_byte:
-                piece = bytes([int(name[3:5], 16)])
+        alphabet, byte_fallback = _alphabet(), bool(model.get("byte_fallback"))
+        as_bytes = set[int]()
+        for name, i in self.ids.items():
+            if byte_fallback and (found := _BYTE.fullmatch(name)):
+                as_bytes.add(i)
+                self.pieces[i] = bytes.fromhex(found[1])
             elif not self.byte_level:
-                piece = name.replace(_SPACE, " ").encode()
+                self.pieces[i] = name.replace(_SPACE, " ").encode()
             elif i in added:
-                piece = name.encode()
-            else:
-                piece = bytes(alphabet[c] for c in name) if alphabet.keys() >= set(name) else b""
-            self.pieces[i] = piece
-            self.of.setdefault(piece, i)
+                self.pieces[i] = name.encode()
+            elif alphabet.keys() >= set(name):
+                self.pieces[i] = bytes(alphabet[c] for c in name)
+        # among tokens of the same bytes the one written as text, not as <0xNN>, then the lowest id
+        preferred = sorted(self.ids.values(), key=lambda i: (i in as_bytes, i), reverse=True)
+        self.of = {self.pieces[i]: i for i in preferred}
+        """The token of these bytes."""
         self._sorted, self.longest = sorted(self.of), max(map(len, self.of))
         # bytes that are no text, and what the tokenizer changes or leaves out: the text is split there first, because each
         # would otherwise cost another tokenization of all that follows

@@ -1,10 +1,11 @@
-"""A drafter with prompt lookup in front: where a long enough ending of the text occurred before, its continuation is copied;
-elsewhere the drafter proposes. A copy costs no drafting, and a text that has begun to repeat itself often continues to. After a
-shorter match the copy is one more path of the drafter's tree, where it proposes a tree of chosen tokens.
+"""A drafter with prompt lookup in front: where a long enough ending of the text occurred before, its
+continuation is copied; elsewhere the drafter proposes. A copy costs no drafting, and a text that has begun to
+repeat itself often continues to. After a shorter match the copy is one more path of the drafter's tree, where
+it proposes a tree of chosen tokens.
 
-The text so far decides which of them proposes, before anything is drawn, so every proposal keeps its own law. A copied token
-is a draw from the distribution that has all its mass on it. Under sampling a copy has the drafter's law with that q, and token
-verification accepts it with probability p.
+The text so far decides which of them proposes, before anything is drawn, so every proposal keeps its own law.
+A copied token is a draw from the distribution that has all its mass on it. Under sampling a copy has the
+drafter's law with that q, and token verification accepts it with probability p.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ class CopyingDrafter:
 
     Args:
         inner: a drafter of any law.
-        copy_tokens: length of a copy after the shortest match. Every token more that agrees makes it two tokens longer: the longer a
-            text has repeated itself, the longer it goes on to. (SmolLM2's greedy answers to MT-Bench, first 15 tokens of a copy: 2.2
-            accepted after a match of two, 4.6 after four, 7.7 after nine, 11.6 after twelve and more.)
-        most_tokens: the longest copy. With the last committed token 31 are the 32 rows that `align.kernels` takes at a time.
-        shortest: the shortest match, in tokens, that a copy needs to stand alone. After two tokens that agree 1.5 of five copied ones
-            are accepted, where a trained drafter's tree of five has 1.4 accepted, and both in one tree 2.2; after three 2.1 are.
+        copy_tokens: length of a copy after the shortest match; every further token that agrees makes it two
+            tokens longer. (SmolLM2's greedy answers to MT-Bench, first 15 tokens of a copy: 2.2 accepted after a
+            match of two, 4.6 after four, 7.7 after nine, 11.6 after twelve and more.)
+        most_tokens: the longest copy. With the last committed token 31 are the 32 rows that `align.kernels` takes
+            at a time.
+        shortest: the shortest match whose copy is proposed alone. After two tokens that agree 1.5 of five copied
+            ones are accepted, of a trained drafter's tree of five 1.4, of both in one tree 2.2.
         joining: the shortest match whose copy joins the drafter's tree.
         joined_tokens: the length of such a copy.
         longest: the longest match looked up.
@@ -71,7 +73,7 @@ class CopyingSession(WrappingSession):
 
     def propose(self, k: int) -> Proposal | None:
         drafter, lookup = self.drafter, self.lookup
-        start, agreed = lookup.found(drafter.most_tokens) or (0, 0)
+        start, agreed = lookup.find(drafter.most_tokens) or (0, 0)
         if agreed < drafter.shortest:
             drafts = self.inner.propose(min(k, drafter.inner.draft_tokens))
             # a chain may be for a target or a verifier of chains alone

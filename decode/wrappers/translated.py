@@ -1,8 +1,8 @@
-"""A drafter with its own vocabulary for any target: its context is the committed text in its tokens, and what it drafts is
-translated into the target's tokens (decode/wrappers/vocabularies.py).
+"""A drafter with its own vocabulary for any target: its context is the committed text in its tokens, and what it
+drafts is translated into the target's tokens (decode/wrappers/vocabularies.py).
 
-The law is `point`, however the inner drafter draws. Its q is lost in translation: several drafts in its tokens become one in the
-target's, and how a draft is tokenized depends on the tokens after it, so a position has no known q given its prefix.
+The law is `point`, however the inner drafter draws. Its q is lost in translation: several drafts in its tokens
+become one in the target's, and how a draft is tokenized depends on the tokens after it.
 """
 
 from __future__ import annotations
@@ -12,20 +12,17 @@ from typing import Protocol
 
 import torch
 
-from decode.drafters.base import DraftSession, Request
-from decode.speculation.proposal import Law, Proposal
-from decode.speculation.sampling import Sampling
+from decode.drafters.base import Drafter, DraftSession, Request
+from decode.speculation.proposal import Proposal
 from decode.wrappers.vocabularies import VocabularyMap
 
 
 class InnerSession(Protocol):
     """A model's state for one text, in its own tokens."""
 
-    def extend(self, kept: int, new_tokens: list[int]) -> None:
-        """Replace everything after the first `kept` tokens of the context by `new_tokens`. Drafts are not part of it."""
-
-    def propose(self, k: int, sampling: Sampling) -> list[int]:
-        """At most k ≥ 1 tokens to follow the context, chosen in any way."""
+    def propose(self, text: list[int], k: int) -> list[int]:
+        """At most k ≥ 1 tokens to follow the text, chosen in any way. The text grows between calls; its end may
+        change."""
 
 
 class InnerDrafter(Protocol):
@@ -35,19 +32,18 @@ class InnerDrafter(Protocol):
     draft_tokens: int
     """The most tokens, of its own, in a draft."""
 
-    def start(self, tokens: list[int]) -> InnerSession:
-        """Begin a text; `tokens`, the prompt, may be empty."""
+    def start(self) -> InnerSession:
+        """Begin a text."""
 
 
-class TranslatedDrafter:
+class TranslatedDrafter(Drafter):
     """`inner` as a drafter over the target's vocabulary.
 
     Args:
         inner: see `InnerDrafter`.
-        vocabulary: maps between the inner drafter's tokens and the target's. Special tokens of the target's chat template that
-            the inner drafter lacks are plain text to it.
-        draft_tokens: the most target tokens in a proposal; default: as many as `inner` drafts of its own. Worth raising where
-            the target's tokens are shorter.
+        vocabulary: maps between the inner drafter's tokens and the target's. Special tokens of the target's chat
+            template that the inner drafter lacks are plain text to it.
+        draft_tokens: the most target tokens in a proposal; default: as many as `inner` drafts of its own.
     """
 
     def __init__(
@@ -57,30 +53,26 @@ class TranslatedDrafter:
         self.name = f"{inner.name}+translation"
         self.draft_tokens = self.draft_nodes = draft_tokens or inner.draft_tokens
 
-    def law(self, sampling: Sampling) -> Law:
-        return "point"
-
     def start(self, request: Request) -> TranslatedSession:
         return TranslatedSession(self, request)
 
 
 class TranslatedSession(DraftSession):
-    """One request's drafts. `context`: the committed text in the inner drafter's tokens."""
+    """One request's drafts. `context`: the first `translated` committed tokens in the inner drafter's tokens."""
 
     def __init__(self, drafter: TranslatedDrafter, request: Request) -> None:
         self.drafter, self.request = drafter, request
+        self.inner = drafter.inner.start()
         _, self.context = drafter.vocabulary.to_drafter(request.tokens, [])
-        self.inner = drafter.inner.start(list(self.context))
-        self.seen = len(request.tokens)
+        self.translated = len(request.tokens)
 
     def propose(self, k: int) -> Proposal | None:
         vocabulary, request = self.drafter.vocabulary, self.request
-        kept, tail = vocabulary.to_drafter(request.tokens[self.seen :], self.context)
-        self.seen = len(request.tokens)
+        kept, tail = vocabulary.to_drafter(request.tokens[self.translated :], self.context)
+        self.translated = len(request.tokens)
         self.context[kept:] = tail
-        self.inner.extend(kept, tail)
         most = self.drafter.inner.draft_tokens
-        drafts = self.inner.propose(min(k, most) if vocabulary.same else most, request.sampling)
+        drafts = self.inner.propose(self.context, min(k, most) if vocabulary.same else most)
         tokens = vocabulary.to_target(drafts, request.tokens)
         # a tokenizer may have more tokens than the model has rows
         tokens = list(takewhile(lambda token: token < request.target.vocab_size, tokens))[:k]

@@ -1,8 +1,9 @@
 """Translation between two vocabularies: the drafter's tokens to the target's, and back.
 
-Both tokenizers are treated as codes for bytes. Where they split every text in the same way, tokens are mapped one by one. Otherwise
-the bytes are tokenized again (string-level exact match, arXiv 2502.05202): committed tokens never change, and a draft begins
-exactly where they end. A wrong translation costs acceptance and nothing else, because the target verifies every token.
+Both tokenizers are treated as codes for bytes. Where they split every text in the same way, tokens are mapped
+one by one. Otherwise the bytes are tokenized again (string-level exact match, arXiv 2502.05202): committed tokens
+never change, and a draft begins exactly where they end. A wrong translation only costs acceptance, because the
+target verifies every token.
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from decode.drafters.base import common_prefix_length
 from decode.wrappers.byte_tokenizer import ByteTokenizer
 
 CONTEXT = 16
@@ -38,26 +37,14 @@ class VocabularyMap:
         UserError: a tokenizer that can't spell a text exactly.
     """
 
-    direct: Tensor
-    """The target's token of every drafter token, int64, equal in bytes; -1 = none."""
-    agreement: float
-    """Share of the drafter's tokens, special ones left out, that the target has too."""
-    same: bool
-    """Whether both split every text in the same way. Then tokens are mapped one by one and nothing is tokenized again."""
-
     def __init__(self, drafter_tokenizer: Any, target_tokenizer: Any) -> None:
         self.drafter = ByteTokenizer(drafter_tokenizer, "drafter")
         self.target = ByteTokenizer(target_tokenizer, "target")
         self.same = self.drafter.cut == self.target.cut
-        self._forth = _alike(self.drafter, self.target) | _named(self.drafter, self.target)
-        self._forth |= _roles(self.drafter, self.target)  # a drafter that ends ends the target's way
-        self._back = _alike(self.target, self.drafter) | _roles(self.target, self.drafter)
-        self._back |= _named(
-            self.target, self.drafter
-        )  # in the context: the token of the same name, if there is one
-        self.direct = torch.full((len(self.drafter.pieces),), -1, dtype=torch.int64)
-        self.direct[list(self._forth)] = torch.tensor(list(self._forth.values()), dtype=torch.int64)
-        self.agreement = sum(i in self._forth for i in self.drafter.ids.values()) / len(self.drafter.ids)
+        """Both split every text in the same way, so tokens are mapped one by one."""
+        # special tokens: in a draft the role decides, so that it ends the target's way; in the context the name
+        self._forth = _match_names(self.drafter, self.target) | _match_roles(self.drafter, self.target)
+        self._back = _match_roles(self.target, self.drafter) | _match_names(self.target, self.drafter)
 
     def to_target(self, drafter_ids: Sequence[int], before: Sequence[int]) -> list[int]:
         """A draft in the target's tokens, to follow the committed target tokens `before`; perhaps none.
@@ -67,8 +54,9 @@ class VocabularyMap:
         could still become one longer token with what follows. The drafter's last token is exempt: it ended there.
         """
         if self.same:
-            return _known(self._forth.get(token, -1) for token in drafter_ids)
-        ends, data, special = [0], bytearray(), None
+            return _cut_at_unknown(self._forth.get(token, -1) for token in drafter_ids)
+        data, ends = bytearray(), [0]
+        special: int | None = None
         for token in drafter_ids:
             piece = self.drafter.piece(token)
             if not piece:
@@ -78,17 +66,17 @@ class VocabularyMap:
             ends.append(len(data))
         context = self.target.spell(before[self.target.text_start(before, CONTEXT) :])
         if special is None:
-            del data[max(0, len(data) - _unfinished(context + data)) :]
-        tokens = self._following(context, bytes(data))
-        spelt = _known(tokens)
-        if len(spelt) < len(tokens):  # the target can't say the rest
-            return spelt
+            del data[max(0, len(data) - _count_unfinished(context + data)) :]
+        tokens = self._encode_after(context, bytes(data))
+        known = _cut_at_unknown(tokens)
+        if len(known) < len(tokens):  # the target can't say the rest
+            return known
         if special is not None:
-            return [*spelt, special]
+            return [*known, special]
         last = len(data) - max((end for end in ends if end < len(data)), default=0)
-        return spelt[: len(spelt) - self._unsettled(spelt, last)]
+        return known[: len(known) - self._count_unsettled(known, last)]
 
-    def _following(self, context: bytes, data: bytes) -> list[int]:
+    def _encode_after(self, context: bytes, data: bytes) -> list[int]:
         """The target's tokens of `data` after `context`, as it would have cut both together if that has a cut between them."""
         tokens, at = self.target.encode(context + data), 0
         for n, token in enumerate(tokens):
@@ -97,7 +85,7 @@ class VocabularyMap:
             at += len(self.target.piece(token)) if token >= 0 else 1
         return self.target.encode(data)
 
-    def _unsettled(self, tokens: list[int], last: int) -> int:
+    def _count_unsettled(self, tokens: list[int], last: int) -> int:
         """How many tokens at the end together begin a longer token and have more than `last` bytes."""
         found, end = 0, b""
         for n, token in enumerate(reversed(tokens), 1):
@@ -108,7 +96,7 @@ class VocabularyMap:
                 found = n
         return found
 
-    def to_drafter(self, target_ids: Sequence[int], previous: Sequence[int]) -> tuple[int, list[int]]:
+    def to_drafter(self, target_ids: Sequence[int], previous: list[int]) -> tuple[int, list[int]]:
         """The drafter's context after more target tokens are committed: how many of its tokens stay, and those that
         follow them. Bytes that the drafter has no token for are left out.
 
@@ -117,35 +105,34 @@ class VocabularyMap:
             previous: the drafter's tokens so far; empty at the beginning of a prompt.
         """
         if self.same:
-            return len(previous), [d for t in target_ids for d in self._one_by_one(t)]
-        head, runs = self._runs(target_ids, first=not previous)
+            return len(previous), [d for t in target_ids for d in self._map_token(t)]
+        head, runs = self._split_runs(target_ids, first=not previous)
         window = 2 * SYNCHRONISED
         while True:
             start = self.drafter.text_start(previous, window)
             old = previous[start:]
-            new = self._spelt(self.drafter.spell(old) + head)
-            pairs = zip(old, new, strict=False)
-            stay = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            new = self._encode(self.drafter.spell(old) + head)
+            stay = common_prefix_length(old, new)
             if len(old) < window or stay >= SYNCHRONISED:
                 break
             window *= 2
         tail = new[stay:]
         for special, text in runs:
-            tail += [special, *self._spelt(text)]
+            tail += [special, *self._encode(text)]
         return start + stay, tail
 
-    def _one_by_one(self, token: int) -> list[int]:
+    def _map_token(self, token: int) -> list[int]:
         found = self._back.get(token)
-        return [found] if found is not None else self._spelt(self._text(token))
+        return [found] if found is not None else self._encode(self._bytes_of(token))
 
-    def _spelt(self, data: bytes) -> list[int]:
+    def _encode(self, data: bytes) -> list[int]:
         return [token for token in self.drafter.encode(data) if token >= 0]
 
-    def _text(self, token: int) -> bytes:
+    def _bytes_of(self, token: int) -> bytes:
         """A target token as text: a special one is written out."""
         return self.target.piece(token) or self.target.names.get(token, "").encode()
 
-    def _runs(self, target_ids: Sequence[int], first: bool) -> tuple[bytes, list[tuple[int, bytes]]]:
+    def _split_runs(self, target_ids: Sequence[int], first: bool) -> tuple[bytes, list[tuple[int, bytes]]]:
         """The text before the first special token that the drafter has too, then each of these with the text after it.
 
         The first text of all begins as the drafter's tokenizer begins one: after its BOS, and with its space in place of the
@@ -155,7 +142,7 @@ class VocabularyMap:
         for token in target_ids:
             special = None if self.target.piece(token) else self._back.get(token)
             if special is None:
-                texts[-1] += self._text(token)
+                texts[-1] += self._bytes_of(token)
             else:
                 specials.append(special)
                 texts.append(bytearray())
@@ -167,34 +154,24 @@ class VocabularyMap:
         return bytes(texts[0]), [(s, bytes(t)) for s, t in zip(specials, texts[1:], strict=True)]
 
 
-def _alike(one: ByteTokenizer, other: ByteTokenizer) -> dict[int, int]:
-    """Tokens of one tokenizer → those of the other with the same bytes."""
-    found = {}
-    for name, i in one.ids.items():
-        twin = other.ids.get(name, -1)  # two tokens may spell one byte: A and <0x41>
-        match = twin if other.piece(twin) == one.pieces[i] else other.of.get(one.pieces[i])
-        if match is not None and one.pieces[i]:
-            found[i] = match
-    return found
+def _match_names(one: ByteTokenizer, other: ByteTokenizer) -> dict[int, int]:
+    """Tokens of one tokenizer → those of the other with the same name, among text and special tokens apart."""
+    text = {i: other.ids[name] for name, i in one.ids.items() if one.pieces[i] and name in other.ids}
+    return text | {i: other.specials[name] for name, i in one.specials.items() if name in other.specials}
 
 
-def _named(one: ByteTokenizer, other: ByteTokenizer) -> dict[int, int]:
-    """Special tokens of one → those of the other, by name."""
-    return {i: other.specials[name] for name, i in one.specials.items() if name in other.specials}
-
-
-def _roles(one: ByteTokenizer, other: ByteTokenizer) -> dict[int, int]:
+def _match_roles(one: ByteTokenizer, other: ByteTokenizer) -> dict[int, int]:
     """BOS and EOS of one → those of the other; a token that is both counts as EOS."""
     roles = ((one.bos, other.bos), (one.eos, other.eos))
     return {i: match for i, match in roles if i is not None and match is not None}
 
 
-def _known(tokens: Iterable[int]) -> list[int]:
+def _cut_at_unknown(tokens: Iterable[int]) -> list[int]:
     """The tokens before the first -1."""
     return list(takewhile(lambda token: token >= 0, tokens))
 
 
-def _unfinished(data: bytes) -> int:
+def _count_unfinished(data: bytes) -> int:
     """How many bytes at the end are an unfinished character."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(data)

@@ -155,7 +155,7 @@ def keep_rejected(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
 def all_taken_out(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     """Self-selection that takes the tokens of the paths which it left aside out of p, too."""
-    return Outcomes(rules.selected(p_BMV, drafts).stop_BM, rules.point(p_BMV, drafts).rest_BMV)
+    return Outcomes(rules.select_path(p_BMV, drafts).stop_BM, rules.point(p_BMV, drafts).rest_BMV)
 
 
 def shifted(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
@@ -241,12 +241,12 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "residual of the next node": Mutant(tree_of(CHAIN, causal=True), slip(shifted)),
     "siblings' residual not normalised": Mutant(
-        tree_of(BUSHY), "recursive", patched("normalised", lambda w: w)
+        tree_of(BUSHY), "recursive", patched("normalise", lambda w: w)
     ),
     "q not normalised without replacement": Mutant(
         tree_of(TWO, "without_replacement"),
         "recursive",
-        patched("normalised", lambda w: w, drafts_module),
+        patched("normalise", lambda w: w, drafts_module),
         V=4,
     ),
     "K-SEQ that takes rho for 1": Mutant(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,20 +14,27 @@ import pytest
 import torch
 from torch import Tensor
 
+from align.kernels import choice
 from align.kernels.linear import rows_library
 from align.target.cache import KVCache
 from align.target.debug import debug_model
 from align.target.loading import load_target
 from align.target.model import Target
-from decode.drafters import base, block
+from decode.drafters import base, block, specdiff2
+from decode.drafters.autoregressive import AutoregressiveDrafter
 from decode.drafters.block import BlockDrafts, BlockProposer
 from decode.drafters.diffusion import DiffusionProposer
+from decode.drafters.lookup import LookupDrafter
+from decode.drafters.specdiff2 import SpecDiff2Drafter
+from decode.engine import decoder as decoder_module
 from decode.engine import engine as engine_module
 from decode.engine.decoder import Decoder
 from decode.engine.detokenizer import TextStream
 from decode.engine.engine import Engine
-from decode.speculation import drafts, rules, sampling, tree_drafts, verification, verifiers
+from decode.engine.processed import ProcessedEngine
+from decode.speculation import drafts, rules, sampling, tree, tree_drafts, verification, verifiers
 from decode.speculation.processors import History
+from decode.speculation.proposal import Proposal
 from decode.speculation.rules import Outcomes
 from decode.speculation.sampling import Sampling
 from decode.speculation.verification import Outcome
@@ -36,6 +44,8 @@ from decode.verification.pair import Cases, VerifyConfig
 from decode.verification.rules import check_rules
 from decode.verification.run import Batch, Run
 from decode.verification.tally import Tally
+from decode.wrappers.copying import CopyingDrafter, CopyingSession
+from decode.wrappers.overlapped import OverlappedDrafter
 from tests.builders import block_network, diffusion_drafter
 from tests.fakes import ScriptedDrafter, oracle
 
@@ -62,13 +72,39 @@ def fresh(run: Run) -> Iterator[None]:
 
 def positions_too_late() -> list[Patch]:
     """The tokens of a round are placed one position too late."""
-    original = Engine.begin_round
+    original = Engine.draft
 
-    def begin_round(self: Engine) -> Any:
+    def draft(self: Engine) -> Any:
         call = original(self)
         return call._replace(depth_L=torch.arange(1, call.tokens_1L.shape[1] + 1))
 
-    return [(Engine, "begin_round", begin_round)]
+    return [(Engine, "draft", draft)]
+
+
+def chunks_from_the_start() -> list[Patch]:
+    """Later chunks of a prompt are placed at its beginning."""
+    original = Engine._forward
+
+    def forward(self: Engine, tokens_1L: Tensor, logits: bool = True, *more: Any) -> Any:
+        depth_L = torch.arange(tokens_1L.shape[1]) - self.request.cache.length
+        return (
+            original(self, tokens_1L, logits, *more)
+            if logits
+            else original(self, tokens_1L, False, None, depth_L)
+        )
+
+    return [(Engine, "_forward", forward)]
+
+
+def deep_nodes_without_the_root() -> list[Patch]:
+    original = engine_module.ancestors
+
+    def ancestors(parents: tuple[int, ...]) -> Tensor:
+        see_MM = original(parents).clone()
+        see_MM[[i + 1 for i, depth in enumerate(tree.depths(parents)) if depth > 2], 0] = False
+        return see_MM
+
+    return [(engine_module, "ancestors", ancestors)]
 
 
 def positions_by_index() -> list[Patch]:
@@ -84,14 +120,14 @@ def row_lost() -> list[Patch]:
 
 def outputs_swapped() -> list[Patch]:
     """In a batch, requests get one another's logits."""
-    original = engine_module._forward_together
+    original = engine_module.forward_together
 
     def forward(running: Any, calls: Any) -> Any:
         out = original(running, calls)
         same = len({call.tokens_1L.shape for call in calls}) == 1
         return out[::-1] if same else out
 
-    return [(engine_module, "_forward_together", forward)]
+    return [(engine_module, "forward_together", forward)]
 
 
 def other_first_row() -> list[Patch]:
@@ -140,7 +176,7 @@ def minimum_one_longer() -> list[Patch]:
 
 
 def banned_at_the_root_alone() -> list[Patch]:
-    original = History._barred
+    original = History._banned_mask
 
     def barred(self: History, depth: Sequence[int]) -> Tensor | None:
         found_V = original(self, depth)
@@ -148,7 +184,7 @@ def banned_at_the_root_alone() -> list[Patch]:
             return found_V
         return torch.stack([found_V if d == 0 else torch.zeros_like(found_V) for d in depth])
 
-    return [(History, "_barred", barred)]
+    return [(History, "_banned_mask", barred)]
 
 
 def _probs(change: Callable[..., Tensor]) -> list[Patch]:
@@ -228,6 +264,40 @@ def cut_by_its_own_draw() -> list[Patch]:
     return [(BlockDrafts, "propose", propose)]
 
 
+def cut_after_its_draw() -> list[Patch]:
+    """The drafts of a tree are drawn from q and reported with q after min-p."""
+    original = block.draw_tree
+
+    def draw_tree(*given: Any) -> Any:
+        tokens_N, q_NV = original(*given)
+        return tokens_N, sampling.probs(q_NV.log(), Sampling(1.0, min_p=0.5))
+
+    return [(block, "draw_tree", draw_tree)]
+
+
+def equal_candidates_left_out() -> list[Patch]:
+    original = specdiff2.merge_chains
+
+    def merge(chains: Sequence[Proposal]) -> Proposal:
+        return original([*{tuple(x.tokens_K.tolist()): x for x in chains}.values()])
+
+    return [(specdiff2, "merge_chains", merge)]
+
+
+def copied_if_drawn() -> list[Patch]:
+    """A chain is drawn, and a copy that begins with its first token is proposed in its place."""
+    original = CopyingSession.propose
+
+    def propose(self: CopyingSession, k: int) -> Proposal | None:
+        copy = original(self, k)
+        if copy is None or copy.q is None or float(copy.q.probs.amax(1).min()) < 1:
+            return copy
+        drawn = self.inner.propose(min(k, self.drafter.inner.draft_tokens))
+        return copy.cut(len(drawn)) if drawn and drawn.tokens_K[0] == copy.tokens_K[0] else drawn
+
+    return [(CopyingSession, "propose", propose)]
+
+
 # ---- rule ----
 
 
@@ -278,6 +348,29 @@ def sibling_tested_with_the_first_q() -> list[Patch]:
         return self.q()[:, above.index(above[i])]
 
     return [(drafts.Drafts, "q_BV", q_BV)]
+
+
+def padding_removes_a_token() -> list[Patch]:
+    """The padding of smaller trees in a batch changes what is left of p at the root."""
+    return [(drafts.Drafts, "whole", True)]
+
+
+def padding_is_visited() -> list[Patch]:
+    return [
+        (rules, "zip_longest", lambda *walks, fillvalue: itertools.zip_longest(*walks, fillvalue=(0, True)))
+    ]
+
+
+def kernel_reads_one_block() -> list[Patch]:
+    """The C kernel draws the next token from the first 512 tokens alone."""
+    original = choice.verified_chain
+
+    def verified(p_MV: Tensor, *given: Any) -> Any:
+        cut_MV = p_MV.clone()
+        cut_MV[:, 512:] *= 1e-6
+        return original(p_MV, *given)._replace(following=original(cut_MV, *given).following)
+
+    return [(choice, "verified_chain", verified)]
 
 
 def kernel_takes_one_less() -> list[Patch]:
@@ -370,49 +463,55 @@ def number_of_another_node() -> list[Patch]:
     return [(verification, "draw_at", lambda p_RV, u_R: original(p_RV, u_R[:1].expand_as(u_R).flip(0) ** 2))]
 
 
+def one_seed_for_all() -> list[Patch]:
+    """The requests of a batch with one `Sampling` have the same seed."""
+    original = decoder_module._sampling_of_each
+    return [(decoder_module, "_sampling_of_each", lambda one, *more: [original(one, *more)[0]] * more[-1])]
+
+
 # ---- commit and end ----
 
 
 def accepted_token_dropped() -> list[Patch]:
-    original = Engine._commit
+    original = Engine._append
 
     def commit(self: Engine, outcome: Outcome) -> int:
         return original(self, outcome._replace(accepted=outcome.accepted[1:]))
 
-    return [(Engine, "_commit", commit)]
+    return [(Engine, "_append", commit)]
 
 
 def first_end_alone() -> list[Patch]:
     """Of several end-of-sequence ids one alone ends the text."""
-    original = Engine._commit
+    original = Engine._append
 
     def commit(self: Engine, outcome: Outcome) -> int:
         self.eos = frozenset([max(self.eos)])
         return original(self, outcome)
 
-    return [(Engine, "_commit", commit)]
+    return [(Engine, "_append", commit)]
 
 
 def one_token_too_many() -> list[Patch]:
-    original = Engine._commit
+    original = Engine._append
 
     def commit(self: Engine, outcome: Outcome) -> int:
         full = len(self.out.tokens) + len(outcome.accepted) + 1 >= self.limit
         self.limit += full
         return original(self, outcome)
 
-    return [(Engine, "_commit", commit)]
+    return [(Engine, "_append", commit)]
 
 
 def other_reason() -> list[Patch]:
     """A text that fills the context finishes with `length`."""
-    original = Engine._commit
+    original = Engine._append
 
     def commit(self: Engine, outcome: Outcome) -> int:
         self.full = "length"
         return original(self, outcome)
 
-    return [(Engine, "_commit", commit)]
+    return [(Engine, "_append", commit)]
 
 
 def first_stop_listed() -> list[Patch]:
@@ -466,6 +565,21 @@ def stop_within_a_token() -> list[Patch]:
     return [(TextStream, "_cut", cut)]
 
 
+def special_tokens_alone() -> list[Patch]:
+    """A stop string that holds a special token beside text is not found."""
+    original = engine_module.special_tokens_in
+
+    def special(stops: Sequence[str], tokenizer: Any) -> dict[int, str]:
+        return {i: text for i, text in original(stops, tokenizer).items() if text in stops}
+
+    return [(engine_module, "special_tokens_in", special)]
+
+
+def stop_is_streamed() -> list[Patch]:
+    """The beginning of a stop string is streamed before the string is complete."""
+    return [(TextStream, "_maybe_stop", lambda self: 0)]
+
+
 # ---- what they are seen with ----
 
 
@@ -479,6 +593,13 @@ def decoder(target: Target, kind: str) -> Decoder:
     if kind == "oracle":
         text = Decoder(target).generate(PROMPTS[0], max_new_tokens=16, sampling=REPEATED).tokens
         return Decoder(target, ScriptedDrafter("point", oracle([*PROMPTS[0], *text], wrong_every=5)))
+    if kind == "candidates":
+        standalone = diffusion_drafter(target, "masked_lm")
+        return Decoder(target, SpecDiff2Drafter(standalone, 2, keep_q=True), "recursive")
+    if kind == "copies":
+        return Decoder(target, CopyingDrafter(BlockProposer(network)), "token")
+    if kind == "in the background":
+        return Decoder(target, OverlappedDrafter(AutoregressiveDrafter(target)), "token")
     if kind == "confidence":
         return Decoder(target, DiffusionProposer(diffusion_drafter(target, "masked_lm"), steps=2, order=kind))
     return Decoder(target, BlockProposer(network), kind)
@@ -508,6 +629,8 @@ class Seen:
 BUGS: dict[Callable[[], list[Patch]], Seen] = {
     positions_too_late: Seen("rows", size=1),
     positions_by_index: Seen("rows", "tree", size=1),
+    chunks_from_the_start: Seen("rows"),
+    deep_nodes_without_the_root: Seen("rows", "drawn tree", size=1),
     row_lost: Seen("rows", "oracle", (REPEATED,), 1),
     outputs_swapped: Seen("rows", settings=SAMPLED[:2]),
     other_first_row: Seen("rows"),
@@ -523,6 +646,8 @@ BUGS: dict[Callable[[], list[Patch]], Seen] = {
     q_of_the_next_position: Seen("proposals"),
     siblings_repeated: Seen("proposals", "drawn tree"),
     cut_by_its_own_draw: Seen("proposals"),
+    cut_after_its_draw: Seen("proposals", "drawn tree"),
+    equal_candidates_left_out: Seen("proposals", "candidates", SAMPLED[:3]),
     one_generator: Seen("randomness"),
     drafts_by_the_shared_generator: Seen("randomness"),
     number_of_the_first_draw: Seen("randomness", "drawn tree"),
@@ -556,8 +681,40 @@ def test_a_bug_is_seen(run: Run, bug: Callable[[], list[Patch]]) -> None:
         Asked(tuple(PROMPTS[i % 3]), one, 14 - i, eos=(90, 17) if one.min_new_tokens else None)
         for i, one in enumerate(seen.settings)
     ]
-    batch = Batch(seen.kind, decoder(run.target, seen.kind), tuple(asked), seen.size)
+    batch = Batch(seen.kind, decoder(run.target, seen.kind), tuple(asked), seen.size, chunk=4)
     assert seen.check in findings(run, batch, bug())
+
+
+TOKENS = {copied_if_drawn: ("proposals", "copies"), one_seed_for_all: ("randomness", "token")}
+
+
+@pytest.mark.parametrize("bug", TOKENS, ids=name_of)
+def test_a_bug_is_seen_in_texts_of_two_tokens(run: Run, bug: Callable[[], list[Patch]]) -> None:
+    check, kind = TOKENS[bug]
+    run.letters = [90, 40]
+    batch = Batch(kind, decoder(run.target, kind), tuple(run._of_letters(Sampling(1.0, seed=1))))
+    assert findings(run, batch, []) == set()
+    assert check in findings(run, batch, bug())
+
+
+def test_rounds_drafted_in_the_background_are_compared(run: Run) -> None:
+    asked = tuple(Asked(tuple(PROMPTS[0]), one, 14) for one in SAMPLED[:2])
+    batch = Batch("background", decoder(run.target, "in the background"), asked)
+    assert findings(run, batch, []) == set()
+    assert "rows" in findings(run, batch, one_more_of_top_k())
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_processor_that_does_not_see_the_drafts(run: Run, wrong: bool) -> None:
+    original = ProcessedEngine._texts
+
+    def without_drafts(self: ProcessedEngine, proposal: Proposal) -> list[Tensor]:
+        return original(self, proposal)[:1] * (len(proposal) + 1)
+
+    with mock.patch.object(ProcessedEngine, "_texts", without_drafts if wrong else original):
+        tally = run.tallies["end_to_end"]
+        end_to_end.check_processed("lookup", Decoder(run.target, LookupDrafter()), [90, 40], tally)
+    assert bool(tally.findings) == wrong
 
 
 LONG: dict[Callable[[], list[Patch]], Seen] = {
@@ -579,13 +736,16 @@ RULES = {
     accepted_too_often: "block",
     residual_not_clamped: "recursive",
     sibling_tested_with_the_first_q: "recursive",
+    padding_removes_a_token: "k_seq",
+    padding_is_visited: "traversal",
+    kernel_reads_one_block: "block",
     kernel_takes_one_less: "block",
 }
 
 
 @pytest.mark.parametrize("bug", RULES, ids=name_of)
 def test_a_bug_of_a_rule_is_seen(bug: Callable[[], list[Patch]]) -> None:
-    if bug is kernel_takes_one_less and rows_library() is None:
+    if bug in (kernel_takes_one_less, kernel_reads_one_block) and rows_library() is None:
         pytest.skip("no C kernels")
     tally = Tally("rule")
     with ExitStack() as stack:
@@ -605,7 +765,23 @@ ENDS: dict[Callable[[], list[Patch]], Callable[[Target, list[int]], Asked]] = {
     stop_within_a_token: lambda target, text: Asked(
         tuple(PROMPTS[0]), REPEATED, 12, stop=(target.decode(text)[2:5],)
     ),
+    stop_is_streamed: lambda target, text: Asked(
+        tuple(PROMPTS[0]), REPEATED, 12, stop=(target.decode(text)[2:5],)
+    ),
+    special_tokens_alone: lambda target, _: Asked(
+        tuple(PROMPTS[0]),
+        Sampling(
+            1.0, seed=3, banned=tuple(i for i in range(target.vocab_size) if i not in (90, _special(target)))
+        ),
+        12,
+        stop=(target.decode([90]) + target.tokenizer.all_special_tokens[0],),
+        eos=(),
+    ),
 }
+
+
+def _special(target: Target) -> int:
+    return int(target.tokenizer.all_special_ids[0])
 
 
 @pytest.mark.parametrize("bug", ENDS, ids=name_of)

@@ -8,8 +8,8 @@ import pytest
 
 from align.target.loading import load_target
 from align.target.model import Target
-from decode.methods.registry import Parts
 from decode.reporting import figures
+from decode.systems.construction import OpenDrafters
 from tests.builders import diffusion_drafter as drafter
 from tests.builders import shallow_target
 from tests.builders import sharp_block_network as network
@@ -40,18 +40,18 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def parts(target: Target) -> Parts:
+def parts(target: Target) -> OpenDrafters:
     return parts_for(target)
 
 
 @pytest.fixture(scope="module")
-def shallow_parts(shallow: Target) -> Parts:
+def shallow_parts(shallow: Target) -> OpenDrafters:
     return parts_for(shallow)
 
 
-def parts_for(target: Target) -> Parts:
+def parts_for(target: Target) -> OpenDrafters:
     """A drafter of every kind, untrained."""
-    return Parts(
+    return OpenDrafters(
         target,
         {
             "block": network(target, 0, "shared_kv"),

@@ -6,22 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from decode.compare import CompareConfig, main, parser
+from decode.compare import main, read_config
 
 
 def test_words_are_recipes_and_keys() -> None:
-    config = CompareConfig(
-        **vars(parser().parse_args(["a.yaml", "b.yaml", "trainer.max_steps=9", "--limit", "3"]))
-    )
-    assert (config.recipes, config.settings, config.limit) == (
+    config = read_config(["a.yaml", "b.yaml", "trainer.max_steps=9", "--limit", "3"])
+    assert (config.recipes, config.overrides, config.limit) == (
         ["a.yaml", "b.yaml"],
         ["trainer.max_steps=9"],
         3,
     )
-    later = CompareConfig(**vars(parser().parse_args(["a.yaml", "--limit", "3", "b.yaml", "seed=1"])))
-    assert (later.recipes, later.settings) == (["a.yaml", "b.yaml"], ["seed=1"])
-    default = CompareConfig(**vars(parser().parse_args([])))
-    assert all(Path(recipe).is_file() for recipe in default.recipes) and default.settings == []
+    later = read_config(["a.yaml", "--limit", "3", "b.yaml", "seed=1"])
+    assert (later.recipes, later.overrides) == (["a.yaml", "b.yaml"], ["seed=1"])
+    default = read_config([])
+    assert all(Path(recipe).is_file() for recipe in default.recipes) and default.overrides == []
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ import torch
 from align.target.loading import load_target
 from decode import Decoder, Sampling
 from decode.drafters.block import BlockProposer
-from decode.methods.build import build
-from decode.methods.registry import SYSTEMS, Parts
-from decode.methods.spec import read_method
+from decode.systems.construction import OpenDrafters, build
+from decode.systems.parsing import read_method
+from decode.systems.registry import SYSTEMS
 from tests.builders import PROMPT, block_network
 
 SAMPLINGS = (Sampling(repetition_penalty=1.4), Sampling(1.0, seed=2), Sampling(0.8, 0.9, 20, seed=4))
@@ -31,7 +31,9 @@ def outputs(decoder: Decoder) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", [name for name in SYSTEMS if name != "compiled"])
-def test_every_system_writes_the_same(shallow_parts: Parts, name: str, other_default: torch.dtype) -> None:
+def test_every_system_writes_the_same(
+    shallow_parts: OpenDrafters, name: str, other_default: torch.dtype
+) -> None:
     decoder = build(read_method(name), shallow_parts, None)
     wanted = outputs(decoder)
     torch.set_default_dtype(other_default)

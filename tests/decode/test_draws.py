@@ -1,14 +1,15 @@
-"""What a drafter draws has the distribution that its q claims, exactly, at several temperatures: for every system of the registry.
+"""What a drafter draws has the distribution that its q claims, exactly, at several temperatures: for every
+system of the registry.
 
-A new system is tested by being registered. Every draw that is made while a draft is proposed is watched: the weights it was
-made with and the token that came of it. Each drafted token must be one of those draws, made with just the q that its proposal
+A new system is tested by being registered. Every draw that is made while a draft is proposed is watched: the
+weights it was made with and the token that came of it. Each drafted token must be one of those draws, made
+with just the q that its proposal
 states (of siblings drawn without replacement: with what earlier ones left of it). Nothing is sampled but the
 state in which a drafter is asked, so a bug of any size shows.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,13 +21,11 @@ from align.target.loading import load_target
 from align.target.model import Target
 from decode import Decoder, Sampling
 from decode.drafters.base import Drafter, DraftSession, Request
-from decode.drafters.diffusion import ORDERS
-from decode.methods.any_drafter import any_drafter
-from decode.methods.build import build
-from decode.methods.registry import SYSTEMS, Parts
-from decode.methods.spec import read_method
 from decode.speculation import sampling as drawing
 from decode.speculation.proposal import Proposal
+from decode.systems.construction import OpenDrafters, build, make_given
+from decode.systems.parsing import read_method
+from decode.systems.registry import SYSTEMS, GivenDrafter
 from tests.builders import BLOCK_VARIANTS, PROMPT, block_network, diffusion_drafter
 from tests.published_blocks import backbone, pruned, speculators_config, write
 
@@ -74,7 +73,7 @@ class Draw(NamedTuple):
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_what_is_drawn_is_distributed_as_q_says(
-    shallow_parts: Parts, name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+    shallow_parts: OpenDrafters, name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system = name.split(":")[0]
     if system in ELSEWHERE:
@@ -107,7 +106,9 @@ def test_drafters_of_all_shapes(
         network = diffusion_drafter(target, kind)
     else:
         network = block_network(target, **BLOCK_VARIANTS[kind])
-    drafter = any_drafter(network, target, 3, 0 if verifier == "block" else 6, 1, ORDERS[0], verifier)
+    nodes = 0 if verifier == "block" else 6
+    options = GivenDrafter(draft_tokens=3, tree_nodes=nodes, verifier=verifier)
+    drafter = make_given(options, OpenDrafters(target, {"any": network}))
     decoder = Decoder(target, drafter, verifier)
     assert checked_tokens(decoder, Sampling(temperature, seed=3), monkeypatch) >= NOT_LESS
 
@@ -182,28 +183,3 @@ class Watched:
 def apart(a_V: Tensor, b_V: Tensor) -> float:
     """Total variation."""
     return float((a_V - b_V).abs().sum() / 2)
-
-
-def test_the_check_sees_another_temperature(shallow_parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drafter that draws at temperature 1 and says T."""
-
-    class Lying(DraftSession):
-        def __init__(self, inner: DraftSession) -> None:
-            self.inner, self.taps, self.rewinds = inner, inner.taps, inner.rewinds
-
-        def observe(self, output: Any, kept: int) -> None:
-            self.inner.observe(output, kept)
-
-        def propose(self, k: int) -> Proposal | None:
-            proposal = self.inner.propose(k)
-            if proposal is None or proposal.q is None:
-                return proposal
-            q_KV = proposal.q.dense(shallow_parts.target.vocab_size).pow(0.5)
-            return replace(proposal, q=type(proposal.q)(q_KV / q_KV.sum(1, keepdim=True)))
-
-    decoder = build(read_method("specdiff:gamma=3"), shallow_parts, None)
-    assert decoder.drafter is not None
-    start = type(decoder.drafter).start
-    monkeypatch.setattr(decoder.drafter, "start", lambda r: Lying(start(decoder.drafter, r)), raising=False)
-    with pytest.raises(AssertionError, match="not drawn from the q"):
-        checked_tokens(decoder, Sampling(2.0, seed=3), monkeypatch)

@@ -14,14 +14,18 @@ from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
 from align.makers.block import from_target
 from align.models.checkpoints.block import save_drafter
+from align.models.checkpoints.standalone import save_standalone
 from align.target.model import Target
 from decode import eval
 from decode.benchmark import runner as measure
 from decode.engine.output import Tree
-from decode.reporting.records import Divergence, read_records
+from decode.reporting.records import Divergence, Run, read_records
+from decode.reporting.summary import summarise
 from decode.suites import registry as chosen
 from decode.suites.prompt import Prompt, Suite
-from tests.measurements import QUIET
+from decode.systems.registry import SYSTEMS
+from tests.builders import diffusion_drafter
+from tests.measurements import QUIET, record
 from tests.measurements import run_eval as run
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -88,7 +92,7 @@ def test_a_group_leaves_out_what_no_source_has(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(chosen, "load_suite", load_suite)
     summary, _ = run("--suite", "math", "--out", tmp_path / "o", "--methods", "plain")
-    assert list(summary["suites"]) == ["gsm8k"] and len(summary["skipped"]) == 3
+    assert list(summary.suites) == ["gsm8k"] and len(summary.run.skipped) == 3
     with pytest.raises(UserError, match="math500"):
         run("--suite", "gsm8k,math500", "--out", tmp_path / "p")
 
@@ -98,25 +102,23 @@ def test_the_methods_side_by_side(prompts: Path, drafter: Path, tmp_path: Path) 
     records = read_records(folder)
     assert Counter(r.method for r in records) == dict.fromkeys(("plain", "lookup", "drafter", "combined"), 6)
     assert {r.repeat for r in records} == {0, 1} and len({r.key for r in records}) == 24
-    for record in records:
-        assert record.identical is True and record.divergence is None
-        assert record.new_tokens == len(record.tokens) == record.committed + 1 <= 12
-        assert record.calls == len(record.accepted) == len(record.drafted)
-        assert sum(record.accepted) <= record.committed <= sum(record.accepted) + record.calls
-        assert record.tau == pytest.approx(record.committed / record.calls)
-        assert record.prefill_seconds > 0 and record.seconds > 0
+    for row in records:
+        assert row.identical is True and row.divergence is None
+        assert row.new_tokens == len(row.tokens) == row.committed + 1 <= 12
+        assert row.calls == len(row.accepted) == len(row.drafted)
+        assert sum(row.accepted) <= row.committed <= sum(row.accepted) + row.calls
+        assert row.tau == pytest.approx(row.committed / row.calls)
+        assert row.prefill_seconds > 0 and row.seconds > 0
     assert all(r.tau == 1 and not any(r.drafted) for r in records if r.method == "plain")
     for method in ("plain", "lookup", "drafter", "combined"):
-        figures = summary["suites"]["mine"][method]
-        assert {"speedup", "speedup_lo", "speedup_hi", "tau", "tau_macro", "tokens_per_s"} <= figures.keys()
-        assert figures["prompts"] == figures["identical"] == 3 and figures["bugs"] == 0
-    assert summary["suites"]["mine"]["plain"]["speedup"] == 1.0
-    assert {"settings", "machine", "versions", "target_hash", "drafter_hash", "git_commit"} <= summary.keys()
-    assert summary["drafter_hash"] and len(summary["target_hash"]) == 64
+        figures = summary.suites["mine"][method]
+        assert figures.prompts == figures.identical == 3 and figures.bugs == 0 and figures.speedup
+    assert summary.suites["mine"]["plain"].speedup.value == 1.0  # type: ignore[union-attr]
+    assert summary.settings["drafter_hash"] and len(summary.settings["target_hash"]) == 64
     assert {p.name for p in folder.iterdir()} == {
         "records.jsonl", "run.json", "summary.json", "report.html", "report.png",
     }  # fmt: skip
-    assert json.loads((folder / "summary.json").read_text())["verdict"] == summary["verdict"]
+    assert json.loads((folder / "summary.json").read_text())["verdict"] == summary.verdict
 
 
 def test_sampling_has_no_identity_and_repeats_draw_anew(prompts: Path, drafter: Path, tmp_path: Path) -> None:
@@ -134,16 +136,10 @@ def test_sampling_has_no_identity_and_repeats_draw_anew(prompts: Path, drafter: 
     )
     records = read_records(folder)
     assert all(r.identical is None and r.divergence is None for r in records)
-    figures = summary["suites"]["mine"]["drafter"]
-    assert figures["identical"] is None and figures["speedup"] is not None
+    figures = summary.suites["mine"]["drafter"]
+    assert figures.identical is None and figures.speedup is not None
     plain = {(r.prompt, r.repeat): r.tokens for r in records if r.method == "plain"}
     assert all(plain[prompt, 0] != plain[prompt, 1] for prompt in "123")
-
-
-def test_limit_and_builtin_suite_and_default_methods(tmp_path: Path) -> None:
-    summary, _ = run("--limit", 4, "--out", tmp_path / "o")
-    assert list(summary["overall"]) == ["plain", "lookup"]
-    assert [s["prompts"] for s in summary["sources"]] == [4] and summary["settings"]["suites"] == ["builtin"]
 
 
 @pytest.mark.slow
@@ -151,15 +147,16 @@ def test_limit_and_builtin_suite_and_default_methods(tmp_path: Path) -> None:
 def test_a_lossy_verifier_is_marked_everywhere(
     temperature: int, prompts: Path, drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In every record, in the summary, the table, the verdict and the page; the exact methods beside it are not."""
+    """In every record, in the summary, the table, the verdict and the page; the exact methods beside it are
+    not."""
     arguments = ["--prompts", prompts, "--drafter", drafter, "--temperature", temperature]
     arguments += ["--verifier", "lossy_top_beta", "--out", tmp_path / "o"]
     eval.main([*QUIET, *map(str, arguments)])  # no exit code 1: a difference was asked for
     records = read_records(tmp_path / "o")
-    for record in records:
-        assert record.lossy == (record.method in ("drafter", "combined"))
-        assert (record.verifier == "lossy_top_beta") == record.lossy
-        assert record.divergence is None
+    for row in records:
+        assert row.lossy == (row.method in ("drafter", "combined"))
+        assert (row.verifier == "lossy_top_beta") == row.lossy
+        assert row.divergence is None
     changed = [r for r in records if r.lossy and r.identical is False]
     assert bool(changed) == (temperature == 0)
     summary = json.loads((tmp_path / "o/summary.json").read_text())
@@ -171,12 +168,12 @@ def test_a_lossy_verifier_is_marked_everywhere(
     exact, folder = run(
         "--prompts", prompts, "--drafter", drafter, "--verifier", "auto", "--out", tmp_path / "e"
     )
-    assert not any(f["lossy"] for f in exact["overall"].values()) and "LOSSY" not in exact["verdict"]
+    assert not any(f.lossy for f in exact.overall.values()) and "LOSSY" not in exact.verdict
     assert {r.verifier for r in read_records(folder)} == {"", "greedy"}
 
 
 def test_a_verifier_that_does_not_fit_is_refused(prompts: Path, drafter: Path, tmp_path: Path) -> None:
-    for name, line in (("greedi", "unknown verifier 'greedi'"), ("greedy", "exact only at temperature 0")):
+    for name, line in (("greedi", "verifier='greedi' is unknown"), ("greedy", "exact only at temperature 0")):
         with pytest.raises(UserError, match=line):
             run(
                 "--prompts",
@@ -193,12 +190,54 @@ def test_a_verifier_that_does_not_fit_is_refused(prompts: Path, drafter: Path, t
 
 
 def test_what_to_type_next_names_the_option() -> None:
-    figures = {"speedup": 1.5, "speedup_lo": 1.2, "lossy": False}
+    records = [
+        record(m, f"p{i}", s) for i in range(6) for m, s in (("plain", 3), ("lookup", 2), ("drafter", 1))
+    ]
+    settings = {"methods": ["plain", "lookup", "drafter"], "temperature": 0}
+
+    def suggest(config: eval.EvalConfig, *methods: str) -> str:
+        rows = [record for record in records if record.method in methods]
+        return eval.suggest_next(summarise(Run(settings, []), rows), config)
+
     config = eval.read_config(["--target", "a b"])
-    alone = eval.next_step({"bugs": 0, "overall": {"plain": figures, "lookup": figures}}, config)
+    alone = suggest(config, "plain", "lookup")
     assert "-m align.train recipe=block 'target.name=a b' output=runs/mine" in alone
     random = eval.read_config(["--target", "debug"])
-    assert "measure a real target" in eval.next_step({"bugs": 0, "overall": {"plain": figures}}, random)
-    assert "--help" not in alone and "--target 'a b' --drafter runs/mine/drafter" in alone
-    used = eval.next_step({"bugs": 0, "overall": {"plain": figures, "drafter": figures}}, config)
+    assert "measure a real target" in suggest(random, "plain")
+    assert "--target 'a b' --drafter runs/mine/drafter" in alone
+    used = suggest(config, "plain", "drafter")
     assert used.endswith("""-m decode.generate --target 'a b' "your prompt\"""")
+
+
+@pytest.mark.slow
+def test_every_system_in_one_table(
+    target: Target, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every system whose drafter is given, and a line for the others; what a sweep can't build is left
+    out."""
+    save_standalone(diffusion_drafter(target, "ddit"), tmp_path / "sedd")
+    monkeypatch.setattr("decode.engine.compiled.compiled", lambda target: target)  # half a minute of C++
+    words = ["--prompts", prompts, "--limit", 1, "--drafter", tmp_path / "sedd", "--no-resume"]
+    summary, folder = run(*words, "--methods", "all", "--out", tmp_path / "o")
+    records = read_records(folder)
+    here = [name for name, system in SYSTEMS.items() if system.in_all and set(system.needs) <= {"diffusion"}]
+    assert {r.method for r in records} == {"plain", *here}
+    assert all(r.identical for r in records if not r.lossy) and summary.bugs == 0
+    assert {r.method for r in records if r.lossy} == {"specdec_lossy"}
+    assert {r.verifier for r in records if not r.lossy} == {"", "greedy"}  # what ran
+    assert any("d2sd: no drafter of the kind block" in line for line in summary.run.skipped)
+    drawn = ["--methods", "specdiff2:gamma=2:candidates=2:keep_q=true", "--temperature", 1]
+    summary, _ = run(*words, *drawn, "--sweep", "verifier=token,traversal", "--out", tmp_path / "p")
+    assert [name.rpartition("=")[2] for name in summary.overall] == ["plain", "traversal"]
+    assert [line.partition(": ")[0].rpartition("=")[2] for line in summary.run.skipped] == ["token'"]
+    sweep = ["--sweep", "steps=1,2", "hot_start=false,true"]
+    summary, _ = run(*words, "--methods", "specdiff:gamma=4", *sweep, "--out", tmp_path / "q")
+    assert len(summary.overall) == 1 + 3  # plain; a hot start replaces one of several steps
+    assert any("steps=1 must be at least 2" in line for line in summary.run.skipped)
+    for more, says in (
+        (["--methods", "specdiff:steps=1:hot_start=true"], "steps=1 must be at least 2"),
+        (["--methods", "specdiff", "--steps", 4], "--steps is read by the methods drafter and combined"),
+        (["--methods", "lookup", "--verifier", "point_mass"], "--verifier is read by the methods drafter"),
+    ):
+        with pytest.raises(UserError, match=says):
+            run(*words, *more, "--out", tmp_path / "r")

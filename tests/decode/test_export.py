@@ -14,8 +14,8 @@ from align.models.checkpoints.causal import save_causal
 from align.models.checkpoints.standalone import save_standalone
 from align.target.model import Target
 from decode import export
+from decode.exporting import EXPORTS
 from decode.exporting.verdict import Verdict
-from decode.method_names import EXPORTS
 from tests.builders import block_network, causal_drafter, diffusion_drafter, saved_taps_drafter
 from tests.target_models import asking_target, write_gguf
 

@@ -11,7 +11,7 @@ import pytest
 
 import decode
 from decode import Sampling, generate
-from decode.methods import drafter_spec
+from decode.systems import drafter_folders
 from tests.target_models import tiny_target
 
 
@@ -54,13 +54,6 @@ def test_the_seed_of_a_sampled_answer_repeats_it(capsys: pytest.CaptureFixture[s
     assert "seed" not in run(capsys, *DEBUG, "--drafter", "none", "hello")[2]
 
 
-@pytest.mark.parametrize("drafter", [(), ("--drafter", "auto")])
-def test_the_default_drafter_by_its_name(
-    capsys: pytest.CaptureFixture[str], drafter: tuple[str, ...]
-) -> None:
-    assert "[lookup, greedy]" in run(capsys, *DEBUG, *drafter, "hello")[2]
-
-
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
@@ -73,19 +66,9 @@ def test_verbose_says_how_the_target_runs(kind: str, says: str) -> None:
     assert says in generate.how_it_runs(tiny_target(kind))
 
 
-def test_verbose_is_a_line_more(capsys: pytest.CaptureFixture[str]) -> None:
-    err = run(capsys, *DEBUG, "--drafter", "lookup", "--verbose", "hello")[2]
-    assert err.splitlines()[-1].startswith("[target, float32 on cpu] grouped attention")
-
-
-def test_default_drafter_of_another_target_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    err = run(capsys, *DEBUG, "hello")[2]
-    assert err.startswith("note: no drafter is shipped for debug: drafting by prompt lookup\n")
-
-
 def test_a_missing_shipped_drafter_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    monkeypatch.setattr(drafter_spec, "DEFAULT_DRAFTER", Path("/nowhere/block"))
-    monkeypatch.setattr(drafter_spec, "DEFAULT_TARGET", "debug")
+    monkeypatch.setattr(drafter_folders, "DEFAULT_DRAFTER", Path("/nowhere/block"))
+    monkeypatch.setattr(drafter_folders, "DEFAULT_TARGET", "debug")
     code, _, err = run(capsys, *DEBUG, "hello")
     assert code == 0
     assert err.splitlines()[0] == "note: no drafter at /nowhere/block: drafting by prompt lookup"
@@ -148,19 +131,3 @@ def test_malformed_commands(capsys: pytest.CaptureFixture[str], argv: tuple[str,
     last = err.strip().splitlines()[-1]
     assert code == 2 and out == "" and last.startswith("error: ") and line in last
     assert "Traceback" not in err
-
-
-def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "--help")
-    assert code == 0
-    for option in (
-        "--target",
-        "--drafter",
-        "--verifier",
-        "--temperature",
-        "--stop",
-        "--seed",
-        "--raw",
-        "--system",
-    ):
-        assert option in out

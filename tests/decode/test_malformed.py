@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,12 +27,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     files = {
-        "empty.jsonl": "", "blank.txt": "\n \n", "bad.json": "[1,\n2",
-        "bad.jsonl": '{"prompt": "a"}\n{"prompt": \n', "object.json": '{"a": 1}',
+        "empty.jsonl": "",         "bad.jsonl": '{"prompt": "a"}\n{"prompt": \n', "object.json": '{"a": 1}',
         "column.jsonl": '{"promt": "a"}\n', "null.jsonl": '{"prompt": null}\n',
         "number.jsonl": "17\n", "messages.jsonl": '{"messages": [{"role": "user"}]}\n',
         "bad.parquet": "PAR1 no",
-        "deep.jsonl": "[" * 100_000, "digits.jsonl": '{"prompt": ' + "9" * 5000 + "}", "deep.json": "[" * 100_000,
+        "deep.jsonl": "[" * 100_000,
         "quote.csv": 'prompt\n"x\n', "wide.csv": "prompt\n" + "x" * 140_000 + "\n",
         "p.md": "# hi", "ok.txt": "Hello there.\n", "bad.jsonl.gz": "not gzip", "long.txt": "x" * 900 + "\n",
         "data/gsm8k.jsonl": '{"answer": "1"}\n', "hub/openai/gsm8k/readme.md": "no data", "file": "",
@@ -64,15 +61,12 @@ EVAL = [
     (["--suite", "mtbench", "--data-dir", "data"], "expected data/HuggingFaceH4/mt_bench_prompts"),
     (["--suite", "gsm8k", "--data-dir", "data"], "row 1 has no 'question'; it has answer"),
     (["--suite", "gsm8k", "--data-dir", "hub"], "holds no .parquet, .jsonl, .json or .csv"),
-    (["--suite", "math500"], "suite 'math500' can't be had from the hub's HuggingFaceH4/MATH-500"),
-    (["--suite", "math500"], "--data-dir DIR"),
+    (["--suite", "math500"], "suite 'math500' is unavailable from the hub's HuggingFaceH4/MATH-500"),
     (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
     (["--prompts", "data"], "data is a folder"),
     (["--prompts", "p.md"], "unknown kind of file"),
     (["--prompts", "empty.jsonl"], "--prompts='empty.jsonl' holds no rows"),
-    (["--prompts", "blank.txt"], "--prompts='blank.txt' holds no rows"),
     (["--prompts", "bad.jsonl"], "bad.jsonl, line 2: not JSON"),
-    (["--prompts", "bad.json"], "bad.json, line 2: not JSON"),
     (["--prompts", "object.json"], "no prompt among its columns (a) (--prompts-column chooses one)"),
     (
         ["--prompts", "column.jsonl"],
@@ -85,21 +79,19 @@ EVAL = [
         "no row holds a prompt (1 without a user's text); its columns: messages",
     ),
     (["--prompts", "deep.jsonl"], "deep.jsonl, line 1: not JSON that can be read"),
-    (["--prompts", "digits.jsonl"], "digits.jsonl, line 1: not JSON that can be read"),
-    (["--prompts", "deep.json"], "deep.json: not JSON that can be read"),
     (["--prompts", "quote.csv"], "quote.csv, line 2: not CSV that can be read"),
     (["--prompts", "wide.csv"], "wide: 1 of 1 prompt, which this target can't take"),
-    (["--prompts", "ok.txt", "--data-dir", "data"], "two places for prompts"),
+    (["--prompts", "ok.txt", "--data-dir", "data"], "two sources of prompts"),
     (["--prompts", "ok.txt", "--threads", "100000"], "--threads=100000: at most"),
     (["--prompts", "bad.parquet"], "not readable Parquet"),
     (["--prompts", "bad.jsonl.gz"], "bad.jsonl.gz can't be read"),
     (["--prompts", "latin.txt"], "latin.txt is not UTF-8 text (byte 2)"),
     (["--prompts", "long.txt"], "no prompt can be answered"),
-    (["--prompts", "ok.txt", "--suite", "a,b"], "--prompts takes the place of one suite"),
+    (["--prompts", "ok.txt", "--suite", "a,b"], "--prompts replaces one suite"),
     (["--methods", "plain,lokup"], "unknown method 'lokup' (did you mean 'lookup'?)"),
     (["--methods", ","], "names no method"),
-    (["--methods", "drafter"], "--methods=drafter needs --drafter FOLDER"),
-    (["--drafter", "lookup"], "name a drafter's folder"),
+    (["--methods", "drafter"], "method 'drafter' needs a drafter, and none is shipped"),
+    (["--drafter", "lookup"], "give a folder"),
     (["--drafter", "nowhere"], "drafter 'nowhere'"),
     (
         ["--drafter", "runs/nowhere", "--methods", "block"],
@@ -110,17 +102,15 @@ EVAL = [
     (["--methods", "specdiff:gama=4"], "unknown option 'gama' (did you mean 'gamma'?)"),
     (["--limit", "0"], "argument --limit: '0' is not a whole number, at least 1"),
     (["--max-new-tokens", "many"], "'many' is not a whole number"),
-    (["--repeats", "-1"], "--repeats"),
     (["--temperature", "nan"], "'nan' is not a number"),
     (["--temperature", "-1"], "temperature"),
-    (["--top-p", "2"], "top_p"),
     (["--limt", "3"], "unrecognized argument '--limt' (did you mean '--limit'?)"),
     (["mtbench"], "unrecognized argument 'mtbench' (suites follow --suite, methods --methods)"),
     (["--dtype", "bf61"], "dtype 'bf61' is unknown"),
     (["--target", "debgu"], "target 'debgu'"),
     (["--out", "file"], "--out=file is a file"),
     (["--out", "file/inside"], "can't be written"),
-    (["--out", "empty_run"], "holds other things (notes.txt): take another folder, --out empty_run/eval-1"),
+    (["--out", "empty_run"], "holds other files (notes.txt): choose another folder, --out empty_run/eval-1"),
     (["--out", "old"], "run.json: not readable JSON"),
     (["--out", "bare"], "run.json: settings.dtype is missing"),
 ]
@@ -170,12 +160,3 @@ def test_another_measurement_is_not_continued(place: Path, capsys: pytest.Captur
     check(eval.main, [*QUIET, *common], "prompts_hash", capsys)
     lines = (place / "o/records.jsonl").read_text().splitlines()
     assert len(lines) == 1 and json.loads(lines[0])["method"] == "plain"
-
-
-@pytest.mark.parametrize(
-    "words", [["--methods", "specdif"], ["--suite", "mtbnch"], ["--methods", "lookup:gama=4"]]
-)
-def test_what_is_misspelt_is_said_at_once(words: list[str]) -> None:
-    code = f"import sys; from decode import eval\ntry: eval.main({words!r})\nfinally: assert 'torch' not in sys.modules"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert run.returncode == 2 and "did you mean" in run.stderr and "Traceback" not in run.stderr

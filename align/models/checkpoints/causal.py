@@ -18,26 +18,20 @@ from align.models.checkpoints.weights import write_weights
 def save_causal(
     drafter: CausalDrafter, folder: Path, weights: dict[str, Tensor] | None = None, card: str | None = None
 ) -> None:
-    """Write the folder: an ordinary causal LM in fp32 with the target's tokenizer, `drafter.json` beside it, and README.md
-    when a card is given.
-
-    Args:
-        weights: of its parameters, in place of its own.
+    """Write the folder: an ordinary causal LM in fp32 with the target's tokenizer, `drafter.json`, and
+    README.md if a card is given. `weights`: replace its own parameters.
     """
     folder.mkdir(parents=True, exist_ok=True)
     model, target = drafter.model, drafter.target
     own = dict(drafter.named_parameters()) if weights is None else weights
     tensors = {name.removeprefix("model."): tensor for name, tensor in own.items()}
-    # numbers that are not trained, such as a router's
     buffers = {n: t for n, t in model.state_dict().items() if n not in tensors and n not in drafter.names}
-    tensors |= buffers
+    tensors |= buffers  # such as a router's
     embedding, head = drafter.names
     tensors[embedding] = drafter.embedding_VD
     network_config = copy.deepcopy(model.config)
     if not (model.config.tie_word_embeddings and _same(drafter.embedding_VD, drafter.head_weight_VD)):
-        network_config.tie_word_embeddings = (
-            False  # whatever its flag was: it is loaded with the head that it was trained with
-        )
+        network_config.tie_word_embeddings = False  # it is loaded with the head that it was trained with
         tensors[head] = drafter.head_weight_VD
     write_weights({n: t.detach().to("cpu", torch.float32).contiguous() for n, t in tensors.items()}, folder)
     texts = {

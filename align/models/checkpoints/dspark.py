@@ -12,16 +12,14 @@ from align.common.errors import UserError
 from align.models.markov import GatedHead, LinearHead, MarkovHead, MixedHead, MLPHead, RNNHead, VanillaHead
 
 KINDS = {"tanh": "rnn", "linear": "vanilla", "vanilla": "vanilla", "gated": "gated", "rnn": "rnn"}
-"""`drafter.markov` → `markov_head_type`, of those that DSpark's format holds."""
+"""`drafter.markov` → `markov_head_type`, for the kinds that DSpark's format has."""
 
 
 @dataclass(frozen=True)
 class DSparkHead:
-    """A Markov head, and a confidence head beside it, in DSpark's terms.
+    """A Markov head and a confidence head in DSpark's terms.
 
-    kind: `markov_head_type`: `vanilla`, `gated` or `rnn`. rank: `markov_rank`, r or, for the confidence head's sake, r + 1.
-    tensors: by published name, fp32; `markov_head.markov_w1.weight` (V, rank), `markov_head.markov_w2.weight` (Vd, rank),
-    `markov_head.gate_proj.*`, `markov_head.joint_proj.*`, `confidence_head.proj.*`.
+    kind: `markov_head_type`. rank: r, or r + 1 with a confidence head. tensors: by published name, fp32.
     """
 
     kind: str
@@ -37,17 +35,16 @@ def dspark_tensors(
     confidence: nn.Linear | None = None,
     confidence_input: str = "",
 ) -> DSparkHead:
-    """A drafter's heads as the tensors of DSpark's format (arXiv 2607.05147), which compute the same numbers up to rounding.
+    """A drafter's heads as tensors of DSpark's format (arXiv 2607.05147), equal up to rounding.
 
-    vanilla: bias = W2·W1[x]; gated: W2·(σ(W_g·[h; W1[x]]) ⊙ W1[x]); rnn: W2·tanh(W_j·[state; W1[x]; h]), of W_j's rows (gate,
-    candidate, output) the last third, whose columns of the state are zero here. A confidence head's share of e(x) becomes one
-    column more in W1, which W2 does not read.
+    vanilla: bias = W2·W1[x]; gated: W2·(σ(W_g·[h; W1[x]]) ⊙ W1[x]); rnn: W2·tanh(W_j·[state; W1[x]; h]),
+    the last third of W_j's rows (gate, candidate, output), whose state columns are zero here. A confidence
+    head's share of e(x) becomes one more column of W1, which W2 does not read.
 
     Args:
-        markov: None = no such head: a vanilla one of rank 1 whose bias is zero.
-        embedding_VD: what `Target.embed` gives for each token, (V, D). vocabulary: Vd, the draft vocabulary's size.
-        confidence: the linear layer of a `ConfidenceHead`, over h and what `BlockConfig.confidence_input` names: e(x), or what DSpark's
-            own head reads.
+        markov: None = a vanilla head of rank 1 whose bias is zero.
+        embedding_VD: `Target.embed` of each token, (V, D). vocabulary: Vd.
+        confidence: the linear layer of a `ConfidenceHead`. confidence_input: as in `BlockConfig`.
 
     Raises:
         UserError: a kind that is none of `KINDS`.
@@ -97,9 +94,8 @@ def _tables(markov: MarkovHead | None, embedding_VD: Tensor, vocabulary: int) ->
     if markov is None:
         return "vanilla", embedding_VD.new_zeros(len(embedding_VD), 1), embedding_VD.new_zeros(vocabulary, 1)
     if isinstance(markov, VanillaHead):
-        kind = (
-            "rnn" if isinstance(markov, RNNHead) else "gated" if isinstance(markov, GatedHead) else "vanilla"
-        )
+        kind = "gated" if isinstance(markov, GatedHead) else "vanilla"
+        kind = "rnn" if isinstance(markov, RNNHead) else kind
         return kind, markov.table.weight.detach().float().clone(), markov.basis_Vr().float()
     if isinstance(markov, LinearHead):
         return "vanilla", embedding_VD @ markov.previous.weight.float().T, markov.basis_Vr().float()

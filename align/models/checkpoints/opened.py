@@ -1,7 +1,4 @@
-"""Whether a network made of a target's layers computes in training what it computes in decoding: tried on a few tokens.
-
-No list of architectures says which can be opened. What differs is refused in one line, and so is what does not run at all.
-"""
+"""Checks that a network made from a target's layers computes the same in training and decoding."""
 
 from __future__ import annotations
 
@@ -25,17 +22,16 @@ if TYPE_CHECKING:
 
 LENGTH, CLEAN = 12, 7
 _MOST = 2e-3
-"""The largest difference that is rounding, in standard deviations."""
+"""The largest difference that counts as rounding, in standard deviations."""
 
 
 def check_served(drafter: CausalDrafter, served_LV: Tensor, where: str) -> None:
-    """Compare the training graph of a causal drafter, in packed rows, with the logits of the model that is saved, `served_LV`, of
-    `some_tokens`.
+    """Compare a causal drafter's training graph with the saved model's logits of `some_tokens`.
 
     Raises:
         UserError: they differ.
     """
-    with refusing(where, "autoregressive"), torch.no_grad():
+    with refuse_on_error(where, "autoregressive"), torch.no_grad():
         tokens_1L = some_tokens(len(served_LV[0]), served_LV.device)
         twice_1M = torch.cat((tokens_1L, tokens_1L), dim=1)
         positions = torch.arange(LENGTH, device=tokens_1L.device).repeat(2)[None]
@@ -45,13 +41,13 @@ def check_served(drafter: CausalDrafter, served_LV: Tensor, where: str) -> None:
 
 
 def check_opened(network: MaskedLM, where: str) -> None:
-    """Compare a masked language model under a causal mask with the model's own forward, its cache with a whole forward, and see
-    that earlier places see later ones where the mask lets them.
+    """Compare a masked language model under a causal mask with the model's own forward, and its cache with
+    a whole forward; check that earlier places see later ones if the mask allows it.
 
     Raises:
-        UserError: it can't be opened.
+        UserError: a difference, or an architecture that does not run in this way.
     """
-    with refusing(where, "masked_lm"), torch.no_grad():
+    with refuse_on_error(where, "masked_lm"), torch.no_grad():
         config, body = network.model.config, network.model.get_decoder()
         biased = any(target.head_bias_V is not None for target in network._target)
         if list(candidates(config)) != [PLAIN] or biased:
@@ -76,7 +72,7 @@ def check_opened(network: MaskedLM, where: str) -> None:
 
 
 def _check_cache(network: MaskedLM, tokens: Tensor) -> None:
-    """A block behind a cached prefix is what it is in one row."""
+    """A block after a cached prefix equals the same block in one row."""
     block, cache = tokens[:, CLEAN:].clone(), network.new_cache(LENGTH)
     block[:, 1:] = network.mask_token_id
     found, _ = network.denoise(tokens[:, :CLEAN], block, cache)
@@ -98,25 +94,28 @@ def _same(found: Tensor, wanted: Tensor, what: str) -> None:
 
 
 @contextmanager
-def refusing(where: str, kind: str, failures: type[Exception] = Exception) -> Iterator[None]:
-    """Any failure (`failures`: these alone) as one line that says what can be made instead."""
+def refuse_on_error(where: str, kind: str, failures: type[Exception] = Exception) -> Iterator[None]:
+    """Turn the many ways in which models fail into one line that names an alternative."""
     try:
         yield
-    except failures as error:  # what models raise where they are called in another way has no common class
-        raise refused(where, kind, error) from None
+    except failures as error:
+        raise refusal_error(where, kind, error) from None
 
 
-def refused(where: str, kind: str, error: Exception) -> UserError:
-    said = first_line(error).removeprefix(f"{where}: ")
-    if NAME in said or "attention implementation" in said:
-        said = "it takes no attention but its own"
+def refusal_error(where: str, kind: str, error: Exception) -> UserError:
+    """The error of a target that can't be used for a kind of drafter."""
+    reason = first_line(error).removeprefix(f"{where}: ")
+    if NAME in reason or "attention implementation" in reason:
+        reason = "it takes no attention but its own"
     elif not isinstance(error, NotImplementedError | UserError):
-        said = f"it does not run in that way ({said[:120]})"
-    return UserError(f"{where} can't serve as drafter.kind={kind}: {said}; drafter.kind=block drafts for it")
+        reason = f"it does not run in that way ({reason[:120]})"
+    return UserError(
+        f"{where} can't serve as drafter.kind={kind}: {reason}; drafter.kind=block drafts for it"
+    )
 
 
 def first_tokens_logits(target: Target) -> Tensor:
-    """Logits (LENGTH, V) of `some_tokens`, as they are served."""
+    """The target's logits of `some_tokens`, (LENGTH, V)."""
     logits = target.forward(some_tokens(target.vocab_size, target.device)).logits_BLV
     assert logits is not None
     return logits[0]

@@ -1,9 +1,9 @@
-"""Saving and loading standalone diffusion drafters: a folder in the network's own published layout, and beside it
-`drafter.json` with what that layout does not say."""
+"""Saving and loading standalone diffusion drafters: a folder in the network's own published layout, plus
+`drafter.json` with what that layout lacks."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,8 @@ def architecture(network: DDiT | MaskedLM) -> dict[str, Any]:
 
 
 def save_standalone(drafter: DiffusionDrafter, folder: Path, card: str | None = None) -> None:
-    """Write the folder: weights and config.json as the network's family has them, `drafter.json`, and README.md when a card
-    is given. Low-rank updates are merged in."""
+    """Write the folder: weights and config.json in the layout of the network's family, `drafter.json`, and
+    README.md if a card is given. Low-rank updates are merged."""
     folder.mkdir(parents=True, exist_ok=True)
     network, config = drafter.network, drafter.config
     if isinstance(network, MaskedLM):
@@ -61,39 +61,38 @@ def save_standalone(drafter: DiffusionDrafter, folder: Path, card: str | None = 
 def load_standalone(
     spec: str | Path, target: Target, vocab_size: int | None = None, attention_backend: str = "sdpa"
 ) -> DiffusionDrafter:
-    """A saved drafter, or a published checkpoint of any family that is known, in fp32, beside `target`.
+    """A saved drafter, or a published checkpoint of any known family, in fp32, for `target`.
 
     Args:
-        vocab_size: of the drafter's own tokenizer, where it is not the target's. The network may have more rows.
+        vocab_size: of the drafter's own tokenizer, if it is not the target's. The network may have more rows.
         attention_backend: of a DDiT, a name of `align.target.attention.BACKENDS`.
 
     Raises:
-        UserError: what can't be found or read, or a vocabulary that is not the target's.
+        UserError: missing or unreadable files, or a vocabulary that is not the target's.
     """
     path = local_path(spec)
     check_checksums(path)
-    record: dict[str, Any] = {}
-    if (path / RECORD).is_file():
-        record = read_object(path / RECORD)
-    network, found = _load_network(str(spec), target, attention_backend)
-    base = {
+    record = read_object(path / RECORD) if (path / RECORD).is_file() else {}
+    network, process = _load_network(str(spec), target, attention_backend)
+    values = {
         "block_size": 8,
-        "vocab_size": target.vocab_size if vocab_size is None else vocab_size,
+        "vocab_size": target.vocab_size,
         "target": target.spec,
         "target_sha256": target.hash,
         "network": architecture(network),
-        **found,
+        **process,
+        **record,
     }
+    if vocab_size is not None:
+        values["vocab_size"] = vocab_size
     try:
-        config = DiffusionConfig(**{**base, **record})
-        if vocab_size is not None:
-            config = replace(config, vocab_size=vocab_size)
+        config = DiffusionConfig(**values)
     except (TypeError, UserError) as error:
         raise UserError(f"{path / RECORD}: {error}") from None
     if vocab_size is None and config.vocab_size != target.vocab_size:
         raise UserError(
-            f"drafter {spec}: made for a vocabulary of {config.vocab_size}, target {target.spec!r} has {target.vocab_size}: "
-            "it needs its own tokenizer (--drafter-tokenizer)"
+            f"drafter {spec}: made for a vocabulary of {config.vocab_size}, target {target.spec!r} has "
+            f"{target.vocab_size}: it needs its own tokenizer (--drafter-tokenizer)"
         )
     try:
         return DiffusionDrafter(network, config, target, padded=vocab_size is not None).to(target.device)
@@ -104,7 +103,7 @@ def load_standalone(
 def _load_network(
     spec: str, target: Target, attention_backend: str
 ) -> tuple[DDiT | MaskedLM, dict[str, Any]]:
-    """The network and what its layout says of the process: DDiT families by their tensors' names, others by config.json."""
+    """The network, and the fields of `DiffusionConfig` that its layout has."""
     path = local_path(spec)
     if path.is_file() or (path / ".hydra").is_dir() or _is_ddit(spec):
         loaded = load_published(spec, attention_backend=attention_backend)

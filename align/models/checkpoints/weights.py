@@ -25,7 +25,7 @@ class _Index(TypedDict):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights: safetensors, else pickled tensors; in one piece or as an index lists them."""
+    """The weights files: safetensors, else pickled tensors; whole or as listed by an index."""
     for whole in (SAFE, "pytorch_model.bin"):
         if (folder / whole).is_file():
             return [folder / whole]
@@ -49,11 +49,11 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         raise UserError(f"{file}: not readable ({(str(error).splitlines() or [''])[0]})") from None
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise UserError(f"{file}: is no table of tensors")
-    return checked(tensors, str(file))
+    return check_tensors(tensors, str(file))
 
 
-def checked(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:
-    """Those tensors. Raises UserError naming one that is of a packed or complex type, or holds values that are no numbers."""
+def check_tensors(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:
+    """The tensors. Raises UserError for a packed or complex type, or values that are not finite."""
     for name, tensor in tensors.items():
         real = tensor.is_floating_point()
         if tensor.is_complex() or (real and tensor.element_size() < 2):

@@ -1,15 +1,14 @@
-"""How a target's layers write positions into their keys, decided by what they give.
+"""How a target's layers write positions into their keys, measured.
 
-A layer is run twice on the same input at two positions. Rotary keys at position p are the keys at 0, turned: k(p) = R(p)·k(0).
-Keys that stay the same know no position beyond what is in the input (learned positions, ALiBi, layers without rotary). Values
-stay in both; what does not is no value (compressed caches keep a key's rotary part there).
+Each layer runs on the same input at several positions. Rotary keys at position p are the keys at 0, rotated: k(p) = R(p)·k(0).
+Keys that stay the same have no position but that of the input (learned positions, ALiBi, layers without rotary). Values stay
+the same; otherwise they are none (compressed caches keep a key's rotary part there).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -22,7 +21,6 @@ from align.target.inspection.parts import through_own_cache
 if TYPE_CHECKING:
     from align.target.model import Target
 
-Kept = tuple[Tensor, Tensor]
 LAYOUTS = ("half", "pairs")
 _POSITIONS = (1, 7, 90)
 _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
@@ -31,10 +29,10 @@ _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 
 @dataclass(frozen=True)
 class Rotary:
-    """Pairs of a head's numbers turned by position · inv_freq; the numbers of no pair stay. Without frequencies: no position.
+    """Pairs of a head's numbers rotated by position · inv_freq; the others stay. Without frequencies: no position.
 
-    layout: number j of the turned ones is paired with the one half of them further (half) or with its neighbour (pairs).
-    start: the first of them. scale: by which turning makes them longer (YaRN's attention factor, arXiv 2309.00071, section 3.4).
+    layout: number j of the rotated ones is paired with the one half of them further (half) or with its neighbour (pairs).
+    start: the first of them. scale: a factor of rotated keys (YaRN's attention factor, arXiv 2309.00071, section 3.4).
     """
 
     layout: str = "half"
@@ -105,101 +103,100 @@ _FOUND: WeakKeyDictionary[Target, tuple[Rotary | str, ...]] = WeakKeyDictionary(
 
 
 def key_rotaries(target: Target) -> list[Rotary | str]:
-    """How each layer writes positions into its keys; or in words why that is not known. A target is asked once."""
+    """How each layer writes positions into its keys, or why that is unknown. Computed once for each target."""
     if target not in _FOUND:
-        _FOUND[target] = tuple(_told(target))
+        _FOUND[target] = tuple(_find_rotaries(target))
     return list(_FOUND[target])
 
 
 @torch.no_grad()
-def _told(target: Target) -> list[Rotary | str]:
+def _find_rotaries(target: Target) -> list[Rotary | str]:
     if target.anatomy.repeats:
         return ["its layers keep several for each token"] * target.num_layers
     inputs: dict[int, Any] = {}
     try:
-        still = _kept(target, 0, inputs)
-        moved = {p: _kept(target, p, inputs) for p in _POSITIONS if p < target.context_limit}
-    except Exception:  # what a model's layers raise where they are called in another way has no common class
+        at_start = _run_layers(target, 0, inputs)
+        moved = {p: _run_layers(target, p, inputs) for p in _POSITIONS if p < target.context_limit}
+    except Exception:  # layers that are called in another way fail in many ways
         return ["its layers are called in a way of their own"] * target.num_layers
-    return [
-        "it keeps none of its own"
-        if kept is None
-        else _scheme(target, i, kept, {p: m[i] for p, m in moved.items()})
-        for i, kept in enumerate(still)
-    ]
+    found: list[Rotary | str] = []
+    for i, (keys, values) in enumerate(at_start):
+        if keys is None or values is None:
+            found.append("it keeps none of its own")
+        elif not values.numel():  # GLM-5
+            found.append("it keeps no values, as they are compressed together with its keys")
+        elif max(_distance(values, m[i][1]) for m in moved.values()) > _TOLERANCE[target.dtype]:
+            found.append("what it keeps as values changes with the position, as compressed ones do")
+        else:
+            found.append(_match(target, i, {0: keys, **{p: m[i][0] for p, m in moved.items()}}))
+    return found
 
 
-def _scheme(target: Target, layer: int, still: Kept, moved: dict[int, Kept | None]) -> Rotary | str:
-    """What turns the keys at position 0 into those at the others, where it leaves the values alone."""
+def _match(target: Target, layer: int, keys: dict[int, Tensor]) -> Rotary | str:
+    """The rotation that turns the keys at position 0 into those at the others."""
 
-    def error(rotary: Rotary, weight: Tensor | None = None) -> float:
-        keys = {p: kept[0] for p, kept in ((0, still), *moved.items()) if kept}
-        if weight is not None:
-            keys = {p: key / weight for p, key in keys.items()}
-        return max(_apart(rotary.turned(keys[0], p), key) for p, key in keys.items())
+    def error(rotary: Rotary, weight: Tensor | float = 1.0) -> float:
+        return max(_distance(rotary.turned(keys[0] / weight, p), key / weight) for p, key in keys.items())
 
-    most, width = _TOLERANCE[target.dtype], still[0].shape[-1]
-    if not still[1].numel():  # GLM-5
-        return "it keeps no values, as they are compressed together with its keys"
-    if max(_apart(still[1], kept[1]) for kept in moved.values() if kept) > most:
-        return "what it keeps as values changes with the position, as compressed ones do"
+    width = keys[0].shape[-1]
     known = list(_candidates(target, width))
     best = min(known, key=error)
-    if error(best) < most:
+    if error(best) < _TOLERANCE[target.dtype]:
         return best
-    for weight in target.layers[layer].parameters():
-        if weight.shape == (width,) and min(error(rotary, weight.float()) for rotary in known) < most:
-            return "its keys are normalised after their rotation, each number by a weight of its own"
+    of_heads = [w.float() for w in target.layers[layer].parameters() if w.shape == (width,)]
+    if any(error(rotary, weight) < _TOLERANCE[target.dtype] for weight in of_heads for rotary in known):
+        return "its keys are normalised after their rotation, each number by a weight of its own"
     return "its keys at two positions differ by no rotation that is known"
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
+def _distance(one: Tensor, other: Tensor) -> float:
     """The largest difference, in root mean squares."""
     return float((one - other).abs().max() / (one.pow(2).mean().sqrt() + 1e-12))
 
 
-def _kept(target: Target, position: int, inputs: dict[int, Any]) -> list[Kept | None]:
-    """Each layer's keys and values (1, Hkv, 1, width) of a token alone at a position, from the layer inputs that `inputs` holds; from the
-    model's own, which are kept there, where it is empty."""
+def _run_layers(target: Target, position: int, inputs: dict[int, Any]) -> list[tuple[Any, Any]]:
+    """Each layer's keys and values, (1, Hkv, 1, width) or None, of one token at a position. The first run, with empty `inputs`, notes the
+    layers' inputs there; later runs give each layer these."""
     tokens = torch.tensor([[target.vocab_size // 2]], device=target.device)
-    record, cache = not inputs, target.anatomy.empty_cache()
+    first_run, cache = not inputs, target.anatomy.empty_cache()
     past = position if target.anatomy.by_place else 0
-    if past:  # the place in memory is the position there
-        before = tokens.expand(1, past)
+    if past:  # the cache entry is the position there
         places = torch.arange(past, device=target.device)[None]
-        through_own_cache(target, before, places, 0, cache)
-    hooks = ExitStack()
+        through_own_cache(target, tokens.expand(1, past), places, 0, cache)
 
-    def hook(i: int) -> Any:
-        def given(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def replace_input(layer: int) -> Any:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             named = "hidden_states" in kwargs
-            if record:
-                inputs[i] = kwargs["hidden_states"] if named else args[0]
+            if first_run:
+                inputs[layer] = kwargs["hidden_states"] if named else args[0]
                 return None
             if named:
-                return args, {**kwargs, "hidden_states": inputs[i]}
-            return (inputs[i], *args[1:]), kwargs
+                return args, {**kwargs, "hidden_states": inputs[layer]}
+            return (inputs[layer], *args[1:]), kwargs
 
-        return given
+        return hook
 
-    with hooks:
-        for i, layer in enumerate(target.layers):
-            handle = layer.register_forward_pre_hook(hook(i), with_kwargs=True)
-            hooks.callback(handle.remove)
+    handles = [
+        layer.register_forward_pre_hook(replace_input(i), with_kwargs=True)
+        for i, layer in enumerate(target.layers)
+    ]
+    try:
         through_own_cache(target, tokens, torch.full_like(tokens, position), past, cache)
+    finally:
+        for handle in handles:
+            handle.remove()
     layers: list[Any] = list(cache.layers)
-    each = zip(layers, target.anatomy.shapes, strict=True)
     return [
-        None if shape is None else (layer.keys[:, :, -1:].float(), layer.values[:, :, -1:].float())
-        for layer, shape in each
+        (None, None) if shape is None else (layer.keys[:, :, -1:].float(), layer.values[:, :, -1:].float())
+        for layer, shape in zip(layers, target.anatomy.shapes, strict=True)
     ]
 
 
 def _candidates(target: Target, width: int) -> Iterator[Rotary]:
-    """Ways in which keys of a width may be turned: by the frequencies that the model keeps, or by those of its config's bases."""
+    """Rotations of keys of a width: by the frequencies in the model's buffers, or by those of its config's bases."""
     yield Rotary()
     tables = {tuple(b.float().flatten().tolist()) for n, b in target.body.named_buffers() if "inv_freq" in n}
-    for part in _turned_widths(target.config, width):
+    for part in _rotated_widths(target.config, width):
         tables |= {frequencies(part, base) for base in _bases(target.config)}
     tables |= {tuple(-f for f in table) for table in tables}  # NanoChat turns the other way
     for table in sorted(tables):
@@ -209,8 +206,8 @@ def _candidates(target: Target, width: int) -> Iterator[Rotary]:
                     yield Rotary(layout, start, table)
 
 
-def _turned_widths(config: Any, width: int) -> set[int]:
-    """How many of a head's numbers may be turned."""
+def _rotated_widths(config: Any, width: int) -> set[int]:
+    """How many of a head's numbers may be rotated."""
     given = [getattr(config, name, None) for name in ("rotary_dim", "qk_rope_head_dim")]
     shares = [getattr(config, name, None) for name in ("partial_rotary_factor", "rotary_pct")]
     found = {width, *(g for g in given if isinstance(g, int))}
@@ -220,8 +217,7 @@ def _turned_widths(config: Any, width: int) -> set[int]:
 
 def _bases(config: Any) -> set[float]:
     names = ("rope_theta", "rotary_emb_base", "rope_local_base_freq", "default_theta")
-    found: set[float] = {10000.0}
     groups = [getattr(config, "rope_parameters", None) or {}]
     groups += [g for g in list(groups[0].values()) if isinstance(g, dict)]
     values = [getattr(config, name, None) for name in names] + [g.get("rope_theta") for g in groups]
-    return found | {float(v) for v in values if isinstance(v, int | float) and v > 1}
+    return {10000.0} | {float(v) for v in values if isinstance(v, int | float) and v > 1}

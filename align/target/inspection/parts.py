@@ -1,7 +1,7 @@
-"""A target layer's weights as a block drafter names them, found by what its modules compute.
+"""A target layer's weights by a block drafter's names, found by what its modules compute.
 
-One token runs through the model. A norm is the one before attention where its output is what the query projection reads. One
-projection for queries, keys and values is taken apart as its output says: the keys and values in the cache lie in it.
+One token runs through the model. The norm whose output the query projection reads is the one before attention. A fused
+projection of queries, keys and values is split where its output holds the values in the cache.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def embeds_rows(target: Target) -> bool:
 
 
 @dataclass
-class Seen:
-    """A module at work: its name in its layer, what it read and what it wrote, flat, for one token."""
+class Call:
+    """A call of a module: its name in its layer, what it read and what it wrote, flat, for one token."""
 
     name: str
     module: Any
@@ -59,46 +59,43 @@ class Seen:
 def last_norm(target: Target) -> Tensor | None:
     """The weight of the norm that writes the last hidden state; None where there is none."""
     children = [child for child in target.body.children() if child is not target.layers]
-    seen, hidden = _traced(target, {str(i): child for i, child in enumerate(children)})[:2]
-    found = [s for s in seen if s.wrote.shape == hidden.shape and torch.equal(s.wrote, hidden)]
+    calls, hidden, _ = _trace(target, {str(i): child for i, child in enumerate(children)})
+    found = [c for c in calls if torch.equal(c.wrote, hidden)]
     return norm_weight(found[-1].module, hidden.shape[-1]) if found else None
 
 
 @torch.no_grad()
 def layer_parts(target: Target, index: int) -> dict[str, Tensor]:
-    """A layer's weights, fp32, by a drafter's parameter names; what can't be told apart is left out."""
+    """A layer's weights, fp32, by a drafter's parameter names; those that cannot be identified are left out."""
     layer: Any = target.layers[index]
     leaves = {name: m for name, m in layer.named_modules() if name and not list(m.children())}
-    seen, _, cache = _traced(target, leaves)
+    calls, _, cache = _trace(target, leaves)
     found = {
         name: p.detach().float()
         for name, p in layer.named_parameters()
-        if "norm" not in name and p.dim() < 3 and p.dtype.itemsize > 1  # of one byte are quantised ones
+        if "norm" not in name and p.dim() < 3 and p.dtype.itemsize > 1  # those of one byte are quantised
     }
-    at: dict[str, Seen] = {}
+    at: dict[str, Call] = {}
     for mine, names in _NAMES.items():
-        those = [s for s in seen if _ends(s.name, names) and _matrix(s) is not None]
+        those = [c for c in calls if f".{c.name}".endswith(tuple(f".{n}" for n in names)) and _is_linear(c)]
         if len(those) == 1:
             at[mine] = those[0]
-            found |= _named(mine, *_linear(those[0]))
+            found |= _rows(mine, those[0], slice(None))
     attends = not target.anatomy.repeats and target.anatomy.shapes[index] is not None
-    kept: Any = cache.layers[index] if attends else None
-    if "self_attn.q_proj" not in at and kept is not None:
-        for s in seen:
-            if (parts := _apart(s, kept.keys[0, :, -1], kept.values[0, :, -1], target.num_heads)) is not None:
-                at["self_attn.q_proj"] = s
+    if "self_attn.q_proj" not in at and attends:
+        kept: Any = cache.layers[index]
+        for c in calls:
+            if parts := _split_attention(c, kept.keys[0, :, -1], kept.values[0, :, -1], target.num_heads):
+                at["self_attn.q_proj"] = c
                 found |= parts
     if "mlp.gate_proj" not in at and (down := at.get("mlp.down_proj")) is not None:
-        for s in seen:
-            if (halves := _gated(s, down, layer)) is not None:
-                at["mlp.gate_proj"] = s
-                found |= halves
-    for mine, reader in (
-        ("input_layernorm", "self_attn.q_proj"),
-        ("post_attention_layernorm", "mlp.gate_proj"),
-    ):
-        if reader in at and (weight := _feeding(at[reader], seen)) is not None:
-            found[f"{mine}.weight"] = weight
+        for c in calls:
+            if parts := _split_gated(c, down, layer):
+                at["mlp.gate_proj"] = c
+                found |= parts
+    for norm, reader in (("input", "self_attn.q_proj"), ("post_attention", "mlp.gate_proj")):
+        if reader in at and (weight := _norm_before(at[reader], calls)) is not None:
+            found[f"{norm}_layernorm.weight"] = weight
     if "mlp.gate_proj.weight" not in found:  # another kind of feed-forward
         found = {name: tensor for name, tensor in found.items() if not name.startswith("mlp.")}
     for norm in ("q_norm", "k_norm"):
@@ -109,7 +106,7 @@ def layer_parts(target: Target, index: int) -> dict[str, Tensor]:
 
 
 def norm_weight(module: Any, width: int) -> Tensor:
-    """By what a norm multiplies, (width,) fp32: its weight, or one more; ones where it has none. A bias is left out."""
+    """A norm's factor, (width,) fp32: its weight, or one more; ones where it has none. A bias is left out."""
     weight = getattr(module, "weight", None)
     if weight is None or weight.shape != (width,):
         return torch.ones(width)
@@ -133,54 +130,52 @@ def through_own_cache(target: Target, tokens: Tensor, positions: Tensor, past: i
     return hidden
 
 
-def _traced(target: Target, modules: dict[str, Any]) -> tuple[list[Seen], Tensor, Any]:
-    """One token through the model: what these modules did, its last hidden state (D,), and its cache."""
-    seen: list[Seen] = []
+def _trace(target: Target, modules: dict[str, Any]) -> tuple[list[Call], Tensor, Any]:
+    """One token through the model: these modules' calls, its last hidden state (D,), and its cache."""
+    calls: list[Call] = []
 
     def hook(name: str) -> Any:
-        def keep(module: Any, given: tuple[Any, ...], wrote: Any) -> None:
-            if given and all(isinstance(t, Tensor) and t.is_floating_point() for t in (given[0], wrote)):
-                seen.append(Seen(name, module, given[0].flatten().clone(), wrote.flatten().clone()))
+        def keep(module: Any, args: tuple[Any, ...], wrote: Any) -> None:
+            if args and all(isinstance(t, Tensor) and t.is_floating_point() for t in (args[0], wrote)):
+                calls.append(Call(name, module, args[0].flatten().clone(), wrote.flatten().clone()))
 
         return keep
 
     token = torch.tensor([[target.vocab_size // 2]], device=target.device)
-    place, cache = torch.zeros_like(token), target.anatomy.empty_cache()
+    cache = target.anatomy.empty_cache()
     handles = [module.register_forward_hook(hook(name)) for name, module in modules.items()]
     try:
-        hidden = through_own_cache(target, token, place, 0, cache)
+        hidden = through_own_cache(target, token, torch.zeros_like(token), 0, cache)
     finally:
         for handle in handles:
             handle.remove()
-    return seen, hidden.flatten(), cache
+    return calls, hidden.flatten(), cache
 
 
-def _ends(name: str, names: Sequence[str]) -> bool:
-    return any(name == end or name.endswith(f".{end}") for end in names)
-
-
-def _matrix(s: Seen) -> Tensor | None:
-    """The weight of a linear layer as (out, in), whichever way it keeps it; None where it is of another kind."""
-    weight = getattr(s.module, "weight", None)
+def _matrix(call: Call) -> Tensor | None:
+    """The weight of a linear layer as (out, in), stored either way; None where it is of another kind."""
+    weight = getattr(call.module, "weight", None)
     if weight is None or weight.dim() != 2:
         return None
-    weight, bias = weight.detach().float(), getattr(s.module, "bias", None)
+    weight, bias = weight.detach().float(), getattr(call.module, "bias", None)
     for w in (weight, weight.T):
-        if w.shape == (len(s.wrote), len(s.read)):
-            product = F.linear(s.read.float(), w, None if bias is None else bias.detach().float())
-            if _close(product, s.wrote):
+        if w.shape == (len(call.wrote), len(call.read)):
+            product = F.linear(call.read.float(), w, None if bias is None else bias.detach().float())
+            if _close(product, call.wrote):
                 return w
     return None
 
 
-def _linear(s: Seen) -> tuple[Tensor, Tensor | None]:
-    weight, bias = _matrix(s), getattr(s.module, "bias", None)
+def _is_linear(call: Call) -> bool:
+    return _matrix(call) is not None
+
+
+def _rows(name: str, call: Call, rows: slice | Tensor) -> dict[str, Tensor]:
+    """These outputs of a linear layer, as the parameters of one of this name."""
+    weight, bias = _matrix(call), getattr(call.module, "bias", None)
     assert weight is not None
-    return weight, None if bias is None else bias.detach().float()
-
-
-def _named(name: str, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
-    return {f"{name}.weight": weight, **({} if bias is None else {f"{name}.bias": bias})}
+    found = {f"{name}.weight": weight[rows]}
+    return found if bias is None else {**found, f"{name}.bias": bias.detach().float()[rows]}
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
@@ -189,51 +184,48 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return float((one.float() - other.float()).abs().max()) < (0.1 if coarse else 1e-3) * size
 
 
-def _apart(s: Seen, keys: Tensor, values: Tensor, heads: int) -> dict[str, Tensor] | None:
-    """Queries, keys and values out of one projection whose output holds these (Hkv, width), at position 0; None where it does
-    not."""
+def _split_attention(call: Call, keys: Tensor, values: Tensor, heads: int) -> dict[str, Tensor]:
+    """Queries, keys and values of one projection that wrote these values (Hkv, width), at position 0; empty where it did not."""
     (kv_heads, width), wide = keys.shape, values.shape[1]
-    if len(s.wrote) != heads * width + kv_heads * (width + wide) or _matrix(s) is None:
-        return None
-    rows = torch.arange(len(s.wrote))
-    parts = [rows.split([heads * width, kv_heads * width, kv_heads * wide])]
+    if len(call.wrote) != heads * width + kv_heads * (width + wide) or not _is_linear(call):
+        return {}
+    rows = torch.arange(len(call.wrote))
+    orders = [rows.split([heads * width, kv_heads * width, kv_heads * wide])]
     if heads % kv_heads == 0:  # each key head behind its queries
         groups = rows.view(kv_heads, -1).split([heads // kv_heads * width, width, wide], dim=1)
-        parts.append(tuple(part.flatten() for part in groups))
-    weight, bias = _linear(s)
-    for q, k, v in parts:
-        if _close(s.wrote[v], values.flatten()):
-            found: dict[str, Tensor] = {}
-            for name, its in (("q", q), ("k", k), ("v", v)):
-                found |= _named(f"self_attn.{name}_proj", weight[its], None if bias is None else bias[its])
-            return found
-    return None
+        orders.append(tuple(part.flatten() for part in groups))
+    for q, k, v in orders:
+        if _close(call.wrote[v], values.flatten()):
+            parts = (
+                _rows(f"self_attn.{name}_proj", call, its) for name, its in (("q", q), ("k", k), ("v", v))
+            )
+            return {name: tensor for part in parts for name, tensor in part.items()}
+    return {}
 
 
-def _gated(s: Seen, down: Seen, layer: Any) -> dict[str, Tensor] | None:
-    """Gate and value out of one projection, where act(gate)·value is what `down` reads; None where it is not."""
+def _split_gated(call: Call, down: Call, layer: Any) -> dict[str, Tensor]:
+    """Gate and value of one projection, where act(gate)·value is what `down` reads; empty where it is not."""
     inner = len(down.read)
-    if len(s.wrote) != 2 * inner or _matrix(s) is None:
-        return None
+    if len(call.wrote) != 2 * inner or not _is_linear(call):
+        return {}
     acts: Sequence[Any] = [m for m in layer.modules() if not list(m.children()) and not list(m.parameters())]
-    weight, bias = _linear(s)
-    for gate, up in ((slice(inner), slice(inner, None)), (slice(inner, None), slice(inner))):
+    first, second = slice(inner), slice(inner, None)
+    for gate, up in ((first, second), (second, first)):
         for act in [nn.SiLU(), *acts]:
             try:
-                product = act(s.wrote[gate]) * s.wrote[up]
+                product = act(call.wrote[gate]) * call.wrote[up]
             except Exception:  # no function of one tensor
                 continue
             if product.shape == down.read.shape and _close(product, down.read):
-                found = _named("mlp.gate_proj", weight[gate], None if bias is None else bias[gate])
-                return found | _named("mlp.up_proj", weight[up], None if bias is None else bias[up])
-    return None
+                return _rows("mlp.gate_proj", call, gate) | _rows("mlp.up_proj", call, up)
+    return {}
 
 
-def _feeding(reader: Seen, seen: Sequence[Seen]) -> Tensor | None:
+def _norm_before(reader: Call, calls: Sequence[Call]) -> Tensor | None:
     """The weight of the norm that wrote what `reader` read."""
-    for s in seen:
-        weight = getattr(s.module, "weight", None)
-        norm = weight is None or weight.dim() == 1
-        if norm and s.wrote.shape == reader.read.shape == s.read.shape and torch.equal(s.wrote, reader.read):
-            return norm_weight(s.module, len(s.read))
+    for call in calls:
+        weight = getattr(call.module, "weight", None)
+        is_norm = (weight is None or weight.dim() == 1) and call.read.shape == reader.read.shape
+        if is_norm and torch.equal(call.wrote, reader.read):
+            return norm_weight(call.module, len(call.read))
     return None

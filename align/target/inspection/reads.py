@@ -1,4 +1,4 @@
-"""Which layers' weights a model reads past them: such a weight keeps the type that the model gave it."""
+"""Weights that a model reads without calling their layer: these keep the dtype that the model gave them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from align.kernels.linear import is_linear
 
 
 @contextmanager
-def reads_past(model: nn.Module) -> Iterator[set[nn.Module]]:
-    """Yields the linear layers and embeddings whose weight other code than their own forward reads, within it: Mamba multiplies with
-    that of its step's projection, an indexer rounds what it gives a projection to its weight's type."""
+def watch_reads(model: nn.Module) -> Iterator[set[nn.Module]]:
+    """Yields the linear layers and embeddings whose weight is read outside of their own call, within the context: Mamba multiplies by
+    its `dt_proj`, indexers cast to the dtype of their `weights_proj`."""
     found: set[nn.Module] = set()
     watched = [m for m in model.modules() if is_linear(m) or isinstance(m, nn.Embedding)]
-    kinds = {kind: _watching(kind, found) for kind in {type(m) for m in watched}}
     own = [type(m) for m in watched]
+    watching = {kind: _watching(kind, found) for kind in set(own)}
     try:
         for module, kind in zip(watched, own, strict=True):
-            module.__class__ = kinds[kind]
+            module.__class__ = watching[kind]
         yield found
     finally:
         for module, kind in zip(watched, own, strict=True):
@@ -29,15 +29,15 @@ def reads_past(model: nn.Module) -> Iterator[set[nn.Module]]:
 
 
 def _watching(kind: Any, found: set[nn.Module]) -> Any:
-    """The same class, of which every member whose weight is read while it does not run joins `found`."""
+    """A subclass whose members join `found` when their weight is read while they do not run."""
     running: list[nn.Module] = []
 
     class Watched(kind):
-        # not `forward`: accelerate's hooks replace that of a module
-        def __call__(self, *given: Any, **named: Any) -> Any:
+        # not `forward`, which hooks of accelerate replace
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
             running.append(self)
             try:
-                return super().__call__(*given, **named)
+                return super().__call__(*args, **kwargs)
             finally:
                 running.pop()
 

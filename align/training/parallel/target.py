@@ -5,7 +5,6 @@ Tensor parallelism follows transformers' plan for the architecture.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +43,7 @@ def _move(target: Target, device: torch.device) -> None:
             if place not in places:
                 places[place] = data.to(device, copy=True)
             tensor.data = places[place]
-    target.device = device
-    target.find_ends()
+    target.note_moved(device)
 
 
 class AbsentTarget:
@@ -54,7 +52,7 @@ class AbsentTarget:
     def __init__(self, target: Target, device: torch.device, folder: Path) -> None:
         self.folder = folder
         target.hash  # noqa: B018 (cached before the weights are gone)
-        target.fused = None
+        target.unfuse()
         for layer in target.layers:
             layer.to("meta")
         _move(target, device)
@@ -85,7 +83,7 @@ class SharedTarget:
         self.world, self.rank = dist.get_world_size(), dist.get_rank()
         self._check()
         target.hash  # noqa: B018 (cached before the weights are gone)
-        target.fused = None
+        target.unfuse()
         mesh = init_device_mesh(device.type, (self.world,))
         if how == "fsdp":
             for layer in target.layers:
@@ -96,17 +94,14 @@ class SharedTarget:
         else:
             for layer in target.layers:
                 parallelize_module(layer, mesh, self._plan(layer))
-            shapes = [
-                None if s is None else s._replace(heads=s.heads // self.world) for s in target.anatomy.shapes
-            ]
-            target.anatomy = replace(target.anatomy, shapes=shapes)
+            target.split_heads(self.world)
         _move(target, device)
 
     def _check(self) -> None:
         target, key = self.target, f"target.parallel={self.how}"
         if target.anatomy.recurrent:
             raise UserError(f"{key}: target {target.spec!r} has recurrent states (target.parallel=replicate)")
-        if target.apart:  # processes would run the layers a different number of times
+        if target.anatomy.apart:  # processes would run the layers a different number of times
             raise UserError(
                 f"{key}: target {target.spec!r} has absolute positions, so texts run one by one (target.parallel=replicate)"
             )

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from align.common import files
 from align.common.errors import UserError
 from align.common.files import (
-    expanded,
+    expand_path,
     load_safetensors,
     load_tensors,
     naming,
@@ -73,7 +73,7 @@ def test_what_has_no_end_is_not_read(tmp_path: Path, read: Callable[[Path], Any]
 
 def test_a_name_that_is_not_utf_8_is_refused() -> None:
     with pytest.raises(UserError, match=r"--out='/tmp/x\\udcff': the name is not UTF-8; rename it"):
-        expanded("/tmp/x\udcff", "--out")
+        expand_path("/tmp/x\udcff", "--out")
 
 
 @pytest.fixture

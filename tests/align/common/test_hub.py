@@ -26,12 +26,12 @@ from align.config.preflight import check_training
 from align.data.prompts import check_source
 from align.data.text_sources import check_text_source
 from align.models.checkpoints.masked_lm import load_masked_lm
-from align.models.checkpoints.published_files import find
+from align.models.checkpoints.published import find
 from align.planning.drafter_sizes import read_init_config
 from align.planning.target_sizes import read_target_sizes
 from align.target.loading import load_target, load_tokenizer, resolve_folder
 from align.target.names import check_name
-from decode.methods.drafter_spec import check_there, role_of
+from decode.systems.drafter_folders import check_there, kind_of
 
 
 def test_a_machine_without_the_hub_says_what_to_do(
@@ -67,7 +67,7 @@ def test_the_shipped_drafter_is_found_from_anywhere_under_both_names(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("pretrained/smollm2-135m-block", "drafters/smollm2-135m-block"):
-        assert (local_path(name) / "config.json").is_file() and role_of(name) == "block"
+        assert (local_path(name) / "config.json").is_file() and kind_of(name) == "block"
     assert local_path("drafters/other") == Path("drafters/other")
     (tmp_path / "drafters" / "smollm2-135m-block").mkdir(
         parents=True
@@ -168,7 +168,7 @@ def _drafts(name: str) -> None:
 
 PLACES: dict[str, Callable[[str], object]] = {
     "check_name": check_name, "load_target": load_target, "resolve_folder": resolve_folder, "read_target_sizes": read_target_sizes,
-    "load_tokenizer": load_tokenizer, "check_there": check_there, "role_of": role_of, "model_folder": _drafts,
+    "load_tokenizer": load_tokenizer, "check_there": check_there, "kind_of": kind_of, "model_folder": _drafts,
     "load_masked_lm": load_masked_lm, "find": find, "preflight": _preflight, "read_init_config": read_init_config, "check_text_source": check_text_source,
     "check_source": check_source,
 }  # fmt: skip

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from align.common.batch import Anchors, Batch, Corrupted
 from align.common.errors import UserError
@@ -119,37 +118,6 @@ def test_lengths_have_their_distribution() -> None:
     assert bool((ones == 4).all())
 
 
-@pytest.mark.parametrize("graph", GRAPHS, ids=str)
-@pytest.mark.parametrize("schedule", [LogLinear(), Cosine()], ids=str)
-def test_as_many_tokens_change_as_the_times_say(graph: Graph, schedule: LogLinear | Cosine) -> None:
-    batch, anchors = everywhere(40, 100, 4)
-    noisy = corrupt_blocks(batch, anchors, graph, schedule, [0, 0, 0, 1.0], generator(7))
-    changed = (noisy.tokens_t != noisy.tokens_0).double()
-    chance = schedule.masked(noisy.times.double())[..., None].expand_as(changed)
-    if isinstance(graph, Uniform):
-        chance = chance * (1 - 1 / SIZE)  # a token may be replaced by itself
-    for low in torch.linspace(0, 0.75, 4).tolist():
-        band = ((noisy.times >= low) & (noisy.times < low + 0.25))[..., None].expand_as(changed)
-        gap = (changed[band] - chance[band]).mean().abs()
-        assert float(gap) < 4 * 0.5 / math.sqrt(int(band.sum())) and int(band.sum()) > 3000
-    by_place = (changed - chance).mean((0, 1)).abs()  # the same noise at every place of the block
-    assert bool((by_place < 4 * 0.5 / math.sqrt(4000)).all())
-
-
-def test_times_are_spread_over_the_blocks() -> None:
-    batch, anchors = everywhere(4, 16, 3)
-
-    def times(how: str, least: float) -> Tensor:
-        weights = [0, 0, 1.0]
-        return corrupt_blocks(batch, anchors, GRAPHS[0], LogLinear(), weights, generator(), how, least).times
-
-    spread = times("low_discrepancy", 0.0)
-    assert spread.shape == (4, 16)
-    for row in spread:  # neighbouring anchors see all noise levels
-        assert float(row.sort().values.diff().max()) < 2 / 16 + 1e-6
-    assert float(times("uniform", 0.9).min()) >= 0.9
-
-
 def by_count(rows: int, weights: list[float], schedule: Schedule, seed: int = 9) -> Corrupted:
     batch, anchors = everywhere(rows, 400, len(weights))
     return corrupt_blocks(batch, anchors, GRAPHS[0], schedule, weights, generator(seed), "count")
@@ -175,7 +143,7 @@ def test_counted_masks_fall_anywhere_and_their_times_are_beta() -> None:
     size, schedule = 4, LogLinear()
     noisy = by_count(60, [0, 0, 0, 1.0], schedule)
     sets = ((noisy.tokens_t == MASK).long() * 2 ** torch.arange(size)).sum(-1)
-    share = schedule.masked(noisy.times.double())
+    share = schedule.mask_probability(noisy.times.double())
     for number in range(1, 2**size):
         own, masks = share[sets == number], number.bit_count()
         chance = 1 / size / math.comb(size, masks)
@@ -184,36 +152,6 @@ def test_counted_masks_fall_anywhere_and_their_times_are_beta() -> None:
         variance = mean * (1 - mean) / (size + 2)
         assert abs(float(own.mean()) - mean) < 4 * math.sqrt(variance / len(own))
         assert float(own.var()) == pytest.approx(variance, rel=0.25)
-
-
-@pytest.mark.parametrize("schedule", [LogLinear(), Cosine()], ids=str)
-def test_counting_masks_estimates_the_same_loss_with_less_variance(schedule: Schedule) -> None:
-    """A loss that depends on the masked places and on the time, as a network's does."""
-    batch, anchors = everywhere(60, 400, 4)
-    found = {}
-    for how in ("uniform", "count"):
-        noisy = corrupt_blocks(batch, anchors, GRAPHS[0], schedule, [0, 0, 0, 1.0], generator(3), how, 1e-4)
-        times, masked = noisy.times.double(), (noisy.tokens_t == MASK).double()
-        cost = masked * torch.tensor([1.0, 2.0, 4.0, 3.0])
-        cost = (cost * (1 + masked.flip(-1))).sum(-1) * (2 + schedule.masked(times))
-        weight = time_weight(schedule.total(times), schedule.rate(times)) * noisy.importance
-        found[how] = (weight * cost).flatten()
-    a, b = found["uniform"], found["count"]
-    error = math.sqrt(float(a.var() + b.var()) / a.numel())
-    assert abs(float(a.mean() - b.mean())) < 4 * error
-    assert float(b.var()) < 0.2 * float(a.var())
-
-
-def test_masks_can_be_counted_in_whole_rows() -> None:
-    batch = packed(rows=50)
-    prefix = torch.zeros(50, 32, dtype=torch.int64)
-    noisy = corrupt_suffix(batch, GRAPHS[0], LogLinear(), prefix, generator(1), "count")
-    masks = (noisy.tokens_t == MASK).sum(-1)
-    assert (
-        int(masks.min()) >= 1 and int(masks.max()) <= 26 and not bool((noisy.tokens_t == MASK)[:, 26:].any())
-    )
-    weight = time_weight(LogLinear().total(noisy.times), LogLinear().rate(noisy.times))
-    torch.testing.assert_close(weight * noisy.importance, 26 / masks)
 
 
 def test_the_uniform_graph_has_no_masks_to_count() -> None:
@@ -253,28 +191,6 @@ def test_random_prefixes_are_uniform_and_leave_a_token() -> None:
     noisy = corrupt_suffix(batch, GRAPHS[0], LogLinear(), prefix, generator(4))
     assert torch.equal(noisy.valid[:, :14].sum(1), 14 - prefix[:, 0])
     assert torch.equal(noisy.valid[:, 14:26].sum(1), 12 - prefix[:, 1])
-
-
-def fields(noisy: Corrupted) -> list[Tensor]:
-    return [noisy.tokens_t, noisy.tokens_0, noisy.times, noisy.valid]
-
-
-def test_the_generator_decides() -> None:
-    batch = packed()
-    anchors = sample_anchors(batch, 7, 3, generator(1))
-    for graph in GRAPHS:
-
-        def draw(seed: int, graph: Graph = graph) -> list[Tensor]:
-            prefix = random_prefixes(batch, generator(seed))
-            return [
-                *fields(blocks(graph, batch, anchors, [1.0, 1.0, 1.0], seed)),
-                *fields(corrupt_suffix(batch, graph, LogLinear(), prefix, generator(seed))),
-            ]
-
-        one, same, other = draw(1), draw(1), draw(2)
-        assert all(torch.equal(x, y) for x, y in zip(one, same, strict=True))
-        assert not torch.equal(one[0], other[0]) and not torch.equal(one[4], other[4])
-        assert not torch.equal(one[2], other[2]) and not torch.equal(one[3], other[3])
 
 
 def test_impossible_lengths_are_refused() -> None:

@@ -96,7 +96,7 @@ def test_its_own_generation_config_counts(folder: Path) -> None:
     ("values", "says"),
     [
         ({"base_model_name_or_path": None}, "base_model_name_or_path=None names no model: name its base there, or merge"),
-        ({"base_model_name_or_path": "owner/none"}, "an adapter of 'owner/none', which can't be had: target 'owner/none'"),
+        ({"base_model_name_or_path": "owner/none"}, "an adapter of 'owner/none', which is unavailable: target 'owner/none'"),
         ({"peft_type": "PROMPT_TUNING"}, "of peft_type=PROMPT_TUNING, which can't be merged"),
     ],
 )  # fmt: skip

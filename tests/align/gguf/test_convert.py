@@ -20,7 +20,8 @@ from align.gguf.tokenizer import make_tokenizer
 from align.target.debug import debug_model
 from align.target.loading import load_target, resolve_folder
 from align.target.model import Target
-from align.target.proof import proven
+from align.target.proof import prove_target
+from align.target.source import ModelSource
 from tests.target_models import piece_fields, tiny_model, write_gguf
 
 
@@ -78,7 +79,7 @@ def test_sentencepiece_untied_head_and_padded_vocabulary(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECALIGN_CACHE", str(tmp_path / "cache"))
-    own = proven(tiny_model(architecture, 288), debug_model("Llama")[1], architecture)
+    own = prove_target(tiny_model(architecture, 288), debug_model("Llama")[1], ModelSource(architecture))
     write_gguf(tmp_path / "tiny.gguf", own, architecture, "llama")
     loaded = load_target(str(tmp_path / "tiny.gguf"), dtype="float32", fast=False)
     tokens = torch.arange(4, 280)[None]

@@ -61,4 +61,4 @@ def test_confidence_by_its_formula(tmp_path: Path, target: Target, reads: str) -
     wanted = torch.cat((h, row) if reads == "markov" else (h,), dim=-1) @ weight[0] + bias
     for one in (drafter, load_drafter(tmp_path / "ours", target)):
         assert one.confidence is not None
-        torch.testing.assert_close(one.confidence(h, one.before_confidence(x)), wanted)
+        torch.testing.assert_close(one.confidence(h, one.confidence_inputs(x)), wanted)

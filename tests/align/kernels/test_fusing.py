@@ -66,7 +66,7 @@ def test_losses_and_slopes_are_the_same_captured(monkeypatch, names):
         return [*values, hidden.grad, z.grad, basis.grad]
 
     plain = once()
-    for name in ("_normalised", "_sums", "_slope"):
+    for name in ("_log_softmax", "_sums", "_slope"):
         monkeypatch.setattr(divergence_gradients, name, captured(getattr(divergence_gradients, name)))
     for a, b in zip(plain, once(), strict=True):
         torch.testing.assert_close(a, b)
@@ -76,11 +76,11 @@ def test_attention_weights_are_the_same_captured(monkeypatch):
     def once():
         torch.manual_seed(0)
         scores, own = (torch.randn(1, 2, 3, 4, n, requires_grad=True) for n in (6, 2))
-        context, block = block_layers._weights(scores, own, torch.rand(1, 3, 6) < 0.5)
-        (context.square().sum() + block.sin().sum()).backward()
-        return [context.detach(), block.detach(), scores.grad, own.grad]
+        weights = block_layers._masked_softmax(scores, own, torch.rand(1, 3, 6) < 0.5)
+        (weights[..., :6].square().sum() + weights[..., 6:].sin().sum()).backward()
+        return [weights.detach(), scores.grad, own.grad]
 
     plain = once()
-    monkeypatch.setattr(block_layers, "_weights", captured(block_layers._weights))
+    monkeypatch.setattr(block_layers, "_masked_softmax", captured(block_layers._masked_softmax))
     for a, b in zip(plain, once(), strict=True):
         torch.testing.assert_close(a, b)

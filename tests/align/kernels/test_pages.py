@@ -44,6 +44,6 @@ def test_large_pages_also_where_memory_was_given_back() -> None:
 
     for _ in range(3):
         torch.ones(16 << 20, dtype=torch.uint8)
-    before, room = large(), pages.untouched(16 << 20)
+    before, room = large(), pages.allocate_untouched(16 << 20)
     room.fill_(1)
     assert large() - before >= 10 << 10  # KiB: the memory may be too scattered for some

@@ -15,7 +15,8 @@ from align.kernels import linear, replacing
 from align.kernels.pages import CACHE_LINE
 from align.target.inspection.text_model import tied
 from align.target.loading import load_target
-from align.target.proof import proven
+from align.target.proof import prove_target
+from align.target.source import ModelSource
 from tests.target_models import tiny_model
 
 
@@ -70,9 +71,9 @@ def test_an_embedding_in_bf16_is_one_with_its_head(name: str) -> None:
     """Where they are the same numbers; Gemma scales its rows."""
     tokenizer = load_target("debug").tokenizer
     model = tiny_model(name, len(tokenizer)).bfloat16().float()
-    stock = proven(copy.deepcopy(model), tokenizer, name, fast=False)
+    stock = prove_target(copy.deepcopy(model), tokenizer, ModelSource(name), fast=False)
     before, sizes = set(model.state_dict()), {n: p.shape for n, p in model.named_parameters()}
-    fast = proven(model, tokenizer, name)
+    fast = prove_target(model, tokenizer, ModelSource(name))
     embeddings = [m for m in model.modules() if isinstance(m, replacing.RowsEmbedding)]
     assert model.get_input_embeddings() in embeddings
     assert len(embeddings) == (2 if name in ("gpt2", "gemma3n_text") else 1)  # of positions; of layers
@@ -89,7 +90,7 @@ def test_an_embedding_in_bf16_is_one_with_its_head(name: str) -> None:
 def test_a_drafter_that_was_rounded_after_its_proof_holds_nothing_twice() -> None:
     tokenizer = load_target("debug").tokenizer
     for model in (tiny_model("gpt2", len(tokenizer)), tiny_model("gpt2", len(tokenizer)).bfloat16().float()):
-        target = proven(model, tokenizer, "gpt2", round_to_bf16=True)
+        target = prove_target(model, tokenizer, ModelSource("gpt2"), round_to_bf16=True)
         assert target.head_weight_VD is target.model.get_output_embeddings().weight
         assert target.embedding_VD is target.model.get_input_embeddings().weight
         assert target.head_weight_VD.dtype == torch.bfloat16
@@ -104,7 +105,7 @@ def test_an_embedding_that_bf16_has_not_or_that_does_more_stays() -> None:
         else:
             model.set_input_embeddings(Normed.from_pretrained(model.get_input_embeddings().weight.data))
         embedding = model.get_input_embeddings()
-        assert proven(model, tokenizer, "llama").model.get_input_embeddings() is embedding
+        assert prove_target(model, tokenizer, ModelSource("llama")).model.get_input_embeddings() is embedding
 
 
 class Normed(nn.Embedding):

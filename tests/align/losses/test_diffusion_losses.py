@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -110,48 +108,6 @@ def test_unscaled_score_entropy_reads_f_as_log_score(graph: Graph) -> None:
         assert bool((expected[case.valid] > 0).all())
 
 
-def test_a_zero_output_costs_log_v_minus_1() -> None:
-    size = 50258
-    for schedule in SCHEDULES:
-        t = torch.tensor([0.3])
-        sigma, rate = schedule.total(t), schedule.rate(t)
-        mask, token = torch.tensor([size - 1]), torch.tensor([17])
-        f, valid = torch.zeros(1, size), torch.ones(1, dtype=torch.bool)
-        loss = score_entropy(f, mask, token, sigma, rate, Absorbing(size, size - 1), valid)
-        first = float(loss * torch.expm1(sigma) / rate)
-        assert first == pytest.approx(math.log(size - 1), abs=1e-4) and first == pytest.approx(
-            10.825, abs=1e-3
-        )
-
-
-@pytest.mark.parametrize("eps", [1e-3, 0.2, 0.9])
-def test_loglinear_with_z_1_is_cross_entropy_over_t(eps: float) -> None:
-    case = make(2)
-    nll, z = parts(case)
-    case.f_BLV = case.f_BLV - z.log()[..., None]  # now Z = 1
-    expected = torch.where(case.hit, nll / case.times, 0.0)
-    torch.testing.assert_close(of(case, LogLinear(eps)), expected, rtol=1e-10, atol=1e-10)
-    schedule = LogLinear(eps)
-    mdlm = masked_nll(
-        case.f_BLV,
-        case.tokens_t,
-        case.tokens_0,
-        schedule.total(case.times),
-        schedule.rate(case.times),
-        case.mask_id,
-        case.valid,
-    )
-    torch.testing.assert_close(mdlm, expected, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("mask_id", [10, 0, 4])
-def test_subs(mask_id: int) -> None:
-    case = make(3, mask_id=mask_id)
-    nll, _ = parts(case)
-    loss = masked_cross_entropy(case.f_BLV, case.tokens_t, case.tokens_0, mask_id, case.valid)
-    torch.testing.assert_close(loss, torch.where(case.hit, nll, 0.0))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_low_precision_is_computed_in_fp32(schedule: Schedule, dtype: torch.dtype) -> None:
@@ -186,34 +142,6 @@ def test_extreme_noise_stays_finite(sigma: float, graph: Graph, scale: bool) -> 
     torch.testing.assert_close(loss.double(), exact, rtol=2e-5, atol=1e-6)
     (slope,) = torch.autograd.grad(loss.sum(), f)
     assert bool(loss.isfinite().all()) and bool(slope.isfinite().all())
-
-
-def test_clean_positions_may_have_no_noise_at_all() -> None:
-    case = make(6)
-    sigma = torch.where(case.valid, 0.7, 0.0).double()
-    rate = torch.ones_like(sigma)
-    for loss in (
-        masked_nll(case.f_BLV, case.tokens_t, case.tokens_0, sigma, rate, case.mask_id, case.valid),
-        score_entropy(case.f_BLV, case.tokens_t, case.tokens_0, sigma, rate, case.graph, case.valid),
-        score_entropy(case.f_BLV, case.tokens_t, case.tokens_0, sigma, rate, Uniform(11), case.valid),
-    ):
-        assert bool(loss.isfinite().all()) and bool((loss[~case.valid] == 0).all()) and float(loss.sum()) > 1
-
-
-def test_the_truth_costs_nothing_beyond_its_entropy() -> None:
-    """Certain data: DSE is 0 at the exact score, and its gradient there is 0; anything else costs more."""
-    sigma, rate, mask = torch.tensor([0.6], dtype=F64), torch.ones(1, dtype=F64), torch.tensor([4])
-    graph, valid = Absorbing(5, 4), torch.ones(1, dtype=torch.bool)
-    truth = torch.full((1, 5), -60.0, dtype=F64)
-    truth[0, 2] = math.log(4)  # Z = 1 and p = 1 at token 2
-    truth.requires_grad_()
-    loss = score_entropy(truth, mask, torch.tensor([2]), sigma, rate, graph, valid)
-    assert abs(float(loss)) < 1e-12
-    (slope,) = torch.autograd.grad(loss.sum(), truth)
-    assert float(slope.abs().max()) < 1e-12
-    for delta in (-0.2, 0.2):
-        other = truth.detach() + delta
-        assert float(score_entropy(other, mask, torch.tensor([2]), sigma, rate, graph, valid)) > 1e-3
 
 
 def losses(case: Case) -> list[tuple[str, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]:
@@ -265,41 +193,6 @@ def test_values_and_gradients_against_plain_formulas(mask_id: int) -> None:
         torch.testing.assert_close(rough.double(), wanted, rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_rows_batches_and_blocks_agree() -> None:
-    case, schedule = make(8), LogLinear()
-    whole = of(case, schedule)
-    rows = case.hit
-    sigma = schedule.total(case.times).expand(3, 8)[rows]
-    rate = schedule.rate(case.times).expand(3, 8)[rows]
-    everything = torch.ones(int(rows.sum()), dtype=torch.bool)
-    of_rows = score_entropy(
-        case.f_BLV[rows], case.tokens_t[rows], case.tokens_0[rows], sigma, rate, case.graph, everything
-    )
-    torch.testing.assert_close(of_rows, whole[rows], rtol=1e-12, atol=0)
-    blocks = score_entropy(
-        case.f_BLV.view(3, 2, 4, 11),
-        case.tokens_t.view(3, 2, 4),
-        case.tokens_0.view(3, 2, 4),
-        schedule.total(case.times)[..., None],
-        schedule.rate(case.times)[..., None],
-        case.graph,
-        case.valid.view(3, 2, 4),
-    )
-    assert torch.equal(blocks.view(3, 8), whole)
-
-
-def test_nothing_to_learn_from_is_zero_with_a_zero_gradient() -> None:
-    case = make(9)
-    case.valid = torch.zeros_like(case.valid)
-    for graph in (case.graph, Uniform(11)):
-        f = case.f_BLV.clone().requires_grad_()
-        case_of = Case(f, case.tokens_t, case.tokens_0, case.times, case.valid, case.mask_id)
-        loss = of(case_of, LogLinear(), graph)
-        assert bool((loss == 0).all())
-        (slope,) = torch.autograd.grad(loss.sum(), f)
-        assert bool((slope == 0).all())
-
-
 def test_positions_that_do_not_count_are_never_read() -> None:
     case = make(10)
     spoiled = case.f_BLV.clone()
@@ -308,60 +201,10 @@ def test_positions_that_do_not_count_are_never_read() -> None:
     assert torch.equal(of(other, LogLinear()), of(case, LogLinear()))
 
 
-# ---- bounds on an enumerable toy: a table as the network ----
-
-
-class Table:
-    """Random logits for every partly masked sequence of `length` over `size` states, the last being the mask."""
-
-    def __init__(self, size: int, length: int, seed: int) -> None:
-        self.size, self.length, self.mask_id = size, length, size - 1
-        self.logits = torch.randn((size,) * length + (length, size), generator=generator(seed), dtype=F64)
-
-    def masked(self, x: tuple[int, ...], hidden: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(self.mask_id if i in hidden else token for i, token in enumerate(x))
-
-    def any_order_nll(self, x: tuple[int, ...]) -> float:
-        """−log q(x), averaged over all orders in which the positions can be revealed."""
-        total, orders = 0.0, list(itertools.permutations(range(self.length)))
-        for order in orders:
-            for k, i in enumerate(order):
-                row = self.logits[self.masked(x, order[k:])][i]
-                total -= float(row[: self.mask_id].log_softmax(-1)[x[i]])
-        return total / len(orders)
-
-    def expected_loss(self, x: tuple[int, ...], chance: float, weight: Tensor) -> Tensor:
-        """E over all masks, each position hidden with `chance`, of weight·Σ masked cross-entropy, by `bound`."""
-        total = torch.zeros((), dtype=F64)
-        for count in range(self.length + 1):
-            for hidden in itertools.combinations(range(self.length), count):
-                seen = self.masked(x, hidden)
-                valid = torch.ones(1, self.length, dtype=torch.bool)
-                nll = masked_cross_entropy(
-                    self.logits[seen][None], torch.tensor([seen]), torch.tensor([x]), self.mask_id, valid
-                )
-                likely = chance**count * (1 - chance) ** (self.length - count)
-                total = total + likely * (weight * nll).sum()
-        return total
-
-
-@pytest.mark.parametrize(("size", "length"), [(3, 1), (4, 2), (4, 3)])
-def test_the_lambda_form_is_the_any_order_nll(size: int, length: int) -> None:
-    """The integrand is a polynomial in λ of degree below L, so Gauss–Legendre of 4 points is exact."""
-    table = Table(size, length, seed=size + length)
-    points, weights = (array.tolist() for array in np.polynomial.legendre.leggauss(4))
-    for x in itertools.product(range(size - 1), repeat=length):
-        total = 0.0
-        for point, weight in zip(points, weights, strict=True):
-            masked = torch.tensor((point + 1) / 2, dtype=F64)
-            total += weight / 2 * float(table.expected_loss(x, float(masked), masked.reciprocal()))
-        assert total == pytest.approx(table.any_order_nll(x), rel=1e-10)
-
-
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_the_time_weight_is_the_lambda_weight_in_other_coordinates(schedule: Schedule) -> None:
     t = torch.linspace(0.01, 0.99, 50, dtype=F64, requires_grad=True)
-    masked = schedule.masked(t)
+    masked = schedule.mask_probability(t)
     (slope,) = torch.autograd.grad(masked.sum(), t)
     with torch.no_grad():
         weight = time_weight(schedule.total(t), schedule.rate(t))

@@ -6,8 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from align.losses import divergence_gradients as module
+from align.common.errors import UserError
+from align.diffusion.parameterization import LOG_ZERO
+from align.losses import divergences as module
+from align.losses.divergences import DIVERGENCES, DraftRows, logit_statistics, row_statistics
+from align.losses.target_places import target_places
 from tests.logits import DIFFERENTIABLE, KINDS, Case, make
 
 
@@ -102,15 +107,129 @@ def test_gradients_are_rounded_where_autocast_rounds_all_others(kind: str) -> No
     assert not torch.equal(got[-1], want[-1])  # the Markov basis is in fp32
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-def test_factors_that_are_not_fp32_are_multiplied_as_they_are(
-    transposed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The way of a GPU, with the one argument that a CPU's `mm` lacks."""
+def test_statistics_of_logits_are_those_of_rows() -> None:
+    """Values and gradients, where the two heads are one."""
     generator = torch.Generator().manual_seed(0)
-    left, right = torch.randn(3, 4, generator=generator), torch.randn(4, 4, generator=generator)
-    expected = module._product(left, right, transposed)
-    multiply = torch.mm
-    monkeypatch.setattr(module, "factor_dtype", lambda *factors: torch.float64)
-    monkeypatch.setattr(torch, "mm", lambda a, b, out_dtype: multiply(a, b).to(out_dtype))
-    torch.testing.assert_close(module._product(left, right, transposed), expected)
+    hidden, head = torch.randn(9, 6, generator=generator), torch.randn(30, 6, generator=generator)
+    text = torch.randn(5, 6, generator=generator)
+    places = target_places(text, torch.tensor([3, 7, 29, 0, 11]), lambda h: h @ head.T)
+    where = torch.tensor([0, 0, 1, 2, 3, 4, 4, 1, 2])
+    names = frozenset(DIVERGENCES)
+    grads = []
+    for direct in (True, False):
+        own = hidden.clone().requires_grad_()
+        if direct:
+            s = row_statistics(DraftRows(own, where), places, head, None, (9,), names)
+        else:
+            s = logit_statistics(own @ head.T, where, places, head, names)
+        total = sum((i + 1) * getattr(s, n).sum() for i, n in enumerate(["log_q_label", *DIVERGENCES]))
+        total.backward()
+        grads.append((s, own.grad))
+        assert not any(x.requires_grad for x in (s.acceptance, s.p_label, s.match, s.greedy_label))
+    for name in ("log_q_label", "acceptance", "p_label", "match", "greedy_label", *DIVERGENCES):
+        torch.testing.assert_close(getattr(grads[0][0], name), getattr(grads[1][0], name))
+    torch.testing.assert_close(grads[0][1], grads[1][1], atol=1e-5, rtol=1e-4)
+    with pytest.raises(UserError, match="unknown divergence 'kl'"):
+        logit_statistics(hidden @ head.T, where, places, head, frozenset({"kl"}))
+
+
+def test_cpu_blocks_equal_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a kept chunk a CPU works in blocks of what its cache holds."""
+    case = make(seed=8, rank=3)
+    whole = torch.autograd.grad(case.statistics().forward_kl.sum(), case.leaves)
+    rows, apply = list[int](), module.HiddenStatistics.apply
+    monkeypatch.setattr(
+        module.HiddenStatistics, "apply", lambda *given: rows.append(len(given[0])) or apply(*given)
+    )
+    monkeypatch.setattr(module, "_CPU_CHUNK_BYTES", 4 * len(case.head_VD) * 5)
+    monkeypatch.setattr(module, "_CPU_CHUNK_ROWS", 4)
+    case.statistics()
+    assert rows == [5, 5, 5, 3]
+    monkeypatch.setattr(module, "_CPU_CHUNK_BYTES", 1)
+    for a, b in zip(whole, torch.autograd.grad(case.statistics().forward_kl.sum(), case.leaves), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_match_is_false_where_the_best_token_cannot_be_drafted() -> None:
+    case = make(seed=11, anchors=60)
+    best = case.places.best_P
+    case.draft_vocab = torch.tensor([t for t in range(17) if t != int(best[0])])
+    at_first = (case.rows.place_R == 0).view(case.shape)
+    assert bool(at_first.any()) and float(case.statistics().match[at_first].sum()) == 0
+
+
+def saved_bytes(case: Case, chunk_rows: int) -> int:
+    sizes: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        case.statistics(frozenset({"forward_kl"}), chunk_rows)
+    return sum(sizes.values())
+
+
+def test_memory_does_not_grow_with_rows_times_vocabulary() -> None:
+    few, many = (make(anchors=a, block=4, vocabulary=2000, kept=1500) for a in (16, 160))
+    grown = saved_bytes(many, 16) - saved_bytes(few, 16)
+    assert grown < 576 * 200, "a few numbers a row, not a row of the vocabulary"
+    assert saved_bytes(many, 10**6) > 640 * 1500 * 4, "the measurement sees what one large chunk keeps"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("chunk", [3, 256])
+def test_places_hold_p(temperature: float, chunk: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, head = torch.randn(7, 5, generator=generator), torch.randn(11, 5, generator=generator)
+    following = torch.randint(0, 11, (7,), generator=generator)
+    before = hidden.clone()
+    places = target_places(hidden, following, lambda h: h @ head.T, temperature, chunk)
+    scaled = hidden.double() @ head.double().T / temperature
+    torch.testing.assert_close(places.log_z_P.double(), scaled.logsumexp(-1), rtol=1e-5, atol=1e-5)
+    chosen = scaled.log_softmax(-1).gather(-1, following[:, None])[:, 0]
+    torch.testing.assert_close(places.log_p_next_P.double(), chosen, rtol=1e-5, atol=1e-5)
+    assert torch.equal(places.best_P, scaled.argmax(-1)) and torch.equal(places.next_P, following)
+    assert places.temperature == temperature and torch.equal(places.hidden_PD, before)
+
+
+TERMS = ("log_q_label", "forward_kl", "jensen_shannon", "total_variation")
+
+
+@pytest.mark.parametrize("kept", [None, 9])
+@pytest.mark.parametrize("top_k", [17, 4])
+def test_the_most_probable_tokens_stand_for_p(kept: int | None, top_k: int) -> None:
+    """Against float64 with p = 0 elsewhere; with every token known, against p itself. Values and gradients."""
+    case = make(kept=kept, rank=2, temperature=0.7)
+    head = case.head_VD
+    case.places = target_places(case.places.hidden_PD, case.places.next_P, lambda x: x @ head.t(), 0.7, 4, top_k=top_k)  # fmt: skip
+    assert case.places.top is not None and case.places.top.ids_Pk.shape == (11, top_k)
+    case.places.hidden_PD = case.places.hidden_PD[:, :0]
+    found = case.statistics(frozenset(TERMS[1:]))
+    sum((i + 1) * getattr(found, name).sum() for i, name in enumerate(TERMS)).backward()  # type: ignore[union-attr]
+
+    whole = make(kept=kept, rank=2, temperature=0.7)
+    p = (whole.places.hidden_PD.double() @ head.double().t() / 0.7).softmax(-1)
+    p = torch.where(p >= p.topk(top_k).values[:, -1:], p, 0.0)[whole.rows.place_R]
+    ids = torch.arange(17) if whole.draft_vocab is None else whole.draft_vocab
+    hidden, z, basis = (x.detach().double().requires_grad_() for x in whole.leaves)
+    q = (hidden @ whole.head_VdD.double().t() + z @ basis).softmax(-1)
+    p_in, label = p[:, ids], whole.places.next_P[whole.rows.place_R]
+    column = (ids == label[:, None]).double()
+    log_q = torch.where(column.any(-1), (q * column).sum(-1).clamp_min(1e-300).log(), LOG_ZERO)
+    m, log = (p_in + q) / 2, lambda x: x.clamp_min(1e-300).log()
+    own = {
+        "log_q_label": log_q,
+        "forward_kl": (p_in * (log(p_in) - log(q))).sum(-1),
+        "jensen_shannon": ((p_in * (log(p_in) - log(m)) + q * (log(q) - log(m))).sum(-1) + (1 - p_in.sum(-1)) * log(torch.tensor(2.0))) / 2,
+        "total_variation": 1 - torch.minimum(p_in, q).sum(-1),
+    }  # fmt: skip
+    for name, value in own.items():
+        torch.testing.assert_close(getattr(found, name).flatten().double(), value, atol=1e-5, rtol=1e-4)
+    sum((i + 1) * own[name].sum() for i, name in enumerate(TERMS)).backward()  # type: ignore[union-attr]
+    for mine, its in zip(case.leaves, (hidden, z, basis), strict=True):
+        torch.testing.assert_close(mine.grad.double(), its.grad, atol=1e-4, rtol=1e-3)
+    if top_k == 17:
+        of_p = whole.statistics(frozenset(TERMS[1:]))
+        for name in (*TERMS, "acceptance", "p_label", "match", "greedy_label"):
+            torch.testing.assert_close(getattr(found, name), getattr(of_p, name), atol=1e-5, rtol=1e-4)

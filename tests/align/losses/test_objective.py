@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError
-from align.config.drafter import LOSS_NAMES
 from align.diffusion.parameterization import LOG_ZERO
 from align.losses.objective import (
     LOSSES,
@@ -86,18 +85,6 @@ def test_d_pace_weights_follow_their_definition(alpha: float) -> None:
     assert not d_pace_weights(log_q.requires_grad_(), alpha).requires_grad
 
 
-def test_d_pace_weights_end_with_the_text() -> None:
-    log_q, valid = random_log_q(2), torch.tensor([True, True, False, False]).expand(5, 4)
-    got = d_pace_weights(log_q, 0.5, valid)
-    torch.testing.assert_close(got[:, :2], d_pace_weights(log_q[:, :2], 0.5))
-    assert (got[:, 2:] == 0).all()
-
-
-def test_exponential_weights() -> None:
-    got = exponential_weights(random_log_q(), decay=7.0)
-    torch.testing.assert_close(got[0], torch.tensor([math.exp(-k / 7) for k in range(4)]))
-
-
 @pytest.mark.parametrize("cut", [4, 2, 1])
 def test_gradient_of_streak_is_that_of_d_pace_at_alpha_zero(cut: int) -> None:
     """−grad J = grad Σ_k −w_k log q_k (objectives.md, section 6), J = Σ_m Π_{j≤m} q_j."""
@@ -110,18 +97,6 @@ def test_gradient_of_streak_is_that_of_d_pace_at_alpha_zero(cut: int) -> None:
     (a,) = torch.autograd.grad(loss.sum(), log_q)
     (b,) = torch.autograd.grad(weighted.sum(), log_q)
     torch.testing.assert_close(a, b)
-
-
-def test_streak_and_d_pace_agree_down_to_the_hidden_states() -> None:
-    case = make(seed=14, kept=9, rank=2)
-    valid = torch.rand(case.shape, generator=torch.Generator().manual_seed(1)).argsort(-1).cumsum(-1) < 4
-    valid = valid.long().cumprod(-1).bool()
-    grads = [
-        torch.autograd.grad(objective(case.statistics(), valid), case.leaves)
-        for objective in (Objective({"streak": 1.0}), Objective({"cross_entropy": 1.0}, "d_pace", alpha=0.0))
-    ]
-    for a, b in zip(*grads, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
 
 
 def objective_reference(
@@ -223,15 +198,6 @@ def test_lk_learns_where_nothing_is_accepted() -> None:
     torch.testing.assert_close(loss.detach(), -acceptance.clamp_min(1e-12).log())
 
 
-def test_nothing_valid_is_no_loss_and_one_block_is_its_own_mean() -> None:
-    case, objective = make(), Objective(dict.fromkeys(LOSSES, 1.0))
-    valid = torch.zeros(case.shape, dtype=torch.bool)
-    assert float(objective(case.statistics(), valid)) == 0.0
-    valid[2] = True
-    got = case.statistics()
-    assert float(objective(got, valid)) == float(objective.per_position(got, valid).sum()) > 0
-
-
 def test_what_a_block_shows_is_shifted_out() -> None:
     case = make(anchors=3)
     got, valid = case.statistics(), torch.ones(case.shape, dtype=torch.bool)
@@ -239,23 +205,6 @@ def test_what_a_block_shows_is_shifted_out() -> None:
     shifted, inside = after_prefix(got, valid, torch.tensor([0, 1, 3]))
     assert inside.tolist() == [[True] * 3, [True, False, False], [False] * 3]
     assert torch.equal(shifted.p_label[inside], torch.cat((got.p_label[0], got.p_label[1, 1:2])))
-
-
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_the_blocks_of_several_texts_are_each_its_own(weighting: str) -> None:
-    case, objective = make(seed=2), Objective(dict.fromkeys(LOSSES, 1.0), weighting)
-    valid = torch.tensor([[True] * 3, [True, True, False]]).repeat(3, 1)
-    got = case.statistics()
-    apart = objective.per_position(got.each(lambda value: value.view(2, 3, 3)), valid.view(2, 3, 3))
-    assert torch.equal(apart.view(case.shape), objective.per_position(got, valid))
-
-
-def test_a_non_finite_row_outside_the_text_does_no_harm() -> None:
-    case = make()
-    statistics, valid = case.statistics(), torch.ones(case.shape, dtype=torch.bool)
-    valid[2] = False
-    statistics.forward_kl[2] = math.nan
-    assert math.isfinite(float(Objective({"forward_kl": 1.0})(statistics, valid)))
 
 
 @pytest.mark.parametrize(
@@ -285,7 +234,3 @@ def test_row_statistics_refuses() -> None:
         replace(case, draft_vocab=case.draft_vocab.flip(0)).statistics()
     with pytest.raises(ValueError, match="the statistics lack 'forward_kl'"):
         Objective({"forward_kl": 1.0})(case.statistics(frozenset()), torch.ones(case.shape, dtype=torch.bool))
-
-
-def test_the_recipe_knows_the_same_names() -> None:
-    assert set(LOSS_NAMES) == set(LOSSES)

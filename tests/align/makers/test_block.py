@@ -72,7 +72,7 @@ def test_what_is_asked_for_is_added_to_a_trained_drafter(
     made, kept = start(markov="mlp", markov_width=12, convolution=True)
     assert kept == {n for n in names if not n.startswith("markov.")}
     assert (made.config.markov, made.config.markov_width, made.config.markov_rank) == ("mlp", 12, 8)
-    assert "its Markov head (silu, rank 8) gives way to a fresh one" in capsys.readouterr().err
+    assert "its Markov head (silu, rank 8) is replaced by a fresh one" in capsys.readouterr().err
     save_drafter(made, tmp_path / "again", dtype=torch.float32)
     neither = options(init=str(tmp_path / "again"), markov_rank=DrafterConfig().markov_rank)
     assert make_block(target, neither, None).config == made.config
@@ -81,8 +81,8 @@ def test_what_is_asked_for_is_added_to_a_trained_drafter(
 @pytest.mark.parametrize(
     ("own", "asked", "kind", "rank", "said"),
     [
-        ({"markov_rank": 8, "markov": "tanh"}, {"markov_rank": 4}, "tanh", 4, "(tanh, rank 8) gives way to a fresh one (tanh, rank 4)"),
-        ({"markov_rank": 8}, {"markov_rank": 0}, "", 0, "(silu, rank 8) is left out"),
+        ({"markov_rank": 8, "markov": "tanh"}, {"markov_rank": 4}, "tanh", 4, "(tanh, rank 8) is replaced by a fresh one (tanh, rank 4)"),
+        ({"markov_rank": 8}, {"markov_rank": 0}, "", 0, "(silu, rank 8) is removed"),
         ({}, {"markov_rank": 4}, "silu", 4, "has no Markov head and gets a fresh one (silu, rank 4)"),
         ({}, {"markov_rank": 0}, "", 0, ""),
         ({"markov_rank": 8, "markov": "mlp", "markov_width": 6}, {"markov_rank": 8}, "mlp", 8, ""),
@@ -167,7 +167,7 @@ def test_a_layout_is_that_of_the_drafter_to_start_from(
 def test_a_target_whose_embedding_is_narrower_has_no_block_drafter() -> None:
     narrow = tiny_target("opt", word_embed_proj_dim=32, do_layer_norm_before=False)
     with pytest.raises(
-        UserError, match="embeds tokens in 32 numbers and computes in 64 .drafter.kind=autoregressive"
+        UserError, match="has embeddings of width 32 and layers of width 64 .drafter.kind=autoregressive"
     ):
         from_target(narrow, options(context="taps", layers=1), None)
 

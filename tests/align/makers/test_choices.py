@@ -11,9 +11,7 @@ from tokenizers import AddedToken, Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from align.common.errors import UserError
-from align.makers.choices import lora_alpha, mask_token
-from align.target.model import Target
-from tests.builders import block_options as options
+from align.makers.choices import mask_token
 from tests.tokenizers import smollm2
 
 
@@ -28,16 +26,12 @@ def target_of(
     )
     return SimpleNamespace(
         tokenizer=PreTrainedTokenizerFast(tokenizer_object=core, **roles),
-        vocab_size=rows, embedding_VD=torch.zeros(rows, 1), eos_ids=ends, stand_ins={}, unproved=(), spec="m", config=config,
+        vocab_size=rows, embedding_VD=torch.zeros(rows, 1), eos_ids=ends, placeholder_ids=[], spec="m", config=config,
         model=SimpleNamespace(config=config, generation_config=config),
     )  # fmt: skip
 
 
 WORDS = {f"w{i}": i for i in range(6)}
-
-
-def test_mask_token_is_unused(target: Target) -> None:
-    assert target.tokenizer.convert_ids_to_tokens(mask_token(target)) == "<unused>"
 
 
 def test_an_id_that_no_token_has_comes_first() -> None:
@@ -100,11 +94,6 @@ def test_the_choice_for_smollm2_stays() -> None:
     some = target_of(WORDS, 49152, ends=(2,))
     some.tokenizer, some.config.to_dict = tokenizer, dict
     assert mask_token(some) == 3 and tokenizer.convert_ids_to_tokens(3) == "<repo_name>"
-
-
-def test_lora_alpha_is_twice_the_rank() -> None:
-    assert lora_alpha(options(init="x", lora_rank=4)) == 8
-    assert lora_alpha(options(init="x", lora_rank=4, lora_alpha=3.0)) == 3
 
 
 def test_what_a_template_puts_together_is_in_use() -> None:

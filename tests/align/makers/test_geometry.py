@@ -33,14 +33,6 @@ def test_layers_are_spread_from_the_first_to_the_last() -> None:
         assert (chosen[0], chosen[-1], len(set(chosen))) == (0, 11, count)
 
 
-def test_layers_that_run_several_times_are_counted_once() -> None:
-    """Dory's middle layers keep keys of each round."""
-    target = tiny_target("dory")
-    assert (len(target.anatomy.shapes), target.num_layers, target.anatomy.repeats) == (6, 4, True)
-    config = block_config(target, options(layers=3, context="taps"), None)
-    assert max(config.init_layer_ids) < 4
-
-
 def test_more_layers_than_the_target_has_are_refused() -> None:
     target = tiny_target("llama")
     many = options(layers=target.num_layers + 1, target_layers=None)
@@ -73,15 +65,6 @@ def test_keys_that_cannot_be_shared_are_refused_in_one_line(kind: str, why: str)
         block_config(target, options(), None)
     config = block_config(target, options(context="taps"), None)
     assert config.head_dim % 2 == 0 and config.num_attention_heads % config.num_key_value_heads == 0
-
-
-def test_layers_with_an_indexer_are_shared_with_those_without() -> None:
-    assert block_config(tiny_target("minimax_m3_vl_text"), options(layers=4), None).target_layer_ids == [
-        0,
-        1,
-        2,
-        3,
-    ]
 
 
 def test_sizes_are_the_targets_where_it_has_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -13,13 +14,13 @@ from align.data import shards as data
 from align.diffusion.noise import sample_anchors
 from align.makers.block import from_target
 from align.models.block import BlockDrafter
-from align.models.block_layers import TwoTapConvolution
+from align.models.block_layers import BlockAttention, TwoTapConvolution
 from align.models.block_session import BlockSession
 from align.models.markov import KINDS
 from align.models.target_features import target_features
 from align.target.model import Target
 from tests.builders import TRAINED_BLOCKS as VARIANTS
-from tests.builders import block_options
+from tests.builders import block_network, block_options
 from tests.builders import trained_block as build
 from tests.target_models import tiny_target
 
@@ -88,7 +89,7 @@ def test_a_fresh_layer_writes_its_targets_keys(samples: data.Samples, kind: str)
     handle = target.layers[3].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     target.forward(tokens, cache=cache)
     handle.remove()
-    layer, cos_sin = drafter.blocks[1], drafter._tables(seen[0], torch.arange(40)[None])
+    layer, cos_sin = drafter.blocks[1], drafter.rotary_tables(seen[0], torch.arange(40)[None])
     k, v = layer.self_attn.keys_values(layer.input_layernorm(seen[0]), *cos_sin)
     torch.testing.assert_close(k, cache.k(3), atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(v, cache.v(3), atol=1e-4, rtol=1e-3)
@@ -132,18 +133,11 @@ def test_confidence_in_training_equals_drafting_and_touches_nothing_else(
     assert reached == {"confidence.out.weight", "confidence.out.bias"}
 
 
-def test_target_is_not_trained_or_saved(target: Target, samples: data.Samples) -> None:
-    drafter = build(target, samples)
-    names = {n for n, _ in drafter.named_parameters()}
-    assert not any("embed" in n or "head" in n for n in names)
-    assert "layers.0.self_attn.q_proj.weight" in names and "layers.1.mlp.down_proj.weight" in names
-
-
-def test_two_tap_convolutions_are_what_they_say() -> None:
-    """Against sums written out, on two blocks in a row: nothing crosses the edge between them."""
+def test_two_tap_convolutions() -> None:
+    """Against sums written out: nothing crosses from one block to another."""
     generator = torch.Generator().manual_seed(0)
-    layer, width, size = TwoTapConvolution(32, 3), 32, 3
-    x = torch.randn(1, 2 * size, width, generator=generator)
+    layer, width, size = TwoTapConvolution(32), 32, 3
+    x = torch.randn(2, size, width, generator=generator)
     assert torch.equal(layer(x, lambda rows: rows.cos()), x.cos())  # the identity at the start, to the bit
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -151,11 +145,11 @@ def test_two_tap_convolutions_are_what_they_say() -> None:
 
     def by_hand(rows: torch.Tensor, which: int) -> torch.Tensor:
         out = torch.zeros_like(rows)
-        for i in range(2 * size):
-            delta = (layer.delta.weight @ x[0, i]).view(2, 2, width // 16)[which].repeat_interleave(16, -1)
-            out[0, i] = (1 + layer.offset[which, 0] + delta[0]) * rows[0, i]
-            if i % size:
-                out[0, i] += (layer.offset[which, 1] + delta[1]) * rows[0, i - 1]
+        for b, i in itertools.product(range(2), range(size)):
+            delta = (layer.delta.weight @ x[b, i]).view(2, 2, width // 16)[which].repeat_interleave(16, -1)
+            out[b, i] = (1 + layer.offset[which, 0] + delta[0]) * rows[b, i]
+            if i:
+                out[b, i] += (layer.offset[which, 1] + delta[1]) * rows[b, i - 1]
         return out
 
     torch.testing.assert_close(layer(x, torch.cos), by_hand(by_hand(x, 0).cos(), 1), atol=1e-4, rtol=1e-4)
@@ -167,7 +161,7 @@ def test_a_rows_estimate_is_of_the_token_that_it_predicts(target: Target, sample
         drafter = build(target, samples, self_conditioning=True, block_layout=layout)
         shape = 2, drafter.config.rows, drafter.config.hidden_size
         hidden = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-        added = drafter.estimated(hidden)
+        added = drafter.estimate_inputs(hidden)
         assert drafter.estimate is not None and not bool(added[:, 0].any())
         torch.testing.assert_close(added[:, 1:], hidden[:, rows] @ drafter.estimate.weight.T)
 
@@ -200,23 +194,20 @@ def test_both_layouts_read_one_block_and_number_its_rows_apart(
     assert len(alone) == 4 and torch.equal(alone, whole[1:])
 
 
-def test_a_head_that_is_not_rounded_is_the_targets_own(
-    target: Target, samples: data.Samples, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Over a whole vocabulary: a copy would take as much memory as the largest of the target's matrices."""
-    monkeypatch.setattr("align.models.block.fast_linear", lambda *where: None)
-    drafter = from_target(target, block_options(draft_vocab=0), None)
-    drafter.prepare_for_drafting()
-    if drafter._rounded is not None:
-        assert drafter._rounded.head.weight.data_ptr() == target.head_weight_VD.data_ptr()
-
-
-def test_the_heads_rows_are_where_the_target_has_gone(
-    target: Target, samples: data.Samples, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A target in parts, or without its layers, goes to the device after the drafter has been made of it."""
-    drafter = build(target, samples)
-    assert drafter.head_weight_VdD.device == target.head_weight_VD.device
-    drafter.to("meta")
-    monkeypatch.setattr(target, "head_weight_VD", target.head_weight_VD.to("meta"))
-    assert drafter.head_weight_VdD.device.type == "meta"
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_masked_blocks_attend_as_each_alone(target: Target, qk_norm: bool) -> None:
+    config = block_network(target, "taps").config
+    config.qk_norm = qk_norm
+    torch.manual_seed(0)
+    attention, width = BlockAttention(config), config.head_dim
+    x = torch.randn(1, 2, 3, config.hidden_size)  # two blocks of three
+    angle = torch.rand(1, 2, 3, width // 2).repeat(1, 1, 1, 2)
+    cos, sin = angle.cos(), angle.sin()
+    keys, values = (torch.randn(1, config.num_key_value_heads, 7, width) for _ in range(2))
+    see = torch.arange(7) < torch.tensor([[[3], [6]]])  # each block sees what lies before it
+    whole = attention(x, cos, sin, (keys, values), see)
+    for block, length in enumerate((3, 6)):
+        one = slice(block, block + 1)
+        context = keys[:, :, :length], values[:, :, :length]
+        alone = attention(x[:, one], cos[:, one], sin[:, one], context, None)
+        torch.testing.assert_close(whole[:, one], alone, atol=1e-5, rtol=1e-5)

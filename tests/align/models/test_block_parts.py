@@ -14,7 +14,7 @@ from align.data import packing
 from align.data import shards as data
 from align.diffusion.noise import sample_anchors
 from align.makers.block import from_target
-from align.models.block_parts import merge_low_rank, with_convolution, with_low_rank, with_self_conditioning
+from align.models.block_parts import add_convolution, add_self_conditioning, merge_low_rank, with_low_rank
 from align.models.block_session import BlockSession
 from align.models.checkpoints.block import load_drafter, save_drafter
 from align.models.target_features import target_features
@@ -63,7 +63,8 @@ def test_what_is_added_changes_no_bit_of_a_trained_drafter(target: Target, sampl
     output = target.forward(torch.arange(5, 9)[None], cache=session.cache)
     session.observe(output.hidden_BLD, None, 4)
     before = drafter(batch, features, anchors), session.hidden(7)
-    with_self_conditioning(with_convolution(drafter))
+    add_convolution(drafter)
+    add_self_conditioning(drafter)
     session.passes = 2
     assert torch.equal(drafter(batch, features, anchors), before[0])
     assert torch.equal(session.hidden(7), before[1])

@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
-from align.config.parser import load_recipe
-from align.makers.causal import make_causal
 from align.models.checkpoints.causal import save_causal
 from align.target.loading import load_target
 from align.target.model import Target
@@ -58,22 +55,6 @@ def test_any_causal_lm_over_the_targets_vocabulary_may_start_it(target: Target, 
         torch.testing.assert_close(
             made.logits(made(rows))[1:], opened.forward(rows.tokens_BL[1:]).logits_BLV, atol=1e-4, rtol=1e-3
         )
-
-
-def test_what_does_not_fit_is_one_line(target: Target, tmp_path: Path) -> None:
-    other = load_target("debug", dtype="float32", device="cpu", fast=False)
-    other.model.resize_token_embeddings(300)
-    save_causal(make_causal(Target(other.model, other.tokenizer, "wide", False), OPTIONS), tmp_path)
-    with pytest.raises(UserError, match="drafter.init=.* has a vocabulary of 300, target 'debug' has 260"):
-        make_causal(target, DrafterConfig(kind="autoregressive", init=str(tmp_path)))
-    with pytest.raises(UserError, match="drafter.target_layers=.*target 'debug' has the layers 0 to 3"):
-        make_causal(target, DrafterConfig(kind="autoregressive", target_layers=[0, 9]))
-    for words, line in (
-        (["stage=finetune"], "stage=finetune: drafter.kind=autoregressive is calibrated"),
-        (["drafter.lora_rank=4"], "drafter.lora_rank needs drafter.kind=masked_lm"),
-    ):
-        with pytest.raises(UserError, match=line):
-            load_recipe(["recipe=debug_autoregressive", *words])
 
 
 @pytest.mark.parametrize("name", ["debug-gpt2", "debug-qwen2"])

@@ -21,20 +21,6 @@ def target() -> Target:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_context_goes_back(target: Target, kind: str) -> None:
-    made, tokens = drafter(target, kind), [7, 8, 9, 10, 11, 12]
-    block = torch.full((3,), made.mask_id)
-    context, fresh = DiffusionContext(made, 40), DiffusionContext(made, 40)
-    context.extend(tokens)
-    context.denoise(block)
-    context.keep(4)
-    context.extend([20, 21])
-    fresh.extend([*tokens[:4], 20, 21])
-    assert context.tokens == fresh.tokens
-    torch.testing.assert_close(context.denoise(block), fresh.denoise(block), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_committed_tokens_come_along_with_the_block(target: Target, kind: str, monkeypatch: Any) -> None:
     """One pass a draft, however many tokens were committed before it, and it says what a pass for each of them says."""
     made, text = drafter(target, kind), [7, 8, 9, 10, 11, 12, 13, 14, 15]
@@ -72,14 +58,3 @@ def test_a_context_that_went_back_drafts_at_once(target: Target, kind: str, back
     context.extend([3])
     fresh.extend([3])
     torch.testing.assert_close(context.denoise(block), fresh.denoise(block), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["masked_lm", "masked_lm, full", "ddit", "ddit, blocks"])
-def test_a_context_that_goes_back_to_nothing_has_forgotten(target: Target, kind: str) -> None:
-    made = drafter(target, kind)
-    block = torch.full((3,), made.mask_id)
-    context, fresh = DiffusionContext(made, 40), DiffusionContext(made, 40)
-    context.extend([5, 6, 7, 8, 9])
-    context.denoise(block)
-    context.keep(0)
-    torch.testing.assert_close(context.denoise(block), fresh.denoise(block), atol=1e-5, rtol=1e-5)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from align.data import shards as data
-from align.models.block_parts import with_markov
+from align.models.block_parts import replace_markov
 from align.models.markov import KINDS, markov_head
 from align.target.model import Target
 from tests.builders import trained_block as build
@@ -18,7 +18,7 @@ def test_a_fresh_markov_head_is_silent_and_learns(target: Target, samples: data.
     """In place of a trained one: no bias yet, the rest as it was, and a gradient for what makes it speak."""
     drafter = build(target, samples, markov_rank=8)
     rest = {name: p.clone() for name, p in drafter.named_parameters() if not name.startswith("markov.")}
-    with_markov(drafter, kind, 6, 0, seed=0)
+    replace_markov(drafter, kind, 6, 0, seed=0)
     assert drafter.markov is not None and drafter.config.markov_rank == 6
     z = drafter.markov(torch.randn(3, drafter.config.hidden_size), torch.tensor([1, 2, 3]), target.embed)
     assert not bool(z.any()) and bool(drafter.markov.basis.any())
@@ -70,5 +70,5 @@ def test_heads_are_what_they_say(kind: str) -> None:
         expected = through("out", silu(through("middle", first)) if kind == "mlp" else first)
     z = head(h, x, lambda tokens: embedding[tokens])
     torch.testing.assert_close(z, expected)
-    mixed = head.mixed(head.inputs(h), x, lambda tokens: embedding[tokens])
+    mixed = head.mix(head.inputs(h), x, lambda tokens: embedding[tokens])
     torch.testing.assert_close(mixed @ head.basis_Vr(folded=True).T, z @ w["basis"])

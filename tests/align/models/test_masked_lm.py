@@ -13,13 +13,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from align.common.errors import UserError
-from align.models.checkpoints.adapted import adapt
+from align.makers.adapted import adapt
 from align.models.checkpoints.masked_lm import load_masked_lm, save_masked_lm
 from align.models.families import FAMILIES
 from align.models.masked_lm import annealed_see, merge_lora, with_lora
 from align.target.debug import debug_model
 from align.target.model import Target
-from align.target.proof import proven
+from align.target.proof import prove_target
+from align.target.source import ModelSource
 from tests.masked_lms import CONFIGS, small_masked_lm
 from tests.masked_lms import NO_TOKENS as NONE
 from tests.masked_lms import masked_block_logits as block_session
@@ -62,7 +63,10 @@ def test_a_head_that_is_kept_in_bf16_multiplies_in_fp32(grad: bool) -> None:
     """The target's, of a bf16 checkpoint."""
     tokenizer = debug_model("Llama")[1]
     model = tiny_model("llama", len(tokenizer)).bfloat16().float()
-    stock, fast = (proven(copy.deepcopy(model), tokenizer, "llama", fast=fast) for fast in (False, True))
+    stock, fast = (
+        prove_target(copy.deepcopy(model), tokenizer, ModelSource("llama"), fast=fast)
+        for fast in (False, True)
+    )
     hidden = torch.randn(2, 5, fast.hidden_size)
     with torch.set_grad_enabled(grad):
         found, wanted = (adapt(t, [0], 36).head(hidden) for t in (fast, stock))
@@ -96,36 +100,6 @@ def test_mask_and_shift_equal_transformers_own_eager_attention(name: str) -> Non
         assert not got[:, 0].any()
         got, raw = got[:, 1:], raw[:, :-1]
     torch.testing.assert_close(got, raw, atol=2e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-@torch.no_grad()
-def test_the_mask_is_honoured(name: str) -> None:
-    network = small_masked_lm(name)
-    other = tokens()
-    other[:, 7] = (other[:, 7] + 1) % 36
-    shift = FAMILIES[name].shift
-
-    def changed(see: Tensor | None) -> list[bool]:
-        """Raw rows that token 7 reaches."""
-        difference = (network(tokens(), see=see) - network(other, see=see)).abs().amax((0, 2)) > 1e-6
-        return difference[shift:].tolist()
-
-    everything = [True] * (9 - shift)
-    assert changed(torch.ones(9, 9, dtype=torch.bool)) == everything
-    assert changed(torch.ones(9, 9, dtype=torch.bool).tril()) == [i >= 7 for i in range(9 - shift)]
-    assert changed(None) == ([i >= 6 for i in range(9)] if name == "sdar" else everything)
-    first = torch.eye(9, dtype=torch.bool).repeat(2, 1, 1, 1)
-    assert changed(first) == [i == 7 for i in range(9 - shift)]
-
-
-def test_only_the_rows_that_are_kept_meet_the_head() -> None:
-    network, keep = small_masked_lm("dream"), tokens() == 36
-    torch.testing.assert_close(network(tokens(), keep=keep), network(tokens())[keep], atol=1e-5, rtol=1e-5)
-    moved = torch.arange(5, 14)[None]  # rotary positions are relative
-    torch.testing.assert_close(network(tokens(), positions_BL=moved), network(tokens()), atol=1e-4, rtol=1e-4)
-    stretched = network(tokens(), positions_BL=moved * 2)
-    assert not torch.allclose(stretched, network(tokens()), atol=1e-2)
 
 
 @pytest.mark.parametrize("name", ["sdar", "adapted"])

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,14 +12,13 @@ import torch
 from safetensors.torch import load_file
 
 from align import features
-from align.common.batch import Batch
 from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
 from align.makers.block import block_config
 from align.models.block_config import BlockConfig
 from align.models.target_features import target_features
-from align.outputs.served import ServedStates, documents
+from align.outputs.served import ServedStates
 from align.outputs.stand_ins import layers_asked
 from align.target.loading import load_target
 from align.target.model import Target
@@ -138,26 +134,6 @@ def test_a_server_that_goes_away_costs_no_row(
     assert counts[0] <= counts[1] - there  # a row has one document or more
 
 
-def test_a_server_that_is_not_there_is_said_before_anything_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With the command that starts it."""
-    with pytest.raises(SystemExit):
-        features.main(
-            [
-                "recipe=debug_taps",
-                "trainer.features_gb=1",
-                "trainer.features_writer=vllm:http://127.0.0.1:9",
-                f"output={tmp_path}",
-            ]
-        )
-    said = capsys.readouterr().err
-    assert (
-        "no answer" in said and "Start it with: vllm serve debug" in said and "extract_hidden_states" in said
-    )
-    assert not (tmp_path / "data").exists()
-
-
 def test_a_server_of_another_model_is_said_before_anything_is_written(
     server: Loopback, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,16 +149,6 @@ def test_a_server_of_another_model_is_said_before_anything_is_written(
         )
     assert "serves 'other', not target.name='debug'" in capsys.readouterr().err
     assert not (run / "data").exists()
-
-
-def test_documents_of_a_row(target: Target) -> None:
-    batch = Batch(
-        torch.tensor([[5, 6, 7, 8, 0]]),
-        torch.tensor([[0, 1, 0, 1, 0]]),
-        torch.tensor([[0, 0, 1, 1, -1]]),
-        torch.ones(1, 5, dtype=torch.bool),
-    )
-    assert documents(batch) == [(5, 6), (7, 8)]
 
 
 def refusal(server: Loopback, *more: str) -> str:
@@ -245,66 +211,6 @@ def test_a_folder_that_is_not_shared_is_named(server: Loopback, tmp_path: Path) 
     moved, store = tmp_path / "elsewhere", server._store
     server._store = lambda folder, prompt: moved / store(folder, prompt).name  # type: ignore[method-assign]
     assert "must be a folder that this machine sees" in refusal(server, "data.reply_seconds=0.3")
-
-
-def test_a_file_that_is_never_written_is_named(server: Loopback) -> None:
-    server.lag = 60.0
-    assert "has the server room to write?" in refusal(server, "data.reply_seconds=0.3")
-
-
-@pytest.mark.parametrize("path", ["", "/", "a\0b", "\x1b[2J"])
-def test_a_path_that_is_none_is_no_answer(server: Loopback, path: str) -> None:
-    server._store = lambda folder, prompt: path  # type: ignore[assignment,method-assign,return-value]
-    assert "returns no hidden states; start it with" in refusal(server)
-
-
-def test_a_pipe_in_place_of_a_lock_is_not_waited_for(server: Loopback) -> None:
-    def stored(folder: Path, prompt: list[int]) -> Path:
-        path = folder / "states"
-        if not path.with_name("states.lock").exists():
-            os.mkfifo(path.with_name("states.lock"))
-        return path
-
-    server._store = stored  # type: ignore[method-assign]
-    assert "which is not complete here after 0.3 s" in refusal(server, "data.reply_seconds=0.3")
-
-
-def test_no_file_is_left_where_no_more_rows_are_wanted(server: Loopback, tmp_path: Path) -> None:
-    """What was in flight is read; what had to wait is not asked for."""
-    target = load_target("debug")
-    config = config_of(target, "taps")
-    server.layers, server.lag = layers_asked(target, config), 0.1
-    texts = [torch.arange(5 + i, 15 + i)[None] for i in range(6)]
-    rows = [Batch(t, torch.arange(10)[None], torch.zeros_like(t), t > 0) for t in texts]
-    with ServedStates(recipe_of(server), target, config, quiet=True) as served:
-        next(served.ahead(((0, row, 1.0) for row in rows), lambda item: False))
-        until = time.monotonic() + 30
-        while len(server.asked) < 4 and time.monotonic() < until:
-            time.sleep(0.001)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_end_does_not_wait_for_files(server: Loopback) -> None:
-    """Threads that look for one would keep the interpreter for data.reply_seconds."""
-    target, batch = load_target("debug"), packed_batch(server.target)
-    config = config_of(target, "taps")
-    server.layers = layers_asked(target, config)
-    before = {*threading.enumerate()}
-    with (
-        pytest.raises(KeyboardInterrupt),
-        ServedStates(recipe_of(server), target, config, quiet=True) as served,
-    ):
-        server.lag = 60.0
-        next(served.ahead(((0, batch.row(i), 1.0) for i in range(2)), lambda item: False))
-        until = time.monotonic() + 30
-        while not list(server.states.glob("*.lock")) and time.monotonic() < until:  # type: ignore[union-attr]
-            time.sleep(0.01)
-        looking = [t for t in threading.enumerate() if t not in before and "asyncio" in t.name]
-        raise KeyboardInterrupt
-    assert looking
-    for thread in looking:
-        thread.join(30)
-    assert not any(thread.is_alive() for thread in looking)
 
 
 def test_a_file_of_another_text_is_not_deleted(server: Loopback, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_own_states_give_own_features(kind: str, context: str | None) -> None:
     kept = config.target_layer_ids if config is not None and context == "shared_kv" else []
     gone = [all(p.is_meta for p in layer.parameters()) for layer in target.layers]
     assert gone == [i not in kept for i in range(target.num_layers)]
-    assert type(stood).__name__ == "_Stood"
+    assert type(stood).__name__ == "_StandIn"
 
 
 def test_features_are_of_the_states_that_are_given() -> None:

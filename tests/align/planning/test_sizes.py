@@ -44,7 +44,7 @@ def test_a_debug_target(spec: str) -> None:
     assert (found.context_limit, found.tied) == (target.context_limit, True)
 
 
-@pytest.mark.parametrize("name", ["bert", "deepseek_v3", "dots3_note_text", "mamba2"])
+@pytest.mark.parametrize("name", ["opt", "deepseek_v3", "dots3_note_text", "mamba2"])
 def test_layers_and_caches_of_other_architectures(name: str, tmp_path: Path) -> None:
     tiny_model(name, 260).config.save_pretrained(tmp_path)
     found, target = read_target_sizes(str(tmp_path)), tiny_target(name)

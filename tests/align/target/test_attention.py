@@ -36,13 +36,6 @@ def flash_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_flash_refusal", lambda query, masked: "other" if masked else "")
 
 
-def test_flash_attention_gets_its_own_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    flash_stand_in(monkeypatch)
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, 3, length, 4, generator=generator) for length in (5, 7, 7))
-    torch.testing.assert_close(attend(q, k, v, None, "flash_attn"), attend(q, k, v, None))
-
-
 def test_flash_attention_over_packed_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     flash_stand_in(monkeypatch)
     generator = torch.Generator().manual_seed(0)

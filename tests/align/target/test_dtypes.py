@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from align.common.errors import UserError
 from align.kernels.linear import rows_library
 from align.target import dtypes
 from align.target.loading import load_target
@@ -23,24 +22,13 @@ def config(dtype: object, **more: object) -> SimpleNamespace:
     return made
 
 
-def test_names() -> None:
-    assert dtypes.target_dtype("bf16", CPU) == dtypes.target_dtype("bfloat16", CPU) == torch.bfloat16
-    assert dtypes.target_dtype("float32", CPU) == torch.float32
-    with pytest.raises(UserError, match="did you mean 'float16'"):
-        dtypes.target_dtype("flot16", CPU)
-
-
 @pytest.mark.parametrize(
     ("stored", "parameters", "memory", "fp32"),
     [
         (torch.bfloat16, 1000, 10_000, True),
-        ("bfloat16", 1000, 10_000, True),
         (torch.bfloat16, 1000, 7_000, False),  # in fp32 it would fill more than half of the memory
-        (torch.bfloat16, 1000, None, False),
         (torch.float32, 1000, 10_000, False),
-        (torch.float16, 1000, 10_000, False),  # fp16 holds numbers that bf16 has not
         (torch.float32, 100, None, True),
-        (None, 100, None, True),
     ],
 )
 def test_fp32_decodes_faster(
@@ -62,11 +50,7 @@ def test_fp32_decodes_faster(
         return model
 
     assert dtypes.decodes_faster_in_fp32(config(stored), experts, CPU) is (parameters == 100)
-    assert not dtypes.decodes_faster_in_fp32(config(stored), empty, torch.device("meta"))
     assert not dtypes.decodes_faster_in_fp32(config(stored, quantization_config={"bits": 4}), empty, CPU)
-    assert not dtypes.decodes_faster_in_fp32(config(stored), lambda: 1 / 0, CPU)
-    monkeypatch.setattr(dtypes, "rows_library", lambda: None)
-    assert not dtypes.decodes_faster_in_fp32(config(stored), empty, CPU)
 
 
 @pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")

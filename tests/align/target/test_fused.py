@@ -11,10 +11,11 @@ from torch import Tensor
 
 from align.kernels.linear import rows_library
 from align.target.debug import debug_model
-from align.target.fused import _code, fused
+from align.target.fused import FusedLayers
 from align.target.loading import load_target
 from align.target.model import Target
-from align.target.proof import proven
+from align.target.proof import prove_target
+from align.target.source import ModelSource
 from tests.target_models import some_text, tiny_config, tiny_model, tiny_target
 
 pytestmark = pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
@@ -33,7 +34,7 @@ def target_of(name: str, fuse: bool = True, **changes: Any) -> Target:
     config._attn_implementation = "eager"
     made = type(model)(config).eval()
     made.load_state_dict(model.state_dict())
-    return Target(made, tokenizer, name, fuse=fuse)
+    return Target(made, tokenizer, ModelSource(name), fuse=fuse)
 
 
 def outputs(target: Target) -> list[Tensor]:
@@ -69,76 +70,34 @@ def test_one_call_computes_what_the_modules_compute(name: str, changes: dict[str
     check(quick, modules)
 
 
-def test_biases_are_part_of_it() -> None:
-    check(_with_biases(True), _with_biases(False))
-
-
 def check(quick: Target, modules: Target) -> None:
     assert quick.fused is not None and modules.fused is None
     for got, wanted in zip(outputs(quick), outputs(modules), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
 
 
-def _with_biases(fuse: bool) -> Target:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    tokenizer = debug_model("Llama")[1]
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, attention_bias=True, mlp_bias=True, max_position_embeddings=512,
-    )  # fmt: skip
-    config._attn_implementation = "eager"
-    torch.manual_seed(3)
-    model = LlamaForCausalLM(config).eval()
-    for parameter in model.parameters():
-        if parameter.dim() < 2:
-            parameter.data.add_(torch.randn(parameter.shape) * 0.1)
-    return Target(model, tokenizer, "biases", fuse=fuse)
-
-
 @pytest.mark.parametrize(
     "name",
-    ["cohere", "gemma2", "glm4", "granite", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3", "gpt2", "mixtral", "ministral3", "exaone4"],
+    ["cohere", "gemma2", "granite", "mistral", "qwen2", "qwen3", "gpt2", "mixtral"],
 )  # fmt: skip
 def test_other_layers_keep_their_modules(name: str) -> None:
     """Other code, windows (mistral and qwen as `tiny_config` makes them), parts of their own: all but plain Llama."""
     assert tiny_target(name).fused is None
 
 
-def test_changed_code_is_not_taken() -> None:
-    class Attention(type(target_of("llama").layers[0].self_attn)):  # type: ignore[misc]
-        def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-            return super().forward(hidden_states * 2, *args, **kwargs)
-
-    target = target_of("llama")
-    target.layers[2].self_attn.__class__ = Attention
-    assert fused(target.model, target.body, target.layers) is None
-    target = target_of("llama")
-    target.layers[1].forward = type(target.layers[1]).forward.__get__(target.layers[1])
-    assert fused(target.model, target.body, target.layers) is None
-    target = target_of("llama")
-    target.layers[1].mlp.act_fn = torch.nn.GELU()
-    assert fused(target.model, target.body, target.layers) is None
-    assert "unknown" in _code(type("Made", (), {"forward": None, "__module__": __name__}))
-
-
 def test_a_proof_that_fails_falls_back_to_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    from align.target.fused import FusedLayers
-
     whole = FusedLayers.__call__
     monkeypatch.setattr(
         FusedLayers, "__call__", lambda *a: tuple(t if t is None else t * 1.1 for t in whole(*a))
     )
     tokenizer = debug_model("Llama")[1]
-    target = proven(tiny_model("llama", len(tokenizer)), tokenizer, "llama")
+    target = prove_target(tiny_model("llama", len(tokenizer)), tokenizer, ModelSource("llama"))
     assert target.fused is None and not target.chains_only
 
 
 def test_many_rows_go_through_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """And so do rows without a cache, batches of one length, and rows with a mask of their own."""
     target = load_target("debug")
-    from align.target.fused import FusedLayers
-
     assert target.fused is not None
     monkeypatch.setattr(FusedLayers, "__call__", lambda *a: pytest.fail("few rows alone"))
     text = some_text(target, 33)
@@ -148,16 +107,6 @@ def test_many_rows_go_through_the_modules(monkeypatch: pytest.MonkeyPatch) -> No
     target.forward(
         text[:, :2], cache=target.new_cache(1, 8), mask=torch.ones(1, 1, 2, 2, dtype=torch.bool).tril()
     )
-
-
-def test_a_model_that_is_cut_runs_through_its_modules() -> None:
-    target = load_target("debug")
-    text, cache = some_text(target, 4), target.new_cache(1, 8)
-    target.body.layers = target.layers[:2]
-    target.model.config.num_hidden_layers = 2
-    assert target.fused is not None
-    cut = target.forward(text, cache=cache).hidden_BLD
-    torch.testing.assert_close(cut, target.forward(text).hidden_BLD, rtol=1e-4, atol=1e-4)
 
 
 def test_a_token_alone_and_among_drafts_to_the_bit() -> None:
@@ -172,17 +121,6 @@ def test_a_token_alone_and_among_drafts_to_the_bit() -> None:
     for i in range(5):
         one = target.forward(text[:, 253 + i : 254 + i], cache=plain).logits_BLV
         assert one is not None and torch.equal(one[0, 0], logits[0, i])
-
-
-def test_columns_count_where_a_cache_must_fit_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, plain = load_target("debug"), target_of("llama", fuse=False)
-    for target, part in ((one, 3), (plain, 2)):
-        shapes = [shape for shape in target.anatomy.shapes if shape is not None]
-        size = part * 64 * sum(shape.heads * shape.key for shape in shapes) * 4
-        monkeypatch.setattr("align.target.model.memory_bytes", lambda size=size: size)
-        target.new_cache(1, 64)
-        with pytest.raises(MemoryError, match="a cache of 1 rows of 65 tokens"):
-            target.new_cache(1, 65)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -233,48 +171,3 @@ def test_a_window_that_only_mistral_knows_of_is_a_window() -> None:
     """Its config has no layer types, and the model asks `sliding_window` alone."""
     assert target_of("mistral", sliding_window=24).fused is None
     assert target_of("mistral", sliding_window=24, use_sliding_window=False).fused is None
-
-
-@pytest.mark.parametrize("change", ["hook", "norm hook", "assign", "data", "dtype", "reversed", "eps"])
-def test_a_model_that_was_changed_runs_through_its_modules(change: str) -> None:
-    """Seen with the next cache; and what was read before stays in memory."""
-    target = target_of("llama")
-    stack, layer, body = target.fused, target.layers[1], target.body
-    assert stack is not None and target.new_cache(1, 8) and target.fused is stack
-    old, text = target.new_cache(1, 40), some_text(target, 5)
-    if change == "hook":
-        layer.self_attn.o_proj.register_forward_hook(lambda module, given, output: output * 2)
-    elif change == "norm hook":
-        body.norm.register_forward_pre_hook(lambda module, given: (given[0] * 2,))
-    elif change == "assign":
-        state = {name: t.clone() * 1.5 for name, t in target.model.state_dict().items()}
-        target.model.load_state_dict(state, assign=True)
-    elif change == "data":
-        for parameter in layer.parameters():
-            parameter.data = parameter.data.clone() * 2
-    elif change == "dtype":
-        target.model.to(torch.float64)
-    elif change == "reversed":
-        body.layers = torch.nn.ModuleList(reversed(list(body.layers)))
-    else:
-        body.layers[2].input_layernorm.variance_epsilon = 0.5
-        assert fused(target.model, body, body.layers) is None
-    torch.full((1 << 20,), torch.nan)  # over what was freed
-    if change != "dtype":
-        assert bool(target.forward(text, cache=old).hidden_BLD.isfinite().all())
-    cache = target.new_cache(1, 40)
-    assert target.fused is None
-    if change != "dtype":
-        changed = target.forward(text, cache=cache).hidden_BLD
-        torch.testing.assert_close(changed, target.forward(text).hidden_BLD, rtol=1e-4, atol=1e-4)
-
-
-def test_positions_and_masks_of_any_kind() -> None:
-    quick, modules = target_of("llama"), target_of("llama", fuse=False)
-    text = some_text(quick, 2)
-    for positions in ([[400, 401]], [[-1, 0]]):
-        found = [
-            t.forward(text, cache=t.new_cache(1, 8), positions_BL=torch.tensor(positions)).hidden_BLD
-            for t in (quick, modules)
-        ]
-        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 
@@ -27,10 +25,3 @@ def test_a_tensor_that_is_not_known_is_refused() -> None:
     q = torch.zeros(1, 1, 2, 4)
     with pytest.raises(NotImplementedError, match="its attention takes 'position_bias'"):
         interface._interface(torch.nn.Identity(), q, q, q, None, position_bias=torch.zeros(1))
-
-
-def test_installing_leaves_the_loggers_level() -> None:
-    logger = logging.getLogger("transformers.modeling_utils")
-    before = logger.level
-    interface.install(tiny_model("llama", 260), own=True)
-    assert logger.level == before

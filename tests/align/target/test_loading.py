@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
 from align.makers.causal import make_causal
 from align.target import names
-from align.target.loading import load_target, resolve_folder
+from align.target.loading import load_target
 from align.target.model import Target
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
@@ -35,20 +34,18 @@ def test_folder_in_hub_layout_gives_the_same_model(target: Target, tmp_path: Pat
     assert loaded.eos_ids == target.eos_ids
 
 
-@pytest.mark.parametrize("text", ['{"eos_token_id": [2, 70', "", "[]", None])
-def test_a_broken_generation_config_is_not_passed_over(text: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ['{"eos_token_id": [2, 70', "[]"])
+def test_a_broken_generation_config_is_not_passed_over(text: str, tmp_path: Path) -> None:
     """It says which tokens end a text."""
     target = load_target("debug")
     target.model.save_pretrained(tmp_path)
     target.tokenizer.save_pretrained(tmp_path)
-    path = tmp_path / "generation_config.json"
-    path.unlink(missing_ok=True)
-    path.mkdir() if text is None else path.write_text(text)
+    (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(UserError, match=r"generation_config\.json"):
         load_target(str(tmp_path))
 
 
-@pytest.mark.parametrize("beside", [[], [5000, 7], [*range(260, 20_000)]])
+@pytest.mark.parametrize("beside", [[], [5000, 7]])
 def test_a_text_ends_where_generate_ends_it(
     beside: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,18 +68,6 @@ def test_a_text_ends_where_generate_ends_it(
     for drafter in (None, LookupDrafter(3)):
         assert Decoder(loaded, drafter).generate(prompt, max_new_tokens=16).tokens == wanted
     assert wanted == written[: written.index(third) + 1]
-
-
-@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
-@pytest.mark.parametrize("value", ["</s>", -1, 2.5, [2, "7"]])
-def test_an_end_that_is_no_token_is_refused(file: str, value: Any, tmp_path: Path) -> None:
-    whole = load_target("debug", fast=False)
-    whole.model.save_pretrained(tmp_path)
-    whole.tokenizer.save_pretrained(tmp_path)
-    found = json.loads((tmp_path / file).read_text())
-    (tmp_path / file).write_text(json.dumps(found | {"eos_token_id": value}))
-    with pytest.raises(UserError, match=rf"{file}: eos_token_id: .* is no token's id"):
-        load_target(str(tmp_path))
 
 
 def test_broken_folders_and_files(tmp_path: Path) -> None:
@@ -117,12 +102,6 @@ def test_broken_folders_and_files(tmp_path: Path) -> None:
         else:
             path.write_bytes(path.read_bytes()[:cut])
         with pytest.raises(UserError, match=says):
-            load_target(str(tmp_path))
-    for key, value in {"num_attention_heads": 0, "hidden_size": "a"}.items():
-        load_target("debug", fast=False).model.save_pretrained(tmp_path)
-        config = json.loads((tmp_path / "config.json").read_text())
-        (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
-        with pytest.raises(UserError, match="can't be loaded"):
             load_target(str(tmp_path))
     junk = tmp_path / "junk.gguf"
     junk.write_bytes(b"GGUFnot really")
@@ -166,58 +145,6 @@ def _check_quantised(method: str, tmp_path: Path) -> None:
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "error", [KeyError("llama.block_count"), ZeroDivisionError(), IndexError("list index out of range")]
-)
-def test_a_malformed_gguf_is_one_line(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever its reader stumbles over."""
-
-    def broken(path: Path, check: object) -> Path:
-        raise error
-
-    monkeypatch.setattr("align.target.loading.converted_folder", broken)
-    for room in ("names", "loading"):
-        monkeypatch.setattr(f"align.target.{room}.check_gguf", lambda path: None)
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(UserError, match=r"model\.gguf' can't be loaded"):
-        load_target(str(tmp_path / "model.gguf"))
-
-
-def test_absurd_sizes_of_a_hub_model_are_refused_before_anything_is_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Out of its cached config, with its weights and without them."""
-    load_target("debug", fast=False).model.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    monkeypatch.setattr("align.target.loading.resolve_folder", str)
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: str(tmp_path / "config.json"))
-
-    def refusal(layers: int) -> str:
-        (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
-        with pytest.raises(UserError) as caught:
-            load_target("some/model")
-        return str(caught.value)
-
-    said = "target 'some/model': config.json: num_hidden_layers={}: {}"
-    assert refusal(2000) == said.format(2000, "the weights are far too small for that")
-    (tmp_path / "model.safetensors").unlink()
-    assert refusal(4 * 10**15) == said.format(4 * 10**15, "no machine has room for that")
-
-
-def test_a_config_that_transformers_refuses_says_why_in_one_line(target: Target, tmp_path: Path) -> None:
-    target.model.save_pretrained(tmp_path)
-    target.tokenizer.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text()) | {"hidden_act": 3}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        UserError,
-        match=r"can't be loaded: Validation error for field 'hidden_act': TypeError: .*expected str, got int.*",
-    ):
-        load_target(str(tmp_path))
-
-
 def test_a_packages_weights_are_named_where_the_hub_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,37 +162,8 @@ def test_a_packages_weights_are_named_where_the_hub_does_not_answer(
     assert capsys.readouterr().err.count(note) == 1
 
 
-@pytest.mark.parametrize(
-    ("files", "says"),
-    [
-        ((), ""),
-        (("model.safetensors", "a.gguf"), ""),
-        (("a.gguf", "b.gguf"), "target 'o/n': holds GGUF files .* name it: a.gguf, b.gguf"),
-        (("adapter_config.json",), "target 'o/n': holds an adapter"),
-    ],
-)
-def test_a_cached_hub_id_is_told_by_its_files_as_a_folder_is(
-    files: tuple[str, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    for module in ("loading", "opening"):
-        monkeypatch.setattr(f"align.target.{module}.hub_reachable", lambda: False)
-    model = tmp_path / "models--o--n"
-    for file in ("refs/main", "snapshots/abc/config.json", *(f"snapshots/abc/{name}" for name in files)):
-        (model / file).parent.mkdir(parents=True, exist_ok=True)
-        (model / file).write_text("abc")
-    if not says:
-        assert resolve_folder("o/n") == "o/n"
-    else:
-        with pytest.raises(UserError, match=says):
-            resolve_folder("o/n")
-
-
 @pytest.mark.parametrize("chat", [True, False])
-@pytest.mark.parametrize(
-    ("single", "opening"),
-    [("<|im_start|> $A", [1]), ("$A", []), ("$A <|im_end|>", []), ("<|im_start|> $A <|im_end|>", [1])],
-)
+@pytest.mark.parametrize(("single", "opening"), [("$A", []), ("<|im_start|> $A <|im_end|>", [1])])
 def test_raw_text_begins_as_the_tokenizer_begins_it(
     single: str, opening: list[int], chat: bool, tmp_path: Path
 ) -> None:
@@ -292,26 +190,3 @@ def test_raw_text_begins_as_the_tokenizer_begins_it(
     wanted = stock.generate(asked, attention_mask=torch.ones_like(asked), max_new_tokens=16, do_sample=False)
     found = Decoder(target).generate("The sky is", raw=True, max_new_tokens=16).tokens
     assert found == wanted[0, len(given) :].tolist()
-
-
-@pytest.mark.parametrize("form", ["files", "list", "list without a default"])
-def test_named_chat_templates_work(form: str, tmp_path: Path) -> None:
-    """As transformers saves them, and as older tokenizers list them."""
-    plain = load_target("debug", fast=False)
-    usual = plain.tokenizer.chat_template
-    named = {"default": usual, "tool_use": "TOOLS" + usual, "rag": "{{ documents }}"}
-    plain.model.save_pretrained(tmp_path)
-    plain.tokenizer.chat_template = named if form == "files" else None
-    plain.tokenizer.save_pretrained(tmp_path)
-    if form != "files":
-        listed = [{"name": name, "template": text} for name, text in named.items()]
-        path = tmp_path / "tokenizer_config.json"
-        values = {"chat_template": listed[form != "list" :]}
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
-    loaded = load_target(str(tmp_path), "float32", fast=False)
-    assert loaded.tokenizer.get_chat_template(tools=[{}]) == "TOOLS" + usual
-    if form == "list without a default":
-        with pytest.raises(UserError, match="chat templates by name and no default one"):
-            loaded.chat_tokens("Hi")
-    else:
-        assert loaded.chat_tokens("Hi") == load_target("debug", fast=False).chat_tokens("Hi")

@@ -25,18 +25,6 @@ def test_every_value_of_a_config_as_factor_and_divisor_the_plain_form_first() ->
     }
 
 
-def test_the_names_under_which_a_scale_stands() -> None:
-    for name in (
-        "logit_scale",
-        "logits_scaling",
-        "lm_head_multiplier",
-        "output_multiplier",
-        "logits_mup_width_multiplier",
-    ):
-        found = candidates(SimpleNamespace(**{name: 0.25, "final_logit_softcapping": 20.0}))
-        assert LogitForm(0.25, 20.0) in found, name
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_columns_that_a_model_never_writes(dtype: torch.dtype) -> None:
     """The lowest number at every place, and what a head has beyond a model's logits; low at one place is none."""

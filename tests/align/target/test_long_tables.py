@@ -12,7 +12,8 @@ import transformers
 
 from align.target.debug import debug_model
 from align.target.long_tables import switch_length
-from align.target.proof import proven
+from align.target.proof import prove_target
+from align.target.source import ModelSource
 from align.writing.generation import Writer
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
@@ -34,7 +35,7 @@ def tables(kind: str) -> tuple[Any, Any]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         own: Any = getattr(transformers, architecture[kind])(config).eval()
-    return own, proven(copy.deepcopy(own), debug_model("Llama")[1], kind)
+    return own, prove_target(copy.deepcopy(own), debug_model("Llama")[1], ModelSource(kind))
 
 
 @pytest.fixture(scope="module", params=["llama", "phi3", "phimoe"])

@@ -11,19 +11,9 @@ from tokenizers.processors import TemplateProcessing
 from align.common.errors import UserError
 from align.target.loading import load_target
 from align.target.model import Target
-from align.target.proof import proven
+from align.target.proof import prove_target
+from align.target.source import ModelSource
 from tests.target_models import tiny_model
-
-
-def test_cached_forward_equals_whole_forward(target: Target) -> None:
-    tokens = torch.randint(4, target.vocab_size, (2, 19), generator=torch.Generator().manual_seed(0))
-    whole = target.forward(tokens).logits_BLV
-    cache = target.new_cache(2, 19)
-    parts = [
-        target.forward(tokens[:, a:b], cache=cache).logits_BLV for a, b in [(0, 7), (7, 8), (8, 13), (13, 19)]
-    ]
-    assert cache.length == 19
-    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=2e-5, rtol=1e-5)
 
 
 def test_forward_equals_transformers_own(target: Target) -> None:
@@ -78,7 +68,7 @@ def test_a_base_model_gets_plain_text_as_its_tokenizer_begins_it(target: Target)
 
 def test_a_text_of_tokens_that_the_model_has_not_is_one_line() -> None:
     """Tokenizers know more than some models' embeddings: Gemma 3 1B's one more, an image's."""
-    small = proven(tiny_model("llama", 90), load_target("debug").tokenizer, "small")
+    small = prove_target(tiny_model("llama", 90), load_target("debug").tokenizer, ModelSource("small"))
     small.tokenizer.chat_template = "{{ messages[0].content }}"
     for read in (small.text_tokens, small.chat_tokens):
         with pytest.raises(UserError, match="'z' as token 93, its embedding has 90 rows: leave that out"):
@@ -106,23 +96,3 @@ def test_gpt_neo_takes_chains_alone() -> None:
         target.forward(part, cache=cache).logits_BLV for part in tokens[:, 280:].split([1, 5, 14], dim=1)
     ]
     torch.testing.assert_close(torch.cat(found, 1), whole[:, 280:], atol=1e-4, rtol=1e-4)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [
-        (
-            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-            "takes longer than",
-        ),
-        ("{{ 'a' * 99999999999 }}", "takes more than"),
-        ("{{ 'a' * 2000000 }}", "writes 2000000 characters"),
-    ],
-)
-def test_a_chat_template_without_end_is_one_line(
-    template: str, said: str, target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("align.common.bounded.SECONDS", 0.2)
-    monkeypatch.setattr(target.tokenizer, "chat_template", template)
-    with pytest.raises(UserError, match=f"its chat template refuses this: it {said}"):
-        target.chat_tokens("Hi")

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from align.common.errors import UserError
-from align.config.parser import load_recipe
-from align.config.run_record import save_run_record
 from align.target.loading import load_target
 from align.target.names import check_name, similar
 
@@ -29,13 +27,9 @@ def test_bad_specs(spec: str, says: str) -> None:
 
 
 def test_a_near_miss_of_a_known_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Known: what recipes name, and what the hub's cache holds."""
-    assert (
-        similar("HuggingFaceTB/SmolLM2-135M-Instrct")
-        == " (did you mean 'HuggingFaceTB/SmolLM2-135M-Instruct'?)"
-    )
-    assert similar("EleutherAI/gpt-neo-2.7b") == " (did you mean 'EleutherAI/gpt-neo-2.7B'?)"
-    assert similar("some/other") == ""
+    """Among the default target and the models in the hub's cache."""
+    hint = " (did you mean 'HuggingFaceTB/SmolLM2-135M-Instruct'?)"
+    assert similar("HuggingFaceTB/SmolLM2-135M-Instrct") == hint and similar("some/other") == ""
     cached = tmp_path / "models--mine--another-model" / "snapshots" / "0123"
     cached.mkdir(parents=True)
     (cached / "config.json").touch()
@@ -57,12 +51,8 @@ def test_a_run_and_its_drafter_are_no_targets(tmp_path: Path, record: dict[str, 
         (folder / name).write_text(json.dumps(content))
     with pytest.raises(UserError, match="that is a drafter; name the model that it drafts for as the target"):
         check_name(str(folder))
-    save_run_record(load_recipe(["recipe=debug_block", f"output={tmp_path}"]), [])
-    says = f"name the model that it drafts for (debug) as the target, and give --drafter {folder}"
-    for path, what in ((folder, "a drafter"), (tmp_path, "the output of a training run")):
-        with pytest.raises(UserError) as caught:
-            check_name(str(path))
-        assert str(caught.value) == f"target {str(path)!r}: that is {what}; {says}"
+    with pytest.raises(UserError, match=f"that is the output of a training run; .* --drafter {folder}"):
+        check_name(str(tmp_path))
     (folder / "drafter.json").write_text('{"kind": "autoregressive"}')
     (folder / "config.json").write_text("{}")
     check_name(str(folder))  # a language model like any other
@@ -73,9 +63,6 @@ def test_a_run_and_its_drafter_are_no_targets(tmp_path: Path, record: dict[str, 
     [
         ("num_hidden_layers", 100_000_000),
         ("hidden_size", 1 << 30),
-        ("vocab_size", 1 << 40),
-        ("intermediate_size", 1 << 40),
-        ("num_local_experts", 10**9),
         ("max_position_embeddings", 10**12),
     ],
 )
@@ -88,25 +75,3 @@ def test_absurd_sizes_are_refused_before_anything_is_built(key: str, value: int,
         (tmp_path / "config.json").write_text(json.dumps(values))
         with pytest.raises(UserError, match=f"config.json: {key}={value}: "):
             check_name(str(tmp_path))
-
-
-def test_where_shards_are_still_to_come_their_size_says_nothing(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 64, "vocab_size": 260, "num_hidden_layers": 2000}
-    (tmp_path / "config.json").write_text(json.dumps(sizes))
-    (tmp_path / "a.safetensors").write_bytes(bytes(100_000))
-    with pytest.raises(UserError, match="num_hidden_layers=2000: the weights are far too small"):
-        check_name(str(tmp_path))
-    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    check_name(str(tmp_path))
-    (tmp_path / "config.json").write_text(json.dumps(sizes | {"num_hidden_layers": 4 * 10**15}))
-    with pytest.raises(UserError, match="no machine has room for that"):
-        check_name(str(tmp_path))
-
-
-def test_a_trainers_output_folder_names_its_last_checkpoint(tmp_path: Path) -> None:
-    for steps in (9, 10):
-        (tmp_path / f"checkpoint-{steps}").mkdir()
-        (tmp_path / f"checkpoint-{steps}" / "config.json").touch()
-    with pytest.raises(UserError, match=r"has no config\.json; its last checkpoint is .*checkpoint-10$"):
-        check_name(str(tmp_path))

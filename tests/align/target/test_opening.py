@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from align.common.errors import UserError
-from align.target.loading import load_target, load_tokenizer
+from align.target.loading import load_target
 from align.target.model import Target
 from align.target.opening import check_hub_files
 from decode.drafters.lookup import LookupDrafter
@@ -64,15 +64,6 @@ def test_a_model_with_towers_runs_on_text(kind: str, tmp_path: Path) -> None:
         assert again.tokenizer.decode(again.chat_tokens("Hi")) == "Hi!"
 
 
-def test_a_whole_whose_text_model_finds_no_weights_is_opened_whole(tmp_path: Path) -> None:
-    """Emu3 is listed as a causal language model too, under whose names nothing of a whole checkpoint lies."""
-    own, tokens = tiny_wrapper("emu3"), torch.arange(30, 50)[None]
-    save_wrapper(own, tmp_path)
-    loaded = load_target(str(tmp_path), "float32", "cpu")
-    assert type(loaded.model) is type(own)
-    torch.testing.assert_close(loaded.forward(tokens).logits_BLV, own(tokens).logits, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("config", "says"),
     [
@@ -96,23 +87,16 @@ CODE = """
 from pathlib import Path
 from typing import Any
 Path({mark!r}).touch()
-from transformers import PretrainedConfig, LlamaForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from transformers import PretrainedConfig, LlamaForCausalLM, LlamaConfig
 class C(LlamaConfig):
     model_type = "own"
 class M(LlamaForCausalLM):
     config_class = C
-class T(PreTrainedTokenizerFast):
-    pass
 """
 
 
-@pytest.mark.parametrize("whose", ["model", "tokenizer"])
 def test_code_that_comes_with_a_model_runs_only_when_asked_for(
-    target: Target,
-    tmp_path: Path,
-    whose: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nobody is asked on the terminal."""
     folder, mark = tmp_path / "m", tmp_path / "ran"
@@ -121,38 +105,14 @@ def test_code_that_comes_with_a_model_runs_only_when_asked_for(
     target.model.save_pretrained(str(folder))
     target.tokenizer.save_pretrained(str(folder))
     (folder / "own.py").write_text(CODE.format(mark=str(mark)))
-    name, added = {
-        "model": ("config.json", {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}),
-        "tokenizer": ("tokenizer_config.json", {"AutoTokenizer": [None, "own.T"]}),
-    }[whose]
-    values = json.loads((folder / name).read_text())
-    values |= {"auto_map": added} | ({"model_type": "own"} if whose == "model" else {"tokenizer_class": "T"})
-    (folder / name).write_text(json.dumps(values))
-    if whose == "model":
-        with pytest.raises(UserError, match="comes with Python code of its own.*--trust-remote-code"):
-            load_target(str(folder))
-    else:
-        try:  # a tokenizer with a class of its own may be readable without it
-            load_target(str(folder))
-        except UserError as error:
-            assert "--trust-remote-code" in str(error)
-        try:
-            load_tokenizer(folder)
-        except UserError as error:
-            assert "--trust-remote-code" in str(error)
+    values = json.loads((folder / "config.json").read_text())
+    values |= {"auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}, "model_type": "own"}
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match="comes with Python code of its own.*--trust-remote-code"):
+        load_target(str(folder))
     assert not mark.exists() and "y/N" not in capsys.readouterr().out
     trusted = load_target(str(folder), trust_remote_code=True)
     assert mark.exists() and trusted.trust_remote_code
-
-
-def test_a_weight_in_another_shape_is_named(tmp_path: Path) -> None:
-    whole, name = load_target("debug", fast=False), "model.layers.1.mlp.up_proj.weight"
-    whole.model.save_pretrained(tmp_path)
-    whole.tokenizer.save_pretrained(tmp_path)
-    tensors = load_file(str(path := tmp_path / "model.safetensors"))
-    save_file(tensors | {name: tensors[name][:40].contiguous()}, str(path), metadata={"format": "pt"})
-    with pytest.raises(UserError, match=f"lacks '{name}', or has it in another shape"):
-        load_target(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -160,25 +120,15 @@ def test_a_weight_in_another_shape_is_named(tmp_path: Path) -> None:
     [
         (["adapter_config.json", "adapter_model.safetensors"], "holds an adapter: fetch it .hf download o/n --local-dir"),
         (["b.gguf", "Q4/a.gguf"], "holds GGUF files and no model in hub layout: fetch one .*: Q4/a.gguf, b.gguf$"),
-        ([f"{i}.gguf" for i in range(9)], "holds GGUF files .* name it: 0.gguf, .*, 5.gguf, …$"),
         (["README.md"], None),
-        (["config.json", "a.gguf", "Q8/b.gguf"], "holds GGUF files and no model in hub layout: .*: Q8/b.gguf, a.gguf$"),
         (["config.json", "model.safetensors", "a.gguf"], None),
-        (["config.json", "mmproj-a.gguf"], None),
-        (["config.json", "adapter_config.json", "model.safetensors"], "holds an adapter: fetch it"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("reachable", [True, False])
 def test_a_hub_id_without_a_model_says_what_it_holds(
-    files: list[str], says: str | None, reachable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: list[str], says: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("align.target.opening.hub_reachable", lambda: reachable)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("align.target.opening.hub_reachable", lambda: True)
     monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", lambda self, name: files)
-    for file in () if reachable else files:
-        path = tmp_path / "models--o--n" / "snapshots" / "abc" / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
     if says is None:
         check_hub_files("o/n")
     else:

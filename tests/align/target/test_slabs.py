@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from align.target.debug import debug_model
-from align.target.proof import proven
 from tests.target_models import some_text, tiny_model, tiny_target
-from tests.target_wrappers import tiny_wrapper
 
 
 @pytest.mark.parametrize(("kind", "chains"), [("deepseek_v32", False), ("minimax_m3_vl_text", True)])
@@ -43,20 +40,3 @@ def test_indexers_keys_are_rolled_back_with_the_others(kind: str, chains: bool) 
     copies.select(torch.tensor([1]))
     again = target.forward(tokens[:, at:], cache=copies).logits_BLV
     torch.testing.assert_close(again, wanted[:, at:], atol=1e-4, rtol=1e-3)
-
-
-def test_a_layer_that_asks_how_much_it_holds_is_told_with_the_tokens_of_its_call() -> None:
-    """GLM-5's indexer, once its keys are written; after a rollback too, by the proof."""
-    target = proven(tiny_wrapper("glm5_next"), debug_model("Llama")[1], "glm5_next")
-    assert target.chains_only and target.anatomy.recurrent
-    cache = target.new_cache(1, 9)
-    target.forward(torch.tensor([[4, 5, 6]]), cache=cache)
-    assert cache.end == cache.length == 3
-    cache.length = 2
-    assert cache.end == 2
-    assert cache.rewind() is not None and cache.end == cache.length == 0
-
-
-def test_keys_chosen_by_blocks_of_places_are_not_branched_over() -> None:
-    """MiniMax-M3's blocks of 128 hold all that the proof runs."""
-    assert tiny_target("minimax_m3_vl_text", index_block_size=128).chains_only

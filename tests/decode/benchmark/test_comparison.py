@@ -1,4 +1,5 @@
-"""Recipes side by side: what may be compared, what is measured again, and that the figures are the records'."""
+"""Recipes side by side: what may be compared, what is measured again, and that the figures are the
+records'."""
 
 from __future__ import annotations
 
@@ -15,17 +16,18 @@ from align.config.recipe import resolve
 from align.models.checkpoints.block import save_drafter
 from align.target.model import Target
 from decode.benchmark import comparison, runner
-from decode.benchmark.comparison import Candidate, candidates, measure
+from decode.benchmark.comparison import Candidate, measure, read_candidates
 from decode.drafters.block import BlockProposer
-from decode.method_names import PLAIN
 from decode.reporting.learning import points, table
 from decode.speculation.sampling import Sampling
 from decode.suites.prompt import Prompt
 from decode.suites.sources import Loaded
+from decode.systems.parsing import read_method
+from decode.systems.registry import PLAIN
 from tests.builders import sharp_block_network as network
 
 SUITE = Loaded("mine", "Mine", "", [Prompt("a", "Why is the sky blue?"), Prompt("b", "Count: 1 2 1")], "here")
-SETTINGS = runner.Settings(Sampling(), 12)
+SETTINGS = runner.GenerationSettings(Sampling(), 12)
 QUIET = PlainConsole(quiet=True)
 
 
@@ -49,7 +51,8 @@ def pair(target: Target, tmp_path: Path) -> list[Candidate]:
 def test_every_milestone_decodes_every_prompt_once(
     target: Target, pair: list[Candidate], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the drafter alone, without copies; greedy outputs are plain decoding's; what is there is not run again, what changed is."""
+    """By the drafter alone, without copies; greedy outputs are plain decoding's; what is there is not run
+    again, what changed is."""
     out, ran = tmp_path / "out", []
     whole = runner.run_task
 
@@ -69,7 +72,7 @@ def test_every_milestone_decodes_every_prompt_once(
     again = measure(pair, target, [SUITE], SETTINGS, out, QUIET)
     assert len(ran) == 4 and sorted(r.key for r in again) == sorted(r.key for r in records)
     with pytest.raises(UserError, match="another max_new_tokens: give another --out"):
-        measure(pair, target, [SUITE], runner.Settings(Sampling(), 13), out, QUIET)
+        measure(pair, target, [SUITE], runner.GenerationSettings(Sampling(), 13), out, QUIET)
     found = points([m for c in pair for m in c.milestones], again)
     own = [r for r in again if r.method == "ours@30"]
     assert found[1].tau.value == sum(r.committed for r in own) / sum(r.calls for r in own)
@@ -88,7 +91,7 @@ def test_every_milestone_decodes_every_prompt_once(
         "text": ({"data": {"samples": 9}}, "data.samples=9, ours has 48"),
         "steps": ({"trainer": {"max_steps": 13}}, "trainer.max_steps=13"),
         "size": ({"drafter": {"layers": 2}}, "drafter.layers=2"),
-        "name": ({"name": "ours"}, "recipes of one name"),
+        "name": ({"name": "ours"}, "recipes need different names"),
         "none": ({"trainer": {"milestones": []}}, "trainer.milestones is empty"),
     }.values(),
 )
@@ -99,14 +102,15 @@ def test_only_what_is_alike_is_compared(
     for key, value in changes.items():
         other[key] = {**other[key], **value} if isinstance(value, dict) else value
     printed = iter((one, other))
-    monkeypatch.setattr(comparison, "_align", lambda *words, capture: "")
+    monkeypatch.setattr(comparison, "_run_align", lambda *words, capture: "")
     monkeypatch.setattr(comparison, "parse_yaml", lambda text, where: next(printed))
     with pytest.raises(UserError, match=says):
-        candidates(["ours", "dflash"], [])
+        read_candidates(["ours", "dflash"], [])
 
 
 def test_all_decode_as_it_is_asked(target: Target, pair: list[Candidate], tmp_path: Path) -> None:
-    """`--method`: chains for everyone, τ of which is another; the folder says how, and refuses the other way."""
+    """`--method`: chains for everyone, τ of which is another; the folder says how, and refuses the other
+    way."""
     measure(pair, target, [SUITE], SETTINGS, tmp_path / "trees", QUIET)
     chains = measure(pair, target, [SUITE], SETTINGS, tmp_path / "chains", QUIET, "block:gamma=2")
     assert max(max(r.drafted) for r in chains if r.method != PLAIN) == 2
@@ -118,7 +122,6 @@ def test_all_decode_as_it_is_asked(target: Target, pair: list[Candidate], tmp_pa
 @pytest.mark.parametrize(
     ("method", "says"),
     {
-        "misspelt": ("blok", "unknown method 'blok'.*block"),
         "none": (
             "plain",
             "--method plain takes no drafter; ours trains one of the kind block: try --method drafter",
@@ -132,21 +135,15 @@ def test_a_method_of_other_drafters_is_refused_before_training(
 ) -> None:
     found = [candidate(tmp_path, "ours")]
     with pytest.raises(UserError, match=says):
-        comparison.check_method(method, found)
+        comparison.check_method(read_method(method), found)
     for good in ("drafter", "block:gamma=2", "block_tree:nodes=3"):
-        comparison.check_method(good, found)
-
-
-def test_what_is_trained_is_not_trained_again(pair: list[Candidate], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison, "_align", None)
-    comparison.train(pair, QUIET)
-    assert all(c.reached == c.milestones for c in pair)
+        comparison.check_method(read_method(good), found)
 
 
 @pytest.fixture
 def trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In Python's place a script: `align.train` waits till two of it run, says something, and ends with 3 where `fails` is among its
-    words. It logs what was started."""
+    """In Python's place a script: `align.train` waits till two of it run, says something, and ends with 3
+    where `fails` is among its words. It logs what was started."""
     script, log = tmp_path / "python", tmp_path / "log"
     script.write_text(
         f"""#!/bin/sh
@@ -192,7 +189,7 @@ def test_prompts_decoded_together_give_the_same_records(
     target: Target, pair: list[Candidate], tmp_path: Path, temperature: float
 ) -> None:
     """But for the times."""
-    settings = runner.Settings(Sampling(temperature, seed=5), 12)
+    settings = runner.GenerationSettings(Sampling(temperature, seed=5), 12)
     alone = measure(pair, target, [SUITE], settings, tmp_path / "alone", QUIET)
     together = measure(pair, target, [SUITE], settings, tmp_path / "together", QUIET, batch=8)
     assert [r.key for r in alone] == [r.key for r in together]
@@ -209,11 +206,3 @@ def test_prompts_decoded_together_give_the_same_records(
             "finish",
         ):
             assert getattr(one, name) == getattr(other, name), name
-
-
-def test_a_training_that_ends_too_early_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(comparison, "_align", lambda *words: asked.append(words))
-    with pytest.raises(UserError, match="ours: its training ended before 10 tokens"):
-        comparison.train([candidate(tmp_path, "ours")], QUIET)
-    assert len(asked) == 1

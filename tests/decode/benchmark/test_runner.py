@@ -23,16 +23,18 @@ pytestmark = pytest.mark.usefixtures("no_plots")
 
 def test_orders_are_balanced_and_seeded() -> None:
     suites = [("s", [(Prompt(str(i), "x"), [1]) for i in range(6)])]
-    tasks = measure.plan(suites, ["plain", "lookup", "drafter"], 2, seed=1)
+    tasks = measure.plan_tasks(suites, ["plain", "lookup", "drafter"], 2, seed=1)
     assert len(tasks) == 12 and len(Counter(t.order for t in tasks)) == 6
     assert set(Counter(t.order for t in tasks).values()) == {2}
-    assert tasks == measure.plan(suites, ["plain", "lookup", "drafter"], 2, seed=1)
-    assert [t.order for t in tasks] != [t.order for t in measure.plan(suites, tasks[0].order, 2, seed=2)]
+    assert tasks == measure.plan_tasks(suites, ["plain", "lookup", "drafter"], 2, seed=1)
+    assert [t.order for t in tasks] != [
+        t.order for t in measure.plan_tasks(suites, tasks[0].order, 2, seed=2)
+    ]
 
 
 def test_every_beginning_is_spread_over_every_suite() -> None:
     suites = [(s, [(Prompt(f"{s}{i}", "x"), [1]) for i in range(n)]) for s, n in (("a", 80), ("b", 20))]
-    tasks = measure.plan(suites, ["plain", "lookup"], 1, seed=1)
+    tasks = measure.plan_tasks(suites, ["plain", "lookup"], 1, seed=1)
     assert len({t.prompt.id for t in tasks}) == 100
     for done in (10, 25, 50):
         assert sum(t.suite == "b" for t in tasks[:done]) == pytest.approx(done / 5, abs=1)
@@ -73,10 +75,10 @@ def test_an_interrupt_loses_the_task_in_hand_alone(
     monkeypatch.setattr(measure, "run_task", whole)
     summary, folder = run(*arguments)
     after = read_records(folder)
-    assert after[:4] == before and len(after) == 6 and summary["records"] == 6
+    assert after[:4] == before and len(after) == 6 and summary.records == 6
     assert len((folder / "records.jsonl").read_text().splitlines()) == 6  # no line twice
     again, _ = run(*arguments)  # nothing left to do
-    assert read_records(folder) == after and again["suites"] == summary["suites"]
+    assert read_records(folder) == after and again.suites == summary.suites
     run(*arguments, "--no-resume")
     assert [r.tokens for r in read_records(folder)] == [r.tokens for r in after]
     assert read_records(folder) != after  # measured anew
@@ -85,5 +87,5 @@ def test_an_interrupt_loses_the_task_in_hand_alone(
 def test_an_answer_of_one_token_has_no_decoding(target: Target) -> None:
     decoder = decode.load(target, None)
     task = measure.Task("s", Prompt("1", "x"), (5, 6), 0, ("plain",))
-    (record,) = measure.run_task({"plain": decoder}, task, measure.Settings(Sampling(), 1))
+    (record,) = measure.run_task({"plain": decoder}, task, measure.GenerationSettings(Sampling(), 1))
     assert (record.calls, record.committed, record.tau, record.tokens_per_s) == (0, 0, None, 0.0)

@@ -27,8 +27,8 @@ def test_prompts_longer_than_the_context_are_left_out_and_named(
     )
     summary, _ = eval.evaluate(config, PlainConsole(wide=True))
     assert capsys.readouterr().out.count("left out: p: 1 of 2 prompts, which") == 1
-    assert summary["overall"]["plain"]["prompts"] == 1
-    assert "context" in summary["skipped"][0] and summary["skipped"][0].startswith("p: 1 of 2 prompts, which")
+    assert summary.overall["plain"].prompts == 1
+    assert "context" in summary.run.skipped[0]
 
 
 def test_a_measurement_that_goes_on_another_day_says_the_same_date(

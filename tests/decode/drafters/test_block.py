@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from align.common.errors import UserError
-from align.kernels.linear import MOST_ROWS, rows_library
+from align.kernels.linear import rows_library
 from align.kernels.tree import KINDS as TREE_KINDS
 from align.models.block import BlockDrafter
 from align.models.block_session import BlockSession
@@ -22,8 +22,6 @@ from decode.speculation.sampling import ProcessorState, probs
 from tests.builders import BLOCK_VARIANTS as VARIANTS
 from tests.builders import PROMPT, VARIED
 from tests.builders import block_network as network
-from tests.exact_distribution import exact_law
-from tests.fakes import frequencies, plausible
 from tests.target_drafters import compared, trained_drafter
 from tests.target_models import WINDOW, some_text, tiny_target
 
@@ -33,16 +31,6 @@ def target() -> Target:
     target = load_target("debug", dtype="float32", device="cpu")
     target.eos_ids = ()
     return target
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_greedy_output_is_that_of_plain_decoding(target: Target, variant: str) -> None:
-    drafter = BlockProposer(network(target, **VARIANTS[variant]))
-    for sampling in (Sampling(), VARIED):
-        expected = Decoder(target).generate(PROMPT, max_new_tokens=40, sampling=sampling)
-        out = Decoder(target, drafter).generate(PROMPT, max_new_tokens=40, sampling=sampling)
-        assert out.tokens == expected.tokens
-        assert max(out.drafted) == 4 and drafter.law(sampling) == "point"
 
 
 @pytest.mark.slow
@@ -131,44 +119,8 @@ def test_a_draft_stops_where_its_confidence_ends(target: Target, variant: str) -
     assert len({len(x) for x in stopped}) > 1
 
 
-def test_confidence_where_there_is_none_is_refused(target: Target) -> None:
-    with pytest.raises(UserError, match=r"confidence=0.5 needs .* recipe=smollm2_confidence"):
-        BlockProposer(network(target, "shared_kv"), confidence=0.5)
-    with pytest.raises(UserError, match="confidence=1.5 must be within 0..1"):
-        BlockProposer(network(target, "shared_kv", confidence=True), confidence=1.5)
-    with pytest.raises(UserError, match="a tree of 5 nodes"):
-        BlockProposer(network(target, "shared_kv", confidence=True), tree_nodes=5, confidence=0.5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", ["shared", "shared markov", "markov confidence", "fill-in"])
-def test_sampled_output_has_the_targets_joint_law(target: Target, variant: str) -> None:
-    sampling, runs = Sampling(1.0, top_k=2), 250
-    law = exact_law(target, PROMPT, 4, sampling)
-    confidence = 0.3 if "confidence" in variant else 0.0
-    drafter = BlockProposer(network(target, **VARIANTS[variant]), confidence=confidence)
-    found = frequencies(Decoder(target, drafter, "token"), sampling, runs, PROMPT, 4)
-    assert plausible(found, law, runs)
-
-
-def test_drafting_less_than_a_block(target: Target) -> None:
-    net = network(target, "shared_kv")
-    out = Decoder(target, BlockProposer(net, 2)).generate(PROMPT, max_new_tokens=20)
-    assert max(out.drafted) == 2
-    assert BlockProposer(net, 99).draft_tokens == 4
-
-
-@pytest.mark.slow
-def test_pairs_follow_the_law(target: Target) -> None:
-    decoder = Decoder(target, BlockProposer(network(target, "shared_kv", markov_rank=8)))
-    assert decoder.verifier_for(Sampling()) == "greedy"
-    assert decoder.verifier_for(Sampling(1.0)) == "traversal"
-    with pytest.raises(UserError, match="these fit: point_mass, self_selection, token"):
-        Decoder(target, decoder.drafter, "greedy").verifier_for(Sampling(1.0))
-
-
 def test_passes_are_those_that_were_asked_for(target: Target) -> None:
-    """By default as trained; every further one sees the one before; a drafter without them says what it lacks."""
+    """By default as trained; every further one sees the one before."""
     net = network(target, **VARIANTS["mlp twice"])
     hidden = {}
     for passes in (None, 1, 2, 3):
@@ -180,8 +132,6 @@ def test_passes_are_those_that_were_asked_for(target: Target) -> None:
             hidden[passes] = engine.session.session.hidden(engine.session.request.tokens[-1])
     assert torch.equal(hidden[None], hidden[2])
     assert not torch.equal(hidden[1], hidden[2]) and not torch.equal(hidden[3], hidden[2])
-    with pytest.raises(UserError, match=r"passes=2 needs a drafter .* drafter.self_conditioning=true"):
-        BlockProposer(network(target, "shared_kv"), passes=2)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -215,12 +165,6 @@ def test_a_tree_by_cost_is_the_beginning_of_the_whole_one(target: Target, temper
     assert [kept for _, kept in seen] == out.accepted[: len(seen)]
     if temperature == 0:
         assert out.tokens == Engine(target, PROMPT, 24, sampling, None).run().tokens
-
-
-def test_a_choice_by_cost_needs_a_tree(target: Target) -> None:
-    for options in ({"tree_nodes": 0}, {"tree_nodes": 5, "siblings": "iid"}):
-        with pytest.raises(UserError, match="by_cost=true chooses a tree's nodes"):
-            BlockProposer(network(target, "shared_kv"), by_cost=True, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
@@ -263,15 +207,6 @@ def test_targets_of_all_kinds_write_the_same(kind: str, context: str) -> None:
     assert compared(target, drafter, prompts, 8) == "yes"
 
 
-def test_trees_of_more_levels_than_one_call_takes(target: Target) -> None:
-    """Built level by level: a drafter may have 64 positions."""
-    net = network(target, "shared_kv", options={"block_size": MOST_ROWS + 2})
-    net.prepare_for_drafting()
-    plain = Decoder(target).generate(PROMPT, max_new_tokens=40)
-    out = Decoder(target, BlockProposer(net, tree_nodes=7)).generate(PROMPT, max_new_tokens=40)
-    assert out.tokens == plain.tokens and out.drafted
-
-
 @pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_chain_in_one_call_is_that_drawn_token_by_token(target: Target, variant: str) -> None:
@@ -281,7 +216,7 @@ def test_a_chain_in_one_call_is_that_drawn_token_by_token(target: Target, varian
     kept = net.tree
     for sampling, whole in ((Sampling(0.8, seed=3), True), (Sampling(0.8, top_k=5, seed=3), False)):
         drafts, found = proposals(target, net, sampling, 8)
-        assert (drafts._drawn_chain(torch.zeros(3, target.hidden_size)) is not None) == (
+        assert (drafts._draw_chain_in_c(torch.zeros(3, target.hidden_size)) is not None) == (
             whole and kept is not None
         )
         net.tree = None
@@ -290,3 +225,24 @@ def test_a_chain_in_one_call_is_that_drawn_token_by_token(target: Target, varian
         for mine, theirs in zip(found, expected, strict=True):
             assert mine.tokens_K.tolist() == theirs.tokens_K.tolist() and mine.law == theirs.law
             torch.testing.assert_close(mine.q.probs, theirs.q.probs, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"draft_tokens": 0}, "draft_tokens=0: must be 1 to 512"),
+        ({"confidence": 0.5}, r"confidence=0.5 needs .* recipe=smollm2_confidence"),
+        ({"confidence": 1.5}, "confidence=1.5 must be within 0..1"),
+        ({"passes": 2}, r"passes=2 needs a drafter .* drafter.self_conditioning=true"),
+        ({"by_cost": True}, "by_cost=true chooses a tree's nodes"),
+        ({"by_cost": True, "tree_nodes": 5, "siblings": "iid"}, "by_cost=true chooses a tree's nodes"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(target: Target, options: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        BlockProposer(network(target, "shared_kv"), **options)
+
+
+def test_confidence_stops_chains_alone(target: Target) -> None:
+    with pytest.raises(UserError, match="a tree of 5 nodes"):
+        BlockProposer(network(target, "shared_kv", confidence=True), tree_nodes=5, confidence=0.5)

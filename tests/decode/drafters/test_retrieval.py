@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from align.common.errors import UserError
-from align.target.model import Target
-from decode import Decoder, Sampling
-from decode.drafters.corpus import read_corpus
 from decode.drafters.retrieval import RetrievalDrafter, RetrievalSession
 from decode.drafters.suffix_automaton import Datastore
 from decode.speculation.proposal import Proposal
 from decode.speculation.tree import path_to
-from tests.fakes import LENGTH, SETTINGS, TableTarget, frequencies, plausible
-from tests.fakes import LETTERS as PROMPT
 
 
 def session(tokens: list[int], eos_ids: tuple[int, ...] = (), **options: object) -> RetrievalSession:
@@ -120,76 +112,3 @@ def test_the_index_grows_with_the_text(nodes: int) -> None:
         if found is not None and fresh is not None:
             assert found.law == "point" and found.parents == fresh.parents
             assert torch.equal(found.tokens_K, fresh.tokens_K)
-
-
-@pytest.mark.parametrize("nodes", [0, 6])
-def test_greedy_output_is_plain_decodings(target: Target, nodes: int) -> None:
-    prompts = [[4, 90, 17, 203, 90, 17], [20, 21, 22] * 4, [7]]
-    written = [Decoder(target).generate(p, max_new_tokens=24).tokens for p in prompts]
-    store = Datastore([written[0], [*written[1][:9], 5, 5], [100, 101]])
-    accepted = 0
-    for prompt, sampling, length in (
-        *((p, Sampling(), n) for p in prompts for n in (1, 3, 24)),
-        (prompts[0], Sampling(repetition_penalty=1.4), 20),
-        (prompts[1], Sampling(banned=(written[1][0],), min_new_tokens=9), 20),
-    ):
-        drafter = RetrievalDrafter(shortest=1, tree_nodes=nodes, datastore=store)
-        expected = Decoder(target).generate(prompt, max_new_tokens=length, sampling=sampling)
-        out = Decoder(target, drafter).generate(prompt, max_new_tokens=length, sampling=sampling)
-        assert out.tokens == expected.tokens and out.finish == expected.finish
-        accepted += sum(out.accepted)
-    assert accepted > 20
-
-
-def test_greedy_output_up_to_the_end_of_sequence() -> None:
-    for seed in range(20):
-        table = TableTarget(4, seed=seed)
-        table.eos_ids = (2,)
-        drafters = (None, RetrievalDrafter(shortest=1), RetrievalDrafter(shortest=1, tree_nodes=5))
-        outs = [
-            Decoder(table, d).generate([0, 1, 3], max_new_tokens=30)  # type: ignore[arg-type]
-            for d in drafters
-        ]
-        assert outs[0].tokens == outs[1].tokens == outs[2].tokens
-        assert outs[0].finish == outs[1].finish == outs[2].finish
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("nodes", "setting"), [(0, "penalty"), (5, "plain")])
-def test_joint_frequencies(nodes: int, setting: str) -> None:
-    table, store = TableTarget(3), Datastore([[0, 2, 1, 1, 0], [2, 2, 0, 1]])
-    drafter = RetrievalDrafter(3, shortest=1, tree_nodes=nodes, datastore=store)
-    found = frequencies(Decoder(table, drafter), SETTINGS[setting], 400)  # type: ignore[arg-type]
-    assert plausible(found, table.law(PROMPT, LENGTH, SETTINGS[setting]), 400)
-
-
-def test_a_tree_counts_what_may_be_drafted() -> None:
-    assert RetrievalDrafter(8, tree_nodes=20).draft_nodes == 20 and RetrievalDrafter(8).draft_nodes == 8
-    for name, options in (("draft_tokens=0", {"draft_tokens": 0}), ("shortest=0", {"shortest": 0})):
-        with pytest.raises(UserError, match=name):
-            RetrievalDrafter(**options)
-    with pytest.raises(UserError, match="tree_nodes=-1"):
-        RetrievalDrafter(tree_nodes=-1)
-
-
-def test_reading_a_corpus(target: Target, tmp_path: Path) -> None:
-    plain, rows = tmp_path / "a.txt", tmp_path / "b.jsonl"
-    plain.write_text("one line\n\n  two lines\n")
-    assert read_corpus(plain, target) == [target.text_tokens("one line\n\n  two lines\n")]
-    rows.write_text("".join(json.dumps({"text": x, "id": 1}) + "\n" for x in ("first", " ", "second\n")))
-    assert read_corpus(str(rows), target) == [target.text_tokens("first"), target.text_tokens("second\n")]
-    for content, says in (
-        ('{"txt": "x"}\n', r"b.jsonl, row 1: no key 'text' \(did you mean 'txt'\?\)"),
-        ('{"text": "x"}\n{"text": 3}\n', "b.jsonl, row 2: needs a string under the key 'text'"),
-        ('{"text": ""}\n', "b.jsonl holds no text"),
-        ('{"text": "\\ud800"}\n', "not valid Unicode"),
-        ("{\n", "line 1: not JSON"),
-    ):
-        rows.write_text(content)
-        with pytest.raises(UserError, match=says):
-            read_corpus(rows, target)
-    plain.write_text(" \n")
-    with pytest.raises(UserError, match="holds no text"):
-        read_corpus(plain, target)
-    with pytest.raises(UserError, match="no such file"):
-        read_corpus(tmp_path / "c.txt", target)

@@ -14,9 +14,9 @@ from align.target.model import Target
 from decode.drafters.block import BlockProposer
 from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
-from decode.methods.load import load as load  # whose options are known then
 from decode.speculation.sampling import Sampling
 from decode.speculation.tree import ancestors
+from decode.systems.load import load as load  # whose options are known then
 from decode.wrappers.copying import CopyingDrafter
 from tests.builders import PROMPT
 from tests.builders import block_network as network

@@ -337,7 +337,7 @@ def test_a_call_without_drafts_lies_where_the_target_lies() -> None:
     engine = Engine(table, [0, 1], 3, Sampling())  # type: ignore[arg-type]
     engine.begin()
     table.device = torch.device("meta")
-    assert engine.begin_round().tokens_1L.device == table.device
+    assert engine.draft().tokens_1L.device == table.device
 
 
 @pytest.mark.parametrize("most", [1, 2])

@@ -13,8 +13,8 @@ from align.target.model import Target
 from align.target.names import DEFAULT_TARGET
 from decode import Decoder, Sampling
 from decode.engine.decoder import prompt_tokens
-from decode.methods.drafter_spec import DEFAULT_DRAFTER
 from decode.speculation.tree import ancestors, path_to
+from decode.systems.drafter_folders import DEFAULT_DRAFTER
 
 PARENTS = (-1, -1, 0, 0, 1, 2, 4, 2, -1, 8)
 QUESTIONS = (

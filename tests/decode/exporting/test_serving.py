@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from align.target.model import Target
-from decode.exporting import serving
+from decode.exporting import EXPORTS, serving
 from decode.exporting.registry import FORMATS
 from decode.exporting.serving import GIB, ServedTarget, Snippet, fit_machine, resolved_name, sglang_line
-from decode.method_names import EXPORTS
 from tests.builders import block_network
 from tests.target_models import asking_target, write_gguf
 

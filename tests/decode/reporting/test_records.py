@@ -25,15 +25,12 @@ def test_later_records_of_the_same_generation_count(tmp_path: Path) -> None:
     ("change", "why"),
     [
         ({"new_tokens": 0}, "new_tokens=0, but tokens holds 21"),
-        ({"tokens": []}, "new_tokens=21, but tokens holds 0"),
         ({"committed": 21}, "committed=21 can't be"),
-        ({"committed": 0}, "committed=0 can't be"),
         ({"calls": 0}, "committed=20 can't be"),
         ({"seconds": 0.0}, "seconds=0 can't be"),
-        ({"accepted": [3], "drafted": [2]}, "more tokens than drafted"),
-        ({"accepted": [30], "drafted": [30]}, "more tokens than drafted or committed"),
-        ({"accepted": [1], "drafted": []}, "as many calls"),
-        ({"accepted": [1], "drafted": [2**31]}, "drafted and nodes must lie between 0 and 65536"),
+        ({"accepted": [3], "drafted": [2]}, "accepted exceeds drafted"),
+        ({"accepted": [30], "drafted": [30]}, "accepted exceeds drafted or committed"),
+        ({"accepted": [1], "drafted": []}, "differ in their number of calls"),
         (
             {"accepted": [1], "drafted": [2], "nodes": [2**40]},
             "drafted and nodes must lie between 0 and 65536",
@@ -49,10 +46,3 @@ def test_a_record_of_no_generation_is_refused_with_its_line(
     )
     with pytest.raises(UserError, match=rf"records\.jsonl, line 2: .*{why}"):
         read_records(tmp_path)
-
-
-def test_a_device_in_their_place_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "records.jsonl").symlink_to("/dev/null")
-    for call in (lambda: read_records(tmp_path), lambda: append(tmp_path, [])):
-        with pytest.raises(OSError, match=r"is no ordinary file.*records.jsonl"):
-            call()

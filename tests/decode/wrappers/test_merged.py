@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from decode.drafters.base import Request
 from decode.engine.decoder import Decoder
 from decode.speculation.proposal import Proposal
-from decode.speculation.sampling import Sampling
 from decode.speculation.tree import path_to
 from decode.wrappers.merged import MergedDrafter
-from tests.fakes import LENGTH, LETTERS, RUNS, SETTINGS, ScriptedDrafter, TableTarget, frequencies, plausible
+from tests.fakes import LETTERS, ScriptedDrafter, TableTarget
 
 
 def saying(*tokens: int) -> ScriptedDrafter:
@@ -37,18 +35,3 @@ def test_chains_are_merged_where_they_begin_alike() -> None:
     assert parents is not None and len(tokens) == 4
     paths = {tuple(tokens[i] for i in path_to(parents, leaf + 1)) for leaf in range(4) if leaf not in parents}
     assert paths == {(1, 2, 0), (1, 0)}
-
-
-@pytest.mark.slow
-def test_joint_frequencies() -> None:
-    target, sampling = TableTarget(3), SETTINGS["penalty"]
-    decoder = Decoder(target, MergedDrafter(saying(1, 2), saying(0)))  # type: ignore[arg-type]
-    assert plausible(frequencies(decoder, sampling), target.law(LETTERS, LENGTH, sampling), RUNS)
-
-
-def test_where_one_has_nothing_the_other_drafts() -> None:
-    target, sampling = TableTarget(3), Sampling()
-    plain = Decoder(target).generate(LETTERS, max_new_tokens=9, sampling=sampling)  # type: ignore[arg-type]
-    for pair in ((saying(), saying(1, 2)), (saying(2, 0), saying()), (saying(), saying())):
-        out = Decoder(target, MergedDrafter(*pair)).generate(LETTERS, max_new_tokens=9, sampling=sampling)  # type: ignore[arg-type]
-        assert out.tokens == plain.tokens

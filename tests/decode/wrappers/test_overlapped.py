@@ -7,31 +7,31 @@ from typing import Any
 
 import pytest
 
-from decode.methods.build import build
-from decode.methods.registry import Parts
-from decode.methods.spec import read_method
+from decode.drafters.autoregressive import AutoregressiveSession
+from decode.systems.construction import OpenDrafters, build
+from decode.systems.parsing import read_method
 from tests.builders import PROMPT
 
 
-def test_drafting_ahead_is_used_and_is_what_would_have_been_drafted(parts: Parts) -> None:
-    """The drafter is the target itself: every guess holds, and each call commits all of it."""
-    decoder = build(read_method("duo:gamma=3"), parts)
-    found: Any = decoder.drafter
-    sessions: list[Any] = []
-    start = found.inner.start
+def test_drafting_ahead_is_used_and_is_what_would_have_been_drafted(parts: OpenDrafters) -> None:
+    """The drafter is the target itself: every guess holds, so the main thread drafts only to begin and to end."""
+    decoder = build(read_method("duo:gamma=3:controller=fixed"), parts)
+    drafted_by: list[threading.Thread] = []
+    propose = AutoregressiveSession.propose
 
-    def watched(request: Any) -> Any:
-        sessions.append(start(request))
-        return sessions[-1]
+    def watched(self: AutoregressiveSession, k: int) -> Any:
+        drafted_by.append(threading.current_thread())
+        return propose(self, k)
 
-    found.inner.start = watched
-    out = decoder.generate(PROMPT, max_new_tokens=30)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AutoregressiveSession, "propose", watched)
+        out = decoder.generate(PROMPT, max_new_tokens=30)
     assert out.accepted[:-1] == out.drafted[:-1]
-    assert sessions[0].hits >= sessions[0].rounds - 4 > 0
+    assert drafted_by.count(threading.main_thread()) <= 2 < len(drafted_by)
 
 
 @pytest.mark.parametrize("name", ["duo:gamma=2", "double"])
-def test_no_thread_outlives_its_draft(parts: Parts, name: str) -> None:
+def test_no_thread_outlives_its_draft(parts: OpenDrafters, name: str) -> None:
     """One that did would halve the speed of everything decoded after it, plain decoding's too."""
     before = set(threading.enumerate())
     decoder = build(read_method(name), parts)

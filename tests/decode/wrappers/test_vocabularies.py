@@ -8,7 +8,6 @@ from functools import cache
 from types import SimpleNamespace
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -27,7 +26,6 @@ from tests.tokenizers import (
     debug,
     digits,
     sentencepiece,
-    smollm2,
     wrap,
 )
 
@@ -237,12 +235,9 @@ def test_last_tokens_that_may_become_one_are_left_out() -> None:
 @pytest.mark.parametrize("kind", EACH_KIND)
 def test_the_same_vocabulary_is_the_identity(kind: str) -> None:
     vocabulary = pair(kind, kind)
-    assert vocabulary.same and vocabulary.agreement == 1
-    mapped = vocabulary.direct >= 0
-    assert torch.equal(vocabulary.direct[mapped], torch.arange(len(mapped))[mapped])
-    assert int((~mapped).sum()) <= 1  # an unknown token stands for nothing
+    assert vocabulary.same
     # cut as no tokenizer would
-    odd = [i for i in range(len(mapped)) if mapped[i]][::-3][:50]
+    odd = [i for i, piece in enumerate(vocabulary.drafter.pieces) if piece][::-3][:50]
     assert vocabulary.to_target(odd, odd[:5]) == odd
     assert vocabulary.to_drafter(odd, [7, 8]) == (2, odd)
 
@@ -264,27 +259,12 @@ def test_other_ids_are_mapped_one_by_one_other_merges_are_not() -> None:
         tokenizer_object=Tokenizer.from_str(json.dumps(spec)), eos_token="<|end|>"
     )
     vocabulary = VocabularyMap(other, byte_level())
-    assert not vocabulary.same and vocabulary.agreement == 1
-
-
-def test_equal_bytes_are_mapped() -> None:
-    vocabulary = pair("sentencepiece", "byte-level")
-    d, t = vocabulary.drafter, vocabulary.target
-    direct = vocabulary.direct.tolist()
-    for i, piece in enumerate(d.pieces):
-        if piece:
-            assert direct[i] == t.of.get(piece, -1)
-    assert direct[d.ids["▁the"]] == t.ids["Ġthe"]
-    assert direct[d.ids["<0x0A>"]] == t.ids["Ċ"]
-    text = [i for i, piece in enumerate(d.pieces) if piece]
-    assert 0.3 < vocabulary.agreement < 1
-    assert vocabulary.agreement == pytest.approx(sum(direct[i] >= 0 for i in text) / len(text))
+    assert not vocabulary.same
 
 
 def test_special_tokens_have_roles_and_text_never_is_one() -> None:
     vocabulary = pair("sentencepiece", "byte-level")
     d, t = vocabulary.drafter, vocabulary.target
-    assert vocabulary.direct[d.eos] == t.eos and vocabulary.direct[d.bos] == t.bos
     assert vocabulary.to_target([*d.encode(b"so."), d.eos, 5], []) == [*t.encode(b"so."), t.eos]
     written = vocabulary.to_target(d.encode(b"<|end|> or so."), [])
     assert t.eos not in written and t.spell(written) == b"<|end|> or so."
@@ -336,14 +316,3 @@ def test_what_cannot_spell_is_refused() -> None:
         VocabularyMap(PreTrainedTokenizerFast(tokenizer_object=core), byte_level())
     with pytest.raises(UserError, match="the target's tokenizer SimpleNamespace has no fast version"):
         VocabularyMap(byte_level(), SimpleNamespace())
-
-
-@pytest.mark.slow
-def test_the_real_target_takes_drafts_of_other_vocabularies() -> None:
-    vocabulary = pair("byte-level", "smollm2")
-    assert not vocabulary.same and 0.5 < vocabulary.agreement < 1
-    chat = smollm2().apply_chat_template([{"role": "user", "content": "Hi 😀"}], tokenize=False)
-    tokens = smollm2()(chat)["input_ids"]
-    context = whole(vocabulary.to_drafter(tokens, []))
-    assert context[0] == vocabulary.drafter.bos and vocabulary.drafter.eos in context
-    assert vocabulary.drafter.spell(context).endswith("user\nHi 😀\n".encode())

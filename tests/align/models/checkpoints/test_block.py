@@ -16,7 +16,7 @@ from align.makers.block import from_target
 from align.models.checkpoints.block import load_drafter, save_drafter
 from align.target.model import Target
 from tests.builders import TRAINED_BLOCKS as VARIANTS
-from tests.builders import block_network, block_options
+from tests.builders import block_options
 from tests.builders import trained_block as build
 from tests.published_blocks import IDS, backbone, dflash_config, pruned, speculators_config, write
 from tests.target_models import tiny_target
@@ -88,17 +88,6 @@ def fails(folder: Path, target: Target, says: str) -> None:
         load_drafter(folder, target)
 
 
-def test_folders_that_hold_no_drafter(target: Target, samples: data.Samples, tmp_path: Path) -> None:
-    fails(tmp_path, target, "no config.json")
-    fails(tmp_path / "nowhere", target, "no such folder")
-    save_drafter(build(target, samples), tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"torn")
-    fails(tmp_path, target, "not readable")
-    for junk in ("[]", "null", "3"):
-        (tmp_path / "config.json").write_text(junk)
-        fails(tmp_path, target, "must hold an object")
-
-
 def test_configs_that_do_not_fit(target: Target, samples: data.Samples, tmp_path: Path) -> None:
     save_drafter(build(target, samples), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -107,24 +96,24 @@ def test_configs_that_do_not_fit(target: Target, samples: data.Samples, tmp_path
         ("vocab_size", 9, "vocab_size is 9"),
         ("context", "tap", "did you mean 'taps'"),
         ("block_size", 0, "at least 1"),
-        ("block_size", 2.5, "block_size must be a whole number, not 2.5"),
-        ("block_size", 100000, "must be 1 to 512"),
+        ("block_size", 2.5, "block_size=2.5 must be an integer"),
+        ("block_size", 100000, "must be at most 512"),
         ("target_layer_ids", [1, 77], "target layer 77"),
-        ("target_layer_ids", "3", "target_layer_ids must be a list of whole numbers"),
+        ("target_layer_ids", "3", "target_layer_ids=.3. must be a list"),
         ("draft_vocab_size", 63, "63 entries"),
         ("mask_token_id", 99999, "mask_token_id=99999 is not within"),
         ("hidden_act", "sillu", "did you mean 'silu'"),
         ("markov_rank", -1, "markov_rank=-1 must be at least 0"),
-        ("rope_theta", 0, "rope_theta=0 must be at least"),
-        ("rms_norm_eps", None, "rms_norm_eps must be a finite number"),
-        ("extra", 3, "extra must be an object"),
+        ("rope_theta", 0, "rope_theta=0.0 must be at least"),
+        ("rms_norm_eps", None, "rms_norm_eps=None must be a number"),
+        ("extra", 3, "extra=3 must be"),
         ("intermediate_size", 64, "has shape"),
     ):
         (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
         fails(tmp_path, target, says)
     del config["rms_norm_eps"]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    fails(tmp_path, target, "missing key 'rms_norm_eps'")
+    fails(tmp_path, target, "rms_norm_eps is missing")
 
 
 def test_weights_that_do_not_fit(target: Target, samples: data.Samples, tmp_path: Path) -> None:
@@ -178,34 +167,3 @@ def test_a_drafter_that_wants_its_targets_tables_is_refused_where_there_are_none
     assert again.config == made.config and again.places is not None
     for name, parameter in made.named_parameters():
         assert torch.equal(parameter, dict(again.named_parameters())[name])
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "says"),
-    [
-        ("rms_norm_eps", 10**400, "rms_norm_eps must be a finite number"),
-        ("rope_theta", 10**400, "rope_theta|rope_parameters"),
-        ("intermediate_size", 10**8, "intermediate_size=100000000: the weights are far too small"),
-        ("num_hidden_layers", 10**7, "num_hidden_layers=10000000: the weights are far too small"),
-        ("num_attention_heads", 10**8, "num_attention_heads=100000000: the weights are far too small"),
-        ("head_dim", 10**9, "head_dim=1000000000: the weights are far too small"),
-        ("head_dim", 60_000, "head_dim=60000: the weights are far too small"),
-        ("init_layer_ids", [0] * 5000, "5000 layers, more than 1024"),
-        ("markov_rank", 2**40, "markov_rank=1099511627776: the weights are far too small"),
-        ("rotary", [{"layout": "half", "inv_freq": [10**400]}], "rotary"),
-    ],
-    ids=lambda v: str(v)[:20],
-)
-def test_absurd_sizes_are_refused_before_memory_is_taken(
-    tmp_path: Path, target: Target, key: str, value: Any, says: str
-) -> None:
-    """In a folder of ours, and where it has that key, in another engine's."""
-    save_drafter(block_network(target, "taps", whole=True), tmp_path / "ours")
-    folders = [tmp_path / "ours"] if key != "num_hidden_layers" else []
-    if key not in ("markov_rank", "rotary", "init_layer_ids"):
-        folders.append(write(tmp_path / "theirs", dflash_config(target), backbone(target)))
-    for folder in folders:
-        values = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**values, key: value}))
-        with pytest.raises(UserError, match=says):
-            load_drafter(folder, target)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from align.common.batch import Batch
 from align.common.errors import UserError
-from align.models.checkpoints.adapted import adapt
+from align.makers.adapted import adapt
 from align.models.checkpoints.causal import save_causal
 from align.models.checkpoints.masked_lm import load_masked_lm, save_masked_lm
 from align.target.inspection.text_model import tied

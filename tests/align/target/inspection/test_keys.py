@@ -5,22 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from align.target.attention import rotate
-from align.target.debug import debug_model
 from align.target.inspection.keys import Rotary, key_rotaries, plain_rotary
-from align.target.proof import proven
 from tests.target_models import tiny_target
-from tests.target_wrappers import tiny_wrapper
 
 KINDS = {
     "llama": ["half 0 8"] * 4,
     "gptj": ["pairs 0 4"] * 4,
     "gpt_neox": ["half 0 2"] * 4,
-    "exaone4": ["half 0 8", "none", "half 0 8", "none"],
     "gpt2": ["none"] * 4,  # learned positions are in the hidden states
     "bloom": ["none"] * 4,  # ALiBi is in the scores
-    "minimax_m3_vl_text": ["half 0 8"] * 4,  # half of its layers choose keys by blocks of places
-    "nanochat": ["half 0 8"] * 4,  # it turns the other way; its norm behind that has no weight
     "deepseek_v3": ["what it keeps as values changes with the position, as compressed ones do"] * 4,
     "lfm2": ["it keeps none of its own", "half 0 8"] * 2,  # convolutions
     "hunyuan_v1_dense": ["its keys are normalised after their rotation, each number by a weight of its own"]
@@ -38,12 +31,6 @@ def test_what_layers_do_is_told_from_their_keys(kind: str) -> None:
     assert [said(r) for r in key_rotaries(tiny_target(kind))] == KINDS[kind]
 
 
-def test_keys_without_values_are_none_to_share() -> None:
-    """GLM-5's layers without positions keep compressed keys, and nothing beside."""
-    target = proven(tiny_wrapper("glm5_next"), debug_model("Llama")[1], "glm5_next")
-    assert key_rotaries(target)[-1] == "it keeps no values, as they are compressed together with its keys"
-
-
 def test_layers_have_bases_of_their_own() -> None:
     """Gemma's local and global layers."""
     found = key_rotaries(tiny_target("gemma3n_text"))[:2]
@@ -59,10 +46,3 @@ def test_scores_depend_on_the_distance_alone(rotary: Rotary) -> None:
     torch.testing.assert_close(score, rotary.turned(q, 25) @ rotary.turned(k, 20))
     assert abs(float(score - rotary.turned(q, 9) @ rotary.turned(k, 6))) > 1e-3
     assert torch.equal(rotary.turned(q, 0), q)
-
-
-def test_plain_tables_are_those_of_half_split_rotation() -> None:
-    x, rotary = torch.randn(8, generator=torch.Generator().manual_seed(0)), plain_rotary(8, 1e4)
-    assert rotary.full(8) and not Rotary("pairs", 0, rotary.inv_freq).full(8) and Rotary().full(8)
-    cos, sin = rotary.tables(torch.tensor(5), 8)
-    torch.testing.assert_close(rotate(x, cos, sin), rotary.turned(x, 5))

@@ -7,11 +7,10 @@ import torch
 
 from align.common.errors import UserError
 from align.target.debug import debug_model
-from align.target.inspection.own_output import LENGTH, own_output
-from align.target.logits import PLAIN
-from align.target.proof import proven
-from tests.target_models import some_text, tiny_model, tiny_target
-from tests.target_wrappers import tiny_wrapper
+from align.target.inspection.own_output import own_output
+from align.target.proof import prove_target
+from align.target.source import ModelSource
+from tests.target_models import tiny_model, tiny_target
 
 
 @pytest.mark.parametrize(
@@ -27,26 +26,14 @@ def test_what_follows_the_head_is_part_of_p(kind: str, scale: float, cap: float 
     assert target.finish is not None
     finished = target.finish(product[:, columns], columns)
     torch.testing.assert_close(finished, own.logits_LV[:, columns], atol=1e-4, rtol=1e-4)
-    target.logit_form, without = PLAIN, (scale, cap) == (1.0, None)
-    assert without is torch.allclose(target.head(own.head_input_LD), own.logits_LV, atol=1e-2)
-
-
-def test_what_lies_between_the_layers_and_the_head_is_part_of_p() -> None:
-    """ModernBERT's prediction head, which is no layer: `hidden_BLD` is what the head reads."""
-    target, own = tiny_target("modernbert-decoder"), tiny_model("modernbert-decoder", 260)
-    tokens = some_text(target, 60)
-    found = target.forward(tokens)
-    with torch.no_grad():
-        torch.testing.assert_close(found.logits_BLV, own(tokens).logits, rtol=1e-4, atol=1e-4)
-        read = own.lm_head(own.model(tokens).last_hidden_state)
-    torch.testing.assert_close(found.hidden_BLD, read, rtol=1e-4, atol=1e-4)
-    assert target.before_head is target.model.lm_head and tiny_target("llama").before_head is None
 
 
 def test_positions_are_given_as_generate_gives_them_and_residuals_may_be_wider() -> None:
     """Without positions Bamba's own forward begins each call at 0; Mamba's residuals are fp32 in any type."""
     assert tiny_target("bamba").chains_only
-    target = proven(tiny_model("mamba", 260).to(torch.bfloat16), debug_model("Llama")[1], "mine")
+    target = prove_target(
+        tiny_model("mamba", 260).to(torch.bfloat16), debug_model("Llama")[1], ModelSource("mine")
+    )
     output = target.forward(torch.arange(4, 9)[None], taps=(1,))
     assert output.taps_BLFD is not None
     assert (output.hidden_BLD.dtype, output.taps_BLFD.dtype) == (torch.bfloat16, torch.bfloat16)
@@ -55,16 +42,3 @@ def test_positions_are_given_as_generate_gives_them_and_residuals_may_be_wider()
 def test_several_heads_are_refused() -> None:
     with pytest.raises(UserError, match="does not run: it has more than one head over a vocabulary"):
         tiny_target("musicgen")
-
-
-def test_without_a_tokenizer_the_text_holds_no_images() -> None:
-    class Nothing:
-        eos_token_id = None
-
-        def __call__(self, text: str, **options: bool) -> dict[str, list[int]]:
-            return {"input_ids": []}
-
-    model = tiny_wrapper("gemma4")
-    ends = model.config.get_text_config().eos_token_id
-    text = own_output(model, Nothing()).tokens_1L[0].tolist()
-    assert len(set(text)) == LENGTH and not {model.config.image_token_id, ends} & {*text}

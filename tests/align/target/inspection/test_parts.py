@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from align.target.debug import debug_model
-from align.target.inspection.parts import embedding_scale, embeds_rows, last_norm, layer_parts, norm_weight
+from align.target.inspection.parts import embedding_scale, embeds_rows, last_norm, layer_parts
 from align.target.model import Target
-from align.target.proof import proven
+from align.target.proof import prove_target
+from align.target.source import ModelSource
 from tests.target_models import tiny_target
 from tests.target_wrappers import tiny_wrapper
 
@@ -59,10 +60,6 @@ def test_the_last_norm_and_gates() -> None:
     assert torch.equal(plain["self_attn.o_proj.weight"], out.T)
 
 
-def test_a_norm_without_a_weight_multiplies_by_one() -> None:
-    assert torch.equal(norm_weight(nn.LayerNorm(6, elementwise_affine=False), 6), torch.ones(6))
-
-
 @pytest.mark.parametrize(
     ("kind", "scale", "rows"), [("llama", 1, True), ("gemma2", 8, True), ("muse_glimmer", 1, False)]
 )
@@ -70,7 +67,7 @@ def test_what_is_done_to_a_row_of_the_embedding(kind: str, scale: float, rows: b
     """Gemma's scale, and Muse Glimmer's norm."""
     if kind == "muse_glimmer":
         tokenizer = debug_model("Llama")[1]
-        target = proven(tiny_wrapper(kind, len(tokenizer)), tokenizer, kind)
+        target = prove_target(tiny_wrapper(kind, len(tokenizer)), tokenizer, ModelSource(kind))
     else:
         target = tiny_target(kind)
     assert (embedding_scale(target), embeds_rows(target)) == (scale, rows)

@@ -6,48 +6,12 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from align.kernels.linear import rows_library
 from align.target.debug import debug_model
-from align.target.inspection.reads import reads_past
-from align.target.proof import proven
+from align.target.proof import prove_target
+from align.target.source import ModelSource
 from tests.target_models import some_text, tiny_model
-
-
-class Mixed(nn.Module):
-    """`called` is called, `read` gives its weight, `both` gives its type and is called, `idle` has no part."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.called, self.read, self.both, self.idle = (nn.Linear(4, 4) for _ in range(4))
-        self.tokens = nn.Embedding(5, 4)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens)
-        return self.both(self.called(x).to(self.both.weight.dtype)) @ self.read.weight
-
-
-def test_layers_whose_weights_others_read() -> None:
-    model = Mixed()
-    with reads_past(model) as found:
-        assert found == set()
-        model(torch.tensor([1]))
-    assert found == {model.read, model.both}
-    assert {type(m) for m in model.children()} == {nn.Linear, nn.Embedding}
-    with pytest.raises(IndexError), reads_past(model) as found:
-        model(torch.tensor([9]))
-    assert not found and type(model.tokens) is nn.Embedding
-
-
-def test_a_hook_in_place_of_forward_reads_nothing() -> None:
-    """As accelerate puts one."""
-    model = Mixed()
-    own = model.called.forward
-    model.called.forward = lambda *given, **named: own(*given, **named)  # type: ignore[method-assign]
-    with reads_past(model) as found:
-        model(torch.tensor([1]))
-    assert found == {model.read, model.both}
 
 
 @pytest.mark.skipif(rows_library() is None, reason="no C library")
@@ -55,7 +19,9 @@ def test_a_hook_in_place_of_forward_reads_nothing() -> None:
 def test_a_bf16_checkpoint_of_such_a_model_is_p(name: str, kept: str) -> None:
     tokenizer = debug_model("Llama")[1]
     model = tiny_model(name, len(tokenizer)).bfloat16().float()
-    stock, fast = (proven(copy.deepcopy(model), tokenizer, name, fast=fast) for fast in (False, True))
+    stock, fast = (
+        prove_target(copy.deepcopy(model), tokenizer, ModelSource(name), fast=fast) for fast in (False, True)
+    )
     types = {n: m.weight.dtype for n, m in fast.body.named_modules() if type(m).__name__ == "RowsLinear"}
     whole = {n for n, dtype in types.items() if dtype == torch.float32}
     assert whole and all(n.endswith(kept) for n in whole) and len(whole) < len(types)

@@ -12,7 +12,7 @@ from align.kernels.linear import rows_library
 from align.target.inspection.text_model import text_model, tied
 from align.target.loading import load_target
 from align.target.model import Target
-from tests.target_models import some_text, tiny_target
+from tests.target_models import some_text
 from tests.target_wrappers import save_wrapper, tiny_wrapper
 
 
@@ -55,11 +55,3 @@ def test_a_text_model_without_a_class_of_its_own(tmp_path: Path) -> None:
         NotImplementedError, match="no causal language model of its text alone .qwen2_vl_text"
     ):
         text_model(wrapped("qwen2_vl", tmp_path))
-
-
-def test_of_text_alone_it_is_the_target() -> None:
-    target = tiny_target("gpt2")
-    found = text_model(target)
-    assert found.base == "GPT2LMHeadModel" and found.config is target.config and tied(target)
-    assert (found.embedding, found.head) == ("transformer.wte.weight", "lm_head.weight")
-    assert {*found.tensors} == {*target.model.state_dict()}

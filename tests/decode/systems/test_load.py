@@ -1,0 +1,157 @@
+"""`decode.load`: a decoder from names and folders, and what it refuses."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import decode
+from align.common.errors import UserError
+from align.models.checkpoints.block import save_drafter
+from align.models.checkpoints.standalone import save_standalone
+from align.target.loading import load_target, reload
+from align.target.model import Target
+from align.target.names import DEFAULT_TARGET
+from decode import Decoder, Sampling
+from decode.drafters.block import BlockProposer
+from decode.engine.call_options import check_options
+from decode.systems import drafter_folders
+from decode.systems import load as module
+from tests.builders import PROMPT, diffusion_drafter, switching_target
+from tests.builders import block_network as network
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    target = load_target("debug", dtype="float32", device="cpu")
+    target.eos_ids = ()
+    return target
+
+
+def test_what_is_refused_before_the_target_is_loaded(tmp_path: Path) -> None:
+    for options, says in (
+        ({"drafter": "lokup"}, "did you mean 'lookup'"),
+        ({"drafter": str(tmp_path)}, "no config.json"),
+        ({"drafter": str(tmp_path / "missing")}, "no such folder, and no hub id that can be had"),
+        ({"method": "tolerator"}, "diffusion=FOLDER"),
+        ({"method": "drafter"}, "needs a drafter"),
+        ({"method": "specdif"}, "unknown method 'specdif'"),
+        ({"method": "plain", "steps": 2}, "method 'plain:steps=2': unknown option 'steps'"),
+        ({"drafter": "lookup", "verifier": "tokens"}, "did you mean 'token'"),
+        ({"drafter": "lookup", "draft_tokens": 0}, "draft_tokens=0"),
+        ({"drafter": "lookup", "drafter_tokenizer": "debug"}, "drafter_tokenizer"),
+        ({"drafter": "lookup", "tree_nodes": 3}, "tree_nodes"),
+        ({"drafter": None, "steps": 2}, "steps and order"),
+        ({"drafter": "none", "order": "random"}, "steps and order"),
+        ({"draftr": "lookup"}, "no option 'draftr' .did you mean 'drafter'"),
+        ({"temperature": 0.7}, "decode.load has no option 'temperature': it is an option of generate"),
+    ):
+        with pytest.raises(UserError, match=says):
+            decode.load("never/loaded", **options)  # type: ignore[arg-type]
+    for name in inspect.signature(decode.load).parameters:
+        with pytest.raises(UserError, match=f"no option '{name}': it is an option of decode.load"):
+            check_options("generate", [name])
+
+
+def test_methods_by_name(target: Target, tmp_path: Path) -> None:
+    save_standalone(diffusion_drafter(target, "ddit"), tmp_path / "sedd")
+    decoder = decode.load(target, tmp_path / "sedd", method="specdiff:draft_tokens=5:steps=2")
+    assert decoder.name == "diffusion" and decoder.drafter.draft_tokens == 5  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="options after colons: method='specdiff:tree_nodes=0:steps=2'"):
+        decode.load(target, tmp_path / "sedd", method="specdiff", steps=2, tree_nodes=0)
+    save_drafter(network(target, "shared_kv"), tmp_path / "block")
+    assert decode.load(target, method="block", drafter=tmp_path / "block").name == "block"
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch, target: Target) -> list[str]:
+    """Names of targets that were loaded; the debug target stands in for them."""
+    found: list[str] = []
+
+    def load(spec: str, *given: Any, **options: Any) -> Target:
+        found.append(" ".join([spec, *given]))
+        return target
+
+    monkeypatch.setattr(module, "load_target", load)
+    return found
+
+
+def test_default_drafters(
+    target: Target, opened: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    save_drafter(network(target, "shared_kv"), tmp_path)
+    monkeypatch.setattr(drafter_folders, "DEFAULT_DRAFTER", tmp_path)
+    assert decode.load().name == "block+lookup" and decode.load(DEFAULT_TARGET, "auto").name == "block+lookup"
+    assert decode.load(DEFAULT_TARGET, method="drafter").name == "block"
+    assert capsys.readouterr().err == ""
+    assert decode.load(DEFAULT_TARGET, None).name == decode.load(DEFAULT_TARGET, "none").name == "plain"
+    assert decode.load("owner/other").name == "lookup"
+    note = "note: no drafter is shipped for owner/other: drafting by prompt lookup\n"
+    assert capsys.readouterr().err == note
+    assert repr(decode.load(target)) == "<Decoder of debug: lookup, verifier auto>"
+
+
+def test_paths_and_torch_objects(opened: list[str], target: Target, tmp_path: Path) -> None:
+    save_drafter(network(target, "shared_kv"), tmp_path / "d")
+    dtype, device = torch.float32, torch.device("cpu")
+    decoder = decode.load(tmp_path / "m", tmp_path / "d", dtype=dtype, device=device)
+    assert decoder.name == "block+lookup" and opened == [f"{tmp_path / 'm'} float32 cpu"]
+    for wrong, line in ((3, "a GGUF file, not int"), (target.model, "in memory decodes with")):
+        with pytest.raises(UserError, match=line):
+            decode.load(wrong)  # type: ignore[arg-type]
+
+
+def test_the_public_names() -> None:
+    assert {*decode.__all__} <= {*dir(decode)} and "import_module" not in dir(decode)
+    for name in decode.__all__:
+        assert getattr(decode, name).__name__ == name
+
+
+def test_template_switches_and_system_prompt(target: Target, tmp_path: Path) -> None:
+    own = switching_target()
+    load_target("debug", fast=False).model.save_pretrained(tmp_path)
+    own.tokenizer.save_pretrained(tmp_path)
+    folder = str(tmp_path)
+    decoder = decode.load(folder, template_kwargs={"enable_thinking": False}, system="Be brief.")
+    text = decoder.target.tokenizer.decode(decoder.target.chat_tokens("Hi"))
+    assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>") and text.endswith("assistant\n<none>")
+    assert reload(decoder.target).chat == decoder.target.chat
+    with pytest.raises(UserError, match="has no switch 'enable_thinkin'.*did you mean 'enable_thinking'"):
+        decode.load(folder, template_kwargs={"enable_thinkin": False})
+    with pytest.raises(UserError, match="belong to load_target"):
+        decode.load(target, system="Be brief.")
+
+
+@pytest.mark.parametrize("drafter", ["lookup", None])
+def test_options_without_a_trained_drafter(target: Target, drafter: str | None) -> None:
+    decoder = decode.load(target, drafter, "greedy", tree_nodes=0, draft_tokens=4, copying=True)
+    plain = Decoder(target).generate(PROMPT, max_new_tokens=6)
+    assert decoder.generate(PROMPT, max_new_tokens=6).tokens == plain.tokens
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_saved_drafter_is_loaded_by_its_folder(target: Target, tmp_path: Path, dtype: str) -> None:
+    net = network(target, "shared_kv", markov_rank=8)
+    save_drafter(net, tmp_path, dtype=torch.float32)
+    if dtype == "bfloat16":
+        target = load_target("debug", dtype=dtype, device="cpu")
+    assert decode.load(target, str(tmp_path)).name == "block+lookup"
+    decoder = decode.load(target, str(tmp_path), copying=False)
+    assert decoder.name == "block"
+    for sampling in (Sampling(), Sampling(1.0, seed=0)):
+        assert len(decoder.generate(PROMPT, max_new_tokens=20, sampling=sampling).tokens) > 0
+    if dtype == "float32":
+        own = Decoder(target, BlockProposer(net, tree_nodes=None)).generate(PROMPT, max_new_tokens=20)
+        assert own.accepted == decoder.generate(PROMPT, max_new_tokens=20).accepted
+
+
+def test_a_drafter_of_another_target_is_refused(target: Target, tmp_path: Path) -> None:
+    net = network(target, "taps")
+    net.config.hidden_size = 32
+    save_drafter(net, tmp_path)
+    with pytest.raises(UserError, match="hidden_size is 32"):
+        decode.load(target, tmp_path)

@@ -1,0 +1,147 @@
+"""Methods, sweeps and lists of methods as they are typed."""
+
+from __future__ import annotations
+
+import pytest
+
+from align.common.errors import UserError
+from decode.systems.parsing import (
+    Method,
+    check_drafters,
+    read_method,
+    read_methods,
+    read_sweep,
+    sweep_methods,
+)
+from decode.systems.registry import SYSTEMS, GivenDrafter, SpecDiff, SpecDiff2
+
+
+def test_a_method_is_a_typed_object() -> None:
+    method = read_method("specdiff:gamma=16:steps=4:hot_start=true")
+    assert method.name == "specdiff:gamma=16:steps=4:hot_start=true"
+    assert method.system == SpecDiff(draft_tokens=16, steps=4, hot_start=True)
+    assert method.given == {"draft_tokens", "steps", "hot_start"}
+    assert read_method("specdiff2:draft_temperature=1.5").system == SpecDiff2(draft_temperature=1.5)
+    assert read_method("specdiff2:draft_temperature=none").system == SpecDiff2()
+
+
+def test_options_have_two_spellings() -> None:
+    short, long = read_method("specdiff:gamma=4:nodes=5"), read_method("specdiff:draft_tokens=4:tree_nodes=5")
+    assert short.system == long.system and short.name != long.name  # records keep the name that was typed
+    names = [m.name for m in sweep_methods([read_method("lookup")], read_sweep(["draft_tokens=2,4"]))]
+    assert names == ["lookup:draft_tokens=2", "lookup:draft_tokens=4"]
+    with pytest.raises(UserError, match="draft_tokens is given twice"):
+        read_method("lookup:gamma=2:draft_tokens=4")
+    with pytest.raises(UserError, match="--sweep: draft_tokens is given twice"):
+        read_sweep(["gamma=2,3", "draft_tokens=4"])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("specdif", "unknown method 'specdif'.*'specdiff'"),
+        ("specdiff:stepps=2", "method 'specdiff:stepps=2': unknown option 'stepps'.*'steps'"),
+        ("drafter:gama=2", "unknown option 'gama' .did you mean 'gamma'"),
+        ("plain:gamma=4", "unknown option 'gamma': plain has none"),
+        ("compiled:controller=cost", "unknown option 'controller'"),
+        ("specdiff:steps", "'steps' is not key=value"),
+        ("specdiff:steps=two", "steps='two': must be a whole number"),
+        ("specdiff:hot_start=maybe", "hot_start='maybe': must be true or false"),
+        ("specdiff2:draft_temperature=x", "draft_temperature='x': must be a number"),
+        ("block:confidence=nan", "confidence='nan': must be a number"),
+        ("specdiff2:draft_temperature=inf", "draft_temperature='inf': must be a number"),
+        ("specdiff:steps=1:steps=2", "steps is given twice"),
+        ("specdiff:controller=ema", "controller='ema' is unknown"),
+        ("block:verifier=blok", "method 'block:verifier=blok': verifier='blok' is unknown .*'block'"),
+        ("retrieval:corpus=nowhere.txt", "corpus='nowhere.txt': no such file"),
+        ("lookup:gamma=0", "method 'lookup:gamma=0': draft_tokens=0: must be"),
+        ("retrieval:nodes=2000", "tree_nodes=2000: must be"),
+        ("hierarchical:gamma=1", "draft_tokens=1: must be"),
+        ("hierarchical:inner=block", "inner='block' is unknown"),
+    ],
+)
+def test_what_can_not_be_read_is_refused(text: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        read_method(text)
+
+
+def test_variants_are_methods() -> None:
+    method = read_method("specdiff:gamma=3/5:steps=2")
+    assert [v.system for v in method.variants] == [SpecDiff(draft_tokens=n, steps=2) for n in (3, 5)]
+    assert method.name == "specdiff:gamma=3/5:steps=2" and method.system == method.variants[0].system
+    changed = method.with_options(verifier="block")
+    assert {v.verifier for v in (changed, *changed.variants)} == {"block"}
+    assert read_method("specdiff:nodes=0/5").branches and not read_method("specdiff").branches
+
+
+def test_defaults_yield_to_what_was_typed() -> None:
+    options = GivenDrafter(steps=3, tree_nodes=0).given
+    assert options == {"tree_nodes": 0, "steps": 3}
+    method = read_method("drafter:steps=2").with_defaults(options)
+    assert method.system == GivenDrafter(steps=2, tree_nodes=0) and method.name == "drafter:steps=2"
+
+
+def test_the_default_verifier_depends_on_the_options() -> None:
+    for text, verifier in (
+        ("specdiff2", "self_selection"),
+        ("specdiff2:candidates=2/4", "self_selection"),
+        ("specdiff2:keep_q=true", "auto"),
+        ("specdiff2:keep_q=true:verifier=k_seq", "k_seq"),
+        ("specdec_lossy", "lossy_top_beta"),
+        ("plain", "auto"),
+    ):
+        assert read_method(text).verifier == verifier
+
+
+def names(methods: list[Method]) -> list[str]:
+    return [method.name for method in methods]
+
+
+def test_a_sweep_is_every_combination() -> None:
+    methods = [read_method(x) for x in ("lookup", "specdiff:order=random", "tolerator:steps=1")]
+    assert names(sweep_methods(methods, read_sweep(["gamma=4,8", "steps=1,2"]))) == [
+        "lookup:gamma=4",
+        "lookup:gamma=8",
+        *(f"specdiff:order=random:gamma={g}:steps={t}" for g in (4, 8) for t in (1, 2)),
+        "tolerator:steps=1:gamma=4",
+        "tolerator:steps=1:gamma=8",
+    ]
+    # a draft takes no more steps than it has tokens
+    once = sweep_methods([read_method("specdiff")], read_sweep(["gamma=2,4", "steps=1,2,8"]))
+    assert [name.removeprefix("specdiff:") for name in names(once)] == [
+        "gamma=2:steps=1", "gamma=2:steps=2", "gamma=4:steps=1", "gamma=4:steps=2", "gamma=4:steps=8",
+    ]  # fmt: skip
+    two = [read_method("specdiff:gamma=4"), read_method("block")]
+    swept = ["specdiff:gamma=4", "block:gamma=2", "block:gamma=3"]
+    assert names(sweep_methods(two, read_sweep(["gamma=2,3"]))) == swept
+    for methods, sweep, says in (
+        (two, ["gama=4"], "no method here has the option 'gama'.*'gamma'"),
+        (two, ["gamma"], "'gamma' is not key=value"),
+        (two, ["gamma=,"], "'gamma=,' names no value of gamma"),
+        (two[:1], ["gamma=2,3"], "--sweep: specdiff:gamma=4 sets gamma itself"),
+    ):
+        with pytest.raises(UserError, match=says):
+            sweep_methods(methods, read_sweep(sweep))
+
+
+def test_all_is_every_system_whose_drafters_are_given() -> None:
+    methods, missing = read_methods("lookup:gamma=2, all").expand({"diffusion": "x"})
+    assert names(methods)[0] == "lookup:gamma=2"
+    expected = [n for n, s in SYSTEMS.items() if s.in_all and set(s.needs) <= {"diffusion"}]
+    assert names(methods)[1:] == expected
+    assert "d2sd: no drafter of the kind block (--drafter block=FOLDER)" in missing
+    with pytest.raises(UserError, match="unknown method 'al'"):
+        read_methods("al")
+    with pytest.raises(UserError, match="names no method"):
+        read_methods(" , ")
+
+
+def test_drafters_that_are_needed() -> None:
+    method = read_method("hierarchical:inner=diffusion")
+    assert method.needs == ("autoregressive", "diffusion")
+    with pytest.raises(UserError, match="needs a drafter of the kind diffusion .--drafter diffusion=FOLDER"):
+        check_drafters([method], {"autoregressive": "x"})
+    check_drafters([method], {"autoregressive": "x", "diffusion": "y"})
+    check_drafters([read_method("drafter")], {"autoregressive": "x"})
+    with pytest.raises(UserError, match="'drafter' needs a drafter, and none is shipped"):
+        check_drafters([read_method("drafter")], {})

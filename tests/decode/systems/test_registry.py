@@ -1,0 +1,63 @@
+"""The declarations: names that need no torch, limits, help."""
+
+from __future__ import annotations
+
+import pytest
+
+from align.common.errors import UserError
+from decode.drafters import diffusion
+from decode.speculation import verifiers
+from decode.systems.registry import (
+    ANY,
+    LOSSY,
+    MAIN,
+    ORDERS,
+    ROLES,
+    SYSTEMS,
+    TITLES,
+    VERIFIERS,
+    DraftingSystem,
+    GivenDrafter,
+    list_systems,
+    option_name,
+)
+
+
+def test_names_that_need_no_torch_are_those_of_the_code() -> None:
+    assert set(VERIFIERS) == set(verifiers.VERIFIERS) and ORDERS == diffusion.ORDERS
+    lossy = {name for name, verifier in verifiers.VERIFIERS.items() if verifier.lossy}
+    assert {name for name in VERIFIERS if name.startswith(LOSSY)} == lossy
+    assert {MAIN, *TITLES} <= set(SYSTEMS)
+
+
+def test_every_system_is_whole() -> None:
+    for name, system in SYSTEMS.items():
+        assert set(system.needs) <= {*ROLES, ANY} and system.__doc__
+        assert {option_name(key) for key in system.grid} <= system.limits().keys()
+        assert system.drafts == issubclass(system, DraftingSystem)
+        default = system()
+        if isinstance(default, DraftingSystem):
+            assert (LOSSY in name) == default.verifier_name.startswith(LOSSY)
+
+
+def test_the_help_names_every_system_and_option() -> None:
+    text = list_systems()
+    for name, system in SYSTEMS.items():
+        assert f"  {name}: {system.__doc__}" in text
+        assert all(f"{option}=" in text for option in system.limits())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"draft_tokens": 0}, "draft_tokens=0: must be a whole number, 1 to 512"),
+        ({"steps": 0}, "steps=0"),
+        ({"steps": "2"}, "steps='2': must be a whole number"),
+        ({"tree_nodes": -1}, "tree_nodes=-1"),
+        ({"order": "confidense"}, "did you mean 'confidence'"),
+        ({"verifier": "tokn"}, "did you mean 'token'"),
+    ],
+)
+def test_values_out_of_range_are_refused(options: dict[str, int], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        GivenDrafter(**options)  # type: ignore[arg-type]
