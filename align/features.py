@@ -1,8 +1,10 @@
-"""`python -m align.features recipe=NAME …`: compute the target's outputs for training once and store them on disk.
+"""`python -m align.features recipe=NAME …`: compute the target's outputs for training once and
+store them on disk.
 
-Stores what `align.train` with the same arguments reads, in the same order: keys and values or taps, last hidden states, and
-p's normaliser, up to `trainer.features_gb`; training computes further rows itself. With trainer.features_writer=vllm:URL a
-server runs the target. Rerun an interrupted command to resume it.
+Stores what `align.train` with the same arguments reads, in the same order: keys and values or taps,
+last hidden states, and p's normaliser, up to `trainer.features_gb`; training computes further rows
+itself. With trainer.features_writer=vllm:URL a server runs the target. Rerun an interrupted command
+to resume it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError("trainer.features_gb=0 stores nothing: give the limit in GB of disk")
     check_training(recipe)
     use_deterministic_products()
-    with Claim(recipe.features_folder, "trainer.features_path" if recipe.trainer.features_path else "output"):
+    with Claim(
+        recipe.features_folder,
+        "trainer.features_path" if recipe.trainer.features_path else "output",
+    ):
         # imported late: torch and transformers take seconds
         from align.training.store_outputs import store_outputs
 

@@ -1,8 +1,8 @@
 """`python -m align.plan recipe=NAME …`: what a recipe will take, before it starts.
 
-Parameters, memory, time and expected τ. Says what does not fit, with the key to change, and exits with code 1 then.
-The target's config.json is enough. On the machine that has the weights, a short pilot measures the time; --hardware plans the memory of
-another one.
+Parameters, memory, time and expected τ. Says what does not fit, with the key to change, and exits
+with code 1 then. The target's config.json is enough. On the machine that has the weights, a short
+pilot measures the time; --hardware plans the memory of another one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ def parser() -> OptionParser:
 def main(argv: list[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     if {"-h", "--help", "--help-all"} & {*words}:
-        say(f"{help_text('align.plan', __doc__ or '', every='--help-all' in words)}\n\n{OPTIONS}", end="")
+        say(
+            f"{help_text('align.plan', __doc__ or '', every='--help-all' in words)}\n\n{OPTIONS}",
+            end="",
+        )
         return
     options, rest = parser().parse_known_args(words)
     if options.memory_gb is not None and not 0 < options.memory_gb < 1e9:
@@ -73,7 +76,9 @@ def main(argv: list[str] | None = None) -> None:
         plan.seconds = scale_seconds(recipe, plan.text, pilot, importing)
         load, cores = load_average(), machine()["cores"]
         if load is not None and load > 1.5 * cores:
-            plan.notes.append(f"the machine was busy during the pilot (load {load:.1f} on {cores} cores)")
+            plan.notes.append(
+                f"the machine was busy during the pilot (load {load:.1f} on {cores} cores)"
+            )
     say(render(plan))
     if options.json is not None:
         write_json(options.json, plan.to_dict())

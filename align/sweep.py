@@ -1,8 +1,10 @@
-"""`python -m align.sweep FILE.yaml [key=value …]`: run a W&B sweep file on this machine, without an account.
+"""`python -m align.sweep FILE.yaml [key=value …]`: run a W&B sweep file on this machine, without an
+account.
 
-Runs the whole grid, or random trials (--method random --count N). Each trial is a run of align.train in its own folder. Rerun the same
-command to resume: finished trials are skipped, failed ones run again. The table has 95% intervals: over seeds if `seed` is swept, else of
-the held-out texts.
+Runs the whole grid, or random trials (--method random --count N). Each trial is a run of
+align.train in its own folder. Rerun the same command to resume: finished trials are skipped, failed
+ones run again. The table has 95% intervals: over seeds if `seed` is swept, else of the held-out
+texts.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ SHIPPED = Path(__file__).resolve().parents[1] / "recipes" / "sweeps"
 
 def parser() -> OptionParser:
     p = OptionParser(
-        prog="python -m align.sweep", description="Run a W&B sweep file on this machine, without an account."
+        prog="python -m align.sweep",
+        description="Run a W&B sweep file on this machine, without an account.",
     )
     names = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
     p.add_argument("sweep", metavar="FILE", help=f"a sweep's .yaml, or a shipped one: {names}")
@@ -59,7 +62,9 @@ def main(argv: list[str] | None = None) -> None:
     say(f"{page}\n\n{folder / 'sweep.md'}")
     failed = sum(bool(result.failed) for result in results)
     if failed:
-        say(f"{failed} of {len(results)} trials failed; rerun the command to retry them", error=True)
+        say(
+            f"{failed} of {len(results)} trials failed; rerun the command to retry them", error=True
+        )
         raise SystemExit(1)
 
 

@@ -1,4 +1,5 @@
-"""`python -m align.train recipe=NAME …`: train a drafter towards its target on text that the target generates.
+"""`python -m align.train recipe=NAME …`: train a drafter towards its target on text that the target
+generates.
 
 Missing text is generated first (data.write=never refuses).
 """
@@ -83,7 +84,9 @@ def _train(recipe: Recipe, arguments: list[str]) -> None:
     except RuntimeError as error:
         if not is_lost_peer(error):
             raise
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # from the launcher, which ends this process too
+        signal.signal(
+            signal.SIGTERM, signal.SIG_DFL
+        )  # from the launcher, which ends this process too
         if main_process():
             say(f"error: another process has failed or stopped responding; {RESUMES}", error=True)
         raise SystemExit(1) from None

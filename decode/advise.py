@@ -1,7 +1,9 @@
-"""`python -m decode.advise --target … --drafter …`: how much to draft on this machine, and up to which batch size drafting pays.
+"""`python -m decode.advise --target … --drafter …`: how much to draft on this machine, and up to
+which batch size drafting pays.
 
-Times the target's forward pass over batches, rows and contexts, and drafting and acceptance on prompts over temperatures. From these costs
-it computes what is fastest at any batch of 1 to 32, contexts of 256 to 8k tokens, and temperatures.
+Times the target's forward pass over batches, rows and contexts, and drafting and acceptance on
+prompts over temperatures. From these costs it computes what is fastest at any batch of 1 to 32,
+contexts of 256 to 8k tokens, and temperatures.
 """
 
 from __future__ import annotations
@@ -22,15 +24,31 @@ from decode.cli import Parser, path, whole
 
 def parser() -> Parser:
     p = Parser(
-        prog="python -m decode.advise", description=(__doc__ or "").partition(": ")[2].partition("\n\n")[0]
+        prog="python -m decode.advise",
+        description=(__doc__ or "").partition(": ")[2].partition("\n\n")[0],
     )
     add = p.add_argument
     p.add_target_options()
     p.add_chat_options()
-    add("--drafter", help="a drafter's folder, or lookup (default: the shipped one, for the default target)")
+    add(
+        "--drafter",
+        help="a drafter's folder, or lookup (default: the shipped one, for the default target)",
+    )
     p.add_prompt_options("the prompts (default builtin)")
-    add("--limit", type=whole(2, 1000), default=6, metavar="N", help="prompts of each suite (default 6)")
-    add("--max-new-tokens", type=whole(4, 4096), default=48, metavar="N", help="of each output (default 48)")
+    add(
+        "--limit",
+        type=whole(2, 1000),
+        default=6,
+        metavar="N",
+        help="prompts of each suite (default 6)",
+    )
+    add(
+        "--max-new-tokens",
+        type=whole(4, 4096),
+        default=48,
+        metavar="N",
+        help="of each output (default 48)",
+    )
     add(
         "--temperatures",
         type=temperatures,
@@ -38,7 +56,12 @@ def parser() -> Parser:
         metavar="T,…",
         help="default 0,0.5,1,1.5",
     )
-    add("--draft-tokens", type=whole(1, 64), metavar="K", help="the longest chain (default: the drafter's)")
+    add(
+        "--draft-tokens",
+        type=whole(1, 64),
+        metavar="K",
+        help="the longest chain (default: the drafter's)",
+    )
     add(
         "--trees",
         type=tree_sizes,
@@ -46,9 +69,27 @@ def parser() -> Parser:
         metavar="N,…",
         help="tree sizes, of block drafters (default 5,8)",
     )
-    add("--most-batch", type=whole(1, 32), default=32, metavar="N", help="the largest batch (default 32)")
-    add("--long", type=whole(64, 2**20), default=8192, metavar="N", help="the longest context (default 8192)")
-    add("--seed", type=whole(0, 2**63 - 1), default=0, metavar="N", help="of sampled outputs (default 0)")
+    add(
+        "--most-batch",
+        type=whole(1, 32),
+        default=32,
+        metavar="N",
+        help="the largest batch (default 32)",
+    )
+    add(
+        "--long",
+        type=whole(64, 2**20),
+        default=8192,
+        metavar="N",
+        help="the longest context (default 8192)",
+    )
+    add(
+        "--seed",
+        type=whole(0, 2**63 - 1),
+        default=0,
+        metavar="N",
+        help="of sampled outputs (default 0)",
+    )
     add("--out", type=path, default=Path("runs/advice"), metavar="DIR", help="default runs/advice")
     return p
 
@@ -109,7 +150,9 @@ def write_advice(options: argparse.Namespace, prompts: Sequence[Any]) -> str:
         system=options.system,
         decoding=True,
     )
-    make_decoder, longest, branches = open_decoders(target, name, options.drafter, options.draft_tokens)
+    make_decoder, longest, branches = open_decoders(
+        target, name, options.drafter, options.draft_tokens
+    )
     measured = MeasurementOptions(
         prompts,
         options.temperatures,
@@ -121,7 +164,9 @@ def write_advice(options: argparse.Namespace, prompts: Sequence[Any]) -> str:
         options.seed,
     )
     costs = measure_costs(target, make_decoder, measured)
-    advice = advise(costs, list_contexts(target.context_limit), options.temperatures, options.most_batch)
+    advice = advise(
+        costs, list_contexts(target.context_limit), options.temperatures, options.most_batch
+    )
     processor, cores, load = machine()["processor"], machine()["cores"], load_average()
     title = f"{name}, {options.drafter or 'the shipped drafter'}, {target.dtype_name}, {processor}"
     page = f"# {markdown_text(title)}\n\n{render(costs, advice)}"

@@ -19,7 +19,8 @@ __all__ = ["Parser", "number", "path", "pop_drafting", "pop_sampling", "template
 
 
 class Parser(OptionParser):
-    """`OptionParser` that suggests the nearest option, with the options that several commands share."""
+    """`OptionParser` that suggests the nearest option, with the options that several commands
+    share."""
 
     stray = ""
     """A hint for an argument that belongs to no option."""
@@ -35,8 +36,14 @@ class Parser(OptionParser):
         if isinstance(given, list):
             parsed.template_kwargs = merge_kwargs(given)
         if unknown:
-            options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
-            hint = nearest(unknown[0].split("=")[0], options) if unknown[0].startswith("-") else self.stray
+            options = [
+                o for action in self._actions for o in action.option_strings if o.startswith("--")
+            ]
+            hint = (
+                nearest(unknown[0].split("=")[0], options)
+                if unknown[0].startswith("-")
+                else self.stray
+            )
             self.error(f"unrecognized argument {unknown[0]!r}{hint}")
         return parsed
 
@@ -77,20 +84,33 @@ class Parser(OptionParser):
         """How tokens are chosen. `seed`: the help of --seed."""
         mass = "keep the most probable tokens up to this mass (default 1)"
         count = "keep this many most probable tokens (default 0: all)"
-        self.add_argument("--temperature", type=number, default=0.0, metavar="T", help="0 = greedy (default)")
+        self.add_argument(
+            "--temperature", type=number, default=0.0, metavar="T", help="0 = greedy (default)"
+        )
         self.add_argument("--top-p", type=number, default=1.0, metavar="P", help=mass)
         self.add_argument("--top-k", type=whole(0), default=0, metavar="N", help=count)
-        self.add_argument("--seed", type=whole(0, 2**63 - 1), default=default_seed, metavar="N", help=seed)
+        self.add_argument(
+            "--seed", type=whole(0, 2**63 - 1), default=default_seed, metavar="N", help=seed
+        )
 
     def add_drafting_options(self, title: str) -> None:
         """The options of `GivenDrafter`, except `copying`, as a group of that title in the help."""
         add = self.add_argument_group(title).add_argument
-        nodes = "drafts per round, as a tree; 0 = a chain (default: 5 up to temperature 0.7, else 0)"
-        verifiers = f"auto (default), {', '.join(VERIFIERS)}; {LOSSY}_* change the output's distribution"
+        nodes = (
+            "drafts per round, as a tree; 0 = a chain (default: 5 up to temperature 0.7, else 0)"
+        )
+        verifiers = (
+            f"auto (default), {', '.join(VERIFIERS)}; {LOSSY}_* change the output's distribution"
+        )
         steps = "standalone drafters: forward passes that unmask a draft (default 1)"
         order = f"standalone drafters: in which order: {', '.join(ORDERS)} (default {ORDERS[0]})"
         vocabulary = "tokenizer of a standalone drafter with its own vocabulary"
-        add("--draft-tokens", type=whole(1, MOST_NODES), metavar="K", help="draft at most K tokens ahead")
+        add(
+            "--draft-tokens",
+            type=whole(1, MOST_NODES),
+            metavar="K",
+            help="draft at most K tokens ahead",
+        )
         add("--tree-nodes", type=whole(0, MOST_NODES), metavar="N", help=nodes)
         add("--verifier", default="auto", metavar="NAME", help=verifiers)
         add("--steps", type=whole(1, MOST_NODES), default=1, metavar="N", help=steps)
@@ -99,17 +119,19 @@ class Parser(OptionParser):
 
 
 def pop_drafting(typed: dict[str, Any], copying: bool = False) -> GivenDrafter:
-    """The drafting options of a parsed command line, removed from it. Raises UserError for a value out of
-    range."""
+    """The drafting options of a parsed command line, removed from it. Raises UserError for a value
+    out of range."""
     verifier = typed.pop("verifier")
     names = ("draft_tokens", "tree_nodes", "steps", "order")
     options = {name: typed.pop(name) for name in names}
-    return GivenDrafter(verifier=None if verifier == "auto" else verifier, copying=copying, **options)
+    return GivenDrafter(
+        verifier=None if verifier == "auto" else verifier, copying=copying, **options
+    )
 
 
 def pop_sampling(typed: dict[str, Any]) -> Sampling:
-    """The sampling options of a parsed command line, removed from it. Raises UserError for a value out of
-    range."""
+    """The sampling options of a parsed command line, removed from it. Raises UserError for a value
+    out of range."""
     return Sampling(**{f.name: typed.pop(f.name) for f in fields(Sampling) if f.name in typed})
 
 

@@ -1,9 +1,9 @@
-"""`python -m decode.compare [A.yaml B.yaml] [key=value …]`: compare recipes by τ after the same number of
-training tokens.
+"""`python -m decode.compare [A.yaml B.yaml] [key=value …]`: compare recipes by τ after the same
+number of training tokens.
 
-The recipes are trained one after the other and save a drafter at each of `trainer.milestones`; all drafters
-decode the same prompts. The result is a table and a picture with 95% intervals. An interrupted comparison
-resumes.
+The recipes are trained one after the other and save a drafter at each of `trainer.milestones`; all
+drafters decode the same prompts. The result is a table and a picture with 95% intervals. An
+interrupted comparison resumes.
 """
 
 from __future__ import annotations
@@ -72,16 +72,32 @@ def parser() -> Parser:
     )
     batch = "prompts decoded at a time: more are faster on a GPU (default 1)"
     add("words", nargs="*", metavar="RECIPE|key=value", help=words)
-    p.add_prompt_options(f"a comma list of {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)")
+    p.add_prompt_options(
+        f"a comma list of {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)"
+    )
     add("--limit", type=whole(1), metavar="N", help="N prompts of each suite, evenly spread")
     add("--method", metavar="NAME", help=method)
-    add("--jobs", type=whole(1), default=1, metavar="N", help="recipes trained at a time (default 1)")
+    add(
+        "--jobs",
+        type=whole(1),
+        default=1,
+        metavar="N",
+        help="recipes trained at a time (default 1)",
+    )
     add("--batch-size", type=whole(1), default=1, metavar="N", help=batch)
     add("--device", default="auto", help="of decoding: auto (default), cpu, cuda or cuda:N")
     p.add_chat_options()
     p.add_sampling_options("of sampling (default 0)")
-    add("--max-new-tokens", type=whole(1), default=128, metavar="N", help="length limit (default 128)")
-    add("--out", type=path, default=Path("runs/compare"), metavar="DIR", help="default runs/compare")
+    add(
+        "--max-new-tokens",
+        type=whole(1),
+        default=128,
+        metavar="N",
+        help="length limit (default 128)",
+    )
+    add(
+        "--out", type=path, default=Path("runs/compare"), metavar="DIR", help="default runs/compare"
+    )
     return p
 
 
@@ -90,7 +106,9 @@ def read_config(arguments: Sequence[str] | None) -> CompareConfig:
     typed = vars(parser().parse_args(arguments))
     method = typed.pop("method")
     return CompareConfig(
-        sampling=pop_sampling(typed), method=None if method is None else read_method(method), **typed
+        sampling=pop_sampling(typed),
+        method=None if method is None else read_method(method),
+        **typed,
     )
 
 
@@ -106,8 +124,8 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
     """Train, measure, and write compare.md and compare.png; returns the table.
 
     Raises:
-        UserError: recipes that can't be compared, a method that their drafters can't run, or unavailable
-            prompts.
+        UserError: recipes that can't be compared, a method that their drafters can't run, or
+            unavailable prompts.
     """
     suites, skipped = prompts_of(
         config.suite, config.prompts, config.data_dir, config.limit, config.prompts_column
@@ -144,7 +162,9 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
     )
     reached = points([m for candidate in candidates for m in candidate.reached], records)
     text = table(reached, {candidate.name: candidate.parameters for candidate in candidates})
-    sampling = "greedy" if config.sampling.greedy else f"temperature {config.sampling.temperature:g}"
+    sampling = (
+        "greedy" if config.sampling.greedy else f"temperature {config.sampling.temperature:g}"
+    )
     titles = ", ".join(suite.title for suite in suites)
     facts = [format_title(recipe["name"], target.weights), sampling, titles, name or ""]
     if target.chat:

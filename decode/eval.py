@@ -1,8 +1,9 @@
-"""`python -m decode.eval --suite mtbench`: how much faster, with what confidence, and is the output the same?
+"""`python -m decode.eval --suite mtbench`: how much faster, with what confidence, and is the output
+the same?
 
-Plain decoding and the methods (`--methods all`: every system whose drafter is given) run side by side on
-every prompt. Each record is written to `--out` at once; summary, page and table are made from the records
-(decode/report.py).
+Plain decoding and the methods (`--methods all`: every system whose drafter is given) run side by
+side on every prompt. Each record is written to `--out` at once; summary, page and table are made
+from the records (decode/report.py).
 """
 
 from __future__ import annotations
@@ -49,10 +50,13 @@ def parser() -> Parser:
     drafter = f"the drafter's folder (default: the shipped one, for the default target), or several: KIND=FOLDER,… ({', '.join(ROLES)})"
     named = f"a comma list of {methods}, each with its options, or all; plain is always measured"
     tune = (
-        "first tune every method's options, among --sweep's values or the system's own, on N built-in prompts "
+        "first tune every method's options, among --sweep's values or the system's own, on N "
+        "built-in prompts "
         f"(5 to 40, default {TUNING_PROMPTS}); drafter and combined have nothing to tune"
     )
-    p.add_prompt_options(f"a comma list of {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)")
+    p.add_prompt_options(
+        f"a comma list of {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)"
+    )
     add("--limit", type=whole(1), metavar="N", help="N prompts of each suite, evenly spread")
     p.add_target_options()
     p.add_chat_options()
@@ -61,13 +65,21 @@ def parser() -> Parser:
     sweep = "every combination: gamma=4,8,16 steps=1,2,4"
     add("--sweep", nargs="+", default=[], metavar="KEY=V,V", help=sweep)
     add("--tune", type=whole(5), nargs="?", const=TUNING_PROMPTS, metavar="N", help=tune)
-    p.add_drafting_options("how the methods drafter and combined draft (--draft-tokens: every method)")
+    p.add_drafting_options(
+        "how the methods drafter and combined draft (--draft-tokens: every method)"
+    )
     p.add_sampling_options("of sampling, the order of methods and the intervals (default 0)")
     length = "length limit of an output (default 128)"
     add("--max-new-tokens", type=whole(1), default=128, metavar="N", help=length)
     repeats = "generations per prompt and method (default 1)"
     add("--repeats", type=whole(1, 1000), default=1, metavar="N", help=repeats)
-    add("--warmup", type=whole(0, 1000), default=1, metavar="N", help="untimed rounds first (default 1)")
+    add(
+        "--warmup",
+        type=whole(0, 1000),
+        default=1,
+        metavar="N",
+        help="untimed rounds first (default 1)",
+    )
     add("--threads", type=whole(1), metavar="N", help="CPU threads (default: torch's own choice)")
     add("--out", type=path, metavar="DIR", help="default runs/eval/SUITE-SETTINGS")
     resume = "continue what --out holds, or replace it"
@@ -96,7 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     config, console = read_config(words), PlainConsole(wide=True)
     with Claim(config.out, "--out") if config.out else nullcontext():
-        summary, folder = evaluate(config, console, shlex.join(["python", "-m", "decode.eval", *words]))
+        summary, folder = evaluate(
+            config, console, shlex.join(["python", "-m", "decode.eval", *words])
+        )
     from decode.reporting.render import print_report
 
     print_report(summary, folder, console, sources=False)  # `evaluate` has printed them
@@ -138,7 +152,8 @@ def evaluate(config: EvalConfig, console: PlainConsole, typed: str = "") -> tupl
 
 
 def check(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
-    """The prompts, and a line for each suite that is left out. Checks all that can be checked without torch.
+    """The prompts, and a line for each suite that is left out. Checks all that can be checked
+    without torch.
 
     Raises:
         UserError: an unusable input.
@@ -147,12 +162,15 @@ def check(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
     chosen = () if config.prompts else resolve(config.suite or "builtin")
     if config.tune and TUNING_SUITE in {suite.name for suite, _ in chosen}:
         raise UserError(
-            f"--tune uses the prompts of {TUNING_SUITE}: measure on others (--suite mtbench, or --prompts FILE)"
+            f"--tune uses the prompts of {TUNING_SUITE}: measure on others (--suite mtbench, or "
+            "--prompts FILE)"
         )
     check_out(config)
     if config.methods is not None:
         check_methods(config.methods.methods, config.drafters, config.target)
-    return prompts_of(config.suite, config.prompts, config.data_dir, config.limit, config.prompts_column)
+    return prompts_of(
+        config.suite, config.prompts, config.data_dir, config.limit, config.prompts_column
+    )
 
 
 def suggest_next(summary: Summary, config: EvalConfig) -> str:
@@ -178,16 +196,16 @@ def suggest_next(summary: Summary, config: EvalConfig) -> str:
         measure = command("decode.eval", *target, "--drafter", "runs/mine/drafter")
         return f"Next: train a drafter for this target:  {train}\n      then measure it:  {measure}"
     default = (DRAFTER, COMBINED)  # what decode.generate uses by default
-    best = max(candidates, key=lambda name: (name in default, value_of(candidates[name].speedup) or 0.0))
+    best = max(
+        candidates, key=lambda name: (name in default, value_of(candidates[name].speedup) or 0.0)
+    )
     speedup = candidates[best].speedup
     if speedup is not None and (speedup.lo or speedup.value) > 1:
         method = () if best in default else ("--method", best)
         return f'Next: use it:  {command("decode.generate", *target, *drafter, *method, *chat)} "your prompt"'
     methods = ("--methods", config.methods.text) if config.methods else ()
     again = command("decode.eval", *target, *drafter, *methods, *chat, "--suite", "coding,math")
-    return (
-        f"Next: train it further (align.train with more trainer.max_steps), or see where it helps:  {again}"
-    )
+    return f"Next: train it further (align.train with more trainer.max_steps), or see where it helps:  {again}"
 
 
 if __name__ == "__main__":

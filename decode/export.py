@@ -1,4 +1,5 @@
-"""`python -m decode.export --drafter DIR --format dflash --out DIR`: a drafter as other engines load it, checked."""
+"""`python -m decode.export --drafter DIR --format dflash --out DIR`: a drafter as other engines
+load it, checked."""
 
 from __future__ import annotations
 
@@ -40,14 +41,18 @@ def parser() -> Parser:
         help="folder; of several formats each gets one in it",
     )
     p.add_target_options(dtype=False)
-    add("--dtype", default="bfloat16", help=f"of the weights: {', '.join(TYPES)} (default bfloat16)")
+    add(
+        "--dtype", default="bfloat16", help=f"of the weights: {', '.join(TYPES)} (default bfloat16)"
+    )
     add(
         "--target-gguf",
         type=path,
         metavar="FILE",
         help="the target as GGUF, whose vocabulary --format gguf takes",
     )
-    add("--check", action=argparse.BooleanOptionalAction, default=True, help="compare (default: on)")
+    add(
+        "--check", action=argparse.BooleanOptionalAction, default=True, help="compare (default: on)"
+    )
     add(
         "--limit",
         type=whole(1),
@@ -66,7 +71,8 @@ def parser() -> Parser:
 
 @cli
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command. Exit codes: 1 an export is not this drafter, 3 they are right and an engine here drafts differently."""
+    """The command. Exit codes: 1 an export is not this drafter, 3 they are right and an engine here
+    drafts differently."""
     options = parser().parse_args(arguments)
     names = read_names(options.format)
     if options.dtype not in TYPES:
@@ -82,7 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     role = kind_of(options.drafter)
     pair = DrafterPair(options.drafter, role, target, options.device, options.trust_remote_code)
     limit = options.limit if options.check else 0
-    how = ExportOptions(options.dtype, limit, options.max_new_tokens, options.target_gguf, options.push)
+    how = ExportOptions(
+        options.dtype, limit, options.max_new_tokens, options.target_gguf, options.push
+    )
     verdicts = export_drafter(pair, folders, how)
     for verdict in verdicts:
         _print_verdict(verdict, options)
@@ -122,11 +130,15 @@ def _print_verdict(verdict: Verdict, options: argparse.Namespace) -> None:
         words += [] if options.target is None else ["--target", options.target]
         if verdict.format == "gguf":
             words[3] = "http://127.0.0.1:8080"
-        say(f"  compare the running server with the drafter:\n\n      {command('decode.parity', *words)}\n")
+        say(
+            "  compare the running server with the drafter:\n\n      "
+            f"{command('decode.parity', *words)}\n"
+        )
 
 
 def _push(folder: Path, repo: str, target: str, places: Sequence[str]) -> None:
-    """Upload an export, with local paths of the target replaced by its name. `places`: paths that must not be in its texts."""
+    """Upload an export, with local paths of the target replaced by its name. `places`: paths that
+    must not be in its texts."""
     from huggingface_hub import HfApi
 
     from align.folder.publishing import published_texts
@@ -144,14 +156,17 @@ def _push(folder: Path, repo: str, target: str, places: Sequence[str]) -> None:
 
 
 def check_public(folder: Path, places: Sequence[str], texts: Mapping[str, str]) -> None:
-    """Raises UserError for a text file that names a local path: one of `places`, or the home folder.
+    """Raises UserError for a text file that names a local path: one of `places`, or the home
+    folder.
 
     Args:
         texts: what is uploaded in place of a file, by its path in the folder.
     """
     paths = [local_path(place) for place in places]
     private = {str(path.absolute()) for path in (*paths, Path.home()) if path.exists()} - {"/"}
-    for file in sorted(p for p in folder.rglob("*") if p.suffix in (".json", ".md", ".jinja", ".txt", ".py")):
+    for file in sorted(
+        p for p in folder.rglob("*") if p.suffix in (".json", ".md", ".jinja", ".txt", ".py")
+    ):
         name = file.relative_to(folder).as_posix()
         text = texts.get(name) or file.read_text(encoding="utf-8", errors="replace")
         named = [path for path in private if path in text]

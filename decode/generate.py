@@ -1,4 +1,5 @@
-"""`python -m decode.generate "prompt"`: stream the target's answer, drafted ahead, and report its speed."""
+"""`python -m decode.generate "prompt"`: stream the target's answer, drafted ahead, and report its
+speed."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ class GenerateConfig:
             check_there(named)
         for option in ("system", "template_kwargs"):
             if self.raw and getattr(self, option):
-                raise UserError(f"--{option.replace('_', '-')} needs the chat template, which --raw omits")
+                raise UserError(
+                    f"--{option.replace('_', '-')} needs the chat template, which --raw omits"
+                )
 
 
 def parser() -> Parser:

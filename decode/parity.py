@@ -1,4 +1,5 @@
-"""`python -m decode.parity --drafter DIR --engine URL|transformers|dflash`: does an engine draft with this drafter what was trained?"""
+"""`python -m decode.parity --drafter DIR --engine URL|transformers|dflash`: does an engine draft
+with this drafter what was trained?"""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def parser() -> Parser:
         prog="python -m decode.parity",
         description="Compare an engine's drafts and outputs with a drafter's own, on its target.",
         epilog="example: python -m decode.parity --drafter runs/mine/drafter --engine vllm --export exported; "
-        "exit codes: 0 the same, 1 the files are not this drafter, 2 wrong input, 3 the files are right and the "
+        "exit codes: 0 the same, 1 the files are not this drafter, 2 wrong input, 3 the files are "
+        "right and the "
         "engine drafts differently",
     )
     add = p.add_argument
@@ -45,19 +47,22 @@ def parser() -> Parser:
 
 @cli
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command. Exit codes: 0 the same, 1 the files are not this drafter, 3 they are and the engine differs."""
+    """The command. Exit codes: 0 the same, 1 the files are not this drafter, 3 they are and the
+    engine differs."""
     options = parser().parse_args(arguments)
     url = VLLM if options.engine == "vllm" else options.engine
     served = url.lower().startswith(("http:", "https:"))
     if not served and options.engine not in ENGINES:
         raise UserError(
-            f"--engine={options.engine!r} is no URL and none of them{nearest(options.engine, ENGINES)}"
+            f"--engine={options.engine!r} is no URL and none of "
+            f"them{nearest(options.engine, ENGINES)}"
         )
     check_there(options.drafter)
     role = kind_of(options.drafter)
     if role not in (*BLOCKS, "autoregressive"):
         raise UserError(
-            f"--drafter={options.drafter}: a {role} drafter, which no engine runs; block and autoregressive "
+            f"--drafter={options.drafter}: a {role} drafter, which no engine runs; block and "
+            "autoregressive "
             "ones are exported"
         )
 
@@ -74,7 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if served:
         verdict = check_server(pair, url, prompts, options.max_new_tokens, options.export)
     else:
-        verdict = check_engine(pair, options.engine, prompts, options.max_new_tokens, options.export)
+        verdict = check_engine(
+            pair, options.engine, prompts, options.max_new_tokens, options.export
+        )
     for line in verdict.lines:
         say(line)
     say(verdict.conclusion)

@@ -15,11 +15,14 @@ from decode.cli import Parser, path
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = Parser(
-        prog="python -m decode.report", description="Remake a measurement's report from its records."
+        prog="python -m decode.report",
+        description="Remake a measurement's report from its records.",
     )
     folder = "what `python -m decode.eval --out DIR` wrote"
     parser.add_argument("folder", type=path, metavar="DIR", help=folder)
-    parser.add_argument("--markdown", action="store_true", help="print the table for a README, nothing else")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the table for a README, nothing else"
+    )
     options = parser.parse_args(arguments)
     if options.folder.is_dir():
         check_folder(options.folder, "DIR")

@@ -1,4 +1,5 @@
-"""`python -m decode.verify`: is this pair lossless here, on this machine, with these weights? A verdict on one page.
+"""`python -m decode.verify`: is this pair lossless here, on this machine, with these weights? A
+verdict on one page.
 
 Six exact checks, on rounds that decoding really ran:
 
@@ -9,8 +10,9 @@ Six exact checks, on rounds that decoding really ran:
     commit       the text is the accepted path and the next token of each round, and ends where it must
     end_to_end   greedy text equals plain decoding's and transformers' generate; the joint law of four sampled tokens is p's
 
-Exit code 1 when a difference is found that rounding does not explain; replay.json then runs the batch of the first one again.
-`--self-test` plants thirteen classic bugs in the running engine, one at a time, and says which check catches each.
+Exit code 1 when a difference is found that rounding does not explain; replay.json then runs the
+batch of the first one again. `--self-test` plants thirteen classic bugs in the running engine, one
+at a time, and says which check catches each.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ def parser() -> Parser:
         help="of the target (default float32)",
     )
     p.add_chat_options()
-    add("--drafter", help="a drafter's folder, or lookup (default: the shipped one, for the default target)")
+    add(
+        "--drafter",
+        help="a drafter's folder, or lookup (default: the shipped one, for the default target)",
+    )
     add(
         "--methods",
         help="systems by name, as decode.eval has them, or all; --drafter may then name several: KIND=FOLDER,…",
@@ -102,7 +107,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from decode.verification.run import verify
 
         tallies, pair = verify(config, prompts, say, only)
-        asked = {key: str(value) if isinstance(value, Path) else value for key, value in vars(config).items()}
+        asked = {
+            key: str(value) if isinstance(value, Path) else value
+            for key, value in vars(config).items()
+        }
         tested = []
         if config.self_test and not any(tally.findings for tally in tallies):
             from decode.verification.self_test import plant_all

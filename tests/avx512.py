@@ -47,7 +47,8 @@ CHANGES = {
 
 def main() -> None:
     parser = Parser(
-        prog="python -m tests.avx512", description="Do the kernels' AVX512 branch and its tests agree?"
+        prog="python -m tests.avx512",
+        description="Do the kernels' AVX512 branch and its tests agree?",
     )
     parser.add_argument("simde", type=Path, help="a clone of SIMDe")
     args = parser.parse_args()
@@ -59,7 +60,9 @@ def main() -> None:
         python, paths = sys.executable, os.environ | {"PYTHONPATH": str(house)}
         opened = "import sys; from align.kernels.linear import opened; sys.exit(opened('_rows512') is None)"
         if subprocess.run([python, "-c", opened], cwd=house, env=paths).returncode:
-            raise UserError("the library was compiled and can't be opened: has this processor AVX2?")
+            raise UserError(
+                "the library was compiled and can't be opened: has this processor AVX2?"
+            )
         tests = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/align/kernels"]
         sys.exit(subprocess.run(tests, cwd=house, env=paths).returncode)
 
@@ -81,7 +84,9 @@ def emulate(kernels: Path, simde: Path) -> None:
         used |= {f"_mm512_{name}" for name in re.findall(r"_mm##W##_(\w+)", text)}
         for before, after in CHANGES.get(path.name, []):
             if before not in text:
-                raise UserError(f"{path.name} has no {before!r} any more; mend CHANGES of tests/avx512.py")
+                raise UserError(
+                    f"{path.name} has no {before!r} any more; mend CHANGES of tests/avx512.py"
+                )
             text = text.replace(before, after)
         path.write_text(text)
     names = [f"#undef {name}\n#define {name} simde{name}" for name in sorted(used)]

@@ -36,7 +36,9 @@ class PublishedDrafter:
     def logits(self, tokens: list[int]) -> Tensor:
         """Draft logits (K, Vd) of a block after the tokens, the last of which is the anchor."""
         states = self.model(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states
-        ids = self.config.get("aux_hidden_state_layer_ids") or [i + 1 for i in self.get("target_layer_ids")]
+        ids = self.config.get("aux_hidden_state_layer_ids") or [
+            i + 1 for i in self.get("target_layer_ids")
+        ]
         taps = torch.cat([states[i][0] for i in ids], dim=-1)
         context = self._norm(self._linear(taps, "fc"), "hidden_norm")
         rows = int(self.get("block_size"))
@@ -56,7 +58,9 @@ class PublishedDrafter:
             return own[tokens]
         module = self.model.get_input_embeddings()
         if self.speculators or self.get("input_embedding_scale"):
-            return F.embedding(tokens, module.weight) * float(self.get("input_embedding_scale") or 1)
+            return F.embedding(tokens, module.weight) * float(
+                self.get("input_embedding_scale") or 1
+            )
         return module(tokens)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
@@ -71,7 +75,9 @@ class PublishedDrafter:
 
         def heads(rows: Tensor, part: str) -> Tensor:  # (heads, rows, d)
             return (
-                self._linear(rows, f"{name}.self_attn.{part}_proj").unflatten(-1, (-1, width)).transpose(0, 1)
+                self._linear(rows, f"{name}.self_attn.{part}_proj")
+                .unflatten(-1, (-1, width))
+                .transpose(0, 1)
             )
 
         every = torch.cat((context, normed))
@@ -80,16 +86,22 @@ class PublishedDrafter:
         q, k = _rotate(q, cos[-len(x) :], sin[-len(x) :]), _rotate(k, cos, sin)
         groups = q.shape[0] // k.shape[0]
         k, v = (t.repeat_interleave(groups, dim=0) for t in (k, heads(every, "v")))
-        weights = (q @ k.transpose(-1, -2) * width**-0.5).softmax(-1)  # a row sees context and block
+        weights = (q @ k.transpose(-1, -2) * width**-0.5).softmax(
+            -1
+        )  # a row sees context and block
         x = x + self._linear((weights @ v).transpose(0, 1).flatten(1), f"{name}.self_attn.o_proj")
         normed = self._norm(x, f"{name}.post_attention_layernorm")
         gate = ACT2FN[self.inner["hidden_act"]](self._linear(normed, f"{name}.mlp.gate_proj"))
-        return x + self._linear(gate * self._linear(normed, f"{name}.mlp.up_proj"), f"{name}.mlp.down_proj")
+        return x + self._linear(
+            gate * self._linear(normed, f"{name}.mlp.up_proj"), f"{name}.mlp.down_proj"
+        )
 
     def _draft(self, hidden_KD: Tensor, token: int) -> Tensor:
         offsets = self.tensors.get("d2t")
         head = (
-            self.model.get_output_embeddings().weight if offsets is None else self.tensors["lm_head.weight"]
+            self.model.get_output_embeddings().weight
+            if offsets is None
+            else self.tensors["lm_head.weight"]
         )
         rows = []
         for hidden in hidden_KD:
@@ -103,11 +115,16 @@ class PublishedDrafter:
 
     def _markov(self, hidden: Tensor, token: int) -> Tensor:
         """DSpark's bias by the token before."""
-        word, kind = self.tensors["markov_head.markov_w1.weight"][token], self.config.get("markov_head_type")
+        word, kind = (
+            self.tensors["markov_head.markov_w1.weight"][token],
+            self.config.get("markov_head_type"),
+        )
         if kind == "gated":
             word = word * self._linear(torch.cat((hidden, word)), "markov_head.gate_proj").sigmoid()
         elif kind == "rnn":
-            joint = self._linear(torch.cat((torch.zeros_like(word), word, hidden)), "markov_head.joint_proj")
+            joint = self._linear(
+                torch.cat((torch.zeros_like(word), word, hidden)), "markov_head.joint_proj"
+            )
             word = joint[2 * len(word) :].tanh()
         return self.tensors["markov_head.markov_w2.weight"] @ word
 

@@ -79,7 +79,13 @@ DIFFUSION_KINDS = {
         "window": 24,
         "time_input": "zero",
     },
-    "ddit, blocks told σ": {"kind": "ddit", "hidden_size": 32, "layers": 2, "heads": 2, "window": 9},
+    "ddit, blocks told σ": {
+        "kind": "ddit",
+        "hidden_size": 32,
+        "layers": 2,
+        "heads": 2,
+        "window": 9,
+    },
     "masked_lm": {"kind": "masked_lm", "layers": 2},
     "masked_lm, full": {"kind": "masked_lm", "layers": 2, "attention": "full", "window": 6},
     "masked_lm, own head": {"kind": "masked_lm", "layers": 2, "share_embedding": False},
@@ -91,7 +97,9 @@ def diffusion_drafter(target: Target, kind: str, seed: int = 0) -> DiffusionDraf
     made = make_standalone(target, DrafterConfig(block_size=3, **DIFFUSION_KINDS[kind]), seed)  # type: ignore[arg-type]
     if kind.startswith("ddit, blocks"):  # BD3-LM's attention
         assert isinstance(made.network, DDiT)
-        config = replace(made.network.config, attention="block_causal", block_size=4, scale_by_sigma=False)
+        config = replace(
+            made.network.config, attention="block_causal", block_size=4, scale_by_sigma=False
+        )
         made = DiffusionDrafter(DDiT(config), replace(made.config, prediction="logits"), target)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -148,7 +156,14 @@ def trained_block(target: Target, samples: data.Samples, **changes: Any) -> Bloc
 
 
 def ddit_config(**changes: Any) -> DDiTConfig:
-    small = {"vocab_size": 11, "hidden_size": 16, "n_blocks": 2, "n_heads": 2, "cond_dim": 6, "dropout": 0.0}
+    small = {
+        "vocab_size": 11,
+        "hidden_size": 16,
+        "n_blocks": 2,
+        "n_heads": 2,
+        "cond_dim": 6,
+        "dropout": 0.0,
+    }
     return DDiTConfig(**{**small, **changes})
 
 
@@ -209,8 +224,15 @@ def block_network(
     confidence: bool = False,
     options: dict[str, Any] | None = None,
 ) -> BlockDrafter:
-    sizes = {"context": context, "taps": 2, "markov_rank": markov_rank, "confidence_head": confidence}
-    drafter = from_target(target, DrafterConfig(**{**sizes, **(options or {})}), None if whole else DRAFT_IDS)
+    sizes = {
+        "context": context,
+        "taps": 2,
+        "markov_rank": markov_rank,
+        "confidence_head": confidence,
+    }
+    drafter = from_target(
+        target, DrafterConfig(**{**sizes, **(options or {})}), None if whole else DRAFT_IDS
+    )
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in drafter.parameters():
@@ -230,8 +252,12 @@ def saved_taps_drafter(folder: Path, target: Target, block_layout: str) -> str:
 
 def overfit_block_network(target: Target, prompt: list[int], steps: int = 14) -> BlockDrafter:
     """A fill-in taps drafter over the whole vocabulary that has learnt the target's greedy answer to one prompt by heart."""
-    drafter = block_network(target, "taps", whole=True, options={"block_layout": "fill_in", "block_size": 4})
-    text = torch.tensor([[*prompt, *Decoder(target).generate(prompt, max_new_tokens=28).tokens, *prompt]])
+    drafter = block_network(
+        target, "taps", whole=True, options={"block_layout": "fill_in", "block_size": 4}
+    )
+    text = torch.tensor(
+        [[*prompt, *Decoder(target).generate(prompt, max_new_tokens=28).tokens, *prompt]]
+    )
     places = torch.arange(text.shape[1])[None]
     batch = Batch(text, places, torch.zeros_like(text), torch.ones_like(text, dtype=torch.bool))
     index = torch.arange(len(prompt), text.shape[1] - len(prompt) - 1)[None]
@@ -253,7 +279,14 @@ def sharp_block_network(
 ) -> BlockDrafter:
     ids, whole = more.pop("ids", DRAFT_IDS), more.pop("whole", False)
     options = DrafterConfig(
-        **{"context": context, "taps": taps, "block_size": size, "markov_rank": 0, "mask_token_id": 0, **more}
+        **{
+            "context": context,
+            "taps": taps,
+            "block_size": size,
+            "markov_rank": 0,
+            "mask_token_id": 0,
+            **more,
+        }
     )
     drafter = from_target(target, options, None if whole else ids)
     generator = torch.Generator().manual_seed(seed)
@@ -291,7 +324,9 @@ def smaller_model(
     return Target(model, target.tokenizer, ModelSource("smaller"), fast=False)
 
 
-def watched(drafter: AutoregressiveDrafter, seen: list[tuple[list[int], Proposal]]) -> AutoregressiveDrafter:
+def watched(
+    drafter: AutoregressiveDrafter, seen: list[tuple[list[int], Proposal]]
+) -> AutoregressiveDrafter:
     """Notes every proposal with the text that it was made for."""
     start: Callable[..., AutoregressiveSession] = drafter.start
 
@@ -340,7 +375,9 @@ def write_recipe(folder: Path, name: str, text: str) -> str:
 
 def causal_drafter(target: Target, init: str | None = None) -> CausalDrafter:
     """Changed a little, so that q is not p."""
-    made = make_causal(target, DrafterConfig(kind="autoregressive", block_size=3, layers=2, init=init))
+    made = make_causal(
+        target, DrafterConfig(kind="autoregressive", block_size=3, layers=2, init=init)
+    )
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in made.parameters():
@@ -350,7 +387,8 @@ def causal_drafter(target: Target, init: str | None = None) -> CausalDrafter:
 
 def train_debug_block(output: Path, debug_data: Path, *words: str) -> DrafterModule:
     return train(
-        load_recipe(["recipe=debug_block", f"output={output}", f"data.path={debug_data}", *words]), quiet=True
+        load_recipe(["recipe=debug_block", f"output={output}", f"data.path={debug_data}", *words]),
+        quiet=True,
     )
 
 

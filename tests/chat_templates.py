@@ -47,7 +47,9 @@ def talking(kind: str, shape: str, layers: int = 1) -> Target:
     """A tiny random target whose tokenizer is of that kind and whose chat template has that shape."""
     tokenizer: Any = copy.deepcopy(tokenizers.KINDS[kind]())
     if kind != "byte-level":
-        tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>", "<|end|>", "<|begin|>"]})
+        tokenizer.add_special_tokens(
+            {"additional_special_tokens": ["<|turn|>", "<|end|>", "<|begin|>"]}
+        )
     if tokenizer.bos_token is None:
         tokenizer.bos_token = "<|begin|>"
     tokenizer.chat_template = SHAPES[shape]

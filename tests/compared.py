@@ -28,7 +28,9 @@ class Plain:
     """Outputs without drafts, generated when the first is needed: in one batch where that computes the same to the bit, else one at
     a time. `seed` None = greedy, else coupled at temperature 1."""
 
-    def __init__(self, decoder: Decoder, prompts: Sequence[list[int]], new: int, seed: int | None) -> None:
+    def __init__(
+        self, decoder: Decoder, prompts: Sequence[list[int]], new: int, seed: int | None
+    ) -> None:
         self.decoder, self.prompts, self.new, self.seed = decoder, prompts, new, seed
         self.sampling = Sampling() if seed is None else Sampling(COUPLED, seed=seed)
         self._outputs: dict[int, list[int]] = {}
@@ -36,15 +38,21 @@ class Plain:
     def output(self, index: int) -> list[int]:
         if index not in self._outputs:
             if self.decoder.target.fused:
-                several = [self.sampling] * len(self.prompts)  # one alone would give each a seed of its own
-                outs = self.decoder.generate_batch(self.prompts, max_new_tokens=self.new, sampling=several)
+                several = [self.sampling] * len(
+                    self.prompts
+                )  # one alone would give each a seed of its own
+                outs = self.decoder.generate_batch(
+                    self.prompts, max_new_tokens=self.new, sampling=several
+                )
                 self._outputs = dict(enumerate(out.tokens for out in outs))
             else:
                 self._outputs[index] = self.answer(self.decoder, index).tokens
         return self._outputs[index]
 
     def answer(self, decoder: Decoder, index: int) -> Generation:
-        return decoder.generate(self.prompts[index], max_new_tokens=self.new, sampling=self.sampling)
+        return decoder.generate(
+            self.prompts[index], max_new_tokens=self.new, sampling=self.sampling
+        )
 
 
 def same(plain: Plain, other: Decoder) -> Same:
@@ -63,7 +71,14 @@ def same(plain: Plain, other: Decoder) -> Same:
                 return probs(z_V, sampling).double().log() + noise_V
 
         judged = examine(
-            plain.decoder.target, prompt, expected, out.tokens, out.drafted, out.accepted, out.trees, score
+            plain.decoder.target,
+            prompt,
+            expected,
+            out.tokens,
+            out.drafted,
+            out.accepted,
+            out.trees,
+            score,
         )
         if judged is not None:
             found.append(judged)

@@ -12,7 +12,9 @@ from decode.drafters.d2sd import D2SDSession, boundary_scores
 from decode.speculation.sampling import probs
 
 
-def read(request: Request, net: BlockDrafter, shown: list[int]) -> tuple[BlockSession, Tensor, Tensor]:
+def read(
+    request: Request, net: BlockDrafter, shown: list[int]
+) -> tuple[BlockSession, Tensor, Tensor]:
     """A session of its own over the request's text; the hidden states (K, D) of a block that shows these drafts; the tokens that
     the network can propose."""
     target, text, size = request.target, request.tokens, net.config.rows
@@ -62,7 +64,9 @@ def by_definition(drafts: D2SDSession, k: int) -> tuple[set[tuple[int, ...]], li
     return {tuple(x[:n]) for x in [main, *branches] for n in range(1, k + 1)}, kept
 
 
-def rows_by_definition(drafts: D2SDSession, net: BlockDrafter, shown: list[int], draft: list[int]) -> Tensor:
+def rows_by_definition(
+    drafts: D2SDSession, net: BlockDrafter, shown: list[int], draft: list[int]
+) -> Tensor:
     """What each token of a draft is drawn from, (K, V), the network seeing the `shown` ones in its block."""
     request, target, text = drafts.request, drafts.request.target, drafts.request.tokens
     session, hidden_KD, ids = read(request, net, shown)

@@ -35,7 +35,10 @@ def reference(
         mean = math.fsum(x) / len(x)
         deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in x) / len(x) + 1e-5)
         bias = w.get(f"{name}.bias") or [0.0] * len(x)
-        return [(v - mean) / deviation * g + b for v, g, b in zip(x, w[f"{name}.weight"], bias, strict=True)]
+        return [
+            (v - mean) / deviation * g + b
+            for v, g, b in zip(x, w[f"{name}.weight"], bias, strict=True)
+        ]
 
     def conditioning(s: float) -> list[float]:
         angles = [s * 10000 ** (-j / 128) for j in range(128)]
@@ -44,7 +47,9 @@ def reference(
 
     def parts(name: str, condition: list[float] | None, count: int) -> list[list[float]]:
         if condition is None:
-            return [[float(k % 3 == 2)] * c.hidden_size for k in range(count)]  # shift 0, scale 0, gate 1
+            return [
+                [float(k % 3 == 2)] * c.hidden_size for k in range(count)
+            ]  # shift 0, scale 0, gate 1
         flat = linear(f"{name}.adaLN_modulation", condition)
         return [flat[k * c.hidden_size : (k + 1) * c.hidden_size] for k in range(count)]
 
@@ -86,7 +91,8 @@ def reference(
                 weights = [math.exp(score - top) for score in scores]
                 total = math.fsum(weights)
                 attended[t] += [
-                    math.fsum(weight * v[s][j] for weight, s in zip(weights, allowed, strict=True)) / total
+                    math.fsum(weight * v[s][j] for weight, s in zip(weights, allowed, strict=True))
+                    / total
                     for j in range(d)
                 ]
         for t in range(length):
@@ -97,6 +103,8 @@ def reference(
     for t in range(length):
         final = norm("output_layer.norm_final", x[t])
         out.append(
-            linear("output_layer.linear", modulate(final, *parts("output_layer", conditions[t], 2)[:2]))
+            linear(
+                "output_layer.linear", modulate(final, *parts("output_layer", conditions[t], 2)[:2])
+            )
         )
     return out

@@ -55,7 +55,12 @@ class There(torch.Tensor):
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> There:
         return torch.Tensor._make_wrapper_subclass(
-            cls, inner.size(), inner.stride(), inner.storage_offset(), dtype=inner.dtype, device=DEVICE
+            cls,
+            inner.size(),
+            inner.stride(),
+            inner.storage_offset(),
+            dtype=inner.dtype,
+            device=DEVICE,
         )
 
     def __init__(self, inner: torch.Tensor) -> None:
@@ -66,7 +71,9 @@ class There(torch.Tensor):
             return self.inner.detach().tolist()
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return run(function, args, kwargs or {})
 
 
@@ -135,7 +142,9 @@ class Elsewhere(TorchDispatchMode):
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         return super().__enter__()
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return run(function, args, kwargs or {})
 
 
@@ -165,9 +174,14 @@ def main() -> None:
         data = f"data.path={folder}/data"
         for recipe in ("debug_block", "debug_taps"):
             words = [f"recipe={recipe}", data, f"output={folder}/{recipe}", "trainer.ema=0.9"]
-            train.main([*words, "trainer.logger=[]", "trainer.max_steps=4", "trainer.validate_every=4"])
+            train.main(
+                [*words, "trainer.logger=[]", "trainer.max_steps=4", "trainer.validate_every=4"]
+            )
         words = ["--target", "debug", "--max-new-tokens", "8", "Tell a story"]
-        drafters = ["none", *(str(Path(folder) / r / "drafter") for r in ("debug_block", "debug_taps"))]
+        drafters = [
+            "none",
+            *(str(Path(folder) / r / "drafter") for r in ("debug_block", "debug_taps")),
+        ]
         for heat in ("0", "1"):
             for drafter in drafters:
                 generate.main(["--temperature", heat, "--drafter", drafter, *words])

@@ -35,6 +35,8 @@ class Estimate:
             )
         units = off.numel()
         error = (
-            float((off.square().sum() * units / (units - 1)).sqrt() / count) if units > 1 else float("nan")
+            float((off.square().sum() * units / (units - 1)).sqrt() / count)
+            if units > 1
+            else float("nan")
         )
         return Estimate(float(wide.mean()), error, count)

@@ -88,7 +88,9 @@ class TableTarget:
         """What `head` needs of the texts that end at each place, (L, …)."""
         return torch.tensor([[self.vocab_size, *path][-2:] for path in paths])
 
-    def forward_together(self, tokens: Any, caches: Any, see: Any, taps: Any = ()) -> list[TargetOutput]:
+    def forward_together(
+        self, tokens: Any, caches: Any, see: Any, taps: Any = ()
+    ) -> list[TargetOutput]:
         each = zip(tokens, caches, see, strict=True)
         return [self.forward(t, cache=c, see_LL=s, taps=taps) for t, c, s in each]
 
@@ -99,7 +101,9 @@ class TableTarget:
     def decode(self, tokens: list[int]) -> str:
         return "".join(chr(ord("a") + t) for t in tokens)
 
-    def law(self, prompt: list[int], length: int, sampling: Sampling) -> dict[tuple[int, ...], float]:
+    def law(
+        self, prompt: list[int], length: int, sampling: Sampling
+    ) -> dict[tuple[int, ...], float]:
         """Joint law of the next `length` tokens, processors in plain Python, one prefix at a time."""
         out: dict[tuple[int, ...], float] = {}
 
@@ -110,7 +114,9 @@ class TableTarget:
                 return
             pair = [self.vocab_size, *prefix][-2:]
             row = self.table[pair[0], pair[1]].tolist()
-            for token, probability in enumerate(plain_probs(row, sampling, set(prefix), done, self.eos_ids)):
+            for token, probability in enumerate(
+                plain_probs(row, sampling, set(prefix), done, self.eos_ids)
+            ):
                 if probability > 0:
                     walk([*prefix, token], mass * probability)
 
@@ -119,7 +125,11 @@ class TableTarget:
 
 
 def plain_probs(
-    row: list[float], sampling: Sampling, seen: set[int], written: Sequence[int], eos_ids: Sequence[int]
+    row: list[float],
+    sampling: Sampling,
+    seen: set[int],
+    written: Sequence[int],
+    eos_ids: Sequence[int],
 ) -> list[float]:
     """Penalties, what is barred, temperature, top-k and min-p, by their definitions."""
     penalty = sampling.repetition_penalty
@@ -173,7 +183,9 @@ def _rows(request: Request, k: int, V: int) -> Tensor:
 
 
 def independent(request: Request, k: int) -> Proposal:
-    q = probs(_rows(request, k, request.target.vocab_size), request.sampling, request.history.ahead(0, k))
+    q = probs(
+        _rows(request, k, request.target.vocab_size), request.sampling, request.history.ahead(0, k)
+    )
     return Proposal(draw(q, request.generator), "independent", DraftProbs(q))
 
 
@@ -263,7 +275,9 @@ def right_to_left(request: Request, k: int) -> Proposal:
         rows.insert(0, probs(row, request.sampling))
         tokens.insert(0, draw(rows[0], request.generator))
     steps = torch.arange(k, 0, -1)
-    return Proposal(torch.stack(tokens), "unmasked", DraftProbs(torch.stack(rows)), steps, state_only=True)
+    return Proposal(
+        torch.stack(tokens), "unmasked", DraftProbs(torch.stack(rows)), steps, state_only=True
+    )
 
 
 DRAFTERS: dict[str, tuple[Law, Callable[[Request, int], Proposal | None]]] = {
@@ -290,9 +304,13 @@ SETTINGS = {
 }
 
 
-def plausible(found: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float], runs: int) -> bool:
+def plausible(
+    found: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float], runs: int
+) -> bool:
     """Whether a correct engine would come so far from the law once in ten thousand times."""
-    assert set(found) <= {x for x, mass in law.items() if mass > 0}, "an outcome that the target never gives"
+    assert set(found) <= {x for x, mass in law.items() if mass > 0}, (
+        "an outcome that the target never gives"
+    )
     return chi_square_tail(*chi_square(found, law, runs)) > 1e-4
 
 

@@ -32,7 +32,9 @@ LARGEST = 1e-2
 def main() -> None:
     parser = vllm_parser(__doc__, "runs/features_check")
     parser.add_argument("--recipe", default="smollm2_taps")
-    parser.add_argument("--samples", type=int, default=48, help="texts that the target writes first")
+    parser.add_argument(
+        "--samples", type=int, default=48, help="texts that the target writes first"
+    )
     options = parser.parse_args()
     program = find_python(options)
     out, states = options.out, options.out / "states"

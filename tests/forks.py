@@ -62,9 +62,16 @@ def train_in_forks(
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
         env = {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if processes > 1 else {}
         if slurm is not None:
-            env = {**slurm, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "MASTER_PORT": port}
+            env = {
+                **slurm,
+                "SLURM_PROCID": str(rank),
+                "SLURM_LOCALID": str(rank),
+                "MASTER_PORT": port,
+            }
         outputs = (str(cwd / f"stdout.{rank}"), str(cwd / f"stderr.{rank}"))
-        ranks.append(fork_server().Process(target=_train, args=(list(words), str(cwd), env, outputs, plant)))
+        ranks.append(
+            fork_server().Process(target=_train, args=(list(words), str(cwd), env, outputs, plant))
+        )
         ranks[-1].start()
     for rank, process in enumerate(ranks):
         planted = plant.startswith(f"{rank} ")
@@ -80,7 +87,9 @@ def train_in_forks(
         process.kill()
         process.join()
     code = ranks[0].exitcode or next((p.exitcode for p in ranks if p.exitcode), 0)
-    return CompletedProcess(list(words), code, (cwd / "stdout.0").read_text(), (cwd / "stderr.0").read_text())
+    return CompletedProcess(
+        list(words), code, (cwd / "stdout.0").read_text(), (cwd / "stderr.0").read_text()
+    )
 
 
 def _where(ranks: Sequence[BaseProcess]) -> None:
@@ -98,7 +107,9 @@ def _said(cwd: Path, rank: int) -> str:
     return (cwd / f"stdout.{rank}").read_text() + (cwd / f"stderr.{rank}").read_text()
 
 
-def _train(words: list[str], cwd: str, env: Mapping[str, str], outputs: tuple[str, str], plant: str) -> None:
+def _train(
+    words: list[str], cwd: str, env: Mapping[str, str], outputs: tuple[str, str], plant: str
+) -> None:
     for stream, path in zip((1, 2), outputs, strict=True):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
     sys.stdout, sys.stderr = (open(stream, "w", closefd=False) for stream in (1, 2))  # noqa: SIM115

@@ -48,7 +48,9 @@ def _linear(part: str, tensor: Tensor, config: Any) -> tuple[str, Tensor]:
     return part, tensor
 
 
-def _parts(name: str, tensor: Tensor, config: Any, architecture: str) -> Iterator[tuple[str, Tensor]]:
+def _parts(
+    name: str, tensor: Tensor, config: Any, architecture: str
+) -> Iterator[tuple[str, Tensor]]:
     """What is stored of one of the model's tensors, under the names that `gguf` knows."""
     where, _, part = name.rpartition("linear_attn.")
     if where:
@@ -135,8 +137,12 @@ def write_layout(path: Path, model: Any, architecture: str) -> Path:
             whole = last not in ("weight", "bias")
             found = names.get_name(part if whole else stem)
             assert found is not None, part
-            writer.add_tensor(found if whole else f"{found}.{last}", np.ascontiguousarray(stored.numpy()))
+            writer.add_tensor(
+                found if whole else f"{found}.{last}", np.ascontiguousarray(stored.numpy())
+            )
     if draft_layers:
-        writer.add_tensor(f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight", np.ones((4, 8), np.float32))
+        writer.add_tensor(
+            f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight", np.ones((4, 8), np.float32)
+        )
     write_out(writer)
     return path

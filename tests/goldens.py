@@ -47,7 +47,11 @@ def main(words: Sequence[str] | None = None) -> None:
     options.out.write_text(json.dumps(found, indent=1))
     if options.against is not None:
         different = compare(json.loads(options.against.read_text()), found)
-        say(f"{len(different)} of {len(found)} differ: {', '.join(different)}" if different else "all equal")
+        say(
+            f"{len(different)} of {len(found)} differ: {', '.join(different)}"
+            if different
+            else "all equal"
+        )
         raise SystemExit(bool(different))
 
 
@@ -123,7 +127,10 @@ def run(module: str, words: str) -> None:
 def hash_files(folder: Path, *endings: str) -> dict[str, str]:
     """SHA-256 of each file with one of these endings."""
     files = sorted(path for path in folder.rglob("*") if path.name.endswith(endings))
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def read_losses(path: Path) -> list[str]:

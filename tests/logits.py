@@ -28,7 +28,11 @@ class Case:
 
     @property
     def head_VdD(self) -> Tensor:
-        return self.head_VD if self.draft_vocab is None else self.head_VD[self.draft_vocab].contiguous()
+        return (
+            self.head_VD
+            if self.draft_vocab is None
+            else self.head_VD[self.draft_vocab].contiguous()
+        )
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -72,7 +76,8 @@ class Case:
             "forward_kl": torch.where(inside, p * (p / safe_q).log(), 0.0).sum(-1),
             "reverse_kl": torch.where(inside, q * (safe_q / p).log(), 0.0).sum(-1),
             "jensen_shannon": (
-                (p * (p / m).log()).sum(-1) + torch.where(inside, q * (safe_q / m).log(), 0.0).sum(-1)
+                (p * (p / m).log()).sum(-1)
+                + torch.where(inside, q * (safe_q / m).log(), 0.0).sum(-1)
             )
             / 2,
             "total_variation": (p - q).abs().sum(-1) / 2,
@@ -102,7 +107,11 @@ def make(
     following = torch.randint(0, vocabulary, (positions,), generator=g)
     draft_vocab = torch.randperm(vocabulary, generator=g)[:kept].sort().values if kept else None
     places = target_places(
-        hidden_p, following, lambda x: x.float() @ head.float().t(), temperature=temperature, chunk=4
+        hidden_p,
+        following,
+        lambda x: x.float() @ head.float().t(),
+        temperature=temperature,
+        chunk=4,
     )
     draft = DraftRows(
         torch.randn(rows, width, generator=g).to(dtype).requires_grad_(),

@@ -85,7 +85,10 @@ class Loopback:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._http.shutdown()
         self._http.server_close()
@@ -139,9 +142,16 @@ class Loopback:
         if self.ids and not self.strict and body.get("return_token_ids"):
             choice |= {"token_ids": tokens, "prompt_token_ids": prompt}
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens)}
-        reply = {"object": "text_completion", "model": self.model, "choices": [choice], "usage": usage}
+        reply = {
+            "object": "text_completion",
+            "model": self.model,
+            "choices": [choice],
+            "usage": usage,
+        }
         if self.states is not None:
-            reply["kv_transfer_params"] = {"hidden_states_path": str(self._store(self.states, prompt))}
+            reply["kv_transfer_params"] = {
+                "hidden_states_path": str(self._store(self.states, prompt))
+            }
         return reply
 
     def _store(self, folder: Path, prompt: list[int]) -> Path:
@@ -150,7 +160,9 @@ class Loopback:
             self._stored += 1
             path = folder / f"cmpl-{self._stored}.safetensors"
         with self._decoding:
-            taps = self.target.forward(torch.tensor([prompt]), taps=self.layers, logits=False).taps_BLFD
+            taps = self.target.forward(
+                torch.tensor([prompt]), taps=self.layers, logits=False
+            ).taps_BLFD
         assert taps is not None
         held = path.with_name(path.name + ".lock").open("w")
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -216,7 +228,10 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self.app.begin(body)
         try:
             self._complete(body, fault)
-        except (BrokenPipeError, ConnectionResetError):  # a client that was killed, or waits no longer
+        except (
+            BrokenPipeError,
+            ConnectionResetError,
+        ):  # a client that was killed, or waits no longer
             self.close_connection = True
         finally:
             self.app.end()
@@ -248,7 +263,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, reply, cut=fault == "truncated")
 
     def _send(
-        self, status: int, content: dict[str, Any], more: dict[str, str] | None = None, cut: bool = False
+        self,
+        status: int,
+        content: dict[str, Any],
+        more: dict[str, str] | None = None,
+        cut: bool = False,
     ) -> None:
         data = json.dumps(content).encode()
         data = data[: len(data) // 2] if cut else data

@@ -35,7 +35,9 @@ def partly_masked(rows: int = 2, length: int = 9, seed: int = 0) -> Tensor:
     return drawn
 
 
-def masked_block_logits(network: MaskedLM, prefix: Tensor, block: Tensor, parts: list[int]) -> Tensor:
+def masked_block_logits(
+    network: MaskedLM, prefix: Tensor, block: Tensor, parts: list[int]
+) -> Tensor:
     """The block's logits through the cache, the prefix taken in by parts, each with a draft that is thrown away."""
     cache, before = network.new_cache(prefix.shape[1] + block.shape[1] + 3), None
     for part in prefix.split(parts, dim=1):
@@ -44,7 +46,9 @@ def masked_block_logits(network: MaskedLM, prefix: Tensor, block: Tensor, parts:
     alone = network.denoise(NO_TOKENS, block, cache, before)[0]
     cache.length -= parts[-1]
     if network.family.shift:
-        _, before = network.denoise(prefix[:, : -parts[-1]], NO_TOKENS, again := network.new_cache(12))
+        _, before = network.denoise(
+            prefix[:, : -parts[-1]], NO_TOKENS, again := network.new_cache(12)
+        )
         assert again.length == cache.length
     together = network.denoise(prefix[:, -parts[-1] :], block, cache, before)[0]
     torch.testing.assert_close(alone, together, atol=2e-5, rtol=1e-4)
@@ -65,7 +69,12 @@ SDAR = {
 }  # fmt: skip
 
 
-DIFFULLAMA = {**QWEN, "model_type": "llama", "architectures": ["DiscreteDiffusionModel"], "mask_token_id": 36}
+DIFFULLAMA = {
+    **QWEN,
+    "model_type": "llama",
+    "architectures": ["DiscreteDiffusionModel"],
+    "mask_token_id": 36,
+}
 
 
 DIFFUGPT = {

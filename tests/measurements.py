@@ -69,7 +69,9 @@ def fill_report(
     for i in range(6):
         same = None if temperature else True
         slow = 1.0 + 0.1 * i
-        rows.append(record("plain", f"p{i}", slow, 20, 20, [0] * 20, [0] * 20, identical=same, load=0.2))
+        rows.append(
+            record("plain", f"p{i}", slow, 20, 20, [0] * 20, [0] * 20, identical=same, load=0.2)
+        )
         rows.append(
             record(
                 "lookup",

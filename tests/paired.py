@@ -70,9 +70,14 @@ def main(words: list[str]) -> int:
     parser.add_argument("--limit", type=int, default=20)
     parser.add_argument("--max-new-tokens", type=int, default=128)
     given = parser.parse_args(words)
-    prompts = [p for suite in prompts_of(given.suite, None, None, given.limit)[0] for p in suite.prompts]
+    prompts = [
+        p for suite in prompts_of(given.suite, None, None, given.limit)[0] for p in suite.prompts
+    ]
     options = (given.target, given.drafter, given.max_new_tokens)
-    both = {name: Checkout(folder, *options) for name, folder in (("other", given.other), ("here", HERE))}
+    both = {
+        name: Checkout(folder, *options)
+        for name, folder in (("other", given.other), ("here", HERE))
+    }
     different = 0
     times: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
     for number, prompt in enumerate(prompts):

@@ -129,7 +129,10 @@ def markov_tensors(
         weight = drawn(3 * rank, 2 * rank + width)
         if stateless:
             weight[2 * rank :, :rank] = 0
-        found |= {"markov_head.joint_proj.weight": weight, "markov_head.joint_proj.bias": drawn(3 * rank)}
+        found |= {
+            "markov_head.joint_proj.weight": weight,
+            "markov_head.joint_proj.bias": drawn(3 * rank),
+        }
     return found
 
 
@@ -146,5 +149,7 @@ def pruned(target: Target, change: float = 0.0, seed: int = 4) -> dict[str, Tens
 def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    save_file({n: t.clone().contiguous() for n, t in tensors.items()}, str(folder / "model.safetensors"))
+    save_file(
+        {n: t.clone().contiguous() for n, t in tensors.items()}, str(folder / "model.safetensors")
+    )
     return folder

@@ -16,7 +16,13 @@ from align.models.checkpoints.published import load_published
 from align.models.ddit import DDiT
 from align.models.ddit_layers import DDiTConfig
 
-SIZES: dict[str, Any] = {"hidden_size": 16, "cond_dim": 6, "n_blocks": 2, "n_heads": 2, "dropout": 0.1}
+SIZES: dict[str, Any] = {
+    "hidden_size": 16,
+    "cond_dim": 6,
+    "n_blocks": 2,
+    "n_heads": 2,
+    "dropout": 0.1,
+}
 SEDD: dict[str, Any] = {
     "ngpus": 8,
     "tokens": 10,
@@ -26,7 +32,13 @@ SEDD: dict[str, Any] = {
 }
 FLAT: dict[str, Any] = {**{k: v for k, v in SIZES.items() if k != "hidden_size"}, "hidden_dim": 16}
 MDLM: dict[str, Any] = {"model_type": "mdlm", "vocab_size": 11, "time_conditioning": False, **FLAT}
-BD3LM: dict[str, Any] = {**MDLM, "model_type": "bd3lm", "block_size": 4, "cross_attn": True, "var_min": True}
+BD3LM: dict[str, Any] = {
+    **MDLM,
+    "model_type": "bd3lm",
+    "block_size": 4,
+    "cross_attn": True,
+    "var_min": True,
+}
 RADD: dict[str, Any] = {
     "tokens": 10,
     "noise": {"type": "loglinear", "sigma_min": 1e-4, "sigma_max": 20},
@@ -42,9 +54,18 @@ MDLM_RUN: dict[str, Any] = {  # .hydra/config.yaml of the original code
     "model": {"length": 32, "scale_by_sigma": True, "tie_word_embeddings": False, **SIZES},
 }
 BD3LM_RUN: dict[str, Any] = {
-    **{k: v for k, v in MDLM_RUN.items() if k not in ("parameterization", "time_conditioning", "backbone")},
+    **{
+        k: v
+        for k, v in MDLM_RUN.items()
+        if k not in ("parameterization", "time_conditioning", "backbone")
+    },
     "block_size": 4,
-    "algo": {"name": "bd3lm", "parameterization": "subs", "time_conditioning": False, "cross_attn": True},
+    "algo": {
+        "name": "bd3lm",
+        "parameterization": "subs",
+        "time_conditioning": False,
+        "cross_attn": True,
+    },
 }
 
 

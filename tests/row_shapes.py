@@ -26,7 +26,11 @@ HI = [user("Hi there")]
 TALK = [system("Be brief."), user("A?"), assistant("a"), user("B?")]
 TOOL = {"type": "function", "function": {"name": "w", "parameters": {}}}
 CALL = {"id": "1", "type": "function", "function": {"name": "w", "arguments": "{}"}}
-GPT = [{"from": "human", "value": "A?"}, {"from": "gpt", "value": "a"}, {"from": "human", "value": "B?"}]
+GPT = [
+    {"from": "human", "value": "A?"},
+    {"from": "gpt", "value": "a"},
+    {"from": "human", "value": "B?"},
+]
 
 SHAPES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
     "text": ("Hi there", HI),

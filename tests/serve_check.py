@@ -41,8 +41,12 @@ SERVER = [
 
 def vllm_parser(text: str | None, out: str) -> argparse.ArgumentParser:
     """The options of every check with vLLM."""
-    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vllm", type=Path, required=True, help="the virtual environment with vLLM")
+    parser = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--vllm", type=Path, required=True, help="the virtual environment with vLLM"
+    )
     parser.add_argument("--target", default=DEFAULT_TARGET)
     parser.add_argument("--out", type=Path, default=Path(out))
     return parser
@@ -72,7 +76,9 @@ def check(options: argparse.Namespace) -> None:
     program, folder = find_python(options), (options.out / "dflash").resolve()
     pair = ["--drafter", options.drafter, "--target", options.target, "--device", "cpu"]
     printed = run("decode.export", *pair, "--format", "dflash", "--no-check", "--out", str(folder))
-    line = next(line.strip() for line in printed.splitlines() if line.strip().startswith("vllm serve"))
+    line = next(
+        line.strip() for line in printed.splitlines() if line.strip().startswith("vllm serve")
+    )
     words = shlex.split(line)
     drafting = words[words.index("--speculative-config") :][:2]
     judge = [
@@ -105,7 +111,9 @@ def run(module: str, *words: str, fine: Sequence[int] = (0,)) -> str:
 
 
 @contextmanager
-def serve(program: Path, model: str, more: list[str], log: Path, fixed: bool = False) -> Iterator[str]:
+def serve(
+    program: Path, model: str, more: list[str], log: Path, fixed: bool = False
+) -> Iterator[str]:
     """The URL of a vLLM server in fp32. `fixed`: without the bug that tests/vllm_processor.py describes."""
     port = find_port()
     entry = ["-P", str(FIXED)] if fixed else ["-m", "vllm.entrypoints.openai.api_server"]

@@ -42,7 +42,9 @@ def trained_drafter(
     """A block drafter that has seen some packed texts. Raises UserError where none can be made."""
     sizes = {"taps": 2, "markov_rank": 8, "block_size": BLOCK, **options}
     drafter = from_target(target, DrafterConfig(context=context, **sizes), None)  # type: ignore[arg-type]
-    samples = data.from_lists([list(text) for text in texts], [WINDOW] * len(texts), [0.0] * len(texts))
+    samples = data.from_lists(
+        [list(text) for text in texts], [WINDOW] * len(texts), [0.0] * len(texts)
+    )
     batch = packing.collate(packing.pack(samples, 2 * max(map(len, texts)), seed=0)[:2])
     rows, places = batch.tokens_BL.shape[0], [WINDOW - 1, WINDOW + 4, WINDOW + 11]
     valid = torch.ones(rows, len(places), BLOCK, dtype=torch.bool)

@@ -188,7 +188,9 @@ def generated(own: Any, target: Target, tokens: list[int], new: int) -> list[int
 
 def some_text(target: Target, length: int, seed: int = 0) -> torch.Tensor:
     """Random tokens, (1, length)."""
-    return torch.randint(4, target.vocab_size, (1, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        4, target.vocab_size, (1, length), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
@@ -312,7 +314,9 @@ def write_gguf(
         writer.add_eos_token_id(2)
     writer.add_chat_template(target.tokenizer.chat_template)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    names = tensor_names(architecture if architecture != "lama" else "llama", config.num_hidden_layers)
+    names = tensor_names(
+        architecture if architecture != "lama" else "llama", config.num_hidden_layers
+    )
     for name, weight in target.model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -338,6 +342,8 @@ def save_with_flag(folder: Path, head: str, flag: bool) -> str:
     path, weights = folder / "config.json", folder / "model.safetensors"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": flag}))
     if head == "none":
-        kept = {name: tensor for name, tensor in load_file(weights).items() if name != "lm_head.weight"}
+        kept = {
+            name: tensor for name, tensor in load_file(weights).items() if name != "lm_head.weight"
+        }
         save_file(kept, weights, metadata={"format": "pt"})
     return str(folder)

@@ -202,12 +202,18 @@ def limits(cells: list[str]) -> str:
     found += [f"{name} {result[name]}" for name in ("p", "tree") if "wrong" in result[name]]
     if "(" in result["p"]:
         found.append("p " + result["p"])
-    found += [f"{name}: {result[name]}" for name in ("plain", "lookup", "batch") if result[name] != "yes"]
+    found += [
+        f"{name}: {result[name]}" for name in ("plain", "lookup", "batch") if result[name] != "yes"
+    ]
     drafters = COLUMNS[COLUMNS.index("taps") :]
     refused = [name for name in drafters if result[name].startswith("refused")]
     if refused:
         found.append("no " + ", ".join(refused))
-    found += [f"{name}: {result[name]}" for name in drafters if name not in refused and result[name] != "yes"]
+    found += [
+        f"{name}: {result[name]}"
+        for name in drafters
+        if name not in refused and result[name] != "yes"
+    ]
     return "; ".join(found) or "none"
 
 
@@ -237,7 +243,9 @@ def judged(target: Target, own: Any) -> list[str]:
     lookup = same(Plain(Decoder(target), prompts, NEW, None), drafted)
     batch = [o.tokens for o in drafted.generate_batch(prompts, batch_size=4, max_new_tokens=NEW)]
     wanted = [generated(own, target, p, NEW) for p in prompts]
-    states = "replayed, by token" if target.stepwise else "replayed" if target.anatomy.recurrent else "—"
+    states = (
+        "replayed, by token" if target.stepwise else "replayed" if target.anatomy.recurrent else "—"
+    )
     return [
         target.attention,
         states,
@@ -257,7 +265,10 @@ def drafters(target: Target, prompts: list[list[int]], plain: list[list[int]]) -
     """The cells of each kind of drafter."""
     return [
         *(block(target, prompts, plain, context) for context in ("taps", "shared_kv")),
-        *(of_own_layers(target, kind, prompts[:2], NEW // 2) for kind in ("autoregressive", "masked_lm")),
+        *(
+            of_own_layers(target, kind, prompts[:2], NEW // 2)
+            for kind in ("autoregressive", "masked_lm")
+        ),
     ]
 
 
@@ -275,7 +286,11 @@ def block(target: Target, prompts: list[list[int]], plain: list[list[int]], cont
 def greedy(own: Any, prompts: list[list[int]], written: list[list[int]]) -> str:
     """Where `generate` says something else: is it what the model's own forward gives, over the whole text without a cache?"""
     for before, after in zip(prompts, written, strict=True):
-        best = own(torch.tensor([before + after]), use_cache=False).logits[0, len(before) - 1 : -1].argmax(-1)
+        best = (
+            own(torch.tensor([before + after]), use_cache=False)
+            .logits[0, len(before) - 1 : -1]
+            .argmax(-1)
+        )
         if best.tolist() != after:
             return "wrong"
     return "its forward's"
@@ -298,7 +313,11 @@ def within(found: float, own: Any, limit: float = 1e-5) -> str:
     if found < limit:
         return f"{found:.0e}"
     rounding = own_rounding(own, limit > 1e-5)
-    return f"{found:.0e} (its own fp32: {rounding:.0e})" if found < 3 * rounding else f"wrong: {found:.1e}"
+    return (
+        f"{found:.0e} (its own fp32: {rounding:.0e})"
+        if found < 3 * rounding
+        else f"wrong: {found:.1e}"
+    )
 
 
 @torch.no_grad()
@@ -316,7 +335,9 @@ def own_rounding(own: Any, recurrent: bool) -> float:
         output = own(input_ids=part, use_cache=True, **{name: cache}, **positions(own, part, past))
         parts.append(output.logits)
         past, cache = past + part.shape[1], output[name]
-    return max(found, min(1e-4, variation(torch.cat(parts, 1), whole)))  # some caches are wrong themselves
+    return max(
+        found, min(1e-4, variation(torch.cat(parts, 1), whole))
+    )  # some caches are wrong themselves
 
 
 @torch.no_grad()

@@ -19,7 +19,11 @@ def faults(text: str, page: Path) -> list[str]:
     """What the page names that is not there."""
     found = []
     for name in re.findall(r"`([^`\n]+)`", text):
-        if name.startswith(TOPS) and not re.search(r"[\s…*]|NAME", name) and not (ROOT / name).exists():
+        if (
+            name.startswith(TOPS)
+            and not re.search(r"[\s…*]|NAME", name)
+            and not (ROOT / name).exists()
+        ):
             found.append(f"no file {name}")
     for module in re.findall(r"python -m ((?:align|decode|tests)[\w.]*)", text):
         path = ROOT.joinpath(*module.split("."))
@@ -46,7 +50,9 @@ def headings(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: page.parent.name + "/" + page.name)
+@pytest.mark.parametrize(
+    "page", [*PAGES, *OTHERS], ids=lambda page: page.parent.name + "/" + page.name
+)
 def test_what_a_page_names_is_there(page: Path) -> None:
     assert faults(page.read_text(encoding="utf-8"), page) == []
 

@@ -23,7 +23,12 @@ with Elsewhere():
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, cwd=ROOT, env=environment, check=False
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        check=False,
     )
 
 

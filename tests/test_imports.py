@@ -60,7 +60,10 @@ def read_tree() -> dict[str, str]:
     """The source of every module by its dotted name."""
     paths = [path for top in COMMANDS for path in sorted((ROOT / top).rglob("*.py"))]
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
-    return {name.removesuffix(".__init__"): path.read_text() for name, path in zip(names, paths, strict=True)}
+    return {
+        name.removesuffix(".__init__"): path.read_text()
+        for name, path in zip(names, paths, strict=True)
+    }
 
 
 def reach(name: str, tree: Mapping[str, str], lazy: bool) -> set[str]:
@@ -96,7 +99,9 @@ def find_faults(tree: Mapping[str, str]) -> list[str]:
         others = {package_of(m) for m in direct if m.startswith(("align.", "decode."))} - {package}
         packages.setdefault(package, set()).update(others)
         found += [f"{name} imports {other}" for other in tops & {"tests", "recipes", ""}]
-        found += [f"{name} imports {o}" for o in others if o.split(".")[1] in COMMANDS[o.split(".")[0]]]
+        found += [
+            f"{name} imports {o}" for o in others if o.split(".")[1] in COMMANDS[o.split(".")[0]]
+        ]
         if top == "align" and "decode" in tops:
             found.append(f"{name} imports decode")
         if tops & {"lightning", "deepspeed"} and package != "align.training":

@@ -57,14 +57,18 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     synthesize.main(["recipe=debug_block", f"output={folder}", "data.samples=24"])
     saved_taps_drafter(folder / "drafter", load_target("debug", "float32", "cpu"), "fill_in")
     prompts = ["Say one one one.", "Why is the sky blue?"]
-    (folder / "p.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
+    (folder / "p.jsonl").write_text(
+        "".join(json.dumps({"prompt": text}) + "\n" for text in prompts)
+    )
     return folder
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_killed_command_ends_as_an_undisturbed_one(name: str, inputs: Path, tmp_path: Path) -> None:
+def test_a_killed_command_ends_as_an_undisturbed_one(
+    name: str, inputs: Path, tmp_path: Path
+) -> None:
     words = COMMANDS[name].replace("INPUTS", str(inputs)).split()
     code, operations = run(words, tmp_path / "whole")
     assert code == 0, (tmp_path / "whole/log").read_text()

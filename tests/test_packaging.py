@@ -22,11 +22,16 @@ def test_every_package_is_listed() -> None:
 def test_types_are_taken_along() -> None:
     """PEP 561: type checkers read the annotations of an installed copy."""
     for package in ("align", "decode"):
-        assert "py.typed" in SETUPTOOLS["package-data"][package] and (ROOT / package / "py.typed").is_file()
+        assert (
+            "py.typed" in SETUPTOOLS["package-data"][package]
+            and (ROOT / package / "py.typed").is_file()
+        )
 
 
 def test_every_recipe_is_taken_along() -> None:
     taken = {
-        path for pattern in SETUPTOOLS["package-data"]["recipes"] for path in (ROOT / "recipes").glob(pattern)
+        path
+        for pattern in SETUPTOOLS["package-data"]["recipes"]
+        for path in (ROOT / "recipes").glob(pattern)
     }
     assert taken == {path for path in (ROOT / "recipes").rglob("*") if path.is_file()}

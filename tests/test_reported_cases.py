@@ -87,7 +87,11 @@ def test_a_long_prompt_is_never_cut_silently(target: Target, tmp_path: Path, cap
     words = (f"data.prompts={path}", "data.max_prompt_tokens=40")
     assert trained_on(target, tmp_path / "run", *words) == [target.chat_tokens("short")]
     said = capsys.readouterr().err
-    assert "1 of 2 prompts" in said and "data.max_prompt_tokens" in said and "data.long_prompts" in said
+    assert (
+        "1 of 2 prompts" in said
+        and "data.max_prompt_tokens" in said
+        and "data.long_prompts" in said
+    )
     (cut, _) = trained_on(target, tmp_path / "cut", *words, "data.long_prompts=cut")
     assert "named above?" in target.tokenizer.decode(cut)
     write(path, {"prompt": article})
@@ -97,7 +101,9 @@ def test_a_long_prompt_is_never_cut_silently(target: Target, tmp_path: Path, cap
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_prompts_that_the_target_writes_are_tokenised_as_in_decoding(name: str, tmp_path: Path) -> None:
+def test_prompts_that_the_target_writes_are_tokenised_as_in_decoding(
+    name: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "my target"
     target = save(folder, TEMPLATES[name])[2]
     rows = trained_on(target, tmp_path / "run", f"target.name={folder}")

@@ -7,7 +7,16 @@ from functools import cache
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from align.common.hub import cache_folder
@@ -41,7 +50,9 @@ def byte_level(size: int = 500, texts: int = 7, prefix: bool = False) -> Any:
         TEXT[:texts],
         trainers.BpeTrainer(vocab_size=size, initial_alphabet=ALPHABET, show_progress=False),
     )
-    return wrap(core, ["<|end|>", "<|begin|>", "<|turn|>"], eos_token="<|end|>", bos_token="<|begin|>")
+    return wrap(
+        core, ["<|end|>", "<|begin|>", "<|turn|>"], eos_token="<|end|>", bos_token="<|begin|>"
+    )
 
 
 def code_with(merges: list[tuple[str, str]]) -> PreTrainedTokenizerFast:
@@ -82,9 +93,15 @@ def sentencepiece(legacy: bool = False) -> Any:
     )  # fmt: skip
     if legacy:
         core.pre_tokenizer = None
-        core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    return wrap(core, ["<unk>", "<s>", "</s>"], eos_token="</s>", bos_token="<s>", unk_token="<unk>")
+        core.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return wrap(
+        core, ["<unk>", "<s>", "</s>"], eos_token="</s>", bos_token="<s>", unk_token="<unk>"
+    )
 
 
 @cache
@@ -93,7 +110,9 @@ def unigram() -> Any:
     names = sorted(name for name in sentencepiece().get_vocab() if len(name) < 4)
     vocab = [(name, -12.0 - i % 7) for i, name in enumerate(names)]
     core = Tokenizer(
-        models.Unigram([("<unk>", 0.0), ("</s>", 0.0), *vocab, *((b, -30.0) for b in BYTES)], 0, True)
+        models.Unigram(
+            [("<unk>", 0.0), ("</s>", 0.0), *vocab, *((b, -30.0) for b in BYTES)], 0, True
+        )
     )
     core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     return wrap(core, ["<unk>", "</s>"], eos_token="</s>", unk_token="<unk>")

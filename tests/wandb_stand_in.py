@@ -14,7 +14,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 PLACE = {"id": "p", "name": "drafters", "entity": {"id": "e", "name": "nobody"}}
-USER = {"__typename": "User", "id": "u", "entity": "nobody", "username": "nobody", "teams": {"edges": []}}
+USER = {
+    "__typename": "User",
+    "id": "u",
+    "entity": "nobody",
+    "username": "nobody",
+    "teams": {"edges": []},
+}
 
 
 class StandIn:
@@ -61,7 +67,12 @@ class StandIn:
         found = re.search(r"(?:query|mutation)\s+(\w+)", query)
         operation = found.group(1) if found else "?"
         self.asked.append((operation, variables))
-        sweep: dict[str, Any] = {"id": "s", "name": "sweep1", "config": self.config, "state": "RUNNING"}
+        sweep: dict[str, Any] = {
+            "id": "s",
+            "name": "sweep1",
+            "config": self.config,
+            "state": "RUNNING",
+        }
         match operation:
             case "Viewer":
                 return {"data": {"viewer": USER}}
@@ -97,4 +108,6 @@ class StandIn:
         if self.run_states[-1] or begun > len(self.trials):
             return []
         arguments = {key: {"value": value} for key, value in self.trials[begun - 1].items()}
-        return [{"id": "1", "type": "run", "run_id": f"trial{begun}", "program": "", "args": arguments}]
+        return [
+            {"id": "1", "type": "run", "run_id": f"trial{begun}", "program": "", "args": arguments}
+        ]

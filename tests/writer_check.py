@@ -71,7 +71,9 @@ def write(words: list[str], folder: Path) -> float:
     command = [sys.executable, "-m", "align.synthesize", *words, f"output={folder}"]
     done = subprocess.run(command, text=True, capture_output=True)
     if done.returncode:
-        raise UserError(f"align.synthesize: exit code {done.returncode}: {done.stderr.strip()[-300:]}")
+        raise UserError(
+            f"align.synthesize: exit code {done.returncode}: {done.stderr.strip()[-300:]}"
+        )
     rate = re.search(r"\((\d+) kept tokens/s", done.stdout)
     return float(rate[1]) if rate else 0.0
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """A benchmark's Hub id, configuration and split, and the package that replaces it without the Hub.
+    """A benchmark's Hub id, configuration and split, and the package that replaces it without the
+    Hub.
 
     under: the key of its rows in a JSON file that holds others too.
     """

@@ -1,1 +1,2 @@
-"""What every room uses: errors, files, the hub, YAML, random states, provenance, tables of rows, batches."""
+"""What every room uses: errors, files, the hub, YAML, random states, provenance, tables of rows,
+batches."""

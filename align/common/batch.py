@@ -1,4 +1,5 @@
-"""What passes between data, noise, networks and training: packed rows, anchors, steps, corrupted text."""
+"""What passes between data, noise, networks and training: packed rows, anchors, steps, corrupted
+text."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from torch import Tensor
 
 @dataclass
 class PackedRow:
-    """A row of L positions: tokens, positions within the document, document number (-1 = padding), answer flag."""
+    """A row of L positions: tokens, positions within the document, document number (-1 = padding),
+    answer flag."""
 
     tokens_L: Tensor
     positions_L: Tensor
@@ -29,7 +31,10 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         return Batch(
-            *(t.to(device) for t in (self.tokens_BL, self.positions_BL, self.document_BL, self.answer_BL))
+            *(
+                t.to(device)
+                for t in (self.tokens_BL, self.positions_BL, self.document_BL, self.answer_BL)
+            )
         )
 
     def row(self, index: int) -> Batch:
@@ -49,9 +54,11 @@ class Batch:
 
 @dataclass
 class Anchors:
-    """`index_BA`: where each block's clean token lies in its row; row k of the block predicts the token at index+1+k.
+    """`index_BA`: where each block's clean token lies in its row; row k of the block predicts the
+    token at index+1+k.
 
-    `valid_BAK` marks the predictions that count: inside the anchor's document and its answer, with no gap before them.
+    `valid_BAK` marks the predictions that count: inside the anchor's document and its answer, with
+    no gap before them.
     """
 
     index_BA: Tensor
@@ -62,7 +69,8 @@ class Anchors:
         return self.valid_BAK.shape[2]
 
     def places_BAK(self, length: int) -> Tensor:
-        """Row index of the position whose target distribution predicts each drafted token: anchor + k, kept in range."""
+        """Row index of the position whose target distribution predicts each drafted token: anchor +
+        k, kept in range."""
         return self.places(length, self.block_size)
 
     def places(self, length: int, count: int) -> Tensor:
@@ -71,7 +79,8 @@ class Anchors:
         return (self.index_BA[..., None] + steps).clamp_max(length - 1)
 
     def blocks_BAK(self, tokens_BL: Tensor) -> Tensor:
-        """The tokens of every block: those after its anchor, the row's last one where the row has ended."""
+        """The tokens of every block: those after its anchor, the row's last one where the row has
+        ended."""
         steps = torch.arange(1, self.block_size + 1, device=self.index_BA.device)
         places = (self.index_BA[..., None] + steps).clamp_max(tokens_BL.shape[1] - 1)
         return torch.gather(tokens_BL, 1, places.flatten(1)).view_as(places)
@@ -81,10 +90,11 @@ class Anchors:
 class Step:
     """What one process sees in one micro-batch of training.
 
-    scale: the sum of its losses times this, averaged over processes and micro-batches, is the step's mean loss per
-    anchor. kind: the text's temperature, for validation (`greedy`, `sampling`, `other`). keys: which rows these are,
-    training rows from 0 up, held-out ones from -1 down. places: where in the stream each row stands, from which its noise
-    is drawn. written: whether the target wrote each row's text, without which it tells no τ; empty = all of them.
+    scale: the sum of its losses times this, averaged over processes and micro-batches, is the
+    step's mean loss per anchor. kind: the text's temperature, for validation (`greedy`, `sampling`,
+    `other`). keys: which rows these are, training rows from 0 up, held-out ones from -1 down.
+    places: where in the stream each row stands, from which its noise is drawn. written: whether the
+    target wrote each row's text, without which it tells no τ; empty = all of them.
     """
 
     batch: Batch
@@ -102,11 +112,13 @@ class Step:
 
 @dataclass
 class Corrupted:
-    """What a standalone drafter reads and has to undo: blocks (B, A, K) with times (B, A), or rows (B, L) with times (B,).
+    """What a standalone drafter reads and has to undo: blocks (B, A, K) with times (B, A), or rows
+    (B, L) with times (B,).
 
-    `valid` marks the positions that noise could reach and the loss counts; `tokens_0` is the clean text. σ at every
-    position is `schedule.total(times)[..., None]`. `importance`, shaped as `times`, multiplies the loss: how much more
-    likely uniform times would have made this noise than the draw that did.
+    `valid` marks the positions that noise could reach and the loss counts; `tokens_0` is the clean
+    text. σ at every position is `schedule.total(times)[..., None]`. `importance`, shaped as
+    `times`, multiplies the loss: how much more likely uniform times would have made this noise than
+    the draw that did.
     """
 
     tokens_t: Tensor

@@ -1,4 +1,5 @@
-"""A bound on what foreign code may take: seconds and memory. For chat templates, which are programs that come with a model."""
+"""A bound on what foreign code may take: seconds and memory. For chat templates, which are programs
+that come with a model."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ GROWTH = 1 << 30
 
 @contextlib.contextmanager
 def bounded(what: str, seconds: float | None = None) -> Iterator[None]:
-    """Inside this context the process may take so many seconds (`SECONDS`; known on the main thread alone) and so much more memory (Linux).
+    """Inside this context the process may take so many seconds (`SECONDS`; known on the main thread
+    alone) and so much more memory (Linux).
 
     Raises:
         UserError: `what` takes more.

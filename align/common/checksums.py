@@ -1,5 +1,5 @@
-"""Checksums of a drafter's weights, and of all files of a folder that was made by ourselves, in a file beside them that other loaders
-pass over."""
+"""Checksums of a drafter's weights, and of all files of a folder that was made by ourselves, in a
+file beside them that other loaders pass over."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def write_checksums(folder: Path, names: str = "*.safetensors") -> None:
 
 
 def check_checksums(folder: Path) -> None:
-    """Raises UserError where a file has changed since its checksum was written. Folders without checksums pass."""
+    """Raises UserError where a file has changed since its checksum was written. Folders without
+    checksums pass."""
     path = folder / CHECKSUMS
     if not path.is_file():
         return
@@ -28,15 +29,21 @@ def check_checksums(folder: Path) -> None:
         file = folder / Path(name).name
         if file.is_file() and sha256_file(file) != sha256:
             raise UserError(
-                f"{file}: has changed since it was saved; fetch or train it again, or remove {CHECKSUMS} if that was you"
+                f"{file}: has changed since it was saved; fetch or train it again, or remove "
+                f"{CHECKSUMS} if that was you"
             )
 
 
 def unchanged(folder: Path) -> bool:
-    """Whether every file that its checksums name is there and as it was written. False for a folder without checksums."""
+    """Whether every file that its checksums name is there and as it was written. False for a folder
+    without checksums."""
     try:
-        checksums = convert(read_json(folder / CHECKSUMS), dict[str, str], "", str(folder / CHECKSUMS))
-        return bool(checksums) and all(sha256_file(folder / Path(n).name) == s for n, s in checksums.items())
+        checksums = convert(
+            read_json(folder / CHECKSUMS), dict[str, str], "", str(folder / CHECKSUMS)
+        )
+        return bool(checksums) and all(
+            sha256_file(folder / Path(n).name) == s for n, s in checksums.items()
+        )
     except (UserError, OSError):
         return False
 
@@ -47,7 +54,8 @@ def folder_hash(folder: Path) -> str | None:
     files = sorted(
         p
         for p in folder.glob("*")
-        if p.name in ("config.json", "drafter.json") or p.suffix in (".safetensors", ".bin", ".pt", ".pth")
+        if p.name in ("config.json", "drafter.json")
+        or p.suffix in (".safetensors", ".bin", ".pt", ".pth")
     )
     for path in files:
         check_ordinary(path)

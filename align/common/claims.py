@@ -28,8 +28,8 @@ class FolderInUse(UserError):
 class Claim:
     """A folder that only this process writes into, until released or until the process ends.
 
-    The system drops the lock with its process. Unfinished files of killed writers are removed. A process may
-    claim a folder twice.
+    The system drops the lock with its process. Unfinished files of killed writers are removed. A
+    process may claim a folder twice.
 
     Args:
         folder: created where it is missing, and removed again if nothing was written into it.
@@ -51,7 +51,8 @@ class Claim:
             self._lock.acquire()
         except Timeout:
             raise FolderInUse(
-                f"{key}={folder}: another process writes there; wait until it ends, or choose another folder"
+                f"{key}={folder}: another process writes there; wait until it ends, or choose "
+                "another folder"
             ) from None
         except (OSError, RuntimeError, ValueError) as error:
             if isinstance(error, UserError):
@@ -68,7 +69,9 @@ class Claim:
     def release(self) -> None:
         """Let others write there again."""
         if self._lock.lock_counter == 1:
-            with suppress(OSError):  # before the lock is free: whoever waits for it opens a new file
+            with suppress(
+                OSError
+            ):  # before the lock is free: whoever waits for it opens a new file
                 os.unlink(self._lock.lock_file)
         self._lock.release()
         if not self._lock.is_locked:
@@ -80,13 +83,17 @@ class Claim:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.release()
 
 
 def claim_when_free(folder: Path, key: str, report: Callable[[str], object]) -> Claim:
-    """Claim a folder, after waiting for the process that writes there. `report` gets one line before the wait.
+    """Claim a folder, after waiting for the process that writes there. `report` gets one line
+    before the wait.
 
     Raises:
         UserError: the folder can't be written.
@@ -103,14 +110,16 @@ def claim_when_free(folder: Path, key: str, report: Callable[[str], object]) -> 
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a killed writer left in the folder, its lock too. Nothing happens where a process writes there, or nobody may."""
+    """Remove what a killed writer left in the folder, its lock too. Nothing happens where a process
+    writes there, or nobody may."""
     if (folder / LOCK).exists():
         with suppress(UserError, OSError), Claim(folder, "folder"):
             pass
 
 
 def check_folder(folder: Path, key: str) -> None:
-    """Whether the folder can be written, or made; it is not made yet. `key`: the option or key that named it.
+    """Whether the folder can be written, or made; it is not made yet. `key`: the option or key that
+    named it.
 
     Raises:
         UserError: it can't.
@@ -127,8 +136,9 @@ def check_folder(folder: Path, key: str) -> None:
 
 @contextmanager
 def scratch(kind: str, parent: Path | None = None) -> Iterator[Path]:
-    """A folder for temporary files whose name begins with `kind`, in `parent` or where the system has such; removed at the end, and so
-    is what killed processes of this user left under such a name."""
+    """A folder for temporary files whose name begins with `kind`, in `parent` or where the system
+    has such; removed at the end, and so is what killed processes of this user left under such a
+    name."""
     place = parent or Path(tempfile.gettempdir())
     remove_dead(place, kind)
     folder = Path(tempfile.mkdtemp(prefix=kind, dir=place))

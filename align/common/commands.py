@@ -1,4 +1,5 @@
-"""Commands as they are read and printed: options, the interpreter that runs, and all of a package in a list."""
+"""Commands as they are read and printed: options, the interpreter that runs, and all of a package
+in a list."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def path(text: str) -> Path:
 
 
 def interpreter() -> str:
-    """The running Python as it can be typed here: from the working folder where that is shorter, quoted for a shell."""
+    """The running Python as it can be typed here: from the working folder where that is shorter,
+    quoted for a shell."""
     full = sys.executable or "python"
     try:
         near = Path(full).relative_to(Path.cwd())
@@ -68,14 +70,17 @@ def print_listing(package: Path, arguments: Sequence[str] | None = None) -> None
     if words:
         meant = f"{package.name}.{words[0]}"
         shown = (
-            command(meant, *words[1:]) if meant in names else f"{command(package.name)} lists the commands"
+            command(meant, *words[1:])
+            if meant in names
+            else f"{command(package.name)} lists the commands"
         )
         raise UserError(f"{package.name} is no command and takes no words ({shown})")
     say(listing(package))
 
 
 def listing(package: Path) -> str:
-    """The commands of a package, each with the sentence that its docstring begins with. Imports none of them."""
+    """The commands of a package, each with the sentence that its docstring begins with. Imports
+    none of them."""
     lines = []
     for path in sorted(package.glob("*.py")):
         source = path.read_text(encoding="utf-8")

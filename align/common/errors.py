@@ -1,4 +1,5 @@
-"""What a user sees when an input is wrong or the machine fails: one line that names it, an exit code, no traceback."""
+"""What a user sees when an input is wrong or the machine fails: one line that names it, an exit
+code, no traceback."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from align.common.threads import wait_passively_if_busy
 
 
 class UserError(ValueError):
-    """An input that the user can mend. Its message is one line: the key, file or value, and the nearest valid one."""
+    """An input that the user can mend. Its message is one line: the key, file or value, and the
+    nearest valid one."""
 
 
 class UserErrors(UserError):
@@ -61,7 +63,8 @@ _LISTED = 240
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` for the closest choice, capitals or not, or a list of choices when none is close, cut where it is long."""
+    """` (did you mean 'x'?)` for the closest choice, capitals or not, or a list of choices when
+    none is close, cut where it is long."""
     names = sorted({str(choice) for choice in choices})
     folded = {choice.casefold(): choice for choice in reversed(names)}
     close = difflib.get_close_matches(str(name).casefold(), folded, n=1, cutoff=0.5)
@@ -75,10 +78,13 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def in_one_line(where: str) -> Iterator[None]:
-    """Whatever a library raises over a user's values becomes `where: its last line`, a UserError."""
+    """Whatever a library raises over a user's values becomes `where: its last line`, a
+    UserError."""
     try:
         yield
-    except Exception as error:  # what a config of wrong values makes of transformers has no common class
+    except (
+        Exception
+    ) as error:  # what a config of wrong values makes of transformers has no common class
         line = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
         raise UserError(f"{where}: {line}") from None
 
@@ -88,7 +94,8 @@ _MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
 
 
 def system_number(error: BaseException) -> int | None:
-    """The number of what the system said, which safetensors and torch's writer wrap; None for anything else."""
+    """The number of what the system said, which safetensors and torch's writer wrap; None for
+    anything else."""
     if isinstance(error, OSError) and error.errno:
         return error.errno
     wrapped = re.search(r"os error (\d+)|\berrno\W+(\d+)", " ".join(str(error).split()))
@@ -96,8 +103,8 @@ def system_number(error: BaseException) -> int | None:
 
 
 def what_happened(error: BaseException) -> tuple[str, int] | None:
-    """One line and the exit code for what a user or the machine can cause: 2 for an input, 1 for a disk that is full or broken.
-    None for a mistake of ours, which keeps its traceback.
+    """One line and the exit code for what a user or the machine can cause: 2 for an input, 1 for a
+    disk that is full or broken. None for a mistake of ours, which keeps its traceback.
     """
     if isinstance(error, UserError):
         return str(error), 2
@@ -105,20 +112,28 @@ def what_happened(error: BaseException) -> tuple[str, int] | None:
     number = system_number(error)
     if isinstance(error, OSError):
         names = [
-            os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)
+            os.fsdecode(name)
+            for name in (error.filename, error.filename2)
+            if isinstance(name, str | bytes)
         ]
         text = (
-            f"{' → '.join(names)}: {error.strerror}" if names and error.strerror else error.strerror or text
+            f"{' → '.join(names)}: {error.strerror}"
+            if names and error.strerror
+            else error.strerror or text
         )
         return text or type(error).__name__, 1 if number in _MACHINE else 2
     if number is not None and type(error).__name__ == "SafetensorError":
-        return f"a file can't be read or written: {os.strerror(number)}", 1 if number in _MACHINE else 2
+        return (
+            f"a file can't be read or written: {os.strerror(number)}",
+            1 if number in _MACHINE else 2,
+        )
     if isinstance(error, RuntimeError) and re.search(
         "PytorchStreamWriter|inline_container|write failed", text
     ):
         return f"a file can't be written, the disk is full or broken ({text[:120]})", 1
     if isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and re.search("out of memory|not enough memory|allocate memory", text)
+        isinstance(error, RuntimeError)
+        and re.search("out of memory|not enough memory|allocate memory", text)
     ):
         return f"not enough memory{': ' + text[:200] if text else ''}", 2
     return None
@@ -127,8 +142,8 @@ def what_happened(error: BaseException) -> tuple[str, int] | None:
 def cli(main: Callable[..., Any]) -> Callable[..., None]:
     """Wrap a command: input and machine errors become `error: …` on stderr and an exit code.
 
-    Exit codes: those of `what_happened`; 130 for Ctrl-C and SIGTERM; 141 where the reader of the output
-    is gone (`… | head`).
+    Exit codes: those of `what_happened`; 130 for Ctrl-C and SIGTERM; 141 where the reader of the
+    output is gone (`… | head`).
     """
 
     @functools.wraps(main)
@@ -161,15 +176,19 @@ def cli(main: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, but after an import: libraries catch whatever is raised while they import others."""
-    if any("importlib._bootstrap" in at.f_code.co_filename for at, _ in traceback.walk_stack(frame)):
+    """Raise KeyboardInterrupt, but after an import: libraries catch whatever is raised while they
+    import others."""
+    if any(
+        "importlib._bootstrap" in at.f_code.co_filename for at, _ in traceback.walk_stack(frame)
+    ):
         threading.Timer(0.05, _thread.interrupt_main, [number]).start()
     else:
         raise KeyboardInterrupt
 
 
 def _end(line: str, code: int) -> NoReturn:
-    """Print the message and exit. Output that can no longer be written is dropped: the interpreter would fail at its exit."""
+    """Print the message and exit. Output that can no longer be written is dropped: the interpreter
+    would fail at its exit."""
     with contextlib.suppress(OSError, ValueError):
         if line:
             say(line, error=True)

@@ -29,7 +29,8 @@ def expand_path(name: str | Path, key: str = "") -> Path:
     """The path with `~` and `~user` in full.
 
     Raises:
-        UserError: no such user, or no file can have this name; the line begins with `key`, if one is given.
+        UserError: no such user, or no file can have this name; the line begins with `key`, if one
+            is given.
     """
     said = f"{key}={str(name)!r}" if key else repr(str(name))
     try:
@@ -54,7 +55,8 @@ UNFINISHED = ".specalign-part"
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Inside this context what the system says, to us or to a library, is an OSError that names `path`."""
+    """Inside this context what the system says, to us or to a library, is an OSError that names
+    `path`."""
     try:
         yield
     except UserError:
@@ -63,12 +65,15 @@ def naming(path: Path) -> Iterator[None]:
         number = system_number(error)
         if number is None:
             raise
-        raise OSError(number, getattr(error, "strerror", None) or os.strerror(number), str(path)) from None
+        raise OSError(
+            number, getattr(error, "strerror", None) or os.strerror(number), str(path)
+        ) from None
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Call `write(temporary path)` in a folder beside `path`, then rename: a kill or a power cut leaves the old file or the new,
-    never a part. In a folder of its own, because libraries write beside the path that they are given.
+    """Call `write(temporary path)` in a folder beside `path`, then rename: a kill or a power cut
+    leaves the old file or the new, never a part. In a folder of its own, because libraries write
+    beside the path that they are given.
 
     Raises:
         OSError: it can't be written; names `path`.
@@ -76,10 +81,14 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     folder = None
     try:
         with naming(path):
-            if path.is_char_device() or path.is_block_device():  # a rename would put a file in its place
+            if (
+                path.is_char_device() or path.is_block_device()
+            ):  # a rename would put a file in its place
                 check_ordinary(path)
             path.parent.mkdir(parents=True, exist_ok=True)
-            folder = tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name[:200]}.", suffix=UNFINISHED)
+            folder = tempfile.mkdtemp(
+                dir=path.parent, prefix=f".{path.name[:200]}.", suffix=UNFINISHED
+            )
             part = Path(folder, path.name)
             write(part)
             to_disk(part)
@@ -92,7 +101,8 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def remove_parts(path: Path) -> None:
-    """What killed writers of a file left beside it goes; for a file in a folder that no command claims."""
+    """What killed writers of a file left beside it goes; for a file in a folder that no command
+    claims."""
     for part in path.parent.glob(f".{glob.escape(path.name[:200])}.*{UNFINISHED}"):
         shutil.rmtree(part, ignore_errors=True)
 
@@ -103,12 +113,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, values: Any, **options: Any) -> None:
-    """Write JSON for people to read too, as `write_atomically` does; `options` are those of `json.dumps`."""
+    """Write JSON for people to read too, as `write_atomically` does; `options` are those of
+    `json.dumps`."""
     write_text(path, json.dumps(values, indent=2, **options) + "\n")
 
 
 def to_disk(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, has reached the disk: a rename may overtake what it names."""
+    """Wait until a file, or a folder's list of names, has reached the disk: a rename may overtake
+    what it names."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -188,8 +200,9 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a text file, packed or not, with their ends; memory holds one, or all of a UTF-16 file. A byte order mark at
-    the start of any line is dropped: files that begin with one are often joined.
+    """The lines of a text file, packed or not, with their ends; memory holds one, or all of a
+    UTF-16 file. A byte order mark at the start of any line is dropped: files that begin with one
+    are often joined.
 
     Raises:
         UserError: it is no such text, can't be read, or has a line of more than `MOST_BYTES`.
@@ -240,7 +253,8 @@ def load_safetensors(path: Path) -> dict[str, Any]:
 
 
 def load_tensors(path: Path, allowed: Sequence[Any] = (), **options: Any) -> Any:
-    """`torch.load` that builds tensors, plain containers and objects of the `allowed` classes, and runs nothing else.
+    """`torch.load` that builds tensors, plain containers and objects of the `allowed` classes, and
+    runs nothing else.
 
     Raises:
         ForeignObject: the file names another class or function.

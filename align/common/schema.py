@@ -1,4 +1,5 @@
-"""JSON from disk, and values of any origin, as the types that the code expects; else one line that says which value is wrong."""
+"""JSON from disk, and values of any origin, as the types that the code expects; else one line that
+says which value is wrong."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises UserError as `read_json` does, and for a value of another kind."""
+    """The object in a JSON file. Raises UserError as `read_json` does, and for a value of another
+    kind."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise UserError(f"{path}: must hold an object, not {type(value).__name__}")
@@ -45,7 +47,8 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """The value of a JSON text. Raises UserError, with `where`, also for NaN, which is none, and for nesting without end."""
+    """The value of a JSON text. Raises UserError, with `where`, also for NaN, which is none, and
+    for nesting without end."""
 
     def no_number(name: str) -> NoReturn:
         raise ValueError(f"{name} is no number")
@@ -65,7 +68,8 @@ def convert(value: Any, kind: Any, name: str, where: str) -> Any:
     """`value` as `kind`, without guessing: an int may stand for a float, a mapping for a dataclass.
 
     Args:
-        kind: a plain type, Literal, X | None, list[X], dict[str, X], Any, a dataclass or a TypedDict (whose other keys stay).
+        kind: a plain type, Literal, X | None, list[X], dict[str, X], Any, a dataclass or a
+            TypedDict (whose other keys stay).
         name, where: of the value and of its source, for the message.
 
     Raises:
@@ -81,13 +85,17 @@ def convert(value: Any, kind: Any, name: str, where: str) -> Any:
     if origin is Literal:
         if isinstance(value, str) and value in arguments:
             return value
-        raise UserError(f"{where}: {name}={short(value)} is unknown{nearest(str(value), arguments)}")
+        raise UserError(
+            f"{where}: {name}={short(value)} is unknown{nearest(str(value), arguments)}"
+        )
     if origin is list:
         if isinstance(value, list):
             return [convert(v, arguments[0], f"{name}[{i}]", where) for i, v in enumerate(value)]
     elif origin is dict:
         if isinstance(value, dict):
-            return {str(k): convert(v, arguments[1], f"{name}.{k}", where) for k, v in value.items()}
+            return {
+                str(k): convert(v, arguments[1], f"{name}.{k}", where) for k, v in value.items()
+            }
     elif is_dataclass(kind) or is_typeddict(kind):
         if isinstance(value, dict):
             return _members(value, kind, name, where)
@@ -99,9 +107,12 @@ def convert(value: Any, kind: Any, name: str, where: str) -> Any:
 
 
 def finite(value: Any) -> bool:
-    """Whether it is a number, no truth value, that a float holds: JSON's whole numbers have no end."""
+    """Whether it is a number, no truth value, that a float holds: JSON's whole numbers have no
+    end."""
     try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return (
+            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        )
     except OverflowError:
         return False
 
@@ -119,12 +130,18 @@ def _members(value: dict[str, Any], kind: Any, name: str, where: str) -> Any:
         needed = kind.__required_keys__
         make: Callable[..., Any] = lambda **known: {**value, **known}  # noqa: E731
     else:
-        needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
+        needed = {
+            f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING
+        }
         make = kind
     if missing := sorted(needed - value.keys()):
         raise UserError(f"{where}: {prefix}{missing[0]} is missing")
     return make(
-        **{k: convert(value[k], hint, f"{prefix}{k}", where) for k, hint in hints.items() if k in value}
+        **{
+            k: convert(value[k], hint, f"{prefix}{k}", where)
+            for k, hint in hints.items()
+            if k in value
+        }
     )
 
 
@@ -143,8 +160,10 @@ def type_name(kind: Any) -> str:
     if origin is list:
         if arguments[0] is Any:
             return "a list"
-        return f"a list of {type_name(arguments[0]).removeprefix('a ').removeprefix('an ')}s".replace(
-            "texts", "text"
+        return (
+            f"a list of {type_name(arguments[0]).removeprefix('a ').removeprefix('an ')}s".replace(
+                "texts", "text"
+            )
         )
     if origin is dict and arguments[1] is float:
         return "a mapping of names to numbers"

@@ -1,7 +1,8 @@
 """YAML without its traps: a SafeLoader that refuses what people write by accident.
 
-A key given twice, aliases, tags and keys that are not names are errors. Plain words are of YAML 1.2's core
-types only: 1e-3 is a number, `yes` and `on` are text, 010 and 1:30 are text, there are no dates.
+A key given twice, aliases, tags and keys that are not names are errors. Plain words are of YAML
+1.2's core types only: 1e-3 is a number, `yes` and `on` are text, 010 and 1:30 are text, there are
+no dates.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class _Loader(yaml.SafeLoader):
         alias = isinstance(event, yaml.AliasEvent)
         if alias or getattr(event, "tag", None) is not None:
             problem = (
-                "aliases (*name) are not used here" if alias else f"tags ({event.tag}) are not used here"
+                "aliases (*name) are not used here"
+                if alias
+                else f"tags ({event.tag}) are not used here"
             )
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         return super().compose_node(parent, index)
@@ -48,9 +51,17 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
-        problem = "is not a name" if not isinstance(key, str) else "stands twice" if key in result else None
+        problem = (
+            "is not a name"
+            if not isinstance(key, str)
+            else "stands twice"
+            if key in result
+            else None
+        )
         if problem:
-            raise yaml.MarkedYAMLError(problem=f"key {key!r} {problem}", problem_mark=key_node.start_mark)
+            raise yaml.MarkedYAMLError(
+                problem=f"key {key!r} {problem}", problem_mark=key_node.start_mark
+            )
         result[key] = loader.construct_object(value_node, deep=True)
     return result
 
@@ -69,7 +80,9 @@ def parse_yaml(text: str, where: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f"line {mark.line + 1}: " if mark is not None and "\n" in text.strip() else ""
-        raise UserError(f"{where}: not valid YAML: {line}{error.problem or error.context}") from None
+        raise UserError(
+            f"{where}: not valid YAML: {line}{error.problem or error.context}"
+        ) from None
     except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
@@ -85,7 +98,13 @@ for _name, (_pattern, _first) in _CORE.items():
 
 
 def dump_yaml(value: Any) -> str:
-    """YAML text that `parse_yaml` reads back as `value`; keys in their order, plain lists on one line."""
+    """YAML text that `parse_yaml` reads back as `value`; keys in their order, plain lists on one
+    line."""
     return yaml.dump(
-        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110
+        value,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=None,
+        width=110,
     )

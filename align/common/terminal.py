@@ -15,7 +15,8 @@ from align.common.text import printable
 
 
 class PlainConsole(Console):
-    """Shows every text as it is: no markup, no emoji, no colour by content, control characters as escapes.
+    """Shows every text as it is: no markup, no emoji, no colour by content, control characters as
+    escapes.
 
     Args:
         wide: break no line where there is no terminal, unless COLUMNS says where.

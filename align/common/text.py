@@ -10,19 +10,22 @@ import sys
 import warnings
 from typing import TextIO
 
-# C0 but tab and newline, DEL, C1, line separators, the marks that reverse the reading order, halves of surrogate pairs
+# C0 but tab and newline, DEL, C1, line separators, the marks that reverse the reading order, halves
+# of surrogate pairs
 _CONTROL = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)"
 )
 
 
 def printable(text: str) -> str:
-    """The text with its control characters written as escapes: names, prompts and generated text can't steer a terminal."""
+    """The text with its control characters written as escapes: names, prompts and generated text
+    can't steer a terminal."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def markdown_text(text: str) -> str:
-    """The text as Markdown shows it in a line or a table's cell: no HTML, no link, no cell's end."""
+    """The text as Markdown shows it in a line or a table's cell: no HTML, no link, no cell's
+    end."""
     plain = html.escape(" ".join(printable(text).split()), quote=False)
     return plain.replace("|", "\\|").replace("](", "]\\(").replace("`", "\\`")
 

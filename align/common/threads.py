@@ -13,15 +13,17 @@ LOOKS = 3
 
 
 def wait_passively_if_busy() -> None:
-    """Have waiting threads sleep if other processes take half of the cores or more. They spin otherwise, which is quicker on an idle machine
-    and up to 20 times as slow on a busy one, because a thread spins on the core that it waits for."""
+    """Have waiting threads sleep if other processes take half of the cores or more. They spin
+    otherwise, which is quicker on an idle machine and up to 20 times as slow on a busy one, because
+    a thread spins on the core that it waits for."""
     cores = os.cpu_count() or 1
     if cores > 1 and not {*CHOSEN} & {*os.environ} and 2 * count_running() >= cores:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
 def count_running() -> int:
-    """Other threads that run or wait for a core now: the least of some looks. 0 where the system does not say."""
+    """Other threads that run or wait for a core now: the least of some looks. 0 where the system
+    does not say."""
     found = []
     for _ in range(LOOKS):
         try:

@@ -43,10 +43,11 @@ def read_arguments(argv: Sequence[str], recipes: Sequence[str]) -> dict[str, str
 
 
 def _next_pairs(arguments: list[str], recipes: Sequence[str]) -> list[tuple[str, str]]:
-    """Take the next argument off `arguments`: `key=value`, `--key=value`, `--key value`, or another form of W&B's agents.
+    """Take the next argument off `arguments`: `key=value`, `--key=value`, `--key value`, or another
+    form of W&B's agents.
 
-    These are a JSON object or a .json file (`${args_json}`, `${args_json_file}`), `+key=value` and `++key=value` for
-    Hydra, and a bare `--key` for true (`${args_no_boolean_flags}`).
+    These are a JSON object or a .json file (`${args_json}`, `${args_json_file}`), `+key=value` and
+    `++key=value` for Hydra, and a bare `--key` for true (`${args_no_boolean_flags}`).
     """
     argument = arguments.pop(0)
     if argument.startswith("{"):
@@ -73,7 +74,8 @@ def _next_pairs(arguments: list[str], recipes: Sequence[str]) -> list[tuple[str,
 
 
 def _is_argument(argument: str, only_flags: bool = False) -> bool:
-    """Whether this starts another argument, and is not the value of the previous one (which may contain an equals sign).
+    """Whether this starts another argument, and is not the value of the previous one (which may
+    contain an equals sign).
 
     Args:
         only_flags: only what begins with `--` does.
@@ -101,18 +103,27 @@ def as_text(value: Any) -> str:
 
 
 def read_value(key: str, text: str) -> Any:
-    """Parse an argument's text: YAML, or Python's repr of a list or mapping; keys of type text take it as it is."""
+    """Parse an argument's text: YAML, or Python's repr of a list or mapping; keys of type text take
+    it as it is."""
     kind = keys()[key].type if key in keys() else None
     optional = type(None) in get_args(kind)
-    if text in ("null", "None") or optional and text in ("", "~"):  # None: how W&B's agent spells it
+    if (
+        text in ("null", "None") or optional and text in ("", "~")
+    ):  # None: how W&B's agent spells it
         return None
-    if str in (kind, *get_args(kind)) and get_origin(kind) not in (list, dict) and text[:1] not in ("'", '"'):
+    if (
+        str in (kind, *get_args(kind))
+        and get_origin(kind) not in (list, dict)
+        and text[:1] not in ("'", '"')
+    ):
         return text
     if not text and key in keys():
         raise UserError(f"{COMMAND_LINE}: {key}= has no value; it must be {type_name(kind)}")
     if text[:1] in ("[", "{"):
         with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             value = ast.literal_eval(text)
-            if repr(value) == text:  # Python's spelling, as W&B's agent sends lists and nested parameters
+            if (
+                repr(value) == text
+            ):  # Python's spelling, as W&B's agent sends lists and nested parameters
                 return value
     return parse_yaml(text, f"{COMMAND_LINE}: {key}")

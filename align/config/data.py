@@ -9,12 +9,20 @@ from urllib.parse import urlsplit
 from align.config.option import Section, option, require
 
 API_KEY = "SPECALIGN_API_KEY"
-"""The environment variable with a server's API key. A name of our own, so that no other service's key is sent."""
+"""The environment variable with a server's API key. A name of our own, so that no other service's
+key is sent."""
 GENERATED_PROMPT = 80
 """Default limit of generated prompts, in tokens."""
 TEMPLATE = 40
 """Assumed tokens of a chat template where the tokenizer is unknown."""
-_TEXT_KEYS = ("text_tokens", "text_share", "text_column", "text_split", "text_config", "text_revision")
+_TEXT_KEYS = (
+    "text_tokens",
+    "text_share",
+    "text_column",
+    "text_split",
+    "text_config",
+    "text_revision",
+)
 """Options of `data.text`."""
 
 
@@ -40,7 +48,8 @@ def check_writer(key: str, writer: str, kind: str) -> None:
         port = 0
     require(
         parts.username is None and not parts.query and not parts.fragment,
-        f"{key}: an address with a user, a key or a query would be written into the run's records; put the key into the "
+        f"{key}: an address with a user, a key or a query would be written into the run's records; "
+        "put the key into the "
         f"environment variable {API_KEY}",
     )
     is_web = parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -57,7 +66,8 @@ class DataConfig(Section):
     samples: int = option(2000, "samples to write in all", low=2)
     prompts: str | None = option(
         None,
-        "null = the target writes them; else a hub id, or a file or folder: .jsonl .ndjson .json .csv .tsv .parquet .arrow "
+        "null = the target writes them; else a hub id, or a file or folder: .jsonl .ndjson .json "
+        ".csv .tsv .parquet .arrow "
         ".txt, also .gz and .zst",
     )
     prompts_split: str = option("train", "split of a data set; in a folder, taken from file names")
@@ -65,7 +75,8 @@ class DataConfig(Section):
     prompts_revision: str | None = option(None, "branch, tag or commit of a hub data set")
     prompts_column: str | None = option(
         None,
-        "column that holds the prompts; null = the first of messages, conversations, prompt, question, turns, problem, instruction, "
+        "column that holds the prompts; null = the first of messages, conversations, prompt, "
+        "question, turns, problem, instruction, "
         "query, input, text, content that holds a user's text",
     )
     template_kwargs: dict[str, Any] = option(
@@ -78,30 +89,36 @@ class DataConfig(Section):
     prompt_openings: list[str] = option(
         [], "openings of generated prompts, in turn ('' = none); chat targets only"
     )
-    answer_temperatures: list[float] = option([0.0, 0.0, 0.7, 1.0], "temperatures of answers, in turn", low=0)
+    answer_temperatures: list[float] = option(
+        [0.0, 0.0, 0.7, 1.0], "temperatures of answers, in turn", low=0
+    )
     top_p: float = option(1.0, "nucleus limit of generation", above=0, high=1)
     top_k: int = option(0, "top-k limit of generation; 0 = none", low=0)
     max_prompt_tokens: int | None = option(
         None,
-        "longest prompt, in tokens without the chat template; null = 80 for generated prompts, and what data.length leaves after an "
+        "longest prompt, in tokens without the chat template; null = 80 for generated prompts, and "
+        "what data.length leaves after an "
         "answer for given ones",
         low=1,
         high=2**24,
     )
     long_prompts: Literal["drop", "cut"] = option(
         "drop",
-        "given prompts longer than data.max_prompt_tokens: drop = leave them out; cut = remove the oldest turns, then the start of the "
+        "given prompts longer than data.max_prompt_tokens: drop = leave them out; cut = remove the "
+        "oldest turns, then the start of the "
         "longest message (without a chat template: the end of the text)",
     )
     turns: Literal["last", "all"] = option(
         "last",
-        "answers of a given conversation that the target writes: last = the one to its last user turn, all = each in turn",
+        "answers of a given conversation that the target writes: last = the one to its last user "
+        "turn, all = each in turn",
     )
     max_answer_tokens: int = option(160, "longest answer, in tokens", low=1, high=2**24)
     batch_size: int = option(128, "rows generated at a time; one shard each", low=1)
     writer: str = option(
         "target",
-        "who writes: target = the target in this process; openai:URL = a server that has it, through the OpenAI protocol (vLLM, "
+        "who writes: target = the target in this process; openai:URL = a server that has it, "
+        "through the OpenAI protocol (vLLM, "
         "SGLang, TGI, llama.cpp)",
     )
     concurrency: int = option(64, "requests in flight to a server", low=1, high=65536)
@@ -110,7 +127,8 @@ class DataConfig(Section):
     )
     server_check: Literal["auto", "never"] = option(
         "auto",
-        "auto = compare the server's answers to a few prompts with the target's own, if its weights are available and fit",
+        "auto = compare the server's answers to a few prompts with the target's own, if its "
+        "weights are available and fit",
     )
     reply_seconds: float = option(
         600.0, "seconds after which a request without a reply is sent again", above=0
@@ -128,18 +146,23 @@ class DataConfig(Section):
         "other text to train on first, as it is: files and folders of text, source code, .jsonl, "
         ".csv, .parquet, or hub ids",
     )
-    mixture: list[float] = option([], "share of each source of data.text; empty = equal ones", above=0)
+    mixture: list[float] = option(
+        [], "share of each source of data.text; empty = equal ones", above=0
+    )
     text_tokens: int = option(1_000_000, "tokens of data.text to read in all", low=1)
     text_share: float = option(
         0.5, "share of the training steps, the first ones, that read data.text", above=0, high=1
     )
     text_column: str = option("text", "column that holds the text")
     text_split: str = option("train", "split of a data set of data.text")
-    text_config: str | None = option(None, "configuration of a hub data set of data.text that has several")
+    text_config: str | None = option(
+        None, "configuration of a hub data set of data.text that has several"
+    )
     text_revision: str | None = option(None, "branch, tag or commit of a hub data set of data.text")
     exclude: list[str] = option(
         ["suites"],
-        "drop documents of data.text that share 13 consecutive words with these: suites = every benchmark of "
+        "drop documents of data.text that share 13 consecutive words with these: suites = every "
+        "benchmark of "
         "decode.eval, or files of rows",
     )
     write: Literal["missing", "never"] = option(
@@ -147,7 +170,8 @@ class DataConfig(Section):
     )
     follow: bool = option(
         False,
-        "align.train reads shards in order while align.synthesize writes them; without a running writer it "
+        "align.train reads shards in order while align.synthesize writes them; without a running "
+        "writer it "
         "generates the next shard itself",
     )
     follow_after: int = option(
@@ -170,8 +194,13 @@ class DataConfig(Section):
 
     def validate(self) -> None:
         count, sources = len(self.mixture), len(self.text)
-        require(self.answer_temperatures, "data.answer_temperatures must hold at least one temperature")
-        require(count in (0, sources), f"data.mixture has {count} entries for {sources} sources of data.text")
+        require(
+            self.answer_temperatures, "data.answer_temperatures must hold at least one temperature"
+        )
+        require(
+            count in (0, sources),
+            f"data.mixture has {count} entries for {sources} sources of data.text",
+        )
         require(len(set(self.text)) == sources, f"data.text={self.text} names a source twice")
         for name in _TEXT_KEYS if not self.text else ():
             value = getattr(self, name)

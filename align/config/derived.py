@@ -1,4 +1,5 @@
-"""Values that follow from other keys: the section for the drafter's kind, and sizes for a shorter run. No torch here."""
+"""Values that follow from other keys: the section for the drafter's kind, and sizes for a shorter
+run. No torch here."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from align.importing.kinds import DrafterKind, kind_of_drafter
 Layer = tuple[str, dict[str, Any]]
 """A source of values, a file's name or the command line, and its values by dotted key."""
 KINDS = ("shared_kv", "taps", "masked_lm", "ddit", "autoregressive")
-"""Sections under `kinds` in a recipe's file: the contexts of block drafters, and the other kinds."""
+"""Sections under `kinds` in a recipe's file: the contexts of block drafters, and the other
+kinds."""
 REQUIRED = "???"
 """In a recipe's file: the user must give this value."""
 
@@ -29,7 +31,9 @@ class Value(NamedTuple):
     layer: int
 
 
-def insert_kind(layers: list[Layer], load_drafter: Callable[[str], DrafterConfig | None]) -> list[Layer]:
+def insert_kind(
+    layers: list[Layer], load_drafter: Callable[[str], DrafterConfig | None]
+) -> list[Layer]:
     """Replace each file's `kinds` by its section for this drafter, directly after that file.
 
     `drafter.kind: auto` becomes the kind of `drafter.init`.
@@ -70,8 +74,8 @@ def insert_kind(layers: list[Layer], load_drafter: Callable[[str], DrafterConfig
 
 
 def _find_kind(init: str, load_drafter: Callable[[str], DrafterConfig | None]) -> DrafterKind:
-    """The kind of `drafter.init`, or of the drafter that a shipped recipe will save there. A missing one, which preflight
-    reports, counts as a block drafter."""
+    """The kind of `drafter.init`, or of the drafter that a shipped recipe will save there. A
+    missing one, which preflight reports, counts as a block drafter."""
     if found := kind_of_drafter(init):
         return found
     planned = load_drafter(Path(init).parent.name)
@@ -92,7 +96,8 @@ def check_required(values: Mapping[str, Value], name: str) -> None:
 
 
 def shorten_to_run(sections: dict[str, dict[str, Any]], values: Mapping[str, Value]) -> None:
-    """Limit the warm-up to a third of the steps, and the batch to the samples, where a later layer changed the run's length."""
+    """Limit the warm-up to a third of the steps, and the batch to the samples, where a later layer
+    changed the run's length."""
 
     def precedes(key: str, length: str) -> bool:
         layer = values[key].layer if key in values else -1

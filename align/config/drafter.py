@@ -25,7 +25,8 @@ PARTS = {
     "self_conditioning": "estimate.",
     "confidence": "confidence.",
 }
-"""Parts of a block drafter that may have a learning rate of their own, with a substring of their weights' names."""
+"""Parts of a block drafter that may have a learning rate of their own, with a substring of their
+weights' names."""
 
 
 @dataclass
@@ -36,42 +37,58 @@ class DrafterConfig(Section):
 
     kind: Literal["block", "ddit", "masked_lm", "autoregressive"] = option(
         "block",
-        "block = target-conditioned block diffusion; standalone: ddit = SEDD's and MDLM's network, masked_lm = a decoder "
-        "LM under another mask; autoregressive = some of the target's layers as a small causal LM. auto = the kind of drafter.init",
+        "block = target-conditioned block diffusion; standalone: ddit = SEDD's and MDLM's network, "
+        "masked_lm = a decoder "
+        "LM under another mask; autoregressive = some of the target's layers as a small causal LM. "
+        "auto = the kind of drafter.init",
     )
-    context: Literal["shared_kv", "taps"] = option("shared_kv", "how the block drafter sees the context")
+    context: Literal["shared_kv", "taps"] = option(
+        "shared_kv", "how the block drafter sees the context"
+    )
     init: str | None = option(
         None,
-        "drafter folder, published checkpoint or hub id to start from; its architecture is kept, and a note lists the "
+        "drafter folder, published checkpoint or hub id to start from; its architecture is kept, "
+        "and a note lists the "
         "keys that are ignored",
     )
     block_size: int = option(4, "K: tokens drafted in one pass", low=1, high=64)
     block_layout: Literal["anchor_first", "fill_in"] | None = option(
         None,
-        "block: the rows that draft. anchor_first = K rows, row k drafts token k+1 (DSpark); fill_in = K+1 rows, each mask drafts "
-        "the token in its own place (DFlash: what serving engines load); null = anchor_first, or what drafter.init has",
+        "block: the rows that draft. anchor_first = K rows, row k drafts token k+1 (DSpark); "
+        "fill_in = K+1 rows, each mask drafts "
+        "the token in its own place (DFlash: what serving engines load); null = anchor_first, or "
+        "what drafter.init has",
     )
     layers: int = option(2, "drafter layers", low=1, high=1000)
     target_layers: list[int] | None = option(
         None,
-        "target layers shared (one per drafter layer), tapped (taps) or started from (masked_lm, autoregressive); "
+        "target layers shared (one per drafter layer), tapped (taps) or started from (masked_lm, "
+        "autoregressive); "
         "-1 = the last one, null = chosen",
     )
     taps: int = option(5, "tapped layers when target_layers is null (taps)", low=1, high=1000)
-    draft_vocab: int = option(8192, "size of the draft vocabulary, the commonest tokens; 0 = all", low=0)
+    draft_vocab: int = option(
+        8192, "size of the draft vocabulary, the commonest tokens; 0 = all", low=0
+    )
     init_from_target: bool = option(True, "start from the target's layers")
     markov_rank: int = option(
         192,
-        "rank of the bias from the previous token; 0 = independent positions. A value other than 192 replaces the one in "
+        "rank of the bias from the previous token; 0 = independent positions. A value other than "
+        "192 replaces the one in "
         "drafter.init with a fresh one, 0 removes it",
         low=0,
         high=2**16,
     )
-    markov: Literal["silu", "tanh", "linear", "mlp", "vanilla", "gated", "mixed", "table"] | None = option(
+    markov: (
+        Literal["silu", "tanh", "linear", "mlp", "vanilla", "gated", "mixed", "table"] | None
+    ) = option(
         None,
-        "block: form of that bias. silu, tanh = one layer over hidden state and embedding, mlp = two, linear = the embedding "
-        "alone, vanilla = a row for each token, gated = the same times a gate (mixed, table: former names of silu and vanilla). "
-        "DSpark's engines serve linear and vanilla (vLLM), tanh and gated (SGLang). null = silu, or what drafter.init has; another "
+        "block: form of that bias. silu, tanh = one layer over hidden state and embedding, mlp = "
+        "two, linear = the embedding "
+        "alone, vanilla = a row for each token, gated = the same times a gate (mixed, table: "
+        "former names of silu and vanilla). "
+        "DSpark's engines serve linear and vanilla (vLLM), tanh and gated (SGLang). null = silu, "
+        "or what drafter.init has; another "
         "kind, or a kind and another rank, replaces it with a fresh one",
     )
     markov_width: int = option(
@@ -79,36 +96,45 @@ class DrafterConfig(Section):
     )
     attention_bias: bool | None = option(
         None,
-        "block: biases of the attention's projections; null = as the target's layers have them. transformers' and llama.cpp's "
+        "block: biases of the attention's projections; null = as the target's layers have them. "
+        "transformers' and llama.cpp's "
         "drafters have none (decode.export)",
     )
     convolution: bool = option(
         False,
-        "block: two-tap convolutions around attention and feed-forward; start as the identity, so that drafter.init drafts "
+        "block: two-tap convolutions around attention and feed-forward; start as the identity, so "
+        "that drafter.init drafts "
         "as before",
     )
     self_conditioning: bool = option(
         False,
-        "block: a second pass that sees the first one's estimates, in half of the blocks while training. Starts as the "
+        "block: a second pass that sees the first one's estimates, in half of the blocks while "
+        "training. Starts as the "
         "identity, so that drafter.init drafts as before",
     )
     confidence_head: bool = option(
         False,
-        "block: a head that predicts each position's acceptance (objective.terms.confidence trains it)",
+        "block: a head that predicts each position's acceptance (objective.terms.confidence trains "
+        "it)",
     )
-    train: Literal["all", "confidence_head"] = option("all", "block: trained weights; the rest is frozen")
+    train: Literal["all", "confidence_head"] = option(
+        "all", "block: trained weights; the rest is frozen"
+    )
     mask_token_id: int | None = option(
         None, "row of the target's embedding used as mask; null = an unused one", low=0
     )
     attention: Literal["prefix_causal", "full"] = option(
         "prefix_causal",
-        "standalone: what a clean prefix sees; prefix_causal = its past, so that its keys are cached exactly; full = as published",
+        "standalone: what a clean prefix sees; prefix_causal = its past, so that its keys are "
+        "cached exactly; full = as published",
     )
     attention_backend: Literal["sdpa", "flash_attn"] = option(
         "sdpa",
         "ddit: flash_attn needs the package, full attention, a GPU and half precision",
     )
-    window: int = option(512, "full attention: clean tokens shown before a block", low=1, high=2**24)
+    window: int = option(
+        512, "full attention: clean tokens shown before a block", low=1, high=2**24
+    )
     hidden_size: int = option(256, "ddit: width", low=8, high=2**16)
     heads: int = option(4, "ddit: attention heads", low=1, high=2**16)
     cond_dim: int = option(128, "ddit: width of the time conditioning", low=1, high=2**16)
@@ -117,7 +143,9 @@ class DrafterConfig(Section):
         "sigma", "ddit: conditioned on the noise (SEDD), on zero (MDLM), or without adaLN (RADD)"
     )
     graph: Literal["absorbing", "uniform"] = option("absorbing", "ddit: what noise does to a token")
-    schedule: Literal["loglinear", "geometric", "cosine"] = option("loglinear", "standalone: noise over time")
+    schedule: Literal["loglinear", "geometric", "cosine"] = option(
+        "loglinear", "standalone: noise over time"
+    )
     prediction: Literal["log_score", "logits"] = option(
         "log_score", "standalone: what the network's output is: SEDD's log-score or MDLM's logits"
     )
@@ -126,7 +154,8 @@ class DrafterConfig(Section):
     )
     lora_rank: int = option(
         0,
-        "masked_lm, block with init: rank of low-rank updates, the rest frozen; 0 = train everything",
+        "masked_lm, block with init: rank of low-rank updates, the rest frozen; 0 = train "
+        "everything",
         low=0,
         high=2**16,
     )
@@ -137,7 +166,8 @@ class DrafterConfig(Section):
 
     @property
     def standalone(self) -> bool:
-        """Whether it reads tokens alone: a network of its own, or a decoder LM under another mask."""
+        """Whether it reads tokens alone: a network of its own, or a decoder LM under another
+        mask."""
         return self.kind in ("ddit", "masked_lm")
 
     def validate(self) -> None:
@@ -157,7 +187,8 @@ class DrafterConfig(Section):
                 require(not is_set, f"drafter.{name} needs drafter.kind=block")
         require(
             self.attention_bias is None or (self.kind == "block" and self.init is None),
-            f"drafter.attention_bias={str(self.attention_bias).lower()} needs drafter.kind=block without drafter.init",
+            f"drafter.attention_bias={str(self.attention_bias).lower()} needs drafter.kind=block "
+            "without drafter.init",
         )
         require(
             self.markov is None or self.markov_rank > 0,
@@ -168,14 +199,19 @@ class DrafterConfig(Section):
             f"drafter.markov_width={self.markov_width} needs drafter.markov=mlp",
         )
         if self.train == "confidence_head":
-            require(self.confidence_head, "drafter.train=confidence_head needs drafter.confidence_head=true")
+            require(
+                self.confidence_head,
+                "drafter.train=confidence_head needs drafter.confidence_head=true",
+            )
             require(
                 self.init is not None,
-                "drafter.train=confidence_head needs drafter.init, a trained drafter: all else is frozen",
+                "drafter.train=confidence_head needs drafter.init, a trained drafter: all else is "
+                "frozen",
             )
             require(
                 self.lora_rank == 0,
-                f"drafter.lora_rank={self.lora_rank}: drafter.train=confidence_head freezes all else",
+                f"drafter.lora_rank={self.lora_rank}: drafter.train=confidence_head freezes all "
+                "else",
             )
 
     def _validate_network(self) -> None:
@@ -186,27 +222,34 @@ class DrafterConfig(Section):
         if self.kind == "ddit":
             require(
                 self.init is not None or self.time_input != "none" or self.prediction == "logits",
-                "drafter.time_input=none needs drafter.prediction=logits: a log-score depends on the noise (RADD)",
+                "drafter.time_input=none needs drafter.prediction=logits: a log-score depends on "
+                "the noise (RADD)",
             )
             require(
                 self.hidden_size % (2 * self.heads) == 0,
-                f"drafter.hidden_size={self.hidden_size} must be a multiple of twice drafter.heads={self.heads}",
+                f"drafter.hidden_size={self.hidden_size} must be a multiple of twice "
+                f"drafter.heads={self.heads}",
             )
         require(
             self.attention_backend == "sdpa" or (self.kind == "ddit" and self.attention == "full"),
-            "drafter.attention_backend=flash_attn needs drafter.kind=ddit with drafter.attention=full",
+            "drafter.attention_backend=flash_attn needs drafter.kind=ddit with "
+            "drafter.attention=full",
         )
         require(
             self.lora_rank == 0
             or self.kind == "masked_lm"
             or (self.kind == "block" and self.init is not None),
-            "drafter.lora_rank needs drafter.kind=masked_lm, or drafter.kind=block with drafter.init, a trained drafter",
+            "drafter.lora_rank needs drafter.kind=masked_lm, or drafter.kind=block with "
+            "drafter.init, a trained drafter",
         )
         if self.target_layers is not None:
             require(self.target_layers, "drafter.target_layers must name at least one layer")
             require(
-                self.kind != "block" or self.context != "shared_kv" or len(self.target_layers) == self.layers,
-                f"drafter.target_layers={self.target_layers} must name drafter.layers={self.layers} layers for shared_kv",
+                self.kind != "block"
+                or self.context != "shared_kv"
+                or len(self.target_layers) == self.layers,
+                f"drafter.target_layers={self.target_layers} must name "
+                f"drafter.layers={self.layers} layers for shared_kv",
             )
 
 
@@ -220,43 +263,57 @@ class ObjectiveConfig(Section):
         {"forward_kl": 1.0}, f"loss name: weight; names: {', '.join(LOSS_NAMES)}", above=0
     )
     weighting: Literal["d_pace", "exponential", "normalised", "uniform"] = option(
-        "d_pace", "weights of the K positions; normalised = exponential weights over their sum in the block"
+        "d_pace",
+        "weights of the K positions; normalised = exponential weights over their sum in the block",
     )
-    decay: float = option(4.0, "decay of the exponential and normalised weights, in positions", above=0)
+    decay: float = option(
+        4.0, "decay of the exponential and normalised weights, in positions", above=0
+    )
     d_pace_alpha: float = option(0.5, "alpha of the D-PACE weights", low=0, high=1)
     temperature: float = option(1.0, "temperature of p in the divergences", above=0)
     prefix_decay: float = option(
         0.0,
-        "block: beta; a block shows its first j tokens with probability ~ beta^j, the loss counts the rest; 0 = never",
+        "block: beta; a block shows its first j tokens with probability ~ beta^j, the loss counts "
+        "the rest; 0 = never",
         low=0,
         high=1,
     )
     chunk_rows: int = option(2048, "rows of the head computed at a time", low=1)
     diffusion: Literal["score_entropy", "masked_nll"] = option(
-        "score_entropy", "standalone: SEDD's denoising score entropy, or MDLM's bound (absorbing only)"
+        "score_entropy",
+        "standalone: SEDD's denoising score entropy, or MDLM's bound (absorbing only)",
     )
     distillation: float = option(
-        1.0, "standalone, stage=calibrate: λ, the weight of the terms next to the diffusion loss", low=0
+        1.0,
+        "standalone, stage=calibrate: λ, the weight of the terms next to the diffusion loss",
+        low=0,
     )
     distillation_warmup: int = option(0, "steps over which λ rises from 0", low=0)
     times: Literal["low_discrepancy", "antithetic", "uniform", "count"] = option(
         "low_discrepancy",
-        "standalone: how the blocks' times are drawn; count = by the number of masks, least noise (absorbing only)",
+        "standalone: how the blocks' times are drawn; count = by the number of masks, least noise "
+        "(absorbing only)",
     )
     least_time: float = option(1e-3, "standalone: the earliest time", above=0, high=1)
     annealing: int = option(
         0,
-        "standalone, without drafter.init: steps over which noisy tokens gradually attend to the right (0 = from the start)",
+        "standalone, without drafter.init: steps over which noisy tokens gradually attend to the "
+        "right (0 = from the start)",
         low=0,
     )
     block_lengths: list[float] = option(
-        [], "standalone: probabilities of the block lengths 1..K that decoding uses; empty = K always", low=0
+        [],
+        "standalone: probabilities of the block lengths 1..K that decoding uses; empty = K always",
+        low=0,
     )
 
     def validate(self) -> None:
         require(self.terms, f"objective.terms must name at least one loss{nearest('', LOSS_NAMES)}")
         for name in self.terms:
-            require(name in LOSS_NAMES, f"objective.terms.{name}: unknown loss{nearest(name, LOSS_NAMES)}")
+            require(
+                name in LOSS_NAMES,
+                f"objective.terms.{name}: unknown loss{nearest(name, LOSS_NAMES)}",
+            )
         require(
             not self.block_lengths or sum(self.block_lengths) > 0,
             "objective.block_lengths must not all be 0",

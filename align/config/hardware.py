@@ -1,4 +1,5 @@
-"""Processes, devices and packages that a recipe needs, and what this machine has. Imports torch only to count GPUs."""
+"""Processes, devices and packages that a recipe needs, and what this machine has. Imports torch
+only to count GPUs."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def process_number() -> int:
 
 
 def gpu_count() -> int:
-    """GPUs that torch sees. The version of a CPU build answers without importing torch, which takes seconds."""
+    """GPUs that torch sees. The version of a CPU build answers without importing torch, which takes
+    seconds."""
     try:
         if metadata.version("torch").endswith("+cpu"):
             return 0
@@ -58,28 +60,35 @@ def check_packages(recipe: Recipe) -> None:
 
 def _require_package(package: str, option: str) -> None:
     is_installed = find_spec(package) is not None
-    require(is_installed, f"{option}: the package {package} is not installed (pip install {package})")
+    require(
+        is_installed, f"{option}: the package {package} is not installed (pip install {package})"
+    )
 
 
 def check_devices(recipe: Recipe) -> None:
-    """Raises UserError for a GPU that is missing, or for more processes than this machine can run or a launcher started."""
+    """Raises UserError for a GPU that is missing, or for more processes than this machine can run
+    or a launcher started."""
     launch, gpus = recipe.launch, gpu_count()
     device = f"target.device={recipe.target.device}"
     option = device if recipe.target.device.startswith("cuda") else "launch.accelerator=gpu"
     needs_gpu = launch.accelerator == "gpu" or recipe.target.device.startswith("cuda")
-    require(gpus or not needs_gpu, f"{option}: torch sees no GPU (launch.accelerator=cpu runs here)")
+    require(
+        gpus or not needs_gpu, f"{option}: torch sees no GPU (launch.accelerator=cpu runs here)"
+    )
     if accelerator(recipe) == "gpu":
         require(launch.devices <= gpus, f"launch.devices={launch.devices}: torch sees {gpus} GPUs")
     else:
         most = 4 * (os.cpu_count() or 1)
         require(
-            launch.devices <= most, f"launch.devices={launch.devices}: at most {most} processes on this CPU"
+            launch.devices <= most,
+            f"launch.devices={launch.devices}: at most {most} processes on this CPU",
         )
     if "RANK" in os.environ and "LOCAL_RANK" in os.environ and "WORLD_SIZE" in os.environ:
         world = int(os.environ["WORLD_SIZE"])
         require(
             world == recipe.processes,
-            f"launch.devices={launch.devices} × launch.num_nodes={launch.num_nodes}: a launcher started {world} processes",
+            f"launch.devices={launch.devices} × launch.num_nodes={launch.num_nodes}: a launcher "
+            f"started {world} processes",
         )
 
 
@@ -98,7 +107,8 @@ def target_device(recipe: Recipe) -> str:
 
 
 def target_placement(recipe: Recipe) -> dict[str, Any]:
-    """Arguments of `load_target` for training: a target to be sharded is loaded on the host, with transformers' own layers."""
+    """Arguments of `load_target` for training: a target to be sharded is loaded on the host, with
+    transformers' own layers."""
     if recipe.target.parallel == "replicate":
         return {"device": target_device(recipe)}
     return {"device": "cpu", "fast": False}

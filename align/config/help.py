@@ -19,7 +19,8 @@ _WIDTH = 110
 
 
 def help_text(prog: str, description: str, every: bool = True) -> str:
-    """Usage, recipes and keys; unless `every`, without most keys, toy recipes and recipes that repeat another for SmolLM2."""
+    """Usage, recipes and keys; unless `every`, without most keys, toy recipes and recipes that
+    repeat another for SmolLM2."""
     usage = f"usage: {command(prog)} recipe=NAME [key=value …] [--print]"
     purpose = " ".join(description.split()).rpartition("…`: ")[2]
     lines = [usage, "", purpose, "", "recipes (recipe=NAME, or a path to a .yaml):"]
@@ -47,4 +48,6 @@ def _first_comment(recipe: str) -> str:
 def _columns(name: str, column: int, text: str) -> list[str]:
     """A name, and a text that starts in a column."""
     first = name.ljust(column - 1) + " "
-    return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=" " * column) or [name]
+    return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=" " * column) or [
+        name
+    ]

@@ -1,4 +1,5 @@
-"""Starting the processes of a run with torchrun's launcher, unless another launcher has started them."""
+"""Starting the processes of a run with torchrun's launcher, unless another launcher has started
+them."""
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ _PRINTED = (2, 130)
 
 
 def use_deterministic_products() -> None:
-    """Make fp32 matrix products on a CPU independent of the number of threads. Call before torch is imported.
+    """Make fp32 matrix products on a CPU independent of the number of threads. Call before torch is
+    imported.
 
-    MKL's default order of summation depends on the threads, which changes about one sampled text in eight. Its strict
-    mode costs no measurable time. An existing value of `MKL_CBWR` is kept.
+    MKL's default order of summation depends on the threads, which changes about one sampled text in
+    eight. Its strict mode costs no measurable time. An existing value of `MKL_CBWR` is kept.
     """
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
@@ -55,7 +57,8 @@ def thread_share(processes: int) -> int:
 
 
 def run_processes(recipe: Recipe, module: str, arguments: Sequence[str]) -> int:
-    """Run a command in one process per device of this machine, and end them all when one fails. Returns the exit code.
+    """Run a command in one process per device of this machine, and end them all when one fails.
+    Returns the exit code.
 
     Args:
         module: the command, as `python -m` takes it.
@@ -96,7 +99,8 @@ def run_processes(recipe: Recipe, module: str, arguments: Sequence[str]) -> int:
 
 
 def _rendezvous(recipe: Recipe) -> dict[str, Any]:
-    """How processes connect: through a free port on one machine, else through the environment's variables."""
+    """How processes connect: through a free port on one machine, else through the environment's
+    variables."""
     nodes = recipe.launch.num_nodes
     if nodes == 1:
         return {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": str(os.getpid())}

@@ -1,4 +1,5 @@
-"""The keys of a recipe: dataclass fields with documentation and limits, in sections that validate themselves."""
+"""The keys of a recipe: dataclass fields with documentation and limits, in sections that validate
+themselves."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def option(
     """A field with its documentation.
 
     Args:
-        low, high, above: limits of the number, or of each number in a list or mapping; `above` excludes the limit itself.
+        low, high, above: limits of the number, or of each number in a list or mapping; `above`
+            excludes the limit itself.
         prose: the text may have several lines.
     """
     metadata = {"doc": doc, "low": low, "high": high, "above": above, "prose": prose}
@@ -39,7 +41,8 @@ def require(condition: object, message: str) -> None:
 
 
 class Section:
-    """A section of the recipe. Creating one with an impossible value raises UserError, which names the key."""
+    """A section of the recipe. Creating one with an impossible value raises UserError, which names
+    the key."""
 
     SECTION: ClassVar[str] = ""
 
@@ -49,7 +52,8 @@ class Section:
             value = getattr(self, f.name)
             if isinstance(value, str) and not f.metadata["prose"]:
                 require(
-                    value.isprintable(), f"{prefix}{f.name}={value!r} must not contain control characters"
+                    value.isprintable(),
+                    f"{prefix}{f.name}={value!r} must not contain control characters",
                 )
             for number in _list_numbers(value):
                 limit = _exceeded_limit(number, f.metadata)

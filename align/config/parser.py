@@ -45,7 +45,8 @@ def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe | 
 
 
 def load_recipe(argv: Sequence[str]) -> Recipe:
-    """Read `recipe=NAME key=value …`. The command line overrides the file, which overrides its base.
+    """Read `recipe=NAME key=value …`. The command line overrides the file, which overrides its
+    base.
 
     Raises:
         UserError: a key or value that is unknown, impossible, of the wrong type or given twice.
@@ -54,10 +55,15 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
     given |= {key: as_text(value) for key, value in read_agent_parameters(given).items()}
     if "recipe" not in given:
         raise UserError(
-            f"{COMMAND_LINE}: recipe=NAME is missing (for instance recipe=block; --help lists recipes, --help-all all keys)"
+            f"{COMMAND_LINE}: recipe=NAME is missing (for instance recipe=block; --help lists "
+            "recipes, --help-all all keys)"
         )
     path = find(given.pop("recipe"), COMMAND_LINE)
-    pairs = [pair for key, text in given.items() for pair in flatten(_parse(key, text), key, COMMAND_LINE)]
+    pairs = [
+        pair
+        for key, text in given.items()
+        for pair in flatten(_parse(key, text), key, COMMAND_LINE)
+    ]
     arguments = unique(pairs, COMMAND_LINE)
     layers = [(file.name, flat) for file, flat in read_with_bases(path)]
     layers = insert_kind([*layers, (COMMAND_LINE, arguments)], _load_shipped_drafter)
@@ -69,7 +75,8 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
 
 
 def _parse(key: str, text: str) -> Any:
-    """An argument's value. For a list, an existing path is taken as it is: YAML might read something else."""
+    """An argument's value. For a list, an existing path is taken as it is: YAML might read
+    something else."""
     kind = keys()[key].type if key in keys() else None
     if get_origin(kind) is list and str in get_args(kind) and _exists(text):
         return text
@@ -86,7 +93,9 @@ def _merge(layers: list[Layer]) -> dict[str, Value]:
     """The value of each key from the last layer that has it."""
     values: dict[str, Value] = {}
     for number, (where, flat) in enumerate(layers):
-        for key in sorted(flat, key=lambda key: key not in _MAPPINGS):  # a mapping before its entries
+        for key in sorted(
+            flat, key=lambda key: key not in _MAPPINGS
+        ):  # a mapping before its entries
             if key in _MAPPINGS:
                 values = {k: v for k, v in values.items() if not k.startswith(f"{key}.")}
             values.pop(key, None)
@@ -95,8 +104,13 @@ def _merge(layers: list[Layer]) -> dict[str, Value]:
 
 
 def _separate_target(values: dict[str, Value], layers: list[Layer]) -> None:
-    """A data.path from a recipe's file holds text of that file's target: add the target's name for any other."""
-    files = [flat["target.name"] for where, flat in layers if where != COMMAND_LINE and "target.name" in flat]
+    """A data.path from a recipe's file holds text of that file's target: add the target's name for
+    any other."""
+    files = [
+        flat["target.name"]
+        for where, flat in layers
+        if where != COMMAND_LINE and "target.name" in flat
+    ]
     usual = files[-1] if files else DEFAULT_TARGET
     folder = values.get("data.path")
     name = values["target.name"].value if "target.name" in values else usual
@@ -130,7 +144,9 @@ def _build(values: dict[str, Value], name: str) -> Recipe:
 def _set(sections: dict[str, dict[str, Any]], name: str, value: Any, where: str) -> None:
     """Convert one value and put it into its section. Raises UserError."""
     if name == "base":
-        raise UserError(f"{where}: base belongs in a recipe's file; choose a recipe with recipe=NAME")
+        raise UserError(
+            f"{where}: base belongs in a recipe's file; choose a recipe with recipe=NAME"
+        )
     mapping = next((m for m in _MAPPINGS if name.startswith(f"{m}.")), None)
     if name not in keys() and mapping is None:
         choices = [*keys(), *filter(None, GROUPS)]
@@ -146,10 +162,13 @@ def _set(sections: dict[str, dict[str, Any]], name: str, value: Any, where: str)
 
 
 def _convert(value: Any, kind: Any, name: str, where: str) -> Any:
-    """`value` as `kind`; a text may stand for a list of texts, and a whole float (`6.0`, `1e3`) for an integer."""
+    """`value` as `kind`; a text may stand for a list of texts, and a whole float (`6.0`, `1e3`) for
+    an integer."""
     value = _with_integers(value, kind)
     alternatives = (kind, *get_args(kind))
-    if isinstance(value, str) and any(get_origin(k) is list and str in get_args(k) for k in alternatives):
+    if isinstance(value, str) and any(
+        get_origin(k) is list and str in get_args(k) for k in alternatives
+    ):
         value = _split_list(value, are_paths=name in ("data.text", "data.exclude"))
     if get_origin(kind) is Literal and value not in get_args(kind) and isinstance(value, str):
         names: set[str] = next(({*pair} for pair in SHORT_DTYPES.items() if value in pair), set())
@@ -170,14 +189,17 @@ def _with_integers(value: Any, kind: Any) -> Any:
 def _split_list(text: str, are_paths: bool) -> list[str]:
     """Split at commas and blanks, except what exists as a path.
 
-    Paths are split at blanks only if a piece exists or each may be a hub id, so that errors name a misspelt path in full.
+    Paths are split at blanks only if a piece exists or each may be a hub id, so that errors name a
+    misspelt path in full.
     """
     if _exists(text):
         return [text]
     entries: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         pieces = part.split()
-        is_one_path = are_paths and not any(map(_exists, pieces)) and not all("/" in p for p in pieces)
+        is_one_path = (
+            are_paths and not any(map(_exists, pieces)) and not all("/" in p for p in pieces)
+        )
         entries += [part] if is_one_path or _exists(part) else pieces
     return entries
 

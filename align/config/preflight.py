@@ -1,4 +1,5 @@
-"""Everything that a command lacks, in one error, before torch is imported: target, drafter, data, packages, folders, devices."""
+"""Everything that a command lacks, in one error, before torch is imported: target, drafter, data,
+packages, folders, devices."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ Check = Callable[[], object]
 
 
 def check_training(recipe: Recipe, *more: Check) -> None:
-    """Raises UserError that names everything that training lacks; OSError for a pipe or device in place of a file.
+    """Raises UserError that names everything that training lacks; OSError for a pipe or device in
+    place of a file.
 
     Args:
         more: checks to report together with these.
@@ -98,14 +100,16 @@ def _check_init(drafter: DrafterConfig) -> None:
 
 
 def _check_data(recipe: Recipe) -> None:
-    """Training generates missing data unless `data.write` forbids it. Whether existing data are complete is known later."""
+    """Training generates missing data unless `data.write` forbids it. Whether existing data are
+    complete is known later."""
     folder = recipe.data_folder
     if (folder / "manifest.json").exists():
         return
     if recipe.data.write == "never":
         generation = command("align.synthesize")
         raise UserError(
-            f"{folder}: no data yet, and data.write=never; {generation} with the same arguments generates them "
+            f"{folder}: no data yet, and data.write=never; {generation} with the same arguments "
+            "generates them "
             "(or name other data of this target: data.path=FOLDER)"
         )
     place = [partial(check_folder, folder, "data.path")] if recipe.data.path else []
@@ -120,15 +124,19 @@ def _check_empty(folder: Path) -> None:
         ".*",
         "near-duplicates.sqlite*",
     )  # generation that stopped before its manifest
-    others = sorted(p.name for p in folder.glob("*") if not any(p.match(name) for name in unfinished))
+    others = sorted(
+        p.name for p in folder.glob("*") if not any(p.match(name) for name in unfinished)
+    )
     if others:
         raise UserError(
-            f"data.path={folder}: no data there, but {others[0]!r}; name a folder of data, or a new one"
+            f"data.path={folder}: no data there, but {others[0]!r}; name a folder of data, or a "
+            "new one"
         )
 
 
 def check_file(path: Path, key: str) -> None:
-    """Raises UserError if the file can't be written, OSError for a pipe or a device. Does not create it."""
+    """Raises UserError if the file can't be written, OSError for a pipe or a device. Does not
+    create it."""
     check_folder(path.parent, f"{key}={path}: folder")
     require(not path.is_dir(), f"{key}={path}: is a folder, not a file")
     check_ordinary(path)

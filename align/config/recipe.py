@@ -1,6 +1,7 @@
 """The recipe: everything a run depends on, as dataclasses that validate themselves.
 
-`align.config.parser` fills them from YAML and key=value. `--help` is made from the fields. No torch here.
+`align.config.parser` fills them from YAML and key=value. `--help` is made from the fields. No torch
+here.
 """
 
 from __future__ import annotations
@@ -23,16 +24,20 @@ class TargetConfig(Section):
 
     SECTION = "target"
 
-    name: str = option("HuggingFaceTB/SmolLM2-135M-Instruct", "hub id, hub folder, FILE.gguf, or debug")
+    name: str = option(
+        "HuggingFaceTB/SmolLM2-135M-Instruct", "hub id, hub folder, FILE.gguf, or debug"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "type of weights and compute; auto = bf16 where the hardware supports it, else float32"
+        "auto",
+        "type of weights and compute; auto = bf16 where the hardware supports it, else float32",
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     revision: str | None = option(None, "hub revision: branch, tag or commit")
     trust_remote_code: bool = option(False, "run modelling code that comes with the model")
     parallel: Literal["replicate", "fsdp", "tp", "absent"] = option(
         "replicate",
-        "in training: a copy in each process, sharded layers (FSDP2), tensor parallelism, or no layers: their outputs are read from "
+        "in training: a copy in each process, sharded layers (FSDP2), tensor parallelism, or no "
+        "layers: their outputs are read from "
         "trainer.features_path (align.features)",
     )
 
@@ -52,7 +57,8 @@ class Recipe(Section):
     )
     stage: Literal["pretrain", "finetune", "calibrate"] = option(
         "calibrate",
-        "pretrain = whole rows, finetune = blocks behind clean prefixes, both by the diffusion loss; calibrate = blocks, with "
+        "pretrain = whole rows, finetune = blocks behind clean prefixes, both by the diffusion "
+        "loss; calibrate = blocks, with "
         "the distillation terms (block and autoregressive drafters are calibrated)",
     )
     seed: int = option(0, "seed of data, initialisation and order", low=0, high=2**32 - 1)
@@ -70,7 +76,8 @@ class Recipe(Section):
         require(is_file_name, f"name={self.name!r} must be a file name")
         require(
             self.drafter.block_size < self.data.length,
-            f"drafter.block_size={self.drafter.block_size} must be less than data.length={self.data.length}",
+            f"drafter.block_size={self.drafter.block_size} must be less than "
+            f"data.length={self.data.length}",
         )
         self._validate_devices()
         self._validate_stage()
@@ -84,7 +91,8 @@ class Recipe(Section):
         excluded = {"cpu": "gpu", "cuda": "cpu"}.get(kind)
         require(
             launch.accelerator != excluded,
-            f"target.device={device} contradicts launch.accelerator={launch.accelerator}; leave it at auto",
+            f"target.device={device} contradicts launch.accelerator={launch.accelerator}; leave it "
+            "at auto",
         )
         require(
             not number or launch.devices == 1,
@@ -99,18 +107,26 @@ class Recipe(Section):
         )
         if not d.standalone or d.graph != "uniform":
             return
-        require(o.diffusion != "masked_nll", "objective.diffusion=masked_nll needs drafter.graph=absorbing")
-        require(o.times != "count", "objective.times=count counts masks: it needs drafter.graph=absorbing")
+        require(
+            o.diffusion != "masked_nll",
+            "objective.diffusion=masked_nll needs drafter.graph=absorbing",
+        )
+        require(
+            o.times != "count",
+            "objective.times=count counts masks: it needs drafter.graph=absorbing",
+        )
         require(
             self.stage != "calibrate" or o.distillation == 0,
-            "drafter.graph=uniform has no one-step q to calibrate: stage=finetune, or objective.distillation=0",
+            "drafter.graph=uniform has no one-step q to calibrate: stage=finetune, or "
+            "objective.distillation=0",
         )
 
     def _validate_objective(self) -> None:
         d, o = self.drafter, self.objective
         require(
             d.kind == "block" or o.prefix_decay == 0,
-            f"objective.prefix_decay={o.prefix_decay} needs drafter.kind=block; standalone: objective.block_lengths",
+            f"objective.prefix_decay={o.prefix_decay} needs drafter.kind=block; standalone: "
+            "objective.block_lengths",
         )
         require(
             d.confidence_head or "confidence" not in o.terms,
@@ -122,7 +138,8 @@ class Recipe(Section):
         )
         require(
             len(o.block_lengths) in (0, d.block_size),
-            f"objective.block_lengths has {len(o.block_lengths)} entries for drafter.block_size={d.block_size}",
+            f"objective.block_lengths has {len(o.block_lengths)} entries for "
+            f"drafter.block_size={d.block_size}",
         )
         require(
             self.trainer.features_top_k == 0 or "reverse_kl" not in o.terms,
@@ -137,7 +154,8 @@ class Recipe(Section):
         )
         require(
             how == "replicate" or not self.data.follow,
-            f"target.parallel={how}: data.follow=true may generate text, which needs the whole target (align.synthesize first)",
+            f"target.parallel={how}: data.follow=true may generate text, which needs the whole "
+            "target (align.synthesize first)",
         )
         require(
             how != "absent" or self.trainer.features_gb,
@@ -153,7 +171,8 @@ class Recipe(Section):
         if t.optimizer == "muon":
             require(
                 strategy in ("auto", "ddp"),
-                f"trainer.optimizer=muon needs whole matrices: launch.strategy={strategy} shards them (auto, ddp)",
+                f"trainer.optimizer=muon needs whole matrices: launch.strategy={strategy} shards "
+                "them (auto, ddp)",
             )
             require(
                 self.drafter.lora_rank == 0,
@@ -161,7 +180,8 @@ class Recipe(Section):
             )
         require(
             t.batch_size % (t.accumulate * self.processes) == 0,
-            f"trainer.batch_size={t.batch_size} must be a multiple of trainer.accumulate={t.accumulate} "
+            f"trainer.batch_size={t.batch_size} must be a multiple of "
+            f"trainer.accumulate={t.accumulate} "
             f"times the {self.processes} processes of launch.devices",
         )
 

@@ -21,7 +21,8 @@ def shipped() -> list[str]:
 
 
 def find(name: str, where: str, folder: Path | None = None) -> Path:
-    """The file behind recipe=NAME or base: NAME: a shipped name, or a path to a .yaml (relative to `folder`).
+    """The file behind recipe=NAME or base: NAME: a shipped name, or a path to a .yaml (relative to
+    `folder`).
 
     Raises:
         UserError: there is none; the message begins with `where`.
@@ -30,22 +31,29 @@ def find(name: str, where: str, folder: Path | None = None) -> Path:
     is_path = is_yaml or "/" in name
     try:
         path = (
-            (folder or Path()) / expand_path(name, f"{where}: recipe") if is_path else FOLDER / f"{name}.yaml"
+            (folder or Path()) / expand_path(name, f"{where}: recipe")
+            if is_path
+            else FOLDER / f"{name}.yaml"
         )
         if path.is_file() and (is_yaml or not is_path):
             return path
         other = ((folder or Path()) / name).is_file()
     except OSError as error:  # a name too long
-        raise UserError(f"{where}: recipe {short(name)} can't be read ({error.strerror or error})") from None
+        raise UserError(
+            f"{where}: recipe {short(name)} can't be read ({error.strerror or error})"
+        ) from None
     if other:
         near = nearest(Path(name).stem, shipped())
         near = " (block for instance; --help lists them)" if "one of" in near else near
         raise UserError(
-            f"{where}: {short(name)} is not a recipe: give a shipped recipe's name or a .yaml file{near}"
+            f"{where}: {short(name)} is not a recipe: give a shipped recipe's name or a .yaml "
+            f"file{near}"
         )
     if is_path:
         near = nearest(Path(name).stem, shipped()) if Path(name).name == name else ""
-        raise UserError(f"{where}: recipe {short(name)}: no such file{'' if 'one of' in near else near}")
+        raise UserError(
+            f"{where}: recipe {short(name)}: no such file{'' if 'one of' in near else near}"
+        )
     raise UserError(f"{where}: recipe {short(name)} is unknown{nearest(name, shipped())}")
 
 
@@ -74,7 +82,9 @@ def _read_kinds(kinds: Any, where: str) -> dict[str, dict[str, Any]]:
     if not isinstance(kinds, dict) or not all(isinstance(part, dict) for part in kinds.values()):
         raise UserError(f"{where}: kinds must contain a group of keys for each kind of drafter")
     return {
-        name: unique([pair for key, value in part.items() for pair in flatten(value, key, where)], where)
+        name: unique(
+            [pair for key, value in part.items() for pair in flatten(value, key, where)], where
+        )
         for name, part in kinds.items()
     }
 
@@ -89,7 +99,9 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: can't be read ({error.strerror or error})") from None
     content = parse_yaml(text, path.name)
     if content is None:
-        raise UserError(f"{path.name}: is empty; a recipe has lines like `trainer: {{max_steps: 1000}}`")
+        raise UserError(
+            f"{path.name}: is empty; a recipe has lines like `trainer: {{max_steps: 1000}}`"
+        )
     if not isinstance(content, dict):
         kind = "a list" if isinstance(content, list) else "one value"
         raise UserError(f"{path.name}: must contain `key: value` lines, not {kind}")
@@ -114,6 +126,8 @@ def unique(pairs: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise UserError(f"{where}: {key} is given twice ({short(found[key])} and {short(value)})")
+            raise UserError(
+                f"{where}: {key} is given twice ({short(found[key])} and {short(value)})"
+            )
         found[key] = value
     return found

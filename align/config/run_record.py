@@ -23,8 +23,9 @@ _CHANGEABLE = (
     "trainer.features_writer", "trainer.logger", "trainer.wandb_artifacts", "trainer.log_every", "trainer.milestones",
     "stage", "drafter.train", "data.follow",
 )  # fmt: skip
-"""Keys that may change when a run resumes: where and how far it runs and what it reports. Checkpoints and data know their
-target; the last three are compared with the checkpoint (`align.training.checkpoints.check_same_run`)."""
+"""Keys that may change when a run resumes: where and how far it runs and what it reports.
+Checkpoints and data know their target; the last three are compared with the checkpoint
+(`align.training.checkpoints.check_same_run`)."""
 
 
 def save_run_record(recipe: Recipe, argv: Sequence[str] | None = None) -> None:
@@ -40,7 +41,8 @@ def save_run_record(recipe: Recipe, argv: Sequence[str] | None = None) -> None:
 
 
 def check_record(recipe: Recipe) -> None:
-    """Check that the run that `trainer.resume=auto` resumes started with the same keys, except `_CHANGEABLE`.
+    """Check that the run that `trainer.resume=auto` resumes started with the same keys, except
+    `_CHANGEABLE`.
 
     Raises:
         UserError: it started with others, or its record can't be read.
@@ -55,12 +57,15 @@ def check_record(recipe: Recipe) -> None:
     changes = []
     for key, value in _flatten(resolve(recipe)).items():
         is_changeable = key in _CHANGEABLE or key.partition(".")[0] in _CHANGEABLE
-        if not is_changeable and before.get(key, value) != value:  # an older version may lack the key
+        if (
+            not is_changeable and before.get(key, value) != value
+        ):  # an older version may lack the key
             changes.append(f"{key}={short(before[key], 40)} there, {short(value, 40)} now")
     if changes:
         more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise UserError(
-            f"output={output} holds a run with other keys ({'; '.join(changes[:3])}{more}): give the same keys to resume it, "
+            f"output={output} holds a run with other keys ({'; '.join(changes[:3])}{more}): give "
+            "the same keys to resume it, "
             "trainer.resume=never to start over, or another output"
         )
 
@@ -68,5 +73,7 @@ def check_record(recipe: Recipe) -> None:
 def _flatten(values: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
+        flat |= (
+            {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
+        )
     return flat

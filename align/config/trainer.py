@@ -21,21 +21,27 @@ class TrainerConfig(Section):
 
     max_steps: int = option(1000, "optimizer steps", low=1)
     batch_size: int = option(2, "packed rows a step, over all devices", low=1)
-    anchors: int = option(256, "random anchors per row; a row with fewer positions uses all of them", low=1)
+    anchors: int = option(
+        256, "random anchors per row; a row with fewer positions uses all of them", low=1
+    )
     anchors_per: Literal["row", "document"] = option(
         "row",
         "document = that many anchors in each document of a row",
     )
     optimizer: Literal["adamw", "muon"] = option(
         "adamw",
-        "muon: orthogonalised gradients for the layers' matrices, AdamW for the rest; learns more per step, slower steps "
+        "muon: orthogonalised gradients for the layers' matrices, AdamW for the rest; learns more "
+        "per step, slower steps "
         "on a CPU",
     )
     learning_rate: float = option(8e-4, "peak learning rate of AdamW", above=0, high=100)
-    muon_learning_rate: float = option(1e-2, "peak learning rate of Muon's matrices", above=0, high=100)
+    muon_learning_rate: float = option(
+        1e-2, "peak learning rate of Muon's matrices", above=0, high=100
+    )
     learning_rates: dict[str, float] = option(
         {},
-        f"peak rates of parts of a block drafter, part: rate; the rest uses learning_rate. Parts: {', '.join(PARTS)}",
+        "peak rates of parts of a block drafter, part: rate; the rest uses learning_rate. Parts: "
+        f"{', '.join(PARTS)}",
         above=0,
         high=100,
     )
@@ -51,7 +57,8 @@ class TrainerConfig(Section):
     )
     show_samples: int = option(
         0,
-        "standalone, one process: texts that the drafter generates at every validation, in samples.txt",
+        "standalone, one process: texts that the drafter generates at every validation, in "
+        "samples.txt",
         low=0,
     )
     validate_first: bool = option(False, "validate once before the first step")
@@ -60,12 +67,14 @@ class TrainerConfig(Section):
     checkpoint_every: int = option(200, "steps between checkpoints", low=1)
     milestones: list[int] = option(
         [],
-        "text tokens after which the drafter is also saved, in milestones/TOKENS of the output folder",
+        "text tokens after which the drafter is also saved, in milestones/TOKENS of the output "
+        "folder",
         low=1,
     )
     keep_checkpoints: int = option(2, "checkpoints to keep", low=1)
     resume: str = option(
-        "auto", "auto = newest complete checkpoint of the output folder, never, or a checkpoint's path"
+        "auto",
+        "auto = newest complete checkpoint of the output folder, never, or a checkpoint's path",
     )
     keep_features_gb: float = option(
         0.0,
@@ -74,7 +83,8 @@ class TrainerConfig(Section):
     )
     features_gb: float = option(
         0.0,
-        "disk, in GB over all processes, for the target's outputs, stored by align.features or the first epoch; 0 = off",
+        "disk, in GB over all processes, for the target's outputs, stored by align.features or the "
+        "first epoch; 0 = off",
         low=0,
     )
     features_path: str | None = option(
@@ -85,17 +95,21 @@ class TrainerConfig(Section):
     )
     features_top_k: int = option(
         0,
-        "tokens of p to store per position; losses take p of all others as 0. 0 = all of p, from the last hidden state",
+        "tokens of p to store per position; losses take p of all others as 0. 0 = all of p, from "
+        "the last hidden state",
         low=0,
     )
     features_writer: str = option(
         "target",
-        "who runs the target for align.features: target = this process, or vllm:URL = a server that stores hidden states in a shared "
-        "folder (data.concurrency, data.served_model, data.reply_seconds and data.retry_seconds apply)",
+        "who runs the target for align.features: target = this process, or vllm:URL = a server "
+        "that stores hidden states in a shared "
+        "folder (data.concurrency, data.served_model, data.reply_seconds and data.retry_seconds "
+        "apply)",
     )
     logger: list[str] = option(["csv"], "any of csv, tensorboard, wandb (which includes csv)")
     wandb_artifacts: bool = option(
-        False, "with trainer.logger=wandb: also log the drafter as an artifact and validations as a table"
+        False,
+        "with trainer.logger=wandb: also log the drafter as an artifact and validations as a table",
     )
     log_every: int = option(10, "steps between progress lines", low=1)
     max_minutes: float | None = option(
@@ -104,17 +118,23 @@ class TrainerConfig(Section):
 
     @property
     def features_server(self) -> str | None:
-        """The address of the server that returns hidden states, without `/v1`; None = the target runs here."""
+        """The address of the server that returns hidden states, without `/v1`; None = the target
+        runs here."""
         return server_address(self.features_writer, "vllm")
 
     def validate(self) -> None:
         for name in self.learning_rates:
-            require(name in PARTS, f"trainer.learning_rates.{name}: unknown part{nearest(name, PARTS)}")
+            require(
+                name in PARTS, f"trainer.learning_rates.{name}: unknown part{nearest(name, PARTS)}"
+            )
         for name in self.logger:
-            require(name in LOGGERS, f"trainer.logger: unknown logger {name!r}{nearest(name, LOGGERS)}")
+            require(
+                name in LOGGERS, f"trainer.logger: unknown logger {name!r}{nearest(name, LOGGERS)}"
+            )
         require(
             self.warmup_steps <= self.max_steps,
-            f"trainer.warmup_steps={self.warmup_steps} must be at most trainer.max_steps={self.max_steps}: give both",
+            f"trainer.warmup_steps={self.warmup_steps} must be at most "
+            f"trainer.max_steps={self.max_steps}: give both",
         )
         require(len(self.betas) == 2, f"trainer.betas={self.betas} must be two numbers")
         require(
@@ -124,7 +144,8 @@ class TrainerConfig(Section):
         require(self.resume.strip(), "trainer.resume must be auto, never or a checkpoint's path")
         require(
             self.features_top_k == 0 or self.features_gb or self.keep_features_gb,
-            f"trainer.features_top_k={self.features_top_k} needs trainer.features_gb or trainer.keep_features_gb",
+            f"trainer.features_top_k={self.features_top_k} needs trainer.features_gb or "
+            "trainer.keep_features_gb",
         )
         check_writer("trainer.features_writer", self.features_writer, "vllm")
 
@@ -137,19 +158,25 @@ class LaunchConfig(Section):
 
     strategy: Literal["auto", "ddp", "fsdp", "deepspeed_1", "deepspeed_2", "deepspeed_3"] = option(
         "auto",
-        "how to spread over devices; auto = ddp when there are several, fsdp = FSDP2, deepspeed_N = ZeRO-N",
+        "how to spread over devices; auto = ddp when there are several, fsdp = FSDP2, deepspeed_N "
+        "= ZeRO-N",
     )
     offload: bool = option(
         False,
         "keep the optimizer's state in host memory; with deepspeed_3 and fsdp the weights too",
     )
-    devices: int = option(1, "processes on this machine, one per device; auto = one per GPU, else 1", low=1)
+    devices: int = option(
+        1, "processes on this machine, one per device; auto = one per GPU, else 1", low=1
+    )
     accelerator: Literal["auto", "cpu", "gpu"] = option("auto", "what to run on")
     num_nodes: int = option(1, "machines", low=1, high=10_000)
-    timeout: float = option(600.0, "seconds to wait for other processes before the run fails", low=1)
+    timeout: float = option(
+        600.0, "seconds to wait for other processes before the run fails", low=1
+    )
 
     def validate(self) -> None:
         require(
             not self.offload or self.strategy not in ("auto", "ddp"),
-            f"launch.offload=true: launch.strategy={self.strategy} has every weight in every process (fsdp, deepspeed_N)",
+            f"launch.offload=true: launch.strategy={self.strategy} has every weight in every "
+            "process (fsdp, deepspeed_N)",
         )

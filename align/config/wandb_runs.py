@@ -1,4 +1,5 @@
-"""W&B runs and sweeps: a folder for each trial, shared folders for their text, and parameters from the agent's file."""
+"""W&B runs and sweeps: a folder for each trial, shared folders for their text, and parameters from
+the agent's file."""
 
 from __future__ import annotations
 
@@ -56,10 +57,12 @@ def trial_ids(recipe: Recipe) -> list[str]:
 
 
 def separate_trial(recipe: Recipe, typed: Collection[str]) -> None:
-    """Give a W&B trial its own output folder, and a text folder shared by trials with equal data settings.
+    """Give a W&B trial its own output folder, and a text folder shared by trials with equal data
+    settings.
 
-    All trials of a sweep run one command, which would otherwise replace the previous trial's drafter. Text stays outside
-    of the trial's folder because generating it costs more than training.
+    All trials of a sweep run one command, which would otherwise replace the previous trial's
+    drafter. Text stays outside of the trial's folder because generating it costs more than
+    training.
 
     Args:
         recipe: changed in place: `output`, and `data.path` if it has none.
@@ -99,8 +102,8 @@ def trial_note(recipe: Recipe) -> str | None:
 def read_agent_parameters(given: Collection[str]) -> dict[str, Any]:
     """The trial's parameters in the agent's file that the command line lacks.
 
-    `${args_no_boolean_flags}` omits false values, and a command without `${args}` omits all. Names that are not keys are
-    ignored: a script around this command may use them.
+    `${args_no_boolean_flags}` omits false values, and a command without `${args}` omits all. Names
+    that are not keys are ignored: a script around this command may use them.
 
     Args:
         given: the keys of the command line.
@@ -126,7 +129,8 @@ def read_agent_parameters(given: Collection[str]) -> dict[str, Any]:
 
 
 def is_offline() -> bool:
-    """Whether W&B stores runs on this machine only: without an online mode, an API key or `wandb agent`."""
+    """Whether W&B stores runs on this machine only: without an online mode, an API key or `wandb
+    agent`."""
     mode = os.environ.get("WANDB_MODE")
     if mode is not None:
         return mode in _OFFLINE
@@ -154,5 +158,6 @@ def check_login(recipe: Recipe) -> None:
         raise UserError(f"trainer.logger=wandb: {reason} ({hint})") from None
     if not logged_in:
         raise UserError(
-            f"trainer.logger=wandb: W&B has no credentials here (`wandb login` or WANDB_API_KEY; {hint})"
+            "trainer.logger=wandb: W&B has no credentials here (`wandb login` or WANDB_API_KEY; "
+            f"{hint})"
         )

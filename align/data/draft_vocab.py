@@ -1,4 +1,5 @@
-"""The draft vocabulary: the tokens that the target uses most, and how much of its text they cover."""
+"""The draft vocabulary: the tokens that the target uses most, and how much of its text they
+cover."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ from align.data.shards import Samples, Texts
 from align.target.model import Target
 
 
-def frequent_tokens(samples: Texts, target: Target, size: int, text: Texts | None = None) -> Tensor | None:
-    """The `size` most frequent tokens of answers, end-of-sequence always included, in ascending order;
-    None = all of V.
+def frequent_tokens(
+    samples: Texts, target: Target, size: int, text: Texts | None = None
+) -> Tensor | None:
+    """The `size` most frequent tokens of answers, end-of-sequence always included, in ascending
+    order; None = all of V.
 
     Args:
         text: other training text; it weighs as much as the answers.

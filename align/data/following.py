@@ -28,8 +28,8 @@ WAIT_SECONDS = 0.5
 class ShardsAsWritten:
     """The shards of a folder by number, including those still to come.
 
-    A missing shard is awaited while another process writes, else written here. Its content depends on
-    the seed and its number alone, so it does not matter who wrote it.
+    A missing shard is awaited while another process writes, else written here. Its content depends
+    on the seed and its number alone, so it does not matter who wrote it.
     """
 
     def __init__(self, recipe: Recipe, target: Target, folder: Path, quiet: bool = False) -> None:
@@ -60,7 +60,10 @@ class ShardsAsWritten:
         while True:
             manifest = self._read_manifest()
             if self.next < manifest["shards"]:
-                path, sha256 = data.shard_path(self.folder, self.next), manifest["sha256"][self.next]
+                path, sha256 = (
+                    data.shard_path(self.folder, self.next),
+                    manifest["sha256"][self.next],
+                )
                 self.next += 1
                 return data.read_shard(path, sha256, self.target.vocab_size)
             if manifest["samples"] >= self.recipe.data.samples or manifest.get("ended"):

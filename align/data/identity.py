@@ -55,8 +55,8 @@ def _hash_prompts(prompts: Sequence[Conversation]) -> str:
 
 
 def find_differences(manifest: dict[str, Any], recipe: Recipe, target: Target) -> list[str]:
-    """The settings of a folder's texts that differ from the recipe's; the content of the prompts and
-    the target's name are not compared."""
+    """The settings of a folder's texts that differ from the recipe's; the content of the prompts
+    and the target's name are not compared."""
     wanted = identity(recipe, target, chat_template(target, manifest.get("date")), None)
     compared = wanted.keys() - {"prompts_sha256", "target"}
     return [key for key in wanted if key in compared and not is_same(manifest, key, wanted[key])]

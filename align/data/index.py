@@ -21,7 +21,9 @@ class ShardFolder(Sequence[Samples]):
         UserError: from `[]`: a shard is missing, torn, or has changed since it was written.
     """
 
-    def __init__(self, folder: Path, manifest: dict[str, Any], vocabulary: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, manifest: dict[str, Any], vocabulary: int | None = None
+    ) -> None:
         self.folder, self.manifest, self.vocabulary = folder, manifest, vocabulary
         self._checked: set[int] = set()
         self._open = lru_cache(OPEN_SHARDS)(self._read)

@@ -1,9 +1,9 @@
 """Finds near-duplicate texts exactly, by shared 3-grams.
 
 Sets A and B with Jaccard similarity ≥ t share an element among the first |A| − ⌈t·|A|⌉ + 1 of A and
-the first |B| − ⌈t·|B|⌉ + 1 of B, in any common order (prefix filtering: Chaudhuri et al., ICDE 2006;
-Bayardo et al., WWW 2007). Those few are looked up, rare ones first, and sets that share one are
-compared in full: unlike with MinHash, nothing is estimated.
+the first |B| − ⌈t·|B|⌉ + 1 of B, in any common order (prefix filtering: Chaudhuri et al., ICDE
+2006; Bayardo et al., WWW 2007). Those few are looked up, rare ones first, and sets that share one
+are compared in full: unlike with MinHash, nothing is estimated.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class NearDuplicates:
     """Remembers token lists in a temporary SQLite database on disk, so memory stays flat.
 
     Args:
-        threshold: the Jaccard similarity of two sets of 3-grams from which one is a near duplicate of
-            the other; above 1, nothing is.
+        threshold: the Jaccard similarity of two sets of 3-grams from which one is a near duplicate
+            of the other; above 1, nothing is.
     """
 
     def __init__(self, threshold: float) -> None:

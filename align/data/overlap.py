@@ -31,8 +31,8 @@ _TAG = re.compile(r"</?[a-zA-Z][^<>]{0,300}>")
 
 
 def split_words(text: str) -> list[str]:
-    """Lower-case words without punctuation, equal for plain text, HTML, and strings of JSON or source
-    code."""
+    """Lower-case words without punctuation, equal for plain text, HTML, and strings of JSON or
+    source code."""
     if "\\" in text:
         text = _ESCAPE.sub(lambda found: chr(int(found[1] or found[2] or "20", 16)), text)
     text = unescape(_TAG.sub(" ", text))
@@ -47,8 +47,8 @@ class Passages:
     """The word n-grams of benchmark texts, as 64-bit hashes.
 
     Args:
-        texts: each counts by its runs of `GRAM` words; one of `SHORTEST` (a question: `QUESTION`) to
-            `GRAM` words as a whole; a shorter one not at all.
+        texts: each counts by its runs of `GRAM` words; one of `SHORTEST` (a question: `QUESTION`)
+            to `GRAM` words as a whole; a shorter one not at all.
     """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:

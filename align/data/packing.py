@@ -15,16 +15,19 @@ from align.data.shards import Texts
 
 
 def split_validation(samples: Texts, fraction: float) -> tuple[Texts, Texts]:
-    """(training, validation): a random share of whole samples is held out, at least one on each side.
-    It is the same for every seed, so that runs are compared on the same text."""
+    """(training, validation): a random share of whole samples is held out, at least one on each
+    side. It is the same for every seed, so that runs are compared on the same text."""
     if len(samples) < 2:
         raise UserError(
-            f"data.path: holds {plural(len(samples), 'sample')}, and one is held out for validation: give more "
+            f"data.path: holds {plural(len(samples), 'sample')}, and one is held out for "
+            "validation: give more "
             "(data.samples, data.prompts) and a folder that is not written yet (data.path, output)"
         )
     order = np.random.default_rng([0, 0x5EED]).permutation(len(samples))
     held = min(max(1, round(fraction * len(samples))), len(samples) - 1)
-    training, validation = (torch.from_numpy(np.sort(part)) for part in (order[held:], order[:held]))
+    training, validation = (
+        torch.from_numpy(np.sort(part)) for part in (order[held:], order[:held])
+    )
     return samples.select(training), samples.select(validation)
 
 
@@ -32,12 +35,19 @@ class PackedRows(Sequence[PackedRow]):
     """Rows of `length` positions, each built on demand.
 
     Args:
-        samples: the texts. members_M: their indices by row. starts_R: where each row's begin, and the
-            end, (R+1,).
+        samples: the texts. members_M: their indices by row. starts_R: where each row's begin, and
+            the end, (R+1,).
     """
 
-    def __init__(self, samples: Texts, members_M: np.ndarray, starts_R: np.ndarray, length: int) -> None:
-        self.samples, self.members_M, self.starts_R, self.length = samples, members_M, starts_R, length
+    def __init__(
+        self, samples: Texts, members_M: np.ndarray, starts_R: np.ndarray, length: int
+    ) -> None:
+        self.samples, self.members_M, self.starts_R, self.length = (
+            samples,
+            members_M,
+            starts_R,
+            length,
+        )
 
     def __len__(self) -> int:
         return len(self.starts_R) - 1
@@ -61,13 +71,16 @@ OPEN_ROWS = 64
 
 
 def pack(samples: Texts, length: int, seed: int) -> PackedRows:
-    """Pack samples, in a seeded order, into rows of `length`: first fit over the last open rows. Longer
-    samples are cut."""
+    """Pack samples, in a seeded order, into rows of `length`: first fit over the last open rows.
+    Longer samples are cut."""
     order = np.random.default_rng([seed, 0xACC]).permutation(len(samples))
     sizes = samples.lengths.clamp_max(length).numpy()[order]
     smallest = int(sizes.min()) if len(sizes) else 0
     rows = np.empty(len(order), dtype=np.int64)
-    open_rows, room = list[int](), list[int]()  # those among the last ones that have room for anything
+    open_rows, room = (
+        list[int](),
+        list[int](),
+    )  # those among the last ones that have room for anything
     count = 0
     for place, size in enumerate(sizes.tolist()):
         for at, left in enumerate(room):  # noqa: B007 (used behind the loop)
@@ -85,7 +98,9 @@ def pack(samples: Texts, length: int, seed: int) -> PackedRows:
         if room[at] < smallest:
             del open_rows[at], room[at]
     by_row = np.argsort(rows, kind="stable")
-    return PackedRows(samples, order[by_row], np.searchsorted(rows[by_row], np.arange(count + 1)), length)
+    return PackedRows(
+        samples, order[by_row], np.searchsorted(rows[by_row], np.arange(count + 1)), length
+    )
 
 
 def _packed_row(samples: Texts, indices: list[int], length: int) -> PackedRow:

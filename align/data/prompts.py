@@ -55,7 +55,9 @@ def read_prompts(
     return [row.conversation for row in found]
 
 
-def _read_source(source: str, split: str, config: str | None, revision: str | None) -> Iterator[Any]:
+def _read_source(
+    source: str, split: str, config: str | None, revision: str | None
+) -> Iterator[Any]:
     path = expand_path(source)
     files = []
     if path.is_file():

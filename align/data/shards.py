@@ -1,9 +1,9 @@
 """Samples of token ids, and their shards on disk.
 
-A data folder holds `shard-00000.safetensors …` and `manifest.json`. Tensors of a shard: tokens (N,),
-uint16 if all of them fit, else int32; offsets (M+1,) int64; answer_start (M,) int32, counted within
-the sample; temperature (M,) float32; for given conversations text_start (M,) int32. Sample i is
-`tokens[offsets[i]:offsets[i+1]]`; its answer begins at `answer_start[i]`, its first user text at
+A data folder holds `shard-00000.safetensors …` and `manifest.json`. Tensors of a shard: tokens
+(N,), uint16 if all of them fit, else int32; offsets (M+1,) int64; answer_start (M,) int32, counted
+within the sample; temperature (M,) float32; for given conversations text_start (M,) int32. Sample i
+is `tokens[offsets[i]:offsets[i+1]]`; its answer begins at `answer_start[i]`, its first user text at
 `text_start[i]`.
 """
 
@@ -235,7 +235,8 @@ def read_shard(
 
 
 def read_manifest(folder: Path, schema: type = Manifest, missing: str = "") -> dict[str, Any]:
-    """The folder's manifest. Raises UserError if it is broken, or missing, which `missing` explains."""
+    """The folder's manifest. Raises UserError if it is broken, or missing, which `missing`
+    explains."""
     path = folder / "manifest.json"
     if not path.exists():
         missing = missing or f"no data; write some with {command('align.synthesize')}"

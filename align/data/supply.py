@@ -112,7 +112,8 @@ def open_supply(recipe: Recipe, target: Target, quiet: bool = False) -> Supply:
     """
     if target.anatomy.by_place and recipe.data.length > target.context_limit:
         raise UserError(
-            f"data.length={recipe.data.length}: target {target.spec!r} counts places in a packed row, "
+            f"data.length={recipe.data.length}: target {target.spec!r} counts places in a packed "
+            "row, "
             f"and its context is {target.context_limit} tokens (data.length={target.context_limit})"
         )
     folder, d = recipe.data_folder, recipe.data
@@ -135,7 +136,9 @@ _SAME_TEXTS = ("writer", "target_sha256", "dtype", "seed", "batch_size")
 """Settings that do not make a note."""
 
 
-def _note_differences(folder: Path, manifest: dict[str, Any], recipe: Recipe, target: Target) -> None:
+def _note_differences(
+    folder: Path, manifest: dict[str, Any], recipe: Recipe, target: Target
+) -> None:
     different = [
         f"data.{key}={short(manifest.get(key), 60)}"
         for key in find_differences(manifest, recipe, target)
@@ -143,7 +146,8 @@ def _note_differences(folder: Path, manifest: dict[str, Any], recipe: Recipe, ta
     ]
     if different:
         say(
-            f"note: {folder} was written with {', '.join(different)}: its texts are used as they are; "
+            f"note: {folder} was written with {', '.join(different)}: its texts are used as they "
+            "are; "
             "for others give another data.path",
             error=True,
         )
@@ -184,7 +188,11 @@ def _write_missing(recipe: Recipe, target: Target, quiet: bool) -> None:
 
 
 def _write_if(
-    missing: Callable[[], bool], write: Callable[[], object], recipe: Recipe, folder: Path, note: str
+    missing: Callable[[], bool],
+    write: Callable[[], object],
+    recipe: Recipe,
+    folder: Path,
+    note: str,
 ) -> None:
     """Write what is missing in the main process while the others wait."""
     if not missing():
@@ -193,7 +201,8 @@ def _write_if(
         return
     if recipe.data.write == "never":
         raise UserError(
-            f"{folder}: data are missing, and data.write=never; {command('align.synthesize')} writes them"
+            f"{folder}: data are missing, and data.write=never; {command('align.synthesize')} "
+            "writes them"
         )
     if main_process():
         if note:
@@ -207,8 +216,8 @@ def _write_if(
 
 
 def is_missing(recipe: Recipe, target: Target) -> bool:
-    """Whether texts are to be written: none exist, or their writing was stopped. A folder with fewer
-    samples that was written with other settings is used as it is."""
+    """Whether texts are to be written: none exist, or their writing was stopped. A folder with
+    fewer samples that was written with other settings is used as it is."""
     folder = recipe.data_folder
     if not (folder / "manifest.json").exists():
         return True

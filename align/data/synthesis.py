@@ -38,8 +38,8 @@ def _read_date(folder: Path) -> str | None:
 
 
 def _resume(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
-    """The folder's manifest if it was written with these settings; a fresh one if there is none, or no
-    sample of other settings was kept."""
+    """The folder's manifest if it was written with these settings; a fresh one if there is none, or
+    no sample of other settings was kept."""
     counts = {"shards": 0, "samples": 0, "tokens": 0, "answer_tokens": 0}
     fresh = {**wanted, **counts, "dropped": {}, "finished": False, "sha256": []}
     if not (folder / "manifest.json").exists():
@@ -51,7 +51,8 @@ def _resume(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
                 forget_until(folder, manifest["shards"])
                 return fresh
             raise UserError(
-                f"{folder}/manifest.json: {key} is {manifest.get(key)!r}, this recipe says {value!r}; "
+                f"{folder}/manifest.json: {key} is {manifest.get(key)!r}, this recipe says "
+                f"{value!r}; "
                 "give the data.… keys that it was written with, or another data.path"
             )
     if manifest.get("target_sha256") is None:
@@ -145,22 +146,27 @@ class Synthesis:
             if all(reason.endswith("in the server's reply") for reason in dropped):
                 hint = "another server may do (data.writer)"
             raise UserError(
-                f"{folder}: nothing of {FRUITLESS_BATCHES} batches in a row was kept (dropped so far: "
+                f"{folder}: nothing of {FRUITLESS_BATCHES} batches in a row was kept (dropped so "
+                "far: "
                 f"{_list_counts(dropped)}); {hint}"
             )
         return True
 
 
 def synthesize(
-    recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = False, source: MakeSource | None = None
+    recipe: Recipe,
+    target: TargetInfo,
+    folder: Path,
+    quiet: bool = False,
+    source: MakeSource | None = None,
 ) -> dict[str, Any]:
     """Write `recipe.data.samples` samples into `folder`, resuming from what is there; returns the
-    manifest. Missing or damaged shards are written again first: their content depends on the seed and
-    their number alone. `source`: see `Synthesis`.
+    manifest. Missing or damaged shards are written again first: their content depends on the seed
+    and their number alone. `source`: see `Synthesis`.
 
     Raises:
-        UserError: a folder written with other settings, prompts that can't be read, or settings under
-            which nothing is kept.
+        UserError: a folder written with other settings, prompts that can't be read, or settings
+            under which nothing is kept.
     """
     with closing(Synthesis(recipe, target, folder, quiet, source)) as writing:
         return _write_all(writing)
@@ -168,7 +174,12 @@ def synthesize(
 
 def _write_all(writing: Synthesis) -> dict[str, Any]:
     """Write all shards and report progress; returns the manifest."""
-    d, folder, quiet, manifest = writing.recipe.data, writing.folder, writing.quiet, writing.manifest
+    d, folder, quiet, manifest = (
+        writing.recipe.data,
+        writing.folder,
+        writing.quiet,
+        writing.manifest,
+    )
     report = _discard if quiet else say
     prompts = None if writing.prompts is None else len(writing.prompts)
     if writing.done:
@@ -203,7 +214,8 @@ def _discard(text: str) -> None:
 
 
 def _survey_prompts(plan: Plan, folder: Path, quiet: bool) -> int:
-    """Report what the template reads besides the prompts, and what of given ones is left out or cut.
+    """Report what the template reads besides the prompts, and what of given ones is left out or
+    cut.
 
     Returns:
         How many samples can be written: `data.samples`, or the number of usable prompts.

@@ -54,7 +54,8 @@ class HubOptions:
 
 
 def check_sources(data: DataConfig) -> None:
-    """Raises UserError that names all missing prompts, texts and exclusions, without asking the Hub."""
+    """Raises UserError that names all missing prompts, texts and exclusions, without asking the
+    Hub."""
     excluded = data.exclude if data.text else ()
     check_all(
         [
@@ -76,7 +77,8 @@ def check_text_source(source: str) -> None:
 
 
 def read_documents(source: str, options: HubOptions, left_out: Counter[str]) -> Iterator[Document]:
-    """The texts of a source in a fixed order, long ones in parts. `left_out` counts skipped ones by reason.
+    """The texts of a source in a fixed order, long ones in parts. `left_out` counts skipped ones by
+    reason.
 
     Raises:
         UserError: it can't be read, or has no such column.
@@ -89,7 +91,9 @@ def read_documents(source: str, options: HubOptions, left_out: Counter[str]) -> 
         texts = _read_file(path, options, left_out)
     else:
         hub = options.split, options.config, options.revision
-        texts = _read_column(hub_rows(source, *hub, "data.text", streaming=True), source, options, left_out)
+        texts = _read_column(
+            hub_rows(source, *hub, "data.text", streaming=True), source, options, left_out
+        )
     for text in texts:
         reason = _find_fault(text)
         if reason:
@@ -105,8 +109,8 @@ class _NoColumn(UserError):
 def _read_column(
     rows: Iterable[Any], source: str, options: HubOptions, left_out: Counter[str]
 ) -> Iterator[str]:
-    """The text of each row that has one; a row that is a string is one. Raises _NoColumn if the first row
-    lacks the column."""
+    """The text of each row that has one; a row that is a string is one. Raises _NoColumn if the
+    first row lacks the column."""
     column = options.column
     for number, row in enumerate(rows):
         columns = row if isinstance(row, dict) else {column: row}
@@ -137,8 +141,8 @@ def _read_file(path: Path, options: HubOptions, left_out: Counter[str]) -> Itera
 
 
 def _read_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> Iterator[str]:
-    """The visible files in the order of their names. Tables and .txt files whose names say another split are
-    left out."""
+    """The visible files in the order of their names. Tables and .txt files whose names say another
+    split are left out."""
     files = visible_files(folder)
     splits = [*TABLES, ".txt"]
     named = any(split_of(f.relative_to(folder)) for f in files if suffix_of(f) in splits)

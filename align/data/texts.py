@@ -104,7 +104,9 @@ def _fresh_manifest(recipe: Recipe, target: TargetInfo) -> dict[str, Any]:
             "revision": d.text_revision,
         },
         "exclude": list(d.exclude),
-        "sources": [{"source": source, "documents": 0, "tokens": 0, "ended": False} for source in d.text],
+        "sources": [
+            {"source": source, "documents": 0, "tokens": 0, "ended": False} for source in d.text
+        ],
         "sha256": [],
         "finished": False,
     }
@@ -181,7 +183,9 @@ class _Reader:
             return []
         target = self.target
         try:
-            tokens = text_ids(target.tokenizer, document.text, target.vocab_size, "a document", verbose=False)
+            tokens = text_ids(
+                target.tokenizer, document.text, target.vocab_size, "a document", verbose=False
+            )
         except UserError:
             self.left_out["documents with a token that the target has not"] += 1
             return []
@@ -217,7 +221,8 @@ def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> dict[
             samples = reader.read_shard(existing[number].token_count)
             if not samples.tokens.equal(existing[number].tokens.long()):
                 raise UserError(
-                    f"data.text={list(d.text)} has changed since it was read; restore it, or give another "
+                    f"data.text={list(d.text)} has changed since it was read; restore it, or give "
+                    "another "
                     "data.path"
                 )
         else:
@@ -248,7 +253,8 @@ def _list_left_out(manifest: dict[str, Any]) -> str:
 
 
 def _open_existing(folder: Path, fresh: dict[str, Any]) -> Sequence[data.Samples]:
-    """The shards of an interrupted reading; none if one is damaged. Raises UserError for other settings."""
+    """The shards of an interrupted reading; none if one is damaged. Raises UserError for other
+    settings."""
     if not (folder / "manifest.json").exists():
         return []
     manifest = read_text_manifest(folder)

@@ -1,9 +1,10 @@
-"""The forward process of one token: a continuous-time Markov chain whose rate matrix is Q = 1πᵀ − I.
+"""The forward process of one token: a continuous-time Markov chain whose rate matrix is Q = 1πᵀ −
+I.
 
 π is its stationary distribution, and each token is replaced by a draw from π at rate 1: the mask
-(absorbing) or any token (uniform). Q² = −Q, hence e^(σQ) = e^(−σ)·I + (1−e^(−σ))·1πᵀ, and its inverse with
-−σ. Matrices act on row vectors: Q(x, y) is the rate from x to y. SEDD: arXiv 2310.16834. V counts the mask.
-Computed in fp32 (fp64 stays).
+(absorbing) or any token (uniform). Q² = −Q, hence e^(σQ) = e^(−σ)·I + (1−e^(−σ))·1πᵀ, and its
+inverse with −σ. Matrices act on row vectors: Q(x, y) is the rate from x to y. SEDD: arXiv
+2310.16834. V counts the mask. Computed in fp32 (fp64 stays).
 """
 
 from __future__ import annotations
@@ -39,19 +40,23 @@ class Graph(ABC):
 
     @abstractmethod
     def score_entropy(self, log_score_V: Tensor, sigma: Tensor, x_t: Tensor, x_0: Tensor) -> Tensor:
-        """Denoising score entropy per position, (…,), nats, without the rate dσ (SEDD, arXiv 2310.16834).
+        """Denoising score entropy per position, (…,), nats, without the rate dσ (SEDD, arXiv
+        2310.16834).
 
-        Σ_{y≠x_t} Q(y, x_t)·(s_y − r_y·log s_y + r_y·(log r_y − 1)), r_y = p(y|x_0)/p(x_t|x_0): at least 0,
-        and 0 where s = r. The log-score of x_t itself is not read.
+        Σ_{y≠x_t} Q(y, x_t)·(s_y − r_y·log s_y + r_y·(log r_y − 1)), r_y = p(y|x_0)/p(x_t|x_0): at
+        least 0, and 0 where s = r. The log-score of x_t itself is not read.
         """
 
     def corrupt(
         self, tokens: Tensor, sigma: Tensor, generator: torch.Generator, may: Tensor | None = None
     ) -> Tensor:
-        """A draw of x_t given x_0 = tokens, positions independent; with `may` (bool), only where it is True."""
+        """A draw of x_t given x_0 = tokens, positions independent; with `may` (bool), only where it
+        is True."""
         place = generator.device
         chance = -torch.expm1(-full_precision(sigma))
-        u = torch.rand(tokens.shape, generator=generator, dtype=chance.dtype, device=place).to(tokens.device)
+        u = torch.rand(tokens.shape, generator=generator, dtype=chance.dtype, device=place).to(
+            tokens.device
+        )
         moved = u < chance
         if may is not None:
             moved = moved & may
@@ -67,7 +72,9 @@ class Absorbing(Graph):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.mask_id < self.size:
-            raise UserError(f"absorbing graph: mask_id={self.mask_id} is not within 0..{self.size - 1}")
+            raise UserError(
+                f"absorbing graph: mask_id={self.mask_id} is not within 0..{self.size - 1}"
+            )
 
     def limit(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
         return torch.full(tuple(shape), self.mask_id, device=generator.device)
@@ -111,8 +118,11 @@ def excess(x_V: Tensor, x_0: Tensor, mask_id: int, shift: Tensor | float) -> Ten
     return torch.expm1(log_sum + shift) - (label + shift)
 
 
-def on_rows(statistic: Callable[..., Tensor], where: Tensor, x_V: Tensor, *values: Tensor) -> Tensor:
-    """`statistic(x_RV, *values_R)` of the R positions that `where` marks, in its shape; 0 elsewhere.
+def on_rows(
+    statistic: Callable[..., Tensor], where: Tensor, x_V: Tensor, *values: Tensor
+) -> Tensor:
+    """`statistic(x_RV, *values_R)` of the R positions that `where` marks, in its shape; 0
+    elsewhere.
 
     Rows of `x_V` are gathered before they are converted to fp32, and not copied if all are marked.
     """
@@ -120,5 +130,7 @@ def on_rows(statistic: Callable[..., Tensor], where: Tensor, x_V: Tensor, *value
     rows = x_V.expand(*where.shape, x_V.shape[-1]).reshape(-1, x_V.shape[-1])
     if len(index) < len(rows):
         rows = rows[index]
-    value = statistic(full_precision(rows), *(v.expand(where.shape).reshape(-1)[index] for v in values))
+    value = statistic(
+        full_precision(rows), *(v.expand(where.shape).reshape(-1)[index] for v in values)
+    )
     return value.new_zeros(where.numel()).index_copy(0, index, value).view(where.shape)

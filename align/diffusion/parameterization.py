@@ -1,8 +1,8 @@
 """What the losses of a masked predictor (SUBS, MDLM) and of SEDD's log-score share.
 
-V counts the mask, as SEDD's vocabulary does. Everything is elementwise over the leading dimensions: rows
-(R, V) with tokens and σ of shape (R,) serve as well as (B, L, V) with (B, L), and σ may be (B, 1). Computed
-in fp32 (fp64 stays).
+V counts the mask, as SEDD's vocabulary does. Everything is elementwise over the leading dimensions:
+rows (R, V) with tokens and σ of shape (R,) serve as well as (B, L, V) with (B, L), and σ may be (B,
+1). Computed in fp32 (fp64 stays).
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ def log_expm1(sigma: Tensor) -> Tensor:
 
 
 def logsumexp_without(x_V: Tensor, column: int) -> Tensor:
-    """log Σ_{y≠column} e^{x_y}, (…,), from the two sides of the column: no copy of `x_V` is made."""
+    """log Σ_{y≠column} e^{x_y}, (…,), from the two sides of the column: no copy of `x_V` is
+    made."""
     return torch.logaddexp(x_V[..., :column].logsumexp(-1), x_V[..., column + 1 :].logsumexp(-1))
 
 
 def logsumexp_and_label(x_V: Tensor, label: Tensor, column: int) -> tuple[Tensor, Tensor]:
-    """(`logsumexp_without`, x_label), (…,) each, with one tensor of x's size as gradient, not three."""
+    """(`logsumexp_without`, x_label), (…,) each, with one tensor of x's size as gradient, not
+    three."""
     return _LogSumExpAndLabel.apply(x_V, label, column)
 
 
@@ -53,11 +55,13 @@ class _LogSumExpAndLabel(torch.autograd.Function):
 
 
 LOG_ZERO = -1e4
-"""Stands for log 0 where a label lies outside the draft vocabulary: finite, so that 0·log 0 stays 0."""
+"""Stands for log 0 where a label lies outside the draft vocabulary: finite, so that 0·log 0 stays
+0."""
 
 
 def time_weight(sigma: Tensor, rate: Tensor) -> Tensor:
-    """dσ/(e^σ − 1): weight of a masked position's cross-entropy, t uniform (MDLM, arXiv 2406.07524).
+    """dσ/(e^σ − 1): weight of a masked position's cross-entropy, t uniform (MDLM, arXiv
+    2406.07524).
 
     Under the log-linear schedule it is 1/t for any eps.
     """

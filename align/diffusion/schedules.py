@@ -35,7 +35,8 @@ class Schedule(ABC):
         """The t at which σ(t) = `sigma`, for σ(0) ≤ sigma ≤ σ(1)."""
 
     def mask_probability(self, t: Tensor) -> Tensor:
-        """1 − e^(−σ(t)): the probability that a token is corrupted; λ in RADD (arXiv 2406.03736)."""
+        """1 − e^(−σ(t)): the probability that a token is corrupted; λ in RADD (arXiv
+        2406.03736)."""
         return -torch.expm1(-self.total(t))
 
 
@@ -109,7 +110,11 @@ class Cosine(Schedule):
         return 4 / math.pi * torch.asin(torch.sqrt(-torch.expm1(-sigma) / (2 * (1 - self.eps))))
 
 
-SCHEDULES: dict[str, type[Schedule]] = {"loglinear": LogLinear, "geometric": Geometric, "cosine": Cosine}
+SCHEDULES: dict[str, type[Schedule]] = {
+    "loglinear": LogLinear,
+    "geometric": Geometric,
+    "cosine": Cosine,
+}
 
 
 def schedule(name: str, **options: float) -> Schedule:
@@ -136,12 +141,13 @@ def draw_times(
     least: float = 1e-3,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """`count` times in [least, 1], (count,); each has a uniform distribution, whatever their joint one.
+    """`count` times in [least, 1], (count,); each has a uniform distribution, whatever their joint
+    one.
 
     Args:
-        how: `uniform`: independent. `antithetic`: one in each of `count` equal strata as in MDLM, in random
-            order. `low_discrepancy`: the van der Corput sequence in base 2, shifted by one draw (mod 1):
-            consecutive times are spread out too.
+        how: `uniform`: independent. `antithetic`: one in each of `count` equal strata as in MDLM,
+            in random order. `low_discrepancy`: the van der Corput sequence in base 2, shifted by
+            one draw (mod 1): consecutive times are spread out too.
 
     Raises:
         UserError: an unknown `how`, or a `least` outside [0, 1).
@@ -150,7 +156,10 @@ def draw_times(
         raise UserError(f"times={how!r} is unknown{nearest(how, TIMES)}")
     place = generator.device
     u = torch.rand(
-        1 if how == "low_discrepancy" else count, generator=generator, dtype=torch.float64, device=place
+        1 if how == "low_discrepancy" else count,
+        generator=generator,
+        dtype=torch.float64,
+        device=place,
     )
     if how == "antithetic":
         u = (u + torch.randperm(count, generator=generator, device=place)) / max(count, 1)
@@ -167,7 +176,8 @@ def from_least(u: Tensor, least: float) -> Tensor:
 
 
 def van_der_corput(count: int, first: int = 0) -> Tensor:
-    """0, 1/2, 1/4, 3/4, 1/8, …: the mirrored binary digits of `first`, `first` + 1, …; float64 (count,)."""
+    """0, 1/2, 1/4, 3/4, 1/8, …: the mirrored binary digits of `first`, `first` + 1, …; float64
+    (count,)."""
     index = torch.arange(first, first + count)
     value = torch.zeros(count, dtype=torch.float64)
     for bit in range((first + count).bit_length()):

@@ -28,8 +28,8 @@ _WRAPPERS = r"(\.(modules_to_save|original_module|token_adapter|base_layer))*\.w
 
 @dataclass(frozen=True)
 class Adapter:
-    """folder: of its files. base: the folder or Hub id of the model that it changes. revision: of the
-    base."""
+    """folder: of its files. base: the folder or Hub id of the model that it changes. revision: of
+    the base."""
 
     folder: Path
     base: str
@@ -57,8 +57,8 @@ class Adapter:
         return weights
 
     def generation_config(self, base: Any, what: str) -> Any:
-        """The generation config of the adapter's folder, with the base's end of text if it names none;
-        else the base's.
+        """The generation config of the adapter's folder, with the base's end of text if it names
+        none; else the base's.
 
         Args:
             what: the model, for the message.
@@ -79,8 +79,8 @@ class Adapter:
 
 
 def adapter_of(folder: Path, what: str) -> Adapter | None:
-    """The adapter in a folder; None without adapter_config.json. As in transformers, weights of a whole
-    model next to it do not matter.
+    """The adapter in a folder; None without adapter_config.json. As in transformers, weights of a
+    whole model next to it do not matter.
 
     Args:
         what: the model, for the message.
@@ -106,7 +106,8 @@ def adapter_of(folder: Path, what: str) -> Adapter | None:
         raise UserError(f"{where} of peft_type={kind}, which can't be merged into its weights")
     if find_spec("peft") is None:
         raise UserError(
-            f"{where}, which needs the package peft: pip install 'specalign[lora]'; or {HOW_TO_MERGE}"
+            f"{where}, which needs the package peft: pip install 'specalign[lora]'; or "
+            f"{HOW_TO_MERGE}"
         )
     if not expand_path(base).exists() and (folder / base).is_dir():
         base = str((folder / base).resolve())
@@ -158,7 +159,8 @@ def _resize(model: Any, adapter: Adapter, config: Any) -> None:
         return
     if rows > old and adapter.tokenizer_folder is None:
         raise ValueError(
-            f"it has {rows} tokens, its base {old}, and there is no tokenizer next to it: save that "
+            f"it has {rows} tokens, its base {old}, and there is no tokenizer next to it: save "
+            "that "
             f"into {adapter.folder}, or {HOW_TO_MERGE}"
         )
     model.resize_token_embeddings(rows, mean_resizing=False)
@@ -168,7 +170,8 @@ def _resize(model: Any, adapter: Adapter, config: Any) -> None:
 
 
 def vocabulary_rows(model: Any, adapter: Adapter, config: Any) -> int | None:
-    """The vocabulary size of the adapter's weights of embedding and head; None if it has neither."""
+    """The vocabulary size of the adapter's weights of embedding and head; None if it has
+    neither."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     names = [name for name, module in model.named_modules() if module in (embedding, head)]
     for key, weight in adapter.weights.items():
@@ -187,8 +190,8 @@ def vocabulary_rows(model: Any, adapter: Adapter, config: Any) -> int | None:
 
 
 def _is_copy(key: str, weights: dict[str, Tensor]) -> bool:
-    """Whether a tensor that peft does not read repeats one that it reads: with a grown vocabulary it
-    stores rows of embedding and head more than once."""
+    """Whether a tensor that peft does not read repeats one that it reads: with a grown vocabulary
+    it stores rows of embedding and head more than once."""
     delta = ".trainable_tokens_delta"
     others: list[str] = []
     if key.endswith(".modules_to_save.weight"):

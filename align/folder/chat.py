@@ -1,4 +1,5 @@
-"""How a target is prompted: its chat template's switches (`enable_thinking`) and a system prompt."""
+"""How a target is prompted: its chat template's switches (`enable_thinking`) and a system
+prompt."""
 
 from __future__ import annotations
 
@@ -27,7 +28,11 @@ _MARK = "\u2402SYSTEM\u2402"
 _ALWAYS_GIVEN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
 TOOL = {
     "type": "function",
-    "function": {"name": "f", "description": "F", "parameters": {"type": "object", "properties": {}}},
+    "function": {
+        "name": "f",
+        "description": "F",
+        "parameters": {"type": "object", "properties": {}},
+    },
 }
 """A tool that a template is tried with."""
 
@@ -47,8 +52,8 @@ class Templated(Protocol):
 class Chat:
     """How a target's chat template is called.
 
-    kwargs: its variables by name, JSON values. system: the system prompt of conversations without one;
-    "" is one too. date: of the template's clock, ISO; None = today.
+    kwargs: its variables by name, JSON values. system: the system prompt of conversations without
+    one; "" is one too. date: of the template's clock, ISO; None = today.
     """
 
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -122,7 +127,8 @@ class Chat:
                 hint = f" (did you mean {close[0]!r}?)" if close else ""
                 raise UserError(
                     f"template_kwargs: the chat template of target {spec!r} has no switch "
-                    f"{short(name)}: it reads {', '.join(known) or 'nothing but the messages'}{hint}"
+                    f"{short(name)}: it reads "
+                    f"{', '.join(known) or 'nothing but the messages'}{hint}"
                 )
             try:
                 json.dumps(value, allow_nan=False)
@@ -208,8 +214,8 @@ def chat_ids(
     tokenizer: Any, conversation: Conversation, chat: Chat, rows: int, spec: str, where: str = ""
 ) -> list[int]:
     """A conversation as the tokens that the target continues, rendered and tokenised in one piece.
-    Training, decoding and evaluation all call this. Without a chat template: the messages' texts after
-    the tokenizer's opening tokens.
+    Training, decoding and evaluation all call this. Without a chat template: the messages' texts
+    after the tokenizer's opening tokens.
 
     Args:
         rows: the number of the target's tokens.

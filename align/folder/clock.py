@@ -37,4 +37,6 @@ def note_clock(target: Templated, folder: str = "", date: str | None = None) -> 
     date = date or target.chat.date
     day = f"{datetime.date.fromisoformat(date):%d %b %Y}" if date else "today's date"
     texts = f"the samples of {folder}" if folder else "prompts"
-    say_once(f"note: the chat template of target {target.spec!r} reads the clock; {texts} say {day}")
+    say_once(
+        f"note: the chat template of target {target.spec!r} reads the clock; {texts} say {day}"
+    )

@@ -37,26 +37,29 @@ def end_ids(value: Any, where: str) -> set[int]:
 
 
 def check_ends(config: dict[str, Any], where: str) -> None:
-    """Raises UserError if a config.json or generation_config.json names an end that is no token id."""
+    """Raises UserError if a config.json or generation_config.json names an end that is no token
+    id."""
     text_config = config.get("text_config")
     for values in (config, text_config if isinstance(text_config, dict) else {}):
         end_ids(values.get("eos_token_id"), where)
 
 
 def note_ends(spec: str, ends: Sequence[int], of_tokenizer: int | None) -> None:
-    """Report that text continues after the tokenizer's end token, as in transformers' `generate`."""
+    """Report that text continues after the tokenizer's end token, as in transformers'
+    `generate`."""
     if ends and of_tokenizer is not None and of_tokenizer not in ends:
         listed = ", ".join(map(str, ends[:8])) + ", …" * (len(ends) > 8)
         say(
-            f"note: {spec}: its generation config ends a text at {listed}, and not at the tokenizer's "
+            f"note: {spec}: its generation config ends a text at {listed}, and not at the "
+            "tokenizer's "
             f"{of_tokenizer}",
             error=True,
         )
 
 
 def note_turn(spec: str, tokenizer: Any, kwargs: Mapping[str, Any], ends: Sequence[int]) -> None:
-    """Report that the chat template ends an answer with a special token that does not end a text: the
-    model would continue after its turn."""
+    """Report that the chat template ends an answer with a special token that does not end a text:
+    the model would continue after its turn."""
     if not getattr(tokenizer, "chat_template", None):
         return
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _MARK}]
@@ -68,7 +71,8 @@ def note_turn(spec: str, tokenizer: Any, kwargs: Mapping[str, Any], ends: Sequen
         if ends and ids and ids[0] in special - {*ends}:
             token = tokenizer.convert_ids_to_tokens(ids[0])
             say(
-                f"note: {spec}: its chat template ends an answer with {token!r}, where its generation "
+                f"note: {spec}: its chat template ends an answer with {token!r}, where its "
+                "generation "
                 f"config does not end a text: answers run on (--stop {token!r} ends them)",
                 error=True,
             )
@@ -80,7 +84,8 @@ def note_changes(spec: str, generation: dict[str, Any]) -> None:
     found = [f"{k}={short(v, 40)}" for k, v in values.items() if v not in (None, 0, 1)]
     if found:
         say(
-            f"note: {spec}: its generation config asks for {', '.join(found)}: not applied here, where "
+            f"note: {spec}: its generation config asks for {', '.join(found)}: not applied here, "
+            "where "
             "p is the model's own; transformers' `generate` applies it",
             error=True,
         )

@@ -73,7 +73,10 @@ def _reword(message: Message, chosen: bool) -> Message:
 
 def ignored_notes(target: Templated, ignored: Counter[str], total: str) -> list[str]:
     """A line per part that the template leaves out, with its count of `total` prompts."""
-    return [_describe(target, part, f"{count} of {total} prompts") for part, count in sorted(ignored.items())]
+    return [
+        _describe(target, part, f"{count} of {total} prompts")
+        for part, count in sorted(ignored.items())
+    ]
 
 
 def note_ignored(target: Templated, conversation: Conversation) -> None:

@@ -1,4 +1,5 @@
-"""A script that merges an adapter into its base with `peft`, for engines that serve whole models."""
+"""A script that merges an adapter into its base with `peft`, for engines that serve whole
+models."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from align.common.schema import read_object
 from align.folder.adapter import Adapter, changes_tied_head, vocabulary_rows
 
 
-def merge_script(adapter: Adapter, base: Path | str, shown: tuple[str, str], merged: str) -> list[str]:
+def merge_script(
+    adapter: Adapter, base: Path | str, shown: tuple[str, str], merged: str
+) -> list[str]:
     """Lines of Python that write the merged model with its tokenizer.
 
     Args:
@@ -26,7 +29,8 @@ def merge_script(adapter: Adapter, base: Path | str, shown: tuple[str, str], mer
     lines = [
         *(["import torch"] if any("torch." in line for line in before) else []),
         "from peft import PeftModel",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer" + ", GenerationConfig" * has_ends,
+        "from transformers import AutoModelForCausalLM, AutoTokenizer"
+        + ", GenerationConfig" * has_ends,
         "",
         f'model = AutoModelForCausalLM.from_pretrained({base_text}, dtype="auto")',
         *before,

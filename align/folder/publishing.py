@@ -15,7 +15,8 @@ _MOST = 1 << 22
 
 
 def opening_name(target: str) -> str:
-    """The name that opens a target from any folder of this machine: a Hub id, or an absolute path."""
+    """The name that opens a target from any folder of this machine: a Hub id, or an absolute
+    path."""
     if hub_id(target):
         return hub_id(target)
     return str(local_path(target).absolute()) if local_path(target).exists() else target
@@ -27,12 +28,15 @@ def plain_name(target: str) -> str:
 
 
 def published_texts(folder: Path, target: str) -> dict[str, str]:
-    """The small texts of a folder that contain the target's path, with its public name instead, by file."""
+    """The small texts of a folder that contain the target's path, with its public name instead, by
+    file."""
     place = local_path(target)
     if hub_id(target) == target or not (place.exists() or Path(target).is_absolute()):
         return {}
     paths = {str(place.absolute()), str(place.resolve()), str(expand_path(target)), target}
-    spelled = {form for path in paths for form in (path, markdown_text(path), json.dumps(path)[1:-1])}
+    spelled = {
+        form for path in paths for form in (path, markdown_text(path), json.dumps(path)[1:-1])
+    }
     found: dict[str, str] = {}
     for file in sorted(folder.rglob("*")):
         if file.suffix not in _TEXTS or not file.is_file() or file.stat().st_size > _MOST:

@@ -30,11 +30,14 @@ def check_template_name(tokenizer: Any, name: object, spec: str) -> None:
     templates = tokenizer.chat_template
     if not isinstance(templates, Mapping):
         raise UserError(
-            f"template_kwargs: target {spec!r} has one chat template, without a name: omit {TEMPLATE}"
+            f"template_kwargs: target {spec!r} has one chat template, without a name: omit "
+            f"{TEMPLATE}"
         )
     if name not in templates:
         hint = nearest(str(name), templates)
-        raise UserError(f"template_kwargs: target {spec!r} has no chat template {short(name)}{hint}")
+        raise UserError(
+            f"template_kwargs: target {spec!r} has no chat template {short(name)}{hint}"
+        )
 
 
 def check_chosen(tokenizer: Any, name: object, spec: str) -> None:
@@ -43,7 +46,8 @@ def check_chosen(tokenizer: Any, name: object, spec: str) -> None:
     if name is None and isinstance(templates, Mapping) and "default" not in templates:
         raise UserError(
             f"target {spec!r} has chat templates by name and no default one "
-            f"({', '.join(sorted(templates))}): choose with --template-kwargs {TEMPLATE}=NAME, in a "
+            f"({', '.join(sorted(templates))}): choose with --template-kwargs {TEMPLATE}=NAME, in "
+            "a "
             f"recipe data.template_kwargs.{TEMPLATE}=NAME"
         )
 
@@ -55,8 +59,8 @@ def render(
     spec: str = "",
     date: str | None = None,
 ) -> str:
-    """A conversation in the tokenizer's chat template, up to where the answer begins. A template is a
-    program that comes with the model, so its time and memory are bounded.
+    """A conversation in the tokenizer's chat template, up to where the answer begins. A template is
+    a program that comes with the model, so its time and memory are bounded.
 
     Args:
         kwargs: the template's variables.
@@ -89,7 +93,9 @@ def render(
     last = messages[-1]["content"].strip() if messages else ""
     if last not in text:  # templates of vision models read a list of parts
         with suppress(Exception):
-            parts = apply([{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages])
+            parts = apply(
+                [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+            )
             text = parts if last in parts else text
     return text
 
@@ -120,7 +126,8 @@ def _fixed_date(date: str | None) -> Iterator[None]:
 
 
 def _with_parsed_arguments(message: Message) -> dict[str, Any]:
-    """A message with the arguments of tool calls as objects, which OpenAI writes as JSON strings."""
+    """A message with the arguments of tool calls as objects, which OpenAI writes as JSON
+    strings."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list | tuple):
         return dict(message)

@@ -14,9 +14,9 @@ from align.common.text import say_once
 
 
 def open_tokenizer(folder: Path | str, **options: Any) -> Any:
-    """The tokenizer of a folder in Hub layout or a Hub id. One that we converted from a GGUF file is
-    opened as written: for its architecture transformers may choose another class (Qwen2's reads a
-    SentencePiece vocabulary as bytes)."""
+    """The tokenizer of a folder in Hub layout or a Hub id. One that we converted from a GGUF file
+    is opened as written: for its architecture transformers may choose another class (Qwen2's reads
+    a SentencePiece vocabulary as bytes)."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     config = Path(folder) / "tokenizer_config.json"
@@ -51,7 +51,8 @@ def text_ids(
     of_template = given is not None and name not in given and name in text
     place = "take that out of its chat template" if of_template else "leave that out of the text"
     raise UserError(
-        f"{where}: its tokenizer knows {name!r} as token {beyond}, its embedding has {rows} rows: {place}"
+        f"{where}: its tokenizer knows {name!r} as token {beyond}, its embedding has {rows} rows: "
+        f"{place}"
     )
 
 
@@ -79,8 +80,8 @@ def opening_ids(tokenizer: Any, rows: int, where: str) -> tuple[int, ...]:
 
 
 def first_ids(tokenizer: Any, eos_ids: Sequence[int], rows: int, where: str) -> tuple[int, ...]:
-    """The tokens before a whole text for training, at least one: the tokenizer's opening tokens, else
-    BOS, else the first end-of-text token; a note names the latter two.
+    """The tokens before a whole text for training, at least one: the tokenizer's opening tokens,
+    else BOS, else the first end-of-text token; a note names the latter two.
 
     Raises:
         UserError: there is none of these, or the model lacks it.
@@ -92,10 +93,13 @@ def first_ids(tokenizer: Any, eos_ids: Sequence[int], rows: int, where: str) -> 
     if first is None:
         first = next(iter(eos_ids), None)
     if first is None:
-        raise UserError(f"{where}: its files name no token that begins a text, and none that ends one")
+        raise UserError(
+            f"{where}: its files name no token that begins a text, and none that ends one"
+        )
     _check_row(tokenizer, first, rows, where)
     say_once(
-        f"note: {where}: its tokenizer puts nothing in front of a text; whole texts for training begin "
+        f"note: {where}: its tokenizer puts nothing in front of a text; whole texts for training "
+        "begin "
         f"with {tokenizer.convert_ids_to_tokens(first)!r}, as they need a first token"
     )
     return (first,)

@@ -31,7 +31,8 @@ def save_chat(folder: Path, chat: Chat) -> None:
 
 
 def read_chat(drafter: str) -> Chat | None:
-    """What a drafter in a folder, or of a downloaded Hub id, was trained with; None if it does not say.
+    """What a drafter in a folder, or of a downloaded Hub id, was trained with; None if it does not
+    say.
 
     Raises:
         UserError: the file is broken.
@@ -62,6 +63,7 @@ def chat_note(drafter: str, now: Chat, tokenizer: Any) -> str | None:
     options = f" ({quote_arguments(trained.arguments).strip()})" if trained else ""
     plain = "no template switches and no system prompt"
     return (
-        f"note: drafter {short(drafter, 200)} was trained with {trained.description or plain}; decoding "
+        f"note: drafter {short(drafter, 200)} was trained with {trained.description or plain}; "
+        "decoding "
         f"uses {now.description or plain}: fewer drafts may be accepted{options}"
     )

@@ -1,8 +1,8 @@
 """Completes the config that transformers makes of a GGUF file.
 
-transformers' reader knows a few keys of each architecture and silently leaves the class's default for
-the others: Gemma 2's soft caps, Gemma 3's rotary scale, StarCoder 2's window, Phi-4-mini's partial
-rotary width. The meaning of the keys is llama.cpp's.
+transformers' reader knows a few keys of each architecture and silently leaves the class's default
+for the others: Gemma 2's soft caps, Gemma 3's rotary scale, StarCoder 2's window, Phi-4-mini's
+partial rotary width. The meaning of the keys is llama.cpp's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from align.gguf.tokenizer import special_id
 _VALUES = {
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
-    "attention.layer_norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps", "norm_eps", "norm_epsilon"),
+    "attention.layer_norm_epsilon": (
+        "layer_norm_epsilon",
+        "layer_norm_eps",
+        "norm_eps",
+        "norm_epsilon",
+    ),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
     "attention.sliding_window": ("sliding_window",),
     "expert_feed_forward_length": ("moe_intermediate_size",),

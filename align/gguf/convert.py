@@ -32,7 +32,8 @@ _OWN_TOKENIZERS = ("llama", "qwen2", "qwen3")
 
 
 def converted_folder(path: Path, check: Callable[[Path], Header]) -> Path:
-    """The hub-layout folder of a GGUF file: converted at the first call, then reused while unchanged.
+    """The hub-layout folder of a GGUF file: converted at the first call, then reused while
+    unchanged.
 
     Args:
         check: reads and checks the header, before a conversion.
@@ -52,7 +53,10 @@ def converted_folder(path: Path, check: Callable[[Path], Header]) -> Path:
         if unchanged(folder):  # converted by another process meanwhile
             return folder
         if folder.exists():
-            say(f"{folder}: has changed since it was converted; converting {path.name} again", error=True)
+            say(
+                f"{folder}: has changed since it was converted; converting {path.name} again",
+                error=True,
+            )
             shutil.rmtree(folder)
         unfinished = Path(f"{folder}{UNFINISHED}")
         shutil.rmtree(unfinished, ignore_errors=True)  # of a killed conversion
@@ -98,11 +102,17 @@ def _convert(path: Path, header: Header, folder: Path) -> None:
     ends = answer_ends(header.values)
     if set(ends) - {config.eos_token_id}:
         pad = special_id(header.values, "padding")
-        generation = {"eos_token_id": ends, "bos_token_id": config.bos_token_id, "pad_token_id": pad}
+        generation = {
+            "eos_token_id": ends,
+            "bos_token_id": config.bos_token_id,
+            "pad_token_id": pad,
+        }
         (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
 
 
-def _load_model(path: Path, header: Header, config: Any, room: str) -> tuple[Any, dict[str, torch.Tensor]]:
+def _load_model(
+    path: Path, header: Header, config: Any, room: str
+) -> tuple[Any, dict[str, torch.Tensor]]:
     """The model in float32, and its tensors without tied copies.
 
     Raises:
@@ -124,7 +134,8 @@ def _load_model(path: Path, header: Header, config: Any, room: str) -> tuple[Any
         raise UserError(f"{path}: lacks {name!r} of a {architecture} model")
     for name in sorted(key[0] for key in report["mismatched_keys"]):
         raise UserError(
-            f"{path}: {name!r} has another shape than in a {architecture} model with this metadata; {HINT}"
+            f"{path}: {name!r} has another shape than in a {architecture} model with this "
+            f"metadata; {HINT}"
         )
     stored = sum(
         math.prod(tensor.shape)
@@ -134,7 +145,8 @@ def _load_model(path: Path, header: Header, config: Any, room: str) -> tuple[Any
     built = sum(tensor.numel() for tensor in tensors.values())
     if stored != built:
         raise UserError(
-            f"{path}: holds {stored:,} weights, the {architecture} model built from it {built:,}; {HINT}"
+            f"{path}: holds {stored:,} weights, the {architecture} model built from it {built:,}; "
+            f"{HINT}"
         )
     return model, tensors
 

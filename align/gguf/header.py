@@ -17,7 +17,8 @@ ARCHITECTURES = (
     "bloom", "falcon", "gemma2", "gemma3", "gpt2", "lfm2", "llama", "mamba", "minimax-m2", "nemotron",
     "phi3", "qwen2", "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "stablelm", "starcoder2",
 )  # fmt: skip
-"""GGUF architectures that transformers reads correctly, which gpt-oss, gemma4 and mistral are not."""
+"""GGUF architectures that transformers reads correctly, which gpt-oss, gemma4 and mistral are
+not."""
 HINT = "use the model's hub-layout folder"
 EMBEDDING = "token_embd.weight"
 ROPE_FACTORS = "rope_freqs.weight"
@@ -52,7 +53,8 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Header:
-    """Metadata and tensor table of a model. Arrays of the metadata are lists, or their lengths if not asked for."""
+    """Metadata and tensor table of a model. Arrays of the metadata are lists, or their lengths if
+    not asked for."""
 
     values: dict[str, Any]
     tensors: dict[str, StoredTensor]
@@ -76,7 +78,8 @@ class Header:
 
 
 def read_header(path: Path, arrays: bool = False) -> Header:
-    """Read a file's header; of a split model that of all its parts. `arrays`: also read the metadata's arrays.
+    """Read a file's header; of a split model that of all its parts. `arrays`: also read the
+    metadata's arrays.
 
     Raises:
         UserError: the file is not GGUF, its header is damaged, or a part is missing.
@@ -89,7 +92,8 @@ def read_header(path: Path, arrays: bool = False) -> Header:
 
 
 def split_parts(path: Path) -> list[Path]:
-    """The files of a model: the file itself, or all parts of a split model, found by the name of one.
+    """The files of a model: the file itself, or all parts of a split model, found by the name of
+    one.
 
     Raises:
         UserError: a damaged header, or a part is missing.
@@ -101,7 +105,9 @@ def split_parts(path: Path) -> list[Path]:
     parts = [path.with_name(f"{stem}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
     for part in parts:
         if not part.is_file():
-            raise UserError(f"{path}: one of {count} parts of a split GGUF file; {part.name} is missing")
+            raise UserError(
+                f"{path}: one of {count} parts of a split GGUF file; {part.name} is missing"
+            )
     return parts
 
 
@@ -137,7 +143,9 @@ class _Reader:
             raise ValueError("its header is cut off")
         alignment = values.get("general.alignment", 32)
         start = math.ceil(self.position / alignment) * alignment
-        placed = {n: StoredTensor(t.shape, t.kind, start + t.start, self.path) for n, t in tensors.items()}
+        placed = {
+            n: StoredTensor(t.shape, t.kind, start + t.start, self.path) for n, t in tensors.items()
+        }
         return Header(values, placed)
 
     def read_number(self, form: str) -> Any:
@@ -198,7 +206,9 @@ def check_header(path: Path, header: Header) -> None:
     architecture = header.architecture
     if architecture not in ARCHITECTURES:
         hint = nearest(architecture, ARCHITECTURES)
-        raise UserError(f"{path}: GGUF architecture {architecture!r} is not supported{hint}; {HINT}")
+        raise UserError(
+            f"{path}: GGUF architecture {architecture!r} is not supported{hint}; {HINT}"
+        )
     for name in ("block_count", "embedding_length", "context_length"):
         value = header.get(name)
         if type(value) is not int or value < 1:
@@ -215,7 +225,8 @@ def _refuse(path: Path, header: Header, key: str, why: str) -> NoReturn:
 
 
 def _check_tensors(path: Path, header: Header) -> None:
-    """Every tensor has a known type and ends within the file, and no layer is missing or left over."""
+    """Every tensor has a known type and ends within the file, and no layer is missing or left
+    over."""
     from gguf.constants import GGML_QUANT_SIZES
 
     layers = {name.split(".")[1] for name in header.tensors if name.startswith("blk.")}
@@ -230,7 +241,8 @@ def _check_tensors(path: Path, header: Header) -> None:
         end = tensor.start + math.prod(tensor.shape) // elements * block_bytes
         if end > file.stat().st_size:
             raise UserError(
-                f"{file}: truncated: tensor {name!r} ends at byte {end}, the file has {file.stat().st_size}"
+                f"{file}: truncated: tensor {name!r} ends at byte {end}, the file has "
+                f"{file.stat().st_size}"
             )
 
 
@@ -238,14 +250,18 @@ def _check_vocabulary(path: Path, header: Header) -> None:
     """The embedding is as wide as the metadata says, and has a row for every token."""
     tensor = header.tensors.get(EMBEDDING)
     if tensor is None or len(tensor.shape) != 2:
-        raise UserError(f"{path}: has no two-dimensional tensor {EMBEDDING!r}, so it holds no model")
+        raise UserError(
+            f"{path}: has no two-dimensional tensor {EMBEDDING!r}, so it holds no model"
+        )
     rows, width = tensor.shape
     if header.get("embedding_length") != width:
         _refuse(path, header, header.key("embedding_length"), f"{EMBEDDING} has width {width}")
     tokens = header.values.get("tokenizer.ggml.tokens", rows)
     count = len(tokens) if isinstance(tokens, list) else tokens
     if count > rows:
-        raise UserError(f"{path}: tokenizer.ggml.tokens lists {count} tokens, {EMBEDDING} has {rows} rows")
+        raise UserError(
+            f"{path}: tokenizer.ggml.tokens lists {count} tokens, {EMBEDDING} has {rows} rows"
+        )
     for name in ("bos", "eos", "eot", "eom", "padding", "unknown"):
         key = f"tokenizer.ggml.{name}_token_id"
         value = header.values.get(key, 0)
@@ -266,12 +282,14 @@ def _check_rope(path: Path, header: Header) -> None:
         supported = tensor == ROPE_FACTORS and header.architecture == "llama"
         if tensor in header.tensors and not supported:
             raise UserError(
-                f"{path}: rotary factors ({tensor!r}) of {header.architecture!r} are not supported; {HINT}"
+                f"{path}: rotary factors ({tensor!r}) of {header.architecture!r} are not "
+                f"supported; {HINT}"
             )
 
 
 def rope_scale(header: Header) -> float:
-    """What positions are divided by. Files of 2023 have another key; without a type it is linear."""
+    """What positions are divided by. Files of 2023 have another key; without a type it is
+    linear."""
     scale = header.get("rope.scaling.factor")
     if scale is None:
         scale = header.get("rope.scale_linear")

@@ -10,7 +10,8 @@ from gguf.constants import GGUFValueType
 
 
 def join_parts(parts: Sequence[Path], path: Path) -> None:
-    """Write the first part's metadata and the tensors of all parts into one file, as they are stored."""
+    """Write the first part's metadata and the tensors of all parts into one file, as they are
+    stored."""
     readers = [GGUFReader(part) for part in parts]
     fields = readers[0].fields
     writer = GGUFWriter(path, fields["general.architecture"].contents())

@@ -1,7 +1,8 @@
 """Builds the tokenizer of a GGUF file, with the token ids that llama.cpp gives.
 
 Byte-level BPE (`tokenizer.ggml.model` "gpt2") and SentencePiece BPE ("llama"). transformers' reader
-splits SmolLM's digits wrongly, appends tokens to Llama 3's vocabulary, and misses DeepSeek's special tokens.
+splits SmolLM's digits wrongly, appends tokens to Llama 3's vocabulary, and misses DeepSeek's
+special tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _WORDS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _LLAMA3 = {"llama-bpe", "llama3", "llama-v3"}
-_SPLITS = dict.fromkeys(_LLAMA3, _WORDS % "{1,3}") | dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _WORDS % "")
+_SPLITS = dict.fromkeys(_LLAMA3, _WORDS % "{1,3}") | dict.fromkeys(
+    ("qwen2", "deepseek-r1-qwen"), _WORDS % ""
+)
 """How text is split before merging, by `tokenizer.ggml.pre`; others as GPT-2."""
 _KNOWN = {None, "default", "gpt-2", "smollm", *_SPLITS}
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _BYTE = 1, 2, 3, 4, 6
@@ -70,11 +73,14 @@ def _ends_by_text(metadata: dict[str, Any]) -> list[int]:
 
 
 def chat_templates(metadata: dict[str, Any]) -> str | dict[str, str] | None:
-    """The chat template; all by name if there are named ones (`tokenizer.chat_template.tool_use`)."""
+    """The chat template; all by name if there are named ones
+    (`tokenizer.chat_template.tool_use`)."""
     prefix = "tokenizer.chat_template"
     default = metadata.get(prefix)
     named = {
-        key.removeprefix(f"{prefix}."): text for key, text in metadata.items() if key.startswith(f"{prefix}.")
+        key.removeprefix(f"{prefix}."): text
+        for key, text in metadata.items()
+        if key.startswith(f"{prefix}.")
     }
     if not named:
         return default
@@ -84,7 +90,9 @@ def chat_templates(metadata: dict[str, Any]) -> str | dict[str, str] | None:
 def complete_tokenizer(tokenizer: Any, metadata: dict[str, Any]) -> None:
     """Add what transformers' reader leaves out: special end tokens, named chat templates, BOS."""
     tokens = metadata["tokenizer.ggml.tokens"]
-    tokenizer.add_tokens(_added([tokens[i] for i in _ends_by_text(metadata)], True), special_tokens=True)
+    tokenizer.add_tokens(
+        _added([tokens[i] for i in _ends_by_text(metadata)], True), special_tokens=True
+    )
     tokenizer.chat_template = chat_templates(metadata)
     if tokenizer.add_bos_token != adds_bos(metadata):
         tokenizer.add_bos_token = adds_bos(metadata)
@@ -147,7 +155,8 @@ def _make_byte_level(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer:
 
 
 def _make_sentencepiece(metadata: dict[str, Any], tokens: list[str], types: list[int]) -> Tokenizer:
-    """Neighbours whose text is a token are merged, best score first; unknown text is spelled in bytes.
+    """Neighbours whose text is a token are merged, best score first; unknown text is spelled in
+    bytes.
 
     By default a space precedes the text and follows each special token.
     """

@@ -1,4 +1,5 @@
-"""DSpark's Markov and confidence heads (arXiv 2607.05147) as the weights of this project's own (`align.models.markov`)."""
+"""DSpark's Markov and confidence heads (arXiv 2607.05147) as the weights of this project's own
+(`align.models.markov`)."""
 
 from __future__ import annotations
 
@@ -34,22 +35,27 @@ class _Source:
             raise UserError(f"{self.where} misses {name!r}")
         tensor = self.tensors.pop(name)
         found = tuple(tensor.shape)
-        fits = len(found) == len(shape) and all(w in (-1, f) for f, w in zip(found, shape, strict=True))
+        fits = len(found) == len(shape) and all(
+            w in (-1, f) for f, w in zip(found, shape, strict=True)
+        )
         if not fits:
             expected = ", ".join("any" if width < 0 else str(width) for width in shape)
             raise UserError(f"{self.where}: {name} has shape {found}, expected ({expected})")
         return tensor
 
 
-def take_heads(tensors: dict[str, Tensor], settings: dict[str, Any], width: int, path: Path) -> Heads:
+def take_heads(
+    tensors: dict[str, Tensor], settings: dict[str, Any], width: int, path: Path
+) -> Heads:
     """Take the heads' tensors out of a folder's.
 
-    vanilla: bias = W2·W1[x]; gated: W2·(σ(W_g·[h; W1[x]] + b) ⊙ W1[x]); rnn: W2·tanh(W_j·[state; W1[x]; h] + b), of W_j's rows
-    (gate, candidate, output) the last third. The state of the drafts before is not carried here: an rnn whose output reads it
-    is refused.
+    vanilla: bias = W2·W1[x]; gated: W2·(σ(W_g·[h; W1[x]] + b) ⊙ W1[x]); rnn: W2·tanh(W_j·[state;
+    W1[x]; h] + b), of W_j's rows (gate, candidate, output) the last third. The state of the drafts
+    before is not carried here: an rnn whose output reads it is refused.
 
     Args:
-        settings: `markov_rank`, `markov` (DSpark's kind), `confidence_head`, `confidence_input`. width: D.
+        settings: `markov_rank`, `markov` (DSpark's kind), `confidence_head`, `confidence_input`.
+            width: D.
 
     Raises:
         UserError: a missing tensor, one of another shape, or a head that is not computed here.
@@ -91,7 +97,8 @@ def _take_mixing(source: _Source, kind: str, rank: int, width: int) -> dict[str,
         state, table, hidden = weight[2 * rank :].split((rank, rank, width), dim=1)
         if bool(state.any()):
             raise UserError(
-                f"{source.where}: {name}.weight: its output reads the state of the drafts before, which is not "
+                f"{source.where}: {name}.weight: its output reads the state of the drafts before, "
+                "which is not "
                 "carried here"
             )
     return {

@@ -1,4 +1,5 @@
-"""The kind of a trained drafter, from the small files of its folder. No torch here: a recipe asks before anything is loaded."""
+"""The kind of a trained drafter, from the small files of its folder. No torch here: a recipe asks
+before anything is loaded."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ _MASKED = ("SDARForCausalLM",)
 
 @dataclass(frozen=True)
 class DrafterKind:
-    """kind: a value of `drafter.kind`. context: of a block drafter, a value of `drafter.context`. block_size: of a drafter trained
-    here, the tokens that it drafts; None where its folder does not say."""
+    """kind: a value of `drafter.kind`. context: of a block drafter, a value of `drafter.context`.
+    block_size: of a drafter trained here, the tokens that it drafts; None where its folder does not
+    say."""
 
     kind: str
     context: str | None = None
@@ -36,7 +38,8 @@ class DrafterKind:
 
 
 def kind_of_drafter(spec: str) -> DrafterKind | None:
-    """The kind of the drafter in a folder, a checkpoint file or a hub id; None where nothing is there or nothing says it.
+    """The kind of the drafter in a folder, a checkpoint file or a hub id; None where nothing is
+    there or nothing says it.
 
     Raises:
         UserError: a config that can't be read.
@@ -56,7 +59,8 @@ def kind_of_drafter(spec: str) -> DrafterKind | None:
 
 
 def kind_of_config(values: dict[str, Any], record: Mapping[str, Any]) -> DrafterKind | None:
-    """The kind by config.json and, where there is one, drafter.json. None for an architecture that is no drafter's."""
+    """The kind by config.json and, where there is one, drafter.json. None for an architecture that
+    is no drafter's."""
     if is_block(values):
         shared = values.get("model_type") == "block_drafter" and values.get("context") != "taps"
         return DrafterKind("block", "shared_kv" if shared else "taps")

@@ -1,4 +1,5 @@
-"""Which engine's layout a block drafter's config.json is of. No torch here: commands ask before anything is loaded.
+"""Which engine's layout a block drafter's config.json is of. No torch here: commands ask before
+anything is loaded.
 
 | layout | recognised by | written by |
 |---|---|---|
@@ -24,8 +25,9 @@ RECORD = "export.json"
 
 
 def layout_of(values: dict[str, Any]) -> str:
-    """The layout of a folder with this config.json, one of the table; empty = none of them. Relatives that are not decoded here
-    (DFlash 2, Domino) are of `dflash` too, so that what reads it says what they are."""
+    """The layout of a folder with this config.json, one of the table; empty = none of them.
+    Relatives that are not decoded here (DFlash 2, Domino) are of `dflash` too, so that what reads
+    it says what they are."""
     if "speculators_model_type" in values:
         return "speculators"
     if values.get("model_type") == ASSISTANT:
@@ -51,8 +53,8 @@ def is_block(values: dict[str, Any]) -> bool:
 
 
 def made_for(folder: Path, values: dict[str, Any]) -> str:
-    """The target that another engine's folder names: as a verifier, in the record of an export, or as its card's base model; empty =
-    it names none."""
+    """The target that another engine's folder names: as a verifier, in the record of an export, or
+    as its card's base model; empty = it names none."""
     said: Any = values.get("speculators_config")
     said = said.get("verifier") if isinstance(said, dict) else None
     said = said.get("name_or_path") if isinstance(said, dict) else None

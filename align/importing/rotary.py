@@ -17,7 +17,8 @@ from align.target.model import Target
 
 KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
 _PARTIAL = ("partial_rotary_factor", "rotary_pct", "rotary_emb_fraction")
-"""Keys that Qwen3's layers in transformers, in which drafters are trained, ignore; vLLM's follow them."""
+"""Keys that Qwen3's layers in transformers, in which drafters are trained, ignore; vLLM's follow
+them."""
 _SAME = 1e-4
 """The largest difference of two tables that is rounding."""
 
@@ -25,7 +26,8 @@ _SAME = 1e-4
 def rotary_entries(
     inner: dict[str, Any], width: int, target: Target, where: str
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """`BlockConfig.rotary` for these layers, empty if the target's own tables are the same, and their `rope_parameters`.
+    """`BlockConfig.rotary` for these layers, empty if the target's own tables are the same, and
+    their `rope_parameters`.
 
     Args:
         inner: a Qwen3 config's values. width: of a head.
@@ -45,7 +47,8 @@ def rotary_entries(
     theirs = module(torch.zeros(1), positions)
     if theirs[0].shape[-1] != width:
         raise UserError(
-            f"{where}: rope_parameters turn {theirs[0].shape[-1]} of a head's {width} numbers; here all of "
+            f"{where}: rope_parameters turn {theirs[0].shape[-1]} of a head's {width} numbers; "
+            "here all of "
             "them are turned"
         )
     own = _target_tables(target, positions, width)
@@ -53,11 +56,14 @@ def rotary_entries(
     target_rope = getattr(target.config, "rope_parameters", None) or {}
     if growing and target_rope.get("rope_type") != kind:  # they differ in long texts only
         own = None
-    if own is not None and all((a - b).abs().max() < _SAME for a, b in zip(own, theirs, strict=True)):
+    if own is not None and all(
+        (a - b).abs().max() < _SAME for a, b in zip(own, theirs, strict=True)
+    ):
         return [], rope
     if growing:
         raise UserError(
-            f"{where}: rope_parameters: rope_type={kind!r} changes with the length of the text and is not the "
+            f"{where}: rope_parameters: rope_type={kind!r} changes with the length of the text and "
+            "is not the "
             "target's own"
         )
     table = Rotary("half", 0, tuple(module.inv_freq.tolist()), float(module.attention_scaling))
@@ -65,14 +71,16 @@ def rotary_entries(
 
 
 def scaled_entry(theta: float, factors: Tensor) -> dict[str, Any]:
-    """An entry of `BlockConfig.rotary`: frequencies of the base `theta`, divided by the factors (d / 2)."""
+    """An entry of `BlockConfig.rotary`: frequencies of the base `theta`, divided by the factors (d
+    / 2)."""
     steps = torch.arange(len(factors), dtype=torch.float64) / len(factors)
     frequencies = theta**-steps / factors.double()
     return Rotary("half", 0, tuple(frequencies.tolist()), 1.0).entry()
 
 
 def _check_base(inner: dict[str, Any], where: str) -> None:
-    """Raises UserError for a base that is no positive number; warns about partial rotary, which is ignored."""
+    """Raises UserError for a base that is no positive number; warns about partial rotary, which is
+    ignored."""
     for place in (inner, inner.get("rope_scaling"), inner.get("rope_parameters")):
         if not isinstance(place, dict):
             continue

@@ -1,7 +1,9 @@
-"""config.json of another engine's block drafter as the values of this project's own (`align.models.block_config`).
+"""config.json of another engine's block drafter as the values of this project's own
+(`align.models.block_config`).
 
-Published definitions: DFlash, arXiv 2602.06036 and its package; DSpark, arXiv 2607.05147; the speculators package. What the network
-here does not compute is refused by its key, and so is a drafter for a target of another shape.
+Published definitions: DFlash, arXiv 2602.06036 and its package; DSpark, arXiv 2607.05147; the
+speculators package. What the network here does not compute is refused by its key, and so is a
+drafter for a target of another shape.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ NESTED = {
     "selector_rank", "selector_top_k", "swa_window_size", "pure_draft_prefix_len", "gru_hidden_dim", "emb_dim", "num_anchors",
     "loss_decay_gamma", "ce_loss_alpha", "l1_loss_alpha", "confidence_head_alpha",
 }  # fmt: skip
-"""Keys of `dflash_config` and `dspark_config` that are read, refused by name, or for training only."""
+"""Keys of `dflash_config` and `dspark_config` that are read, refused by name, or for training
+only."""
 
 
 class Settings:
@@ -50,7 +53,8 @@ class Settings:
             self.nested |= found if isinstance(found, dict) else {}
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A value from `dflash_config` or `dspark_config`, the file, or its part about the layers; null counts as missing."""
+        """A value from `dflash_config` or `dspark_config`, the file, or its part about the layers;
+        null counts as missing."""
         for place in (self.nested, self.values, self.inner):
             if place.get(name) is not None:
                 return place[name]
@@ -69,11 +73,15 @@ class Settings:
         return UserError(f"{self.where}: {what}")
 
 
-def read_settings(values: dict[str, Any], layout: str, where: str, target: Target) -> dict[str, Any]:
-    """The input of `BlockConfig.from_dict`, without the target's name and what only the tensors tell (`draft_vocab_size`).
+def read_settings(
+    values: dict[str, Any], layout: str, where: str, target: Target
+) -> dict[str, Any]:
+    """The input of `BlockConfig.from_dict`, without the target's name and what only the tensors
+    tell (`draft_vocab_size`).
 
     Raises:
-        UserError: a key that is missing, not computed by the network here, or does not fit the target.
+        UserError: a key that is missing, not computed by the network here, or does not fit the
+            target.
     """
     s = Settings(values, layout, where)
     _check_kind(s)
@@ -112,7 +120,9 @@ def _check_kind(s: Settings) -> None:
     if s.layout == "speculators":
         kind = s.values["speculators_model_type"]
         if kind not in ARCHITECTURES:
-            raise s.error(f"speculators_model_type={kind!r} is not decoded here; dflash and dspark are")
+            raise s.error(
+                f"speculators_model_type={kind!r} is not decoded here; dflash and dspark are"
+            )
     elif s.layout != "transformers":
         names, known = s.values.get("architectures"), ARCHITECTURES[s.layout]
         if names is not None and not isinstance(names, list):
@@ -127,10 +137,14 @@ def _check_kind(s: Settings) -> None:
         raise s.error(f"projector_type={projector!r} is not decoded here; dflash and dspark are")
     for name in ("conv_kernel_size", "selector_rank"):
         if s.get(name):
-            raise s.error(f"{name}={s.get(name)}: DFlash 2 is not decoded here; DFlash and DSpark are")
+            raise s.error(
+                f"{name}={s.get(name)}: DFlash 2 is not decoded here; DFlash and DSpark are"
+            )
     for name, value in s.nested.items():
         if name not in NESTED and value not in (None, False):
-            raise s.error(f"{name}={value!r:.60} is not known here; if it is for training only, remove it")
+            raise s.error(
+                f"{name}={value!r:.60} is not known here; if it is for training only, remove it"
+            )
     mode = s.get("attention_mode", "gqa")
     if mode not in ("gqa", "mha"):
         raise s.error(f"attention_mode={mode!r} is not decoded here; gqa and mha are")
@@ -141,11 +155,15 @@ def _check_attention(s: Settings, target: Target) -> None:
     causal = {name: s.get(name) for name in ("is_causal", "causal")}
     for name, value in causal.items():
         if value:
-            raise s.error(f"{name}={str(value).lower():.60}: a block's rows see one another both ways here")
+            raise s.error(
+                f"{name}={str(value).lower():.60}: a block's rows see one another both ways here"
+            )
     kinds = s.get("layer_types")
     if kinds is None:  # Qwen3's default
         slides = s.get("use_sliding_window", False)
-        slides = slides and s.get_int("max_window_layers", 28, low=0) < s.get_int("num_hidden_layers")
+        slides = slides and s.get_int("max_window_layers", 28, low=0) < s.get_int(
+            "num_hidden_layers"
+        )
         kinds = ["sliding_attention"] if slides else []
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         raise s.error("layer_types must be a list of names")
@@ -153,16 +171,21 @@ def _check_attention(s: Settings, target: Target) -> None:
         if kind == "full_attention":
             continue
         if kind != "sliding_attention":
-            raise s.error(f"layer_types has {kind!r}: layers see the whole context here (full_attention)")
+            raise s.error(
+                f"layer_types has {kind!r}: layers see the whole context here (full_attention)"
+            )
         window = s.get_int("sliding_window")
-        both_ways = s.get("sliding_window_non_causal", False) or any(v is not None for v in causal.values())
+        both_ways = s.get("sliding_window_non_causal", False) or any(
+            v is not None for v in causal.values()
+        )
         if not both_ways or window < target.context_limit:
             why = f"layer_types has sliding_attention (sliding_window={window})"
             raise s.error(f"{why}: layers see the whole context here")
 
 
 def _check_input_and_output(s: Settings, target: Target) -> None:
-    """Raises UserError unless rows go in as the target embeds them and out through its head alone."""
+    """Raises UserError unless rows go in as the target embeds them and out through its head
+    alone."""
     for name, neutral in NEUTRAL.items():
         value = s.get(name, neutral)
         if value != neutral:
@@ -174,11 +197,14 @@ def _check_input_and_output(s: Settings, target: Target) -> None:
     scale = s.get("input_embedding_scale", own)
     if not isinstance(scale, int | float) or abs(scale / own - 1) > 1e-3:
         raise s.error(
-            f"input_embedding_scale={scale}: target {target.spec!r} scales its embeddings by {own:g}"
+            f"input_embedding_scale={scale}: target {target.spec!r} scales its embeddings by "
+            f"{own:g}"
         )
     width = s.get("target_hidden_size", target.hidden_size)
     if width != target.hidden_size:
-        raise s.error(f"target_hidden_size={width}: target {target.spec!r} has {target.hidden_size}")
+        raise s.error(
+            f"target_hidden_size={width}: target {target.spec!r} has {target.hidden_size}"
+        )
 
 
 def _samples_from_anchor(s: Settings) -> bool:
@@ -191,7 +217,8 @@ def _samples_from_anchor(s: Settings) -> bool:
         raise s.error(f"sample_from_anchor must be true or false, not {value!r:.60}")
     if s.get("shift_label") and not value:
         raise s.error(
-            "shift_label=true: each row drafts the token behind its own; if the anchor's does too, set "
+            "shift_label=true: each row drafts the token behind its own; if the anchor's does too, "
+            "set "
             "sample_from_anchor: true"
         )
     return value
@@ -206,7 +233,8 @@ def _proposed_tokens(values: dict[str, Any]) -> Any:
 
 
 def _tapped_layers(s: Settings, target: Target) -> list[int]:
-    """Tapped layers, the target's from 0: id i is the output of layer i. In the speculators package 0 is the embedding."""
+    """Tapped layers, the target's from 0: id i is the output of layer i. In the speculators package
+    0 is the embedding."""
     shift = 1 if s.layout == "speculators" else 0
     name = "aux_hidden_state_layer_ids" if shift else "target_layer_ids"
     ids = s.get(name)
@@ -217,10 +245,13 @@ def _tapped_layers(s: Settings, target: Target) -> list[int]:
     last = target.num_layers - 1 + shift
     for i in ids:
         if not shift <= i <= last:
-            raise s.error(f"{name} has {i}: target {target.spec!r} has the layers {shift} to {last}")
+            raise s.error(
+                f"{name} has {i}: target {target.spec!r} has the layers {shift} to {last}"
+            )
         if i == last:
             raise s.error(
-                f"{name} has {i}, the target's last layer, which some engines give with its last norm and others "
+                f"{name} has {i}, the target's last layer, which some engines give with its last "
+                "norm and others "
                 "without"
             )
     return [i - shift for i in ids]

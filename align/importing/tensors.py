@@ -1,4 +1,5 @@
-"""The tensors of another engine's block drafter under this project's names, and its draft vocabulary."""
+"""The tensors of another engine's block drafter under this project's names, and its draft
+vocabulary."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """
     if (path / MASK).exists():
         raise UserError(
-            f"{path}/{MASK}: a learned vector for the mask; here the mask is a row of the target's embedding"
+            f"{path}/{MASK}: a learned vector for the mask; here the mask is a row of the target's "
+            "embedding"
         )
     files = ["model.safetensors"]
     if (path / INDEX).is_file():
@@ -52,7 +54,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if name not in TOKENS and not tensor.is_floating_point():
             kind = str(tensor.dtype).removeprefix("torch.")
-            raise UserError(f"{path}: {name} is of type {kind}; weights are float32, float16 or bfloat16")
+            raise UserError(
+                f"{path}: {name} is of type {kind}; weights are float32, float16 or bfloat16"
+            )
     return tensors
 
 
@@ -61,10 +65,12 @@ def read_vocabulary(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Take the vocabulary's tensors out.
 
-    Over the whole vocabulary the head is the target's, whatever the folder holds, as in the speculators package.
+    Over the whole vocabulary the head is the target's, whatever the folder holds, as in the
+    speculators package.
 
     Returns:
-        The draft vocabulary, ascending, None = the whole one; and the head's rows for it (Vd, D), None = the target's.
+        The draft vocabulary, ascending, None = the whole one; and the head's rows for it (Vd, D),
+            None = the target's.
 
     Raises:
         UserError: not a vocabulary of this target's tokens, or rows of another target.
@@ -77,7 +83,8 @@ def read_vocabulary(
     if offsets is None:
         if known is not None and not bool(known.all()):
             raise UserError(
-                f"{where}: t2d marks a draft vocabulary, and d2t, which numbers its tokens, is missing"
+                f"{where}: t2d marks a draft vocabulary, and d2t, which numbers its tokens, is "
+                "missing"
             )
         if head is not None:
             _check_related(head, target.head_weight_VD, f"{where}: lm_head.weight", target)
@@ -112,25 +119,28 @@ def _sort_vocabulary(offsets: Tensor, target: Target, where: str) -> tuple[Tenso
 
 
 def check_embedding(tensors: dict[str, Tensor], layout: str, target: Target, path: Path) -> None:
-    """Raises UserError for a speculators folder that scales its embeddings otherwise than the target does (Gemma): that package
-    reads the folder's rows, or the target's unscaled ones."""
+    """Raises UserError for a speculators folder that scales its embeddings otherwise than the
+    target does (Gemma): that package reads the folder's rows, or the target's unscaled ones."""
     own, rows = embedding_scale(target), tensors.get(EMBEDDING)
     if layout != "speculators" or own == 1:
         return
     scale = 1.0 if rows is None else float(rows.float().norm() / target.embedding_VD.float().norm())
     if abs(scale / own - 1) > 0.1:
         raise UserError(
-            f"{path}: its blocks read the target's embeddings times {scale:g}; target {target.spec!r} multiplies "
+            f"{path}: its blocks read the target's embeddings times {scale:g}; target "
+            f"{target.spec!r} multiplies "
             f"them by {own:g}, and so do drafters here"
         )
 
 
 def _check_related(rows: Tensor, wanted: Tensor, what: str, target: Target) -> None:
-    """Raises UserError if rows belong neither to the target nor to a model that it was finetuned from."""
+    """Raises UserError if rows belong neither to the target nor to a model that it was finetuned
+    from."""
     wanted = wanted.detach().cpu()
     if rows.shape != wanted.shape:
         raise UserError(
-            f"{what} has shape {tuple(rows.shape)}, target {target.spec!r} has {tuple(wanted.shape)}"
+            f"{what} has shape {tuple(rows.shape)}, target {target.spec!r} has "
+            f"{tuple(wanted.shape)}"
         )
     some = torch.linspace(0, len(rows) - 1, min(len(rows), 512)).long()
     alike = float(torch.cosine_similarity(rows[some].float(), wanted[some].float(), dim=-1).mean())

@@ -19,8 +19,8 @@ class _Chain(Structure):
 
 
 class ChainEnd(NamedTuple):
-    """Where the accepted part of a chain of K drafts ends: `stop`, the K + 1 probabilities that so many are accepted; how many are;
-    the token after them."""
+    """Where the accepted part of a chain of K drafts ends: `stop`, the K + 1 probabilities that so
+    many are accepted; how many are; the token after them."""
 
     stop: list[float]
     accepted: int
@@ -35,8 +35,8 @@ def takes(*tensors: Tensor) -> bool:
 
 
 def largest(rows_RV: Tensor) -> Tensor:
-    """The first column with the largest number of each row, int64 (R,); NaN counts as the largest, as in `torch.argmax`. Of rows that
-    `takes` takes, V ≥ 1."""
+    """The first column with the largest number of each row, int64 (R,); NaN counts as the largest,
+    as in `torch.argmax`. Of rows that `takes` takes, V ≥ 1."""
     count, size = rows_RV.shape
     at_R = torch.empty(count, dtype=torch.int64)
     rows_library().largest_of_rows(rows_RV.data_ptr(), count, size, at_R.data_ptr())
@@ -46,11 +46,14 @@ def largest(rows_RV: Tensor) -> Tensor:
 def verified_chain(
     p_MV: Tensor, q_KS: Tensor, ids_S: Tensor | None, tokens_K: Tensor, u_2: Tensor
 ) -> ChainEnd:
-    """Block verification of a chain of K = M − 1 ≥ 1 drafts (Sun et al., arXiv 2403.10444), as the rule `block` computes it.
+    """Block verification of a chain of K = M − 1 ≥ 1 drafts (Sun et al., arXiv 2403.10444), as the
+    rule `block` computes it.
 
     Args:
-        p_MV: the target's probabilities after 0, 1, … drafts. q_KS: what each draft was drawn from; both as `takes` takes them.
-        ids_S: the columns' tokens, int64, distinct; None = all V in their order. tokens_K: the drafts, int64.
+        p_MV: the target's probabilities after 0, 1, … drafts. q_KS: what each draft was drawn from;
+            both as `takes` takes them.
+        ids_S: the columns' tokens, int64, distinct; None = all V in their order. tokens_K: the
+            drafts, int64.
         u_2: numbers in [0, 1), fp64: for the end, and for the token after it.
 
     Raises:
@@ -64,7 +67,8 @@ def verified_chain(
         fits = len(ids_S) == columns
     if len(p_MV) != count + 1 or len(tokens_K) != count or not count or not fits:
         raise ValueError(
-            f"{len(tokens_K)} drafts with {count} rows of q, {columns} wide, and {len(p_MV)} of p, {size}"
+            f"{len(tokens_K)} drafts with {count} rows of q, {columns} wide, and {len(p_MV)} of p, "
+            f"{size}"
         )
     chain = _Chain(
         p_MV.data_ptr(), q_KS.data_ptr(), None if ids_S is None else ids_S.data_ptr(), tokens_K.data_ptr(),

@@ -1,7 +1,9 @@
-"""Element-wise passes over large tensors as few kernels: torch.compile, on a GPU and where Triton is there; elsewhere as they stand.
+"""Element-wise passes over large tensors as few kernels: torch.compile, on a GPU and where Triton
+is there; elsewhere as they stand.
 
-A loss over (rows, vocabulary) is bound by memory: each pass that is not made is time. On a CPU the rows are cut so that they
-stay in its cache instead (align/losses/divergences.py), and every bit stays what it was.
+A loss over (rows, vocabulary) is bound by memory: each pass that is not made is time. On a CPU the
+rows are cut so that they stay in its cache instead (align/losses/divergences.py), and every bit
+stays what it was.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from torch import Tensor
 
 
 def fused_on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of tensors, the first of which says where it runs. Compiled at its first call on a GPU; where that fails a warning
-    says so, and the function runs as it stands from then on."""
+    """A function of tensors, the first of which says where it runs. Compiled at its first call on a
+    GPU; where that fails a warning says so, and the function runs as it stands from then on."""
     compiled: Callable[..., Any] | None = None
     given_up = False
 

@@ -33,7 +33,16 @@ class _Stack(Structure):
     _fields_ = [
         *(
             (name, c_int64)
-            for name in ("layers", "width", "inner", "heads", "kv_heads", "head_width", "block", "groups")
+            for name in (
+                "layers",
+                "width",
+                "inner",
+                "heads",
+                "kv_heads",
+                "head_width",
+                "block",
+                "groups",
+            )
         ),
         *((name, c_float) for name in ("scale", "eps", "head_eps")),
         ("layer", POINTER(_Layer)),
@@ -67,7 +76,8 @@ _LAYOUT = sizeof(_Stack) << 40 | sizeof(_Layer) << 20 | sizeof(_Request)
 def pointer_of(
     tensor: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, held: list[Any]
 ) -> int | None:
-    """Where a tensor lies, which joins `held`, so that its memory stays whatever becomes of the parameter; None for None.
+    """Where a tensor lies, which joins `held`, so that its memory stays whatever becomes of the
+    parameter; None for None.
 
     Raises:
         ValueError: it is not contiguous, or of another shape or type.
@@ -75,24 +85,29 @@ def pointer_of(
     if tensor is None:
         return None
     if not tensor.is_contiguous() or tensor.dtype != dtype or tuple(tensor.shape) != shape:
-        raise ValueError(f"{tuple(tensor.shape)} in {tensor.dtype}, where {shape} in {dtype} belongs")
+        raise ValueError(
+            f"{tuple(tensor.shape)} in {tensor.dtype}, where {shape} in {dtype} belongs"
+        )
     held.append(tensor.detach())
     return tensor.data_ptr()
 
 
 def matrix_fields(matrix: Matrix, shape: tuple[int, int], held: list[Any]) -> MatrixFields:
-    """A matrix of this shape; `ValueError` as `pointer_of`, and for int8 without a scale or a scale without int8."""
+    """A matrix of this shape; `ValueError` as `pointer_of`, and for int8 without a scale or a scale
+    without int8."""
     dtype = matrix.weight.dtype if matrix.weight.dtype in KINDS else torch.float32
     if (dtype == torch.int8) != (matrix.scale is not None):
-        raise ValueError(f"a weight in {dtype} {'without' if matrix.scale is None else 'with'} a scale")
+        raise ValueError(
+            f"a weight in {dtype} {'without' if matrix.scale is None else 'with'} a scale"
+        )
     vectors = (pointer_of(vector, shape[:1], torch.float32, held) for vector in matrix[1:])
     return MatrixFields(pointer_of(matrix.weight, shape, dtype, held), *vectors, KINDS.index(dtype))
 
 
 @dataclass
 class Convolution:
-    """Two taps around a sublayer (`TwoTapConvolution` of align.models.block_layers): `delta` (4 · groups, width), `offset`
-    (2, 2, width)."""
+    """Two taps around a sublayer (`TwoTapConvolution` of align.models.block_layers): `delta` (4 ·
+    groups, width), `offset` (2, 2, width)."""
 
     delta: Matrix
     offset: Tensor
@@ -118,14 +133,21 @@ class Weights:
 
 
 class Memory:
-    """Where layers keep keys and values of one request: views (1, kv_heads, capacity, head_width), fp32, of one shape. The keys stand
-    there once more as columns, `TILE` of them side by side, as the scores of few rows are fastest."""
+    """Where layers keep keys and values of one request: views (1, kv_heads, capacity, head_width),
+    fp32, of one shape. The keys stand there once more as columns, `TILE` of them side by side, as
+    the scores of few rows are fastest."""
 
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         keys, values = [t.detach() for t in keys], [t.detach() for t in values]
         first = keys[0]
-        assert all(t.shape == first.shape and t.stride() == first.stride() for t in (*keys, *values))
-        assert len(first) == 1 and first.dtype == torch.float32 and first.stride()[2:] == (first.shape[3], 1)
+        assert all(
+            t.shape == first.shape and t.stride() == first.stride() for t in (*keys, *values)
+        )
+        assert (
+            len(first) == 1
+            and first.dtype == torch.float32
+            and first.stride()[2:] == (first.shape[3], 1)
+        )
         self.heads, self.capacity, self.width = first.shape[1:]
         self.keys = (c_void_p * len(keys))(*(t.data_ptr() for t in keys))
         self.values = (c_void_p * len(values))(*(t.data_ptr() for t in values))
@@ -134,7 +156,12 @@ class Memory:
         self.turned = 0
         """How many of the first keys stand in `columns`."""
         strides = first.stride(1), self.columns.stride(1)
-        self.places = addressof(self.keys), addressof(self.values), self.columns.data_ptr(), *strides
+        self.places = (
+            addressof(self.keys),
+            addressof(self.values),
+            self.columns.data_ptr(),
+            *strides,
+        )
         """What a `_Request` begins with."""
         self._held = [*keys, *values]
 
@@ -145,8 +172,9 @@ class Memory:
 
 @dataclass
 class Rows:
-    """Rows of one request that follow the `past` positions of its memory. see: which of them each one sees, bool (rows, rows),
-    contiguous; None = those up to itself. apart: whether their own keys and values are not written into the memory."""
+    """Rows of one request that follow the `past` positions of its memory. see: which of them each
+    one sees, bool (rows, rows), contiguous; None = those up to itself. apart: whether their own
+    keys and values are not written into the memory."""
 
     memory: Memory
     past: int
@@ -162,13 +190,16 @@ class Rows:
 
 @dataclass
 class LayerStack:
-    """Layers of one shape, ready for `layers.c`. `last_norm`: what their output is normalised by, None = nothing.
+    """Layers of one shape, ready for `layers.c`. `last_norm`: what their output is normalised by,
+    None = nothing.
 
     Args:
         heads, kv_heads, head_width: of the attention; head_width is a multiple of 8.
         scale: of the scores. eps: of the norms, `head_eps` of those of single heads.
-        state: a norm (D,) and a matrix (D, D), for calls with a state: every row is given matrix · norm(state) first.
-        block: rows of a block, of which convolutions know the edges. The rows of a call are those of whole blocks.
+        state: a norm (D,) and a matrix (D, D), for calls with a state: every row is given matrix ·
+            norm(state) first.
+        block: rows of a block, of which convolutions know the edges. The rows of a call are those
+            of whole blocks.
 
     Raises:
         ValueError: layers of several shapes, or of one or a type that `layers.c` does not take.
@@ -191,7 +222,10 @@ class LayerStack:
             raise ValueError(f"{self.heads} heads over {self.kv_heads} of width {self.head_width}")
         self.inner, self.width = self.weights[0].gate[0].shape
         deltas = [
-            c.delta.weight for w in self.weights for c in (w.attention_conv, w.mlp_conv) if c is not None
+            c.delta.weight
+            for w in self.weights
+            for c in (w.attention_conv, w.mlp_conv)
+            if c is not None
         ]
         self.groups = len(deltas[0]) // 4 if deltas else 0
         if self.groups and self.width % self.groups:
@@ -212,10 +246,19 @@ class LayerStack:
     def _layer(self, weights: Weights) -> _Layer:
         found, width, inner = _Layer(), self.width, self.inner
         q, kv = self.heads * self.head_width, self.kv_heads * self.head_width
-        shapes = [(q, width), (kv, width), (kv, width), (width, q), *[(inner, width)] * 2, (width, inner)]
+        shapes = [
+            (q, width),
+            (kv, width),
+            (kv, width),
+            (width, q),
+            *[(inner, width)] * 2,
+            (width, inner),
+        ]
         for name, shape in zip(_MATRICES, shapes, strict=True):
             setattr(found, name, matrix_fields(getattr(weights, name), shape, self._held))
-        for name, size in zip(_NORMS, (width, width, self.head_width, self.head_width), strict=True):
+        for name, size in zip(
+            _NORMS, (width, width, self.head_width, self.head_width), strict=True
+        ):
             setattr(found, name, self._vector(getattr(weights, name), size))
         for name in _CONVOLUTIONS:
             if (convolution := getattr(weights, name)) is not None:
@@ -236,17 +279,24 @@ class LayerStack:
         taps: Sequence[int] = (),
         state_D: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Last hidden states (R, D) of the requests' rows, one after the other, and the outputs (F, R, D) of the layers `taps`.
-        Writes their keys and values into the memories, unless they stay apart. fp32, R ≤ 32.
+        """Last hidden states (R, D) of the requests' rows, one after the other, and the outputs (F,
+        R, D) of the layers `taps`. Writes their keys and values into the memories, unless they stay
+        apart. fp32, R ≤ 32.
 
         Raises:
-            ValueError: more rows than that, a memory without room or of another shape, inputs of another shape or type.
+            ValueError: more rows than that, a memory without room or of another shape, inputs of
+                another shape or type.
         """
         count = sum(r.rows for r in requests)
-        if any((r.memory.heads, r.memory.width) != (self.kv_heads, self.head_width) for r in requests):
-            raise ValueError(f"a memory of other heads than {self.kv_heads} of width {self.head_width}")
         if any(
-            r.see is not None and (r.see.dtype, tuple(r.see.shape)) != (torch.bool, (r.rows, r.rows))
+            (r.memory.heads, r.memory.width) != (self.kv_heads, self.head_width) for r in requests
+        ):
+            raise ValueError(
+                f"a memory of other heads than {self.kv_heads} of width {self.head_width}"
+            )
+        if any(
+            r.see is not None
+            and (r.see.dtype, tuple(r.see.shape)) != (torch.bool, (r.rows, r.rows))
             for r in requests
         ):
             raise ValueError("which rows see which is bool, (rows, rows)")
@@ -255,10 +305,14 @@ class LayerStack:
             raise ValueError(f"{len(x_RD)} rows in {x_RD.dtype} for requests of {count}, in fp32")
         if count > MOST_ROWS or any(r.end > r.memory.capacity for r in requests):
             raise ValueError(
-                f"{count} rows: at most {MOST_ROWS} at a time, and no more than the memory has room for"
+                f"{count} rows: at most {MOST_ROWS} at a time, and no more than the memory has "
+                "room for"
             )
         if state_D is not None:
-            if self.state is None or (state_D.dtype, tuple(state_D.shape)) != (torch.float32, (self.width,)):
+            if self.state is None or (state_D.dtype, tuple(state_D.shape)) != (
+                torch.float32,
+                (self.width,),
+            ):
                 raise ValueError("a state (D,) in fp32, for a stack that knows what to do with one")
             state_D = state_D.contiguous()
         x_RD = x_RD.clone(memory_format=torch.contiguous_format)
@@ -266,12 +320,17 @@ class LayerStack:
         given = (_Request * len(requests))()
         for i, rows in enumerate(requests):
             memory, see = rows.memory, None if rows.see is None else rows.see.data_ptr()
-            given[i] = _Request(*memory.places, memory.turned, rows.past, rows.rows, see, rows.apart)
+            given[i] = _Request(
+                *memory.places, memory.turned, rows.past, rows.rows, see, rows.apart
+            )
         library = self._library
         scratch = x_RD.new_empty(library.layers_scratch(byref(self._stack), given, len(given)))
         wanted, tapped, where = list(dict.fromkeys(taps)), None, None
         if wanted:
-            tapped, where = x_RD.new_empty(len(wanted), count, self.width), (c_void_p * len(self.weights))()
+            tapped, where = (
+                x_RD.new_empty(len(wanted), count, self.width),
+                (c_void_p * len(self.weights))(),
+            )
             for layer, place in zip(wanted, tapped, strict=True):
                 where[layer] = place.data_ptr()
         library.layers_forward(
@@ -283,40 +342,56 @@ class LayerStack:
 
 
 class RepeatedCall:
-    """Drafts of one request: calls of a stack for blocks that differ in their first row alone, a token's embedding, and stay apart from
-    the memory that they follow. What does not change between calls is laid out once: after a call of the target every operator of
-    Python or torch finds the caches swept, so that each takes some 10 µs, and a small drafter's layers take 700.
+    """Drafts of one request: calls of a stack for blocks that differ in their first row alone, a
+    token's embedding, and stay apart from the memory that they follow. What does not change between
+    calls is laid out once: after a call of the target every operator of Python or torch finds the
+    caches swept, so that each takes some 10 µs, and a small drafter's layers take 700.
 
     Args:
         stack: one that knows what to do with a state.
         memory: what the rows follow. see_RR: which rows each one sees, bool.
-        block_RD: the rows, in fp32; the first is filled in. embedding_VD: every token's, in fp32 or bf16.
+        block_RD: the rows, in fp32; the first is filled in. embedding_VD: every token's, in fp32 or
+            bf16.
 
     Raises:
         ValueError: a memory of other heads, rows or embeddings of another shape or type.
     """
 
     def __init__(
-        self, stack: LayerStack, memory: Memory, see_RR: Tensor, block_RD: Tensor, embedding_VD: Tensor
+        self,
+        stack: LayerStack,
+        memory: Memory,
+        see_RR: Tensor,
+        block_RD: Tensor,
+        embedding_VD: Tensor,
     ) -> None:
-        if (memory.heads, memory.width) != (stack.kv_heads, stack.head_width) or stack.state is None:
+        if (memory.heads, memory.width) != (
+            stack.kv_heads,
+            stack.head_width,
+        ) or stack.state is None:
             raise ValueError(f"a memory of {memory.heads} heads of width {memory.width}")
         self.rows, self._tokens, self._held = len(see_RR), len(embedding_VD), list[Any]()
         self._block_RD = block_RD.detach().contiguous()
         pointer_of(self._block_RD, (self.rows, stack.width), torch.float32, self._held)
-        self._embedding = matrix_fields(Matrix(embedding_VD), (self._tokens, stack.width), self._held)
+        self._embedding = matrix_fields(
+            Matrix(embedding_VD), (self._tokens, stack.width), self._held
+        )
         self.memory, self._stack, self._see_RR = memory, stack, see_RR.contiguous()
-        self._request = _Request(*memory.places, 0, memory.capacity, self.rows, self._see_RR.data_ptr(), True)
+        self._request = _Request(
+            *memory.places, 0, memory.capacity, self.rows, self._see_RR.data_ptr(), True
+        )
         longest = stack._library.layers_scratch(byref(stack._stack), byref(self._request), 1)
         self._scratch = torch.empty(longest, dtype=torch.float32)
         self._tables_2Sw: Tensor | None = None
 
     def __call__(self, token: int, state_1D: Tensor, tables_2Sw: Tensor, past: int) -> Tensor:
-        """Last hidden states (R, D) of the block that begins with `token`, at the positions from `past` on. `state_1D`: the target's
-        before it. `tables_2Sw`: the rotary tables of at least so many positions. Everything in fp32 and contiguous.
+        """Last hidden states (R, D) of the block that begins with `token`, at the positions from
+        `past` on. `state_1D`: the target's before it. `tables_2Sw`: the rotary tables of at least
+        so many positions. Everything in fp32 and contiguous.
 
         Raises:
-            ValueError: inputs of another shape, type or layout, a token outside the embeddings, or a longer past than the memory has.
+            ValueError: inputs of another shape, type or layout, a token outside the embeddings, or
+                a longer past than the memory has.
         """
         stack = self._stack
         if tables_2Sw is not self._tables_2Sw:
@@ -344,5 +419,6 @@ class RepeatedCall:
     def _check(tensor: Tensor, shape: tuple[int, ...]) -> None:
         if tensor.dtype != torch.float32 or tensor.shape != shape or not tensor.is_contiguous():
             raise ValueError(
-                f"{tuple(tensor.shape)} in {tensor.dtype}, where {shape} in fp32, contiguous, belongs"
+                f"{tuple(tensor.shape)} in {tensor.dtype}, where {shape} in fp32, contiguous, "
+                "belongs"
             )

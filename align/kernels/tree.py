@@ -1,4 +1,5 @@
-"""`tree.c` from Python: a block drafter's drafts in one call, the most probable paths or a chain of drawn tokens."""
+"""`tree.c` from Python: a block drafter's drafts in one call, the most probable paths or a chain of
+drawn tokens."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ KINDS = ("silu", "tanh", "linear")
 
 
 class MarkovWeights(NamedTuple):
-    """The bias basis·φ(hidden·h + previous·e(x)) on the logits after a token x, φ the `kind`, silu or tanh; `linear`: the bias
-    basis·previous·e(x), without `hidden`. Matrices (r, D), (r, D) and (Vd, r), the embedding (V, D) in fp32 or bf16."""
+    """The bias basis·φ(hidden·h + previous·e(x)) on the logits after a token x, φ the `kind`, silu
+    or tanh; `linear`: the bias basis·previous·e(x), without `hidden`. Matrices (r, D), (r, D) and
+    (Vd, r), the embedding (V, D) in fp32 or bf16."""
 
     hidden: Matrix | None
     previous: Matrix
@@ -81,8 +83,9 @@ class TreeHead:
     def __call__(
         self, hidden_KD: Tensor, last: int, nodes: int, scale: float
     ) -> tuple[list[int], list[int], list[float]]:
-        """The tree of the most probable paths of at most K tokens after the token `last`, by softmax(logits / scale): tokens,
-        parents' places (−1 = the root) and ln q of each path, the most probable first; at most `nodes` of them.
+        """The tree of the most probable paths of at most K tokens after the token `last`, by
+        softmax(logits / scale): tokens, parents' places (−1 = the root) and ln q of each path, the
+        most probable first; at most `nodes` of them.
 
         Raises:
             ValueError: no hidden states (K, D) in fp32, K ≤ 32, or a token outside the vocabulary.
@@ -94,9 +97,12 @@ class TreeHead:
         )  # fmt: skip
         return tokens[:count], parents[:count], log_q[:count]
 
-    def chain(self, hidden_KD: Tensor, last: int, scale: float, u_K: Tensor) -> tuple[Tensor, Tensor]:
-        """A chain after the token `last`: columns (K,), each drawn with its number of `u_K`, fp64 in [0, 1), and q (K, Vd), what they
-        were drawn from: softmax(logits / scale) given those before.
+    def chain(
+        self, hidden_KD: Tensor, last: int, scale: float, u_K: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """A chain after the token `last`: columns (K,), each drawn with its number of `u_K`, fp64
+        in [0, 1), and q (K, Vd), what they were drawn from: softmax(logits / scale) given those
+        before.
 
         Raises:
             ValueError: as `__call__`, or not as many numbers as hidden states.

@@ -1,9 +1,10 @@
-"""Losses of discrete diffusion: score entropy and masked cross-entropy, per position, unreduced, in nats.
+"""Losses of discrete diffusion: score entropy and masked cross-entropy, per position, unreduced, in
+nats.
 
-Every function is elementwise over the leading dimensions: rows (R, V) with tokens and σ of shape (R,) serve
-as well as (B, L, V) with (B, L); σ and its rate broadcast, (B, 1). Rows that do not count (not `valid`; not
-masked, for the absorbing graph) are left out before anything of size V is computed. In fp32 whatever comes
-in (fp64 stays).
+Every function is elementwise over the leading dimensions: rows (R, V) with tokens and σ of shape
+(R,) serve as well as (B, L, V) with (B, L); σ and its rate broadcast, (B, 1). Rows that do not
+count (not `valid`; not masked, for the absorbing graph) are left out before anything of size V is
+computed. In fp32 whatever comes in (fp64 stays).
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ def score_entropy(
     valid: Tensor,
     scale_by_sigma: bool = True,
 ) -> Tensor:
-    """dσ·DSE per position, (…,), zero where not `valid`: SEDD's loss (arXiv 2310.16834; SpecDiff, eq. 1).
+    """dσ·DSE per position, (…,), zero where not `valid`: SEDD's loss (arXiv 2310.16834; SpecDiff,
+    eq. 1).
 
     The log-score is f, for the absorbing graph with `scale_by_sigma` f − log(e^σ−1) − log(V−1).
     """
     if not (isinstance(graph, Absorbing) and scale_by_sigma):
-        return full_precision(rate) * on_rows(graph.score_entropy, valid, f_V, sigma, tokens_t, tokens_0)
+        return full_precision(rate) * on_rows(
+            graph.score_entropy, valid, f_V, sigma, tokens_t, tokens_0
+        )
     mask_id, masked = graph.mask_id, valid & (tokens_t == graph.mask_id)
 
     def scaled_excess(f_RV: Tensor, x_0_R: Tensor, weight_R: Tensor) -> Tensor:
@@ -66,8 +70,10 @@ def masked_nll(
     mask_id: int,
     valid: Tensor,
 ) -> Tensor:
-    """MDLM's NELBO term −log p(x_0 | x_t)·dσ/(e^σ − 1) per position, (…,); zero where not masked or not
-    `valid`."""
+    """MDLM's NELBO term −log p(x_0 | x_t)·dσ/(e^σ − 1) per position, (…,); zero where not masked or
+    not `valid`."""
     cross_entropy = masked_cross_entropy(logits_V, tokens_t, tokens_0, mask_id, valid)
     masked = valid & (tokens_t == mask_id)
-    return torch.where(masked, time_weight(sigma, rate), 0.0) * cross_entropy  # σ may be 0 elsewhere
+    return (
+        torch.where(masked, time_weight(sigma, rate), 0.0) * cross_entropy
+    )  # σ may be 0 elsewhere

@@ -1,5 +1,5 @@
-"""The statistics of a chunk of rows and their gradients, written by hand: d(value)/d(logits) = q·(S − Σ
-q·S) for a slope S in q.
+"""The statistics of a chunk of rows and their gradients, written by hand: d(value)/d(logits) = q·(S
+− Σ q·S) for a slope S in q.
 
 Shapes: align/losses/divergences.py.
 """
@@ -26,8 +26,8 @@ ALWAYS = ("log_q_label", "acceptance", "p_label", "match", "greedy_label")
 
 @dataclass
 class ChunkInputs:
-    """What all chunks of rows share. keep: save log q for the backward pass instead of recomputing it.
-    halves_VdD: the head's rows in 16 bits, if gradients are products of 16-bit factors."""
+    """What all chunks of rows share. keep: save log q for the backward pass instead of recomputing
+    it. halves_VdD: the head's rows in 16 bits, if gradients are products of 16-bit factors."""
 
     places: TargetPlaces
     head_VdD: Tensor
@@ -39,8 +39,9 @@ class ChunkInputs:
 
 
 def _product(left: Tensor, right: Tensor, transposed: bool) -> Tensor:
-    """left @ right, or left @ rightᵀ, with fp32 sums. A GPU multiplies two 16-bit factors as they are; a
-    CPU cannot give fp32 sums of them, and logits in bf16 (±0.03 at 16) would distort every divergence.
+    """left @ right, or left @ rightᵀ, with fp32 sums. A GPU multiplies two 16-bit factors as they
+    are; a CPU cannot give fp32 sums of them, and logits in bf16 (±0.03 at 16) would distort every
+    divergence.
 
     Both are made contiguous: a strided bf16 product onto a wide head is hundreds of times slower.
     """
@@ -52,8 +53,8 @@ def _product(left: Tensor, right: Tensor, transposed: bool) -> Tensor:
 
 
 def _gradient(left: Tensor, right: Tensor, transposed: bool, half: torch.dtype | None) -> Tensor:
-    """`_product` for a gradient. half: dtype of both factors under autocast; None: the slope is rounded
-    only to match a 16-bit factor on a GPU."""
+    """`_product` for a gradient. half: dtype of both factors under autocast; None: the slope is
+    rounded only to match a 16-bit factor on a GPU."""
     dtype = half or min(factor_dtype(left), factor_dtype(right), key=lambda kind: kind.itemsize)
     left, right = left.to(dtype), right.to(dtype)
     if half is None or left.is_cuda:
@@ -63,11 +64,15 @@ def _gradient(left: Tensor, right: Tensor, transposed: bool, half: torch.dtype |
 
 def factor_dtype(*factors: Tensor) -> torch.dtype:
     dtype = factors[0].dtype
-    halves = dtype in (torch.bfloat16, torch.float16) and all(x.is_cuda and x.dtype == dtype for x in factors)
+    halves = dtype in (torch.bfloat16, torch.float16) and all(
+        x.is_cuda and x.dtype == dtype for x in factors
+    )
     return dtype if halves else torch.float32
 
 
-def _logits(hidden_RD: Tensor, z_Rr: Tensor | None, basis_rV: Tensor | None, work: ChunkInputs) -> Tensor:
+def _logits(
+    hidden_RD: Tensor, z_Rr: Tensor | None, basis_rV: Tensor | None, work: ChunkInputs
+) -> Tensor:
     logits = _product(hidden_RD, work.head_VdD, True)
     if z_Rr is not None and basis_rV is not None:
         logits += _product(z_Rr, basis_rV, False)
@@ -75,7 +80,8 @@ def _logits(hidden_RD: Tensor, z_Rr: Tensor | None, basis_rV: Tensor | None, wor
 
 
 def _target_rows(place_R: Tensor, work: ChunkInputs) -> tuple[Tensor, Tensor]:
-    """log p over the draft vocabulary at these rows' distinct positions, (U, Vd), and each row's index."""
+    """log p over the draft vocabulary at these rows' distinct positions, (U, Vd), and each row's
+    index."""
     own, where = torch.unique(place_R, return_inverse=True)
     if work.places.top is not None:
         return _of_top(work.places.top[own], work), where
@@ -92,7 +98,9 @@ def _of_top(top: TopTokens, work: ChunkInputs) -> Tensor:
     column, inside = _columns(top.ids_Pk.long(), work.draft_vocab)
     log_p = top.log_p_Pk.float().masked_fill(~inside, LOG_ZERO).clamp_min_(LOG_ZERO)
     found = log_p.new_full((len(log_p), work.head_VdD.shape[0]), LOG_ZERO)
-    return found.scatter_reduce_(1, column, log_p, "amax")  # a token outside points at another one's column
+    return found.scatter_reduce_(
+        1, column, log_p, "amax"
+    )  # a token outside points at another one's column
 
 
 def _columns(label_R: Tensor, draft_vocab: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -104,8 +112,8 @@ def _columns(label_R: Tensor, draft_vocab: Tensor | None) -> tuple[Tensor, Tenso
 
 
 class HiddenStatistics(torch.autograd.Function):
-    """Rows of hidden states → their statistics. With S a value's slope in q, d(value)/d(logits) = q·(S − Σ
-    q·S); forward KL: (Σp)·q − p; log q of the label: one-hot − q."""
+    """Rows of hidden states → their statistics. With S a value's slope in q, d(value)/d(logits) =
+    q·(S − Σ q·S); forward KL: (Σp)·q − p; log q of the label: one-hot − q."""
 
     @staticmethod
     def forward(
@@ -153,7 +161,9 @@ class LogitStatistics(torch.autograd.Function):
     """Rows of logits → their statistics; the slopes of `HiddenStatistics`."""
 
     @staticmethod
-    def forward(ctx: Any, logits_RV: Tensor, place_R: Tensor, work: ChunkInputs) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, logits_RV: Tensor, place_R: Tensor, work: ChunkInputs
+    ) -> tuple[Tensor, ...]:
         with torch.autocast(logits_RV.device.type, enabled=False):
             log_q = logits_RV.float().log_softmax(-1).clamp_min_(LOG_ZERO)
             log_p_U, where = _target_rows(place_R, work)

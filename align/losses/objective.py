@@ -1,7 +1,8 @@
 """Losses of block drafters from `align.losses.divergences`, per drafted position, unreduced.
 
-A loss is a weighted sum of terms; every term but `streak`, which has its own, is multiplied by a weight of
-its position in the block, a constant. Shapes: B rows of text, A anchors, K drafted positions.
+A loss is a weighted sum of terms; every term but `streak`, which has its own, is multiplied by a
+weight of its position in the block, a constant. Shapes: B rows of text, A anchors, K drafted
+positions.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def exponential_weights(log_q_label: Tensor, decay: float) -> Tensor:
 
 
 def normalised_weights(log_q_label: Tensor, decay: float, valid: Tensor) -> Tensor:
-    """`exponential_weights` divided by their sum over the block's valid positions (DSpark, arXiv 2607.05147)."""
+    """`exponential_weights` divided by their sum over the block's valid positions (DSpark, arXiv
+    2607.05147)."""
     weights = exponential_weights(log_q_label, decay) * valid
     return weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
 
@@ -44,10 +46,12 @@ def d_pace_weights(log_q_label: Tensor, alpha: float, valid: Tensor | None = Non
     return smooth.cumprod(-1).flip(-1).cumsum(-1).flip(-1)
 
 
-def after_prefix(statistics: RowStatistics, valid: Tensor, clean: Tensor) -> tuple[RowStatistics, Tensor]:
-    """Statistics and `valid` (…, K) for the losses of a block that shows its first `clean` (…) tokens:
-    shifted left, so that position 1 of every weight and product is the first masked one; the end is not
-    valid."""
+def after_prefix(
+    statistics: RowStatistics, valid: Tensor, clean: Tensor
+) -> tuple[RowStatistics, Tensor]:
+    """Statistics and `valid` (…, K) for the losses of a block that shows its first `clean` (…)
+    tokens: shifted left, so that position 1 of every weight and product is the first masked one;
+    the end is not valid."""
     steps = torch.arange(valid.shape[-1], device=valid.device) + clean[..., None]
     inside, steps = steps < valid.shape[-1], steps.clamp_max(valid.shape[-1] - 1)
     return statistics.map(lambda value: value.gather(-1, steps)), valid.gather(-1, steps) & inside
@@ -62,34 +66,39 @@ def cross_entropy(log_q_label: Tensor, valid: Tensor) -> Tensor:
 
 
 def streak(log_q_label: Tensor, valid: Tensor) -> Tensor:
-    """−Π_{j≤m} q_j(x_j) at every position m: SpecDiff-2's streak objective (arXiv 2511.00606, eq. 6).
+    """−Π_{j≤m} q_j(x_j) at every position m: SpecDiff-2's streak objective (arXiv 2511.00606, eq.
+    6).
 
-    Its gradient is that of −Σ_k w_k·log q_k with `d_pace_weights(α=0)`. The first position that is not
-    `valid` ends it.
+    Its gradient is that of −Σ_k w_k·log q_k with `d_pace_weights(α=0)`. The first position that is
+    not `valid` ends it.
     """
     masked = torch.where(valid, log_q_label, LOG_ZERO)
     return -masked.cumsum(-1).exp() * valid
 
 
 def likelihood_of_acceptance(acceptance: Tensor, total_variation: Tensor, valid: Tensor) -> Tensor:
-    """−log Σ min(p_k, q_k), the LK loss (arXiv 2602.23881): total variation's gradient over the acceptance,
-    so that a position where nothing is accepted yet still learns."""
+    """−log Σ min(p_k, q_k), the LK loss (arXiv 2602.23881): total variation's gradient over the
+    acceptance, so that a position where nothing is accepted yet still learns."""
     beta = acceptance.detach().clamp_min(_LEAST)
-    # 1 − total variation loses the digits of a small β: the value is β's own, the gradient the other's
-    return torch.where(valid, -beta.log() + (total_variation - total_variation.detach()) / beta, 0.0)
+    # 1 − total variation loses the digits of a small β: the value is β's own, the gradient the
+    # other's
+    return torch.where(
+        valid, -beta.log() + (total_variation - total_variation.detach()) / beta, 0.0
+    )
 
 
 def first_error(log_q_label: Tensor, match: Tensor, valid: Tensor) -> Tensor:
     """−log q_k(x_k) at each block's first position where argmax q is not argmax p, 0 elsewhere
-    (Left-to-Right's focal term, arXiv 2606.11552). Blocks without an error count as 0, where the paper
-    averages over those with one.
+    (Left-to-Right's focal term, arXiv 2606.11552). Blocks without an error count as 0, where the
+    paper averages over those with one.
     """
     wrong = (match < 0.5) & valid
     return cross_entropy(log_q_label, wrong & (wrong.long().cumsum(-1) == 1))
 
 
 def confidence(logit: Tensor, acceptance: Tensor, valid: Tensor) -> Tensor:
-    """Binary cross-entropy of σ(logit) to the acceptance β_k = 1 − TV, a constant (DSpark's confidence loss)."""
+    """Binary cross-entropy of σ(logit) to the acceptance β_k = 1 − TV, a constant (DSpark's
+    confidence loss)."""
     loss = F.binary_cross_entropy_with_logits(logit, acceptance.clamp(0, 1), reduction="none")
     return torch.where(valid, loss, 0.0)
 
@@ -106,11 +115,12 @@ class Objective:
 
     Args:
         terms: weight by name, names of `LOSSES`.
-        weighting: of `WEIGHTINGS`; `alpha` (0 to 1) is used by d_pace, `decay` (positions) by exponential
-            and normalised.
+        weighting: of `WEIGHTINGS`; `alpha` (0 to 1) is used by d_pace, `decay` (positions) by
+            exponential and normalised.
 
     Raises:
-        UserError: an unknown name, no term, a weight or decay that is not positive, an alpha out of range.
+        UserError: an unknown name, no term, a weight or decay that is not positive, an alpha out of
+            range.
     """
 
     terms: Mapping[str, float]
@@ -123,7 +133,9 @@ class Objective:
             if name not in LOSSES:
                 raise UserError(f"objective.terms: unknown loss {name!r}{nearest(name, LOSSES)}")
             if not 0 < weight < math.inf:
-                raise UserError(f"objective.terms.{name}={weight}: a weight must be positive and finite")
+                raise UserError(
+                    f"objective.terms.{name}={weight}: a weight must be positive and finite"
+                )
         if not self.terms:
             raise UserError(f"objective.terms is empty{nearest('', LOSSES)}")
         if self.weighting not in WEIGHTINGS:
@@ -171,7 +183,8 @@ class Objective:
         return torch.where(valid, value, 0.0)
 
     def per_position(self, statistics: RowStatistics, valid: Tensor) -> Tensor:
-        """The weighted sum of all terms at every position, (…, K), unreduced; zero where not valid."""
+        """The weighted sum of all terms at every position, (…, K), unreduced; zero where not
+        valid."""
         weights = self.weights(statistics, valid)
         total = torch.zeros_like(statistics.log_q_label)
         for name, weight in self.terms.items():
@@ -180,5 +193,6 @@ class Objective:
         return total
 
     def __call__(self, statistics: RowStatistics, valid: Tensor) -> Tensor:
-        """Summed over positions, averaged over the anchors that have a valid first position: a scalar."""
+        """Summed over positions, averaged over the anchors that have a valid first position: a
+        scalar."""
         return self.per_position(statistics, valid).sum() / valid[..., 0].sum().clamp_min(1)

@@ -14,9 +14,10 @@ class TargetPlaces:
     """p of the next token at every text position P: one pass of the head serves all anchors.
 
     hidden_PD: the target's last hidden states. log_z_P: log-sum-exp over the WHOLE vocabulary of
-    logits/temperature. best_P: argmax p. next_P: the token that follows in the text. log_p_next_P: its
-    log-probability. finish: turns the head's product (rows, columns) into logits, given the columns' ids
-    (None = all), in place or not. top: replaces `hidden_PD` if only the most probable tokens are stored.
+    logits/temperature. best_P: argmax p. next_P: the token that follows in the text. log_p_next_P:
+    its log-probability. finish: turns the head's product (rows, columns) into logits, given the
+    columns' ids (None = all), in place or not. top: replaces `hidden_PD` if only the most probable
+    tokens are stored.
     """
 
     hidden_PD: Tensor
@@ -50,10 +51,11 @@ def target_places(
     finish: Callable[[Tensor, Tensor | None], Tensor] | None = None,
     top_k: int = 0,
 ) -> TargetPlaces:
-    """Run the target's head, (chunk, D) → (chunk, V) logits at a time; `chunk` 0 = chosen by device.
+    """Run the target's head, (chunk, D) → (chunk, V) logits at a time; `chunk` 0 = chosen by
+    device.
 
-    p = softmax(logits / temperature). `finish`: as in `TargetPlaces`; `head` applies it already. `top_k`:
-    size of `TargetPlaces.top`; 0 = none.
+    p = softmax(logits / temperature). `finish`: as in `TargetPlaces`; `head` applies it already.
+    `top_k`: size of `TargetPlaces.top`; 0 = none.
     """
     log_z, best, log_p, tops = [], [], [], []
     chunk = chunk or (256 if hidden_PD.device.type == "cpu" else 4096)

@@ -1,4 +1,5 @@
-"""Masked-diffusion language models made from an autoregressive target (DiffuLLaMA, arXiv 2410.17891)."""
+"""Masked-diffusion language models made from an autoregressive target (DiffuLLaMA, arXiv
+2410.17891)."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from align.target.model import Target
 
 
 def own_layers(target: Target, layers: Sequence[int]) -> TextModel:
-    """Config and weights, copied in fp32, of a causal language model with only these layers of the target,
-    in this order, and without towers for images and sound.
+    """Config and weights, copied in fp32, of a causal language model with only these layers of the
+    target, in this order, and without towers for images and sound.
 
     Raises:
-        UserError: a layer that the target lacks. NotImplementedError: a wrapper of a text model that
-            transformers lacks.
+        UserError: a layer that the target lacks. NotImplementedError: a wrapper of a text model
+            that transformers lacks.
     """
     if not layers or not all(0 <= i < target.num_layers for i in layers):
         raise UserError(
@@ -43,7 +44,9 @@ def own_layers(target: Target, layers: Sequence[int]) -> TextModel:
         copies = [name]
         if layer is not None:
             before, after = name[: layer.start(1)], name[layer.end(1) :]
-            copies = [f"{before}{new}{after}" for new, old in enumerate(layers) if old == int(layer[1])]
+            copies = [
+                f"{before}{new}{after}" for new, old in enumerate(layers) if old == int(layer[1])
+            ]
         for copied in copies:
             tensors[copied] = tensor.detach().to(torch.float32, copy=True)
     return replace(whole, config=config, tensors=tensors)
@@ -59,9 +62,9 @@ def adapt(
 ) -> MaskedLM:
     """A diffusion drafter that starts from these layers of an autoregressive target and its norm.
 
-    The target's shift is kept (DiffuLLaMA, arXiv 2410.17891). `attention`: full or prefix_causal, the
-    default mask. `share_embedding`: the target's embedding and head are used, frozen and not stored; else
-    they are copied, trained and stored, tied if the target's are.
+    The target's shift is kept (DiffuLLaMA, arXiv 2410.17891). `attention`: full or prefix_causal,
+    the default mask. `share_embedding`: the target's embedding and head are used, frozen and not
+    stored; else they are copied, trained and stored, tied if the target's are.
 
     Raises:
         UserError: a layer, mask, attention or architecture that does not fit.
@@ -86,5 +89,7 @@ def adapt(
         for name in (own.embedding, own.head):
             own.tensors.pop(name, None)
     # a target without its layers: trained weights will replace the zeros
-    tensors = {k: torch.zeros_like(v, device="cpu") if v.is_meta else v for k, v in own.tensors.items()}
+    tensors = {
+        k: torch.zeros_like(v, device="cpu") if v.is_meta else v for k, v in own.tensors.items()
+    }
     return adapted_from(source, where, tensors, target).to(target.device)

@@ -1,4 +1,5 @@
-"""Block drafters as a recipe's drafter group describes them: fresh ones, or `drafter.init` with changes."""
+"""Block drafters as a recipe's drafter group describes them: fresh ones, or `drafter.init` with
+changes."""
 
 from __future__ import annotations
 
@@ -49,8 +50,8 @@ from align.target.slabs import LayerShape
 def make_block(
     target: Target, options: DrafterConfig, draft_vocab: Tensor | None, seed: int = 0
 ) -> BlockDrafter:
-    """A block drafter after the recipe's drafter group: `init` with the parts that the recipe asks for,
-    else a fresh one over `draft_vocab` (None = the whole vocabulary).
+    """A block drafter after the recipe's drafter group: `init` with the parts that the recipe asks
+    for, else a fresh one over `draft_vocab` (None = the whole vocabulary).
 
     Raises:
         UserError: an option that does not fit the target.
@@ -81,7 +82,8 @@ def _continue_from(init: str, target: Target, options: DrafterConfig, seed: int)
         add_confidence(drafter)
     elif drafter.confidence is not None:
         say(
-            "drafter.init: its confidence head is dropped (drafter.confidence_head=true keeps it)", error=True
+            "drafter.init: its confidence head is dropped (drafter.confidence_head=true keeps it)",
+            error=True,
         )
         remove_confidence(drafter)
     if options.convolution:
@@ -116,7 +118,11 @@ def _set_markov(drafter: BlockDrafter, options: DrafterConfig, seed: int) -> Non
     """Replace or remove the Markov head of `drafter.init` if the recipe asks for another one."""
     own = drafter.config
     kind, rank, width = asked_markov(own, options)
-    if (kind, rank, width) == (own.markov, own.markov_rank, own.markov_width) or rank == own.markov_rank == 0:
+    if (kind, rank, width) == (
+        own.markov,
+        own.markov_rank,
+        own.markov_width,
+    ) or rank == own.markov_rank == 0:
         return
     check_rank(drafter.target, rank)
     old = f"its Markov head ({own.markov_kind}, rank {own.markov_rank})"
@@ -133,9 +139,12 @@ def _set_markov(drafter: BlockDrafter, options: DrafterConfig, seed: int) -> Non
 
 
 def asked_markov(config: BlockConfig, options: DrafterConfig) -> tuple[str, int, int]:
-    """`markov`, `markov_rank` and `markov_width` of a drafter that starts from one with this `config`: its
-    own, unless the recipe names a kind or a rank other than the default."""
-    if options.markov is None and options.markov_rank in (DrafterConfig().markov_rank, config.markov_rank):
+    """`markov`, `markov_rank` and `markov_width` of a drafter that starts from one with this
+    `config`: its own, unless the recipe names a kind or a rank other than the default."""
+    if options.markov is None and options.markov_rank in (
+        DrafterConfig().markov_rank,
+        config.markov_rank,
+    ):
         return config.markov, config.markov_rank, config.markov_width
     kind, width = _markov_kind(options, config.markov_kind)
     return kind, options.markov_rank, width
@@ -153,13 +162,16 @@ def _markov_kind(options: DrafterConfig, usual: str = "") -> tuple[str, int]:
 def check_rank(target: SizedTarget, rank: int) -> None:
     """Raises UserError for a Markov head wider than the target."""
     if rank > target.hidden_size:
-        raise UserError(f"drafter.markov_rank={rank}: at most {target.hidden_size}, the target's width")
+        raise UserError(
+            f"drafter.markov_rank={rank}: at most {target.hidden_size}, the target's width"
+        )
 
 
 def from_target(
     target: Target, options: DrafterConfig, draft_vocab: Tensor | None, seed: int = 0
 ) -> BlockDrafter:
-    """A fresh drafter after the recipe's drafter group, by default starting from the target's layers.
+    """A fresh drafter after the recipe's drafter group, by default starting from the target's
+    layers.
 
     Raises:
         UserError: an option that does not fit the target.
@@ -173,10 +185,12 @@ def from_target(
 
 
 def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | None) -> BlockConfig:
-    """The architecture of a fresh block drafter. Raises UserError for an option that does not fit the target."""
+    """The architecture of a fresh block drafter. Raises UserError for an option that does not fit
+    the target."""
     if (width := target.embedding_VD.shape[-1]) != target.hidden_size:
         raise UserError(
-            f"drafter.kind=block: target {target.spec!r} has embeddings of width {width} and layers of width "
+            f"drafter.kind=block: target {target.spec!r} has embeddings of width {width} and "
+            "layers of width "
             f"{target.hidden_size} (drafter.kind=autoregressive or masked_lm)"
         )
     check_count(target, options.layers)
@@ -187,10 +201,13 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
         shape = target.anatomy.shapes[layers[0]]
         if len(layers) != options.layers:
             raise UserError(
-                f"drafter.target_layers names {len(layers)} layers for drafter.layers={options.layers}"
+                f"drafter.target_layers names {len(layers)} layers for "
+                f"drafter.layers={options.layers}"
             )
     else:
-        layers = named_layers(target, options.target_layers) or tap_layers(target.num_layers, options.taps)
+        layers = named_layers(target, options.target_layers) or tap_layers(
+            target.num_layers, options.taps
+        )
         check_taps(target, layers)
         shape = own_shape(target)
     assert shape is not None
@@ -216,7 +233,8 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
 
 
 def _stored_rotaries(target: Target, width: int, rotaries: list[Rotary]) -> list[Rotary]:
-    """The layers' rotary embeddings, one if all are equal, none if the target's module computes it."""
+    """The layers' rotary embeddings, one if all are equal, none if the target's module computes
+    it."""
     plain = all(r.full(width) and r.inv_freq for r in rotaries)
     if plain and matches_target_tables(target, width, rotaries):
         return []
@@ -235,8 +253,8 @@ def fresh_config(
     """The architecture of a fresh block drafter, from sizes.
 
     Args:
-        shape: of its keys and values. layers: whose keys and values, or whose outputs, it reads. start:
-            which its own start from (taps). known: further fields.
+        shape: of its keys and values. layers: whose keys and values, or whose outputs, it reads.
+            start: which its own start from (taps). known: further fields.
     """
     shared = options.context == "shared_kv"
     markov, markov_width = _markov_kind(options)
@@ -247,7 +265,9 @@ def fresh_config(
         target_layer_ids=layers,
         init_layer_ids=layers if shared else start,
         hidden_size=target.hidden_size,
-        num_attention_heads=target.num_heads if target.num_heads % shape.heads == 0 else shape.heads,
+        num_attention_heads=target.num_heads
+        if target.num_heads % shape.heads == 0
+        else shape.heads,
         num_key_value_heads=shape.heads,
         head_dim=shape.key,
         value_dim=0 if shape.value == shape.key else shape.value,

@@ -1,4 +1,5 @@
-"""Autoregressive drafters as a recipe describes them: `drafter.init`, or the target's own layers."""
+"""Autoregressive drafters as a recipe describes them: `drafter.init`, or the target's own
+layers."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from align.target.source import ModelSource
 
 
 def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:
-    """A drafter from `init`, any causal LM over the target's vocabulary, or from the target's layers.
+    """A drafter from `init`, any causal LM over the target's vocabulary, or from the target's
+    layers.
 
     Raises:
         UserError: a layer, vocabulary or architecture that does not fit.
@@ -65,7 +67,8 @@ def _load_start(target: Target, options: DrafterConfig, init: str) -> Target:
     start = load_target(init, "float32", str(target.device), fast=False, trust_remote_code=trust)
     if start.vocab_size != target.vocab_size:
         raise UserError(
-            f"drafter.init={init!r} has a vocabulary of {start.vocab_size}, target {target.spec!r} has "
+            f"drafter.init={init!r} has a vocabulary of {start.vocab_size}, target {target.spec!r} "
+            "has "
             f"{target.vocab_size}"
         )
     note_ignored(options, {"layers": start.num_layers})
@@ -73,7 +76,8 @@ def _load_start(target: Target, options: DrafterConfig, init: str) -> Target:
 
 
 def _layers_alone(target: Target, layers: list[int]) -> Target:
-    """A model of these target layers only. Raises UserError if the architecture does not allow that."""
+    """A model of these target layers only. Raises UserError if the architecture does not allow
+    that."""
     try:
         own = own_layers(target, layers)
         base, config = own.base, own.config
@@ -102,4 +106,6 @@ def _share_vocabulary(one: Target, other: Target) -> bool:
     def same(a: Tensor, b: Tensor) -> bool:
         return a.shape == b.shape and torch.equal(a.float(), b.float())
 
-    return same(one.embedding_VD, other.embedding_VD) and same(one.head_weight_VD, other.head_weight_VD)
+    return same(one.embedding_VD, other.embedding_VD) and same(
+        one.head_weight_VD, other.head_weight_VD
+    )

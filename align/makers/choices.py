@@ -18,9 +18,11 @@ _SPARE = re.compile(
     r"\[MASK\]|<\|?_?mask_?\|?>|<\|?mdm_mask\|?>|[<\[]\|?_?((reserved|unused|extra|dummy|place_?holder)[\w -]*|(special|control)_?\d+)\|?[>\]]",
     re.IGNORECASE,
 )
-"""Reserved tokens: `[MASK]`, `<|mask|>`, `<|reserved_special_token_0|>`, `<unused7>`, `[control_8]`."""
+"""Reserved tokens: `[MASK]`, `<|mask|>`, `<|reserved_special_token_0|>`, `<unused7>`,
+`[control_8]`."""
 _PURPOSE = re.compile(
-    r"fim|prefix|middle|suffix|hole|vision|image|img|audio|video|tool|<\|?_?(pre|mid|suf)\W", re.IGNORECASE
+    r"fim|prefix|middle|suffix|hole|vision|image|img|audio|video|tool|<\|?_?(pre|mid|suf)\W",
+    re.IGNORECASE,
 )
 """Tokens for infilling, images, sound and tools, which are in use."""
 _ENDING = re.compile(
@@ -31,15 +33,17 @@ _ENDING = re.compile(
 
 
 def mask_token(target: Target) -> int:
-    """The id whose row of the frozen embedding serves as the mask: the last row without a token (padding),
-    else the first reserved token, else the first unused special token. It depends on the target's files
-    only.
+    """The id whose row of the frozen embedding serves as the mask: the last row without a token
+    (padding), else the first reserved token, else the first unused special token. It depends on the
+    target's files only.
 
     Raises:
         UserError: there is none (drafter.mask_token_id names one).
     """
     tokenizer = target.tokenizer
-    names: dict[int, str] = {index: _to_ascii(token) for token, index in tokenizer.get_vocab().items()}
+    names: dict[int, str] = {
+        index: _to_ascii(token) for token, index in tokenizer.get_vocab().items()
+    }
     added = getattr(tokenizer, "added_tokens_decoder", {})
     rows = min(target.vocab_size, len(target.embedding_VD))
     roles = _role_ids(target)
@@ -56,7 +60,8 @@ def mask_token(target: Target) -> int:
     found = spare or [i for i in special if not _ENDING.search(names[i])]
     if not found:
         raise UserError(
-            f"target {target.spec!r} has no unused special token for the mask; name a token that its "
+            f"target {target.spec!r} has no unused special token for the mask; name a token that "
+            "its "
             "texts never have: "
             "drafter.mask_token_id=ID"
         )
@@ -74,8 +79,8 @@ def _template_text(templates: str | Mapping[str, str]) -> str:
 
 
 def _template_ids(target: Target) -> set[int]:
-    """Tokens that the chat template writes around messages of every role, which it may compose (`'<|' +
-    role + '|>'`)."""
+    """Tokens that the chat template writes around messages of every role, which it may compose
+    (`'<|' + role + '|>'`)."""
     if not getattr(target.tokenizer, "chat_template", None):
         return set()
     user: Message = {"role": "user", "content": "a"}
@@ -89,7 +94,9 @@ def _template_ids(target: Target) -> set[int]:
         for tools in ((), (TOOL,)):
             talk = Conversation(tuple(messages), tools)
             with suppress(UserError):  # a template may refuse a role
-                found.update(chat_ids(target.tokenizer, talk, Chat(), target.vocab_size, target.spec))
+                found.update(
+                    chat_ids(target.tokenizer, talk, Chat(), target.vocab_size, target.spec)
+                )
     return found
 
 
@@ -122,7 +129,8 @@ def note_ignored(
     """Print which options `drafter.init` overrules; not an error, as a base recipe may set them.
 
     Args:
-        has: what the drafter has, by option. asked: values that replace the recipe's own in the comparison.
+        has: what the drafter has, by option. asked: values that replace the recipe's own in the
+            comparison.
     """
     default = DrafterConfig()
     wanted = {name: getattr(options, name) for name in has} | dict(asked or {})
@@ -130,4 +138,7 @@ def note_ignored(
     if ignored:
         own = ", ".join(f"{name}={has[name]}" for name in ignored)
         other = ", ".join(f"{name}={wanted[name]}" for name in ignored)
-        say(f"note: drafter.init={options.init} keeps its own {own}; the recipe asks for {other}", error=True)
+        say(
+            f"note: drafter.init={options.init} keeps its own {own}; the recipe asks for {other}",
+            error=True,
+        )

@@ -15,7 +15,14 @@ from align.target.inspection.keys import Rotary, key_rotaries
 from align.target.model import Target
 from align.target.slabs import LayerShape
 
-_INNER = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "block_ff_dim", "ffn_hidden_dim")
+_INNER = (
+    "intermediate_size",
+    "ffn_dim",
+    "n_inner",
+    "ffn_hidden_size",
+    "block_ff_dim",
+    "ffn_hidden_dim",
+)
 _EPS = (
     "rms_norm_eps",
     "layer_norm_epsilon",
@@ -36,7 +43,8 @@ def tap_layers(num_layers: int, taps: int) -> list[int]:
 def shared_layers(num_layers: int, layers: int) -> list[int]:
     """Target layers that a drafter starts from: first, last and evenly spaced ones between them.
 
-    The first layer expects embeddings, which are a two-hundredth of the size of a late layer's inputs.
+    The first layer expects embeddings, which are a two-hundredth of the size of a late layer's
+    inputs.
     """
     if layers == 1:
         return [num_layers - 1]
@@ -88,7 +96,8 @@ def _spread(layers: Sequence[int], count: int) -> list[int]:
 
 
 def first_layers(target: SizedTarget, options: DrafterConfig) -> list[int]:
-    """The target layers that a drafter starts from: those that the recipe names, else `shared_layers`.
+    """The target layers that a drafter starts from: those that the recipe names, else
+    `shared_layers`.
 
     Raises:
         UserError: a layer that the target lacks, or more of them than it has.
@@ -102,17 +111,23 @@ def first_layers(target: SizedTarget, options: DrafterConfig) -> list[int]:
 def check_count(target: SizedTarget, layers: int) -> None:
     """Raises UserError for more layers than the target has."""
     if layers > target.num_layers:
-        raise UserError(f"drafter.layers={layers}: target {target.spec!r} has {target.num_layers} layers")
+        raise UserError(
+            f"drafter.layers={layers}: target {target.spec!r} has {target.num_layers} layers"
+        )
 
 
 def shared_keys(target: Target, options: DrafterConfig) -> tuple[list[int], list[Rotary]]:
-    """The layers whose keys and values a drafter reads, by default spread evenly, and their rotaries.
+    """The layers whose keys and values a drafter reads, by default spread evenly, and their
+    rotaries.
 
     Raises:
-        UserError: layers without keys of their own, of several shapes, or with an unknown position encoding.
+        UserError: layers without keys of their own, of several shapes, or with an unknown position
+            encoding.
     """
     named = named_layers(target, options.target_layers)
-    shapes = [None if shape is None else shape._replace(indexer=0) for shape in target.anatomy.shapes]
+    shapes = [
+        None if shape is None else shape._replace(indexer=0) for shape in target.anatomy.shapes
+    ]
     rotaries = key_rotaries(target)
     serving = [i for i, found in enumerate(rotaries) if isinstance(found, Rotary)]
     last = next((shapes[i] for i in reversed(named or serving)), None)
@@ -135,7 +150,8 @@ def shared_keys(target: Target, options: DrafterConfig) -> tuple[list[int], list
         where, why = f"layer {bad} of {where}", rotaries[bad]
     raise UserError(
         f"drafter.context=shared_kv: {where} has no keys and values that a drafter can share: "
-        f"{why if isinstance(why, str) else reason} (architecture {target.config.model_type!r}); use "
+        f"{why if isinstance(why, str) else reason} (architecture {target.config.model_type!r}); "
+        "use "
         "drafter.context=taps"
     )
 
@@ -151,7 +167,8 @@ def check_taps(target: Target, layers: Sequence[int]) -> None:
     if any(isinstance(rotary, Rotary) for rotary in key_rotaries(target)):
         advice = "use drafter.context=shared_kv"
     raise UserError(
-        f"drafter.context=taps: the layers of target {target.spec!r} do not write one hidden state for "
+        f"drafter.context=taps: the layers of target {target.spec!r} do not write one hidden state "
+        "for "
         "each token "
         f"(architecture {target.config.model_type!r}); {advice}"
     )
@@ -185,7 +202,9 @@ def norm_eps(target: Target) -> float:
 
 def activation(target: Target) -> str:
     """The target's activation if transformers knows it and it has no weights, else silu."""
-    named = getattr(target.config, "hidden_act", None) or getattr(target.config, "hidden_activation", None)
+    named = getattr(target.config, "hidden_act", None) or getattr(
+        target.config, "hidden_activation", None
+    )
     if not isinstance(named, str) or named not in ACT2FN:
         return "silu"
     made: Any = ACT2FN[named]
@@ -200,7 +219,8 @@ def has_attention_bias(target: Target) -> bool:
 
 @torch.no_grad()
 def matches_target_tables(target: Target, width: int, rotaries: Sequence[Rotary]) -> bool:
-    """Whether the target's one rotary module, in the plain layout, computes these rotary embeddings."""
+    """Whether the target's one rotary module, in the plain layout, computes these rotary
+    embeddings."""
     module = getattr(target.body, "rotary_emb", None)
     if module is None:
         return False

@@ -1,4 +1,5 @@
-"""Standalone diffusion drafters as a recipe's drafter group describes them: `drafter.init`, or fresh ones."""
+"""Standalone diffusion drafters as a recipe's drafter group describes them: `drafter.init`, or
+fresh ones."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def make_standalone(target: Target, options: DrafterConfig, seed: int = 0) -> Di
     if options.lora_rank:
         if not isinstance(drafter.network, MaskedLM):
             raise UserError("drafter.lora_rank needs drafter.kind=masked_lm")
-        with_lora(drafter.network, options.lora_rank, lora_alpha(options), options.lora_targets, seed)
+        with_lora(
+            drafter.network, options.lora_rank, lora_alpha(options), options.lora_targets, seed
+        )
     return drafter.to(target.device)
 
 
@@ -55,7 +58,9 @@ def _continue_from(init: str, target: Target, options: DrafterConfig) -> Diffusi
     else:
         c, process = network.config, drafter.config
         has = {"hidden_size": c.hidden_size, "layers": c.n_blocks, "heads": c.n_heads}
-        has |= {name: getattr(c, name) for name in ("cond_dim", "dropout", "time_input", "attention")}
+        has |= {
+            name: getattr(c, name) for name in ("cond_dim", "dropout", "time_input", "attention")
+        }
         has |= {
             "graph": process.graph,
             "schedule": process.schedule["name"],
@@ -74,7 +79,9 @@ def _make_fresh(target: Target, options: DrafterConfig, seed: int) -> DiffusionD
         if options.kind == "masked_lm":
             layers, share = first_layers(target, options), options.share_embedding
             mask = mask_token(target) if options.mask_token_id is None else options.mask_token_id
-            network = adapt(target, layers, mask, attention=options.attention, share_embedding=share)
+            network = adapt(
+                target, layers, mask, attention=options.attention, share_embedding=share
+            )
             prediction = "logits"  # not log-scores: their sum is far from 1
         else:
             network = DDiT(ddit_config(options, target.vocab_size), options.attention_backend)
@@ -104,6 +111,8 @@ def ddit_config(options: DrafterConfig, vocab_size: int) -> DDiTConfig:
         dropout=options.dropout,
         time_input=options.time_input,
         norm_bias=options.time_input == "none",
-        scale_by_sigma=absorbing and options.prediction == "log_score" and options.time_input != "none",
+        scale_by_sigma=absorbing
+        and options.prediction == "log_score"
+        and options.time_input != "none",
         attention=options.attention,
     )

@@ -1,23 +1,27 @@
-"""The block drafter: one network that drafts K tokens in one pass over a block [last token, MASK × …].
+"""The block drafter: one network that drafts K tokens in one pass over a block [last token, MASK ×
+…].
 
 It is conditioned on the target in one of two ways:
 
-- `shared_kv`: layer i starts from a target layer and attends to that layer's own keys and values for the
-  context; the target's last hidden state before the block is projected and added to every position's input.
+- `shared_kv`: layer i starts from a target layer and attends to that layer's own keys and values
+  for the
+  context; the target's last hidden state before the block is projected and added to every
+  position's input.
 - `taps` (DFlash, arXiv 2602.06036): hidden states after chosen target layers are fused, `H_ctx =
-  RMSNorm(fc[h_1; …; h_F])`, and every layer computes context keys and values from them. Parameter names are
-  the published ones.
+  RMSNorm(fc[h_1; …; h_F])`, and every layer computes context keys and values from them. Parameter
+  names are the published ones.
 
-The block attends to itself in both directions. Embedding and head are the target's, frozen and not stored.
-A block has R rows, row r at the r-th place after the last token. `block_layout` says which rows draft: in
-`anchor_first` R = K and row r predicts the token of place r+1; in `fill_in` R = K+1 and row r ≥ 1 predicts
-the token of its own place. Hidden states that leave this module are those of the K rows that draft.
+The block attends to itself in both directions. Embedding and head are the target's, frozen and not
+stored. A block has R rows, row r at the r-th place after the last token. `block_layout` says which
+rows draft: in `anchor_first` R = K and row r predicts the token of place r+1; in `fill_in` R = K+1
+and row r ≥ 1 predicts the token of its own place. Hidden states that leave this module are those of
+the K rows that draft.
 
-With self-conditioning the block is read twice: the second pass adds to each position's input what the first
-pass predicted about its token. Both depend on the context only, so q stays exact.
+With self-conditioning the block is read twice: the second pass adds to each position's input what
+the first pass predicted about its token. Both depend on the context only, so q stays exact.
 
-A variable-prefix drafter (D²SD, arXiv 2606.04446) is the same network also trained over [last token,
-x_1..x_j, MASK …]: given the first j drafts it predicts those after them.
+A variable-prefix drafter (D²SD, arXiv 2606.04446) is the same network also trained over [last
+token, x_1..x_j, MASK …]: given the first j drafts it predicts those after them.
 """
 
 from __future__ import annotations
@@ -47,7 +51,8 @@ KeysValues = tuple[Tensor, Tensor]
 
 @dataclass
 class _RoundedWeights:
-    """Rounded for drafting: the head's rows (Vd, D), and the Markov basis times its last layer (Vd, r)."""
+    """Rounded for drafting: the head's rows (Vd, D), and the Markov basis times its last layer (Vd,
+    r)."""
 
     head: Matrix
     basis: Matrix | None
@@ -93,14 +98,16 @@ class BlockDrafter(nn.Module):
         self._head: Tensor | None = None
         self._rounded: _RoundedWeights | None = None
         self.updates: list[Any] = []
-        """Low-rank updates in training (`align.models.block_parts.with_low_rank`), until they are merged."""
+        """Low-rank updates in training (`align.models.block_parts.with_low_rank`), until they are
+        merged."""
         self.stack: LayerStack | None = None
         """All layers in one call of the C kernel, if `prepare_for_drafting` can build that."""
         self.tree: TreeHead | None = None
         """Trees of drafts in one call of the C kernel, likewise."""
 
     def add_estimate(self) -> None:
-        """What a second pass reads of the first; zero at first, and no random numbers are drawn for it."""
+        """What a second pass reads of the first; zero at first, and no random numbers are drawn for
+        it."""
         width, device = self.config.hidden_size, self.norm.weight.device
         self.estimate = nn.utils.skip_init(nn.Linear, width, width, bias=False, device=device)
         nn.init.zeros_(self.estimate.weight)
@@ -135,19 +142,23 @@ class BlockDrafter(nn.Module):
 
     @property
     def head_weight_VdD(self) -> Tensor:
-        """The frozen head's rows for the draft vocabulary: the target's, or those stored with the drafter."""
+        """The frozen head's rows for the draft vocabulary: the target's, or those stored with the
+        drafter."""
         if self.head is not None:
             return self.head
         weight = self.target.head_weight_VD.detach()
         # a sharded target moves after the drafter is made
         if self._head is None or self._head.device != weight.device:
-            self._head = weight if self.draft_vocab is None else weight[self.draft_vocab].contiguous()
+            self._head = (
+                weight if self.draft_vocab is None else weight[self.draft_vocab].contiguous()
+            )
         return self._head
 
     # ---- inputs of a block ----
 
     def masked(self, tokens: Tensor, clean: Tensor | int = 0) -> Tensor:
-        """Blocks (…, R) with MASK in place of all but the anchor and the `clean` (…) tokens after it."""
+        """Blocks (…, R) with MASK in place of all but the anchor and the `clean` (…) tokens after
+        it."""
         steps = torch.arange(tokens.shape[-1], device=tokens.device)
         kept = steps <= (clean[..., None] if isinstance(clean, Tensor) else clean)
         return torch.where(kept, tokens, self.config.mask_token_id)
@@ -157,14 +168,15 @@ class BlockDrafter(nn.Module):
         return embedded if self.places is None else embedded + self.places[: embedded.shape[-2]]
 
     def add_state(self, x: Tensor, hidden_before: Tensor) -> Tensor:
-        """Input rows (…, R, D) plus the projected target state before each block (…, D); `taps`: unchanged."""
+        """Input rows (…, R, D) plus the projected target state before each block (…, D); `taps`:
+        unchanged."""
         if self.config.context == "taps":
             return x
         return x + self.fc(self.hidden_norm(hidden_before))[..., None, :]
 
     def estimate_inputs(self, hidden: Tensor) -> Tensor:
-        """What the first pass's hidden states (…, R, D) add to the second pass's inputs, (…, R, D): to each
-        token's row the estimate of the row that predicts it; nothing to the anchor's."""
+        """What the first pass's hidden states (…, R, D) add to the second pass's inputs, (…, R, D):
+        to each token's row the estimate of the row that predicts it; nothing to the anchor's."""
         assert self.estimate is not None
         predicted = hidden[..., 1:, :] if self.config.fill_in else hidden[..., :-1, :]
         return F.pad(self.estimate(predicted), (0, 0, 1, 0))
@@ -176,7 +188,8 @@ class BlockDrafter(nn.Module):
     # ---- rotary tables ----
 
     def rotary_tables(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin at (rows, L) positions, by the target's module or each layer's `Rotary`, (rows, L, w)."""
+        """cos and sin at (rows, L) positions, by the target's module or each layer's `Rotary`,
+        (rows, L, w)."""
         rotaries = self.config.rotaries
         if not rotaries:
             cos, sin = self.target.body.rotary_emb(x, positions)
@@ -186,7 +199,8 @@ class BlockDrafter(nn.Module):
         return cos, sin
 
     def cached_tables(self, x: Tensor, positions_1L: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """`rotary_tables` of one row of positions below `end`, from the target's cached tables if possible."""
+        """`rotary_tables` of one row of positions below `end`, from the target's cached tables if
+        possible."""
         cached = self.target.fused
         if cached is None or self.config.rotaries:
             return self.rotary_tables(x, positions_1L)
@@ -205,9 +219,9 @@ class BlockDrafter(nn.Module):
     ) -> Tensor:
         """Hidden states of all blocks' drafts, (B, A, K, D), ready for the head.
 
-        `clean_BA`: how many tokens after its anchor each block shows; None = none. `conditioned_BA`: with
-        self-conditioning, the blocks whose second pass sees the first one's estimates; None = all, as in
-        decoding.
+        `clean_BA`: how many tokens after its anchor each block shows; None = none.
+        `conditioned_BA`: with self-conditioning, the blocks whose second pass sees the first one's
+        estimates; None = all, as in decoding.
         """
         index, size, length = anchors.index_BA, self.config.rows, batch.tokens_BL.shape[1]
         rows = torch.arange(index.shape[0], device=index.device)[:, None]
@@ -215,7 +229,9 @@ class BlockDrafter(nn.Module):
         tokens = batch.tokens_BL[rows[..., None], anchors.places(length, size)]
         embedded = self._embed(self.masked(tokens, 0 if clean_BA is None else clean_BA))
         x = self.add_state(self.add_places(embedded), before)
-        positions = batch.positions_BL[rows, index][..., None] + torch.arange(size, device=index.device)
+        positions = batch.positions_BL[rows, index][..., None] + torch.arange(
+            size, device=index.device
+        )
         tables = self.rotary_tables(x, positions.flatten(0, 1))
         cos, sin = (t.unflatten(0, index.shape) for t in tables)
         earlier = torch.arange(length, device=index.device) < index[..., None]
@@ -235,10 +251,16 @@ class BlockDrafter(nn.Module):
         return self.select_drafts(self.run_layers(x, cos, sin, contexts, see))
 
     def run_layers(
-        self, x: Tensor, cos: Tensor, sin: Tensor, contexts: Sequence[KeysValues], see: Tensor | None
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        contexts: Sequence[KeysValues],
+        see: Tensor | None,
     ) -> Tensor:
-        """Input rows of blocks (B, A, R, D) → normalised hidden states; `contexts`: each layer's keys and
-        values, (B, Hkv, L, d); `see`: which places each block sees, (B, A, L), None = all."""
+        """Input rows of blocks (B, A, R, D) → normalised hidden states; `contexts`: each layer's
+        keys and values, (B, Hkv, L, d); `see`: which places each block sees, (B, A, L), None =
+        all."""
         for layer, context in zip(self.blocks, contexts, strict=True):
             x = layer(x, cos, sin, context, see)
         return self.norm(x)
@@ -252,14 +274,18 @@ class BlockDrafter(nn.Module):
     def markov_factors(
         self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor
     ) -> tuple[Tensor, Tensor] | None:
-        """Teacher-forced low-rank bias: (z (B, A, K, r), basis (r, Vd)), or None without a Markov head."""
+        """Teacher-forced low-rank bias: (z (B, A, K, r), basis (r, Vd)), or None without a Markov
+        head."""
         if self.markov is None:
             return None
         z = self.markov(hidden_BAKD, self._previous_tokens(batch, anchors), self._embed)
         return z, self.markov.basis
 
-    def confidence_logits(self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor) -> Tensor | None:
-        """Teacher-forced confidence, (B, A, K), or None without that head. No gradient leaves the head."""
+    def confidence_logits(
+        self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor
+    ) -> Tensor | None:
+        """Teacher-forced confidence, (B, A, K), or None without that head. No gradient leaves the
+        head."""
         if self.confidence is None:
             return None
         inputs = self.confidence_inputs(self._previous_tokens(batch, anchors))
@@ -287,14 +313,18 @@ class BlockDrafter(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Draft logits before any Markov bias, fp32, (…, D) → (…, Vd). Without gradients."""
-        head = Matrix(self.head_weight_VdD.to(hidden.dtype)) if self._rounded is None else self._rounded.head
+        head = (
+            Matrix(self.head_weight_VdD.to(hidden.dtype))
+            if self._rounded is None
+            else self._rounded.head
+        )
         return few_rows(hidden.contiguous(), *head).float()
 
     @torch.no_grad()
     def prepare_for_drafting(self) -> None:
-        """Prepare for drafting on a CPU, irreversibly: linear layers that are fastest for few rows, rounded
-        to int8 where that reads a quarter. Rounding may change drafts, never the distribution of the
-        output."""
+        """Prepare for drafting on a CPU, irreversibly: linear layers that are fastest for few rows,
+        rounded to int8 where that reads a quarter. Rounding may change drafts, never the
+        distribution of the output."""
         device, dtype = self.target.device, self.norm.weight.dtype
         kept = torch.int8 if fast_linear(dtype, device) is RowsLinear else dtype
         head, basis = rounded(self.head_weight_VdD, kept), None

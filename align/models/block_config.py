@@ -8,8 +8,8 @@ A block's layout says which rows the network reads and which of them draft:
 | `fill_in` (DFlash) | [anchor, MASK × K] | row k drafts token k, k = 1..K; row 0 nothing | K + 1 | false |
 
 In a file `block_size` is the number of input rows, as published drafters of both kinds have it; in
-`BlockConfig` and in recipes it is K, the number of drafts. `block_layout` is written where it is not
-`anchor_first`, `sample_from_anchor` always; a file without `block_layout` is of the layout that
+`BlockConfig` and in recipes it is K, the number of drafts. `block_layout` is written where it is
+not `anchor_first`, `sample_from_anchor` always; a file without `block_layout` is of the layout that
 `sample_from_anchor` says, and without either of `anchor_first`.
 """
 
@@ -29,24 +29,26 @@ from align.target.inspection.keys import LAYOUTS, Rotary
 CONTEXTS = ("shared_kv", "taps")
 LAYOUTS_OF_BLOCKS = ("anchor_first", "fill_in")
 CONFIDENCE_INPUTS = ("", "markov", "hidden")
-"""Besides the hidden state: the previous token's embedding, its row of the Markov table, or nothing."""
+"""Besides the hidden state: the previous token's embedding, its row of the Markov table, or
+nothing."""
 
 
 @dataclass
 class BlockConfig:
     """The architecture, as stored in config.json. Sizes are the target's unless noted otherwise.
 
-    target_layer_ids: `shared_kv`: whose keys and values; `taps`: whose outputs (id i = hidden_states[i +
-    1]). init_layer_ids: target layers that this drafter's layers started from; -1 = unknown (another
-    engine's). draft_vocab_size: 0 = the target's whole vocabulary. markov_rank: 0 = positions are
-    independent given the context. markov: the kind of that head, "" = silu. markov_width: of the first
-    layer of an mlp head; 0 = twice the rank. markov_bias: of gated and rnn. convolution: two-tap
-    convolutions around attention and feed-forward. self_conditioning: a second pass that reads the first
-    one's estimates. confidence_head: predicts each position's acceptance; it reads the hidden state and
-    `confidence_input`. value_dim: width of a value where it is not a key's; 0 = head_dim. rotary:
-    `align.target.inspection.keys.Rotary` of all layers or of each one; empty = the target's own module.
-    places: a learned vector for each row of a block, for keys without positions. own_head: the head's rows
-    for the draft vocabulary are stored here, not the target's.
+    target_layer_ids: `shared_kv`: whose keys and values; `taps`: whose outputs (id i =
+    hidden_states[i + 1]). init_layer_ids: target layers that this drafter's layers started from; -1
+    = unknown (another engine's). draft_vocab_size: 0 = the target's whole vocabulary. markov_rank:
+    0 = positions are independent given the context. markov: the kind of that head, "" = silu.
+    markov_width: of the first layer of an mlp head; 0 = twice the rank. markov_bias: of gated and
+    rnn. convolution: two-tap convolutions around attention and feed-forward. self_conditioning: a
+    second pass that reads the first one's estimates. confidence_head: predicts each position's
+    acceptance; it reads the hidden state and `confidence_input`. value_dim: width of a value where
+    it is not a key's; 0 = head_dim. rotary: `align.target.inspection.keys.Rotary` of all layers or
+    of each one; empty = the target's own module. places: a learned vector for each row of a block,
+    for keys without positions. own_head: the head's rows for the draft vocabulary are stored here,
+    not the target's.
     """
 
     context: str
@@ -117,7 +119,9 @@ class BlockConfig:
         if len(self.init_layer_ids) > _MAX_LAYERS:
             raise _error(f"{len(self.init_layer_ids)} layers, more than {_MAX_LAYERS}")
         if self.mask_token_id >= self.vocab_size:
-            raise _error(f"mask_token_id={self.mask_token_id} is not within 0..{self.vocab_size - 1}")
+            raise _error(
+                f"mask_token_id={self.mask_token_id} is not within 0..{self.vocab_size - 1}"
+            )
         for i in self.target_layer_ids:
             if not 0 <= i < self.num_target_layers:
                 raise _error(f"target layer {i} is not within 0..{self.num_target_layers - 1}")
@@ -129,7 +133,8 @@ class BlockConfig:
 
     @property
     def fill_in(self) -> bool:
-        """Whether row k drafts the token in its own place, so that the anchor's row drafts nothing."""
+        """Whether row k drafts the token in its own place, so that the anchor's row drafts
+        nothing."""
         return self.block_layout == "fill_in"
 
     @property
@@ -147,7 +152,8 @@ class BlockConfig:
         return self.rotaries[min(layer, len(self.rotaries) - 1)] if self.rotaries else None
 
     def to_dict(self) -> dict[str, Any]:
-        """As stored. Fields that later versions added are left out where they have their default."""
+        """As stored. Fields that later versions added are left out where they have their
+        default."""
         values = {k: v for k, v in asdict(self).items() if v != _OMITTED_DEFAULTS.get(k)}
         return {**values, "block_size": self.rows, "sample_from_anchor": self.sample_from_anchor}
 
@@ -164,10 +170,13 @@ class BlockConfig:
         contradicted = layout in LAYOUTS_OF_BLOCKS and sampled != (layout == "anchor_first")
         if "sample_from_anchor" in values and contradicted:
             flag = str(sampled).lower()
-            raise UserError(f"{where}: sample_from_anchor={flag} contradicts block_layout={layout!r}")
+            raise UserError(
+                f"{where}: sample_from_anchor={flag} contradicts block_layout={layout!r}"
+            )
         if layout == "fill_in" and rows == 1:
             raise UserError(
-                f"{where}: block_size=1 must be at least 2 in the layout fill_in: row 0 drafts nothing"
+                f"{where}: block_size=1 must be at least 2 in the layout fill_in: row 0 drafts "
+                "nothing"
             )
         stored = {"block_layout": layout, "block_size": rows - (layout == "fill_in")}
         known = {**values, **stored} if "block_size" in values else values

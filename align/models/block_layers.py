@@ -1,4 +1,5 @@
-"""Layers of a block drafter, which attend to the context and to their own block, and its confidence head."""
+"""Layers of a block drafter, which attend to the context and to their own block, and its confidence
+head."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class RMSNorm(nn.Module):
 
 
 class BlockAttention(nn.Module):
-    """Attention of A blocks over a shared context and each over itself, in training and in drafting.
+    """Attention of A blocks over a shared context and each over itself, in training and in
+    drafting.
 
     Rotary tables are (…, L, w): one of head_dim, or one for each layer side by side.
     """
@@ -41,7 +43,11 @@ class BlockAttention(nn.Module):
         rotary = c.rotary_of(layer)
         partner = None if rotary is None or rotary.full(c.head_dim) else rotary.partner(c.head_dim)
         self.register_buffer("partner", partner, persistent=False)
-        self.heads, self.kv_heads, self.head_dim = c.num_attention_heads, c.num_key_value_heads, c.head_dim
+        self.heads, self.kv_heads, self.head_dim = (
+            c.num_attention_heads,
+            c.num_key_value_heads,
+            c.head_dim,
+        )
         self.value_dim = c.value_dim or c.head_dim
         first = layer * c.head_dim if len(c.rotary) > 1 else 0
         self.table = slice(first, first + c.head_dim)
@@ -78,7 +84,8 @@ class BlockAttention(nn.Module):
         context: tuple[Tensor, Tensor],
         see_BAL: Tensor | None,
     ) -> Tensor:
-        """`context`: keys and values (B, Hkv, L, d); `see_BAL`: which of them each block sees, None = all."""
+        """`context`: keys and values (B, Hkv, L, d); `see_BAL`: which of them each block sees, None
+        = all."""
         q = self.queries(x_BAKD, cos, sin)  # (B, A, H, K, d)
         k, v = self.keys_values(x_BAKD, cos, sin)  # (B, A, Hkv, K, d)
         batch, anchors, _, size, width = q.shape
@@ -86,9 +93,13 @@ class BlockAttention(nn.Module):
         q = q.reshape(batch, anchors, self.kv_heads, groups * size, width) * self.scale
         context_k, context_v = context
         wide = q.transpose(1, 2).reshape(batch, self.kv_heads, -1, width)  # (B, Hkv, A·G·K, d)
-        scores = (wide @ context_k.transpose(-1, -2)).view(batch, self.kv_heads, anchors, groups * size, -1)
+        scores = (wide @ context_k.transpose(-1, -2)).view(
+            batch, self.kv_heads, anchors, groups * size, -1
+        )
         own = (q @ k.transpose(-1, -2)).transpose(1, 2)  # (B, Hkv, A, G·K, K)
-        weights = _softmax(scores, own) if see_BAL is None else _masked_softmax(scores, own, see_BAL)
+        weights = (
+            _softmax(scores, own) if see_BAL is None else _masked_softmax(scores, own, see_BAL)
+        )
         of_context, of_own = weights.split((scores.shape[-1], size), dim=-1)
         out = (of_context.flatten(2, 3) @ context_v).view(*scores.shape[:-1], self.value_dim)
         out = (out + of_own @ v.transpose(1, 2)).unflatten(3, (groups, size))
@@ -120,12 +131,13 @@ class BlockMLP(nn.Module):
 
 
 class TwoTapConvolution(nn.Module):
-    """Two convolutions over each row of a block and the row before it, on a sublayer's input x and output
-    (DFlash 2):
+    """Two convolutions over each row of a block and the row before it, on a sublayer's input x and
+    output (DFlash 2):
 
         out[i, c] = (1 + o[0, c] + δ[i, 0, g(c)])·in[i, c] + (o[1, c] + δ[i, 1, g(c)])·in[i−1, c],
 
-    in[−1] = 0, δ = W·x for groups g of `GROUP` channels. o and W start at zero: exactly the identity.
+    in[−1] = 0, δ = W·x for groups g of `GROUP` channels. o and W start at zero: exactly the
+    identity.
     """
 
     GROUP = 16
@@ -134,7 +146,8 @@ class TwoTapConvolution(nn.Module):
         super().__init__()
         self.group = math.gcd(width, self.GROUP)
         self.offset = nn.Parameter(torch.zeros(2, 2, width))
-        # a Linear that draws nothing: a drafter's other weights start the same with it and without it
+        # a Linear that draws nothing: a drafter's other weights start the same with it and without
+        # it
         self.delta = nn.utils.skip_init(nn.Linear, width, 4 * width // self.group, bias=False)
         nn.init.zeros_(self.delta.weight)
 
@@ -146,13 +159,17 @@ class TwoTapConvolution(nn.Module):
     def _mix(self, x: Tensor, delta: Tensor, which: int) -> Tensor:
         before = F.pad(x[..., :-1, :], (0, 0, 1, 0))
         for tap, row in ((0, x), (1, before)):
-            weight = self.offset[which, tap].unflatten(-1, (-1, self.group)) + delta[..., which, tap, :, None]
+            weight = (
+                self.offset[which, tap].unflatten(-1, (-1, self.group))
+                + delta[..., which, tap, :, None]
+            )
             x = x + weight.flatten(-2) * row
         return x
 
 
 class BlockLayer(nn.Module):
-    """Pre-norm attention and feed-forward, with convolutions around them if the config asks for them."""
+    """Pre-norm attention and feed-forward, with convolutions around them if the config asks for
+    them."""
 
     FORWARDS = ("keys_values",)
     """Its methods that use weights, besides `forward`."""
@@ -175,7 +192,12 @@ class BlockLayer(nn.Module):
         self.mlp_conv = TwoTapConvolution(len(weight)).to(weight.device)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, context: tuple[Tensor, Tensor], see: Tensor | None
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        context: tuple[Tensor, Tensor],
+        see: Tensor | None,
     ) -> Tensor:
         def attend(rows: Tensor) -> Tensor:
             return self.self_attn(rows, cos, sin, context, see)
@@ -191,7 +213,8 @@ class BlockLayer(nn.Module):
 
 
 class ConfidenceHead(nn.Module):
-    """DSpark's confidence head: σ(w·[h_k; e(x_{k−1})] + b) predicts the acceptance β_k = Σ min(p_k, q_k).
+    """DSpark's confidence head: σ(w·[h_k; e(x_{k−1})] + b) predicts the acceptance β_k = Σ min(p_k,
+    q_k).
 
     Starts at 1/2. `before`: width of what it reads of the previous token, default D.
     """

@@ -22,8 +22,8 @@ FRESH = "fresh"
 
 @torch.no_grad()
 def initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> None:
-    """Random weights, replaced by the target's layers and norm if `from_layers`; the context projection
-    starts as a mean (taps) or small (shared_kv)."""
+    """Random weights, replaced by the target's layers and norm if `from_layers`; the context
+    projection starts as a mean (taps) or small (shared_kv)."""
     config = drafter.config
     for name, parameter in drafter.named_parameters():
         starts_at_zero = name.startswith(("confidence.", "estimate.")) or "_conv." in name
@@ -50,8 +50,9 @@ def initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> None
 
 
 def _copy_layer(layer: BlockLayer, theirs: dict[str, Tensor]) -> list[str]:
-    """Copy a target layer's weights where shapes agree; QK-norms that the target lacks start at the typical
-    rms of its queries and keys. Returns the names of weights that stay random, without convolutions."""
+    """Copy a target layer's weights where shapes agree; QK-norms that the target lacks start at the
+    typical rms of its queries and keys. Returns the names of weights that stay random, without
+    convolutions."""
     norm, fresh = theirs.get("input_layernorm.weight"), []
     for name, parameter in layer.named_parameters():
         if name in theirs and theirs[name].shape == parameter.shape:
@@ -70,7 +71,8 @@ def _initialise_markov(drafter: BlockDrafter, markov: MarkovHead) -> None:
     """A bias of zero over the head's leading directions."""
     markov.silence()
     head = drafter.head_weight_VdD.float()
-    # on the host: a GPU finds the directions in thousands of small steps, and other processes on it wait for each
+    # on the host: a GPU finds the directions in thousands of small steps, and other processes on it
+    # wait for each
     values, vectors = torch.linalg.eigh((head.T @ head / head.shape[0]).cpu())
     leading = vectors[:, -drafter.config.markov_rank :].to(head.device)
     markov.basis.copy_((head @ leading).T / values[-1].sqrt().item())
@@ -110,7 +112,9 @@ def remove_markov(drafter: BlockDrafter) -> None:
     if drafter.config.confidence_input == "markov":
         remove_confidence(drafter)
         add_confidence(drafter)
-    drafter.config = replace(drafter.config, markov="", markov_rank=0, markov_width=0, markov_bias=False)
+    drafter.config = replace(
+        drafter.config, markov="", markov_rank=0, markov_width=0, markov_bias=False
+    )
     drafter.markov = None
 
 
@@ -122,7 +126,8 @@ def add_confidence(drafter: BlockDrafter) -> None:
 
 
 def remove_confidence(drafter: BlockDrafter) -> None:
-    """Take away its confidence head, whose predictions further training of the drafter would make wrong."""
+    """Take away its confidence head, whose predictions further training of the drafter would make
+    wrong."""
     drafter.config = replace(drafter.config, confidence_head=False, confidence_input="")
     drafter.confidence = None
 
@@ -130,8 +135,8 @@ def remove_confidence(drafter: BlockDrafter) -> None:
 def with_low_rank(
     drafter: BlockDrafter, rank: int, alpha: float, targets: Sequence[str], seed: int
 ) -> BlockDrafter:
-    """Freeze it and add low-rank updates to the linear layers whose names end in `targets` (LoRA, arXiv
-    2106.09685), which start at zero. `merge_low_rank` adds them to the weights.
+    """Freeze it and add low-rank updates to the linear layers whose names end in `targets` (LoRA,
+    arXiv 2106.09685), which start at zero. `merge_low_rank` adds them to the weights.
 
     Raises:
         UserError: the package `peft` is not installed, or there is no such layer.

@@ -17,10 +17,11 @@ from align.target.slabs import LayerShape
 
 
 class BlockSession:
-    """One request's drafting state: the context that the drafter reads, in step with the target's cache.
+    """One request's drafting state: the context that the drafter reads, in step with the target's
+    cache.
 
-    Call `observe` after every target forward whose first `kept` tokens are committed and in the cache; then
-    `hidden` drafts after the cache's `length` positions. Batch of one.
+    Call `observe` after every target forward whose first `kept` tokens are committed and in the
+    cache; then `hidden` drafts after the cache's `length` positions. Batch of one.
     """
 
     def __init__(self, drafter: BlockDrafter, cache: KVCache, capacity: int) -> None:
@@ -34,7 +35,9 @@ class BlockSession:
         if drafter.markov is not None:
             rounded = drafter._rounded
             self.basis = Matrix(drafter.markov.basis_Vr()) if rounded is None else rounded.basis
-        self._block: Tensor | None = None  # the embedded block, its first token to be filled in, (1, R, D)
+        self._block: Tensor | None = (
+            None  # the embedded block, its first token to be filled in, (1, R, D)
+        )
         self._repeated: RepeatedCall | None = None
         self._fused, self._layers = drafter.target.fused, tuple(config.target_layer_ids)
         self.own: KVCache | None = None  # taps: the drafter's keys and values of the context
@@ -42,7 +45,9 @@ class BlockSession:
             value = config.value_dim or config.head_dim
             shape = LayerShape(config.num_key_value_heads, config.head_dim, value)
             weight = drafter.norm.weight
-            self.own = KVCache([shape] * len(drafter.layers), 1, capacity, weight.dtype, weight.device)
+            self.own = KVCache(
+                [shape] * len(drafter.layers), 1, capacity, weight.dtype, weight.device
+            )
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -65,11 +70,14 @@ class BlockSession:
 
     @without_gradients
     def hidden(self, last_token: int) -> Tensor:
-        """Hidden states (K, D) of the drafts after `last_token`, which follows the cached context."""
+        """Hidden states (K, D) of the drafts after `last_token`, which follows the cached
+        context."""
         drafter = self.drafter
         assert self.before is not None
         if self._block is None:
-            tokens = torch.zeros(1, drafter.config.rows, dtype=torch.int64, device=self.before.device)
+            tokens = torch.zeros(
+                1, drafter.config.rows, dtype=torch.int64, device=self.before.device
+            )
             self._block = drafter.target.embed(drafter.masked(tokens))
         if (found := self._in_one_call(last_token)) is not None:
             return found
@@ -91,7 +99,10 @@ class BlockSession:
     def _prepare_call(self) -> RepeatedCall | None:
         drafter, cache, fused, stack = self.drafter, self.cache, self._fused, self.drafter.stack
         plain = (
-            self.own is None and drafter.places is None and cache.rows == 1 and not drafter.config.rotaries
+            self.own is None
+            and drafter.places is None
+            and cache.rows == 1
+            and not drafter.config.rotaries
         )
         if not plain or fused is None or stack is None or stack.state is None:
             return None
@@ -105,7 +116,8 @@ class BlockSession:
 
     @without_gradients
     def hidden_of_blocks(self, tokens_NR: Tensor) -> Tensor:
-        """Hidden states of the drafts of N blocks that all follow the cached context, in one pass: (N, K, D).
+        """Hidden states of the drafts of N blocks that all follow the cached context, in one pass:
+        (N, K, D).
 
         The blocks do not see each other. `tokens_NR`: from `BlockDrafter.masked`.
         """
@@ -133,8 +145,8 @@ class BlockSession:
     def _run_layers(
         self, x_NRD: Tensor, cos_1Rw: Tensor, sin_1Rw: Tensor, state_D: Tensor | None = None
     ) -> Tensor:
-        """One pass over the rows of N blocks → normalised hidden states, by the C kernel if it takes them.
-        `state_D`: the target's state before them, if the rows do not contain it yet."""
+        """One pass over the rows of N blocks → normalised hidden states, by the C kernel if it
+        takes them. `state_D`: the target's state before them, if the rows do not contain it yet."""
         drafter = self.drafter
         count, size = x_NRD.shape[:2]
         cache, layers = (self.cache, self._layers) if self.own is None else (self.own, None)
@@ -148,7 +160,9 @@ class BlockSession:
             return drafter.stack(x_RD, cos_Rw, sin_Rw, [rows], state_D=state_D)[0].view(x_NRD.shape)
         if state_D is not None:
             x_NRD = drafter.add_state(x_NRD, state_D)
-        return drafter.run_layers(x_NRD[None], cos_1Rw[None], sin_1Rw[None], self._contexts(), None)[0]
+        return drafter.run_layers(
+            x_NRD[None], cos_1Rw[None], sin_1Rw[None], self._contexts(), None
+        )[0]
 
     def _contexts(self) -> list[KeysValues]:
         """Each layer's keys and values of the context."""
@@ -158,23 +172,27 @@ class BlockSession:
 
     @without_gradients
     def bias_inputs(self, hidden_KD: Tensor) -> Tensor | None:
-        """The inputs of `bias` for all rows at once, one line each, or None without a Markov head."""
+        """The inputs of `bias` for all rows at once, one line each, or None without a Markov
+        head."""
         markov = self.drafter.markov
         return None if markov is None else markov.inputs(hidden_KD)
 
     @without_gradients
     def bias(self, input_r: Tensor, previous: Tensor) -> Tensor:
-        """The Markov bias on one row's logits after each of the tokens `previous` (…): (…, Vd). `input_r`:
-        the row's line of `bias_inputs`, or one line for each token."""
+        """The Markov bias on one row's logits after each of the tokens `previous` (…): (…, Vd).
+        `input_r`: the row's line of `bias_inputs`, or one line for each token."""
         markov = self.drafter.markov
         assert markov is not None and self.basis is not None
         z = markov.mix(input_r, previous, self.drafter.target.embed)
         # the rounded basis has the last layer multiplied in
-        return few_rows(z if self.drafter._rounded is not None else markov.finish(z), *self.basis).float()
+        return few_rows(
+            z if self.drafter._rounded is not None else markov.finish(z), *self.basis
+        ).float()
 
     @without_gradients
     def confidence(self, hidden_D: Tensor, previous: Tensor) -> float:
-        """Predicted probability that one row's draft after `previous` (1,) is accepted if those before are."""
+        """Predicted probability that one row's draft after `previous` (1,) is accepted if those
+        before are."""
         head = self.drafter.confidence
         assert head is not None
         inputs = self.drafter.confidence_inputs(previous).to(hidden_D.dtype)

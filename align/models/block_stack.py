@@ -1,4 +1,5 @@
-"""A block drafter in two calls of C kernels for few rows on a CPU: its layers, and the tree of its drafts."""
+"""A block drafter in two calls of C kernels for few rows on a CPU: its layers, and the tree of its
+drafts."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ CONVOLUTIONS = {"attn_conv", "mlp_conv"}
 
 
 def draft_stack(drafter: BlockDrafter) -> LayerStack | None:
-    """The layers of a drafter whose linear layers are `RowsLinear`; None for others, or without the library."""
+    """The layers of a drafter whose linear layers are `RowsLinear`; None for others, or without the
+    library."""
     c = drafter.config
     rotaries_fit = len(c.rotaries) < 2 and all(r.full(c.head_dim) for r in c.rotaries)
     values_fit = c.value_dim in (0, c.head_dim)
@@ -52,7 +54,9 @@ def draft_stack(drafter: BlockDrafter) -> LayerStack | None:
 
 def _is_plain(layer: BlockLayer) -> bool:
     parts = {name for name, _ in layer.named_children()} - CONVOLUTIONS
-    return parts == PARTS and isinstance(layer.self_attn.q_proj, RowsLinear) and is_silu(layer.mlp.act)
+    return (
+        parts == PARTS and isinstance(layer.self_attn.q_proj, RowsLinear) and is_silu(layer.mlp.act)
+    )
 
 
 def _weights(layer: BlockLayer) -> Weights:
@@ -65,7 +69,8 @@ def _convolution(module: TwoTapConvolution | None) -> Convolution | None:
 
 
 def tree_head(drafter: BlockDrafter, head: Matrix, basis: Matrix | None) -> TreeHead | None:
-    """Head and Markov head of a prepared drafter in fp32; None for other kinds, or without the library.
+    """Head and Markov head of a prepared drafter in fp32; None for other kinds, or without the
+    library.
 
     `basis`: (Vd, r), with the Markov head's last layer multiplied in.
     """

@@ -1,6 +1,6 @@
-"""A small causal language model as a drafter, for targets without a smaller sibling: some of the target's
-layers, its norm, embedding and head (layer skipping as in LayerSkip, arXiv 2404.16710, but as a separate
-model).
+"""A small causal language model as a drafter, for targets without a smaller sibling: some of the
+target's layers, its norm, embedding and head (layer skipping as in LayerSkip, arXiv 2404.16710, but
+as a separate model).
 
 It is saved as an ordinary causal-LM folder, which `load_target` and transformers open.
 """
@@ -26,8 +26,8 @@ from align.target.model import Target
 class CausalConfig:
     """What the network's own config.json does not say.
 
-    block_size: K, the drafts that training predicts τ for. layers: of the target that it started from, if
-    any. network: its architecture, to tell one checkpoint from another.
+    block_size: K, the drafts that training predicts τ for. layers: of the target that it started
+    from, if any. network: its architecture, to tell one checkpoint from another.
     """
 
     block_size: int
@@ -42,7 +42,8 @@ class CausalConfig:
 
 
 class CausalDrafter(nn.Module):
-    """The network q. Its parameters are those of layers and norm; embedding and head are frozen references.
+    """The network q. Its parameters are those of layers and norm; embedding and head are frozen
+    references.
 
     Args:
         model: a transformers causal LM, whose embedding and head are removed.
@@ -53,7 +54,11 @@ class CausalDrafter(nn.Module):
     """None: it drafts over the whole vocabulary."""
 
     def __init__(
-        self, model: Any, config: CausalConfig, target: Target, own: tuple[Tensor, Tensor] | None = None
+        self,
+        model: Any,
+        config: CausalConfig,
+        target: Target,
+        own: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.names = embedding_names(model)

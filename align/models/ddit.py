@@ -1,9 +1,10 @@
-"""The transformer of SEDD (arXiv 2310.16834), MDLM (2406.07524), RADD (2406.03736) and BD3-LM (2503.09573).
+"""The transformer of SEDD (arXiv 2310.16834), MDLM (2406.07524), RADD (2406.03736) and BD3-LM
+(2503.09573).
 
-Parameters have the published names and order, so that checkpoints load without renaming and their unnamed
-lists of averaged weights fit. The vocabulary V includes the mask. Besides the published attention (every
-position sees every other) a clean prefix can be causal, by tokens or by blocks; then its keys and values
-are cached, and drafting costs the block, not the context.
+Parameters have the published names and order, so that checkpoints load without renaming and their
+unnamed lists of averaged weights fit. The vocabulary V includes the mask. Besides the published
+attention (every position sees every other) a clean prefix can be causal, by tokens or by blocks;
+then its keys and values are cached, and drafting costs the block, not the context.
 """
 
 from __future__ import annotations
@@ -16,14 +17,22 @@ from torch.nn import functional as F
 
 from align.common.errors import UserError, nearest
 from align.kernels.replacing import speed_up_linears
-from align.models.ddit_layers import DDiTBlock, DDiTConfig, DDiTHead, Rotary, SigmaMap, VocabEmbedding
+from align.models.ddit_layers import (
+    DDiTBlock,
+    DDiTConfig,
+    DDiTHead,
+    Rotary,
+    SigmaMap,
+    VocabEmbedding,
+)
 from align.target.attention import BACKENDS, block_mask, clean_then_noisy
 from align.target.cache import KVCache
 from align.target.slabs import LayerShape
 
 
 class DDiT(nn.Module):
-    """The network f: logits, or SEDD's log-score, if `scale_by_sigma` without the part that σ gives.
+    """The network f: logits, or SEDD's log-score, if `scale_by_sigma` without the part that σ
+    gives.
 
     Args:
         config: the architecture.
@@ -34,13 +43,16 @@ class DDiT(nn.Module):
         super().__init__()
         if attention_backend not in BACKENDS:
             raise UserError(
-                f"attention backend {attention_backend!r} is unknown{nearest(attention_backend, BACKENDS)}"
+                f"attention backend {attention_backend!r} is "
+                f"unknown{nearest(attention_backend, BACKENDS)}"
             )
         self.config = config
         self.vocab_embed = VocabEmbedding(config.vocab_size, config.hidden_size)
         self.sigma_map = SigmaMap(config.cond_dim) if config.time_input != "none" else None
         self.rotary_emb = Rotary(config.head_dim)
-        self.blocks = nn.ModuleList(DDiTBlock(config, attention_backend) for _ in range(config.n_blocks))
+        self.blocks = nn.ModuleList(
+            DDiTBlock(config, attention_backend) for _ in range(config.n_blocks)
+        )
         self.output_layer = DDiTHead(config)
 
     def forward(self, tokens_BL: Tensor, sigma: Tensor | None = None, **options: Any) -> Tensor:
@@ -62,8 +74,9 @@ class DDiT(nn.Module):
             tokens_BL: ids, including the mask's.
             sigma: total noise, (B,) or (B, L); used only if `time_input` is `sigma`.
             positions_BL: rotary positions; None = counted from the cache's end.
-            see: bool, broadcastable to (B, 1, L, S), True = attend; None = by the config's attention, and
-                with a cache everything: a noisy block sees the clean prefix and itself in both directions.
+            see: bool, broadcastable to (B, 1, L, S), True = attend; None = by the config's
+                attention, and with a cache everything: a noisy block sees the clean prefix and
+                itself in both directions.
             cache: a clean prefix, from `denoise`, with room for L more; its length stays.
 
         Raises:
@@ -85,7 +98,8 @@ class DDiT(nn.Module):
         return x_BLD
 
     def head(self, hidden: Tensor, sigma: Tensor | None = None) -> Tensor:
-        """f of any rows, (…, D) → (…, V); `sigma` of shape (…), or that without its last dimension."""
+        """f of any rows, (…, D) → (…, V); `sigma` of shape (…), or that without its last
+        dimension."""
         return self.output_layer(hidden, self._condition(sigma, hidden.shape[:-1], hidden.device))
 
     def prepare_for_drafting(self) -> None:
@@ -109,13 +123,15 @@ class DDiT(nn.Module):
         return self.config.block_size or 1
 
     @torch.no_grad()
-    def denoise(self, clean_BC: Tensor, noisy_BK: Tensor, sigma_B: Tensor, cache: KVCache) -> Tensor:
-        """f of a noisy block after the cached prefix and the clean tokens after that, (B, K, V), in one
-        pass. The block sees everything, itself in both directions; under block_causal attention, its own
-        and earlier blocks.
+    def denoise(
+        self, clean_BC: Tensor, noisy_BK: Tensor, sigma_B: Tensor, cache: KVCache
+    ) -> Tensor:
+        """f of a noisy block after the cached prefix and the clean tokens after that, (B, K, V), in
+        one pass. The block sees everything, itself in both directions; under block_causal
+        attention, its own and earlier blocks.
 
-        The clean tokens (σ = 0) stay in the cache, under block_causal attention only whole blocks of them:
-        pass the others again. Either may be empty.
+        The clean tokens (σ = 0) stay in the cache, under block_causal attention only whole blocks
+        of them: pass the others again. Either may be empty.
 
         Raises:
             ValueError: no room, or full attention.
@@ -140,13 +156,19 @@ class DDiT(nn.Module):
     def _check_cache(self, cache: KVCache, length: int, see: Tensor | None) -> None:
         c = self.config
         if c.attention == "full":
-            raise ValueError("under full attention a prefix depends on what follows: it can't be cached")
+            raise ValueError(
+                "under full attention a prefix depends on what follows: it can't be cached"
+            )
         if torch.is_grad_enabled():
             raise ValueError("a cache keeps no gradients: use it under torch.no_grad()")
         if c.attention == "block_causal" and cache.length % c.block_size:
-            raise ValueError(f"a cached prefix of {cache.length} tokens is no whole blocks of {c.block_size}")
+            raise ValueError(
+                f"a cached prefix of {cache.length} tokens is no whole blocks of {c.block_size}"
+            )
         if c.attention == "block_causal" and see is None and length > c.block_size:
-            raise ValueError(f"a noisy block of {length} tokens is longer than block_size={c.block_size}")
+            raise ValueError(
+                f"a noisy block of {length} tokens is longer than block_size={c.block_size}"
+            )
         cache.check_room(length)
 
     def _default_mask(self, length: int, past: int, device: torch.device) -> Tensor | None:
@@ -157,7 +179,9 @@ class DDiT(nn.Module):
         block = torch.arange(past + length, device=device) // self.config.block_size
         return (block[past:, None] >= block)[None, None]
 
-    def _condition(self, sigma: Tensor | None, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
+    def _condition(
+        self, sigma: Tensor | None, shape: tuple[int, ...], device: torch.device
+    ) -> Tensor | None:
         """silu(sigma_map(σ)) for tokens of `shape` (…, L): (…, 1 or L, cond_dim)."""
         if self.sigma_map is None:
             return None
@@ -177,13 +201,14 @@ def prefix_block_mask(document_BL: Tensor, anchors_index_BA: Tensor, block_size:
     """The attention mask of training rows [L clean tokens, A blocks of K noisy ones], as in cached
     drafting: bool (B, 1, L+A·K, L+A·K).
 
-    A clean token sees those of its document up to itself (padding, document < 0, only itself); block a its
-    anchor's document up to and including the anchor, and itself in both directions.
+    A clean token sees those of its document up to itself (padding, document < 0, only itself);
+    block a its anchor's document up to and including the anchor, and itself in both directions.
     """
     length, device = document_BL.shape[1], document_BL.device
     index_L = torch.arange(length, device=device)
     block_N = torch.arange(anchors_index_BA.shape[1] * block_size, device=device) // block_size
-    # a query sees its own document up to `last`: for a clean token that is itself, for a noisy one its anchor
+    # a query sees its own document up to `last`: for a clean token that is itself, for a noisy one
+    # its anchor
     last_BN = anchors_index_BA[:, block_N]
     last_BS = torch.cat((index_L.expand_as(document_BL), last_BN), dim=1)
     document_BS = torch.cat((document_BL, document_BL.gather(1, last_BN)), dim=1)
@@ -196,7 +221,9 @@ def prefix_block_mask(document_BL: Tensor, anchors_index_BA: Tensor, block_size:
     return see[:, None]
 
 
-def prefix_block_positions(positions_BL: Tensor, anchors_index_BA: Tensor, block_size: int) -> Tensor:
+def prefix_block_positions(
+    positions_BL: Tensor, anchors_index_BA: Tensor, block_size: int
+) -> Tensor:
     """Rotary positions of such rows, (B, L+A·K): block a is at the K places after its anchor."""
     after = torch.arange(1, block_size + 1, device=positions_BL.device)
     blocks_BAK = positions_BL.gather(1, anchors_index_BA)[..., None] + after

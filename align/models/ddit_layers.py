@@ -30,9 +30,9 @@ class DDiTConfig:
 
     time_input: `sigma` = adaLN on the total noise σ; `zero` = the same fed σ = 0 always (MDLM's
         time_conditioning=false); `none` = no sigma_map and no adaLN (RADD).
-    norm_bias: LayerNorms with a bias, which starts at one (RADD).
-    scale_by_sigma: the log-score is f − log(e^σ−1) − log(V−1) (SEDD, absorbing).
-    attention: `full`; `prefix_causal`, by tokens; `block_causal`, by blocks of `block_size` (BD3-LM).
+    norm_bias: LayerNorms with a bias, which starts at one (RADD). scale_by_sigma: the log-score is
+    f − log(e^σ−1) − log(V−1) (SEDD, absorbing). attention: `full`; `prefix_causal`, by tokens;
+    `block_causal`, by blocks of `block_size` (BD3-LM).
     """
 
     vocab_size: int
@@ -61,9 +61,13 @@ class DDiTConfig:
         for name, choices in (("time_input", TIME_INPUTS), ("attention", ATTENTIONS)):
             value = getattr(self, name)
             if value not in choices:
-                raise UserError(f"ddit config: {name}={value!r} is unknown{nearest(value, choices)}")
+                raise UserError(
+                    f"ddit config: {name}={value!r} is unknown{nearest(value, choices)}"
+                )
         if self.hidden_size % (2 * self.n_heads):
-            raise _error("hidden_size", self.hidden_size, f"a multiple of 2·n_heads={2 * self.n_heads}")
+            raise _error(
+                "hidden_size", self.hidden_size, f"a multiple of 2·n_heads={2 * self.n_heads}"
+            )
         blocks, size = self.attention == "block_causal", self.block_size
         if type(size) is not int or (size < 1 if blocks else size != 0):
             what = (
@@ -112,7 +116,9 @@ class SigmaMap(nn.Module):
 
     def __init__(self, cond_dim: int) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(_SINUSOIDS, cond_dim), nn.SiLU(), nn.Linear(cond_dim, cond_dim))
+        self.mlp = nn.Sequential(
+            nn.Linear(_SINUSOIDS, cond_dim), nn.SiLU(), nn.Linear(cond_dim, cond_dim)
+        )
 
     def forward(self, sigma: Tensor) -> Tensor:
         half = _SINUSOIDS // 2
@@ -124,7 +130,8 @@ class SigmaMap(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotary tables at given positions, fp32. `inv_freq` is a buffer because checkpoints have it."""
+    """Rotary tables at given positions, fp32. `inv_freq` is a buffer because checkpoints have
+    it."""
 
     inv_freq: Tensor
 
@@ -156,7 +163,8 @@ def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 class DDiTBlock(nn.Module):
-    """Pre-norm attention and MLP, both modulated by the noise level (adaLN) unless `time_input` is none."""
+    """Pre-norm attention and MLP, both modulated by the noise level (adaLN) unless `time_input` is
+    none."""
 
     def __init__(self, config: DDiTConfig, backend: str) -> None:
         super().__init__()
@@ -182,12 +190,15 @@ class DDiTBlock(nn.Module):
         mask: Tensor | None,
         slab: Slab | None,
     ) -> Tensor:
-        """`condition`: (B, 1 or L, cond_dim). `slab`: cached keys and values; the new ones are appended."""
+        """`condition`: (B, 1 or L, cond_dim). `slab`: cached keys and values; the new ones are
+        appended."""
         x = x_BLD
         if self.adaLN_modulation is None:
             x = x + self._drop(self._attention(self.norm1(x), rotary, mask, slab))
             return x + self._drop(self.mlp(self.norm2(x)))
-        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.adaLN_modulation(condition).chunk(6, dim=-1)
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.adaLN_modulation(condition).chunk(
+            6, dim=-1
+        )
         attended = self._attention(_modulate(self.norm1(x), shift, scale), rotary, mask, slab)
         x = x + gate * self._drop(attended)
         return x + mlp_gate * self._drop(self.mlp(_modulate(self.norm2(x), mlp_shift, mlp_scale)))
@@ -213,7 +224,9 @@ class DDiTHead(nn.Module):
         self.norm_final = DDiTNorm(config.hidden_size, config.norm_bias)
         self.linear = _zero_linear(config.hidden_size, config.vocab_size)
         adaptive = config.time_input != "none"
-        self.adaLN_modulation = _zero_linear(config.cond_dim, 2 * config.hidden_size) if adaptive else None
+        self.adaLN_modulation = (
+            _zero_linear(config.cond_dim, 2 * config.hidden_size) if adaptive else None
+        )
 
     def forward(self, hidden: Tensor, condition: Tensor | None) -> Tensor:
         x = self.norm_final(hidden)

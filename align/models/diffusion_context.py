@@ -1,4 +1,5 @@
-"""A standalone drafter's state over one request: the clean text so far, and the noisy block after it."""
+"""A standalone drafter's state over one request: the clean text so far, and the noisy block after
+it."""
 
 from __future__ import annotations
 
@@ -15,14 +16,15 @@ from align.target.cache import KVCache
 class DiffusionContext:
     """The clean text of one request and logits of the noisy block after it, without gradients.
 
-    A network that caches a prefix runs each committed token once, together with the first noisy block after
-    it (a block-causal one when its block is full); one of full attention recomputes its window in every
-    pass.
+    A network that caches a prefix runs each committed token once, together with the first noisy
+    block after it (a block-causal one when its block is full); one of full attention recomputes its
+    window in every pass.
     """
 
     def __init__(self, drafter: DiffusionDrafter, capacity: int) -> None:
         self.drafter, self.tokens = drafter, list[int]()
-        # with a shift: the last cached token's hidden state, which predicts the block's first position
+        # with a shift: the last cached token's hidden state, which predicts the block's first
+        # position
         self.before_1D: Tensor | None = None
         network = drafter.network
         self.cache: KVCache | None = None
@@ -54,11 +56,14 @@ class DiffusionContext:
 
     @torch.no_grad()
     def denoise(self, block_K: Tensor) -> Tensor:
-        """Logits over the target's vocabulary of a block of tokens and masks, (K,) → (K, V) fp32."""
+        """Logits over the target's vocabulary of a block of tokens and masks, (K,) → (K, V)
+        fp32."""
         drafter, network, block_1K = self.drafter, self.drafter.network, block_K[None]
         if self.cache is None:
             return drafter.target_logits(self._window_logits(block_1K))
-        new_1C = torch.tensor([self.tokens[self.cache.length :]], dtype=torch.int64, device=self.device)
+        new_1C = torch.tensor(
+            [self.tokens[self.cache.length :]], dtype=torch.int64, device=self.device
+        )
         if isinstance(network, MaskedLM):
             f_1KV, self.before_1D = network.denoise(new_1C, block_1K, self.cache, self.before_1D)
         else:
@@ -70,7 +75,9 @@ class DiffusionContext:
 
     def _window_logits(self, block_1K: Tensor) -> Tensor:
         drafter = self.drafter
-        clean = torch.tensor([self.tokens[-drafter.config.window :]], dtype=torch.int64, device=self.device)
+        clean = torch.tensor(
+            [self.tokens[-drafter.config.window :]], dtype=torch.int64, device=self.device
+        )
         tokens_1S = torch.cat((clean, block_1K), 1)
         sigma_1 = drafter._window_sigma(tokens_1S, torch.ones_like(tokens_1S, dtype=torch.bool))
         positions, see = torch.arange(tokens_1S.shape[1], device=self.device)[None], None

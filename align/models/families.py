@@ -1,7 +1,9 @@
-"""Published masked-diffusion language models: one record per family with all that is needed to load it.
+"""Published masked-diffusion language models: one record per family with all that is needed to load
+it.
 
-Every family is a known autoregressive architecture with another attention mask and its own parameter names.
-`rename` and `Family.config` map those names to transformers' own, so that no remote code is run.
+Every family is a known autoregressive architecture with another attention mask and its own
+parameter names. `rename` and `Family.config` map those names to transformers' own, so that no
+remote code is run.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ BASES = ("GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCau
 class Family:
     """How a family's checkpoints are read, and what its network computes.
 
-    mask_token_id: if neither config.json nor the tokenizer's files name one. shift: how many places before
-    a token the raw logits that predict it are. block_size: of block_causal, if config.json has none. keys:
-    prefixes of their parameter names and of ours, `{i}` the layer; the first match counts, in both
-    directions. config: their name of a config key → ours; empty = the same names. fixed: config values that
-    the base architecture assumes. resized: the embedding may have another number of rows than config.json
-    says.
+    mask_token_id: if neither config.json nor the tokenizer's files name one. shift: how many places
+    before a token the raw logits that predict it are. block_size: of block_causal, if config.json
+    has none. keys: prefixes of their parameter names and of ours, `{i}` the layer; the first match
+    counts, in both directions. config: their name of a config key → ours; empty = the same names.
+    fixed: config values that the base architecture assumes. resized: the embedding may have another
+    number of rows than config.json says.
     """
 
     name: str
@@ -56,10 +58,14 @@ class Family:
         return rename(name, tuple((ours, theirs) for theirs, ours in self.keys))
 
     def published_as(self, spec: str) -> bool:
-        """Whether a hub id, or a folder's last part, is one that this family was published under."""
+        """Whether a hub id, or a folder's last part, is one that this family was published
+        under."""
         names = (spec.lower(), PurePath(spec).name.lower())
         return any(
-            fnmatch(n, p) for i in self.hub_ids for p in (i.lower(), PurePath(i).name.lower()) for n in names
+            fnmatch(n, p)
+            for i in self.hub_ids
+            for p in (i.lower(), PurePath(i).name.lower())
+            for n in names
         )
 
 
@@ -72,8 +78,9 @@ def rename(name: str, prefixes: tuple[tuple[str, str], ...]) -> str:
 
 
 _LLADA = Family(
-    # config.json, names and the order of gate and up: public conversions and ports of modeling_llada.py, which is
-    # OLMo's block; the rotary halves are split as Llama's are. Raw logits are used at their own place (generate.py).
+    # config.json, names and the order of gate and up: public conversions and ports of
+    # modeling_llada.py, which is OLMo's block; the rotary halves are split as Llama's are. Raw
+    # logits are used at their own place (generate.py).
     name="llada",
     hub_ids=("GSAI-ML/LLaDA-8B-*", "GSAI-ML/LLaDA-1.5"),
     model_type="llada",
@@ -125,7 +132,8 @@ _LLADA = Family(
     },
 )
 _DREAM = Family(
-    # Qwen2 under its own names, biases on q, k and v; the reference repeats row 0 and drops the last one (the shift).
+    # Qwen2 under its own names, biases on q, k and v; the reference repeats row 0 and drops the
+    # last one (the shift).
     name="dream",
     hub_ids=("Dream-org/Dream-v0-*",),
     model_type="Dream",
@@ -136,8 +144,9 @@ _DREAM = Family(
     fixed={"use_mrope": False, "use_sliding_window": False, "rope_scaling": None},
 )
 _DIFFULLAMA = Family(
-    # Names: the wrapper takes the embedding out of the body (DiffuLLaMA's model.py). 811, an existing token, is its
-    # training default. That config.json says DiscreteDiffusionModel is second-hand; the hub id decides otherwise.
+    # Names: the wrapper takes the embedding out of the body (DiffuLLaMA's model.py). 811, an
+    # existing token, is its training default. That config.json says DiscreteDiffusionModel is
+    # second-hand; the hub id decides otherwise.
     name="diffullama",
     hub_ids=("diffusionfamily/diffullama*",),
     model_type="llama",
@@ -155,8 +164,8 @@ _FAMILIES = (
     replace(_DREAM, name="dream-coder", hub_ids=("Dream-org/Dream-Coder-v0-*",)),
     replace(_DREAM, name="diffucoder", hub_ids=("apple/DiffuCoder-7B-*",)),
     replace(
-        # 10541 is what its fine-tuning code sets for the small one; the medium one's tokenizer has a mask of its own,
-        # in a row after GPT-2's 50257 that config.json does not count.
+        # 10541 is what its fine-tuning code sets for the small one; the medium one's tokenizer has
+        # a mask of its own, in a row after GPT-2's 50257 that config.json does not count.
         _DIFFULLAMA,
         name="diffugpt",
         hub_ids=("diffusionfamily/diffugpt*",),
@@ -168,8 +177,8 @@ _FAMILIES = (
     ),
     _DIFFULLAMA,
     Family(
-        # Qwen3; config.json's block_size and mask_token_id are read by its modeling_sdar.py, whose loss has no shift.
-        # 4 is the block of the ids without a suffix -b16, -b32.
+        # Qwen3; config.json's block_size and mask_token_id are read by its modeling_sdar.py, whose
+        # loss has no shift. 4 is the block of the ids without a suffix -b16, -b32.
         name="sdar",
         hub_ids=("JetLM/SDAR-*B-Chat*",),
         model_type="sdar",
@@ -200,12 +209,15 @@ def family_of(config: Mapping[str, Any], spec: str) -> Family:
     if not fitting:
         kinds = {f.model_type for f in FAMILIES.values()}
         raise UserError(
-            f"{spec}: config.json has model_type={kind!r}, architectures={named}: not a masked-diffusion "
+            f"{spec}: config.json has model_type={kind!r}, architectures={named}: not a "
+            "masked-diffusion "
             "family that is "
             f"supported{nearest(str(kind), kinds)}"
         )
     family = next((f for f in fitting if f.published_as(spec)), fitting[0])
     for key, value in family.fixed.items():
         if config.get(key, value) != value:
-            raise UserError(f"{spec}: config.json has {key}={config[key]!r}; {family.name} needs {value!r}")
+            raise UserError(
+                f"{spec}: config.json has {key}={config[key]!r}; {family.name} needs {value!r}"
+            )
     return family

@@ -1,11 +1,12 @@
-"""Markov heads: a low-rank bias on a block's draft logits from the token drafted just before (after DSpark,
-arXiv 2607.05147).
+"""Markov heads: a low-rank bias on a block's draft logits from the token drafted just before (after
+DSpark, arXiv 2607.05147).
 
-Every kind computes z (…, r) and adds z·B, B the basis (r, Vd). They start with a bias of zero; B starts at
-the head's leading directions, so that z acts as a correction of the hidden state. What depends only on the
-hidden state is computed for all rows of a block at once (`inputs`), the rest when the previous token is
-known (`mix`). h: hidden state; e(x): the target's embedding; T: a table with a row for each of the target's
-tokens. `checkpoints/dspark.py` writes a head for DSpark's engines:
+Every kind computes z (…, r) and adds z·B, B the basis (r, Vd). They start with a bias of zero; B
+starts at the head's leading directions, so that z acts as a correction of the hidden state. What
+depends only on the hidden state is computed for all rows of a block at once (`inputs`), the rest
+when the previous token is known (`mix`). h: hidden state; e(x): the target's embedding; T: a table
+with a row for each of the target's tokens. `checkpoints/dspark.py` writes a head for DSpark's
+engines:
 
 | kind | z | in DSpark's format |
 |---|---|---|
@@ -70,7 +71,8 @@ class MarkovHead(nn.Module):
 
     @torch.no_grad()
     def basis_Vr(self, folded: bool = False) -> Tensor:
-        """The basis with a row for each vocabulary entry, (Vd, r); `folded`: with `out` multiplied in."""
+        """The basis with a row for each vocabulary entry, (Vd, r); `folded`: with `out` multiplied
+        in."""
         basis_Vr = self.basis.detach().t()
         if folded and self.out is not None:
             basis_Vr = basis_Vr @ self.out.weight.to(self.basis.dtype)
@@ -183,7 +185,8 @@ def markov_head(
     """A head of one of `KINDS` ("" = silu), its weights not yet initialised.
 
     Args:
-        width: D. rank: r. inner: width of the first layer of an mlp; 0 = twice the rank. vocabulary: Vd.
+        width: D. rank: r. inner: width of the first layer of an mlp; 0 = twice the rank.
+            vocabulary: Vd.
         target_vocabulary: V. bias: of gated and rnn.
     """
     if kind == "linear":

@@ -1,4 +1,5 @@
-"""Masked-diffusion language models as drafters: a known decoder architecture with another attention mask.
+"""Masked-diffusion language models as drafters: a known decoder architecture with another attention
+mask.
 
 Whatever the checkpoint's convention, row i here predicts the token at position i.
 """
@@ -23,7 +24,8 @@ from align.target.slabs import LayerShape
 
 
 class MaskedLM(nn.Module):
-    """The network q of a masked-diffusion language model. Build it with `load_masked_lm` or `adapt`.
+    """The network q of a masked-diffusion language model. Build it with `load_masked_lm` or
+    `adapt`.
 
     With a `target`, embedding and head are the target's: frozen, and not among the parameters.
     """
@@ -74,13 +76,17 @@ class MaskedLM(nn.Module):
         hidden = hidden.to(self._target[0].dtype if self._target else weight.dtype)
         if torch.is_grad_enabled():
             return F.linear(hidden, weight.to(hidden.dtype)).float()
-        return self._target[0].head_product(hidden) if self._target else few_rows(hidden, weight).float()
+        return (
+            self._target[0].head_product(hidden)
+            if self._target
+            else few_rows(hidden, weight).float()
+        )
 
     @torch.no_grad()
     def prepare_for_drafting(self) -> None:
-        """Prepare for drafting on a CPU, irreversibly: linear layers that are fastest for few rows, rounded
-        to bf16 where that halves what is read. Rounding may change drafts, never the distribution of the
-        output."""
+        """Prepare for drafting on a CPU, irreversibly: linear layers that are fastest for few rows,
+        rounded to bf16 where that halves what is read. Rounding may change drafts, never the
+        distribution of the output."""
         self._dtype, device = self.model.dtype, self.model.device
         speed_up_linears(self.model, self._dtype, device, torch.bfloat16)
         if fast_linear(self._dtype, device) is RowsLinear:
@@ -105,13 +111,14 @@ class MaskedLM(nn.Module):
     def hidden(
         self, tokens_BL: Tensor, *, positions_BL: Tensor | None = None, see: Tensor | None = None
     ) -> Tensor:
-        """Normalised hidden states, (B, L, D); row i is what `head` turns into the prediction of position i.
+        """Normalised hidden states, (B, L, D); row i is what `head` turns into the prediction of
+        position i.
 
         Args:
             tokens_BL: int64 token ids, with masks.
             positions_BL: positions; default 0, 1, ….
-            see: bool, (L, L) or broadcastable to (B, 1, L, L), True = attend; every row must see something.
-                Default: `see(tokens_BL)`.
+            see: bool, (L, L) or broadcastable to (B, 1, L, L), True = attend; every row must see
+                something. Default: `see(tokens_BL)`.
 
         With a shift the raw row i − 1 predicts position i, and the row of position 0 is zero.
         """
@@ -126,9 +133,9 @@ class MaskedLM(nn.Module):
     def block_hidden(
         self, tokens_BS: Tensor, see: Tensor, positions_BS: Tensor, index_BA: Tensor, size: int
     ) -> Tensor:
-        """Of rows [clean tokens, A blocks of K] (`ddit.prefix_block_mask`), the hidden states that predict
-        the blocks, (B, A, K, D). With a shift a block's anchor, at `index_BA` of the row, predicts its
-        first position."""
+        """Of rows [clean tokens, A blocks of K] (`ddit.prefix_block_mask`), the hidden states that
+        predict the blocks, (B, A, K, D). With a shift a block's anchor, at `index_BA` of the row,
+        predicts its first position."""
         raw_BSD = self._run(tokens_BS, see, positions_BS, None)
         count = index_BA.shape[1]
         blocks = raw_BSD[:, -count * size :].unflatten(1, (count, size))
@@ -156,7 +163,8 @@ class MaskedLM(nn.Module):
         ).last_hidden_state
 
     def _predicting(self, raw_BLD: Tensor, before_BD: Tensor | None) -> Tensor:
-        """Rows moved to the positions that they predict: the one place where the shift is applied."""
+        """Rows moved to the positions that they predict: the one place where the shift is
+        applied."""
         if not self.family.shift:
             return raw_BLD
         first = torch.zeros_like(raw_BLD[:, 0]) if before_BD is None else before_BD
@@ -176,7 +184,9 @@ class MaskedLM(nn.Module):
             )
         c = self.model.config
         width = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-        shape = LayerShape(getattr(c, "num_key_value_heads", None) or c.num_attention_heads, width, width)
+        shape = LayerShape(
+            getattr(c, "num_key_value_heads", None) or c.num_attention_heads, width, width
+        )
         return KVCache([shape] * c.num_hidden_layers, 1, capacity, self.dtype, self.model.device)
 
     @property
@@ -188,12 +198,12 @@ class MaskedLM(nn.Module):
     def denoise(
         self, clean_1C: Tensor, block_1K: Tensor, cache: KVCache, before_1D: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits (1, K, V) of a block after the cached prefix and the clean tokens after that, in one pass;
-        and the next call's `before_1D`. The block sees everything, itself in both directions; in a
-        block_causal family its own and earlier blocks.
+        """Logits (1, K, V) of a block after the cached prefix and the clean tokens after that, in
+        one pass; and the next call's `before_1D`. The block sees everything, itself in both
+        directions; in a block_causal family its own and earlier blocks.
 
-        The clean tokens stay in the cache, in a block_causal family only whole blocks of them: pass the
-        others again. Either may be empty.
+        The clean tokens stay in the cache, in a block_causal family only whole blocks of them: pass
+        the others again. Either may be empty.
 
         Args:
             before_1D: with a shift, the raw hidden state of the last cached token.
@@ -202,10 +212,17 @@ class MaskedLM(nn.Module):
             ValueError: no room, or a cache that was rolled back into a block.
         """
         tokens_1S = torch.cat((clean_1C, block_1K), 1)
-        clean, length, past, c = clean_1C.shape[1], tokens_1S.shape[1], cache.length, self.model.config
+        clean, length, past, c = (
+            clean_1C.shape[1],
+            tokens_1S.shape[1],
+            cache.length,
+            self.model.config,
+        )
         cache.check_room(length)
         if past % self.kept_at_once:
-            raise ValueError(f"a cached prefix of {past} tokens is no whole blocks of {self.kept_at_once}")
+            raise ValueError(
+                f"a cached prefix of {past} tokens is no whole blocks of {self.kept_at_once}"
+            )
         groups = c.num_attention_heads // cache.slabs[0].keys.shape[1]
         if self.family.attention == "block_causal":
             see_SS = self.see(tokens_1S)[0, 0]
@@ -227,13 +244,17 @@ def annealed_see(length: int, progress: float, generator: torch.Generator) -> Te
 
     Causal at `progress` 0, full at 1; between, each later position is seen with that probability.
     """
-    drawn = torch.rand(1, 1, length, length, generator=generator, device=generator.device) < progress
+    drawn = (
+        torch.rand(1, 1, length, length, generator=generator, device=generator.device) < progress
+    )
     return drawn | torch.ones(length, length, dtype=torch.bool, device=drawn.device).tril()
 
 
-def with_lora(network: MaskedLM, rank: int, alpha: float, targets: Sequence[str], seed: int = 0) -> None:
-    """Freeze the network and train low-rank updates of the linear layers whose names end in `targets` (arXiv
-    2106.09685); they start at zero.
+def with_lora(
+    network: MaskedLM, rank: int, alpha: float, targets: Sequence[str], seed: int = 0
+) -> None:
+    """Freeze the network and train low-rank updates of the linear layers whose names end in
+    `targets` (arXiv 2106.09685); they start at zero.
 
     Raises:
         UserError: the package `peft` is not installed, or there is no such layer.

@@ -1,8 +1,8 @@
 """A standalone diffusion drafter: a network that reads only tokens, and its forward process.
 
 The network is a DDiT (align/models/ddit.py) or a masked language model (align/models/masked_lm.py).
-Whatever its conventions (mask, shift, σ, cache), here row k of a block predicts the token k + 1 places
-after the anchor, and `target_logits` are over the target's vocabulary.
+Whatever its conventions (mask, shift, σ, cache), here row k of a block predicts the token k + 1
+places after the anchor, and `target_logits` are over the target's vocabulary.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ Annealed = Callable[[int], Tensor]
 class DiffusionConfig:
     """What the network's own config.json does not say.
 
-    block_size: K, the tokens of a block in training; decoding may draft fewer or more. vocab_size: the
-    target's. prediction: `log_score` (SEDD) or `logits`; with the mask graph both give the same q. window:
-    clean tokens before a block that a network of full attention reads. mask_id: of a DDiT, if it is not the
-    last id. mask_rates: the mask rates of a published checkpoint (BD3-LM's clipped schedule), written when
-    it is saved. network: its architecture, to tell one checkpoint from another.
+    block_size: K, the tokens of a block in training; decoding may draft fewer or more. vocab_size:
+    the target's. prediction: `log_score` (SEDD) or `logits`; with the mask graph both give the same
+    q. window: clean tokens before a block that a network of full attention reads. mask_id: of a
+    DDiT, if it is not the last id. mask_rates: the mask rates of a published checkpoint (BD3-LM's
+    clipped schedule), written when it is saved. network: its architecture, to tell one checkpoint
+    from another.
 
     Raises:
         UserError: a value that does not fit, with its key.
@@ -59,7 +60,9 @@ class DiffusionConfig:
         for name in ("block_size", "vocab_size", "window"):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value < 1 << 31:
-                raise UserError(f"{name}={value!r:.40} must be a whole number of at least 1, below 2^31")
+                raise UserError(
+                    f"{name}={value!r:.40} must be a whole number of at least 1, below 2^31"
+                )
         if self.mask_id is not None and type(self.mask_id) is not int:
             raise UserError(f"mask_id={self.mask_id!r:.40} must be a whole number, or null")
         for name, known in (("graph", GRAPHS), ("prediction", PREDICTIONS)):
@@ -72,7 +75,9 @@ class DiffusionConfig:
         if rates is not None:
             pair = isinstance(rates, list | tuple) and len(rates) == 2 and all(map(finite, rates))
             if not pair or not 0 <= rates[0] <= rates[1] <= 1:
-                raise UserError(f"mask_rates={rates!r:.40} must be two shares, the smaller one first")
+                raise UserError(
+                    f"mask_rates={rates!r:.40} must be two shares, the smaller one first"
+                )
             object.__setattr__(self, "mask_rates", tuple(rates))  # JSON has only lists
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,7 +89,8 @@ class DiffusionDrafter(nn.Module):
 
     Args:
         config: its `vocab_size` is the target's, or that of the drafter's own tokenizer.
-        padded: the network may have more rows than its tokenizer has tokens; those are never predicted.
+        padded: the network may have more rows than its tokenizer has tokens; those are never
+            predicted.
 
     Raises:
         UserError: a network over another vocabulary than the config's.
@@ -94,7 +100,11 @@ class DiffusionDrafter(nn.Module):
     """None: it drafts over the whole vocabulary."""
 
     def __init__(
-        self, network: DDiT | MaskedLM, config: DiffusionConfig, target: Target, padded: bool = False
+        self,
+        network: DDiT | MaskedLM,
+        config: DiffusionConfig,
+        target: Target,
+        padded: bool = False,
     ) -> None:
         super().__init__()
         self.network, self.config = network, config
@@ -108,7 +118,9 @@ class DiffusionDrafter(nn.Module):
             self.mask_id = size - 1 if config.mask_id is None else config.mask_id
         if uniform:
             if isinstance(network, MaskedLM):
-                raise UserError("drafter.graph=uniform: a masked language model undoes the mask (absorbing)")
+                raise UserError(
+                    "drafter.graph=uniform: a masked language model undoes the mask (absorbing)"
+                )
             self.mask_id, self.graph = -1, Uniform(size)
         elif not 0 <= self.mask_id < size:
             raise UserError(f"mask_id={self.mask_id} is not within 0..{size - 1}")
@@ -141,7 +153,8 @@ class DiffusionDrafter(nn.Module):
 
     @property
     def caches_blocks(self) -> bool:
-        """Whether a block-causal network's blocks can be cached: not if tokens are conditioned on σ."""
+        """Whether a block-causal network's blocks can be cached: not if tokens are conditioned on
+        σ."""
         n = self.network
         return bool(self.block) and not (isinstance(n, DDiT) and n.config.time_input == "sigma")
 
@@ -166,8 +179,9 @@ class DiffusionDrafter(nn.Module):
     def block_rows(
         self, batch: Batch, anchors: Anchors, noisy: Corrupted, annealed: Annealed | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What `logits` reads of every noisy block: hidden (B, A, K, D) and its σ (B, A, K). `annealed`: a
-        further attention mask of that length (attention annealing, arXiv 2410.17891)."""
+        """What `logits` reads of every noisy block: hidden (B, A, K, D) and its σ (B, A, K).
+        `annealed`: a further attention mask of that length (attention annealing, arXiv
+        2410.17891)."""
         sigma_BA1 = self.schedule.total(noisy.times)[..., None]
         sigma_BAK = sigma_BA1.expand(noisy.tokens_t.shape)
         if not self.cached:
@@ -184,12 +198,15 @@ class DiffusionDrafter(nn.Module):
         clean = torch.zeros_like(batch.tokens_BL, dtype=sigma_BA1.dtype)
         sigma_BS = torch.cat((clean, sigma_BAK.flatten(1)), 1)
         hidden_BSD = self.network.hidden(tokens_BS, sigma_BS, positions_BL=positions_BS, see=see)
-        return hidden_BSD[:, batch.tokens_BL.shape[1] :].unflatten(1, noisy.tokens_t.shape[1:]), sigma_BAK
+        return hidden_BSD[:, batch.tokens_BL.shape[1] :].unflatten(
+            1, noisy.tokens_t.shape[1:]
+        ), sigma_BAK
 
     def _windows(
         self, batch: Batch, anchors: Anchors, noisy: Corrupted, annealed: Annealed | None
     ) -> tuple[Tensor, Tensor]:
-        """Full attention: every block is a sequence of its own, after the last clean tokens of its document."""
+        """Full attention: every block is a sequence of its own, after the last clean tokens of its
+        document."""
         B, A, K = noisy.tokens_t.shape
         width = min(self.config.window, batch.tokens_BL.shape[1])
         back = torch.arange(width - 1, -1, -1, device=batch.tokens_BL.device)
@@ -216,8 +233,8 @@ class DiffusionDrafter(nn.Module):
         return hidden, sigma_N.view(B, A, 1).expand(B, A, K)
 
     def _visible(self, absolute_NS: Tensor, inside_NS: Tensor) -> Tensor:
-        """Attention mask of a window, (N, 1, S, S): everything inside, or by blocks counted from the text's
-        start. Padding sees itself, so that every row sees something."""
+        """Attention mask of a window, (N, 1, S, S): everything inside, or by blocks counted from
+        the text's start. Padding sees itself, so that every row sees something."""
         own_SS = torch.eye(inside_NS.shape[1], dtype=torch.bool, device=inside_NS.device)
         see_NSS = (inside_NS[:, None] & inside_NS[..., None]) | own_SS
         if self.block:
@@ -233,7 +250,8 @@ class DiffusionDrafter(nn.Module):
     def suffix_rows(
         self, batch: Batch, noisy: Corrupted, annealed: Annealed | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Whole rows as SEDD pretrains, each document after a clean prefix: hidden (B, L, D) and σ (B, L)."""
+        """Whole rows as SEDD pretrains, each document after a clean prefix: hidden (B, L, D) and σ
+        (B, L)."""
         sigma_B1 = self.schedule.total(noisy.times)[:, None]
         same = batch.document_BL[:, :, None] == batch.document_BL[:, None]
         see = same | torch.eye(same.shape[1], dtype=torch.bool, device=same.device)
@@ -247,11 +265,17 @@ class DiffusionDrafter(nn.Module):
         elif self.mask_id < 0:
             sigma_BL = sigma_B1.expand(noisy.valid.shape)
         else:  # as for a block after a prefix: by the share of masks in the document
-            masked_BL = ((noisy.tokens_t == self.mask_id) & (batch.document_BL >= 0)).to(sigma_B1.dtype)
-            sigma_BL = self.sigma_for_mask_fraction((same * masked_BL[:, None]).sum(2) / same.sum(2))
+            masked_BL = ((noisy.tokens_t == self.mask_id) & (batch.document_BL >= 0)).to(
+                sigma_B1.dtype
+            )
+            sigma_BL = self.sigma_for_mask_fraction(
+                (same * masked_BL[:, None]).sum(2) / same.sum(2)
+            )
         return self._hidden(noisy.tokens_t, sigma_BL, batch.positions_BL, see[:, None]), sigma_BL
 
-    def _hidden(self, tokens: Tensor, sigma: Tensor, positions: Tensor, see: Tensor | None) -> Tensor:
+    def _hidden(
+        self, tokens: Tensor, sigma: Tensor, positions: Tensor, see: Tensor | None
+    ) -> Tensor:
         if isinstance(self.network, MaskedLM):
             return self.network.hidden(tokens, positions_BL=positions, see=see)
         return self.network.hidden(tokens, sigma, positions_BL=positions, see=see)
@@ -265,10 +289,12 @@ class DiffusionDrafter(nn.Module):
         return self.network.head(hidden, sigma).float()
 
     def target_logits(self, f: Tensor) -> Tensor:
-        """Logits of q over the target's vocabulary, (…, its V) → (…, V), without the mask. Only for the
-        mask graph, where a softmax of the log-score is SEDD's q as well as MDLM's."""
+        """Logits of q over the target's vocabulary, (…, its V) → (…, V), without the mask. Only for
+        the mask graph, where a softmax of the log-score is SEDD's q as well as MDLM's."""
         if self.mask_id < 0:
-            raise UserError("drafter.graph=uniform has no one-step q: calibration and draws need absorbing")
+            raise UserError(
+                "drafter.graph=uniform has no one-step q: calibration and draws need absorbing"
+            )
         f = f[..., : self.config.vocab_size]
         if self.mask_id >= self.config.vocab_size:
             return f

@@ -17,8 +17,8 @@ from align.target.model import Target
 class TargetFeatures:
     """What the drafter reads of the target over packed rows, without gradients.
 
-    hidden_BLD: last hidden state; keys, values: per shared layer (B, Hkv, L, d), rotary positions applied;
-    taps_BLFD.
+    hidden_BLD: last hidden state; keys, values: per shared layer (B, Hkv, L, d), rotary positions
+    applied; taps_BLFD.
     """
 
     hidden_BLD: Tensor
@@ -36,13 +36,17 @@ class TargetFeatures:
         """The same change applied to all of them."""
         keys, values = ([change(t) for t in part] for part in (self.keys, self.values))
         return TargetFeatures(
-            change(self.hidden_BLD), keys, values, None if self.taps_BLFD is None else change(self.taps_BLFD)
+            change(self.hidden_BLD),
+            keys,
+            values,
+            None if self.taps_BLFD is None else change(self.taps_BLFD),
         )
 
 
 @torch.no_grad()
 def target_features(target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
-    """One frozen forward of the target over packed rows; without a config only the last hidden state."""
+    """One frozen forward of the target over packed rows; without a config only the last hidden
+    state."""
     shared = config is not None and config.context == "shared_kv"
     if target.anatomy.apart and not _one_document(batch):
         return each_document(target, batch, config, target_features)
@@ -63,7 +67,9 @@ def target_features(target: Target, batch: Batch, config: BlockConfig | None) ->
 
 
 def _one_document(batch: Batch) -> bool:
-    return len(batch.document_BL) == 1 and bool((batch.document_BL == batch.document_BL[0, 0]).all())
+    return len(batch.document_BL) == 1 and bool(
+        (batch.document_BL == batch.document_BL[0, 0]).all()
+    )
 
 
 Features = Callable[[Target, Batch, BlockConfig | None], TargetFeatures]
@@ -83,7 +89,9 @@ def each_document(
             whole.hidden_BLD[row, places] = found.hidden_BLD[0]
             if whole.taps_BLFD is not None and found.taps_BLFD is not None:
                 whole.taps_BLFD[row, places] = found.taps_BLFD[0]
-            for mine, its in zip((*whole.keys, *whole.values), (*found.keys, *found.values), strict=True):
+            for mine, its in zip(
+                (*whole.keys, *whole.values), (*found.keys, *found.values), strict=True
+            ):
                 mine[row][:, places] = its[0]
     assert whole is not None
     return whole

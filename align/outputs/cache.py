@@ -24,8 +24,8 @@ from align.target.model import Target
 
 @dataclass
 class TargetOutputs:
-    """The target over a micro-batch: features for the drafter, and p at `used_P`, the flat places (b·L + i,
-    ascending) that some block is trained on."""
+    """The target over a micro-batch: features for the drafter, and p at `used_P`, the flat places
+    (b·L + i, ascending) that some block is trained on."""
 
     features: TargetFeatures
     places: TargetPlaces
@@ -33,7 +33,8 @@ class TargetOutputs:
 
 
 def used_places(step: Step) -> Tensor:
-    """Flat places, ascending, whose p some valid drafted row imitates; one place if there is none."""
+    """Flat places, ascending, whose p some valid drafted row imitates; one place if there is
+    none."""
     rows, length = step.batch.tokens_BL.shape
     offset = torch.arange(rows, device=step.batch.tokens_BL.device)[:, None, None] * length
     place_BAK, valid = step.anchors.places_BAK(length) + offset, step.anchors.valid_BAK
@@ -58,8 +59,8 @@ def compute_target_outputs(
 class TargetOutputCache:
     """The target's outputs by row, kept within limits of memory and disk.
 
-    A row is always computed alone and rounded (fp32 where fp16 overflows), stored or not, so that a resumed
-    run stays bit-identical.
+    A row is always computed alone and rounded (fp32 where fp16 overflows), stored or not, so that a
+    resumed run stays bit-identical.
 
     Args:
         config: of the drafter; None = it reads only the last hidden state.
@@ -91,8 +92,8 @@ class TargetOutputCache:
         self._rows: dict[RowKey, RowOutputs] = {}
         self.run: Features = target_features
         self.missing: Callable[[bool], bool] = bool
-        """Whether to compute a row, given whether this process lacks it; with a sharded target, whether any
-        process does."""
+        """Whether to compute a row, given whether this process lacks it; with a sharded target,
+        whether any process does."""
 
     def outputs(self, step: Step, temperature: float) -> TargetOutputs:
         """As `compute_target_outputs`, from rows of `step.keys`."""
@@ -128,7 +129,9 @@ class TargetOutputCache:
             stored = self.store.get(key)
             row = None if stored is None else stored.to(self.target.device)
         if self.missing(row is None):
-            made = compute_row(self.target, alone, self.config, temperature, self.dtype, self.run, self.top_k)
+            made = compute_row(
+                self.target, alone, self.config, temperature, self.dtype, self.run, self.top_k
+            )
             if row is None:
                 row = made
                 if self.store is not None:
@@ -149,7 +152,9 @@ def _join_tops(rows: list[TopTokens | None], used: Tensor) -> TopTokens | None:
     tops = [row for row in rows if row is not None]
     if not tops:
         return None
-    return TopTokens(torch.cat([t.ids_Pk for t in tops]), torch.cat([t.log_p_Pk.float() for t in tops]))[used]
+    return TopTokens(
+        torch.cat([t.ids_Pk for t in tops]), torch.cat([t.log_p_Pk.float() for t in tops])
+    )[used]
 
 
 def _join(rows: Iterable[Tensor], dtype: torch.dtype) -> Tensor:

@@ -29,7 +29,8 @@ def row_key(alone: Batch, temperature: float) -> RowKey:
 
 @dataclass
 class RowOutputs:
-    """One row: features, and log-sum-exp, argmax and log p(next) at its L places; `top`: part of p."""
+    """One row: features, and log-sum-exp, argmax and log p(next) at its L places; `top`: part of
+    p."""
 
     features: TargetFeatures
     log_z_L: Tensor
@@ -79,8 +80,8 @@ def compute_row(
     run: Features = target_features,
     top_k: int = 0,
 ) -> RowOutputs:
-    """The target over one row, rounded to `dtype`. `top_k`: keep this many tokens of p at each place, and
-    no last hidden state if the drafter reads none; 0 = all of p."""
+    """The target over one row, rounded to `dtype`. `top_k`: keep this many tokens of p at each
+    place, and no last hidden state if the drafter reads none; 0 = all of p."""
     shown = run(target, alone, config).map(lambda t: round_to(t, dtype))
     following = alone.tokens_BL.roll(-1, dims=1).flatten()
     # p of the rounded state, the one that its logits will be computed from

@@ -1,9 +1,9 @@
 """The target's hidden states from a server, read from the files that it stores.
 
-vLLM's speculative method `extract_hidden_states` with its ExampleHiddenStatesConnector: each request of a
-text with one new token leaves a file of states (tokens, layers, D) in `shared_storage_path`, with a lock
-next to it while it is written. The target here keeps embedding, last norm, head, and the layers that make
-shared keys and values.
+vLLM's speculative method `extract_hidden_states` with its ExampleHiddenStatesConnector: each
+request of a text with one new token leaves a file of states (tokens, layers, D) in
+`shared_storage_path`, with a lock next to it while it is written. The target here keeps embedding,
+last norm, head, and the layers that make shared keys and values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from align.writing.client import Client, RetryPolicy, choose_model
 
 KEY = "trainer.features_writer"
 NEAR = 0.05
-"""The largest relative distance of a served state from the target's own; bf16 over 30 layers: 0.01."""
+"""The largest relative distance of a served state from the target's own; bf16 over 30 layers:
+0.01."""
 PROBE = 48
 """Tokens of the text that tests a server."""
 Item = tuple[int, Batch, float]
@@ -76,7 +77,9 @@ def serve_words(
 
 def _command(target: Target, config: BlockConfig | None) -> str:
     """How to start vLLM for a target and what a drafter reads of it."""
-    return shlex.join(["vllm", "serve", target.spec, *serve_words(layers_asked(target, config), SHARED)])
+    return shlex.join(
+        ["vllm", "serve", target.spec, *serve_words(layers_asked(target, config), SHARED)]
+    )
 
 
 def _client(recipe: Recipe, quiet: bool) -> Client:
@@ -101,7 +104,8 @@ async def _find_model(client: Client, recipe: Recipe, target: Target, command: s
     limit = model.get("max_model_len")
     if isinstance(limit, int) and limit <= recipe.data.length:
         raise UserError(
-            f"{client.url}: {name!r} takes {limit} tokens, a row may have {recipe.data.length} and one "
+            f"{client.url}: {name!r} takes {limit} tokens, a row may have {recipe.data.length} and "
+            "one "
             "new one (data.length)"
         )
     return name
@@ -125,7 +129,8 @@ class ServedStates:
     `TargetOutputCache.run`. The target given to it loses its layers.
 
     Raises:
-        UserError: no such server, one that returns no hidden states, or other ones than the target's.
+        UserError: no such server, one that returns no hidden states, or other ones than the
+            target's.
     """
 
     def __init__(
@@ -160,7 +165,8 @@ class ServedStates:
             raise
         if not quiet:
             say(
-                f"{url} returns states of {plural(len(self.layers), 'layer')} as {self.model!r}, within "
+                f"{url} returns states of {plural(len(self.layers), 'layer')} as {self.model!r}, "
+                "within "
                 f"{apart:.1%} of "
                 f"the target's own, up to {d.concurrency} requests at once"
             )
@@ -177,7 +183,12 @@ class ServedStates:
         async with self._slots:
             if self._enough.is_set():
                 raise asyncio.CancelledError
-            body = {"model": self.model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0.0}
+            body = {
+                "model": self.model,
+                "prompt": list(tokens),
+                "max_tokens": 1,
+                "temperature": 0.0,
+            }
             reply = await self.client.complete(body)
         found = reply.get("kv_transfer_params")
         path = found.get("hidden_states_path") if isinstance(found, dict) else None
@@ -192,7 +203,8 @@ class ServedStates:
     # ---- the target's own ----
 
     def _compare(self) -> float:
-        """The largest relative distance of the server's states from the target's own, over a short text.
+        """The largest relative distance of the server's states from the target's own, over a short
+        text.
 
         Raises:
             UserError: they are of other layers, or of another model.
@@ -207,14 +219,16 @@ class ServedStates:
             nearest = int(apart.argmin())
             if nearest != layer and float(apart[nearest]) < NEAR:
                 raise UserError(
-                    f"{self.url} returns states of layer {nearest} of target {self.target.spec!r} where "
+                    f"{self.url} returns states of layer {nearest} of target {self.target.spec!r} "
+                    "where "
                     "those of layer "
                     f"{layer} are wanted; start it with: {self.command}"
                 )
             worst = max(worst, float(apart[layer]))
         if worst > NEAR and self.recipe.data.server_check == "auto":
             raise UserError(
-                f"{self.url}: {self.model!r} is not target.name={self.target.spec!r}: its states are "
+                f"{self.url}: {self.model!r} is not target.name={self.target.spec!r}: its states "
+                "are "
                 f"{worst:.0%} away from "
                 f"the target's, more than {NEAR:.0%} (data.server_check=never continues anyway)"
             )
@@ -228,14 +242,17 @@ class ServedStates:
     # ---- for the cache ----
 
     def ahead(self, rows: Iterable[Item], there: Callable[[Item], bool]) -> Iterator[Item]:
-        """The same rows in order, while the documents of coming rows that are not `there` are requested."""
+        """The same rows in order, while the documents of coming rows that are not `there` are
+        requested."""
         queue = deque[Item]()
         for item in rows:
             queue.append(item)
             if not there(item):
                 for text in documents(item[1]):
                     if text not in self._waiting:
-                        self._waiting[text] = asyncio.run_coroutine_threadsafe(self._states(text), self._loop)
+                        self._waiting[text] = asyncio.run_coroutine_threadsafe(
+                            self._states(text), self._loop
+                        )
             while queue and len(self._waiting) >= self.most:
                 yield queue.popleft()
         yield from queue
@@ -268,7 +285,9 @@ class ServedStates:
         return self
 
     def __exit__(self, kind: object, *error: object) -> None:
-        if kind is None:  # the store is full: requested documents still arrive, and their files are deleted
+        if (
+            kind is None
+        ):  # the store is full: requested documents still arrive, and their files are deleted
             self._enough.set()
             wait(self._waiting.values(), timeout=_DRAIN_SECONDS)
         self.close()
@@ -276,7 +295,10 @@ class ServedStates:
 
 def documents(alone: Batch) -> list[tuple[int, ...]]:
     """The texts in a row, given as a batch of one."""
-    return [tuple(alone.tokens_BL[0, places].tolist()) for places in document_places(alone.document_BL[0])]
+    return [
+        tuple(alone.tokens_BL[0, places].tolist())
+        for places in document_places(alone.document_BL[0])
+    ]
 
 
 _TEXT = """The river was low that summer, and the old mill, which had ground corn for two hundred years, stood still. def area(width,

@@ -1,7 +1,7 @@
 """The target without most of its layers: stand-ins return hidden states that a server computed.
 
-The target's own forward runs around them, so embedding, last norm and head are those of any architecture.
-Layers whose keys and values a drafter shares stay, and run on the states before them.
+The target's own forward runs around them, so embedding, last norm and head are those of any
+architecture. Layers whose keys and values a drafter shares stay, and run on the states before them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from align.models.target_features import TargetFeatures, target_features
 from align.target.model import Target
 
 CLOSE = 1e-3
-"""The largest relative distance of features between the whole target and the one without its layers."""
+"""The largest relative distance of features between the whole target and the one without its
+layers."""
 
 
 def layers_asked(target: Target, config: BlockConfig | None) -> tuple[int, ...]:
-    """The layers whose outputs are needed, ascending: tapped ones, those before a layer that shares its
-    keys and values, and the last one."""
+    """The layers whose outputs are needed, ascending: tapped ones, those before a layer that shares
+    its keys and values, and the last one."""
     last = target.num_layers - 1
     if config is None:
         return (last,)
@@ -33,8 +34,8 @@ def layers_asked(target: Target, config: BlockConfig | None) -> tuple[int, ...]:
 
 
 class _StandIn(nn.Module):
-    """Replaces a layer. state: the server's output of it; before: the server's input of it, if the layer
-    `runs`."""
+    """Replaces a layer. state: the server's output of it; before: the server's input of it, if the
+    layer `runs`."""
 
     def __init__(self, layer: nn.Module, runs: bool, form: Any) -> None:
         super().__init__()
@@ -57,7 +58,13 @@ class _StandIn(nn.Module):
         output = self.layer(*inputs, **named) if self.runs else None
         if self.runs and self.state is None:
             return output
-        state = self.state if self.state is not None else inputs[0] if inputs else named["hidden_states"]
+        state = (
+            self.state
+            if self.state is not None
+            else inputs[0]
+            if inputs
+            else named["hidden_states"]
+        )
         return state if self.form is None else (state, *self.form)
 
 
@@ -92,17 +99,25 @@ class StandIns:
     ) -> None:
         self.target, self.config, self.layers = target, config, layers
         places = torch.arange(text_1L.shape[1], device=target.device)[None]
-        alone = Batch(text_1L, places, torch.zeros_like(text_1L), torch.ones_like(text_1L, dtype=torch.bool))
+        alone = Batch(
+            text_1L, places, torch.zeros_like(text_1L), torch.ones_like(text_1L, dtype=torch.bool)
+        )
         target.unfuse()
         before, states = target_features(target, alone, config), own_states(target, text_1L, layers)
         forms = self._forms(text_1L)
-        runs = set(config.target_layer_ids) if config is not None and config.context == "shared_kv" else set()
+        runs = (
+            set(config.target_layer_ids)
+            if config is not None and config.context == "shared_kv"
+            else set()
+        )
         target.hash  # noqa: B018 (of the whole weights, while they exist)
         for i, layer in enumerate(target.layers):
             target.layers[i] = _StandIn(layer, i in runs, forms.get(i))
         try:
             after = self.features(alone, states[0].transpose(0, 1))
-            apart = max(float(distance(a, b)) for a, b in zip(after.tensors, before.tensors, strict=True))
+            apart = max(
+                float(distance(a, b)) for a, b in zip(after.tensors, before.tensors, strict=True)
+            )
         except (RuntimeError, TypeError, KeyError, AttributeError, IndexError) as error:
             raise NotImplementedError(f"{type(error).__name__}: {short(error)}") from None
         if not apart < CLOSE:
@@ -112,7 +127,8 @@ class StandIns:
                 layer.layer.to("meta")
 
     def _forms(self, text_1L: Tensor) -> dict[int, Any]:
-        """By layer the rest of the tuple that it returns, as Nones; None if it returns only the state."""
+        """By layer the rest of the tuple that it returns, as Nones; None if it returns only the
+        state."""
         found: dict[int, Any] = {}
 
         def note(number: int) -> Any:

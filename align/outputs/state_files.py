@@ -19,10 +19,11 @@ _POLL_SECONDS = 0.005
 
 @dataclass
 class StateFiles:
-    """Reads files of states (tokens, layers, D) that another process writes under a lock `FILE.lock`.
+    """Reads files of states (tokens, layers, D) that another process writes under a lock
+    `FILE.lock`.
 
-    url: of the server, for messages. seconds: to wait for a file. shape: (layers, D). command: starts the
-    right server. closed: stops waiting.
+    url: of the server, for messages. seconds: to wait for a file. shape: (layers, D). command:
+    starts the right server. closed: stops waiting.
     """
 
     url: str
@@ -35,7 +36,8 @@ class StateFiles:
         """States (layers, tokens, D). The file is deleted once it is known to answer this request.
 
         Raises:
-            UserError: a file that is late, unreadable, of another text, or of other values or shape.
+            UserError: a file that is late, unreadable, of another text, or of other values or
+                shape.
         """
         lock = path.with_name(path.name + ".lock")
         self._wait_for(path, lock)
@@ -48,11 +50,14 @@ class StateFiles:
             raise UserError(f"{path}, stored by {self.url}: holds states of another text")
         if states.dim() != 3 or len(states) < len(tokens) or tuple(states.shape[1:]) != self.shape:
             raise UserError(
-                f"{self.url} returns states of shape {tuple(states.shape)} for {len(tokens)} tokens, not "
+                f"{self.url} returns states of shape {tuple(states.shape)} for {len(tokens)} "
+                "tokens, not "
                 f"{(len(tokens), *self.shape)}; start it with: {self.command}"
             )
         # fp8 has no isfinite
-        if not states.is_floating_point() or not bool(states[: len(tokens)].float().isfinite().all()):
+        if not states.is_floating_point() or not bool(
+            states[: len(tokens)].float().isfinite().all()
+        ):
             raise UserError(f"{self.url} returns states that are not finite floating-point numbers")
         path.unlink(missing_ok=True)
         lock.unlink(missing_ok=True)
@@ -81,7 +86,9 @@ class StateFiles:
         except FileNotFoundError:
             return path.is_file()  # a server without locks answers when it has written
         except OSError as error:
-            raise UserError(f"{lock}, stored by {self.url}: can't be read ({error.strerror})") from None
+            raise UserError(
+                f"{lock}, stored by {self.url}: can't be read ({error.strerror})"
+            ) from None
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

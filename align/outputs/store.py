@@ -1,9 +1,9 @@
 """The target's outputs on disk, by row, in shards of safetensors.
 
 A folder has `manifest.json`, which describes what the rows are outputs of, and shards
-`outputs-WW-NNNNN.safetensors`, WW the number of the process that wrote it. A shard counts once its seal, a
-.json of the same name, exists, so a kill leaves no half shard. Rows are found by content, so they serve
-every run that packs the same rows.
+`outputs-WW-NNNNN.safetensors`, WW the number of the process that wrote it. A shard counts once its
+seal, a .json of the same name, exists, so a kill leaves no half shard. Rows are found by content,
+so they serve every run that packs the same rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Seal(TypedDict):
     sha256: str
 
 
-def describe(target: Target, config: BlockConfig | None, dtype: str, top_k: int = 0) -> dict[str, Any]:
+def describe(
+    target: Target, config: BlockConfig | None, dtype: str, top_k: int = 0
+) -> dict[str, Any]:
     """What the rows are outputs of; `top_k`: how many tokens of p they have, 0 = all."""
     return {
         "target_sha256": target.hash,
@@ -66,7 +68,12 @@ class OutputStore:
     """
 
     def __init__(
-        self, folder: Path, description: dict[str, Any], gigabytes: float, writer: int = 0, writers: int = 1
+        self,
+        folder: Path,
+        description: dict[str, Any],
+        gigabytes: float,
+        writer: int = 0,
+        writers: int = 1,
     ) -> None:
         self.folder, self.writer, self.full = folder, writer, False
         self.manifest, self.description = folder / "manifest.json", description
@@ -90,7 +97,8 @@ class OutputStore:
         if not path.exists():  # written with the first shard
             if sealed:
                 raise UserError(
-                    f"{path} is missing, which says what the outputs there are of; remove them, or give "
+                    f"{path} is missing, which says what the outputs there are of; remove them, or "
+                    "give "
                     "another trainer.features_path"
                 )
             return
@@ -98,7 +106,8 @@ class OutputStore:
         for key, value in self.description.items():
             if found.get(key) != value:
                 raise UserError(
-                    f"{path}: {key} is {found.get(key)!r}, here it would be {value!r}; give another "
+                    f"{path}: {key} is {found.get(key)!r}, here it would be {value!r}; give "
+                    "another "
                     "trainer.features_path"
                 )
 
@@ -147,9 +156,14 @@ class OutputStore:
         shard, index = self._where[key]
         try:
             file, names = self._open_shard(shard)
-            return RowOutputs.from_named({n.partition(".")[2]: file.get_tensor(n) for n in names[index]})
+            return RowOutputs.from_named(
+                {n.partition(".")[2]: file.get_tensor(n) for n in names[index]}
+            )
         except (SafetensorError, OSError, KeyError, ValueError) as error:
-            if system_number(error) not in (None, errno.ENOENT):  # too many open files, a failing disk
+            if system_number(error) not in (
+                None,
+                errno.ENOENT,
+            ):  # too many open files, a failing disk
                 raise
             self._remove(shard, f"is damaged ({error})")
             return None

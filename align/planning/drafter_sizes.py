@@ -1,4 +1,5 @@
-"""The sizes of the drafter that a recipe makes, from the target's sizes. Of `drafter.init` only config.json is read."""
+"""The sizes of the drafter that a recipe makes, from the target's sizes. Of `drafter.init` only
+config.json is read."""
 
 from __future__ import annotations
 
@@ -30,8 +31,9 @@ from align.target.slabs import LayerShape
 class DrafterSizes:
     """Counts of numbers, not bytes.
 
-    parameters: its own, without the target's embedding and head. trained: with gradient and optimizer state. drafted: tokens per
-    draft. rows: of a block's input. context: numbers of the target's that it reads per token.
+    parameters: its own, without the target's embedding and head. trained: with gradient and
+    optimizer state. drafted: tokens per draft. rows: of a block's input. context: numbers of the
+    target's that it reads per token.
     """
 
     kind: str
@@ -51,7 +53,8 @@ def plan_drafter_sizes(recipe: Recipe, target: TargetSizes) -> DrafterSizes:
     """The sizes of the drafter that `align.train` trains with this recipe.
 
     Raises:
-        UserError: an option that does not fit the target, or a `drafter.init` whose config is unavailable.
+        UserError: an option that does not fit the target, or a `drafter.init` whose config is
+            unavailable.
     """
     options = recipe.drafter
     if options.kind == "block":
@@ -80,7 +83,9 @@ def _size_block(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
     if options.init is None:
         config = _make_block_config(options, target)
     else:
-        config = BlockConfig.from_dict(read_init_config(options.init), f"drafter.init={options.init!r}")
+        config = BlockConfig.from_dict(
+            read_init_config(options.init), f"drafter.init={options.init!r}"
+        )
         config.markov, config.markov_rank, config.markov_width = asked_markov(config, options)
     config.confidence_head = options.confidence_head
     config.convolution |= options.convolution
@@ -107,7 +112,8 @@ def _size_block(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
 
 
 def _make_block_config(options: DrafterConfig, target: TargetSizes) -> BlockConfig:
-    """As `align.makers.block` makes it for a loaded target; values that change no size are arbitrary."""
+    """As `align.makers.block` makes it for a loaded target; values that change no size are
+    arbitrary."""
     check_count(target, options.layers)
     check_rank(target, options.markov_rank)
     start = shared_layers(target.num_layers, options.layers)
@@ -131,13 +137,18 @@ def _make_block_config(options: DrafterConfig, target: TargetSizes) -> BlockConf
 
 
 def _count_parameters(network: nn.Module, options: DrafterConfig) -> tuple[int, int]:
-    """A network's parameters and how many of them are trained; low-rank updates are trained in place of the rest."""
+    """A network's parameters and how many of them are trained; low-rank updates are trained in
+    place of the rest."""
     sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
-    trained = [n for name, n in sizes.items() if options.train == "all" or PARTS["confidence"] in name]
+    trained = [
+        n for name, n in sizes.items() if options.train == "all" or PARTS["confidence"] in name
+    ]
     if not options.lora_rank:
         return sum(sizes.values()), sum(trained)
     linears = [
-        (n, m.in_features, m.out_features) for n, m in network.named_modules() if isinstance(m, nn.Linear)
+        (n, m.in_features, m.out_features)
+        for n, m in network.named_modules()
+        if isinstance(m, nn.Linear)
     ]
     updates = _count_updates(options, linears)
     return sum(sizes.values()) + updates, updates
@@ -147,7 +158,9 @@ def _count_updates(options: DrafterConfig, linears: Iterable[tuple[str, int, int
     """The low-rank updates of linear layers, given by name, inputs and outputs."""
     sizes = [i + o for name, i, o in linears if name.rpartition(".")[2] in options.lora_targets]
     if options.lora_rank and not sizes:
-        raise UserError(f"drafter.lora_targets={options.lora_targets}: no linear layer of that name")
+        raise UserError(
+            f"drafter.lora_targets={options.lora_targets}: no linear layer of that name"
+        )
     return options.lora_rank * sum(sizes)
 
 

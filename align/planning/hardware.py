@@ -40,7 +40,8 @@ def find_hardware(name: str) -> Hardware:
         known = known[: count.start()]
     if known not in KNOWN:
         raise UserError(
-            f"--hardware {name}: unknown{nearest(known, KNOWN)}; NAMExCOUNT for several, or --memory-gb"
+            f"--hardware {name}: unknown{nearest(known, KNOWN)}; NAMExCOUNT for several, or "
+            "--memory-gb"
         )
     title, memory = KNOWN[known]
     return Hardware(title, memory, int(count[1]) if count and known != name.lower() else 1)
@@ -51,7 +52,9 @@ def find_local_hardware(recipe: Recipe) -> Hardware:
     check_packages(recipe)
     check_devices(recipe)
     if accelerator(recipe) == "cpu":
-        return Hardware(f"this machine ({machine()['processor']})", float(memory_bytes() or 0), gpu=False)
+        return Hardware(
+            f"this machine ({machine()['processor']})", float(memory_bytes() or 0), gpu=False
+        )
     import torch
 
     device = torch.cuda.get_device_properties(0)

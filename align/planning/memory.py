@@ -44,7 +44,8 @@ class StageMemory:
 
 @dataclass(frozen=True)
 class NumberSizes:
-    """Bytes of a number: of the target's products, of its weights in memory, and of the drafter's products."""
+    """Bytes of a number: of the target's products, of its weights in memory, and of the drafter's
+    products."""
 
     target: int
     weights: int
@@ -60,7 +61,9 @@ class NumberSizes:
 def plan_writing(recipe: Recipe, target: TargetSizes, sizes: NumberSizes) -> StageMemory:
     """`align.synthesize`: weights, the cache of a batch, its logits."""
     data = recipe.data
-    length = min(target.context_limit, data.prompt_limit + data.max_answer_tokens + 40)  # a template's tokens
+    length = min(
+        target.context_limit, data.prompt_limit + data.max_answer_tokens + 40
+    )  # a template's tokens
     parts = {
         "process": _process("writing", target, sizes),
         "target": float(target.parameters * sizes.weights),
@@ -73,15 +76,22 @@ def plan_writing(recipe: Recipe, target: TargetSizes, sizes: NumberSizes) -> Sta
 def plan_training(
     recipe: Recipe, target: TargetSizes, drafter: DrafterSizes, text: TextSize, sizes: NumberSizes
 ) -> StageMemory:
-    """`align.train`: weights of both, gradients, AdamW's averages, activations, and the checkpoint assembled in memory."""
+    """`align.train`: weights of both, gradients, AdamW's averages, activations, and the checkpoint
+    assembled in memory."""
     launch, processes = recipe.launch, recipe.processes
     # of ZeRO: stage 1 splits the optimizer's state, 2 gradients too, 3 weights too, as FSDP does
     split = (
-        3 if launch.strategy == "fsdp" else int(launch.strategy[-1]) if "deepspeed" in launch.strategy else 0
+        3
+        if launch.strategy == "fsdp"
+        else int(launch.strategy[-1])
+        if "deepspeed" in launch.strategy
+        else 0
     )
     weights, gradients, optimizer = (processes if split >= stage else 1 for stage in (3, 2, 1))
     buckets = 2 if processes > 1 and launch.strategy in ("auto", "ddp") else 1
-    draft_head = drafter.vocabulary * target.hidden_size if drafter.vocabulary < target.vocab_size else 0
+    draft_head = (
+        drafter.vocabulary * target.hidden_size if drafter.vocabulary < target.vocab_size else 0
+    )
     parts = {
         "process": _process("training", target, sizes),
         "target": _target_weights(recipe, target, sizes),
@@ -91,11 +101,15 @@ def plan_training(
         STEP: _step(recipe, target, drafter, text, sizes),
     }
     if recipe.trainer.ema:
-        parts["averaged weights"] = 4 * drafter.parameters / (weights if launch.strategy == "fsdp" else 1)
+        parts["averaged weights"] = (
+            4 * drafter.parameters / (weights if launch.strategy == "fsdp" else 1)
+        )
     if not sizes.gpu:
         parts["a checkpoint"] = 12 * drafter.trained / optimizer
     if recipe.trainer.keep_features_gb:
-        rows = min(text.rows(recipe.data.length), recipe.trainer.max_steps * recipe.trainer.batch_size)
+        rows = min(
+            text.rows(recipe.data.length), recipe.trainer.max_steps * recipe.trainer.batch_size
+        )
         stored = rows * recipe.data.length * feature_bytes(recipe, target, drafter)
         parts[KEPT] = min(recipe.trainer.keep_features_gb * 1e9, stored / processes)
     return StageMemory("training", parts)
@@ -122,7 +136,9 @@ def _reads_shared_keys(recipe: Recipe) -> bool:
     return recipe.drafter.kind == "block" and recipe.drafter.context == "shared_kv"
 
 
-def _target_forward(recipe: Recipe, target: TargetSizes, drafter: DrafterSizes, sizes: NumberSizes) -> float:
+def _target_forward(
+    recipe: Recipe, target: TargetSizes, drafter: DrafterSizes, sizes: NumberSizes
+) -> float:
     """The target over a row: a layer's widest tensors, the mask, and what the drafter reads."""
     length = recipe.data.length
     layer = length * (4 * target.hidden_size + 3 * target.inner_size) * sizes.target
@@ -131,8 +147,9 @@ def _target_forward(recipe: Recipe, target: TargetSizes, drafter: DrafterSizes, 
 
 
 def feature_bytes(recipe: Recipe, target: TargetSizes, drafter: DrafterSizes) -> int:
-    """Bytes of a token's stored outputs: hidden state, what the drafter reads, log-sum-exp, argmax and log p of the next token;
-    with `trainer.features_top_k` the ids and log p of that many tokens, and the hidden state only if the drafter reads it."""
+    """Bytes of a token's stored outputs: hidden state, what the drafter reads, log-sum-exp, argmax
+    and log p of the next token; with `trainer.features_top_k` the ids and log p of that many
+    tokens, and the hidden state only if the drafter reads it."""
     number, top = 4 if recipe.trainer.features_dtype == "fp32" else 2, recipe.trainer.features_top_k
     hidden = target.hidden_size if _reads_shared_keys(recipe) or not top else 0
     return (hidden + drafter.context) * number + 16 + min(top, target.vocab_size) * (4 + number)
@@ -149,12 +166,14 @@ def count_anchors(recipe: Recipe, text: TextSize) -> int:
 def _step(
     recipe: Recipe, target: TargetSizes, drafter: DrafterSizes, text: TextSize, sizes: NumberSizes
 ) -> float:
-    """What a step holds at its peak: the target's forward pass, the drafter's layers for the backward pass, logits."""
+    """What a step holds at its peak: the target's forward pass, the drafter's layers for the
+    backward pass, logits."""
     rows = recipe.trainer.batch_size // (recipe.trainer.accumulate * recipe.processes)
     anchors, length = count_anchors(recipe, text), recipe.data.length
     if drafter.kind == "block":
         tokens = anchors * drafter.rows
-        # attention weights are kept in fp32, in 16 bits a copy too, and two more are alive while a layer runs
+        # attention weights are kept in fp32, in 16 bits a copy too, and two more are alive while a
+        # layer runs
         per_pair = 4 * drafter.layers + 8 if sizes.drafter == 4 else 6 * drafter.layers + 10
         attention = tokens * drafter.num_heads * (length + drafter.rows) * per_pair
         attention += 4 * length * drafter.context
@@ -189,7 +208,8 @@ def _logit_rows(recipe: Recipe, drafter: DrafterSizes, rows: int, anchors: int, 
         count = rows * anchors * drafter.drafted if drafter.kind == "block" else places
         kept = 0 if gpu and count > chunk else min(count + places, 2 * chunk)
         return kept + 6 * min(128, count)
-    # half of a block is masked, a quarter of a whole row; next to p there are nine tensors, else five
+    # half of a block is masked, a quarter of a whole row; next to p there are nine tensors, else
+    # five
     masked = length * FILL / 4 if recipe.stage == "pretrain" else anchors * drafter.drafted / 2
     distilled = recipe.stage == "calibrate" and recipe.objective.distillation > 0
     validated = 7 * min(anchors * drafter.drafted, max(1, chunk // 4))

@@ -1,5 +1,5 @@
-"""A short trial on this machine: a few samples are written and a few steps trained with the run's own code, in a temporary folder.
-The whole run's time is scaled from it by counts."""
+"""A short trial on this machine: a few samples are written and a few steps trained with the run's
+own code, in a temporary folder. The whole run's time is scaled from it by counts."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ PROBE_STEPS = 4
 
 @dataclass
 class Pilot:
-    """Measured seconds. batch: to write one batch. fresh, stored: a training step whose rows the target had to read, and one
-    whose outputs were stored. text: what was learned about samples, None if none were written."""
+    """Measured seconds. batch: to write one batch. fresh, stored: a training step whose rows the
+    target had to read, and one whose outputs were stored. text: what was learned about samples,
+    None if none were written."""
 
     loading: float = 0.0
     preparing: float = 0.0
@@ -80,7 +81,8 @@ def run_pilot(recipe: Recipe, text: TextSize) -> Pilot:
 
 
 def _shrink(recipe: Recipe, folder: Path, text: TextSize) -> Recipe:
-    """The recipe on a few samples, those that are there or new ones, without what only the whole run needs."""
+    """The recipe on a few samples, those that are there or new ones, without what only the whole
+    run needs."""
     small = copy.deepcopy(recipe)
     data, trainer = small.data, small.trainer
     small.output = str(folder / "run")
@@ -101,7 +103,8 @@ def _shrink(recipe: Recipe, folder: Path, text: TextSize) -> Recipe:
 def _pilot_writing(
     recipe: Recipe, small: Recipe, target: Target, pilot: Pilot, folder: Path, text: TextSize
 ) -> None:
-    """Write a small batch to its end, and a few steps of one as wide as the run's, which says how much longer that takes."""
+    """Write a small batch to its end, and a few steps of one as wide as the run's, which says how
+    much longer that takes."""
     width = recipe.data.batch_size
     few = min(SAMPLES, width, recipe.data.samples)
     writing, times = _write(small, target, folder / "data", few)

@@ -1,4 +1,5 @@
-"""The plan of a recipe: sizes, memory, time and expected τ, and what does not fit, with the key to change."""
+"""The plan of a recipe: sizes, memory, time and expected τ, and what does not fit, with the key to
+change."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ REMEDIES = {
 
 @dataclass
 class TrainingPlan:
-    """Everything known about a run before it starts. seconds: None if no pilot ran. misfits: what does not fit."""
+    """Everything known about a run before it starts. seconds: None if no pilot ran. misfits: what
+    does not fit."""
 
     recipe: Recipe
     hardware: Hardware
@@ -99,7 +101,9 @@ def find_number_sizes(recipe: Recipe, hardware: Hardware) -> NumberSizes:
     if dtype == "auto":
         fast = hardware.gpu or has_fast_bf16(torch.device("cpu"))
         dtype = (
-            "bfloat16" if fast and (hardware.gpu or not recipe.target.name.startswith("debug")) else "float32"
+            "bfloat16"
+            if fast and (hardware.gpu or not recipe.target.name.startswith("debug"))
+            else "float32"
         )
     target = 4 if dtype == "float32" else 2
     drafter = {"auto": target, "fp32": 4, "bf16": 2}[recipe.trainer.precision]
@@ -112,18 +116,23 @@ def list_misfits(plan: TrainingPlan) -> list[str]:
     found, data, hardware = [], plan.recipe.data, plan.hardware
     for stage in plan.stages:
         # processes share a CPU's memory
-        processes = plan.recipe.launch.devices if stage.stage == "training" and not hardware.gpu else 1
+        processes = (
+            plan.recipe.launch.devices if stage.stage == "training" and not hardware.gpu else 1
+        )
         if hardware.memory and stage.bytes * processes > hardware.memory:
             times = f" × {processes} processes" if processes > 1 else ""
             largest = f"{stage.largest} ({stage.parts[stage.largest] / GIB:.1f} GiB)"
             found.append(
-                f"{stage.stage} takes {stage.bytes / GIB:.1f} GiB{times}, a device has {hardware.memory / GIB:.1f}; "
-                f"most of it is {largest}; {REMEDIES.get(stage.largest, 'take a device with more memory')}"
+                f"{stage.stage} takes {stage.bytes / GIB:.1f} GiB{times}, a device has "
+                f"{hardware.memory / GIB:.1f}; "
+                f"most of it is {largest}; "
+                f"{REMEDIES.get(stage.largest, 'take a device with more memory')}"
             )
     limit = data.prompt_limit + data.max_answer_tokens
     if limit > plan.target.context_limit:
         found.append(
-            f"data.max_prompt_tokens + data.max_answer_tokens = {limit} tokens exceed the target's context of "
+            f"data.max_prompt_tokens + data.max_answer_tokens = {limit} tokens exceed the target's "
+            "context of "
             f"{plan.target.context_limit}: lower data.max_answer_tokens"
         )
     return found

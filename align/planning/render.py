@@ -28,15 +28,21 @@ def render(plan: TrainingPlan) -> str:
     recipe, target, drafter, text = plan.recipe, plan.target, plan.drafter, plan.text
     parts = format_count
     lines = [
-        f"{recipe.name}: {target.spec} ({target.architecture}) on {plan.hardware.count} × {plan.hardware.title}",
+        f"{recipe.name}: {target.spec} ({target.architecture}) on {plan.hardware.count} × "
+        f"{plan.hardware.title}",
         "",
-        f"target     {parts(target.parameters)} parameters, {target.num_layers} layers, {target.vocab_size:,} tokens, "
-        f"context {target.context_limit:,}{'' if target.has_weights else '; its weights are not here'}",
-        f"drafter    {parts(drafter.parameters)} parameters, {parts(drafter.trained)} of them trained "
+        f"target     {parts(target.parameters)} parameters, {target.num_layers} layers, "
+        f"{target.vocab_size:,} tokens, "
+        "context "
+        f"{target.context_limit:,}{'' if target.has_weights else '; its weights are not here'}",
+        f"drafter    {parts(drafter.parameters)} parameters, {parts(drafter.trained)} of them "
+        "trained "
         f"({drafter.kind}, drafts of {drafter.drafted})",
-        f"text       {text.samples:,} samples ({text.written:,} are there), {parts(text.total)} tokens, "
+        f"text       {text.samples:,} samples ({text.written:,} are there), {parts(text.total)} "
+        "tokens, "
         f"{text.rows(recipe.data.length):,} rows of {recipe.data.length}",
-        f"           {text.tokens:.0f} tokens per sample ({text.source}), {text.kept:.0%} of written samples are kept",
+        f"           {text.tokens:.0f} tokens per sample ({text.source}), {text.kept:.0%} of "
+        "written samples are kept",
         f"training   {recipe.trainer.max_steps:,} steps of {recipe.trainer.batch_size} rows: "
         f"{parts(plan.tokens_seen)} text tokens",
         "",
@@ -70,7 +76,12 @@ def _render_tau(plan: TrainingPlan) -> list[str]:
     if not plan.tau:
         return [f"expected τ unknown: no run of drafter.kind={plan.drafter.kind} was measured"]
     names = {"greedy": "greedy", "sampling": "temperature 1"}
-    shown = [f"{names[how]} {t.value:.2f} [{t.low:.2f}, {t.high:.2f}]" for how, t in plan.tau.items()]
+    shown = [
+        f"{names[how]} {t.value:.2f} [{t.low:.2f}, {t.high:.2f}]" for how, t in plan.tau.items()
+    ]
     known = next(iter(plan.tau.values()))
-    lines = [f"expected τ {'; '.join(shown)} (95% band, from {known.runs} runs of this kind of {known.of})"]
+    lines = [
+        f"expected τ {'; '.join(shown)} (95% band, from {known.runs} runs of this kind of "
+        f"{known.of})"
+    ]
     return lines + ([f"           a guess: {known.guess}"] if known.guess else [])

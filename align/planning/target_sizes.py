@@ -1,4 +1,5 @@
-"""A target's sizes from its config.json alone: its network is made on torch's `meta` device, where tensors take no memory."""
+"""A target's sizes from its config.json alone: its network is made on torch's `meta` device, where
+tensors take no memory."""
 
 from __future__ import annotations
 
@@ -11,7 +12,13 @@ import torch
 from align.common.errors import UserError
 from align.common.hub import hub_reachable, is_hub_id
 from align.target.debug import DEBUG, debug_model
-from align.target.inspection.anatomy import context_limit, decoder, decoder_layers, examine, query_heads
+from align.target.inspection.anatomy import (
+    context_limit,
+    decoder,
+    decoder_layers,
+    examine,
+    query_heads,
+)
 from align.target.loading import resolve_folder
 from align.target.names import check_sizes, similar
 from align.target.opening import check_asked, check_hub_files, opener, quiet_loading
@@ -21,8 +28,9 @@ from align.target.opening import check_asked, check_hub_files, opener, quiet_loa
 class TargetSizes:
     """Counts of numbers, not bytes.
 
-    parameters: all, a tied head counted once. layers: of each layer. cached: numbers that the layers cache per token.
-    linears: name, inputs and outputs of the linear layers of the last layer. has_weights: the weights are here too.
+    parameters: all, a tied head counted once. layers: of each layer. cached: numbers that the
+    layers cache per token. linears: name, inputs and outputs of the linear layers of the last
+    layer. has_weights: the weights are here too.
     """
 
     spec: str
@@ -48,7 +56,9 @@ class TargetSizes:
         return len(self.layers)
 
 
-def read_target_sizes(spec: str, revision: str | None = None, trust_remote_code: bool = False) -> TargetSizes:
+def read_target_sizes(
+    spec: str, revision: str | None = None, trust_remote_code: bool = False
+) -> TargetSizes:
     """The sizes of a folder, a GGUF file, a hub id (only its config is fetched) or a debug model.
 
     Raises:
@@ -66,13 +76,17 @@ def read_target_sizes(spec: str, revision: str | None = None, trust_remote_code:
 
         config = AutoConfig.from_pretrained(str(folder), **options)
         with torch.device("meta"):
-            model = opener(folder, spec, options).from_config(config, trust_remote_code=trust_remote_code)
+            model = opener(folder, spec, options).from_config(
+                config, trust_remote_code=trust_remote_code
+            )
     except UserError:
         raise
     except Exception as error:  # transformers' errors for broken configs have no common class
         check_asked("target", spec, error)
         line = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"target {spec!r}: no network can be made of its config.json: {line[:300]}") from None
+        raise UserError(
+            f"target {spec!r}: no network can be made of its config.json: {line[:300]}"
+        ) from None
     return _measure(model, spec, isinstance(folder, Path) and any(folder.glob("*.safetensors")))
 
 
@@ -85,15 +99,21 @@ def _find_config(spec: str, revision: str | None) -> Path | str:
         if not is_hub_id(spec):
             raise
         check_hub_files(spec)
-        raise UserError(f"target {spec!r}: its config.json is unavailable{similar(spec)}; {hint}") from error
+        raise UserError(
+            f"target {spec!r}: its config.json is unavailable{similar(spec)}; {hint}"
+        ) from error
     if isinstance(found, str):
         from huggingface_hub import hf_hub_download
 
         try:
-            hf_hub_download(found, "config.json", revision=revision, local_files_only=not hub_reachable())
+            hf_hub_download(
+                found, "config.json", revision=revision, local_files_only=not hub_reachable()
+            )
         except Exception as error:  # of many kinds
             why = type(error).__name__
-            raise UserError(f"target {spec!r}: its config.json is unavailable ({why}); {hint}") from None
+            raise UserError(
+                f"target {spec!r}: its config.json is unavailable ({why}); {hint}"
+            ) from None
     return found
 
 
@@ -106,7 +126,9 @@ def _measure(model: Any, spec: str, has_weights: bool) -> TargetSizes:
         raise UserError(f"target {spec!r}: {error}") from None
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     # on `meta` tied weights may be two tensors
-    tied = bool(getattr(model.config, "tie_word_embeddings", False)) and embedding.shape == head.shape
+    tied = (
+        bool(getattr(model.config, "tie_word_embeddings", False)) and embedding.shape == head.shape
+    )
     parameters = _count(model) - (head.numel() if tied and embedding is not head else 0)
     linears = [(n, m) for n, m in layers[-1].named_modules() if isinstance(m, torch.nn.Linear)]
     kv_heads, head_dim, cached = _measure_cache(model, body, config)
@@ -136,8 +158,8 @@ def _count(module: torch.nn.Module) -> int:
 
 
 def _measure_cache(model: Any, body: Any, config: Any) -> tuple[int, int, int]:
-    """Key heads, width of a key, and numbers cached per token: from one token through the network on `meta`, or from the config
-    if the network needs real numbers."""
+    """Key heads, width of a key, and numbers cached per token: from one token through the network
+    on `meta`, or from the config if the network needs real numbers."""
     try:
         model.set_experts_implementation("batched_mm")  # grouped products take only bf16 on `meta`
         anatomy = examine(model, body)

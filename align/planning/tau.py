@@ -1,7 +1,9 @@
-"""Which τ to expect after a number of text tokens: a fit through measured runs (runs.json, with their sources).
+"""Which τ to expect after a number of text tokens: a fit through measured runs (runs.json, with
+their sources).
 
-log(τ − 1) = a_kind + b·log(tokens) by least squares, one exponent for all kinds of drafters and a level for each. The band is the 95%
-prediction interval of one more run. All runs had one small target.
+log(τ − 1) = a_kind + b·log(tokens) by least squares, one exponent for all kinds of drafters and a
+level for each. The band is the 95% prediction interval of one more run. All runs had one small
+target.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ FAR = 3.0
 
 @dataclass(frozen=True)
 class ExpectedTau:
-    """τ with its band, from `runs` runs of this kind among `of`. guess: why not to rely on it, empty if one may."""
+    """τ with its band, from `runs` runs of this kind among `of`. guess: why not to rely on it,
+    empty if one may."""
 
     value: float
     low: float
@@ -41,10 +44,12 @@ def read_runs() -> dict[str, Any]:
 def predict_tau(
     kind: str, tokens: float, drafted: int, how: str = "sampling", target: str = ""
 ) -> ExpectedTau | None:
-    """τ of a drafter of this kind that has seen this many text tokens; None if no run of its kind was measured.
+    """τ of a drafter of this kind that has seen this many text tokens; None if no run of its kind
+    was measured.
 
     Args:
-        drafted: K; τ is at most K + 1. how: `greedy` or `sampling`. target: its name, to say that the runs had another.
+        drafted: K; τ is at most K + 1. how: `greedy` or `sampling`. target: its name, to say that
+            the runs had another.
     """
     record = read_runs()
     runs = [run for run in record["runs"] if how in run]
@@ -63,22 +68,28 @@ def predict_tau(
     solution, *_ = np.linalg.lstsq(x, y, rcond=None)
     freedom = len(runs) - x.shape[1]
     variance = float(((y - x @ solution) ** 2).sum()) / freedom
-    width = t_quantile(0.975, freedom) * sqrt(variance * (1 + float(new @ np.linalg.pinv(x.T @ x) @ new)))
+    width = t_quantile(0.975, freedom) * sqrt(
+        variance * (1 + float(new @ np.linalg.pinv(x.T @ x) @ new))
+    )
     middle = float(new @ solution)
     guess = []
     if target and target != record["target"]:
         guess.append(f"every run had {record['target']} as its target")
     if tokens > FAR * longest:
         guess.append(
-            f"the longest run saw {longest / 1e6:.2g}M tokens, so this is the τ of {FAR * longest / 1e6:.2g}M"
+            f"the longest run saw {longest / 1e6:.2g}M tokens, so this is the τ of "
+            f"{FAR * longest / 1e6:.2g}M"
         )
-    value, low, high = (1 + min(float(drafted), exp(v)) for v in (middle, middle - width, middle + width))
+    value, low, high = (
+        1 + min(float(drafted), exp(v)) for v in (middle, middle - width, middle + width)
+    )
     count = sum(run["kind"] == kind for run in runs)
     return ExpectedTau(value, low, high, count, len(runs), "; ".join(guess))
 
 
 def t_quantile(share: float, freedom: int) -> float:
-    """Student's t: the value below which `share` ≥ 1/2 of the distribution with these degrees of freedom lies."""
+    """Student's t: the value below which `share` ≥ 1/2 of the distribution with these degrees of
+    freedom lies."""
     scale = gamma((freedom + 1) / 2) / (sqrt(freedom * pi) * gamma(freedom / 2))
     places = np.linspace(0.0, 400.0, 800_001)
     density = scale * (1 + places**2 / freedom) ** (-(freedom + 1) / 2)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 Message = dict[str, Any]
-"""role: system, developer, user, assistant or tool. content: a string, "" if there is none. Keys that
-chat templates read (tool_calls, tool_call_id, name, reasoning_content) are kept."""
+"""role: system, developer, user, assistant or tool. content: a string, "" if there is none. Keys
+that chat templates read (tool_calls, tool_call_id, name, reasoning_content) are kept."""
 
 ROLES = {
     "system": "system sys",

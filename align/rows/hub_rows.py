@@ -13,8 +13,8 @@ from align.common.hub import hub_reachable, missing
 
 
 def is_hub_usable() -> bool:
-    """Whether to ask `datasets`: the Hub answers, or HF_HUB_OFFLINE=1 says that the cache has what is
-    needed. Otherwise `datasets` would retry for half a minute."""
+    """Whether to ask `datasets`: the Hub answers, or HF_HUB_OFFLINE=1 says that the cache has what
+    is needed. Otherwise `datasets` would retry for half a minute."""
     names = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
     offline = any(os.environ.get(name, "").lower() in {"1", "true", "yes", "on"} for name in names)
     return offline or hub_reachable()

@@ -78,12 +78,16 @@ def _read_values(path: Path) -> Iterator[Any]:
         yield value
 
 
-def find_rows(value: Any, where: str, under: str | None = None, under_key: str | None = None) -> list[Any]:
+def find_rows(
+    value: Any, where: str, under: str | None = None, under_key: str | None = None
+) -> list[Any]:
     """The rows in a JSON value. Raises UserError as `json_rows` does."""
     if isinstance(value, list):
         return [value] if value and all(map(is_message, value)) else value
     if not isinstance(value, dict):
-        raise UserError(f"{where}: expected a list of rows or an object, found {type(value).__name__}")
+        raise UserError(
+            f"{where}: expected a list of rows or an object, found {type(value).__name__}"
+        )
     if _is_row(value) or any(map(is_conversation, value.values())):
         return [value]
     columns = _transpose(value)
@@ -98,7 +102,8 @@ def find_rows(value: Any, where: str, under: str | None = None, under_key: str |
     if len(tables) > 1 and key != under:
         option = f", or choose one ({under_key})" if under_key else ""
         raise UserError(
-            f"{where}: holds rows under several keys ({', '.join(tables)}): keep one of them{option}"
+            f"{where}: holds rows under several keys ({', '.join(tables)}): keep one of "
+            f"them{option}"
         )
     known = split_of(Path(under or ""))
     if known and split_of(Path(key)) not in (known, None):
@@ -116,7 +121,9 @@ def _note_unused(
     if unused:
         shown = [f"{k} ({plural(len(tables[k]), 'row')})" if k in tables else k for k in unused]
         option = f" ({under_key} chooses the key)" if len(tables) > 1 and under_key else ""
-        say_once(f"note: {where}: reads the rows under {read!r}; not used: {', '.join(shown)}{option}")
+        say_once(
+            f"note: {where}: reads the rows under {read!r}; not used: {', '.join(shown)}{option}"
+        )
 
 
 def _is_row(value: dict[str, Any]) -> bool:

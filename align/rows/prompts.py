@@ -82,7 +82,9 @@ def read_prompt_rows(
         ids = [columns[name] for name in ("id", "prompt_id") if columns.get(name) is not None]
         category = columns.get("category")
         name = str(ids[0] if ids else counts.rows)
-        found.append(PromptRow(parsed.conversation, name, "" if category is None else str(category)))
+        found.append(
+            PromptRow(parsed.conversation, name, "" if category is None else str(category))
+        )
     if not found:
         raise UserError(_explain_failure(counts, where, column, column_key))
     note = _describe_losses(counts, column_key)

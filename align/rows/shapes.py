@@ -27,7 +27,17 @@ from align.rows.messages import (
 )
 
 CONVERSATIONS = ("messages", "conversations", "conversation")
-_TEXTS = ("prompt", "question", "turns", "problem", "instruction", "query", "input", "text", "content")
+_TEXTS = (
+    "prompt",
+    "question",
+    "turns",
+    "problem",
+    "instruction",
+    "query",
+    "input",
+    "text",
+    "content",
+)
 PROMPT_COLUMNS = CONVERSATIONS + _TEXTS
 """Columns that may hold the prompt, in any case. The first one with a user's text is used."""
 MATERIAL = dict.fromkeys(("question", "problem", "instruction", "query"), ("input", "context"))
@@ -81,10 +91,15 @@ def parse_prompt(value: Any) -> ParsedRow:
             _check_messages(messages)
             conversation = replace(value, messages=tuple(messages))
             return ParsedRow(conversation, [], answered=conversation.prompt != conversation)
-        if isinstance(value, Mapping) and not {str(name).casefold() for name in value} & _KNOWN_KEYS:
+        if (
+            isinstance(value, Mapping)
+            and not {str(name).casefold() for name in value} & _KNOWN_KEYS
+        ):
             raise UserError(f"the prompt must be text, messages or tokens, not {short(value, 60)}")
         if not isinstance(value, Mapping | Sequence) or isinstance(value, bytes) or not value:
-            raise UserError(f"a conversation is a text or a list of messages, not {short(value, 60)}")
+            raise UserError(
+                f"a conversation is a text or a list of messages, not {short(value, 60)}"
+            )
         return parse_row(_to_builtin(value))
     except UnusableRow as error:
         items = value if isinstance(value, list | tuple) else []
@@ -183,7 +198,8 @@ def _holds_conversation(value: Any) -> bool:
     """Whether a value is a conversation, or an object with one in a column of `CONVERSATIONS`."""
     items = value.items() if isinstance(value, dict) else ()
     return is_conversation(value) or any(
-        str(key).casefold() in CONVERSATIONS and is_conversation(decode_json(item)) for key, item in items
+        str(key).casefold() in CONVERSATIONS and is_conversation(decode_json(item))
+        for key, item in items
     )
 
 
@@ -222,7 +238,8 @@ def _decode_message(item: Any) -> Any:
 
 
 def _read_turns(texts: list[str]) -> _Value:
-    """The first of a list of user turns (later ones need answers between them), split at turn marks."""
+    """The first of a list of user turns (later ones need answers between them), split at turn
+    marks."""
     texts = [text for text in texts if text.strip()]
     turns = split_turns(texts[0]) if len(texts) == 1 else []
     if turns:
@@ -231,13 +248,16 @@ def _read_turns(texts: list[str]) -> _Value:
 
 
 def _list_messages(value: dict[str, Any]) -> Any:
-    """The messages of an object: under a key, by columns (as `datasets` stores them), or itself one."""
+    """The messages of an object: under a key, by columns (as `datasets` stores them), or itself
+    one."""
     for name in CONVERSATIONS:
         if value.get(name) is not None:
             return decode_json(value[name])
     columns = {key: items for key, items in value.items() if isinstance(items, list)}
     if {"role", "from"} & {*columns}:
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)]
+        return [
+            dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)
+        ]
     return [value]
 
 

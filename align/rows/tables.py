@@ -20,8 +20,8 @@ Row = Any
 
 
 def read_rows(path: Path, under: str | None = None, under_key: str | None = None) -> Iterator[Row]:
-    """The rows of one file. Memory holds one row or a batch of Parquet; JSON that is not in lines is
-    read whole.
+    """The rows of one file. Memory holds one row or a batch of Parquet; JSON that is not in lines
+    is read whole.
 
     Args:
         under: of a JSON object with rows under several keys, the key to read (a split's name).

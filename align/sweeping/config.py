@@ -47,7 +47,8 @@ class SweepParameter:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep file. parameters: by recipe key. arguments, environment: what its command sets for every trial."""
+    """A sweep file. parameters: by recipe key. arguments, environment: what its command sets for
+    every trial."""
 
     name: str
     method: str
@@ -77,20 +78,28 @@ def read_sweep(path: Path, method: str | None = None) -> Sweep:
         raise UserError(f"{where}: metric needs a name and a goal, minimize or maximize")
     command = convert(content.get("command", [content.get("program")]), list[Any], "command", where)
     words = [str(word) for word in command]
-    start = next((i for i, w in enumerate(words) if w.endswith(("align.train", "align/train.py"))), None)
+    start = next(
+        (i for i, w in enumerate(words) if w.endswith(("align.train", "align/train.py"))), None
+    )
     if start is None:
         example = '["python", "-m", "align.train", "recipe=block", "${args_no_hyphens}"]'
         raise UserError(f"{where}: command must run align.train, for example {example}")
     entries = convert(content.get("parameters"), dict[str, Any], "parameters", where)
-    parameters = {key: _read_parameter(entry, f"{where}: parameters.{key}") for key, entry in entries.items()}
+    parameters = {
+        key: _read_parameter(entry, f"{where}: parameters.{key}") for key, entry in entries.items()
+    }
     return Sweep(
         name=path.stem,
         method=method,
         metric=metric["name"],
         maximize=goal == "maximize",
         parameters=parameters,
-        arguments=read_arguments([word for word in words[start + 1 :] if not word.startswith("${")]),
-        environment=read_arguments([word for word in words[:start] if re.match(r"[A-Za-z_]\w*=", word)]),
+        arguments=read_arguments(
+            [word for word in words[start + 1 :] if not word.startswith("${")]
+        ),
+        environment=read_arguments(
+            [word for word in words[:start] if re.match(r"[A-Za-z_]\w*=", word)]
+        ),
         run_cap=convert(content.get("run_cap"), int | None, "run_cap", where),
     )
 
@@ -112,11 +121,18 @@ def _read_parameter(entry: Any, where: str) -> SweepParameter:
     _check_keys(entry, PARAMETER_KEYS, where)
     kind, low, high = entry.get("distribution"), entry.get("min"), entry.get("max")
     if kind not in (None, *DISTRIBUTIONS):
-        raise UserError(f"{where}: distribution={short(kind)} {USE_AGENT}{nearest(str(kind), DISTRIBUTIONS)}")
+        raise UserError(
+            f"{where}: distribution={short(kind)} {USE_AGENT}{nearest(str(kind), DISTRIBUTIONS)}"
+        )
     values = convert(entry.get("values", []), list[Any], "values", where)
     if values or "value" in entry:
         return SweepParameter(tuple(values or [entry["value"]]))
-    if not finite(low) or not finite(high) or low > high or (kind == "log_uniform_values" and low <= 0):
+    if (
+        not finite(low)
+        or not finite(high)
+        or low > high
+        or (kind == "log_uniform_values" and low <= 0)
+    ):
         raise UserError(f"{where}: needs values, or a range of numbers from min to max")
     whole = isinstance(low, int) and isinstance(high, int)
     kind = kind or ("int_uniform" if whole else "uniform")
@@ -133,17 +149,23 @@ def list_trials(sweep: Sweep, count: int | None, seed: int) -> list[dict[str, st
     """
     count = sweep.run_cap if count is None else count
     if count is not None and not 1 <= count <= MAX_TRIALS:
-        raise UserError(f"{sweep.name}: {count} trials (--count, run_cap): must be 1 to {MAX_TRIALS}")
+        raise UserError(
+            f"{sweep.name}: {count} trials (--count, run_cap): must be 1 to {MAX_TRIALS}"
+        )
     if sweep.method == "grid":
         ranges = [key for key, parameter in sweep.parameters.items() if not parameter.values]
         if ranges:
             raise UserError(
-                f"{sweep.name}: a grid needs values for {ranges[0]}; --method random draws from a range"
+                f"{sweep.name}: a grid needs values for {ranges[0]}; --method random draws from a "
+                "range"
             )
         combinations = list(islice(product(*(p.values for p in sweep.parameters.values())), count))
     else:
         combinations = [_draw_values(sweep, f"{seed} {number}") for number in range(count or 10)]
-    return [dict(zip(sweep.parameters, map(_format_value, values), strict=True)) for values in combinations]
+    return [
+        dict(zip(sweep.parameters, map(_format_value, values), strict=True))
+        for values in combinations
+    ]
 
 
 def _draw_values(sweep: Sweep, seed: str) -> tuple[Any, ...]:

@@ -1,4 +1,5 @@
-"""Running a sweep's trials one after another, each as a process of `align.train` in its own folder, and their table."""
+"""Running a sweep's trials one after another, each as a process of `align.train` in its own folder,
+and their table."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ FINISHED = "finished.json"
 
 @dataclass(frozen=True)
 class TrialResult:
-    """A trial's swept values, and the metric at its end with its standard error. failed: the error if it failed."""
+    """A trial's swept values, and the metric at its end with its standard error. failed: the error
+    if it failed."""
 
     values: dict[str, str]
     score: float = math.nan
@@ -37,17 +39,27 @@ class TrialResult:
 
 
 def run_sweep(
-    sweep: Sweep, trials: Sequence[dict[str, str]], folder: Path, fixed: dict[str, str], wandb: bool = False
+    sweep: Sweep,
+    trials: Sequence[dict[str, str]],
+    folder: Path,
+    fixed: dict[str, str],
+    wandb: bool = False,
 ) -> list[TrialResult]:
     """Run the trials that have not finished yet. `fixed`: recipe arguments of all of them.
 
     Raises:
-        UserError: arguments that no recipe takes, before anything runs. KeyboardInterrupt: a trial was interrupted.
+        UserError: arguments that no recipe takes, before anything runs. KeyboardInterrupt: a trial
+            was interrupted.
     """
     for key in ("output", *sweep.parameters):
-        if key in fixed or (key in sweep.arguments and key != "output") or "output" in sweep.parameters:
+        if (
+            key in fixed
+            or (key in sweep.arguments and key != "output")
+            or "output" in sweep.parameters
+        ):
             raise UserError(
-                f"sweep {sweep.name}: {key} differs between trials, so it can't be given for all of them"
+                f"sweep {sweep.name}: {key} differs between trials, so it can't be given for all "
+                "of them"
             )
     arguments = [build_arguments(sweep, values, folder, fixed, wandb) for values in trials]
     return [_run_trial(sweep, *pair) for pair in zip(trials, arguments, strict=True)]
@@ -56,7 +68,8 @@ def run_sweep(
 def build_arguments(
     sweep: Sweep, values: dict[str, str], folder: Path, fixed: dict[str, str], wandb: bool = False
 ) -> dict[str, str]:
-    """A trial's recipe arguments: those that an agent would pass, its output folder and the folder of its text.
+    """A trial's recipe arguments: those that an agent would pass, its output folder and the folder
+    of its text.
 
     The output folder is named by a hash of the arguments, so that a rerun finds what has finished.
     """
@@ -94,9 +107,12 @@ def _run_trial(sweep: Sweep, values: dict[str, str], arguments: dict[str, str]) 
     if not measured:
         columns = {name for row in rows for name in row if "/" in name}
         raise UserError(
-            f"sweep {sweep.name}: metric {sweep.metric!r} was not logged{nearest(sweep.metric, columns)}"
+            f"sweep {sweep.name}: metric {sweep.metric!r} was not "
+            f"logged{nearest(sweep.metric, columns)}"
         )
-    score, error = (float(measured[-1].get(name, "nan")) for name in (sweep.metric, f"{sweep.metric}_se"))
+    score, error = (
+        float(measured[-1].get(name, "nan")) for name in (sweep.metric, f"{sweep.metric}_se")
+    )
     return TrialResult(values, score, error)
 
 
@@ -121,10 +137,13 @@ def _train(arguments: dict[str, str], variables: dict[str, str], output: Path) -
 
 
 def render_table(sweep: Sweep, results: Sequence[TrialResult]) -> str:
-    """Markdown: the score of each combination with a 95% interval, over its seeds or of its only run, the best first."""
+    """Markdown: the score of each combination with a 95% interval, over its seeds or of its only
+    run, the best first."""
     keys = [key for key in sweep.parameters if key != "seed"]
     groups: dict[tuple[str, ...], list[TrialResult]] = defaultdict(list)
-    for result in {tuple(r.values.items()): r for r in results}.values():  # a trial drawn twice counts once
+    for result in {
+        tuple(r.values.items()): r for r in results
+    }.values():  # a trial drawn twice counts once
         groups[tuple(result.values[key] for key in keys)].append(result)
     sign = -1 if sweep.maximize else 1
     rows = [(*_average(members), cells, members) for cells, members in groups.items()]
@@ -145,5 +164,7 @@ def _average(members: Sequence[TrialResult]) -> tuple[float, float]:
     finished = [member for member in members if not member.failed]
     scores = [member.score for member in finished]
     if len(scores) > 1:
-        return mean(scores), t_quantile(0.975, len(scores) - 1) * stdev(scores) / math.sqrt(len(scores))
+        return mean(scores), t_quantile(0.975, len(scores) - 1) * stdev(scores) / math.sqrt(
+            len(scores)
+        )
     return (scores[0], 1.96 * finished[0].error) if scores else (math.nan, math.nan)

@@ -1,6 +1,8 @@
-"""A preallocated key/value cache: writing advances a length, rolling back reduces it, nothing is copied.
+"""A preallocated key/value cache: writing advances a length, rolling back reduces it, nothing is
+copied.
 
-Recurrent states (convolutions, linear attention) are rolled back by snapshots instead (`align.target.recurrent`).
+Recurrent states (convolutions, linear attention) are rolled back by snapshots instead
+(`align.target.recurrent`).
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from align.target.slabs import Block, IndexedSlab, LayerShape, MixedSlab, Slab
 class KVCache(Cache):
     """A model's keys and values, allocated once; the first `length` positions count.
 
-    `cache.length = n` with n ≤ the current length rolls back. With `slots_B` set, (B,), a forward pass over one token per row
-    writes row b at `slots_B[b]` instead (batched generation with rows of different lengths).
+    `cache.length = n` with n ≤ the current length rolls back. With `slots_B` set, (B,), a forward
+    pass over one token per row writes row b at `slots_B[b]` instead (batched generation with rows
+    of different lengths).
 
     Args:
         shapes: of each layer; None = it caches no keys of its own.
@@ -29,8 +32,10 @@ class KVCache(Cache):
         others: by layer, transformers' own cache layer where that is no plain attention.
 
     Attributes:
-        views: derived from its memory (`align.kernels.layers.Memory`): cleared when that moves, told which positions change.
-        text_BL, long: the tokens in it, and whether their keys are those of a long text (`align.target.long_tables`).
+        views: derived from its memory (`align.kernels.layers.Memory`): cleared when that moves,
+            told which positions change.
+        text_BL, long: the tokens in it, and whether their keys are those of a long text
+            (`align.target.long_tables`).
         recurrence: its recurrent states, if any.
     """
 
@@ -76,7 +81,9 @@ class KVCache(Cache):
     @length.setter
     def length(self, value: int) -> None:
         if not 0 <= value <= self._length:
-            raise ValueError(f"cache length can only be rolled back: {value} is not within 0..{self._length}")
+            raise ValueError(
+                f"cache length can only be rolled back: {value} is not within 0..{self._length}"
+            )
         self._length = self._end = value
         self._note_change(value)
         if self.recurrence is not None:
@@ -88,7 +95,8 @@ class KVCache(Cache):
             view.roll_back(start)
 
     def write(self, memory: Tensor, new: Tensor) -> Tensor:
-        """Write new keys or values, (B, H, L, width), into their memory, (B, H, capacity, width); returns all up to them."""
+        """Write new keys or values, (B, H, L, width), into their memory, (B, H, capacity, width);
+        returns all up to them."""
         if self.slots_B is None:
             end = self._length + new.shape[2]
             memory[:, :, self._length : end] = new
@@ -107,7 +115,9 @@ class KVCache(Cache):
     def note(self, tokens_BL: Tensor) -> None:
         """Remember the next tokens; before `advance`."""
         seen = self.text_BL
-        self.text_BL = tokens_BL if seen is None else torch.cat((seen[:, : self._length], tokens_BL), dim=1)
+        self.text_BL = (
+            tokens_BL if seen is None else torch.cat((seen[:, : self._length], tokens_BL), dim=1)
+        )
 
     def advance(self, tokens: int) -> None:
         """Add `tokens` positions, already written, to the length."""
@@ -117,7 +127,9 @@ class KVCache(Cache):
     def check_room(self, tokens: int) -> None:
         """Raises ValueError when `tokens` more positions would not fit."""
         if self._length + tokens > self.capacity:
-            raise ValueError(f"cache of {self.capacity} positions is full: {self._length} + {tokens}")
+            raise ValueError(
+                f"cache of {self.capacity} positions is full: {self._length} + {tokens}"
+            )
 
     def k(self, layer: int) -> Tensor:
         """(B, Hkv, length, width) view of the layer's keys, rotary positions already applied."""
@@ -138,8 +150,9 @@ class KVCache(Cache):
             self.recurrence.select(rows)
 
     def keep(self, start: int, offsets: Sequence[int]) -> None:
-        """Of the positions written from `start` on, keep those at the ascending `offsets`, made contiguous; the length becomes
-        start + len(offsets). This rolls back to one path of a tree."""
+        """Of the positions written from `start` on, keep those at the ascending `offsets`, made
+        contiguous; the length becomes start + len(offsets). This rolls back to one path of a
+        tree."""
         count = len(offsets)
         if list(offsets) != list(range(count)):
             self._note_change(start)
@@ -157,12 +170,16 @@ class KVCache(Cache):
             for mine, its in zip(block.parts, other.parts, strict=True):
                 mine[..., : source.length, :] = its[..., : source.length, :]
         if source.text_BL is not None:
-            self.text_BL, self.long = source.text_BL[:, : source.length].expand(self.rows, -1), source.long
+            self.text_BL, self.long = (
+                source.text_BL[:, : source.length].expand(self.rows, -1),
+                source.long,
+            )
         if self.recurrence is not None and source.recurrence is not None:
             self.recurrence.fill(source.recurrence, self.rows)
 
     def rewind(self) -> Tensor | None:
-        """Before a forward pass: back to what recurrent states have seen. Returns the tokens (B, R) to run again, if any."""
+        """Before a forward pass: back to what recurrent states have seen. Returns the tokens (B, R)
+        to run again, if any."""
         if self.recurrence is None or (lost := self.recurrence.take_lost()) is None:
             return None
         self._length = self._end = self.recurrence.at
@@ -171,7 +188,8 @@ class KVCache(Cache):
 
 
 class Parts(NamedTuple):
-    """Keys or values of several requests in one forward pass, and how many new tokens each has there."""
+    """Keys or values of several requests in one forward pass, and how many new tokens each has
+    there."""
 
     tensors: list[Tensor]
     widths: list[int]
@@ -191,7 +209,9 @@ class _SharedSlab(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         owner = self.owner
         split = (key_states.split(owner.widths, dim=2), value_states.split(owner.widths, dim=2))
-        pairs = [c.slabs[self.layer].update(k, v) for c, k, v in zip(owner.caches, *split, strict=True)]
+        pairs = [
+            c.slabs[self.layer].update(k, v) for c, k, v in zip(owner.caches, *split, strict=True)
+        ]
         keys, values = ([pair[i] for pair in pairs] for i in range(2))
         return Parts(keys, owner.widths), Parts(values, owner.widths)
 
@@ -206,8 +226,8 @@ class _SharedSlab(CacheLayerMixin):
 
 
 class SharedCache(Cache):
-    """One-row caches of several requests, for one forward pass over their concatenated new tokens: attention is per request, and
-    nothing is padded.
+    """One-row caches of several requests, for one forward pass over their concatenated new tokens:
+    attention is per request, and nothing is padded.
 
     Args:
         caches: one row each, of any lengths.
@@ -217,6 +237,7 @@ class SharedCache(Cache):
     def __init__(self, caches: Sequence[KVCache], widths: list[int]) -> None:
         self.caches, self.widths = list(caches), widths
         layers: list[Any] = [
-            _SharedSlab(self, i) if isinstance(slab, Slab) else slab for i, slab in enumerate(caches[0].slabs)
+            _SharedSlab(self, i) if isinstance(slab, Slab) else slab
+            for i, slab in enumerate(caches[0].slabs)
         ]
         super().__init__(layers=layers)

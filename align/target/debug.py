@@ -14,7 +14,11 @@ DEBUG = {
 _COMMON: dict[str, Any] = {
     "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None, "initializer_range": 0.15,
 }  # fmt: skip
-_WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 512}
+_WIDE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "max_position_embeddings": 512,
+}
 _LLAMA = {
     **_WIDE, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 10000.0,
 }  # fmt: skip
@@ -26,7 +30,8 @@ _SIZES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unused>"]
 _TEMPLATE = (
-    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n'}}"
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
+    "'<|im_end|>\n'}}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 

@@ -17,17 +17,21 @@ from align.kernels.linear import is_linear, rows_library
 from align.target.names import check_dtype
 
 SMALL = 300_000_000
-"""Parameters up to which fp32 decodes faster than bf16 although twice as much is read: torch's bf16 operators start more slowly."""
+"""Parameters up to which fp32 decodes faster than bf16 although twice as much is read: torch's bf16
+operators start more slowly."""
 
 
 def find_device(name: str) -> torch.device:
-    """A device by its name; `auto`: the GPU, if there is one. Raises UserError where there is none of that name."""
+    """A device by its name; `auto`: the GPU, if there is one. Raises UserError where there is none
+    of that name."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"device {name!r} is unknown{nearest(name, ['auto', 'cpu', 'cuda'])}") from None
+        raise UserError(
+            f"device {name!r} is unknown{nearest(name, ['auto', 'cpu', 'cuda'])}"
+        ) from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {name!r} was asked for, but torch sees no CUDA device")
     try:
@@ -53,7 +57,8 @@ def target_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Whether bf16 products run on hardware: without AMX or AVX512-bf16 they take 10 times as long as fp32 on a CPU."""
+    """Whether bf16 products run on hardware: without AMX or AVX512-bf16 they take 10 times as long
+    as fp32 on a CPU."""
     if device.type != "cpu":
         return device.type == "cuda" and torch.cuda.is_bf16_supported()
     try:
@@ -68,27 +73,40 @@ _MOSTLY = 0.75
 
 
 def decodes_faster_in_fp32(config: Any, empty: Callable[[], Any], device: torch.device) -> bool:
-    """Whether few rows at a time are faster in fp32 on a CPU with bf16 products. With `align.kernels` they are where the model is small,
-    or the checkpoint is bf16 and most of it lies in linear layers, whose weights stay bf16 in memory. Measured with SmolLM2 on two Zen 5
-    cores, 1 / 5 / 9 rows: 6.4 / 8.2 / 11.3 ms in fp32 from a bf16 checkpoint, 15.1 / 18.5 / 20.1 ms in bf16.
+    """Whether few rows at a time are faster in fp32 on a CPU with bf16 products. With
+    `align.kernels` they are where the model is small, or the checkpoint is bf16 and most of it lies
+    in linear layers, whose weights stay bf16 in memory. Measured with SmolLM2 on two Zen 5 cores, 1
+    / 5 / 9 rows: 6.4 / 8.2 / 11.3 ms in fp32 from a bf16 checkpoint, 15.1 / 18.5 / 20.1 ms in bf16.
 
     Args:
-        config: the model's, of transformers. empty: builds it, here on `meta`, where weights take no memory.
+        config: the model's, of transformers. empty: builds it, here on `meta`, where weights take
+            no memory.
     """
-    if device.type != "cpu" or rows_library() is None or getattr(config, "quantization_config", None):
+    if (
+        device.type != "cpu"
+        or rows_library() is None
+        or getattr(config, "quantization_config", None)
+    ):
         return False
-    stored = getattr(config.get_text_config(decoder=True), "dtype", None) or getattr(config, "dtype", None)
+    stored = getattr(config.get_text_config(decoder=True), "dtype", None) or getattr(
+        config, "dtype", None
+    )
     try:
         with torch.device("meta"):
             model = empty()
         parameters = sum(p.numel() for p in model.parameters())
         layers = {
-            m.weight: m.weight.numel() for m in model.modules() if is_linear(m) or isinstance(m, nn.Embedding)
+            m.weight: m.weight.numel()
+            for m in model.modules()
+            if is_linear(m) or isinstance(m, nn.Embedding)
         }
     except Exception:  # models that need real memory fail in many ways
         return False
     if parameters <= SMALL:
         return True
-    half = str(stored).removeprefix("torch.") == "bfloat16" and sum(layers.values()) > _MOSTLY * parameters
+    half = (
+        str(stored).removeprefix("torch.") == "bfloat16"
+        and sum(layers.values()) > _MOSTLY * parameters
+    )
     memory = memory_bytes()  # it is loaded in fp32, whose weights become bf16 one by one
     return half and memory is not None and 4 * parameters < memory / 2

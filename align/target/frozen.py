@@ -1,4 +1,5 @@
-"""A frozen causal language model as it was loaded: what is known of it, its embedding and head, its tokenizer."""
+"""A frozen causal language model as it was loaded: what is known of it, its embedding and head, its
+tokenizer."""
 
 from __future__ import annotations
 
@@ -19,7 +20,14 @@ from align.kernels.replacing import speed_up_linears
 from align.rows.conversation import Conversation
 from align.rows.shapes import as_conversation
 from align.target.fused import FusedLayers, fuse_layers
-from align.target.inspection.anatomy import Anatomy, context_limit, decoder, eos_ids, examine, query_heads
+from align.target.inspection.anatomy import (
+    Anatomy,
+    context_limit,
+    decoder,
+    eos_ids,
+    examine,
+    query_heads,
+)
 from align.target.inspection.own_output import placeholder_ids
 from align.target.interface import install
 from align.target.logits import PLAIN, LogitForm, Readout
@@ -28,7 +36,8 @@ from align.target.source import ModelSource
 
 
 class FrozenModel:
-    """A frozen causal language model, its embedding and head, and its tokenizer, without forward passes through a cache.
+    """A frozen causal language model, its embedding and head, and its tokenizer, without forward
+    passes through a cache.
 
     Args:
         model: of transformers, with its own eager attention.
@@ -39,7 +48,8 @@ class FrozenModel:
         read_past: layers whose weights are read without calling them.
 
     Attributes:
-        chains_only: whether drafts cannot branch. together: whether one forward pass takes several requests.
+        chains_only: whether drafts cannot branch. together: whether one forward pass takes several
+            requests.
         stepwise: whether recurrent states advance by single tokens only.
         switch: the longest text under the first of two rotary tables; None = one table.
     """
@@ -91,10 +101,13 @@ class FrozenModel:
         if fast:
             speed_up_linears(model, self.dtype, self.device, None, read_past)
         self._find_ends()
-        self.fused: FusedLayers | None = fuse_layers(model, self.body, self.layers) if fuse else None
+        self.fused: FusedLayers | None = (
+            fuse_layers(model, self.body, self.layers) if fuse else None
+        )
 
     def _find_ends(self) -> None:
-        """Note the embedding and the head. Either may be in bf16 where the model multiplies in fp32 (align/kernels/replacing.py)."""
+        """Note the embedding and the head. Either may be in bf16 where the model multiplies in fp32
+        (align/kernels/replacing.py)."""
         self.head_weight_VD: Tensor = self.model.get_output_embeddings().weight
         self.embedding_VD: Tensor = self.model.get_input_embeddings().weight
 
@@ -103,7 +116,8 @@ class FrozenModel:
     def restrict(
         self, *, chains_only: bool = False, stepwise: bool = False, one_by_one: bool = False
     ) -> None:
-        """Note what the proof found it cannot do exactly: branches, several recurrent steps, or several requests per forward pass."""
+        """Note what the proof found it cannot do exactly: branches, several recurrent steps, or
+        several requests per forward pass."""
         self.chains_only |= chains_only
         self.stepwise |= stepwise
         self.together &= not one_by_one
@@ -113,7 +127,8 @@ class FrozenModel:
         self.fused = None
 
     def round_weights(self) -> None:
-        """Round the linear layers to bf16 where that halves what is read. For drafters, never for p."""
+        """Round the linear layers to bf16 where that halves what is read. For drafters, never for
+        p."""
         speed_up_linears(self.model, self.dtype, self.device, torch.bfloat16, self._read_past)
         self._find_ends()
         self.fast, self.fused = True, fuse_layers(self.model, self.body, self.layers)
@@ -129,7 +144,9 @@ class FrozenModel:
         self.anatomy = replace(self.anatomy, shapes=shapes)
 
     @contextmanager
-    def overridden(self, eos_ids: tuple[int, ...] | None, context_limit: int | None) -> Iterator[None]:
+    def overridden(
+        self, eos_ids: tuple[int, ...] | None, context_limit: int | None
+    ) -> Iterator[None]:
         """Within it, it has these ends of text and this context; None = its own."""
         own = self.eos_ids, self.context_limit
         if eos_ids is not None:
@@ -200,7 +217,8 @@ class FrozenModel:
         return self.model.get_input_embeddings()(tokens)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits in fp32, (…, D) → (…, V): all that the model does from its last hidden state on."""
+        """Logits in fp32, (…, D) → (…, V): all that the model does from its last hidden state
+        on."""
         return self.readout(self.head_product(hidden))
 
     def head_product(self, hidden: Tensor) -> Tensor:
@@ -209,8 +227,8 @@ class FrozenModel:
 
     @property
     def finish(self) -> Callable[[Tensor, Tensor | None], Tensor] | None:
-        """Makes logits of hidden @ head_weight_VD.T: (product (…, columns), the columns' ids or None = all) → logits. None = they are
-        the product."""
+        """Makes logits of hidden @ head_weight_VD.T: (product (…, columns), the columns' ids or
+        None = all) → logits. None = they are the product."""
         if self.head_bias_V is None and self.logit_form == PLAIN and self.never_V is None:
             return None
         return self._finish
@@ -233,8 +251,9 @@ class FrozenModel:
         return reads_clock(self)
 
     def chat_tokens(self, prompt: str | Sequence[dict[str, Any]] | Conversation) -> list[int]:
-        """A user's text, messages or a conversation as tokens, up to where the answer begins, with `chat`'s switches and system prompt;
-        a base model gets the plain text after its BOS, if it has one.
+        """A user's text, messages or a conversation as tokens, up to where the answer begins, with
+        `chat`'s switches and system prompt; a base model gets the plain text after its BOS, if it
+        has one.
 
         Raises:
             UserError: malformed messages, or a conversation that the chat template refuses.

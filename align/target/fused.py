@@ -1,5 +1,6 @@
-"""A target's layers in one call for few rows on a CPU (`align.kernels.layers`), where they are those of Llama, Mistral, Qwen2 or
-Qwen3 without windows. Every other model runs through its own modules."""
+"""A target's layers in one call for few rows on a CPU (`align.kernels.layers`), where they are
+those of Llama, Mistral, Qwen2 or Qwen3 without windows. Every other model runs through its own
+modules."""
 
 from __future__ import annotations
 
@@ -77,8 +78,8 @@ class FusedLayers:
         return cos_Lw, sin_Lw
 
     def tables(self, end: int) -> Tensor | None:
-        """Cosines and sines of all positions below `end`, and of more, (2, S, width); None where they depend on the length of the
-        text."""
+        """Cosines and sines of all positions below `end`, and of more, (2, S, width); None where
+        they depend on the length of the text."""
         if self.fixed and (self._tables_2Sw is None or self._tables_2Sw.shape[1] < end):
             places = torch.arange(max(512, 2 * end))[None]
             self._tables_2Sw = torch.cat(
@@ -99,13 +100,16 @@ def memory_of(cache: KVCache, layers: tuple[int, ...] | None = None) -> Memory:
     """A one-row cache as `align.kernels` reads and writes it, all layers or these."""
     if (found := cache.views.get(layers)) is None:
         slabs = cache.slabs if layers is None else [cache.slabs[i] for i in layers]
-        found = cache.views[layers] = Memory([slab.keys for slab in slabs], [slab.values for slab in slabs])
+        found = cache.views[layers] = Memory(
+            [slab.keys for slab in slabs], [slab.values for slab in slabs]
+        )
     memory: Memory = found
     return memory
 
 
 def fuse_layers(model: Any, body: Any, layers: nn.ModuleList) -> FusedLayers | None:
-    """The model's layers in one call; None where its modules, its config or its shapes are of another kind, or no C library is there."""
+    """The model's layers in one call; None where its modules, its config or its shapes are of
+    another kind, or no C library is there."""
     if rows_library() is None or not (_is_plain(model, layers) and _has_modules(body, layers)):
         return None
     constants = {_constants(layer) for layer in layers}
@@ -125,7 +129,9 @@ def fuse_layers(model: Any, body: Any, layers: nn.ModuleList) -> FusedLayers | N
             scale=float(attention.scaling),
             eps=float(first.input_layernorm.variance_epsilon),
             last_norm=body.norm.weight,
-            head_eps=float(attention.q_norm.variance_epsilon) if hasattr(attention, "q_norm") else 0.0,
+            head_eps=float(attention.q_norm.variance_epsilon)
+            if hasattr(attention, "q_norm")
+            else 0.0,
         )
     except ValueError:  # of other shapes
         return None
@@ -149,9 +155,12 @@ def _linears(layer: Any) -> list[Any]:
 
 
 def _norms(layer: Any) -> tuple[list[Any], list[Any]]:
-    """Those before attention and feed-forward, and those of the heads' queries and keys, where it has some."""
+    """Those before attention and feed-forward, and those of the heads' queries and keys, where it
+    has some."""
     attention = layer.self_attn
-    of_heads = [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
+    of_heads = [
+        getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)
+    ]
     return [layer.input_layernorm, layer.post_attention_layernorm], of_heads
 
 
@@ -171,13 +180,16 @@ def _is_plain(model: Any, layers: nn.ModuleList) -> bool:
     """Whether it runs in fp32 on a CPU, without windows."""
     config = model.config.get_text_config(decoder=True)
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
-    # a layer that says it has no window has none, whatever the config says; Mistral's ask the config
+    # a layer that says it has no window has none, whatever the config says; Mistral's ask the
+    # config
     windowless = all(
         getattr(layer.self_attn, "sliding_window", 0) is None
         for layer in layers
         if hasattr(layer, "self_attn")
     )
-    full = set(kinds) == {"full_attention"} and (not getattr(config, "sliding_window", None) or windowless)
+    full = set(kinds) == {"full_attention"} and (
+        not getattr(config, "sliding_window", None) or windowless
+    )
     return full and model.dtype == torch.float32 and model.device.type == "cpu"
 
 
@@ -194,7 +206,11 @@ def _has_modules(body: Any, layers: nn.ModuleList) -> bool:
 
 
 def _has_parts(layer: Any) -> bool:
-    if not _is(layer, "DecoderLayer") or not _is(layer.self_attn, "Attention") or not _is(layer.mlp, "MLP"):
+    if (
+        not _is(layer, "DecoderLayer")
+        or not _is(layer.self_attn, "Attention")
+        or not _is(layer.mlp, "MLP")
+    ):
         return False
     whole, of_heads = _norms(layer)
     return (

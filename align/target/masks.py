@@ -1,8 +1,9 @@
 """Attention masks by position (causal, sliding, chunked), over a cache that keeps everything.
 
-A model asks for a mask for each kind of layer, by a rule of positions (`transformers.masking_utils`). The rule is evaluated at
-our tokens' positions, wherever they lie in the cache: a node of a tree has its depth, so a sliding window is exact in every
-branch, after every rollback and for every request of a batch.
+A model asks for a mask for each kind of layer, by a rule of positions
+(`transformers.masking_utils`). The rule is evaluated at our tokens' positions, wherever they lie in
+the cache: a node of a tree has its depth, so a sliding window is exact in every branch, after every
+rollback and for every request of a batch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_ma
 from align.target.attention import block_mask, laid_out, visible_mask
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Whether a query attends to a key: (row, head, query's position, key's position), integers that broadcast → bool."""
+"""Whether a query attends to a key: (row, head, query's position, key's position), integers that
+broadcast → bool."""
 
 
 @dataclass
@@ -67,7 +69,9 @@ class Layout:
         new = self.positions_BL[:, :0] if self.slots else self.positions_BL
         keys_BS = torch.cat((old.expand(rows, -1), new), dim=1)
         row = torch.arange(rows, device=device)[:, None, None, None]
-        return see & rule(row, row.new_zeros(1), self.positions_BL[:, None, :, None], keys_BS[:, None, None])
+        return see & rule(
+            row, row.new_zeros(1), self.positions_BL[:, None, :, None], keys_BS[:, None, None]
+        )
 
     def for_grouped(self, rule: Rule | None) -> Tensor | None:
         """The mask as `attention.grouped_attention` takes it."""
@@ -86,7 +90,9 @@ class Layout:
     def for_eager(self, rule: Rule | None) -> Tensor:
         """An additive mask, (B or 1, 1, L, S), for a model's own attention."""
         see = self.visible(rule)
-        return torch.zeros_like(see, dtype=self.dtype).masked_fill_(~see, torch.finfo(self.dtype).min)
+        return torch.zeros_like(see, dtype=self.dtype).masked_fill_(
+            ~see, torch.finfo(self.dtype).min
+        )
 
 
 @dataclass
@@ -120,7 +126,8 @@ def laid(layout: Layout | Together) -> Iterator[None]:
 
 
 def note_attended(groups: int) -> None:
-    """Note that our attention function ran. Not in compiled layers, which would be compiled for each reading."""
+    """Note that our attention function ran. Not in compiled layers, which would be compiled for
+    each reading."""
     if torch.compiler.is_compiling():
         return
     if (layout := _CURRENT.get()) is not None:
@@ -128,7 +135,8 @@ def note_attended(groups: int) -> None:
 
 
 def grouped_mask(**call: Any) -> Tensor | None:
-    """Called by transformers for a mask of ours; without a layout the one that it would make itself."""
+    """Called by transformers for a mask of ours; without a layout the one that it would make
+    itself."""
     layout = _CURRENT.get()
     return sdpa_mask(**call) if layout is None else layout.for_grouped(_rule(call))
 

@@ -1,7 +1,7 @@
 """The target: a frozen causal language model p, with everything that drafters read of it.
 
-It offers logits, its last hidden state, the hidden states after chosen layers, its key/value cache, its embedding and its
-head. Everywhere in this project p is the target's distribution.
+It offers logits, its last hidden state, the hidden states after chosen layers, its key/value cache,
+its embedding and its head. Everywhere in this project p is the target's distribution.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from align.target.recurrent import replaying
 
 @dataclass
 class TargetOutput:
-    """One forward: `logits_BLV` (fp32) unless switched off, the normalised last hidden state, tapped layer outputs."""
+    """One forward: `logits_BLV` (fp32) unless switched off, the normalised last hidden state,
+    tapped layer outputs."""
 
     logits_BLV: Tensor | None
     hidden_BLD: Tensor
@@ -39,19 +40,27 @@ class TargetOutput:
 
 
 class Target(FrozenModel):
-    """A frozen causal language model p. Load it with `load_target`: the constructor does not check that p is the model's own."""
+    """A frozen causal language model p. Load it with `load_target`: the constructor does not check
+    that p is the model's own."""
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """An empty cache of `capacity` positions for `batch` rows. Raises MemoryError where the machine is too small for it."""
+        """An empty cache of `capacity` positions for `batch` rows. Raises MemoryError where the
+        machine is too small for it."""
         shapes = self.anatomy.shapes
         attending = [shape for shape in shapes if shape is not None]
         numbers = sum(shape.numbers for shape in attending)
-        if self.fused is not None and batch == 1:  # the keys once more (align.kernels.layers.Memory)
+        if (
+            self.fused is not None and batch == 1
+        ):  # the keys once more (align.kernels.layers.Memory)
             numbers += sum(shape.heads * shape.key for shape in attending)
         size = batch * capacity * numbers * self.dtype.itemsize
         if self.device.type == "cpu" and size > (memory_bytes() or size):
-            raise MemoryError(f"a cache of {batch} rows of {capacity} tokens takes {size / 2**30:,.0f} GiB")
-        return KVCache(shapes, batch, capacity, self.dtype, self.device, self.anatomy.other_layers())
+            raise MemoryError(
+                f"a cache of {batch} rows of {capacity} tokens takes {size / 2**30:,.0f} GiB"
+            )
+        return KVCache(
+            shapes, batch, capacity, self.dtype, self.device, self.anatomy.other_layers()
+        )
 
     @without_gradients
     def forward(
@@ -65,17 +74,20 @@ class Target(FrozenModel):
         taps: Sequence[int] = (),
         logits: bool = True,
     ) -> TargetOutput:
-        """Run the model over L tokens after those in the cache; writes their keys and values, advances its length.
+        """Run the model over L tokens after those in the cache; writes their keys and values,
+        advances its length.
 
         Args:
             tokens_BL: int64 token ids.
             cache: from `new_cache`; None = no past and nothing kept.
             positions_BL: the tokens' positions; default: continued from the cache's length.
-            mask: bool (B or 1, 1, L, S), True = attend, S = cache length + L; default: causal. Layers with a window apply it
-                to the mask, by position.
-            see_LL: instead of a mask, bool (L, L): which of the L tokens each one sees, itself included; all see the
-                cache. A tree: its ancestors. The default position is then the depth.
-            taps: layer ids whose outputs are wanted; id i is the output of layer i, `hidden_states[i + 1]`.
+            mask: bool (B or 1, 1, L, S), True = attend, S = cache length + L; default: causal.
+                Layers with a window apply it to the mask, by position.
+            see_LL: instead of a mask, bool (L, L): which of the L tokens each one sees, itself
+                included; all see the cache. A tree: its ancestors. The default position is then the
+                depth.
+            taps: layer ids whose outputs are wanted; id i is the output of layer i,
+                `hidden_states[i + 1]`.
             logits: False skips the head.
 
         Raises:
@@ -83,13 +95,16 @@ class Target(FrozenModel):
             UserError: branches, of a target with recurrent states.
         """
 
-        def run(tokens: Tensor, positions: Tensor | None = None, see: Tensor | None = None) -> States:
+        def run(
+            tokens: Tensor, positions: Tensor | None = None, see: Tensor | None = None
+        ) -> States:
             return self._states(tokens, cache, positions, mask, see, taps)
 
         if cache is not None and cache.recurrence is not None:
             if see_LL is not None and not torch.equal(see_LL, torch.ones_like(see_LL).tril()):
                 raise UserError(
-                    f"target {self.spec!r} has recurrent states: drafts may not branch (tree_nodes=0)"
+                    f"target {self.spec!r} has recurrent states: drafts may not branch "
+                    "(tree_nodes=0)"
                 )
             if cache.slots_B is None:
                 states = replaying(run, cache, tokens_BL, self.stepwise)
@@ -119,7 +134,8 @@ class Target(FrozenModel):
         see_LL: Tensor | None,
         taps: Sequence[int],
     ) -> States:
-        """The states of the new tokens; writes their keys and values, advances the cache's length."""
+        """The states of the new tokens; writes their keys and values, advances the cache's
+        length."""
         length = tokens_BL.shape[1]
         past = cache.length if cache is not None else 0
         slots = cache is not None and cache.slots_B is not None
@@ -158,7 +174,9 @@ class Target(FrozenModel):
             for hook in hooks:
                 hook.remove()
         taps_BLFD = torch.stack([found[i] for i in taps], dim=2).to(self.dtype) if taps else None
-        return output.last_hidden_state.to(self.dtype), taps_BLFD  # Mamba's residuals are always fp32
+        return output.last_hidden_state.to(
+            self.dtype
+        ), taps_BLFD  # Mamba's residuals are always fp32
 
     @without_gradients
     def forward_together(
@@ -168,9 +186,10 @@ class Target(FrozenModel):
         see: Sequence[Tensor | None],
         taps: Sequence[int] = (),
     ) -> list[TargetOutput]:
-        """`forward` with logits for several requests at once, each after its own past: (1, L) tokens, a one-row cache and
-        `see_LL` of each → its output. The weights are read once for all of them; nothing is padded. Targets with their own attention,
-        recurrent states, or requests about the length where a rotary table changes run them one by one."""
+        """`forward` with logits for several requests at once, each after its own past: (1, L)
+        tokens, a one-row cache and `see_LL` of each → its output. The weights are read once for all
+        of them; nothing is padded. Targets with their own attention, recurrent states, or requests
+        about the length where a rotary table changes run them one by one."""
         widths = [t.shape[1] for t in tokens]
         if not self.together or not steady(self.switch, caches, widths):
             requests = zip(tokens, caches, see, strict=True)

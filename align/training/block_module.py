@@ -1,4 +1,5 @@
-"""Training of block drafters: a block after each anchor, conditioned on the target, through the target's head."""
+"""Training of block drafters: a block after each anchor, conditioned on the target, through the
+target's head."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class BlockDrafterModule(DrafterModule):
     def draw_prefixes(self, step: Step) -> Tensor | None:
         """The number of clean tokens at each block's start while training, (B, A); None = always 0.
 
-        Drawn from each row's place in the stream, so that resumed runs and any number of processes draw the same.
+        Drawn from each row's place in the stream, so that resumed runs and any number of processes
+        draw the same.
         """
         decay = self.recipe.objective.prefix_decay
         if decay == 0:
@@ -39,11 +41,15 @@ class BlockDrafterModule(DrafterModule):
         return clean_prefixes(step.anchors, decay, step.batch.tokens_BL.shape[1], generators)
 
     def draw_conditioned(self, step: Step) -> Tensor | None:
-        """The half of the blocks (B, A) that train with self-conditioning; None = the drafter has none. Drawn like `draw_prefixes`."""
+        """The half of the blocks (B, A) that train with self-conditioning; None = the drafter has
+        none. Drawn like `draw_prefixes`."""
         if self.drafter.estimate is None:
             return None
         length, index_BA = step.batch.tokens_BL.shape[1], step.anchors.index_BA
-        rows = [torch.rand(length, generator=keyed_generator(self.recipe.seed, 9, p)) for p in step.places]
+        rows = [
+            torch.rand(length, generator=keyed_generator(self.recipe.seed, 9, p))
+            for p in step.places
+        ]
         return torch.stack(rows).to(index_BA.device).gather(1, index_BA) < 0.5
 
     def model_step(self, step: Step, temperature: float) -> RowStatistics:
@@ -64,7 +70,8 @@ class BlockDrafterModule(DrafterModule):
     def block_statistics(
         self, step: Step, temperature: float, clean_BA: Tensor | None, conditioned_BA: Tensor | None
     ) -> RowStatistics:
-        """Target, drafter, head: statistics (B, A, K) after clean prefixes, with self-conditioning for some blocks."""
+        """Target, drafter, head: statistics (B, A, K) after clean prefixes, with self-conditioning
+        for some blocks."""
         drafter, batch, anchors = self.drafter, step.batch, step.anchors
         outputs = self.target_outputs(step, temperature)
         hidden = drafter(batch, outputs.features, anchors, clean_BA, conditioned_BA)

@@ -50,8 +50,9 @@ from align.training.model_card import (
 class Kind:
     """One kind of drafter.
 
-    make: (target, recipe, draft vocabulary) → the drafter to train. module: trains it. save: (drafter, recipe, final weights, folder,
-    card). describe: for its card. chosen_vocabulary: it drafts over the data's most frequent tokens, so it needs data first.
+    make: (target, recipe, draft vocabulary) → the drafter to train. module: trains it. save:
+    (drafter, recipe, final weights, folder, card). describe: for its card. chosen_vocabulary: it
+    drafts over the data's most frequent tokens, so it needs data first.
     """
 
     make: Callable[[Target, Recipe, Tensor | None], Drafter]
@@ -61,7 +62,9 @@ class Kind:
     chosen_vocabulary: bool = False
 
 
-def draft_vocab(recipe: Recipe, target: Target, supply: Supply, resume: Checkpoint | None) -> Tensor | None:
+def draft_vocab(
+    recipe: Recipe, target: Target, supply: Supply, resume: Checkpoint | None
+) -> Tensor | None:
     """The token ids that a drafter may propose, ascending; None = all.
 
     A resumed run uses its checkpoint's: more data may have changed the frequencies.
@@ -70,7 +73,9 @@ def draft_vocab(recipe: Recipe, target: Target, supply: Supply, resume: Checkpoi
     if resume is None or saved is None:
         return frequent_tokens(supply.training, target, recipe.drafter.draft_vocab, supply.text)
     if not all(a < b for a, b in pairwise([-1, *saved, target.vocab_size])):
-        raise UserError(f"{resume.path}: its draft_vocab is not an ascending list of the target's tokens")
+        raise UserError(
+            f"{resume.path}: its draft_vocab is not an ascending list of the target's tokens"
+        )
     return torch.tensor(saved)
 
 
@@ -100,7 +105,9 @@ def save_trained(module: DrafterModule, supply: Supply, steps: int, name: str = 
     )
     covered = coverage(supply.training, drafter.draft_vocab, drafter.target)
     description = kind.describe(recipe, drafter.config, covered)
-    card = write_card(recipe, description, drafter.config, supply.manifest, run, supply.text_manifest)
+    card = write_card(
+        recipe, description, drafter.config, supply.manifest, run, supply.text_manifest
+    )
     (folder / CHECKSUMS).unlink(missing_ok=True)  # until the new weights are complete
     kind.save(drafter, recipe, module.final_weights, folder, card)
     save_chat(folder, Chat(recipe.data.template_kwargs, recipe.data.system))
@@ -119,7 +126,9 @@ def _save_block(
     fresh = BlockDrafter(config, drafter.target, vocab, head)
     options = recipe.drafter
     if options.lora_rank:
-        with_low_rank(fresh, options.lora_rank, lora_alpha(options), options.lora_targets, recipe.seed)
+        with_low_rank(
+            fresh, options.lora_rank, lora_alpha(options), options.lora_targets, recipe.seed
+        )
     _set_weights(fresh, weights)
     merge_low_rank(fresh)
     save_drafter(fresh, folder, card)
@@ -133,17 +142,22 @@ def _save_standalone(
     save_standalone(fresh, folder, card)
 
 
-def _save_causal(drafter: Any, recipe: Recipe, weights: dict[str, Tensor], folder: Path, card: str) -> None:
+def _save_causal(
+    drafter: Any, recipe: Recipe, weights: dict[str, Tensor], folder: Path, card: str
+) -> None:
     save_causal(drafter, folder, weights, card)
 
 
 @torch.no_grad()
 def _set_weights(fresh: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Copy trained weights into a new drafter, whose own may be sharded like the target's that it was made from."""
+    """Copy trained weights into a new drafter, whose own may be sharded like the target's that it
+    was made from."""
     for name, parameter in [*fresh.named_parameters()]:
         if isinstance(parameter, DTensor):
             module, _, last = name.rpartition(".")
-            setattr(fresh.get_submodule(module), last, nn.Parameter(weights[name].to(parameter.dtype)))
+            setattr(
+                fresh.get_submodule(module), last, nn.Parameter(weights[name].to(parameter.dtype))
+            )
         else:
             parameter.copy_(weights[name])
 

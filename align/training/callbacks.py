@@ -1,4 +1,5 @@
-"""Callbacks after every step and validation: progress lines and metrics, then checkpoints and stopping.
+"""Callbacks after every step and validation: progress lines and metrics, then checkpoints and
+stopping.
 
 In this order, so that a checkpoint's window of means begins after the line that reports it.
 """
@@ -25,7 +26,11 @@ def training_line(
     step: int, steps: int, numbers: Mapping[str, float], seconds_left: float, unit: str = "block"
 ) -> str:
     """Means since the previous line; the loss is per `unit`."""
-    tau = f"expected τ {numbers['train/expected_tau']:.3f}  " if "train/expected_tau" in numbers else ""
+    tau = (
+        f"expected τ {numbers['train/expected_tau']:.3f}  "
+        if "train/expected_tau" in numbers
+        else ""
+    )
     return (
         f"step {step}/{steps}  loss {numbers['train/loss']:.4f} a {unit}  {tau}"
         f"{numbers['train/positions_per_second']:.0f} positions/s  {clock(seconds_left)} left"
@@ -33,7 +38,8 @@ def training_line(
 
 
 def validation_line(step: int, numbers: Mapping[str, float]) -> str:
-    """Expected τ with its standard error, acceptance at each position, and the share of drafts accepted up to it."""
+    """Expected τ with its standard error, acceptance at each position, and the share of drafts
+    accepted up to it."""
 
     def tau(name: str, needs: str) -> str:
         if f"tau_{name}" not in numbers:
@@ -47,8 +53,10 @@ def validation_line(step: int, numbers: Mapping[str, float]) -> str:
     if "bound" in numbers:
         bound = f"bound {numbers['bound']:.3f}±{numbers['bound_se']:.3f} nats a token (perplexity {numbers['perplexity']:.0f}), "
     line = (
-        f"validation at step {step}: loss {numbers['loss']:.4f} a block, {bound}expected τ {tau('greedy', 'at temperature 0')}, "
-        f"{tau('sampling', 'at temperature 1')}; acceptance by position {by_position('acceptance_')}"
+        f"validation at step {step}: loss {numbers['loss']:.4f} a block, {bound}expected τ "
+        f"{tau('greedy', 'at temperature 0')}, "
+        f"{tau('sampling', 'at temperature 1')}; acceptance by position "
+        f"{by_position('acceptance_')}"
     )
     if sampled := by_position("kept_sampling_"):
         return f"{line}; accepted up to it {sampled}"
@@ -58,7 +66,8 @@ def validation_line(step: int, numbers: Mapping[str, float]) -> str:
 
 
 def gain_line(before: Mapping[str, float], now: Mapping[str, float]) -> str | None:
-    """Estimated τ on held-out text before and after training; None if it was not measured before."""
+    """Estimated τ on held-out text before and after training; None if it was not measured
+    before."""
     parts = []
     for name in ("greedy", "sampling"):
         if f"tau_{name}" not in before or f"tau_{name}" not in now:
@@ -66,13 +75,15 @@ def gain_line(before: Mapping[str, float], now: Mapping[str, float]) -> str | No
         first, last, error = before[f"tau_{name}"], now[f"tau_{name}"], now[f"tau_{name}_se"]
         clear = "" if abs(last - first) > 1.96 * error else ", within the error of these texts"
         parts.append(
-            f"{name} {first:.2f} before, {last:.2f} ± {error:.2f} after ({last / first - 1:+.0%}{clear})"
+            f"{name} {first:.2f} before, {last:.2f} ± {error:.2f} after "
+            f"({last / first - 1:+.0%}{clear})"
         )
     return f"τ (estimated on held-out text): {'; '.join(parts)}" if parts else None
 
 
 class ProgressLogger(Callback):
-    """Prints a line, unless `quiet`, and logs metrics every `log_every` steps and after each validation."""
+    """Prints a line, unless `quiet`, and logs metrics every `log_every` steps and after each
+    validation."""
 
     def __init__(self, options: TrainerConfig, stage: str, quiet: bool) -> None:
         self.options = options
@@ -134,7 +145,8 @@ class MilestoneCallback(Callback):
     """Saves the drafter, averaged if EMA is on, after the step that reaches a milestone.
 
     Args:
-        milestones: text tokens. save: (steps, folder name) → saves `module.final_weights`; called in the main process.
+        milestones: text tokens. save: (steps, folder name) → saves `module.final_weights`; called
+            in the main process.
     """
 
     def __init__(self, milestones: Sequence[int], save: Callable[[int, str], object]) -> None:
@@ -159,13 +171,16 @@ class MilestoneCallback(Callback):
 
 
 class CheckpointCallback(Callback):
-    """Saves checkpoints and stops. A validated step is saved after its validation, so that resuming repeats nothing.
+    """Saves checkpoints and stops. A validated step is saved after its validation, so that resuming
+    repeats nothing.
 
     Args:
         settings: what a run that resumes must share with this one.
     """
 
-    def __init__(self, options: TrainerConfig, folder: Path, settings: checkpoints.Settings) -> None:
+    def __init__(
+        self, options: TrainerConfig, folder: Path, settings: checkpoints.Settings
+    ) -> None:
         self.options = options
         self.folder = folder
         self.settings = settings
@@ -208,7 +223,8 @@ class CheckpointCallback(Callback):
             self._save(trainer, module)
         if stopping and not trainer.should_stop:
             raise Interrupted(
-                f"stopped by a signal after step {trainer.global_step}; a checkpoint is saved, rerun the command to resume"
+                f"stopped by a signal after step {trainer.global_step}; a checkpoint is saved, "
+                "rerun the command to resume"
             )
 
     def _save(self, trainer: lightning.Trainer, module: DrafterModule) -> None:

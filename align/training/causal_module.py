@@ -1,8 +1,9 @@
-"""Training of autoregressive drafters: the next token after every position of an answer, towards the target's p.
+"""Training of autoregressive drafters: the next token after every position of an answer, towards
+the target's p.
 
-One causal pass over a packed row gives q at every position, so the K positions of an anchor are K positions of the row.
-Teacher-forced on the target's own text, q is what decoding drafts from after accepted drafts: expected τ is unbiased
-(align/losses/acceptance.py).
+One causal pass over a packed row gives q at every position, so the K positions of an anchor are K
+positions of the row. Teacher-forced on the target's own text, q is what decoding drafts from after
+accepted drafts: expected τ is unbiased (align/losses/acceptance.py).
 """
 
 from __future__ import annotations
@@ -30,10 +31,19 @@ class CausalDrafterModule(DrafterModule):
             rows = DraftRows(hidden_PD, place_P)
             shape = (len(hidden_PD),)
             found = row_statistics(
-                rows, outputs.places, drafter.head_weight_VD, None, shape, wanted, temperature, chunk
+                rows,
+                outputs.places,
+                drafter.head_weight_VD,
+                None,
+                shape,
+                wanted,
+                temperature,
+                chunk,
             )
         else:
             head_VD = drafter.target.head_weight_VD
-            found = logit_statistics(drafter.logits(hidden_PD), place_P, outputs.places, head_VD, wanted)
+            found = logit_statistics(
+                drafter.logits(hidden_PD), place_P, outputs.places, head_VD, wanted
+            )
         at_BAK = self.used_rows(step, outputs)
         return found.map(lambda value_P: value_P[at_BAK])

@@ -1,7 +1,8 @@
 """Complete checkpoints of a run, and the one to resume from.
 
-A checkpoint is `step-N.ckpt` (a file, or a folder under DeepSpeed) with a seal `step-N.json`. It is saved under another
-name, renamed when complete, and sealed last. The seal holds the run's settings and the sizes and hashes of the files.
+A checkpoint is `step-N.ckpt` (a file, or a folder under DeepSpeed) with a seal `step-N.json`. It is
+saved under another name, renamed when complete, and sealed last. The seal holds the run's settings
+and the sizes and hashes of the files.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ _SEAL_HASH = "seal_sha256"
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run must share with the checkpoint that it resumes from. None = an older checkpoint does not know.
+    """What a run must share with the checkpoint that it resumes from. None = an older checkpoint
+    does not know.
 
-    train: the trained parts of the drafter. strategy: the kind that can read the checkpoint. follow: the order of the data.
-    rates: the parts with their own learning rates.
+    train: the trained parts of the drafter. strategy: the kind that can read the checkpoint.
+    follow: the order of the data. rates: the parts with their own learning rates.
     """
 
     stage: str | None = None
@@ -152,14 +154,16 @@ def prune(folder: Path, keep: int) -> None:
 
 
 def make_room(folder: Path, keep: int) -> None:
-    """If the disk can't hold one more checkpoint, remove the oldest before saving, but never the only one."""
+    """If the disk can't hold one more checkpoint, remove the oldest before saving, but never the
+    only one."""
     size = max((sum(_measure(path).values()) for path in _list_steps(folder)), default=0)
     if size and keep > 1 and shutil.disk_usage(folder).free < size:
         prune(folder, keep - 1)
 
 
 def clear_parts(folder: Path, keep: int | None = None) -> None:
-    """Remove unsaved and unsealed remains of a killed run, and all but the newest `keep` complete checkpoints."""
+    """Remove unsaved and unsealed remains of a killed run, and all but the newest `keep` complete
+    checkpoints."""
     unsealed = [path for path in _list_steps(folder) if not path.with_suffix(".json").exists()]
     for path in (*folder.glob(".step-*.ckpt.part"), *unsealed):
         remove(path)
@@ -168,7 +172,8 @@ def clear_parts(folder: Path, keep: int | None = None) -> None:
 
 
 def set_aside(folder: Path) -> None:
-    """Move an earlier run's checkpoints to `checkpoints.old`, so that `auto` never resumes from them."""
+    """Move an earlier run's checkpoints to `checkpoints.old`, so that `auto` never resumes from
+    them."""
     if folder.is_dir() and any(folder.iterdir()):
         old = folder.with_name(f"{folder.name}.old")
         remove(old)
@@ -176,7 +181,8 @@ def set_aside(folder: Path) -> None:
 
 
 def find_fault(path: Path, read_content: bool = False) -> str | None:
-    """Why a checkpoint is unusable, or None. `read_content` also compares the hashes of its files."""
+    """Why a checkpoint is unusable, or None. `read_content` also compares the hashes of its
+    files."""
     try:
         record = read_seal(path)
     except UserError:
@@ -199,12 +205,14 @@ def check_named(resume: str, read_content: bool = False) -> None:
         return
     if fault := find_fault(expand_path(resume, "trainer.resume"), read_content):
         raise UserError(
-            f"trainer.resume={resume}: no complete checkpoint there ({fault}); auto, never, or a step-N.ckpt"
+            f"trainer.resume={resume}: no complete checkpoint there ({fault}); auto, never, or a "
+            "step-N.ckpt"
         )
 
 
 def find_resume(folder: Path, resume: str, target_sha256: str) -> Checkpoint | None:
-    """The checkpoint of `trainer.resume`: auto = the newest complete one if there is one, never = none, else a path.
+    """The checkpoint of `trainer.resume`: auto = the newest complete one if there is one, never =
+    none, else a path.
 
     Raises:
         UserError: a named checkpoint that is unusable, or one of another target.
@@ -226,14 +234,16 @@ def _open(path: Path, target_sha256: str) -> Checkpoint:
     record = read_seal(path)
     if record.target_sha256 != target_sha256:
         raise UserError(
-            f"{path}: trained towards another target (sha256 {record.target_sha256[:12]}…, not {target_sha256[:12]}…); "
+            f"{path}: trained towards another target (sha256 {record.target_sha256[:12]}…, not "
+            f"{target_sha256[:12]}…); "
             f"{_START_OVER}"
         )
     return Checkpoint(path, record)
 
 
 def check_same_run(checkpoint: Checkpoint, drafter: dict[str, Any], settings: Settings) -> None:
-    """Raises UserError if a checkpoint's drafter has another architecture, or it was saved under other settings.
+    """Raises UserError if a checkpoint's drafter has another architecture, or it was saved under
+    other settings.
 
     Args:
         drafter: the config of this run's drafter.
@@ -245,9 +255,12 @@ def check_same_run(checkpoint: Checkpoint, drafter: dict[str, Any], settings: Se
     # an option that an older version did not know was off
     added = {name: type(value)() for name, value in drafter.items() if name not in saved}
     for name, value in {**saved, **added}.items():
-        if name != "target" and drafter.get(name) != value:  # the target's hash counts, not its place
+        if (
+            name != "target" and drafter.get(name) != value
+        ):  # the target's hash counts, not its place
             raise UserError(
-                f"{path}: its drafter has {name}={value!r}, this recipe's {drafter.get(name)!r}; {_START_OVER}"
+                f"{path}: its drafter has {name}={value!r}, this recipe's {drafter.get(name)!r}; "
+                f"{_START_OVER}"
             )
     for name, option in _OPTIONS.items():
         before = getattr(record, name)

@@ -29,12 +29,12 @@ _VALIDATION_SEED = 0x7A11D
 class StepSampler(Sampler[list[Place]]):
     """Batch sampler of places from step `start` on, one list per micro-batch.
 
-    Step s takes the places s·G … s·G+G−1 of the stream plus `offset`, split into `accumulate` micro-batches, each split into
-    `world` slices, one per process.
+    Step s takes the places s·G … s·G+G−1 of the stream plus `offset`, split into `accumulate`
+    micro-batches, each split into `world` slices, one per process.
 
     Args:
-        stream: maps places to rows. steps: optimizer steps in all. batch_size: rows of one slice. offset: of a run that resumed with
-            another batch size, to continue where it stopped.
+        stream: maps places to rows. steps: optimizer steps in all. batch_size: rows of one slice.
+            offset: of a run that resumed with another batch size, to continue where it stopped.
     """
 
     def __init__(
@@ -79,7 +79,8 @@ class StepSampler(Sampler[list[Place]]):
 
 
 def anchor_count(row: PackedRow, anchors: int, per_document: bool = False) -> int:
-    """The number of anchors that `sample_anchors` finds: positions whose next token is an answer's in the same document."""
+    """The number of anchors that `sample_anchors` finds: positions whose next token is an answer's
+    in the same document."""
     same = (row.document_L[1:] == row.document_L[:-1]) & row.answer_L[1:]
     places = same & (row.positions_L[:-1] > 0) & (row.document_L[:-1] >= 0)
     if per_document:
@@ -100,7 +101,8 @@ def make_batch(
     """Stack rows with random anchors, drawn from (seed, key).
 
     Args:
-        anchors: per row, or per document. width: the least number of anchor columns; more are kept only if a row uses them.
+        anchors: per row, or per document. width: the least number of anchor columns; more are kept
+            only if a row uses them.
     """
     parts = []
     for row, key in zip(rows, keys, strict=True):
@@ -112,7 +114,10 @@ def make_batch(
     index, valid = torch.cat([p.index_BA for p in parts]), torch.cat([p.valid_BAK for p in parts])
     used = max(int(valid[..., 0].sum(1).max()), 1, width)
     keep = valid[..., 0].long().argsort(dim=1, descending=True, stable=True)[:, :used]
-    index, valid = index.gather(1, keep), valid.gather(1, keep[..., None].expand(-1, -1, block_size))
+    index, valid = (
+        index.gather(1, keep),
+        valid.gather(1, keep[..., None].expand(-1, -1, block_size)),
+    )
     return collate(rows), Anchors(index, valid)
 
 
@@ -132,11 +137,15 @@ def distinct_places(stream: Stream, places: int) -> Iterator[tuple[int, int]]:
             yield place, key
 
 
-def validation_rows(samples: Texts, length: int, count: int, exact: bool) -> list[tuple[str, PackedRow]]:
-    """At most `count` held-out rows with their kind of text, kinds in turn, independent of the run's seed.
+def validation_rows(
+    samples: Texts, length: int, count: int, exact: bool
+) -> list[tuple[str, PackedRow]]:
+    """At most `count` held-out rows with their kind of text, kinds in turn, independent of the
+    run's seed.
 
-    `greedy` text was generated at temperature 0 and estimates τ of greedy decoding; `sampling` text at temperature 1 and, if
-    `exact`, without top-p and top-k estimates τ of sampling. Each estimate is unbiased only on its own text.
+    `greedy` text was generated at temperature 0 and estimates τ of greedy decoding; `sampling` text
+    at temperature 1 and, if `exact`, without top-p and top-k estimates τ of sampling. Each estimate
+    is unbiased only on its own text.
     """
     temperature = samples.temperature
     greedy = temperature == 0
@@ -220,7 +229,13 @@ class RowsModule(lightning.LightningDataModule):
             all_places = sampler.shared_places(places[0][0])
             width = max(self._count(self.stream.key(place)) for place in all_places)
         batch, anchors = make_batch(
-            rows, keys, t.anchors, self.block_size, self.recipe.seed, t.anchors_per == "document", width
+            rows,
+            keys,
+            t.anchors,
+            self.block_size,
+            self.recipe.seed,
+            t.anchors_per == "document",
+            width,
         )
         anchors_of_step = sum(
             self._count(self.stream.key(place)) for place in sampler.step_places(places[0][0])
@@ -232,14 +247,18 @@ class RowsModule(lightning.LightningDataModule):
     def _count(self, key: int) -> int:
         if key not in self._counts:
             t = self.recipe.trainer
-            self._counts[key] = anchor_count(self.stream.row(key), t.anchors, t.anchors_per == "document")
+            self._counts[key] = anchor_count(
+                self.stream.row(key), t.anchors, t.anchors_per == "document"
+            )
         return self._counts[key]
 
     def val_dataloader(self) -> DataLoader[Place]:
-        """Held-out rows, one per batch, distributed to the processes in turn, with an anchor at every position, or for standalone
-        drafters, whose blocks are more expensive, as many as in training.
+        """Held-out rows, one per batch, distributed to the processes in turn, with an anchor at
+        every position, or for standalone drafters, whose blocks are more expensive, as many as in
+        training.
 
-        Every process gets equally many, since forwards may be collective: repeated rows have scale 0.
+        Every process gets equally many, since forwards may be collective: repeated rows have scale
+        0.
         """
         assert self.trainer is not None
         rank, world, count = self.trainer.global_rank, self.trainer.world_size, len(self.held_out)
@@ -250,8 +269,12 @@ class RowsModule(lightning.LightningDataModule):
             kind, row = self.held_out[index]
             d, t = self.recipe.data, self.recipe.trainer
             anchor_limit = min(d.length, t.anchors) if self.recipe.drafter.standalone else d.length
-            batch, anchors = make_batch([row], [index], anchor_limit, self.block_size, _VALIDATION_SEED)
-            return Step(batch, anchors, 1.0 if place < count else 0.0, kind, (-1 - index,), (index,))
+            batch, anchors = make_batch(
+                [row], [index], anchor_limit, self.block_size, _VALIDATION_SEED
+            )
+            return Step(
+                batch, anchors, 1.0 if place < count else 0.0, kind, (-1 - index,), (index,)
+            )
 
         return DataLoader(_Places(count), batch_sampler=_FixedBatches(batches), collate_fn=collate)
 

@@ -4,8 +4,8 @@
     finetune    blocks after clean prefixes, as in decoding: the diffusion loss, summed over a block
     calibrate   the same + λ · the terms of the objective (distillation towards the target) at masked positions
 
-The diffusion loss is SEDD's denoising score entropy or MDLM's bound. All stages validate the bound on held-out blocks given
-the text before them, and expected τ and acceptance of one-step drafts.
+The diffusion loss is SEDD's denoising score entropy or MDLM's bound. All stages validate the bound
+on held-out blocks given the text before them, and expected τ and acceptance of one-step drafts.
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ class DiffusionDrafterModule(DrafterModule):
     # ---- noise ----
 
     def noise(self, step: Step, training: bool = True) -> Corrupted:
-        """Noise drawn from each row's place in the stream, so that resumed runs and any number of processes draw the same.
+        """Noise drawn from each row's place in the stream, so that resumed runs and any number of
+        processes draw the same.
 
-        Validation draws by the number of masks whatever training does: the same bound with a much smaller error.
+        Validation draws by the number of masks whatever training does: the same bound with a much
+        smaller error.
         """
         o, drafter, device = self.recipe.objective, self.drafter, step.batch.tokens_BL.device
         times = o.times if training or drafter.mask_id < 0 else "count"
@@ -59,19 +61,28 @@ class DiffusionDrafterModule(DrafterModule):
                 u_1 = self._time_of(place, generator)
                 parts.append(corrupt_suffix(row, *how, prefix, generator, times, o.least_time, u_1))
             else:
-                anchors = Anchors(step.anchors.index_BA[b : b + 1], step.anchors.valid_BAK[b : b + 1])
+                anchors = Anchors(
+                    step.anchors.index_BA[b : b + 1], step.anchors.valid_BAK[b : b + 1]
+                )
                 whole = [0.0] * (anchors.block_size - 1) + [1.0]
                 lengths = (o.block_lengths or whole) if training else whole
-                parts.append(corrupt_blocks(row, anchors, *how, lengths, generator, times, o.least_time))
+                parts.append(
+                    corrupt_blocks(row, anchors, *how, lengths, generator, times, o.least_time)
+                )
         joined = {f.name: torch.cat([getattr(p, f.name) for p in parts]) for f in fields(Corrupted)}
         return Corrupted(**{name: tensor.to(device) for name, tensor in joined.items()})
 
     def _time_of(self, place: int, generator: torch.Generator) -> Tensor:
         """A row's time in 0..1, (1,), spread over the rows of the stream by `objective.times`."""
-        how, u = self.recipe.objective.times, torch.rand(1, generator=generator, dtype=torch.float64)
+        how, u = (
+            self.recipe.objective.times,
+            torch.rand(1, generator=generator, dtype=torch.float64),
+        )
         if how == "antithetic":
             rows = self.recipe.trainer.batch_size
-            order = torch.randperm(rows, generator=keyed_generator(self.recipe.seed, 6, place // rows))
+            order = torch.randperm(
+                rows, generator=keyed_generator(self.recipe.seed, 6, place // rows)
+            )
             return (u + order[place % rows]) / rows
         if how == "uniform":
             return u
@@ -86,11 +97,14 @@ class DiffusionDrafterModule(DrafterModule):
 
     # ---- losses ----
 
-    def diffusion(self, f_RV: Tensor, noisy: Corrupted, at: Tensor, score: bool | None = None) -> Tensor:
-        """The diffusion loss of the rows f at the positions `at`, (R,). `score` False: the bound, whatever the training loss.
+    def diffusion(
+        self, f_RV: Tensor, noisy: Corrupted, at: Tensor, score: bool | None = None
+    ) -> Tensor:
+        """The diffusion loss of the rows f at the positions `at`, (R,). `score` False: the bound,
+        whatever the training loss.
 
-        For a network that predicts logits both are equal: normalised, their score has Z = 1, and score entropy is MDLM's
-        bound term by term (RADD, arXiv 2406.03736).
+        For a network that predicts logits both are equal: normalised, their score has Z = 1, and
+        score entropy is MDLM's bound term by term (RADD, arXiv 2406.03736).
         """
         drafter = self.drafter
         # fp64: near t = 1 the rates of cosine and geometric schedules lose four digits in fp32
@@ -111,8 +125,11 @@ class DiffusionDrafterModule(DrafterModule):
             loss = masked_nll(f_RV, tokens_t, tokens_0, sigma, rate, drafter.mask_id, valid)
         return (importance * loss).float()
 
-    def statistics(self, step: Step, outputs: TargetOutputs, f_RV: Tensor, at: Tensor) -> RowStatistics:
-        """Statistics of q and p at the positions `at`, spread over (B, A, K); unmasked positions have q = 1 and no loss."""
+    def statistics(
+        self, step: Step, outputs: TargetOutputs, f_RV: Tensor, at: Tensor
+    ) -> RowStatistics:
+        """Statistics of q and p at the positions `at`, spread over (B, A, K); unmasked positions
+        have q = 1 and no loss."""
         target = self.drafter.target
         statistics = logit_statistics(
             self.drafter.target_logits(f_RV),
@@ -135,11 +152,19 @@ class DiffusionDrafterModule(DrafterModule):
         return o.distillation * min(1.0, (self.global_step + 1) / max(1, o.distillation_warmup))
 
     def annealing_mask(self, step: Step) -> Annealed | None:
-        """Which noisy tokens attend to the right during annealing; None = all. A drafter from drafter.init already does."""
+        """Which noisy tokens attend to the right during annealing; None = all. A drafter from
+        drafter.init already does."""
         progress = (self.global_step + 1) / max(1, self.recipe.objective.annealing)
-        if self.recipe.objective.annealing == 0 or self.recipe.drafter.init is not None or progress >= 1:
+        if (
+            self.recipe.objective.annealing == 0
+            or self.recipe.drafter.init is not None
+            or progress >= 1
+        ):
             return None
-        generator, device = keyed_generator(self.recipe.seed, 4, *step.places), step.batch.tokens_BL.device
+        generator, device = (
+            keyed_generator(self.recipe.seed, 4, *step.places),
+            step.batch.tokens_BL.device,
+        )
 
         def see(length: int) -> Tensor:
             return annealed_see(length, progress, generator).to(device)
@@ -180,7 +205,9 @@ class DiffusionDrafterModule(DrafterModule):
         masks, valid = torch.full_like(clean, drafter.mask_id), step.anchors.valid_BAK
         noisy = Corrupted(masks, clean, times, valid, torch.ones_like(times))
         outputs = self.target_outputs(step, temperature)
-        totals = {f.name: torch.zeros(clean.shape, device=clean.device) for f in fields(RowStatistics)}
+        totals = {
+            f.name: torch.zeros(clean.shape, device=clean.device) for f in fields(RowStatistics)
+        }
         for at, f_RV in self._chunks(step, noisy):
             statistics = self.statistics(step, outputs, f_RV, at)
             for name, total in totals.items():
@@ -209,7 +236,8 @@ class DiffusionDrafterModule(DrafterModule):
 
     @torch.no_grad()
     def sample(self, prompt: list[int], length: int, generator: torch.Generator) -> list[int]:
-        """Sample `length` tokens from q after a prompt, block by block, each unmasked from left to right."""
+        """Sample `length` tokens from q after a prompt, block by block, each unmasked from left to
+        right."""
         most, end = self.drafter.config.block_size, len(prompt) + length
         context = DiffusionContext(self.drafter, end + most)
         context.extend(prompt)

@@ -11,14 +11,18 @@ from align.training.parallel.sharded import copy_into, gather
 
 
 class EMA:
-    """shadow ← d·shadow + (1−d)·weight after every step, d = min(decay, (1+n)/(10+n)) after n updates (SEDD's warm-up).
+    """shadow ← d·shadow + (1−d)·weight after every step, d = min(decay, (1+n)/(10+n)) after n
+    updates (SEDD's warm-up).
 
-    A decay of 0 switches it off. The shadow is fp32; with FSDP2 every process averages its own shards.
+    A decay of 0 switches it off. The shadow is fp32; with FSDP2 every process averages its own
+    shards.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self.decay, self.updates = decay, 0
-        self.shadow = {n: p.detach().float().clone() for n, p in module.named_parameters()} if decay else {}
+        self.shadow = (
+            {n: p.detach().float().clone() for n, p in module.named_parameters()} if decay else {}
+        )
         self._replaced: dict[str, Tensor] = {}
 
     @torch.no_grad()
@@ -50,10 +54,16 @@ class EMA:
     def weights(self, module: nn.Module) -> dict[str, Tensor]:
         """The weights to save, averaged or not: fp32 copies on the CPU."""
         weights = self.shadow if self.decay else dict(module.named_parameters())
-        return {name: gather(p.detach()).to("cpu", torch.float32, copy=True) for name, p in weights.items()}
+        return {
+            name: gather(p.detach()).to("cpu", torch.float32, copy=True)
+            for name, p in weights.items()
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        return {"updates": self.updates, "shadow": {name: gather(t) for name, t in self.shadow.items()}}
+        return {
+            "updates": self.updates,
+            "shadow": {name: gather(t) for name, t in self.shadow.items()},
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """A shadow that the state lacks (trained without EMA) starts from the present weights."""

@@ -25,7 +25,8 @@ from align.folder.publishing import published_texts
 class MetricsFile:
     """A CSV table with `step` first and the other columns in order of appearance.
 
-    Rows are appended and flushed at once, so that a kill loses none; a new column rewrites the file.
+    Rows are appended and flushed at once, so that a kill loses none; a new column rewrites the
+    file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,7 +97,8 @@ class CSVFile(Logger):
 
 
 def find_run_id(folder: Path, fresh: bool) -> str:
-    """The W&B id of this folder's run, which is stored there: the agent's, else the folder's, else a new one.
+    """The W&B id of this folder's run, which is stored there: the agent's, else the folder's, else
+    a new one.
 
     Raises:
         UserError: the folder's file does not contain an id.
@@ -106,7 +108,9 @@ def find_run_id(folder: Path, fresh: bool) -> str:
     if not agent_id and path.is_file() and not fresh:
         stored = path.read_bytes()[:129].decode("utf-8", "replace").strip()
         if stored and not re.fullmatch(r"[\w.-]+", stored, re.ASCII):
-            raise UserError(f"{path}: not the id of a W&B run; remove it to start another run there")
+            raise UserError(
+                f"{path}: not the id of a W&B run; remove it to start another run there"
+            )
         if stored:
             return stored
     new_id = agent_id or uuid.uuid4().hex[:8]
@@ -116,12 +120,15 @@ def find_run_id(folder: Path, fresh: bool) -> str:
 
 
 def log_artifacts(loggers: Sequence[Logger], recipe: Recipe, drafter: Path) -> None:
-    """With `trainer.wandb_artifacts`, log the drafter's folder as a model artifact, and validations as a table."""
+    """With `trainer.wandb_artifacts`, log the drafter's folder as a model artifact, and validations
+    as a table."""
     if not recipe.trainer.wandb_artifacts:
         return
     import wandb
 
-    rows = [r for r in MetricsFile(Path(recipe.output) / "metrics.csv").read() if "validation/loss" in r]
+    rows = [
+        r for r in MetricsFile(Path(recipe.output) / "metrics.csv").read() if "validation/loss" in r
+    ]
     columns = dict.fromkeys(k for r in rows for k in r if k.startswith("validation/"))
     names: list[str | int] = ["step", *columns]
     for logger in loggers:

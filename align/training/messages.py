@@ -20,11 +20,16 @@ def list_notes(module: DrafterModule, resume: Checkpoint | None) -> list[str]:
     notes = []
     if target.stepwise:
         notes.append(
-            f"note: target {target.spec!r} updates its state token by token, so verifying drafts saves no time: no drafter "
+            f"note: target {target.spec!r} updates its state token by token, so verifying drafts "
+            "saves no time: no drafter "
             "speeds it up here"
         )
     if resume is None:
-        if recipe.drafter.kind == "ddit" and recipe.drafter.init is None and recipe.stage != "pretrain":
+        if (
+            recipe.drafter.kind == "ddit"
+            and recipe.drafter.init is None
+            and recipe.stage != "pretrain"
+        ):
             notes.append("note: no drafter.init: this network starts from random weights")
         return notes
     steps = resume.seal.step
@@ -32,7 +37,8 @@ def list_notes(module: DrafterModule, resume: Checkpoint | None) -> list[str]:
         notes.append(f"resuming from {resume.path}")
     else:
         notes.append(
-            f"{recipe.output} is finished ({steps} steps), nothing to train; trainer.max_steps={2 * steps} continues it, "
+            f"{recipe.output} is finished ({steps} steps), nothing to train; "
+            f"trainer.max_steps={2 * steps} continues it, "
             "trainer.resume=never starts over"
         )
     change = describe_change(module.schedule, resume.seal)
@@ -42,11 +48,13 @@ def list_notes(module: DrafterModule, resume: Checkpoint | None) -> list[str]:
 def next_commands(recipe: Recipe, folder: Path, argv: Sequence[str]) -> str:
     """The commands to run with a saved drafter."""
     if recipe.drafter.kind == "ddit" and recipe.drafter.graph == "uniform":
-        return (
-            f"the drafter is in {folder}; it was trained with uniform noise, decoding needs graph=absorbing"
-        )
+        return f"the drafter is in {folder}; it was trained with uniform noise, decoding needs graph=absorbing"
     target = [] if recipe.target.name == DEFAULT_TARGET else ["--target", recipe.target.name]
-    drafter = ["--drafter", str(folder), *Chat(recipe.data.template_kwargs, recipe.data.system).arguments]
+    drafter = [
+        "--drafter",
+        str(folder),
+        *Chat(recipe.data.template_kwargs, recipe.data.system).arguments,
+    ]
     lines = [
         f"the drafter is in {folder}; next:",
         *_next_stage(recipe, folder, argv),

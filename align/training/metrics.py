@@ -15,8 +15,8 @@ WINDOW = ("loss", "accepted", "anchors", "batches")
 
 @dataclass(frozen=True)
 class StepSums:
-    """One micro-batch of this process. accepted: expected accepted drafts, summed over `anchors` anchors. positions: drafted
-    positions in the loss."""
+    """One micro-batch of this process. accepted: expected accepted drafts, summed over `anchors`
+    anchors. positions: drafted positions in the loss."""
 
     loss: Tensor
     accepted: Tensor
@@ -26,7 +26,9 @@ class StepSums:
     def to_vector(self, tokens: Tensor, stop_wanted: bool, seconds: float) -> Tensor:
         """All that `TrainingProgress.add` counts, (7,) fp64."""
         on_device = [self.loss, self.accepted, self.anchors, self.positions, tokens]
-        on_host = torch.tensor([float(stop_wanted), seconds], dtype=torch.float64, device=self.loss.device)
+        on_host = torch.tensor(
+            [float(stop_wanted), seconds], dtype=torch.float64, device=self.loss.device
+        )
         return torch.cat([torch.stack([x.double() for x in on_device]), on_host])
 
 
@@ -34,8 +36,9 @@ class StepSums:
 class TrainingProgress:
     """Progress of a run over all its parts and processes; the same in every process.
 
-    positions: drafted positions in the loss. tokens_seen: text tokens. seconds: time trained. window: sums since the last progress
-    line. stop_wanted: this process received a signal. stopping: one of the processes did, and all know.
+    positions: drafted positions in the loss. tokens_seen: text tokens. seconds: time trained.
+    window: sums since the last progress line. stop_wanted: this process received a signal.
+    stopping: one of the processes did, and all know.
     """
 
     positions: int = 0
@@ -46,7 +49,8 @@ class TrainingProgress:
     stopping: bool = False
 
     def add(self, total: list[float], world: int) -> bool:
-        """Count one micro-batch, a vector of `StepSums` summed over processes. False = its loss is not finite: nothing is counted."""
+        """Count one micro-batch, a vector of `StepSums` summed over processes. False = its loss is
+        not finite: nothing is counted."""
         loss, accepted, anchors, positions, tokens, stop, seconds = total
         loss /= world
         if not isfinite(loss):
@@ -80,7 +84,8 @@ class TrainingProgress:
 
 
 class ValidationSums:
-    """One validation: loss, accepted drafts by kind of text, acceptance by position, bound. K positions."""
+    """One validation: loss, accepted drafts by kind of text, acceptance by position, bound. K
+    positions."""
 
     def __init__(self, block_size: int) -> None:
         self._loss = torch.zeros(2, dtype=torch.float64)  # sum, anchors
@@ -96,7 +101,8 @@ class ValidationSums:
         self._loss += torch.stack([total.double(), anchors.double()]).cpu()
 
     def add_accepted(self, kind: str, chances: Tensor) -> None:
-        """The probability that drafts after n anchors of one kind of text are accepted up to each position, (n, K)."""
+        """The probability that drafts after n anchors of one kind of text are accepted up to each
+        position, (n, K)."""
         v = chances.sum(-1).double()
         sums = torch.stack([torch.ones_like(v).sum(), v.sum(), (v * v).sum()])
         self._accepted[kind] += torch.cat([sums, chances.double().sum(0)]).cpu()
@@ -107,24 +113,37 @@ class ValidationSums:
         self._positions[int(kind == "greedy")] += torch.stack([(b * ok).sum(0), ok.sum(0)]).cpu()
 
     def add_bound(self, nats: Tensor, tokens: Tensor) -> None:
-        """A bound on −log q of each block given the text before it, and the block's number of tokens."""
+        """A bound on −log q of each block given the text before it, and the block's number of
+        tokens."""
         x, n = nats.double().flatten(), tokens.double().flatten()
         x, n = x[n > 0], n[n > 0]
-        sums = [x.sum(), n.sum(), (x * x).sum(), (x * n).sum(), (n * n).sum(), torch.ones_like(n).sum()]
+        sums = [
+            x.sum(),
+            n.sum(),
+            (x * x).sum(),
+            (x * n).sum(),
+            (n * n).sum(),
+            torch.ones_like(n).sum(),
+        ]
         self._bound += torch.stack(sums).cpu()
 
     def vector(self) -> Tensor:
         """All sums, (2 + 6 + 2K + 4K + 6,) fp64."""
-        return torch.cat([self._loss, *self._accepted.values(), self._positions.flatten(), self._bound])
+        return torch.cat(
+            [self._loss, *self._accepted.values(), self._positions.flatten(), self._bound]
+        )
 
     def numbers(self, vector: Tensor) -> dict[str, float]:
         """Metrics from vectors summed over processes; without anchors there is no τ.
 
-        `acceptance_k` is the mean β given the text before it; `kept_…_k` the share of drafts accepted up to position k, which sum to
-        τ − 1. Standard errors treat anchors as independent, which those of one text are not quite.
+        `acceptance_k` is the mean β given the text before it; `kept_…_k` the share of drafts
+        accepted up to position k, which sum to τ − 1. Standard errors treat anchors as independent,
+        which those of one text are not quite.
         """
         block_size = self._positions.shape[-1]
-        loss, accepted, positions, bound = vector.split([2, len(KINDS) * (3 + block_size), 4 * block_size, 6])
+        loss, accepted, positions, bound = vector.split(
+            [2, len(KINDS) * (3 + block_size), 4 * block_size, 6]
+        )
         numbers = {"loss": float(loss[0] / loss[1].clamp_min(1))}
         kept: dict[str, float] = {}
         for kind, sums in zip(KINDS, accepted.view(len(KINDS), -1).tolist(), strict=True):
@@ -146,7 +165,9 @@ class ValidationSums:
         return numbers | kept
 
 
-def _bound_numbers(x: float, n: float, xx: float, xn: float, nn: float, blocks: float) -> dict[str, float]:
+def _bound_numbers(
+    x: float, n: float, xx: float, xn: float, nn: float, blocks: float
+) -> dict[str, float]:
     """Nats per token with the standard error of a ratio of sums, and the perplexity."""
     if n == 0:
         return {}

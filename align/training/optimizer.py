@@ -32,7 +32,8 @@ _ROUNDS = 5
 
 
 def is_matrix(name: str, parameter: torch.nn.Parameter) -> bool:
-    """Whether Muon updates it. Embeddings, heads, and convolutions, which start at zero, use AdamW."""
+    """Whether Muon updates it. Embeddings, heads, and convolutions, which start at zero, use
+    AdamW."""
     inside = ("layers." in name or "blocks." in name) and name.endswith(".weight")
     return inside and parameter.dim() == 2 and "_conv." not in name
 
@@ -42,12 +43,16 @@ def peak_rate(t: TrainerConfig, part: str) -> float:
     return t.muon_learning_rate if part == MATRICES else t.learning_rates.get(part, t.learning_rate)
 
 
-def make_optimizer(trained: Mapping[str, torch.nn.Parameter], t: TrainerConfig) -> torch.optim.Optimizer:
+def make_optimizer(
+    trained: Mapping[str, torch.nn.Parameter], t: TrainerConfig
+) -> torch.optim.Optimizer:
     """The optimizer of trained weights, by name. Raises UserError as `parameter_groups`."""
     options: dict[str, Any] = {"lr": t.learning_rate, "betas": (t.betas[0], t.betas[1])}
     if t.optimizer == "muon":
         dtype = target_dtype("auto", next(iter(trained.values())).device)
-        return MuonAdamW(parameter_groups(trained, t), dtype, **options, weight_decay=t.weight_decay)
+        return MuonAdamW(
+            parameter_groups(trained, t), dtype, **options, weight_decay=t.weight_decay
+        )
     groups: list[Any] = parameter_groups(trained, t) if t.learning_rates else list(trained.values())
     return torch.optim.AdamW(groups, **options, weight_decay=t.weight_decay)
 
@@ -55,8 +60,9 @@ def make_optimizer(trained: Mapping[str, torch.nn.Parameter], t: TrainerConfig) 
 class MuonAdamW(torch.optim.AdamW):
     """Muon for the group `MATRICES`, AdamW for the others, with one state.
 
-    Updates are orthogonalised momentum (Jordan et al., 2024), scaled to the size of AdamW's steps (Liu et al., arXiv 2502.16982,
-    eq. 4). In bf16 the steps equal those of `torch.optim.Muon` bit for bit.
+    Updates are orthogonalised momentum (Jordan et al., 2024), scaled to the size of AdamW's steps
+    (Liu et al., arXiv 2502.16982, eq. 4). In bf16 the steps equal those of `torch.optim.Muon` bit
+    for bit.
 
     Args:
         dtype: the compute type of the orthogonalisation.
@@ -99,10 +105,11 @@ class MuonAdamW(torch.optim.AdamW):
 
 
 def orthogonalise(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Approximately U Vᵀ of a matrix U S Vᵀ, computed in `dtype`: five Newton-Schulz steps (Jordan et al., 2024), after which
-    singular values are between about 0.7 and 1.2.
+    """Approximately U Vᵀ of a matrix U S Vᵀ, computed in `dtype`: five Newton-Schulz steps (Jordan
+    et al., 2024), after which singular values are between about 0.7 and 1.2.
 
-    torch's version always uses bf16, which takes 25 times as long as fp32 on a CPU without bf16 arithmetic.
+    torch's version always uses bf16, which takes 25 times as long as fp32 on a CPU without bf16
+    arithmetic.
     """
     tall = matrix.shape[0] > matrix.shape[1]
     moved = matrix.to(dtype)
@@ -123,13 +130,18 @@ def orthogonal_flops(shape: tuple[int, int]) -> int:
     return _ROUNDS * (4 * short * short * long + 2 * short**3)
 
 
-def parameter_groups(trained: Mapping[str, torch.nn.Parameter], t: TrainerConfig) -> list[dict[str, Any]]:
+def parameter_groups(
+    trained: Mapping[str, torch.nn.Parameter], t: TrainerConfig
+) -> list[dict[str, Any]]:
     """The weights with `learning_rate`, then each part of `learning_rates`.
 
     Raises:
         UserError: a part is missing in the drafter or not trained.
     """
-    groups: dict[str, list[torch.nn.Parameter]] = {"": [], **{part: [] for part in t.learning_rates}}
+    groups: dict[str, list[torch.nn.Parameter]] = {
+        "": [],
+        **{part: [] for part in t.learning_rates},
+    }
     if t.optimizer == "muon":
         groups[MATRICES] = []
     for name, parameter in trained.items():
@@ -139,7 +151,9 @@ def parameter_groups(trained: Mapping[str, torch.nn.Parameter], t: TrainerConfig
     for part, members in groups.items():
         if part and not members:
             if part == MATRICES:
-                raise UserError("trainer.optimizer=muon: no layer's matrix is trained (drafter.train)")
+                raise UserError(
+                    "trainer.optimizer=muon: no layer's matrix is trained (drafter.train)"
+                )
             raise UserError(
                 f"trainer.learning_rates.{part}: the drafter has no such trained part "
                 f"(drafter.{_OPTIONS[part]})"

@@ -46,7 +46,9 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     schedule = resume_schedule(recipe, None if resume is None else resume.seal)
     stream = supply.stream(recipe, schedule.text_rows)
     block_size = drafter.config.block_size
-    rows = RowsModule(recipe, stream, supply.validation, block_size, supply.exact, schedule.row_offset)
+    rows = RowsModule(
+        recipe, stream, supply.validation, block_size, supply.exact, schedule.row_offset
+    )
     module = KINDS[recipe.drafter.kind].module(drafter, recipe, schedule)
     if recipe.target.parallel == "absent":
         check_stored_rows(module, rows)
@@ -95,20 +97,28 @@ def fit(
     quiet: bool = False,
     callback: lightning.Callback | None = None,
 ) -> lightning.Trainer:
-    """Train, resuming from a checkpoint that `check_resume` accepted; sets `module.final_weights`, the weights to save.
+    """Train, resuming from a checkpoint that `check_resume` accepted; sets `module.final_weights`,
+    the weights to save.
 
     Raises:
-        Interrupted, NonFiniteLoss: training stopped early. KeyboardInterrupt: a signal outside of the steps.
+        Interrupted, NonFiniteLoss: training stopped early. KeyboardInterrupt: a signal outside of
+            the steps.
     """
     t = recipe.trainer
     max_steps = t.max_steps
-    if resume is not None and t.max_minutes is not None and resume.seal.seconds >= 60 * t.max_minutes:
+    if (
+        resume is not None
+        and t.max_minutes is not None
+        and resume.seal.seconds >= 60 * t.max_minutes
+    ):
         max_steps = resume.seal.step
     if main_process():
         _clear_checkpoints(recipe, resume)
     if recipe.launch.devices > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(thread_share(recipe.launch.devices))
-    trainer = build_trainer(recipe, module.drafter.target.dtype != torch.float32, max_steps, quiet, callback)
+    trainer = build_trainer(
+        recipe, module.drafter.target.dtype != torch.float32, max_steps, quiet, callback
+    )
     try:
         path = None if resume is None else str(resume.path)
         trainer.fit(module, rows, ckpt_path=path, weights_only=is_one_file(recipe.launch.strategy))
@@ -136,7 +146,10 @@ def _clear_checkpoints(recipe: Recipe, resume: Checkpoint | None) -> None:
 def _report(module: DrafterModule, folder: Path, steps: int, argv: Sequence[str]) -> None:
     t = module.recipe.trainer
     if steps < t.max_steps:
-        say(f"trainer.max_minutes={t.max_minutes:g} ended training after {steps} of {t.max_steps} steps")
+        say(
+            f"trainer.max_minutes={t.max_minutes:g} ended training after {steps} of {t.max_steps} "
+            "steps"
+        )
     if gain := gain_line(module.first_numbers, module.validation_numbers):
         say(gain)
     say(next_commands(module.recipe, folder, argv))

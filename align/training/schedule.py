@@ -1,6 +1,7 @@
 """The learning rate and the rows of every step, also of a run that resumed under other settings.
 
-A checkpoint's seal records the schedule, so that a run that resumes repeatedly depends only on recipe and checkpoint.
+A checkpoint's seal records the schedule, so that a run that resumes repeatedly depends only on
+recipe and checkpoint.
 """
 
 from __future__ import annotations
@@ -14,12 +15,20 @@ from align.config.recipe import Recipe
 from align.config.trainer import TrainerConfig
 from align.training.checkpoints import Seal
 
-_KEYS = ("max_steps", "max_minutes", "batch_size", "learning_rate", "min_learning_rate_ratio", "warmup_steps")
+_KEYS = (
+    "max_steps",
+    "max_minutes",
+    "batch_size",
+    "learning_rate",
+    "min_learning_rate_ratio",
+    "warmup_steps",
+)
 """Keys of `trainer` that determine the rate and the rows of a step."""
 
 
 def learning_rate(t: TrainerConfig, step: int, seconds: float) -> float:
-    """Linear warm-up, then cosine decay to the minimum at max_steps, or at max_minutes if that comes first.
+    """Linear warm-up, then cosine decay to the minimum at max_steps, or at max_minutes if that
+    comes first.
 
     A function of the steps and the seconds trained, so that no scheduler has to be saved.
     """
@@ -36,8 +45,9 @@ def learning_rate(t: TrainerConfig, step: int, seconds: float) -> float:
 class Schedule:
     """The part of a run that started with its present settings.
 
-    settings: keys of `trainer`. text_rows: rows of `data.text` before the target's own. step, rows: optimizer steps and packed rows
-    before this part. rate: the learning rate at its start; None = the run's beginning.
+    settings: keys of `trainer`. text_rows: rows of `data.text` before the target's own. step, rows:
+    optimizer steps and packed rows before this part. rate: the learning rate at its start; None =
+    the run's beginning.
     """
 
     settings: dict[str, Any]
@@ -71,7 +81,8 @@ class Schedule:
         return min(max(self.trainer.warmup_steps, remaining // 10), remaining // 3)
 
     def rate_at(self, step: int, seconds: float) -> float:
-        """The learning rate of a step after `seconds` of training; linear from the old rate to the new one after a change."""
+        """The learning rate of a step after `seconds` of training; linear from the old rate to the
+        new one after a change."""
         rate = learning_rate(self.trainer, step, seconds)
         passed = (step - self.step + 1) / (self.warmup + 1)
         if self.rate is None or passed >= 1:
@@ -87,7 +98,8 @@ def first_schedule(recipe: Recipe) -> Schedule:
 
 
 def resume_schedule(recipe: Recipe, seal: Seal | None) -> Schedule:
-    """The schedule in a seal, or one that continues it under the recipe's settings; a new one without any."""
+    """The schedule in a seal, or one that continues it under the recipe's settings; a new one
+    without any."""
     now = first_schedule(recipe)
     if seal is None or seal.schedule is None:
         return now
@@ -106,10 +118,15 @@ def describe_change(now: Schedule, seal: Seal | None) -> str | None:
     if before == now.settings:
         return None
     changed = [key for key in _KEYS if before.get(key) != now.settings[key]]
-    keys = ", ".join(f"trainer.{key}={now.settings[key]} (was {before.get(key)})" for key in changed)
+    keys = ", ".join(
+        f"trainer.{key}={now.settings[key]} (was {before.get(key)})" for key in changed
+    )
     final = now.rate_at(now.step + now.warmup, seal.seconds)
-    rows = f"; training continues with row {now.rows:,} of the text" if "batch_size" in changed else ""
+    rows = (
+        f"; training continues with row {now.rows:,} of the text" if "batch_size" in changed else ""
+    )
     return (
-        f"note: resumes with {keys}: the learning rate moves from {now.rate or 0.0:.2g} to {final:.2g} over "
+        f"note: resumes with {keys}: the learning rate moves from {now.rate or 0.0:.2g} to "
+        f"{final:.2g} over "
         f"{plural(now.warmup + 1, 'step')}{rows}"
     )

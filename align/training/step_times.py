@@ -10,7 +10,8 @@ from lightning.pytorch.callbacks import Callback
 
 
 class StepTimes(Callback):
-    """Seconds of each step but the first, with the number of rows new to the target; of the last validation, and of saving."""
+    """Seconds of each step but the first, with the number of rows new to the target; of the last
+    validation, and of saving."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[float, int]] = []

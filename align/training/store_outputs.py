@@ -24,7 +24,8 @@ LINE_EVERY = 30.0
 
 
 def store_outputs(recipe: Recipe) -> None:
-    """Store the outputs of all rows that the recipe reads, held-out rows first, up to `trainer.features_gb`."""
+    """Store the outputs of all rows that the recipe reads, held-out rows first, up to
+    `trainer.features_gb`."""
     t = recipe.trainer
     target = load_target(recipe.target.name, device=target_device(recipe), **recipe.target_options)
     config = conditioning(recipe, target)
@@ -36,13 +37,17 @@ def store_outputs(recipe: Recipe) -> None:
     store = cache.store
     assert store is not None
     places = t.max_steps * t.batch_size
-    held_out = validation_rows(supply.validation, recipe.data.length, t.validation_rows, supply.exact)
+    held_out = validation_rows(
+        supply.validation, recipe.data.length, t.validation_rows, supply.exact
+    )
     temperature = recipe.objective.temperature
     wanted = chain(
         ((0, row, 1.0) for _, row in held_out),
         ((place, stream.row(key), temperature) for place, key in distinct_places(stream, places)),
     )
-    rows: Iterator[Item] = ((place, collate([row]).to(target.device), at) for place, row, at in wanted)
+    rows: Iterator[Item] = (
+        (place, collate([row]).to(target.device), at) for place, row, at in wanted
+    )
     with ExitStack() as stack:
         stack.callback(cache.close)  # stores what is computed, however this ends
         if t.features_server is not None:
@@ -59,5 +64,7 @@ def store_outputs(recipe: Recipe) -> None:
                 printed = now
                 minutes = (now - start) / (place + 1) * (places - place - 1) / 60
                 say(f"{len(store)} rows, at most {minutes:.0f} min left")
-    limit = ", the limit of trainer.features_gb: training computes the other rows" if store.full else ""
+    limit = (
+        ", the limit of trainer.features_gb: training computes the other rows" if store.full else ""
+    )
     say(f"{len(store)} rows, {store.bytes / 1e9:.3g} GB in {recipe.features_folder}{limit}")

@@ -16,7 +16,9 @@ from align.training.datamodule import RowsModule, distinct_places
 def check_stored_rows(module: DrafterModule, rows: RowsModule) -> None:
     """Raises UserError if a row of the run is not on disk."""
     recipe = module.recipe
-    assert module.target_cache is not None and module.target_cache.store is not None  # the recipe requires it
+    assert (
+        module.target_cache is not None and module.target_cache.store is not None
+    )  # the recipe requires it
     store = module.target_cache.store
     places = distinct_places(rows.stream, module.schedule.rows_before(recipe.trainer.max_steps))
     temperature = recipe.objective.temperature
@@ -34,6 +36,8 @@ def check_stored_rows(module: DrafterModule, rows: RowsModule) -> None:
         f"trainer.features_gb={gigabytes:.3g}",
     ]
     raise UserError(
-        f"target.parallel=absent: {plural(missing, 'row')} of this run not in {recipe.features_folder} "
-        f"({command('align.features', *arguments)} with the run's other arguments, without target.parallel, stores them)"
+        f"target.parallel=absent: {plural(missing, 'row')} of this run not in "
+        f"{recipe.features_folder} "
+        f"({command('align.features', *arguments)} with the run's other arguments, without "
+        "target.parallel, stores them)"
     )

@@ -41,10 +41,14 @@ def build_trainer(
     precision = _choose_precision(t.precision, half_target)
     if device == "gpu" and precision == "bf16-mixed":
         torch.set_float32_matmul_precision("high")  # TF32 for the remaining fp32 products
-    callbacks: list[lightning.Callback] = [ProgressLogger(t, recipe.stage, quiet or not main_process())]
+    callbacks: list[lightning.Callback] = [
+        ProgressLogger(t, recipe.stage, quiet or not main_process())
+    ]
     if callback is not None:
         callbacks.append(callback)
-    callbacks.append(CheckpointCallback(t, Path(recipe.output) / "checkpoints", read_settings(recipe)))
+    callbacks.append(
+        CheckpointCallback(t, Path(recipe.output) / "checkpoints", read_settings(recipe))
+    )
     return lightning.Trainer(
         accelerator=device,
         devices=devices(recipe),
@@ -97,7 +101,8 @@ def read_settings(recipe: Recipe) -> Settings:
 
 
 def check_resume(recipe: Recipe, drafter: dict[str, Any], resume: Checkpoint) -> None:
-    """Raises UserError for a checkpoint that this recipe can't resume from; `drafter`: the drafter's config."""
+    """Raises UserError for a checkpoint that this recipe can't resume from; `drafter`: the
+    drafter's config."""
     check_same_run(resume, drafter, read_settings(recipe))
     steps, done = recipe.trainer.max_steps, resume.seal.step
     if done > steps:

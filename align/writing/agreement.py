@@ -1,6 +1,8 @@
-"""Whether texts are the target's: the share of greedy answers that the target itself finds most probable.
+"""Whether texts are the target's: the share of greedy answers that the target itself finds most
+probable.
 
-A server may serve another model under the right name, and data may come from one without the weights at hand.
+A server may serve another model under the right name, and data may come from one without the
+weights at hand.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def make_probes(plan: Plan) -> list[list[int]]:
 def measure_agreement(
     target: Target, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
 ) -> float:
-    """The share of the answers' tokens within the tolerance of the largest logit; 1 without tokens."""
+    """The share of the answers' tokens within the tolerance of the largest logit; 1 without
+    tokens."""
     near = 0
     total = 0
     for prompt, answer in zip(prompts, answers, strict=True):
@@ -62,7 +65,9 @@ def check_answers(
     share = measure_agreement(target, prompts, answers)
     if share < _LEAST_SHARE:
         raise UserError(
-            f"{who} is not target.name={target.spec!r}: the target would choose {share:.0%} of its greedy "
-            f"tokens, at least {_LEAST_SHARE:.0%} are required (data.server_check=never skips this check)"
+            f"{who} is not target.name={target.spec!r}: the target would choose {share:.0%} of its "
+            "greedy "
+            f"tokens, at least {_LEAST_SHARE:.0%} are required (data.server_check=never skips this "
+            "check)"
         )
     return share

@@ -12,7 +12,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import openai
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from tenacity import (
+    AsyncRetrying,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_random_exponential,
+)
 
 from align.common.errors import UserError, nearest
 from align.common.text import say, short
@@ -55,7 +60,9 @@ class Client:
         UserError: an invalid address, API key or proxy.
     """
 
-    def __init__(self, url: str, policy: RetryPolicy, quiet: bool = False, key: str = "data.writer") -> None:
+    def __init__(
+        self, url: str, policy: RetryPolicy, quiet: bool = False, key: str = "data.writer"
+    ) -> None:
         self.url = url
         self.policy = policy
         self.quiet = quiet
@@ -89,8 +96,14 @@ class Client:
         except RetryableError as error:
             raise UserError(f"{self.url}/v1/models: {error}; is the server up?") from None
         models = reply.get("data")
-        if not isinstance(models, list) or not models or not all(_has_id(model) for model in models):
-            raise UserError(f"{self.url}/v1/models: lists no model, so it is no OpenAI-compatible server")
+        if (
+            not isinstance(models, list)
+            or not models
+            or not all(_has_id(model) for model in models)
+        ):
+            raise UserError(
+                f"{self.url}/v1/models: lists no model, so it is no OpenAI-compatible server"
+            )
         return models
 
     async def complete(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +122,9 @@ class Client:
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(RetryableError),
             stop=stop_after_delay(self.policy.retry),
-            wait=wait_random_exponential(multiplier=0.25, max=min(_LONGEST_WAIT, self.policy.retry)),
+            wait=wait_random_exponential(
+                multiplier=0.25, max=min(_LONGEST_WAIT, self.policy.retry)
+            ),
             before_sleep=self._report_retry,
             reraise=True,
         )
@@ -144,7 +159,9 @@ class Client:
         try:
             reply = json.loads(response.text)
         except (ValueError, RecursionError):
-            raise RetryableError(f"answered {short(response.text, 60)}, which is not JSON") from None
+            raise RetryableError(
+                f"answered {short(response.text, 60)}, which is not JSON"
+            ) from None
         if not isinstance(reply, dict):
             raise RetryableError(f"answered {short(reply, 60)}, which is not a JSON object")
         return reply
@@ -179,7 +196,9 @@ def choose_model(
     by_name = {str(model["id"]): model for model in models}
     if served is not None:
         if served not in by_name:
-            raise UserError(f"data.served_model={served!r}: not served by {url}{nearest(served, by_name)}")
+            raise UserError(
+                f"data.served_model={served!r}: not served by {url}{nearest(served, by_name)}"
+            )
         return by_name[served]
     for model in models:
         names = (str(model["id"]), str(model.get("root") or ""))
@@ -188,7 +207,8 @@ def choose_model(
     listed = ", ".join(short(name) for name in list(by_name)[:8])
     hint = next(iter(by_name)) if len(by_name) == 1 else "NAME"
     raise UserError(
-        f"{url} serves {listed}, not target.name={target!r}; if it is the same model under another name: "
+        f"{url} serves {listed}, not target.name={target!r}; if it is the same model under another "
+        "name: "
         f"data.served_model={hint}"
     )
 

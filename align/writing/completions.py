@@ -1,4 +1,5 @@
-"""Completion requests, and replies as tokens: exact ids, or text that is tokenized again and checked."""
+"""Completion requests, and replies as tokens: exact ids, or text that is tokenized again and
+checked."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ class Dialect:
 class Completions:
     """Continuations by one model of a server."""
 
-    def __init__(self, client: Client, model: str, target: TargetInfo, top_p: float, top_k: int) -> None:
+    def __init__(
+        self, client: Client, model: str, target: TargetInfo, top_p: float, top_k: int
+    ) -> None:
         self.client = client
         self.model = model
         self.target = target
@@ -77,7 +80,8 @@ class Completions:
                 continue
             except MismatchError:
                 raise UserError(
-                    f"{self.client.url}: {self.model!r} reads a prompt of {len(request.prompt)} tokens of "
+                    f"{self.client.url}: {self.model!r} reads a prompt of {len(request.prompt)} "
+                    "tokens of "
                     f"{self.target.spec!r} as other tokens: another model, or another tokenizer"
                 ) from None
             if not dialect.extensions and self.top_k:
@@ -107,7 +111,8 @@ class Completions:
         return is_mismatch or isinstance(error, RetryableError)
 
     def _read_greeting(self, request: Request, reply: dict[str, Any]) -> bool:
-        """Whether the reply has token ids. Raises MismatchError if the prompt was read as other tokens."""
+        """Whether the reply has token ids. Raises MismatchError if the prompt was read as other
+        tokens."""
         self._check_prompt(request, reply)
         return isinstance(_choice(reply).get("token_ids"), list)
 
@@ -127,10 +132,16 @@ class Completions:
         if self.dialect.extensions or self.top_p < 1:  # TGI refuses 1, OpenAI's default
             body["top_p"] = self.top_p
         if self.dialect.extensions:
-            body |= {"top_k": self.top_k or -1, "stop_token_ids": sorted(request.ends), **_ENGINE_DEFAULTS}
+            body |= {
+                "top_k": self.top_k or -1,
+                "stop_token_ids": sorted(request.ends),
+                **_ENGINE_DEFAULTS,
+            }
         other_ends = sorted(request.ends - set(self.target.eos_ids))
         if other_ends and not self.dialect.ids_out:
-            body["stop"] = [tokenizer.decode([end], skip_special_tokens=False) for end in other_ends]
+            body["stop"] = [
+                tokenizer.decode([end], skip_special_tokens=False) for end in other_ends
+            ]
         return body
 
     async def continue_text(self, request: Request) -> list[int]:
@@ -150,7 +161,10 @@ class Completions:
             MismatchError: tokens that are uncertain.
         """
         choice = _choice(reply)
-        if not isinstance(choice.get("text"), str) or choice.get("finish_reason") not in _FINISH_REASONS:
+        if (
+            not isinstance(choice.get("text"), str)
+            or choice.get("finish_reason") not in _FINISH_REASONS
+        ):
             raise RetryableError(f"answered {short(choice, 100)}, which is no finished text")
         if str(reply.get("model") or self.model) != self.model:
             raise RetryableError(f"answered as {short(reply['model'])}, asked for {self.model!r}")
@@ -180,7 +194,9 @@ class Completions:
     def _read_ids(self, request: Request, choice: dict[str, Any], count: Any) -> list[int]:
         ids = choice.get("token_ids")
         vocab_size = self.target.vocab_size
-        if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < vocab_size for i in ids):
+        if not isinstance(ids, list) or not all(
+            type(i) is int and 0 <= i < vocab_size for i in ids
+        ):
             raise MismatchError("ids that are not the target's tokens")
         if (isinstance(count, int) and count != len(ids)) or len(ids) > request.max_tokens:
             raise MismatchError("more or fewer ids than the reply counts")
@@ -197,7 +213,9 @@ class Completions:
             raise MismatchError("text tokenized as other tokens")
         return ids
 
-    def _cut_at_end(self, request: Request, choice: dict[str, Any], ids: Sequence[int]) -> list[int]:
+    def _cut_at_end(
+        self, request: Request, choice: dict[str, Any], ids: Sequence[int]
+    ) -> list[int]:
         """The tokens up to the first end. An end that the reply leaves out is appended."""
         for place, token in enumerate(ids):
             if token in request.ends:
@@ -205,7 +223,9 @@ class Completions:
         is_cut = choice["finish_reason"] == "length"
         if is_cut != (len(ids) >= request.max_tokens):  # the engine's own limit, or a wrong reason
             reason = choice["finish_reason"]
-            raise MismatchError(f"{len(ids)} of {request.max_tokens} tokens and finish_reason {reason}")
+            raise MismatchError(
+                f"{len(ids)} of {request.max_tokens} tokens and finish_reason {reason}"
+            )
         if is_cut:
             return list(ids)
         named = choice.get("stop_reason", choice.get("matched_stop"))

@@ -1,7 +1,8 @@
-"""The target writes a batch of prompts and answers, one token a row and step, through one preallocated cache.
+"""The target writes a batch of prompts and answers, one token a row and step, through one
+preallocated cache.
 
-Given tokens (a prompt, the turn between prompt and answer) are fed, the others are drawn. Finished rows
-leave the batch once enough of them have finished.
+Given tokens (a prompt, the turn between prompt and answer) are fed, the others are drawn. Finished
+rows leave the batch once enough of them have finished.
 """
 
 from __future__ import annotations
@@ -79,16 +80,20 @@ def draw(
 ) -> Tensor:
     """Sample one token a row by inverse CDF; temperature 0 takes the argmax. Returns (B,) int64.
 
-    Gumbel noise would draw B·V random numbers a step, which takes longer than a small model; here it is
-    one uniform a row. `temperature_B` and `uniform_B` are on the CPU. Overwrites `logits_BV`.
+    Gumbel noise would draw B·V random numbers a step, which takes longer than a small model; here
+    it is one uniform a row. `temperature_B` and `uniform_B` are on the CPU. Overwrites `logits_BV`.
     """
     limit = _LOGITS_AT_ONCE_CPU if logits_BV.device.type == "cpu" else _LOGITS_AT_ONCE_GPU
     rows = max(1, limit // logits_BV.shape[-1])
-    parts = zip(logits_BV.split(rows), temperature_B.split(rows), uniform_B.split(rows), strict=True)
+    parts = zip(
+        logits_BV.split(rows), temperature_B.split(rows), uniform_B.split(rows), strict=True
+    )
     return torch.cat([_draw_rows(z, t, u, top_p, top_k) for z, t, u in parts])
 
 
-def _draw_rows(z: Tensor, temperature_B: Tensor, uniform_B: Tensor, top_p: float, top_k: int) -> Tensor:
+def _draw_rows(
+    z: Tensor, temperature_B: Tensor, uniform_B: Tensor, top_p: float, top_k: int
+) -> Tensor:
     best = z.argmax(dim=-1)
     if not bool((temperature_B > 0).any()):
         return best
@@ -124,7 +129,8 @@ class Writer:
 
     Args:
         prefix: tokens that a row without a given prompt starts with.
-        turn: tokens between a written prompt and its answer; empty if the row is done after its prompt.
+        turn: tokens between a written prompt and its answer; empty if the row is done after its
+            prompt.
         ends: tokens that end a written prompt.
         capacity: longest row in tokens, prefix included.
     """
@@ -147,7 +153,10 @@ class Writer:
         self.capacity = min(capacity, target.context_limit, target.switch or capacity)
 
     def write(
-        self, rows: list[Row], generator: torch.Generator, progress: Callable[[int], None] | None = None
+        self,
+        rows: list[Row],
+        generator: torch.Generator,
+        progress: Callable[[int], None] | None = None,
     ) -> None:
         """Write all rows to their ends, in place. `progress` gets the tokens of each step."""
         target = self.target
@@ -178,7 +187,9 @@ class Writer:
             slots = lengths.clamp_max(capacity - 1)
             cache.slots_end = int(slots.max()) + 1
             cache.slots_B = slots.to(target.device)
-            reach = torch.arange(cache.slots_end, device=target.device)[None] <= cache.slots_B[:, None]
+            reach = (
+                torch.arange(cache.slots_end, device=target.device)[None] <= cache.slots_B[:, None]
+            )
             output = target.forward(
                 tokens.to(target.device)[:, None],
                 cache=cache,
@@ -192,7 +203,9 @@ class Writer:
     def _shared_start(self, rows: Sequence[Row]) -> list[int]:
         """Tokens that all rows begin with: the prefix, or what given prompts without it share."""
         given = [row.forced for row in rows if row.forced]
-        if len(given) < len(rows) or all(tokens[: len(self.prefix)] == self.prefix for tokens in given):
+        if len(given) < len(rows) or all(
+            tokens[: len(self.prefix)] == self.prefix for tokens in given
+        ):
             return self.prefix
         return common_start(given)[: min(len(tokens) for tokens in given) - 1]
 
@@ -203,7 +216,8 @@ class Writer:
         return max(len(row.forced) or len(shared) for row in rows) + self.settings.max_answer_tokens
 
     def _start(self, rows: list[Row], shared: list[int], cache: KVCache) -> Tensor:
-        """Put the shared tokens into every row of the cache; returns the next-token logits (B, V)."""
+        """Put the shared tokens into every row of the cache; returns the next-token logits (B,
+        V)."""
         target = self.target
         for row in rows:
             row.tokens = list(shared)
@@ -221,7 +235,9 @@ class Writer:
     def _choose(self, rows: list[Row], logits_BV: Tensor, uniform_B: Tensor) -> Tensor:
         """Extend every row by a fed or drawn token; returns the last tokens (B,)."""
         prompt_temperature = self.settings.prompt_temperature
-        temperatures = [r.answer_temperature if r.answer_start >= 0 else prompt_temperature for r in rows]
+        temperatures = [
+            r.answer_temperature if r.answer_start >= 0 else prompt_temperature for r in rows
+        ]
         top_p, top_k = self.settings.top_p, self.settings.top_k
         drawn_B = draw(logits_BV, torch.tensor(temperatures), uniform_B, top_p, top_k)
         for row, token in zip(rows, drawn_B.tolist(), strict=True):

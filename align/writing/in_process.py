@@ -15,7 +15,9 @@ class InProcess(Source):
     def __init__(self, plan: Plan, target: Target) -> None:
         self.plan = plan
         prefix = plan.template.prefix
-        self.writer = Writer(target, prefix, plan.turn, plan.prompt_ends, plan.settings, plan.capacity)
+        self.writer = Writer(
+            target, prefix, plan.turn, plan.prompt_ends, plan.settings, plan.capacity
+        )
 
     def write(self, number: int, needed: int, progress: Progress) -> list[Row] | None:
         rows = self.plan.rows(number)

@@ -30,7 +30,8 @@ _LOADING_FACTOR = 4
 
 @dataclass
 class Outline:
-    """What `Target` says of itself, without weights. `hash` and `dtype_name` are of the weights if known."""
+    """What `Target` says of itself, without weights. `hash` and `dtype_name` are of the weights if
+    known."""
 
     spec: str
     tokenizer: Any
@@ -55,7 +56,9 @@ class Outline:
 
     def chat_tokens(self, prompt: str | Sequence[dict[str, Any]] | Conversation) -> list[int]:
         """As `Target.chat_tokens`."""
-        return chat_ids(self.tokenizer, as_conversation(prompt), self.chat, self.vocab_size, self.spec)
+        return chat_ids(
+            self.tokenizer, as_conversation(prompt), self.chat, self.vocab_size, self.spec
+        )
 
 
 def open_beside_server(recipe: Recipe) -> Target | Outline:
@@ -101,7 +104,9 @@ def outline(recipe: Recipe) -> Outline:
     text_config = config.get_text_config(decoder=True)
     ends = eos_ids(SimpleNamespace(generation_config=generation, config=config), tokenizer)
     vocab_size = int(text_config.vocab_size)
-    if adapter is not None and adapter.tokenizer_folder is not None:  # may have more tokens than its base
+    if (
+        adapter is not None and adapter.tokenizer_folder is not None
+    ):  # may have more tokens than its base
         vocab_size = max(vocab_size, len(tokenizer))
     return Outline(name, tokenizer, chat, ends, vocab_size, context_limit(text_config))
 
@@ -111,7 +116,9 @@ def _small_files(name: str, revision: str | None) -> Path:
     folder = resolve_folder(name)
     if isinstance(folder, Path):
         return folder
-    return model_folder(folder, "target", ["*.json", "*.txt", "*.model", "*.jinja", "*.py"], revision)
+    return model_folder(
+        folder, "target", ["*.json", "*.txt", "*.model", "*.jinja", "*.py"], revision
+    )
 
 
 def _weights_fit(name: str, revision: str | None) -> bool:
@@ -124,6 +131,8 @@ def _weights_fit(name: str, revision: str | None) -> bool:
         folder = Path(config).parent
     weights = [path for path in folder.glob("*") if path.suffix in (".safetensors", ".bin")]
     counts = {int(path.stem.rpartition("-of-")[2]) for path in weights if "-of-" in path.stem}
-    is_complete = not [*folder.glob("*.index.json")] or any(len(weights) >= count for count in counts)
+    is_complete = not [*folder.glob("*.index.json")] or any(
+        len(weights) >= count for count in counts
+    )
     size = sum(path.stat().st_size for path in weights)
     return is_complete and 0 < size * _LOADING_FACTOR <= (memory_bytes() or 0)

@@ -39,7 +39,10 @@ def open_writer(recipe: Recipe) -> Iterator[tuple[TargetInfo, Callable[[Plan], S
     if recipe.data.server is not None:
         yield open_beside_server(recipe), None
     elif recipe.launch.devices == 1:
-        yield load_target(recipe.target.name, device=recipe.target.device, **recipe.target_options), None
+        yield (
+            load_target(recipe.target.name, device=recipe.target.device, **recipe.target_options),
+            None,
+        )
     else:
         with closing(Processes(recipe)) as processes:
             yield processes.target, processes.open_source
@@ -75,7 +78,9 @@ class Processes(Source):
         self.plan = plan
         return self
 
-    def write(self, number: int, needed: int, progress: Progress = ignore_progress) -> list[Row] | None:
+    def write(
+        self, number: int, needed: int, progress: Progress = ignore_progress
+    ) -> list[Row] | None:
         batch_size = self.plan.recipe.data.batch_size
         for ahead in range(2 * self.count):
             if ahead and ahead * batch_size >= needed:
@@ -94,7 +99,9 @@ class Processes(Source):
             return True
         rows = self.plan.rows(number)
         if rows:
-            self._batches[number] = self._pool.submit(_write_batch, self.plan.template, number, rows)
+            self._batches[number] = self._pool.submit(
+                _write_batch, self.plan.template, number, rows
+            )
         return bool(rows)
 
     def _wait(self, future: Future[Any]) -> Any:
@@ -129,7 +136,9 @@ def _start_worker(recipe: Recipe, names: Any) -> None:
         torch.set_num_threads(max(1, torch.get_num_threads() // recipe.launch.devices))
     _Worker.recipe = recipe
     try:
-        _Worker.target = load_target(recipe.target.name, device=names.get(), **recipe.target_options)
+        _Worker.target = load_target(
+            recipe.target.name, device=names.get(), **recipe.target_options
+        )
     except (UserError, OSError, MemoryError) as error:
         _Worker.error = error  # raised here it would only break the pool
 

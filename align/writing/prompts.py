@@ -47,7 +47,9 @@ class PromptReader:
     def tokens(self, conversation: Conversation, where: str = "") -> list[int]:
         """A conversation's tokens. Raises as `chat_ids`."""
         target = self.target
-        return chat_ids(target.tokenizer, conversation, self.chat, target.vocab_size, target.spec, where)
+        return chat_ids(
+            target.tokenizer, conversation, self.chat, target.vocab_size, target.spec, where
+        )
 
     def length(self, conversation: Conversation) -> int:
         """Its tokens beyond the bare template."""
@@ -72,7 +74,8 @@ class PromptReader:
         return Prompt(conversation, ids, length)
 
     def text_start(self, prompt: Prompt) -> int:
-        """Where the first user text begins, after system prompt and tools, which prompts may share."""
+        """Where the first user text begins, after system prompt and tools, which prompts may
+        share."""
         conversation = prompt.conversation
         messages = conversation.messages
         if messages[0]["role"] == "user" and not conversation.tools:
@@ -114,7 +117,9 @@ class PromptReader:
 
 def _word_starts(text: str) -> list[int]:
     """Where a text may be cut: at its words, or anywhere if it has hardly any."""
-    starts = [i for i in range(len(text)) if not text[i].isspace() and (i == 0 or text[i - 1].isspace())]
+    starts = [
+        i for i in range(len(text)) if not text[i].isspace() and (i == 0 or text[i - 1].isspace())
+    ]
     return starts if len(starts) > 4 else [*range(max(1, len(text)))]
 
 
@@ -126,7 +131,8 @@ def replace_content(conversation: Conversation, place: int, content: str) -> Con
 
 
 def without_oldest_turn(conversation: Conversation) -> Conversation | None:
-    """Without the first user message and its answers; None if there is only one. A system prompt stays."""
+    """Without the first user message and its answers; None if there is only one. A system prompt
+    stays."""
     messages = conversation.messages
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if len(users) < 2:

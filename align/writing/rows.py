@@ -1,4 +1,5 @@
-"""The rows of a batch before they are written. They depend on the seed and the batch's number alone."""
+"""The rows of a batch before they are written. They depend on the seed and the batch's number
+alone."""
 
 from __future__ import annotations
 
@@ -90,18 +91,23 @@ class Plan:
         return frozenset(self.target.eos_ids) | self.template.ends
 
     def rows(self, batch: int) -> list[Row]:
-        """The unwritten rows of a batch; none after the last prompt. Unusable prompts are done and broken."""
+        """The unwritten rows of a batch; none after the last prompt. Unusable prompts are done and
+        broken."""
         d = self.recipe.data
         indices = range(batch * d.batch_size, (batch + 1) * d.batch_size)
         if self.prompts is not None:
-            return [self._prompted_row(i, self.prompts[i]) for i in indices if i < len(self.prompts)]
+            return [
+                self._prompted_row(i, self.prompts[i]) for i in indices if i < len(self.prompts)
+            ]
         writes_prompt = bool(self.template.turn or self.template.stop)
         start = len(self.template.prefix)
         rows = [Row(i, self._temperature(i), [], writes_prompt, text_start=start) for i in indices]
         openings = self._openings() if writes_prompt else []
         if openings:
             for row in rows:  # each opening meets every answer temperature
-                row.opening = list(openings[row.index // len(d.answer_temperatures) % len(openings)])
+                row.opening = list(
+                    openings[row.index // len(d.answer_temperatures) % len(openings)]
+                )
         return rows
 
     def _temperature(self, index: int) -> float:
@@ -127,8 +133,8 @@ class Plan:
     def advance(self, row: Row) -> bool:
         """Prepare a finished row for what is written next; False if there is nothing.
 
-        That is the answer to a written prompt which had to be rendered or which serving would tokenize
-        in another way, or the next answer of a conversation (`data.turns=all`).
+        That is the answer to a written prompt which had to be rendered or which serving would
+        tokenize in another way, or the next answer of a conversation (`data.turns=all`).
         """
         if row.broken:
             return False
@@ -139,7 +145,11 @@ class Plan:
         if not row.later or row.conversation is None:
             return False
         answer = self._text(row.tokens[row.answer_start :])
-        messages = (*row.conversation.messages, {"role": "assistant", "content": answer}, *row.later)
+        messages = (
+            *row.conversation.messages,
+            {"role": "assistant", "content": answer},
+            *row.later,
+        )
         done = len(row.conversation.messages) + 1
         asked, row.later = first_turn(messages[done:])
         row.conversation = Conversation((*messages[:done], *asked), row.conversation.tools)
@@ -165,7 +175,8 @@ class Plan:
         return self._ask(row)
 
     def _ask_again(self, row: Row) -> bool:
-        """Have a written prompt answered again if serving feeds other tokens. False if it does not."""
+        """Have a written prompt answered again if serving feeds other tokens. False if it does
+        not."""
         prompt = row.tokens[: row.answer_start]
         text = self._text(prompt[len(self.template.prefix) : len(prompt) - len(self.template.turn)])
         conversation = Conversation.from_text(text)

@@ -96,7 +96,8 @@ class Served(Source):
         return self._runner.run(self._write(number, needed))
 
     async def _write(self, number: int, needed: int) -> list[Row] | None:
-        """A batch's rows; while requests are free, later batches that are needed for certain are begun."""
+        """A batch's rows; while requests are free, later batches that are needed for certain are
+        begun."""
         if not self._begin(number):
             return None
         last = max(self._batches)
@@ -105,7 +106,11 @@ class Served(Source):
             begun = [batch for n, batch in self._batches.items() if n >= number]
             open_tasks = [task for batch in begun for task in batch.open_tasks]
             rows = sum(len(batch.rows) for batch in begun)
-            if more_prompts and rows < needed and len(open_tasks) < self.plan.recipe.data.concurrency:
+            if (
+                more_prompts
+                and rows < needed
+                and len(open_tasks) < self.plan.recipe.data.concurrency
+            ):
                 last += 1
                 more_prompts = self._begin(last)
                 continue

@@ -68,7 +68,8 @@ def survey_prompts(reader: PromptReader, prompts: Sequence[Conversation]) -> Sur
 
 
 def _special_tokens(reader: PromptReader) -> re.Pattern[str] | None:
-    """Matches the tokenizer's special tokens of more than three characters (`<s>` is text as well)."""
+    """Matches the tokenizer's special tokens of more than three characters (`<s>` is text as
+    well)."""
     tokenizer = reader.target.tokenizer
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     texts = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
@@ -88,18 +89,22 @@ def describe_survey(reader: PromptReader, survey: Survey, total: int) -> list[st
     some = f"{survey.read}" if survey.read == total else f"the first {survey.read}"
     if survey.read < total:
         notes.append(
-            f"data.samples={d.samples} takes the first {survey.read} of {total} prompts, in their order; "
+            f"data.samples={d.samples} takes the first {survey.read} of {total} prompts, in their "
+            "order; "
             f"data.samples={total} takes all"
         )
     if survey.refused:
         why = f"the chat template of target {target.spec!r} refuses"
         if survey.refused == survey.read:
             raise UserError(f"data.prompts={d.prompts!r}: {why} every prompt: {survey.reason}")
-        notes.append(f"{why} {survey.refused} of {some} prompts, which are left out: {survey.reason}")
+        notes.append(
+            f"{why} {survey.refused} of {some} prompts, which are left out: {survey.reason}"
+        )
     notes += ignored_notes(target, survey.ignored, some)
     if survey.marked:
         notes.append(
-            f"{survey.marked} of {some} prompts hold special tokens ({survey.mark}), as if a chat template "
+            f"{survey.marked} of {some} prompts hold special tokens ({survey.mark}), as if a chat "
+            "template "
             "had been applied, and it is applied again; give messages instead"
         )
     if survey.too_long:
@@ -108,7 +113,8 @@ def describe_survey(reader: PromptReader, survey: Survey, total: int) -> list[st
         needed = min(survey.longest, reader.limit) + reader.template.bare + d.max_answer_tokens
         notes.append(
             f"{survey.late} of {some} prompts leave no room for an answer of "
-            f"data.max_answer_tokens={d.max_answer_tokens} within data.length={d.length}, and training reads "
+            f"data.max_answer_tokens={d.max_answer_tokens} within data.length={d.length}, and "
+            "training reads "
             f"no further; data.length={needed} holds all"
         )
     return [f"data.prompts={d.prompts!r}: {note}" for note in notes]
@@ -125,7 +131,8 @@ def _describe_long(reader: PromptReader, survey: Survey, some: str) -> str:
     hint = f"{keep}, data.long_prompts=cut shortens them"
     if not survey.usable:
         raise UserError(
-            f"data.prompts={d.prompts!r}: no prompt fits ({survey.too_long} of {some} {longer}); {hint}"
+            f"data.prompts={d.prompts!r}: no prompt fits ({survey.too_long} of {some} {longer}); "
+            f"{hint}"
         )
     if d.long_prompts == "drop":
         return f"{survey.too_long} of {some} {longer} and left out; {hint}"

@@ -1,8 +1,9 @@
-"""The chat template around a prompt that the target writes: the tokens before and after it, and its end.
+"""The chat template around a prompt that the target writes: the tokens before and after it, and its
+end.
 
-A template may join the user's text with its own in one token (`USER: Hello` → `:`, ` Hello`), or change it
-(trim it). Then text written after the template's start is not what serving feeds, so the prompt is rendered
-and tokenized again as a whole.
+A template may join the user's text with its own in one token (`USER: Hello` → `:`, ` Hello`), or
+change it (trim it). Then text written after the template's start is not what serving feeds, so the
+prompt is rendered and tokenized again as a whole.
 """
 
 from __future__ import annotations
@@ -103,9 +104,13 @@ def chat_template(target: TargetInfo, date: str | None = None) -> Template:
     date = (date or today()) if reads_clock(target) else None
     chat = Chat(target.chat.kwargs, target.chat.system, date)
     try:
-        text = render(tokenizer, chat.apply(Conversation.from_text(_MARK)), chat.kwargs, target.spec, date)
+        text = render(
+            tokenizer, chat.apply(Conversation.from_text(_MARK)), chat.kwargs, target.spec, date
+        )
     except TemplateRefusal as refusal:
-        raise UserError(f"{where}: its chat template refuses a user's text: {refusal.reason}") from None
+        raise UserError(
+            f"{where}: its chat template refuses a user's text: {refusal.reason}"
+        ) from None
     before, found, after = text.partition(_MARK)
     if not found:
         raise UserError(f"{where}: its chat template drops the user's text")
@@ -137,7 +142,8 @@ def _render_ids(target: TargetInfo, chat: Chat, text: str) -> list[int]:
 
 
 def _is_added(tokenizer: Any, token: int) -> bool:
-    """Whether no ordinary text has this token: it was added to the tokenizer, and is not white space."""
+    """Whether no ordinary text has this token: it was added to the tokenizer, and is not white
+    space."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).get(token)
     return added is not None and bool(added.special or str(added.content).strip())
 

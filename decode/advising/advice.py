@@ -1,7 +1,9 @@
-"""Which draft size is fastest at a batch size, context and temperature, and where drafting stops paying.
+"""Which draft size is fastest at a batch size, context and temperature, and where drafting stops
+paying.
 
-A round of a batch takes one forward pass over all requests' rows and, for each request, drafting and the host's work. It commits τ
-tokens per request. Plain decoding is the same with one row and nothing drafted.
+A round of a batch takes one forward pass over all requests' rows and, for each request, drafting
+and the host's work. It commits τ tokens per request. Plain decoding is the same with one row and
+nothing drafted.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from decode.advising.observation import PLAIN, DraftSize, Observation
 
 @dataclass
 class DecodingCosts:
-    """Everything measured. observed: by (draft size, temperature), plain decoding included. draft_slope: seconds that a token of
-    context adds to drafting."""
+    """Everything measured. observed: by (draft size, temperature), plain decoding included.
+    draft_slope: seconds that a token of context adds to drafting."""
 
     forward: ForwardCosts
     observed: dict[tuple[DraftSize, float], Observation] = field(default_factory=dict)
@@ -35,13 +37,18 @@ class DecodingCosts:
         return sorted(found, key=lambda size: (size.nodes, size.tokens))
 
     def interpolate(self, size: DraftSize, temperature: float, name: str) -> float:
-        """A field of the observations at a temperature between those measured. Times of greedy rounds count at temperature 0 only."""
+        """A field of the observations at a temperature between those measured. Times of greedy
+        rounds count at temperature 0 only."""
         known = self.temperatures(size)
         if name in ("draft", "overhead", "further"):
             known = [t for t in known if (t > 0) == (temperature > 0)] or known
-        return float(np.interp(temperature, known, [getattr(self.observed[size, t], name) for t in known]))
+        return float(
+            np.interp(temperature, known, [getattr(self.observed[size, t], name) for t in known])
+        )
 
-    def round_seconds(self, size: DraftSize, batch: int, context: float, temperature: float) -> float:
+    def round_seconds(
+        self, size: DraftSize, batch: int, context: float, temperature: float
+    ) -> float:
         overhead = self.interpolate(size, temperature, "overhead")
         further = self.interpolate(size, temperature, "further")
         longer = max(0.0, context - self.interpolate(size, temperature, "context"))
@@ -57,8 +64,9 @@ class DecodingCosts:
 
 @dataclass(frozen=True)
 class Advice:
-    """At one context and temperature. gains: batch → (fastest draft size, its speed over plain decoding), for every batch from 1 up.
-    pays_up_to: the largest batch up to which drafting gains; 0 = none."""
+    """At one context and temperature. gains: batch → (fastest draft size, its speed over plain
+    decoding), for every batch from 1 up. pays_up_to: the largest batch up to which drafting gains;
+    0 = none."""
 
     context: int
     temperature: float
@@ -76,14 +84,18 @@ def advise(
     """For every context and temperature, at all batches up to `batch`."""
     return [
         Advice(
-            context, temperature, {b: _find_best(costs, b, context, temperature) for b in range(1, batch + 1)}
+            context,
+            temperature,
+            {b: _find_best(costs, b, context, temperature) for b in range(1, batch + 1)},
         )
         for context in contexts
         for temperature in temperatures
     ]
 
 
-def _find_best(costs: DecodingCosts, batch: int, context: int, temperature: float) -> tuple[DraftSize, float]:
+def _find_best(
+    costs: DecodingCosts, batch: int, context: int, temperature: float
+) -> tuple[DraftSize, float]:
     plain = costs.speed(PLAIN, batch, context, temperature)
     sizes = costs.sizes_at(temperature)
     gains = [(size, costs.speed(size, batch, context, temperature) / plain) for size in sizes]
@@ -91,7 +103,8 @@ def _find_best(costs: DecodingCosts, batch: int, context: int, temperature: floa
 
 
 def summarize(advice: Sequence[Advice]) -> str:
-    """One sentence: the draft size that is fastest most often where drafting pays, and up to which batch."""
+    """One sentence: the draft size that is fastest most often where drafting pays, and up to which
+    batch."""
     limits = [a.pays_up_to for a in advice]
     largest = max(advice[0].gains)
     best = [a.gains[1][0] for a in advice if a.pays_up_to]

@@ -1,7 +1,9 @@
-"""What one forward pass of the target costs, by requests in a batch, rows of each request and context.
+"""What one forward pass of the target costs, by requests in a batch, rows of each request and
+context.
 
-seconds(batch, rows, context) = short(batch, rows) + batch · slope(rows) · max(0, context − SHORT): the weights are read once for all
-requests, each request's keys and values separately. Caches hold random numbers, on which the time does not depend.
+seconds(batch, rows, context) = short(batch, rows) + batch · slope(rows) · max(0, context − SHORT):
+the weights are read once for all requests, each request's keys and values separately. Caches hold
+random numbers, on which the time does not depend.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ REPEATS = 5
 
 @dataclass
 class ForwardCosts:
-    """short: (batch, rows) → seconds at `SHORT` tokens of context. slope: rows → seconds per request and token of context."""
+    """short: (batch, rows) → seconds at `SHORT` tokens of context. slope: rows → seconds per
+    request and token of context."""
 
     short: dict[tuple[int, int], float] = field(default_factory=dict)
     slope: dict[int, float] = field(default_factory=dict)
@@ -35,13 +38,16 @@ class ForwardCosts:
         widths = sorted({n for _, n in self.short})
         at_batch = [np.interp(rows, widths, [self.short[b, n] for n in widths]) for b in batches]
         slope = np.interp(rows, widths, [self.slope.get(n, 0.0) for n in widths])
-        return float(np.interp(batch, batches, at_batch) + batch * slope * max(0.0, context - SHORT))
+        return float(
+            np.interp(batch, batches, at_batch) + batch * slope * max(0.0, context - SHORT)
+        )
 
 
 def measure_forward_costs(
     target: Target, batches: Sequence[int], rows: Sequence[int], long: int
 ) -> ForwardCosts:
-    """Time every batch and number of rows at a short context, and single requests at `long` tokens of context."""
+    """Time every batch and number of rows at a short context, and single requests at `long` tokens
+    of context."""
     limit = target.context_limit - max(rows)
     short = min(SHORT, max(1, limit))
     long = max(short, min(long, limit))
@@ -55,7 +61,8 @@ def measure_forward_costs(
 def _time_shapes(
     target: Target, shapes: Sequence[tuple[int, int]], context: int
 ) -> dict[tuple[int, int], float]:
-    """Median seconds of each (batch, rows). They take turns, so that a machine that slows down slows all of them."""
+    """Median seconds of each (batch, rows). They take turns, so that a machine that slows down
+    slows all of them."""
     room = max(rows for _, rows in shapes)
     caches = [_fill_cache(target, context, room) for _ in range(max(batch for batch, _ in shapes))]
     seconds: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}

@@ -1,4 +1,5 @@
-"""How far drafts of a size are accepted on prompts, and what a round costs besides the target's forward pass."""
+"""How far drafts of a size are accepted on prompts, and what a round costs besides the target's
+forward pass."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from decode.systems.parsing import read_method
 
 @dataclass(frozen=True)
 class DraftSize:
-    """How much is drafted per round: a chain of `tokens`, or a tree of `nodes` in all (0 = a chain)."""
+    """How much is drafted per round: a chain of `tokens`, or a tree of `nodes` in all (0 = a
+    chain)."""
 
     tokens: int
     nodes: int = 0
@@ -37,7 +39,11 @@ class DraftSize:
 
     @property
     def options(self) -> str:
-        return f"--tree-nodes {self.nodes}" if self.nodes else f"--draft-tokens {self.tokens} --tree-nodes 0"
+        return (
+            f"--tree-nodes {self.nodes}"
+            if self.nodes
+            else f"--draft-tokens {self.tokens} --tree-nodes 0"
+        )
 
 
 PLAIN = DraftSize(0)
@@ -49,9 +55,10 @@ BATCH = 4
 class Observation:
     """Decoding with one draft size at one temperature.
 
-    reach: share of rounds in which at least 1, 2, … drafts were accepted. tau: tokens committed per round. draft: seconds of
-    drafting per round. overhead: seconds of a round of one request besides the forward pass, drafting included. further: seconds
-    that another request adds to the overhead. context: tokens before a round, on average.
+    reach: share of rounds in which at least 1, 2, … drafts were accepted. tau: tokens committed per
+    round. draft: seconds of drafting per round. overhead: seconds of a round of one request besides
+    the forward pass, drafting included. further: seconds that another request adds to the overhead.
+    context: tokens before a round, on average.
     """
 
     reach: tuple[float, ...]
@@ -71,13 +78,18 @@ def observe(
     costs: ForwardCosts,
     batch: int = 1,
 ) -> Observation:
-    """Decode the prompts one by one, then a batch of them; `costs` are subtracted from their rounds.
+    """Decode the prompts one by one, then a batch of them; `costs` are subtracted from their
+    rounds.
 
     Raises:
         UserError: no prompt has more than one token of output.
     """
-    decoder.generate(prompts[0], max_new_tokens=min(8, max_new_tokens), sampling=sampling)  # warm-up
-    outputs = [decoder.generate(p, max_new_tokens=max_new_tokens, sampling=sampling) for p in prompts]
+    decoder.generate(
+        prompts[0], max_new_tokens=min(8, max_new_tokens), sampling=sampling
+    )  # warm-up
+    outputs = [
+        decoder.generate(p, max_new_tokens=max_new_tokens, sampling=sampling) for p in prompts
+    ]
     calls = sum(out.calls for out in outputs)
     if not calls:
         raise UserError("every output ended at its first token: give other prompts (--prompts)")
@@ -91,7 +103,9 @@ def observe(
         together = decoder.generate_batch(
             group, batch_size=batch, max_new_tokens=max_new_tokens, sampling=sampling
         )
-        first = min(together, key=lambda out: out.calls)  # until it ends, every round has all requests
+        first = min(
+            together, key=lambda out: out.calls
+        )  # until it ends, every round has all requests
         if first.calls:
             besides = first.seconds / first.calls - costs.at(batch, size.rows, _mean_context(first))
             further = max(0.0, besides - overhead) / (batch - 1)
@@ -113,17 +127,21 @@ def _mean_context(output: Generation) -> float:
 def open_decoders(
     target: Target, name: str, drafter: str | None, longest: int | None
 ) -> tuple[Callable[[DraftSize], Decoder], int, bool]:
-    """A function that makes the decoder of a draft size, the drafts of the longest chain, and whether it can draft trees.
+    """A function that makes the decoder of a draft size, the drafts of the longest chain, and
+    whether it can draft trees.
 
     Args:
-        name: the target's. drafter: a folder or `lookup`; None = the shipped one. longest: at most this many drafts.
+        name: the target's. drafter: a folder or `lookup`; None = the shipped one. longest: at most
+            this many drafts.
 
     Raises:
         UserError: no drafter, or one that can't be loaded.
     """
     drafter = drafter or shipped_for(name)
     if drafter is None or drafter == "none":
-        raise UserError(f"no drafter is shipped for {name}: give --drafter FOLDER, or --drafter lookup")
+        raise UserError(
+            f"no drafter is shipped for {name}: give --drafter FOLDER, or --drafter lookup"
+        )
     role, folders = "", {}
     if drafter not in NO_FOLDERS:
         check_there(drafter)

@@ -26,7 +26,9 @@ def render(costs: DecodingCosts, advice: Sequence[Advice]) -> str:
 
 def _render_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [" | ".join(row) for row in (titles, *rows)]
-    return "\n".join([f"| {lines[0]} |", "|---" * len(titles) + "|", *(f"| {line} |" for line in lines[1:])])
+    return "\n".join(
+        [f"| {lines[0]} |", "|---" * len(titles) + "|", *(f"| {line} |" for line in lines[1:])]
+    )
 
 
 def _render_forward(costs: DecodingCosts) -> str:
@@ -58,14 +60,21 @@ def _render_gains(advice: Sequence[Advice]) -> str:
         cells = [f"{size.label} {gain:.2f}×" for size, gain in (a.gains[b] for b in batches)]
         limit = "the largest measured" if a.pays_up_to == largest else str(a.pays_up_to or "never")
         rows.append([str(a.context), f"{a.temperature:g}", *cells, limit])
-    titles = ["context", "temperature", *(f"batch {b}" for b in batches), "drafting pays up to batch"]
+    titles = [
+        "context",
+        "temperature",
+        *(f"batch {b}" for b in batches),
+        "drafting pays up to batch",
+    ]
     return _render_table(titles, rows)
 
 
 def to_dict(costs: DecodingCosts, advice: Sequence[Advice]) -> dict[str, Any]:
     """Plain values, for advice.json."""
     return {
-        "calls": [{"batch": b, "rows": n, "seconds": s} for (b, n), s in costs.forward.short.items()],
+        "calls": [
+            {"batch": b, "rows": n, "seconds": s} for (b, n), s in costs.forward.short.items()
+        ],
         "seconds_per_token_of_context": costs.forward.slope,
         "drafting_seconds_per_token_of_context": costs.draft_slope,
         "observed": [
@@ -78,7 +87,9 @@ def to_dict(costs: DecodingCosts, advice: Sequence[Advice]) -> dict[str, Any]:
                 "temperature": a.temperature,
                 "best": a.gains[1][0].options,
                 "pays_up_to_batch": a.pays_up_to,
-                "gains": {b: {"setting": s.options, "speed_up": gain} for b, (s, gain) in a.gains.items()},
+                "gains": {
+                    b: {"setting": s.options, "speed_up": gain} for b, (s, gain) in a.gains.items()
+                },
             }
             for a in advice
         ],

@@ -21,7 +21,8 @@ TREE_TEMPERATURES = 0.7
 
 @dataclass(frozen=True)
 class MeasurementOptions:
-    """What is tried: prompts, temperatures, tokens per output, the longest chain, tree sizes, the longest context, the largest batch."""
+    """What is tried: prompts, temperatures, tokens per output, the longest chain, tree sizes, the
+    longest context, the largest batch."""
 
     prompts: Sequence[Prompt]
     temperatures: Sequence[float]
@@ -45,11 +46,16 @@ def measure_costs(
     costs = DecodingCosts(measure_forward_costs(target, batches, rows, options.long))
 
     def run(
-        size: DraftSize, temperature: float, prompts: Sequence[Prompt] = options.prompts, batch: int = 1
+        size: DraftSize,
+        temperature: float,
+        prompts: Sequence[Prompt] = options.prompts,
+        batch: int = 1,
     ) -> Observation:
         sampling = Sampling(temperature, seed=options.seed)
         decoder = make_decoder(size)
-        return observe(decoder, prompts, size, sampling, options.max_new_tokens, costs.forward, batch)
+        return observe(
+            decoder, prompts, size, sampling, options.max_new_tokens, costs.forward, batch
+        )
 
     for size in sizes:
         for temperature in options.temperatures:

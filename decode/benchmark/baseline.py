@@ -1,5 +1,5 @@
-"""The baseline: plain decoding timed against transformers' own `generate` on an unchanged model, once per
-run."""
+"""The baseline: plain decoding timed against transformers' own `generate` on an unchanged model,
+once per run."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from decode.engine.decoder import Decoder
 def time_against_transformers(
     plain: Decoder, tokens: list[int], max_new_tokens: int = 64, repeats: int = 3
 ) -> dict[str, Any]:
-    """Greedy decoding of one prompt by both in turn, prefill included; the fastest repeat counts. The stock
-    model is loaded for this, with its own linear layers and attention.
+    """Greedy decoding of one prompt by both in turn, prefill included; the fastest repeat counts.
+    The stock model is loaded for this, with its own linear layers and attention.
 
     Returns:
-        plain_tokens_per_s, transformers_tokens_per_s, ratio (plain over transformers), ratios (of each
-        repeat), identical, prompts, repeats, parameters (of the target). `{"error": line}` if transformers
+        plain_tokens_per_s, transformers_tokens_per_s, ratio (plain over transformers), ratios (of
+            each
+        repeat), identical, prompts, repeats, parameters (of the target). `{"error": line}` if
+            transformers
         can't run the model.
     """
     seconds: dict[str, list[float]] = {"plain": [], "transformers": []}
@@ -58,5 +60,7 @@ def time_against_transformers(
 def _stock_tokens(model: Any, target: Target, tokens: list[int], max_new_tokens: int) -> list[int]:
     limit = min(max_new_tokens, target.context_limit - len(tokens))
     ids = torch.tensor([tokens], device=target.device)
-    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit, do_sample=False)
+    output = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit, do_sample=False
+    )
     return output[0, len(tokens) :].tolist()

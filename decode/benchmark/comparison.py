@@ -1,8 +1,8 @@
-"""Recipes side by side: the drafters that their trainings saved (`trainer.milestones`) decode the same
-prompts.
+"""Recipes side by side: the drafters that their trainings saved (`trainer.milestones`) decode the
+same prompts.
 
-Each recipe is read and trained by `align.train` in its own process. Records of finished prompts survive an
-interruption; those of a drafter that has changed since are measured again.
+Each recipe is read and trained by `align.train` in its own process. Records of finished prompts
+survive an interruption; those of a drafter that has changed since are measured again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class Candidate:
     def kind(self) -> str:
         """The kind of its drafter."""
         return str(
-            "variable_prefix" if self.values["objective"]["prefix_decay"] else self.values["drafter"]["kind"]
+            "variable_prefix"
+            if self.values["objective"]["prefix_decay"]
+            else self.values["drafter"]["kind"]
         )
 
     @property
@@ -95,15 +97,19 @@ class Candidate:
         groups = {"target": values["target"], "data": data}
         for group, keys in _SHARED.items():
             groups[group] = {key: values[group][key] for key in keys}
-        flat = {f"{group}.{key}": value for group, keys in groups.items() for key, value in keys.items()}
+        flat = {
+            f"{group}.{key}": value for group, keys in groups.items() for key, value in keys.items()
+        }
         return {"seed": values["seed"], **flat}
 
 
 def _run_align(*words: str, capture: bool = False, command: str = "align.train") -> str:
-    """Run a command of `align`; returns its captured output. Raises UserError if it fails: with its own
-    error, unless that was printed."""
+    """Run a command of `align`; returns its captured output. Raises UserError if it fails: with its
+    own error, unless that was printed."""
     pipe = subprocess.PIPE if capture else None
-    done = subprocess.run([sys.executable, "-m", command, *words], stdout=pipe, stderr=pipe, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", command, *words], stdout=pipe, stderr=pipe, text=True
+    )
     errors = [line for line in (done.stderr or "").splitlines() if line.startswith("error: ")]
     if errors:
         raise UserError(errors[-1].removeprefix("error: "))
@@ -130,7 +136,9 @@ def read_candidates(recipes: Sequence[str], words: Sequence[str]) -> list[Candid
         arguments = (f"recipe={recipe}", *words)
         values = parse_yaml(_run_align(*arguments, "--print", capture=True), recipe)
         if not values["trainer"].get("milestones"):
-            raise UserError(f"{recipe}: trainer.milestones is empty: after how many tokens is it measured?")
+            raise UserError(
+                f"{recipe}: trainer.milestones is empty: after how many tokens is it measured?"
+            )
         found.append(Candidate(arguments, values))
     names = [candidate.name for candidate in found]
     if len(set(names)) < len(names):
@@ -140,10 +148,13 @@ def read_candidates(recipes: Sequence[str], words: Sequence[str]) -> list[Candid
         for key, value in first.shared.items():
             if other.shared[key] != value:
                 raise UserError(
-                    f"{other.name}: {key}={other.shared[key]}, {first.name} has {value}: compared recipes must share it"
+                    f"{other.name}: {key}={other.shared[key]}, {first.name} has {value}: compared "
+                    "recipes must share it"
                 )
         if first.values["output"] == other.values["output"]:
-            raise UserError(f"{first.name} and {other.name} have the same output, {first.values['output']}")
+            raise UserError(
+                f"{first.name} and {other.name} have the same output, {first.values['output']}"
+            )
     return found
 
 
@@ -159,13 +170,14 @@ def check_method(method: Method, candidates: Sequence[Candidate]) -> None:
         needed = " and ".join(f"a {kind} drafter" for kind in method.needs)
         needs = f"needs {needed}" if needed else "takes no drafter"
         raise UserError(
-            f"--method {method.name} {needs}; {candidate.name} trains one of the kind {candidate.kind}: try --method drafter"
+            f"--method {method.name} {needs}; {candidate.name} trains one of the kind "
+            f"{candidate.kind}: try --method drafter"
         )
 
 
 def train(candidates: Sequence[Candidate], console: PlainConsole, jobs: int = 1) -> None:
-    """Train what has milestones missing, `jobs` recipes at a time, resuming. Of several, each line begins
-    with the recipe's name, and a failure does not end the others.
+    """Train what has milestones missing, `jobs` recipes at a time, resuming. Of several, each line
+    begins with the recipe's name, and a failure does not end the others.
 
     Raises:
         UserError: a training failed, or reached none of its milestones.
@@ -212,7 +224,9 @@ def _train_together(candidates: Sequence[Candidate], console: PlainConsole, jobs
             wait(futures)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in running:  # a terminal's Ctrl-C reaches them, a signal to this process does not
+            for (
+                process
+            ) in running:  # a terminal's Ctrl-C reaches them, a signal to this process does not
                 process.send_signal(signal.SIGINT)
             raise
     for future in futures:
@@ -229,8 +243,8 @@ def measure(
     method: str | None = None,
     batch: int = 1,
 ) -> list[Record]:
-    """Decode every prompt plainly and with each milestone's drafter, without copying; the records, which
-    `folder` holds too.
+    """Decode every prompt plainly and with each milestone's drafter, without copying; the records,
+    which `folder` holds too.
 
     Args:
         method: how all drafters decode; None: as `decode.load` does.
@@ -247,7 +261,9 @@ def measure(
     if not any(pairs for _, pairs in tokenized):
         raise UserError(f"no prompt can be answered: {refused[0]}")
     folders = {m.method: candidate.folder(m) for candidate in candidates for m in candidate.reached}
-    records = _open_folder(folder, folders, {**_describe(target, suites, settings), "method": method})
+    records = _open_folder(
+        folder, folders, {**_describe(target, suites, settings), "method": method}
+    )
     decoders = {PLAIN: load(target, None)}
     for name, drafter in folders.items():
         decoders[name] = load(target, drafter, copying=False, method=method)
@@ -291,7 +307,9 @@ def _open_folder(folder: Path, drafters: dict[str, Path], settings: dict[str, An
         before = read_object(path)
         for key, value in settings.items():
             if before.get(key) != value:
-                raise UserError(f"{folder} holds a comparison with another {key}: give another --out")
+                raise UserError(
+                    f"{folder} holds a comparison with another {key}: give another --out"
+                )
         old = before.get("drafters")
         old = old if isinstance(old, dict) else {}
         valid = {PLAIN, *(method for method, value in hashes.items() if old.get(method) == value)}

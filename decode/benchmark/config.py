@@ -15,7 +15,8 @@ from decode.systems.registry import COMBINED, DRAFTER, LOOKUP, PLAIN, GivenDraft
 
 DEFAULT_METHODS = (PLAIN, LOOKUP, DRAFTER, COMBINED)
 TUNING_SUITE = "builtin"
-"""The suite on which options are tuned: prompts written for this project, which are no benchmark."""
+"""The suite on which options are tuned: prompts written for this project, which are no
+benchmark."""
 TUNING_PROMPTS = 12
 
 
@@ -58,14 +59,24 @@ class EvalConfig:
     """A line for each method whose options were tuned."""
 
     def __post_init__(self) -> None:
-        most = 4 * (os.cpu_count() or 1)  # OpenMP ends the process silently with far more threads than cores
+        most = 4 * (
+            os.cpu_count() or 1
+        )  # OpenMP ends the process silently with far more threads than cores
         if self.threads is not None and self.threads > most:
             raise UserError(f"--threads={self.threads}: at most {most} on this machine")
 
     @property
     def recorded(self) -> dict[str, Any]:
         """The options that run.json records as they were typed."""
-        own = ("limit", "max_new_tokens", "repeats", "warmup", "drafter_tokenizer", "tune", "system")
+        own = (
+            "limit",
+            "max_new_tokens",
+            "repeats",
+            "warmup",
+            "drafter_tokenizer",
+            "tune",
+            "system",
+        )
         drafting = ("draft_tokens", "tree_nodes", "steps", "order")
         return {
             **{key: getattr(self, key) for key in own},

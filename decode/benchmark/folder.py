@@ -1,5 +1,5 @@
-"""The folder of a measurement, which is created, continued or refused, and the settings that it depends
-on."""
+"""The folder of a measurement, which is created, continued or refused, and the settings that it
+depends on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,16 @@ from align.common.hub import local_path
 from align.common.provenance import decoding_versions, git_commit, machine
 from align.common.text import cut
 from decode.benchmark.config import EvalConfig
-from decode.reporting.records import RECORDS, RUN, SUMMARY, Record, Run, read_records, read_run, write_run
+from decode.reporting.records import (
+    RECORDS,
+    RUN,
+    SUMMARY,
+    Record,
+    Run,
+    read_records,
+    read_run,
+    write_run,
+)
 from decode.suites.prompt import Prompt
 from decode.suites.sources import Loaded
 
@@ -38,7 +47,9 @@ def describe_settings(
     threads: int,
 ) -> dict[str, Any]:
     """Everything that a figure depends on."""
-    prompts = [(suite.name, prompt.id, tokens) for suite, pairs in suites for prompt, tokens in pairs]
+    prompts = [
+        (suite.name, prompt.id, tokens) for suite, pairs in suites for prompt, tokens in pairs
+    ]
     found = machine()
     return {
         "target": target.spec,
@@ -47,7 +58,9 @@ def describe_settings(
         **config.recorded,
         "dtype": target.dtype_name,
         "drafter": dict(plan.drafters),
-        "drafter_hash": {kind: folder_hash(local_path(folder)) for kind, folder in plan.drafters.items()},
+        "drafter_hash": {
+            kind: folder_hash(local_path(folder)) for kind, folder in plan.drafters.items()
+        },
         "methods": list(methods),
         "corpus_hash": {path: sha256_file(expand_path(path)) for path in plan.corpora},
         "sweep": list(config.sweep.words),
@@ -70,8 +83,8 @@ def _hash(value: Any) -> str:
 
 
 def choose_date(config: EvalConfig) -> str:
-    """The date in prompts whose chat template reads the clock: that of the measurement that is continued,
-    else today's."""
+    """The date in prompts whose chat template reads the clock: that of the measurement that is
+    continued, else today's."""
     if config.out is not None and config.resume and (config.out / RUN).is_file():
         recorded = read_run(config.out).settings.get("date")
         if isinstance(recorded, str):
@@ -86,7 +99,8 @@ def name_folder(suites: Sequence[Loaded], settings: dict[str, Any]) -> str:
 
 
 def open_folder(folder: Path, run: Run, replace: bool) -> tuple[Run, list[Record]]:
-    """The folder's run and records if it holds some under the same settings; else `run` and no records.
+    """The folder's run and records if it holds some under the same settings; else `run` and no
+    records.
 
     Raises:
         UserError: it holds a run under other settings, or can't be written.
@@ -110,14 +124,18 @@ def _empty(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-_FOREIGN = {"manifest.json": "training data", "recipe.yaml": "a training run", "config.json": "a model"}
+_FOREIGN = {
+    "manifest.json": "training data",
+    "recipe.yaml": "a training run",
+    "config.json": "a model",
+}
 _OWN = (RECORDS, SUMMARY, "report.png", "report.html", "tuning")
 
 
 def check_out(config: EvalConfig) -> None:
-    """Check, before anything is loaded, that `config.out` may hold this measurement, or that its own can be
-    continued. One that is to be
-    replaced after a race is deleted now: if the race is interrupted, it must not look like the new one.
+    """Check, before anything is loaded, that `config.out` may hold this measurement, or that its
+    own can be continued. One that is to be replaced after a race is deleted now: if the race is
+    interrupted, it must not look like the new one.
 
     Raises:
         UserError: it may not.
@@ -148,7 +166,8 @@ def _check_free(folder: Path) -> None:
         candidates = (folder / f"eval-{number}" for number in itertools.count(1))
         free = next(path for path in candidates if not path.exists())
         raise UserError(
-            f"--out={str(folder)!r} holds other files ({cut(others[0], 40)}): choose another folder, --out {free}"
+            f"--out={str(folder)!r} holds other files ({cut(others[0], 40)}): choose another "
+            f"folder, --out {free}"
         )
 
 
@@ -161,6 +180,7 @@ def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) ->
     if changes:
         more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise UserError(
-            f"--out={str(folder)!r} holds a measurement under other settings ({'; '.join(changes[:3])}{more}): "
+            f"--out={str(folder)!r} holds a measurement under other settings "
+            f"({'; '.join(changes[:3])}{more}): "
             "choose another folder, or --no-resume to replace it"
         )

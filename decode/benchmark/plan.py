@@ -54,12 +54,12 @@ class EvalPlan:
 
 
 def make_plan(config: EvalConfig, say: Callable[[str], object]) -> tuple[EvalPlan, list[str]]:
-    """The plan for these options, and a line for each method of `all` that lacks its drafter. `say` receives
-    notes.
+    """The plan for these options, and a line for each method of `all` that lacks its drafter. `say`
+    receives notes.
 
     Raises:
-        UserError: a drafter of the wrong kind, a sweep of what no method has, or an option that no method
-            reads.
+        UserError: a drafter of the wrong kind, a sweep of what no method has, or an option that no
+            method reads.
     """
     target = DEFAULT_TARGET if config.target is None else config.target
     drafters = drafters_by_kind(drafters_for(config.drafters, target), say)
@@ -71,9 +71,12 @@ def make_plan(config: EvalConfig, say: Callable[[str], object]) -> tuple[EvalPla
         methods = [read_method(name) for name in usable]
         if not drafters:
             say(
-                f"note: no drafter is shipped for {target} and none is given (--drafter): measuring lookup only"
+                f"note: no drafter is shipped for {target} and none is given (--drafter): "
+                "measuring lookup only"
             )
-    methods = sweep_methods([read_method(PLAIN), *methods], Sweep() if config.tune else config.sweep)
+    methods = sweep_methods(
+        [read_method(PLAIN), *methods], Sweep() if config.tune else config.sweep
+    )
     check_drafters(methods, drafters)
     options = _options_of_any(methods, config)
     chosen = {m.name: m.with_defaults(options) if ANY in m.needs else m for m in methods}
@@ -84,21 +87,26 @@ def make_plan(config: EvalConfig, say: Callable[[str], object]) -> tuple[EvalPla
 
 
 def _options_of_any(methods: Sequence[Method], config: EvalConfig) -> dict[str, object]:
-    """The command's drafting options for `drafter` and `combined`, except the draft tokens, which every
-    method reads. Raises UserError where neither is measured."""
+    """The command's drafting options for `drafter` and `combined`, except the draft tokens, which
+    every method reads. Raises UserError where neither is measured."""
     options = dict(config.drafting.given)
     options.pop("draft_tokens", None)
     unread = [*options, *(["drafter_tokenizer"] if config.drafter_tokenizer else [])]
     if unread and not any(ANY in method.needs for method in methods):
         raise UserError(
-            f"--{unread[0].replace('_', '-')} is read by the methods drafter and combined, and neither is measured; "
-            "other methods take options after colons (specdiff:steps=2:order=random:nodes=0:verifier=hybrid)"
+            f"--{unread[0].replace('_', '-')} is read by the methods drafter and combined, and "
+            "neither is measured; "
+            "other methods take options after colons "
+            "(specdiff:steps=2:order=random:nodes=0:verifier=hybrid)"
         )
     return options
 
 
-def make_decoders(config: EvalConfig, plan: EvalPlan) -> tuple[dict[str, Decoder], dict[str, UserError]]:
-    """A decoder for each method, all on one target; and for each method that can't be built, why."""
+def make_decoders(
+    config: EvalConfig, plan: EvalPlan
+) -> tuple[dict[str, Decoder], dict[str, UserError]]:
+    """A decoder for each method, all on one target; and for each method that can't be built,
+    why."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     target = load_target(
@@ -110,7 +118,9 @@ def make_decoders(config: EvalConfig, plan: EvalPlan) -> tuple[dict[str, Decoder
         system=config.system,
         decoding=True,
     )
-    opened = open_drafters([*plan.methods.values()], plan.drafters, target, config.drafter_tokenizer)
+    opened = open_drafters(
+        [*plan.methods.values()], plan.drafters, target, config.drafter_tokenizer
+    )
     decoders: dict[str, Decoder] = {}
     refused: dict[str, UserError] = {}
     for name, method in plan.methods.items():

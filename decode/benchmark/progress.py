@@ -16,10 +16,12 @@ LINE_EVERY = 30.0
 
 
 class TaskProgress:
-    """The progress over `total` tasks, `before` of them done by an earlier run. `rates`: print tokens per
-    second, which are those of one prompt if prompts are not batched."""
+    """The progress over `total` tasks, `before` of them done by an earlier run. `rates`: print
+    tokens per second, which are those of one prompt if prompts are not batched."""
 
-    def __init__(self, console: PlainConsole, total: int, before: int = 0, rates: bool = True) -> None:
+    def __init__(
+        self, console: PlainConsole, total: int, before: int = 0, rates: bool = True
+    ) -> None:
         self.console, self.total, self.before, self.rates = console, total, before, rates
         self.finished = before
         self.seconds: defaultdict[str, float] = defaultdict(float)

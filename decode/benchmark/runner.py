@@ -21,7 +21,8 @@ WARMUP_TOKENS = 16
 
 @dataclass(frozen=True)
 class Task:
-    """One prompt in one repeat: every method runs on it, one after another, before the next task begins."""
+    """One prompt in one repeat: every method runs on it, one after another, before the next task
+    begins."""
 
     suite: str
     prompt: Prompt
@@ -44,9 +45,9 @@ def plan_tasks(
     repeats: int,
     seed: int,
 ) -> list[Task]:
-    """All tasks, repeat by repeat, over all suites at once. A run that is interrupted has covered every suite
-    evenly, although categories usually lie in blocks. With few methods every order occurs equally often; with
-    many, each method is equally often at each position (seeded).
+    """All tasks, repeat by repeat, over all suites at once. A run that is interrupted has covered
+    every suite evenly, although categories usually lie in blocks. With few methods every order
+    occurs equally often; with many, each method is equally often at each position (seeded).
     """
     turn = _orders(list(methods), random.Random(seed))
     each = [
@@ -69,8 +70,8 @@ def _spread(count: int) -> list[int]:
 
 
 def _orders(methods: list[str], rng: random.Random) -> Iterator[tuple[str, ...]]:
-    """Endless orders: all permutations in turn for up to five methods, else all rotations of one shuffle
-    after another."""
+    """Endless orders: all permutations in turn for up to five methods, else all rotations of one
+    shuffle after another."""
     if len(methods) <= 5:
         orders = list(itertools.permutations(methods))
         rng.shuffle(orders)
@@ -86,33 +87,38 @@ def _orders(methods: list[str], rng: random.Random) -> Iterator[tuple[str, ...]]
 def warm_up(
     decoders: dict[str, Decoder], tokens: list[int], settings: GenerationSettings, times: int
 ) -> None:
-    """Short untimed generations: memory is allocated, weights are paged in, kernels are selected."""
+    """Short untimed generations: memory is allocated, weights are paged in, kernels are
+    selected."""
     count = min(WARMUP_TOKENS, settings.max_new_tokens)
     for _ in range(times):
         for decoder in decoders.values():
             decoder.generate(tokens, max_new_tokens=count, sampling=settings.sampling)
 
 
-def run_task(decoders: dict[str, Decoder], task: Task, settings: GenerationSettings) -> list[Record]:
+def run_task(
+    decoders: dict[str, Decoder], task: Task, settings: GenerationSettings
+) -> list[Record]:
     """One record per method, in the order in which they ran.
 
-    At temperature 0 each output is compared with plain decoding's, if that is among the methods; a difference
-    is examined unless the verifier is lossy. Above temperature 0 each repeat has its own seed, the same for
-    all methods.
+    At temperature 0 each output is compared with plain decoding's, if that is among the methods; a
+    difference is examined unless the verifier is lossy. Above temperature 0 each repeat has its own
+    seed, the same for all methods.
     """
     sampling = _sampling_of(task, settings)
     generations = []
     for method in task.order:
         tokens, limit = list(task.tokens), settings.max_new_tokens
-        generations.append(decoders[method].generate(tokens, max_new_tokens=limit, sampling=sampling))
+        generations.append(
+            decoders[method].generate(tokens, max_new_tokens=limit, sampling=sampling)
+        )
     return _record_task(decoders, task, sampling, generations)
 
 
 def run_together(
     decoders: dict[str, Decoder], tasks: Sequence[Task], settings: GenerationSettings
 ) -> list[list[Record]]:
-    """`run_task` for several tasks, whose prompts every method decodes in one batch. Prompts share the times
-    of their forward passes, and products over more rows round differently."""
+    """`run_task` for several tasks, whose prompts every method decodes in one batch. Prompts share
+    the times of their forward passes, and products over more rows round differently."""
     samplings = [_sampling_of(task, settings) for task in tasks]
     generations: list[dict[str, Generation]] = [{} for _ in tasks]
     for method in decoders:
@@ -140,11 +146,13 @@ def _sampling_of(task: Task, settings: GenerationSettings) -> Sampling:
 def _record_task(
     decoders: dict[str, Decoder], task: Task, sampling: Sampling, generations: Sequence[Generation]
 ) -> list[Record]:
-    """The records of a task's generations, in the order of its methods, compared with plain decoding's where
-    possible."""
+    """The records of a task's generations, in the order of its methods, compared with plain
+    decoding's where possible."""
     records = []
     for position, (method, generation) in enumerate(zip(task.order, generations, strict=True)):
-        verifier = "" if decoders[method].drafter is None else decoders[method].verifier_for(sampling)
+        verifier = (
+            "" if decoders[method].drafter is None else decoders[method].verifier_for(sampling)
+        )
         if verifier and sampling.greedy and not verifier.startswith(LOSSY):
             verifier = "greedy"  # every exact verifier is greedy at temperature 0
         records.append(make_record(task, method, position, generation, verifier))
@@ -169,8 +177,11 @@ def _record_task(
     return records
 
 
-def make_record(task: Task, method: str, position: int, generation: Generation, verifier: str) -> Record:
-    """The record of a generation. The prefill gave the first token, the rounds committed the others."""
+def make_record(
+    task: Task, method: str, position: int, generation: Generation, verifier: str
+) -> Record:
+    """The record of a generation. The prefill gave the first token, the rounds committed the
+    others."""
     committed = len(generation.tokens) - 1 if generation.calls else 0
     return Record(
         suite=task.suite,
@@ -183,7 +194,9 @@ def make_record(task: Task, method: str, position: int, generation: Generation, 
         committed=committed,
         seconds=generation.seconds,
         prefill_seconds=generation.prefill_seconds,
-        tokens_per_s=committed / generation.seconds if committed and generation.seconds > 0 else 0.0,
+        tokens_per_s=committed / generation.seconds
+        if committed and generation.seconds > 0
+        else 0.0,
         calls=generation.calls,
         accepted=list(generation.accepted),
         drafted=list(generation.drafted),
@@ -203,5 +216,7 @@ def missing_tasks(tasks: Sequence[Task], records: Sequence[Record]) -> Iterator[
     """The tasks of which some method has no record yet."""
     done = {record.key for record in records}
     for task in tasks:
-        if not all((task.suite, task.prompt.id, method, task.repeat) in done for method in task.order):
+        if not all(
+            (task.suite, task.prompt.id, method, task.repeat) in done for method in task.order
+        ):
             yield task

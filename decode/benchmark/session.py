@@ -53,8 +53,8 @@ class Measurement:
         return runner.GenerationSettings(self.config.sampling, self.config.max_new_tokens)
 
     def finish(self) -> tuple[Summary, Path]:
-        """Run the missing tasks. Returns the summary and its folder, which is free for other processes
-        afterwards."""
+        """Run the missing tasks. Returns the summary and its folder, which is free for other
+        processes afterwards."""
         with self.claim:
             self._run_missing()
             return make_report(self.folder)[0], self.folder
@@ -64,7 +64,9 @@ class Measurement:
         done = len(self.tasks) - len(missing)
         if self.records:
             note = "" if missing else " (--no-resume measures again)"
-            self.console.say(f"continuing {self.folder}: {done} of {len(self.tasks)} rounds are there{note}")
+            self.console.say(
+                f"continuing {self.folder}: {done} of {len(self.tasks)} rounds are there{note}"
+            )
         if not missing:
             return
         self._warm_up(missing[0])
@@ -117,12 +119,20 @@ def begin(
     skipped = [*skipped, *refused]
     if not any(pairs for _, pairs in tokenized):
         raise UserError(f"no prompt can be answered: {skipped[0]}")
-    settings = describe_settings(config, plan, target, list(decoders), tokenized, torch.get_num_threads())
+    settings = describe_settings(
+        config, plan, target, list(decoders), tokenized, torch.get_num_threads()
+    )
     folder = config.out or Path("runs/eval") / name_folder(suites, settings)
     run = Run(
         settings=settings,
         suites=[
-            {"name": s.name, "title": s.title, "group": s.group, "prompts": len(pairs), "source": s.source}
+            {
+                "name": s.name,
+                "title": s.title,
+                "group": s.group,
+                "prompts": len(pairs),
+                "source": s.source,
+            }
             for s, pairs in tokenized
         ],
         command=command,
@@ -140,8 +150,8 @@ def begin(
 
 
 def _tokenize(plain: Decoder, suites: Sequence[Loaded]) -> tuple[list[TokenizedSuite], list[str]]:
-    """The suites with their prompts' tokens, and a line for each suite with prompts that the target can't
-    take."""
+    """The suites with their prompts' tokens, and a line for each suite with prompts that the target
+    can't take."""
     tokenized: list[TokenizedSuite] = []
     lines = []
     for suite in suites:
@@ -149,5 +159,7 @@ def _tokenize(plain: Decoder, suites: Sequence[Loaded]) -> tuple[list[TokenizedS
         tokenized.append((suite, pairs))
         if refused:
             count = f"{len(refused)} of {plural(len(suite.prompts), 'prompt')}"
-            lines.append(f"{suite.name}: {count}, which this target can't take; the first is {refused[0]}")
+            lines.append(
+                f"{suite.name}: {count}, which this target can't take; the first is {refused[0]}"
+            )
     return tokenized, lines

@@ -1,9 +1,9 @@
-"""`decode.eval --tune`: the best options of every system, found by a race on prompts that are not measured
-afterwards.
+"""`decode.eval --tune`: the best options of every system, found by a race on prompts that are not
+measured afterwards.
 
-In each round plain decoding and every candidate still in the race decode one prompt. A candidate leaves when
-the paired 99% interval of its speed lies below its system's fastest one. The records alone decide who is
-left, so an interrupted race resumes as it would have continued.
+In each round plain decoding and every candidate still in the race decode one prompt. A candidate
+leaves when the paired 99% interval of its speed lies below its system's fastest one. The records
+alone decide who is left, so an interrupted race resumes as it would have continued.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ LEVEL = 0.99
 def list_candidates(
     methods: Sequence[Method], sweep: Sweep, fixed: Container[str] = ()
 ) -> dict[str, list[Method]]:
-    """Method as it was asked for → its candidates: every combination of values of the options that it leaves
-    open. Values come from `sweep`, else from the system's own grid, except for the `fixed` options.
+    """Method as it was asked for → its candidates: every combination of values of the options that
+    it leaves open. Values come from `sweep`, else from the system's own grid, except for the
+    `fixed` options.
 
     Raises:
         UserError: a swept option that no method has.
@@ -58,13 +59,15 @@ def list_candidates(
 
 
 class OutputChanged(Exception):
-    """A race ended because outputs changed beyond rounding; the message names the methods and the report."""
+    """A race ended because outputs changed beyond rounding; the message names the methods and the
+    report."""
 
 
 def tune(
     config: EvalConfig, plan: EvalPlan, console: PlainConsole, command: str
 ) -> tuple[EvalConfig, EvalPlan, dict[str, Decoder]]:
-    """The config, plan and decoders of the measurement that follows, with every method's best options.
+    """The config, plan and decoders of the measurement that follows, with every method's best
+    options.
 
     Raises:
         UserError: no candidate of a method can decode here.
@@ -72,9 +75,13 @@ def tune(
     """
     fixed = ("draft_tokens",) if config.drafting.draft_tokens else ()
     candidates = list_candidates([*plan.methods.values()], config.sweep, fixed)
-    racing = replace(plan, methods={method.name: method for group in candidates.values() for method in group})
+    racing = replace(
+        plan, methods={method.name: method for group in candidates.values() for method in group}
+    )
     decoders, refused = make_decoders(config, racing)
-    groups = {name: [m.name for m in group if m.name in decoders] for name, group in candidates.items()}
+    groups = {
+        name: [m.name for m in group if m.name in decoders] for name, group in candidates.items()
+    }
     for name, group in candidates.items():
         if not groups[name]:
             raise refused[group[0].name]
@@ -85,12 +92,15 @@ def tune(
     contested = {name: group for name, group in groups.items() if len(group) > 1}
     if contested:
         names = [PLAIN, *(name for group in contested.values() for name in group)]
-        measurement = _begin_race(config, racing, {name: decoders[name] for name in names}, console, command)
+        measurement = _begin_race(
+            config, racing, {name: decoders[name] for name in names}, console, command
+        )
         with measurement.claim:
             won |= run_race(measurement, contested)
         where = f"{plural(len(measurement.tasks), 'prompt')} of {TUNING_SUITE}"
         lines = [
-            f"{won[name]}, of {plural(len(group), 'setting')} on {where}" for name, group in contested.items()
+            f"{won[name]}, of {plural(len(group), 'setting')} on {where}"
+            for name, group in contested.items()
         ]
     best = {won[name]: racing.methods[won[name]] for name in plan.methods}
     for name in best:
@@ -149,7 +159,9 @@ def run_race(measurement: Measurement, groups: Mapping[str, Sequence[str]]) -> d
         if seconds:
             rest = clock(sum(seconds) / len(seconds) * (total - number))
             console.say(f"round {number}/{total}: {left} settings left · {rest} left at most")
-        changed = [r.method for r in measurement.records if r.divergence and r.divergence.kind == BUG]
+        changed = [
+            r.method for r in measurement.records if r.divergence and r.divergence.kind == BUG
+        ]
         if changed:
             make_report(measurement.folder)
             names = ", ".join(dict.fromkeys(changed))
@@ -162,22 +174,29 @@ def run_race(measurement: Measurement, groups: Mapping[str, Sequence[str]]) -> d
 
 
 def _able(measurement: Measurement, groups: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """The candidates that can decode here, each warmed up; of a resumed race those that took part before.
+    """The candidates that can decode here, each warmed up; of a resumed race those that took part
+    before.
 
     Raises:
         UserError: no candidate of a group can; the message is the first one's.
     """
     earlier = {record.method for record in measurement.records}
     if earlier:
-        return {asked: [name for name in names if name in earlier] for asked, names in groups.items()}
+        return {
+            asked: [name for name in names if name in earlier] for asked, names in groups.items()
+        }
     tokens = list(measurement.tasks[0].tokens)
     refused: dict[str, UserError] = {}
     for name, decoder in measurement.decoders.items():
         try:
-            warm_up({name: decoder}, tokens, measurement.settings, max(1, measurement.config.warmup))
+            warm_up(
+                {name: decoder}, tokens, measurement.settings, max(1, measurement.config.warmup)
+            )
         except UserError as error:
             refused[name] = error
-    able = {asked: [name for name in names if name not in refused] for asked, names in groups.items()}
+    able = {
+        asked: [name for name in names if name not in refused] for asked, names in groups.items()
+    }
     for asked, names in groups.items():
         if not able[asked]:
             raise refused[names[0]]
@@ -191,8 +210,8 @@ def _able(measurement: Measurement, groups: Mapping[str, Sequence[str]]) -> dict
 def find_survivors(
     groups: Mapping[str, Sequence[str]], alive: Sequence[str], records: Sequence[Record]
 ) -> list[str]:
-    """Those of `alive`, which ran in every round so far, that are not slower than their group's fastest
-    beyond chance."""
+    """Those of `alive`, which ran in every round so far, that are not slower than their group's
+    fastest beyond chance."""
     found = []
     for names in groups.values():
         seconds = {name: times(records, name) for name in names if name in alive}

@@ -31,7 +31,8 @@ def check_vocabulary(model: Target, target: Target) -> None:
     """Raises UserError unless both vocabularies have the same size."""
     if model.vocab_size != target.vocab_size:
         raise UserError(
-            f"drafter {model.spec!r} has a vocabulary of {model.vocab_size}, target {target.spec!r} has "
+            f"drafter {model.spec!r} has a vocabulary of {model.vocab_size}, target "
+            f"{target.spec!r} has "
             f"{target.vocab_size}: it needs its own tokenizer (--drafter-tokenizer)"
         )
 
@@ -50,7 +51,8 @@ class CausalContext:
         """What the cache holds."""
 
     def follow(self, text: list[int]) -> list[int]:
-        """Roll back to the common prefix with `text`; returns its unread tokens, at least the last."""
+        """Roll back to the common prefix with `text`; returns its unread tokens, at least the
+        last."""
         count = min(common_prefix_length(self.tokens, text), len(text) - 1)
         self.cache.length = count
         del self.tokens[count:]
@@ -58,7 +60,10 @@ class CausalContext:
 
     @without_gradients
     def read(
-        self, tokens: Sequence[int], drafts: Sequence[int] = (), parents: tuple[int, ...] | None = None
+        self,
+        tokens: Sequence[int],
+        drafts: Sequence[int] = (),
+        parents: tuple[int, ...] | None = None,
     ) -> Tensor:
         """Read at least one token, and N drafts after them.
 
@@ -97,7 +102,8 @@ class AutoregressiveDrafter:
         draft_tokens: K.
 
     Raises:
-        UserError: fewer than one draft; when a request begins, another vocabulary than the target's.
+        UserError: fewer than one draft; when a request begins, another vocabulary than the
+            target's.
     """
 
     name = "autoregressive"

@@ -1,5 +1,5 @@
-"""The interface between engine and drafters. A drafter is the model, shared by all requests; a session is its state for one
-request."""
+"""The interface between engine and drafters. A drafter is the model, shared by all requests; a
+session is its state for one request."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Request:
 
     tokens: prompt and committed output. cache: the target's; it holds all tokens but the last.
     history: the state of the processors after `tokens`; q goes through the same processors as p.
-    noise: under the verifier `gumbel`, the noise (V,) that the target will add at an absolute position.
+    noise: under the verifier `gumbel`, the noise (V,) that the target will add at an absolute
+    position.
         A drafter that adds the same noise drafts the target's own token wherever q is near p.
     """
 
@@ -86,9 +87,9 @@ class Request:
 class Drafter(Protocol):
     """What makes proposals; by default its tokens are chosen, not drawn.
 
-    A class that sets `in_background` drafts in another thread, `by_clock` by measured times (a seed may give
-    other tokens of the same distribution), `in_rounds` with more random numbers than it has drafts.
-    `decode.verify` asks for these.
+    A class that sets `in_background` drafts in another thread, `by_clock` by measured times (a seed
+    may give other tokens of the same distribution), `in_rounds` with more random numbers than it
+    has drafts. `decode.verify` asks for these.
     """
 
     name: str

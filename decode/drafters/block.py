@@ -6,9 +6,9 @@ distribution over the draft vocabulary: law `independent`, or `causal` with a Ma
 Trees: the most probable paths under q, chosen rather than drawn: law `point` at every temperature.
 For verifiers that test siblings the tree's tokens are drawn instead.
 
-A drawn token is accepted with probability Σ min(p, q), a chosen one with its p: the flatter p and q,
-the better the draw. SmolLM2 on MT-Bench prompts, τ of a tree of five / a chain of four: 1.68 / 1.45
-at temperature 0, 1.56 / 1.55 at 0.6, 1.42 / 1.52 at 1.
+A drawn token is accepted with probability Σ min(p, q), a chosen one with its p: the flatter p and
+q, the better the draw. SmolLM2 on MT-Bench prompts, τ of a tree of five / a chain of four: 1.68 /
+1.45 at temperature 0, 1.56 / 1.55 at 0.6, 1.42 / 1.52 at 1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,14 @@ from align.target.model import TargetOutput
 from decode.drafters.base import DraftSession, Request, check_range
 from decode.drafters.controllers import TreeSize
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
-from decode.speculation.sampling import NOTHING, ProcessorState, Sampling, apply_penalties, probs, uniform
+from decode.speculation.sampling import (
+    NOTHING,
+    ProcessorState,
+    Sampling,
+    apply_penalties,
+    probs,
+    uniform,
+)
 from decode.speculation.tree_drafts import as_tree, draw_tree, drawn_tree_parents, rank_candidates
 
 TREE_NODES = 5
@@ -45,16 +52,17 @@ class BlockProposer:
     Args:
         network: the drafter, already tied to the target.
         draft_tokens: K, default the whole block.
-        tree_nodes: tokens of a tree; 0 = a chain; None = a tree of `TREE_NODES` at temperatures up to
-            `TREES_UP_TO`, a chain above.
+        tree_nodes: tokens of a tree; 0 = a chain; None = a tree of `TREE_NODES` at temperatures up
+            to `TREES_UP_TO`, a chain above.
         siblings: above temperature 0 draw the tree's tokens; how siblings are drawn.
-        confidence: stop a chain before the first position that is reached and accepted with a smaller
-            probability than this, by the network's confidence head; at least one token is drafted.
-            The head sees only the tokens before that position, so their law stays.
+        confidence: stop a chain before the first position that is reached and accepted with a
+            smaller probability than this, by the network's confidence head; at least one token is
+            drafted. The head sees only the tokens before that position, so their law stays.
         passes: over a block; each one after the first sees the estimates of the previous one, which
             are functions of the context. None = as trained.
-        by_cost: verify only the most probable nodes of a tree, as many as pay by the measured cost of
-            calls, shared by all requests. They are chosen by q and by finished rounds: law `point`.
+        by_cost: verify only the most probable nodes of a tree, as many as pay by the measured cost
+            of calls, shared by all requests. They are chosen by q and by finished rounds: law
+            `point`.
 
     Raises:
         UserError: a number out of range, options that exclude each other or that the network lacks.
@@ -77,13 +85,15 @@ class BlockProposer:
         check_range("passes", passes, 1, MOST_PASSES)
         if (passes or 1) > 1 and network.estimate is None:
             raise UserError(
-                f"passes={passes} needs a drafter that was trained with drafter.self_conditioning=true"
+                f"passes={passes} needs a drafter that was trained with "
+                "drafter.self_conditioning=true"
             )
         if not 0 <= confidence <= 1:
             raise UserError(f"confidence={confidence:g} must be within 0..1")
         if confidence and network.confidence is None:
             raise UserError(
-                f"confidence={confidence:g} needs a drafter with a confidence head: recipe=smollm2_confidence"
+                f"confidence={confidence:g} needs a drafter with a confidence head: "
+                "recipe=smollm2_confidence"
             )
         if confidence and tree_nodes != 0:
             raise UserError(
@@ -91,13 +101,16 @@ class BlockProposer:
             )
         if by_cost and (tree_nodes == 0 or siblings is not None):
             raise UserError(
-                "by_cost=true chooses a tree's nodes: it needs nodes above 0, and drafts that are not drawn"
+                "by_cost=true chooses a tree's nodes: it needs nodes above 0, and drafts that are "
+                "not drawn"
             )
         most_nodes = TREE_NODES if tree_nodes is None else tree_nodes
         self.network, self.siblings, self.confidence = network.eval(), siblings, confidence
         self.passes, self.tree_nodes = passes, tree_nodes
         self.sizes = TreeSize(most_nodes) if by_cost else None
-        self.draft_tokens = min(draft_tokens or network.config.block_size, network.config.block_size)
+        self.draft_tokens = min(
+            draft_tokens or network.config.block_size, network.config.block_size
+        )
         self.draft_nodes = max(most_nodes, self.draft_tokens)
         self.by_clock = by_cost
 
@@ -167,7 +180,8 @@ class BlockDrafts(DraftSession):
         return Proposal(self._tokens(columns_K), self.law, q)
 
     def _draw_chain_in_c(self, hidden_KD: Tensor) -> tuple[Tensor, Tensor | None] | None:
-        """Draw from softmax(logits / temperature) in one call; None where that is not the whole q."""
+        """Draw from softmax(logits / temperature) in one call; None where that is not the whole
+        q."""
         sampling = self.request.sampling
         if sampling.truncates or self.proposer.confidence or self.law == "point":
             return None
@@ -181,7 +195,9 @@ class BlockDrafts(DraftSession):
         """The network's head in one call; None without one, or where a token is penalised or barred
         now: where none is, none will be at later positions."""
         head = self.network.tree
-        usable = head is not None and head.takes(levels) and self.request.history.ahead(0, 1) is NOTHING
+        usable = (
+            head is not None and head.takes(levels) and self.request.history.ahead(0, 1) is NOTHING
+        )
         return head if usable else None
 
     def _tokens(self, columns: Tensor) -> Tensor:
@@ -218,8 +234,11 @@ class BlockDrafts(DraftSession):
             token = self._tokens(column)
         return torch.cat(columns), torch.cat(rows) if rows else None
 
-    def _add_bias(self, logits_KV: Tensor, inputs_Kr: Tensor | None, k: int, tokens_P: Tensor) -> Tensor:
-        """Logits at position k after each of the previous tokens, (P, Vd); (1, Vd) without a Markov head."""
+    def _add_bias(
+        self, logits_KV: Tensor, inputs_Kr: Tensor | None, k: int, tokens_P: Tensor
+    ) -> Tensor:
+        """Logits at position k after each of the previous tokens, (P, Vd); (1, Vd) without a Markov
+        head."""
         if inputs_Kr is None:
             return logits_KV[k : k + 1]
         return logits_KV[k] + self.session.bias(inputs_Kr[k], tokens_P)
@@ -248,7 +267,9 @@ class BlockDrafts(DraftSession):
         width = min(nodes, logits_KV.shape[1])
 
         def children(k: int, above: Sequence[int | None]) -> list[tuple[list[float], list[int]]]:
-            tokens = torch.tensor([last if t is None else t for t in above], device=logits_KV.device)
+            tokens = torch.tensor(
+                [last if t is None else t for t in above], device=logits_KV.device
+            )
             logits_PV = self._add_bias(logits_KV, inputs_Kr, k, tokens)
             logits_PV = apply_penalties(logits_PV, self.request.sampling, self._before(k))
             top = (logits_PV / scale).log_softmax(-1).topk(width, dim=-1)
@@ -269,9 +290,13 @@ class BlockDrafts(DraftSession):
         def q_of(k: int, columns_P: Tensor) -> Tensor:
             above_P = torch.where(columns_P < 0, last, self._tokens(columns_P))
             logits_PV = self._add_bias(logits_KV, inputs_Kr, k, above_P)
-            return probs(logits_PV, self.request.sampling, self._before(k)).expand(len(columns_P), -1)
+            return probs(logits_PV, self.request.sampling, self._before(k)).expand(
+                len(columns_P), -1
+            )
 
-        columns_N, q_NV = draw_tree(parents, q_of, siblings, self.request.generator, logits_KV.device)
+        columns_N, q_NV = draw_tree(
+            parents, q_of, siblings, self.request.generator, logits_KV.device
+        )
         kind = siblings if len(set(parents)) < len(parents) else None
         q = DraftProbs(q_NV, self.ids)
         return Proposal(self._tokens(columns_N), self.law, q, parents=parents, siblings=kind)

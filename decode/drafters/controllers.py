@@ -1,8 +1,8 @@
-"""How many tokens to draft next, and with which of several variants, from the times and acceptance of earlier
-rounds. No model, no tensors.
+"""How many tokens to draft next, and with which of several variants, from the times and acceptance
+of earlier rounds. No model, no tensors.
 
-A controller sees only finished rounds and answers before anything of the next one is drawn: whatever it
-answers, a proposal keeps its law (decode/wrappers/adaptive.py).
+A controller sees only finished rounds and answers before anything of the next one is drawn:
+whatever it answers, a proposal keeps its law (decode/wrappers/adaptive.py).
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ class Controller(Protocol):
     def length(self, most: int) -> int:
         """How many tokens to draft next, 1..most."""
 
-    def observe(self, drafted: int, accepted: int, draft_seconds: float, verify_seconds: float) -> None:
+    def observe(
+        self, drafted: int, accepted: int, draft_seconds: float, verify_seconds: float
+    ) -> None:
         """Record a finished round: `accepted` of `drafted` ≥ 1 tokens, and its times."""
 
 
 @dataclass
 class AdaptiveLength:
-    """DiffuSpec's adaptive draft length (arXiv 2510.02358, section 4.3): L̃ ← (1 − ρ)·L̃ + ρ·L of generated and of
-    accepted lengths, both from 0, then k ← clip(L̃_generated + δ·1{L̃_accepted ≥ L̃_generated}, shortest, longest),
-    rounded. The first k is `longest`.
+    """DiffuSpec's adaptive draft length (arXiv 2510.02358, section 4.3): L̃ ← (1 − ρ)·L̃ + ρ·L of
+    generated and of accepted lengths, both from 0, then k ← clip(L̃_generated + δ·1{L̃_accepted ≥
+    L̃_generated}, shortest, longest), rounded. The first k is `longest`.
 
     shortest, longest: of k. growth: δ. smoothing: ρ.
     """
@@ -46,7 +48,8 @@ class AdaptiveLength:
         self.tokens = self.longest
 
     def update(self, generated: int, accepted: int) -> None:
-        """Record a round: tokens of its draft before an end of sequence, and how many were accepted."""
+        """Record a round: tokens of its draft before an end of sequence, and how many were
+        accepted."""
         self.generated += self.smoothing * (generated - self.generated)
         self.accepted += self.smoothing * (accepted - self.accepted)
         wanted = self.generated + (self.growth if self.accepted >= self.generated else 0.0)
@@ -55,18 +58,21 @@ class AdaptiveLength:
     def length(self, most: int) -> int:
         return min(self.tokens, most)
 
-    def observe(self, drafted: int, accepted: int, draft_seconds: float, verify_seconds: float) -> None:
+    def observe(
+        self, drafted: int, accepted: int, draft_seconds: float, verify_seconds: float
+    ) -> None:
         self.update(drafted, accepted)
 
 
 def adaptive_range(longest: int) -> tuple[int, int, float]:
-    """Shortest, longest and growth of `AdaptiveLength`: 20, 30 and 10 as published, in proportion."""
+    """Shortest, longest and growth of `AdaptiveLength`: 20, 30 and 10 as published, in
+    proportion."""
     return max(1, 2 * longest // 3), longest, longest / 3
 
 
 class Line:
-    """Seconds as a linear function of a number of tokens, by least squares with exponential forgetting: a round
-    weighs `keep` times the one after it. The slope is at least 0."""
+    """Seconds as a linear function of a number of tokens, by least squares with exponential
+    forgetting: a round weighs `keep` times the one after it. The slope is at least 0."""
 
     def __init__(self, keep: float) -> None:
         self.keep = keep
@@ -87,8 +93,9 @@ class Line:
 
 
 class Curve:
-    """Seconds as a function of a whole number that never falls: the monotone least-squares fit (pool adjacent
-    violators) of means with exponential forgetting, linear between measurements, constant outside."""
+    """Seconds as a function of a whole number that never falls: the monotone least-squares fit
+    (pool adjacent violators) of means with exponential forgetting, linear between measurements,
+    constant outside."""
 
     def __init__(self, keep: float) -> None:
         self.keep = keep
@@ -120,9 +127,9 @@ class Curve:
 
 
 class TreeSize:
-    """How many of a tree's nodes, the most probable first, to verify: the number with the most tokens per second,
-    (1 + g·Σ path probability) / (drafting + verifying), all measured (CaDDTree, arXiv 2606.01813). g corrects q's
-    paths by what was accepted.
+    """How many of a tree's nodes, the most probable first, to verify: the number with the most
+    tokens per second, (1 + g·Σ path probability) / (drafting + verifying), all measured (CaDDTree,
+    arXiv 2606.01813). g corrects q's paths by what was accepted.
 
     Args:
         most: nodes of the largest tree.
@@ -150,7 +157,12 @@ class TreeSize:
         return at
 
     def observe(
-        self, nodes: int, expected: float, accepted: int, draft_seconds: float, verify_seconds: float
+        self,
+        nodes: int,
+        expected: float,
+        accepted: int,
+        draft_seconds: float,
+        verify_seconds: float,
     ) -> None:
         """Record a finished round; `expected`: the sum of its nodes' path probabilities."""
         self.untried = self.untried[1:]
@@ -161,14 +173,16 @@ class TreeSize:
 
 
 class CostAware:
-    """The draft length with the most tokens per second: (1 + Σ_(m≤n) Π_(j≤m) α_j) / (draft(n) + verify(n)), all
-    measured on this request (the idea of DuoDecoding, arXiv 2503.00784, and of SpecDec++, 2405.19715).
+    """The draft length with the most tokens per second: (1 + Σ_(m≤n) Π_(j≤m) α_j) / (draft(n) +
+    verify(n)), all measured on this request (the idea of DuoDecoding, arXiv 2503.00784, and of
+    SpecDec++, 2405.19715).
 
     Args:
         keep: what a round's weight is multiplied by with every further one.
-        prior: weight, in rounds, of the prior that a position is accepted as often as the one before it (the
-            first: 1/2).
-        tries: rounds at the beginning that try lengths from the longest to 1, so that costs become known.
+        prior: weight, in rounds, of the prior that a position is accepted as often as the one
+            before it (the first: 1/2).
+        tries: rounds at the beginning that try lengths from the longest to 1, so that costs become
+            known.
     """
 
     def __init__(self, keep: float = 0.97, prior: float = 2.0, tries: int = 3) -> None:
@@ -184,7 +198,9 @@ class CostAware:
         best, at, reach, expected, alpha = 0.0, 1, 1.0, 1.0, 0.5
         for n in range(1, most + 1):
             if n <= len(self.tested):
-                alpha = (self.accepted[n - 1] + self.prior * alpha) / (self.tested[n - 1] + self.prior)
+                alpha = (self.accepted[n - 1] + self.prior * alpha) / (
+                    self.tested[n - 1] + self.prior
+                )
             reach *= alpha
             expected += reach
             seconds = self.draft.at(n) + self.verify.at(n)
@@ -194,7 +210,9 @@ class CostAware:
                 best, at = expected / seconds, n
         return at
 
-    def observe(self, drafted: int, accepted: int, draft_seconds: float, verify_seconds: float) -> None:
+    def observe(
+        self, drafted: int, accepted: int, draft_seconds: float, verify_seconds: float
+    ) -> None:
         self.rounds += 1
         self.draft.add(drafted, draft_seconds)
         self.verify.add(drafted, verify_seconds)
@@ -207,8 +225,9 @@ class CostAware:
 
 
 class Fastest:
-    """The variant with the most tokens per second: each is tried in turn, then the one with the highest upper
-    confidence bound (discounted UCB, arXiv 0805.3415), because rates drift with the text and the machine.
+    """The variant with the most tokens per second: each is tried in turn, then the one with the
+    highest upper confidence bound (discounted UCB, arXiv 0805.3415), because rates drift with the
+    text and the machine.
 
     Args:
         variants: how many.
@@ -217,9 +236,15 @@ class Fastest:
         boldness: c of the bound, rate·(1 + c·√(ln n / n_variant)).
     """
 
-    def __init__(self, variants: int, keep: float = 0.995, tries: int = 3, boldness: float = 0.15) -> None:
+    def __init__(
+        self, variants: int, keep: float = 0.995, tries: int = 3, boldness: float = 0.15
+    ) -> None:
         self.keep, self.tries, self.boldness = keep, tries, boldness
-        self.rounds, self.tokens, self.seconds = [0.0] * variants, [0.0] * variants, [0.0] * variants
+        self.rounds, self.tokens, self.seconds = (
+            [0.0] * variants,
+            [0.0] * variants,
+            [0.0] * variants,
+        )
         self.tried = [0] * variants
 
     def choose(self) -> int:
@@ -234,7 +259,8 @@ class Fastest:
         return rate * (1 + self.boldness * math.sqrt(math.log(max(total, 1.0)) / max(rounds, 1e-9)))
 
     def observe(self, variant: int, tokens: int, seconds: float) -> None:
-        """Record a finished round: its tokens, and the seconds of drafting and verification together."""
+        """Record a finished round: its tokens, and the seconds of drafting and verification
+        together."""
         for values in (self.rounds, self.tokens, self.seconds):
             values[:] = [self.keep * value for value in values]
         self.rounds[variant] += 1

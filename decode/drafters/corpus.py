@@ -15,8 +15,8 @@ def read_corpus(path: str | Path, target: Target) -> list[list[int]]:
     """The texts of a file, tokenized as plain text.
 
     Args:
-        path: `.txt`, one text; or rows with the key `text`, one text each: `.jsonl`, `.json`, `.csv`, `.parquet`. `.gz` of the
-            text kinds too.
+        path: `.txt`, one text; or rows with the key `text`, one text each: `.jsonl`, `.json`,
+            `.csv`, `.parquet`. `.gz` of the text kinds too.
 
     Raises:
         UserError: no such file, an unknown kind, broken content, or nothing in it.

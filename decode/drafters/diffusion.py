@@ -1,17 +1,18 @@
-"""A standalone diffusion drafter: K masks after the text, unmasked in T steps (SpecDiff, arXiv 2408.05636).
+"""A standalone diffusion drafter: K masks after the text, unmasked in T steps (SpecDiff, arXiv
+2408.05636).
 
-T = 1 draws every position from its own q: law `independent`. With more steps positions are drawn given
-those unmasked before: from left to right that is law `causal`. In the other orders (`random`;
-`confidence`: where q is most peaked, decided before the step draws; `blockwise`: by confidence within
-blocks of two steps each, the blocks from left to right) the law is `unmasked`. At temperature 0 the
-argmax: law `point`.
+T = 1 draws every position from its own q: law `independent`. With more steps positions are drawn
+given those unmasked before: from left to right that is law `causal`. In the other orders (`random`;
+`confidence`: where q is most peaked, decided before the step draws; `blockwise`: by confidence
+within blocks of two steps each, the blocks from left to right) the law is `unmasked`. At
+temperature 0 the argmax: law `point`.
 
-Hot start: the first step draws from what the last draft's steps predicted for the positions after the
-rejected token, instead of running the network. Only distributions are reused, no drawn token, so each
-position again has a q that was fixed before its token was drawn.
+Hot start: the first step draws from what the last draft's steps predicted for the positions after
+the rejected token, instead of running the network. Only distributions are reused, no drawn token,
+so each position again has a q that was fixed before its token was drawn.
 
-Trees (T = 1): the most probable paths under the marginals, law `point`; or drawn, for verifiers that
-test siblings.
+Trees (T = 1): the most probable paths under the marginals, law `point`; or drawn, for verifiers
+that test siblings.
 """
 
 from __future__ import annotations
@@ -73,13 +74,20 @@ class DiffusionProposer:
         check_range("tree_nodes", tree_nodes, 0)
         if hot_start and steps < 2:
             raise UserError(
-                f"hot_start takes the place of one of several steps: steps={steps} must be at least 2"
+                f"hot_start takes the place of one of several steps: steps={steps} must be at "
+                "least 2"
             )
         if tree_nodes and steps > 1:
             raise UserError(
-                f"tree_nodes={tree_nodes}: trees are made of one step's marginals, not of steps={steps}"
+                f"tree_nodes={tree_nodes}: trees are made of one step's marginals, not of "
+                f"steps={steps}"
             )
-        self.drafter, self.steps, self.order, self.hot_start = drafter.eval(), steps, order, hot_start
+        self.drafter, self.steps, self.order, self.hot_start = (
+            drafter.eval(),
+            steps,
+            order,
+            hot_start,
+        )
         self.draft_tokens = draft_tokens or drafter.config.block_size
         self.tree_nodes, self.siblings = tree_nodes, siblings
         self.draft_nodes = max(self.draft_tokens, tree_nodes)
@@ -105,14 +113,17 @@ P = TypeVar("P", bound=StandaloneProposer)
 
 
 class DiffusionSession(DraftSession, Generic[P]):
-    """One request's text as a standalone drafter's context: the base of several systems' sessions."""
+    """One request's text as a standalone drafter's context: the base of several systems'
+    sessions."""
 
     rewinds = True
 
     def __init__(self, proposer: P, request: Request) -> None:
         self.proposer, self.drafter, self.request = proposer, proposer.drafter, request
         self.law: Law = request.law(proposer)
-        self.context = DiffusionContext(self.drafter, request.cache.capacity + proposer.draft_tokens)
+        self.context = DiffusionContext(
+            self.drafter, request.cache.capacity + proposer.draft_tokens
+        )
 
     def append_masks(self, k: int) -> Tensor:
         """Bring the context up to date with the text; returns k masks (K,) to follow it."""
@@ -153,9 +164,13 @@ class DiffusionDrafts(DiffusionSession[DiffusionProposer]):
         count, rank_K, left = min(self.proposer.steps, k), self._rank_positions(k), k
         hot_RV = self._reuse_logits(k) if count > 1 else None
         for step in range(count):
-            logits_RV = hot_RV if step == 0 and hot_RV is not None else self.context.denoise(block_K)
+            logits_RV = (
+                hot_RV if step == 0 and hot_RV is not None else self.context.denoise(block_K)
+            )
             end = k - left + self._count_in_block(left, count, step)
-            at = self._choose_positions(logits_RV, block_K[:end], rank_K, ceil(left / (count - step)))
+            at = self._choose_positions(
+                logits_RV, block_K[:end], rank_K, ceil(left / (count - step))
+            )
             places = at.tolist()
             left -= len(places)
             if self.proposer.hot_start:
@@ -197,7 +212,9 @@ class DiffusionDrafts(DiffusionSession[DiffusionProposer]):
             return torch.randperm(k, generator=self.request.generator, device=device)
         return torch.arange(k, device=device)
 
-    def _choose_positions(self, logits_RV: Tensor, block_K: Tensor, rank_K: Tensor, count: int) -> Tensor:
+    def _choose_positions(
+        self, logits_RV: Tensor, block_K: Tensor, rank_K: Tensor, count: int
+    ) -> Tensor:
         """The next `count` masked positions that have logits, ascending. The choice may look at q,
         never at what is drawn from it."""
         masked_R = self.find_masks(block_K[: len(logits_RV)])
@@ -216,9 +233,16 @@ class DiffusionDrafts(DiffusionSession[DiffusionProposer]):
             return tree_from_marginals(scaled_KV.log_softmax(-1), nodes)
         siblings, generator = self.proposer.siblings, self.request.generator
         assert siblings is not None
-        q_KV, parents = probs(logits_KV, sampling, before), drawn_tree_parents(nodes, len(logits_KV))
+        q_KV, parents = (
+            probs(logits_KV, sampling, before),
+            drawn_tree_parents(nodes, len(logits_KV)),
+        )
         tokens_N, q_NV = draw_tree(
-            parents, lambda k, above: q_KV[k].expand(len(above), -1), siblings, generator, q_KV.device
+            parents,
+            lambda k, above: q_KV[k].expand(len(above), -1),
+            siblings,
+            generator,
+            q_KV.device,
         )
         kind = siblings if len(set(parents)) < len(parents) else None
         return Proposal(tokens_N, self.law, DraftProbs(q_NV), parents=parents, siblings=kind)

@@ -1,9 +1,10 @@
-"""DiffuSpec (arXiv 2510.02358): a standalone diffusion drafter's one-pass distributions are searched for the
-best path from left to right, and the draft is as long as recent rounds suggest. No training.
+"""DiffuSpec (arXiv 2510.02358): a standalone diffusion drafter's one-pass distributions are
+searched for the best path from left to right, and the draft is as long as recent rounds suggest. No
+training.
 
-Path search (CPS): decode/drafters/diffuspec_search.py, with an n-gram model of prompt, output and perhaps a
-corpus as the causal model. Adaptive draft length (ADL): `decode.drafters.controllers.AdaptiveLength`. The
-drafts are searched for, not drawn: law `point`.
+Path search (CPS): decode/drafters/diffuspec_search.py, with an n-gram model of prompt, output and
+perhaps a corpus as the causal model. Adaptive draft length (ADL):
+`decode.drafters.controllers.AdaptiveLength`. The drafts are searched for, not drawn: law `point`.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class DiffuSpecSession(DiffusionSession[DiffuSpecDrafter]):
     def __init__(self, proposer: DiffuSpecDrafter, request: Request) -> None:
         super().__init__(proposer, request)
         self.ngrams = proposer.ngrams.continue_text()
-        self.length = AdaptiveLength(proposer.shortest, proposer.longest, proposer.growth, proposer.smoothing)
+        self.length = AdaptiveLength(
+            proposer.shortest, proposer.longest, proposer.growth, proposer.smoothing
+        )
         self.generated: int | None = None  # tokens before an end of sequence of an unverified draft
 
     def observe(self, output: TargetOutput, kept: int) -> None:
@@ -91,7 +94,9 @@ class DiffuSpecSession(DiffusionSession[DiffuSpecDrafter]):
         path = self._search(q_KV) if search else q_KV.argmax(-1).tolist()
         self.generated = next((i for i, token in enumerate(path) if token in ends), len(path))
         # nothing follows an end of sequence
-        return Proposal(torch.tensor(path[: self.generated + 1], device=self.context.device), "point")
+        return Proposal(
+            torch.tensor(path[: self.generated + 1], device=self.context.device), "point"
+        )
 
     def _compute_q(self, k: int) -> Tensor:
         """The processed distributions at the next k positions, (k, V). At temperature 0 those of

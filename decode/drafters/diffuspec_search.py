@@ -1,10 +1,10 @@
-"""Causal-consistency path search (DiffuSpec, arXiv 2510.02358, section 4.2), and the n-gram model that scores
-paths. No network.
+"""Causal-consistency path search (DiffuSpec, arXiv 2510.02358, section 4.2), and the n-gram model
+that scores paths. No network.
 
-A one-pass diffusion draft predicts each position without its neighbours' tokens. Among a few candidates per
-position a beam search finds the path with the best mixture of q and a causal model: counts of prompt, output
-and perhaps a corpus, each order smoothed with the next lower one (Dirichlet prior), down to the uniform
-distribution.
+A one-pass diffusion draft predicts each position without its neighbours' tokens. Among a few
+candidates per position a beam search finds the path with the best mixture of q and a causal model:
+counts of prompt, output and perhaps a corpus, each order smoothed with the next lower one
+(Dirichlet prior), down to the uniform distribution.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ PathScore = Callable[[tuple[int, ...], Sequence[int]], Sequence[float]]
 
 
 def find_candidates(q_KV: Tensor, mass: float, most: int, ends: Collection[int]) -> list[Column]:
-    """Candidates (eq. 7): at each position the smallest set of most probable tokens with `mass` of q, at most
-    `most`; and the most probable end of sequence. None has probability 0."""
+    """Candidates (eq. 7): at each position the smallest set of most probable tokens with `mass` of
+    q, at most `most`; and the most probable end of sequence. None has probability 0."""
     top = q_KV.double().topk(min(most, q_KV.shape[1]), dim=-1)
     before_KM = top.values.cumsum(-1).roll(1, -1)
     before_KM[:, 0] = 0.0
@@ -33,7 +33,9 @@ def find_candidates(q_KV: Tensor, mass: float, most: int, ends: Collection[int])
     if ends:
         ids = sorted(ends)
         likeliest = q_KV[:, ids].double().max(-1)
-        for column, q, at in zip(lattice, likeliest.values.tolist(), likeliest.indices.tolist(), strict=True):
+        for column, q, at in zip(
+            lattice, likeliest.values.tolist(), likeliest.indices.tolist(), strict=True
+        ):
             if q > 0 and not any(token in ends for token, _ in column):
                 column.append((ids[at], math.log(q)))
     return lattice
@@ -44,9 +46,9 @@ def find_best_path(
 ) -> list[int]:
     """One token of each column, up to and with the first end of sequence.
 
-    Score (eq. 8): S = Σ_i weight·ln q_i + (1 − weight)·ln p_i. The `beam` best paths are continued. Paths of one
-    length are compared by S, at the end those of different lengths by S per token: S is negative, so it would
-    favour early ends.
+    Score (eq. 8): S = Σ_i weight·ln q_i + (1 − weight)·ln p_i. The `beam` best paths are continued.
+    Paths of one length are compared by S, at the end those of different lengths by S per token: S
+    is negative, so it would favour early ends.
     """
     open_paths: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     ended: list[tuple[float, tuple[int, ...]]] = []
@@ -125,4 +127,6 @@ class NgramModel:
         return self.counts[ngram] + (0 if self.base is None else self.base._count(ngram))
 
     def _count_followed(self, context: tuple[int, ...]) -> int:
-        return self.followed[context] + (0 if self.base is None else self.base._count_followed(context))
+        return self.followed[context] + (
+            0 if self.base is None else self.base._count_followed(context)
+        )

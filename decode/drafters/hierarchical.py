@@ -1,9 +1,9 @@
-"""Hierarchical speculative decoding (arXiv 2510.19705): a middle model M decodes speculatively with a cheaper
-drafter of its own, and M's output is the draft for the target.
+"""Hierarchical speculative decoding (arXiv 2510.19705): a middle model M decodes speculatively with
+a cheaper drafter of its own, and M's output is the draft for the target.
 
-M's speculation is lossless, so its k tokens are draws from M whatever drafted for it: law `causal` with
-q_i = M(· | text, x_<i), the row that verified them; at temperature 0 M's argmax, law `point`. M always decodes
-exactly k tokens, so their number does not depend on their values.
+M's speculation is lossless, so its k tokens are draws from M whatever drafted for it: law `causal`
+with q_i = M(· | text, x_<i), the row that verified them; at temperature 0 M's argmax, law `point`.
+M always decodes exactly k tokens, so their number does not depend on their values.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ class HierarchicalDrafter:
 
     Args:
         model: M, over the target's vocabulary and on its device.
-        inner: drafts for M, of any law, from the text alone (a block drafter would need M's hidden states).
+        inner: drafts for M, of any law, from the text alone (a block drafter would need M's hidden
+            states).
         draft_tokens: K, of M's tokens.
 
     Raises:
-        UserError: fewer than one draft, an inner drafter that reads hidden states; when a request begins, another
-            vocabulary or device than the target's.
+        UserError: fewer than one draft, an inner drafter that reads hidden states; when a request
+            begins, another vocabulary or device than the target's.
     """
 
     in_rounds = True
@@ -50,8 +51,10 @@ class HierarchicalDrafter:
             innermost = innermost.inner
         if isinstance(innermost, BlockProposer | D2SDDrafter):
             raise UserError(
-                f"inner drafter {inner.name!r} reads its verifier's hidden states: a hierarchical drafter takes "
-                "one that reads the text alone (lookup, autoregressive, a standalone diffusion drafter)"
+                f"inner drafter {inner.name!r} reads its verifier's hidden states: a hierarchical "
+                "drafter takes "
+                "one that reads the text alone (lookup, autoregressive, a standalone diffusion "
+                "drafter)"
             )
         self.model, self.inner = model, inner
         self.name = f"hierarchical+{inner.name}"
@@ -64,21 +67,25 @@ class HierarchicalDrafter:
         check_vocabulary(self.model, request.target)
         if self.model.device != request.target.device:
             raise UserError(
-                f"drafter {self.model.spec!r} is on {self.model.device}, target {request.target.spec!r} on "
+                f"drafter {self.model.spec!r} is on {self.model.device}, target "
+                f"{request.target.spec!r} on "
                 f"{request.target.device}: a hierarchical drafter needs the same device"
             )
         return HierarchicalSession(self, request)
 
 
 class HierarchicalSession(DraftSession):
-    """One request's drafts. `middle` is M's own request: the text followed by M's tokens of this round."""
+    """One request's drafts. `middle` is M's own request: the text followed by M's tokens of this
+    round."""
 
     rewinds = True
 
     def __init__(self, drafter: HierarchicalDrafter, request: Request) -> None:
         self.drafter, self.request = drafter, request
         self.law: Law = request.law(drafter)
-        self.context = CausalContext(drafter.model, request.cache.capacity + drafter.inner.draft_nodes)
+        self.context = CausalContext(
+            drafter.model, request.cache.capacity + drafter.inner.draft_nodes
+        )
         self.middle = replace(
             request,
             target=drafter.model,
@@ -98,10 +105,13 @@ class HierarchicalSession(DraftSession):
         while (left := first + k - len(self.middle.tokens)) > 0:
             rows.append(self._decode_round(left))
         tokens_K = torch.tensor(self.middle.tokens[first:], device=self.drafter.model.device)
-        return Proposal(tokens_K, self.law, None if self.law == "point" else DraftProbs(torch.cat(rows)))
+        return Proposal(
+            tokens_K, self.law, None if self.law == "point" else DraftProbs(torch.cat(rows))
+        )
 
     def _reset_text(self) -> None:
-        """Reset M's text to the committed one. An inner session that cannot rewind is started again."""
+        """Reset M's text to the committed one. An inner session that cannot rewind is started
+        again."""
         middle, text = self.middle, self.request.tokens
         shortened = common_prefix_length(middle.tokens, text) < len(middle.tokens)
         middle.tokens[:] = text
@@ -112,14 +122,17 @@ class HierarchicalSession(DraftSession):
 
     @without_gradients
     def _decode_round(self, left: int) -> Tensor:
-        """One call of M, which adds 1 to `left` tokens; returns the rows that they were drawn from, (R, V)."""
+        """One call of M, which adds 1 to `left` tokens; returns the rows that they were drawn from,
+        (R, V)."""
         middle, model = self.middle, self.drafter.model
         # a call adds its accepted drafts and one more token
         most = min(self.drafter.inner.draft_tokens, left - 1)
         draft = (self.inner.propose(most) if most > 0 else None) or NO_DRAFTS
         draft = draft.cut(most)
         if draft.branches and model.chains_only:
-            raise UserError(f"drafter {model.spec!r} {model.why_chains_only}: drafts may not branch")
+            raise UserError(
+                f"drafter {model.spec!r} {model.why_chains_only}: drafts may not branch"
+            )
         unread = self.context.follow(middle.tokens)
         logits_MV = self.context.read(unread, draft.tokens_K.tolist(), draft.parents)
         outcome, p_MV = self._verify(logits_MV, draft)
@@ -135,11 +148,15 @@ class HierarchicalSession(DraftSession):
         before = middle.history.rows(draft.tokens_K, draft.tree)
         if self.law == "point":
             verifier, first = "greedy" if sampling.greedy else "gumbel", len(middle.tokens)
-            one = Round(logits_MV, draft, verifier, sampling, before, middle.generator, middle.noise, first)
+            one = Round(
+                logits_MV, draft, verifier, sampling, before, middle.generator, middle.noise, first
+            )
             return verify_rounds([one])[0], logits_MV
         p_MV = probs(logits_MV, sampling, before, overwrite=True)
         verifier = choose(draft.law, sampling.temperature)
-        return outcome_of(draft, *run_verifier(verifier, [draft], p_MV[None], [middle.generator])), p_MV
+        return outcome_of(
+            draft, *run_verifier(verifier, [draft], p_MV[None], [middle.generator])
+        ), p_MV
 
     def close(self) -> None:
         self.inner.close()

@@ -1,5 +1,5 @@
-"""Prompt lookup (Saxena, "Prompt Lookup Decoding", 2023): copy what followed the last occurrence of the text's
-own ending. No model, no training.
+"""Prompt lookup (Saxena, "Prompt Lookup Decoding", 2023): copy what followed the last occurrence of
+the text's own ending. No model, no training.
 
 The longest of the last 3, 2 or 1 tokens that occurred before is looked up.
 """
@@ -45,8 +45,8 @@ class LookupSession(DraftSession):
         return None if match is None else self.copy(match[0], k)
 
     def find(self, enough: int = 0) -> tuple[int, int] | None:
-        """The place after the last earlier occurrence of the text's longest indexed ending, and the length of
-        that match. A match of `longest` tokens is extended backwards, up to `enough`."""
+        """The place after the last earlier occurrence of the text's longest indexed ending, and the
+        length of that match. A match of `longest` tokens is extended backwards, up to `enough`."""
         tokens = self.request.tokens
         for end in range(self.indexed + 1, len(tokens)):  # n-grams that something follows
             for n in range(self.shortest, min(self.longest, end) + 1):
@@ -55,7 +55,10 @@ class LookupSession(DraftSession):
         for n in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
             start = self.ends.get(tuple(tokens[-n:]))
             if start is not None:
-                while self.longest <= n < min(enough, start) and tokens[start - n - 1] == tokens[-n - 1]:
+                while (
+                    self.longest <= n < min(enough, start)
+                    and tokens[start - n - 1] == tokens[-n - 1]
+                ):
                     n += 1
                 return start, n
         return None

@@ -1,8 +1,9 @@
-"""Retrieval (SAM Decoding, arXiv 2411.10666; REST, arXiv 2311.08252): propose what most often followed the longest
-suffix of the text that occurred before, in the text itself or in a datastore. No model, no training.
+"""Retrieval (SAM Decoding, arXiv 2411.10666; REST, arXiv 2311.08252): propose what most often
+followed the longest suffix of the text that occurred before, in the text itself or in a datastore.
+No model, no training.
 
-The source with the longer match drafts; the text itself if both are equal. Tokens are chosen by counts: law
-`point`.
+The source with the longer match drafts; the text itself if both are equal. Tokens are chosen by
+counts: law `point`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ from collections.abc import Sequence
 import torch
 
 from decode.drafters.base import Drafter, DraftSession, Request, check_range
-from decode.drafters.suffix_automaton import ROOT, Continuation, Datastore, SuffixAutomaton, TextAutomaton
+from decode.drafters.suffix_automaton import (
+    ROOT,
+    Continuation,
+    Datastore,
+    SuffixAutomaton,
+    TextAutomaton,
+)
 from decode.speculation.proposal import Proposal
 from decode.speculation.tree_drafts import best_first
 
@@ -23,8 +30,8 @@ class RetrievalDrafter(Drafter):
     Args:
         draft_tokens: K, how many tokens to draft ahead, of a tree its levels.
         shortest: nothing is proposed after a match of fewer tokens.
-        tree_nodes: tokens of a tree of the most frequent continuations; 0 = a chain of the most frequent one at
-            each step.
+        tree_nodes: tokens of a tree of the most frequent continuations; 0 = a chain of the most
+            frequent one at each step.
         datastore: other texts, as the target's tokens (`decode.drafters.corpus.read_corpus`).
     """
 
@@ -49,8 +56,8 @@ class RetrievalDrafter(Drafter):
 
 
 class RetrievalSession(DraftSession):
-    """One request's drafts. `text`: the automaton of all its tokens; `match`: state and length of their longest
-    ending in the datastore."""
+    """One request's drafts. `text`: the automaton of all its tokens; `match`: state and length of
+    their longest ending in the datastore."""
 
     def __init__(self, proposer: RetrievalDrafter, request: Request) -> None:
         # options are read at every draft; the datastore must stay the one that `match` belongs to
@@ -82,7 +89,8 @@ class RetrievalSession(DraftSession):
         return Proposal(tokens_K, "point", parents=parents)
 
     def _draft_chain(self, source: SuffixAutomaton, state: int, k: int) -> list[int]:
-        """The most frequent continuation at each step; past the end of the text the drafted tokens are continued."""
+        """The most frequent continuation at each step; past the end of the text the drafted tokens
+        are continued."""
         tokens: list[int] = []
         while len(tokens) < k and (found := source.continuations(state, self.proposer.shortest)):
             tokens.append(found[0].token)
@@ -91,9 +99,15 @@ class RetrievalSession(DraftSession):
             state = found[0].state
         return tokens
 
-    def _draft_tree(self, source: SuffixAutomaton, state: int, k: int) -> tuple[list[int], tuple[int, ...]]:
+    def _draft_tree(
+        self, source: SuffixAutomaton, state: int, k: int
+    ) -> tuple[list[int], tuple[int, ...]]:
         """The nodes with the most frequent paths, by the product of their shares."""
-        most, shortest, ends = self.proposer.tree_nodes, self.proposer.shortest, self.request.target.eos_ids
+        most, shortest, ends = (
+            self.proposer.tree_nodes,
+            self.proposer.shortest,
+            self.request.target.eos_ids,
+        )
         # to `best_first` a node is an index into this, which keeps equal tokens apart
         nodes: list[Continuation] = []
 
@@ -106,7 +120,9 @@ class RetrievalSession(DraftSession):
                     found = []
                 else:
                     found = source.continuations(nodes[parent].state, shortest)[:most]
-                rows.append(([x.log_share for x in found], range(len(nodes), len(nodes) + len(found))))
+                rows.append(
+                    ([x.log_share for x in found], range(len(nodes), len(nodes) + len(found)))
+                )
                 nodes.extend(found)
             return rows
 

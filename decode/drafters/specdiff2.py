@@ -1,9 +1,9 @@
-"""SpecDiff-2 (arXiv 2511.00606): S drafts drawn from one step's marginals at a draft temperature, verified in
-one call.
+"""SpecDiff-2 (arXiv 2511.00606): S drafts drawn from one step's marginals at a draft temperature,
+verified in one call.
 
-Merged where they share a prefix they have law `point`: the target's p then selects the draft to follow
-(verifier `self_selection`, as published), or all are followed at once (`point_mass`: never fewer tokens).
-Or each keeps its q: S i.i.d. chains for recursive rejection and traversal.
+Merged where they share a prefix they have law `point`: the target's p then selects the draft to
+follow (verifier `self_selection`, as published), or all are followed at once (`point_mass`: never
+fewer tokens). Or each keeps its q: S i.i.d. chains for recursive rejection and traversal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class SpecDiff2Drafter:
         drafter: over the target's vocabulary.
         draft_tokens: K, default its training's block.
         candidates: S.
-        draft_temperature: of the draws; None = the target's, 1 where that is 0. The paper's is about 1.5.
+        draft_temperature: of the draws; None = the target's, 1 where that is 0. The paper's is
+            about 1.5.
         keep_q: above temperature 0 keep the drafts separate, each with its q.
     """
 
@@ -49,7 +50,8 @@ class SpecDiff2Drafter:
         most = MOST_NODES // self.draft_tokens
         if not 1 <= candidates <= most:
             raise UserError(
-                f"candidates={candidates}: must be 1 to {most}, with {self.draft_tokens} tokens each"
+                f"candidates={candidates}: must be 1 to {most}, with {self.draft_tokens} tokens "
+                "each"
             )
         if draft_temperature is not None and not 0 < draft_temperature < math.inf:
             raise UserError(f"draft_temperature={draft_temperature}: must be above 0 and finite")

@@ -1,8 +1,9 @@
-"""Suffix automata over tokens: the longest suffix of a text that occurred before, and how often each token
-followed it.
+"""Suffix automata over tokens: the longest suffix of a text that occurred before, and how often
+each token followed it.
 
-A state stands for all strings that end at the same positions (Blumer et al., 1985); built online, amortised O(1)
-per token. There are two: of one growing text, and of many fixed texts (SAM Decoding, arXiv 2411.10666).
+A state stands for all strings that end at the same positions (Blumer et al., 1985); built online,
+amortised O(1) per token. There are two: of one growing text, and of many fixed texts (SAM Decoding,
+arXiv 2411.10666).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _UNSET = -2
 
 
 class Continuation(NamedTuple):
-    """A token that followed a string: ln of its share among all that did, and the state of the longer string."""
+    """A token that followed a string: ln of its share among all that did, and the state of the
+    longer string."""
 
     log_share: float
     token: int
@@ -84,8 +86,9 @@ class SuffixAutomaton(ABC):
         """At how many positions the state's strings end."""
 
     def continuations(self, state: int, shortest: int) -> list[Continuation]:
-        """What followed the state's strings, the most frequent first, the most recent first among equals. If
-        nothing did: what followed their longest suffix, of at least `shortest` tokens, that something followed."""
+        """What followed the state's strings, the most frequent first, the most recent first among
+        equals. If nothing did: what followed their longest suffix, of at least `shortest` tokens,
+        that something followed."""
         while state != NOWHERE and self.length[state] >= shortest:
             found = [x for x in self.successors(state) if x[0] != END]
             if len(found) == 1:  # its share needs no count
@@ -94,7 +97,10 @@ class SuffixAutomaton(ABC):
                 found.reverse()
                 counts = [self.count(to) for _, to in found]
                 total = math.log(sum(counts))
-                every = [Continuation(math.log(n) - total, *x) for n, x in zip(counts, found, strict=True)]
+                every = [
+                    Continuation(math.log(n) - total, *x)
+                    for n, x in zip(counts, found, strict=True)
+                ]
                 return sorted(every, key=lambda x: -x.log_share)
             state = self.link[state]
         return []
@@ -176,8 +182,8 @@ class Datastore(SuffixAutomaton):
         return self._counts[state]
 
     def match(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """Extend the longest suffix of a text that occurs here by one token: from its state and length before (at
-        the start the root and 0) to those after."""
+        """Extend the longest suffix of a text that occurs here by one token: from its state and
+        length before (at the start the root and 0) to those after."""
         while (to := self.step(state, token)) == NOWHERE:
             if state == ROOT:
                 return ROOT, 0

@@ -1,5 +1,6 @@
-"""Refined drafts (Tolerator, arXiv 2510.05090): masks are filled as usual; then for some rounds a part is
-masked again and decoded given the rest, so that tokens chosen independently become consistent.
+"""Refined drafts (Tolerator, arXiv 2510.05090): masks are filled as usual; then for some rounds a
+part is masked again and decoded given the rest, so that tokens chosen independently become
+consistent.
 
 The result is not a draw from a known q: law `point`.
 """
@@ -19,20 +20,25 @@ from decode.speculation.sampling import best
 
 
 class ToleratorDrafter(Drafter):
-    """A standalone drafter that fills K masks in T steps, the most confident first, and then refines them.
+    """A standalone drafter that fills K masks in T steps, the most confident first, and then
+    refines them.
 
     Args:
         drafter: over the target's vocabulary.
         draft_tokens: K, default its training's block.
         steps: T, of the filling.
-        rounds: R refining rounds; 0 = none. Round r masks the least confident share cos(π/2·r/R) of the
-            positions, at least one and never all (the paper's annealed rate).
+        rounds: R refining rounds; 0 = none. Round r masks the least confident share cos(π/2·r/R) of
+            the positions, at least one and never all (the paper's annealed rate).
     """
 
     name = "tolerator"
 
     def __init__(
-        self, drafter: DiffusionDrafter, draft_tokens: int | None = None, steps: int = 1, rounds: int = 2
+        self,
+        drafter: DiffusionDrafter,
+        draft_tokens: int | None = None,
+        steps: int = 1,
+        rounds: int = 2,
     ) -> None:
         check_range("draft_tokens", draft_tokens, 1)
         check_range("steps", steps, 1, None)
@@ -61,7 +67,8 @@ class ToleratorSession(DiffusionSession[ToleratorDrafter]):
         return Proposal(block_K, "point")
 
     def _fill(self, block_K: Tensor, peak_K: Tensor, count: int) -> None:
-        """Fill the `count` masks where q is most peaked with the argmax and record the peaks, in place."""
+        """Fill the `count` masks where q is most peaked with the argmax and record the peaks, in
+        place."""
         logits_KV = self.context.denoise(block_K)
         new_peak_K = logits_KV.softmax(-1).amax(-1)
         unfilled_K = self.find_masks(block_K)

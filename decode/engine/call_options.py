@@ -1,4 +1,5 @@
-"""The keyword arguments of the Python API: what `help` and completion list, and what an unknown one is answered with."""
+"""The keyword arguments of the Python API: what `help` and completion list, and what an unknown one
+is answered with."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ _OPTIONS: dict[str, list[str]] = {}
 
 
 def checks_options(call: str) -> Callable[[Callable[Given, Result]], Callable[Given, Result]]:
-    """A decorator: an unknown keyword argument raises a `UserError` that names the nearest one. In the signature, which `help`
-    and completion read, the fields of `Sampling` replace `**options`. `call`: the function's name for users.
+    """A decorator: an unknown keyword argument raises a `UserError` that names the nearest one. In
+    the signature, which `help` and completion read, the fields of `Sampling` replace `**options`.
+    `call`: the function's name for users.
     """
 
     def decorate(function: Callable[Given, Result]) -> Callable[Given, Result]:
@@ -43,14 +45,17 @@ def _full_signature(function: Callable[..., Any]) -> inspect.Signature:
     if len(known) == len(signature.parameters):
         return signature
     options = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+        inspect.Parameter(
+            f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type
+        )
         for f in fields(Sampling)
     ]
     return signature.replace(parameters=[*known, *options])
 
 
 def check_options(call: str, given: Iterable[str]) -> None:
-    """Raises UserError for an option that the call does not have: which other call has it, or the nearest of its own."""
+    """Raises UserError for an option that the call does not have: which other call has it, or the
+    nearest of its own."""
     for name in given:
         if name not in _OPTIONS[call]:
             other = next((other for other, names in _OPTIONS.items() if name in names), None)

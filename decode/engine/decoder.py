@@ -27,18 +27,22 @@ from decode.speculation.verifiers import check_pair, choose, find
 
 
 class Decoder:
-    """A target and its drafter. Its methods may be called any number of times and keep no state between calls. Each sampled
-    request has a new seed unless one is given, and `Generation.seed` records it. A seed repeats a text, unless the drafter looks
-    at the clock (`controller=cost`, several variants in one method): then the length of drafts differs from run to run, and with
-    it the text, but not its distribution.
+    """A target and its drafter. Its methods may be called any number of times and keep no state
+    between calls. Each sampled request has a new seed unless one is given, and `Generation.seed`
+    records it. A seed repeats a text, unless the drafter looks at the clock (`controller=cost`,
+    several variants in one method): then the length of drafts differs from run to run, and with it
+    the text, but not its distribution.
 
     Args:
         target: the model whose output distribution is preserved.
         drafter: None = plain decoding.
-        verifier: a name in `decode.speculation.verifiers.VERIFIERS`, or auto (`decode.speculation.verifiers.choose`).
+        verifier: a name in `decode.speculation.verifiers.VERIFIERS`, or auto
+            (`decode.speculation.verifiers.choose`).
     """
 
-    def __init__(self, target: Target, drafter: Drafter | None = None, verifier: str = "auto") -> None:
+    def __init__(
+        self, target: Target, drafter: Drafter | None = None, verifier: str = "auto"
+    ) -> None:
         if verifier != "auto":
             find(verifier)
         self.target, self.drafter, self.verifier = target, drafter, verifier
@@ -78,22 +82,27 @@ class Decoder:
         """Continue a prompt.
 
         Args:
-            prompt: a user message; a conversation, as a list of messages or in any other shape that a row of `data.prompts`
-                may have (`{"messages": […], "tools": […]}`); or tokens taken as they are: a list, a tensor of one row, or what
-                a tokenizer returns.
-            max_new_tokens: the output ends after this many, at EOS, at a stop string or when the context is full.
+            prompt: a user message; a conversation, as a list of messages or in any other shape that
+                a row of `data.prompts` may have (`{"messages": […], "tools": […]}`); or tokens
+                taken as they are: a list, a tensor of one row, or what a tokenizer returns.
+            max_new_tokens: the output ends after this many, at EOS, at a stop string or when the
+                context is full.
             tools: functions or JSON schemas that go to the chat template.
-            sampling: default greedy. Its fields may be given by name instead: `temperature=0.7, seed=1`.
-            stop: the text ends before the first of these strings. They may be or contain special tokens (`<|im_end|>`), although the
-                text leaves those out.
-            stream: called with pieces of the text, never with half a character; together they are `Generation.text`. An
-                exception that it raises ends the generation and reaches the caller. See also the method `stream`.
+            sampling: default greedy. Its fields may be given by name instead: `temperature=0.7,
+                seed=1`.
+            stop: the text ends before the first of these strings. They may be or contain special
+                tokens (`<|im_end|>`), although the text leaves those out.
+            stream: called with pieces of the text, never with half a character; together they are
+                `Generation.text`. An exception that it raises ends the generation and reaches the
+                caller. See also the method `stream`.
             record_gaps: record each token's top-2 logit gap.
             raw: continue a string as plain text, without a chat template.
 
         Returns:
-            The output with its counts and times. Its `finish` says why it ended: `eos`, `length` (max_new_tokens), `stop` (a
-            stop string), `context` (the target's context is full) or `closed` (a stream that was closed early).
+            The output with its counts and times. Its `finish` says why it ended: `eos`, `length`
+                (max_new_tokens), `stop` (a
+            stop string), `context` (the target's context is full) or `closed` (a stream that was
+                closed early).
 
         Raises:
             UserError: a wrong argument, or a verifier that would change the output's distribution.
@@ -119,12 +128,14 @@ class Decoder:
         raw: bool = False,
         **options: Unpack[SamplingOptions],
     ) -> Stream:
-        """Continue a prompt piece by piece: `for piece in decoder.stream(prompt): print(piece, end="")`.
+        """Continue a prompt piece by piece: `for piece in decoder.stream(prompt): print(piece,
+        end="")`.
 
         Takes the arguments of `generate`, which gives the same text.
 
         Returns:
-            An iterator over pieces of the text, never with half a character. Afterwards its `output` is the `Generation`;
+            An iterator over pieces of the text, never with half a character. Afterwards its
+                `output` is the `Generation`;
             `close()` ends it early.
 
         Raises:
@@ -149,15 +160,18 @@ class Decoder:
         raw: bool = False,
         **options: Unpack[SamplingOptions],
     ) -> list[Generation]:
-        """Continue many prompts, `batch_size` at a time in one target forward; as one ends the next begins.
+        """Continue many prompts, `batch_size` at a time in one target forward; as one ends the next
+        begins.
 
-        Every output is the one that `generate` gives for its prompt, sampling and seed, whatever else is in the batch. The
-        exceptions: products over more rows round differently, and some drafters look at the clock (see the class). The times of
-        a request include forwards that it shared with others.
+        Every output is the one that `generate` gives for its prompt, sampling and seed, whatever
+        else is in the batch. The exceptions: products over more rows round differently, and some
+        drafters look at the clock (see the class). The times of a request include forwards that it
+        shared with others.
 
         Args:
-            prompts, max_new_tokens, tools, sampling, stop, raw: as in `generate`; `max_new_tokens` and `sampling` one for all,
-                or one for each. With one `Sampling` for all (or its fields by name), request i has its seed plus i.
+            prompts, max_new_tokens, tools, sampling, stop, raw: as in `generate`; `max_new_tokens`
+                and `sampling` one for all, or one for each. With one `Sampling` for all (or its
+                fields by name), request i has its seed plus i.
 
         Raises:
             UserError: as `generate`, before anything is generated.
@@ -166,7 +180,9 @@ class Decoder:
         rows = self._read_batch(prompts, tools, raw)
         settings = _sampling_of_each(sampling, options, len(rows))
         limits = (
-            list(max_new_tokens) if isinstance(max_new_tokens, Sequence) else [max_new_tokens] * len(rows)
+            list(max_new_tokens)
+            if isinstance(max_new_tokens, Sequence)
+            else [max_new_tokens] * len(rows)
         )
         for name, each in (("sampling", settings), ("max_new_tokens", limits)):
             if len(each) != len(rows):
@@ -203,7 +219,9 @@ class Decoder:
         verifier = self.verifier_for(sampling)
         check_banned(sampling, self.target)
         if sampling.min_new_tokens > limit:
-            raise UserError(f"min_new_tokens={sampling.min_new_tokens}: more than max_new_tokens={limit}")
+            raise UserError(
+                f"min_new_tokens={sampling.min_new_tokens}: more than max_new_tokens={limit}"
+            )
         if sampling.seed is None and not sampling.greedy:
             sampling = replace(sampling, seed=new_seed())
         return Engine(
@@ -232,17 +250,24 @@ def _check_count(name: str, value: Any) -> int:
 
 
 def _list_prompts(prompts: Any) -> list[Prompt]:
-    """The prompts of a batch. Raises UserError for one prompt, and for rows of tokens that may be padded."""
+    """The prompts of a batch. Raises UserError for one prompt, and for rows of tokens that may be
+    padded."""
     if isinstance(prompts, str | Mapping):
         raise UserError(
             f"generate_batch takes a list of prompts, not {short(prompts, 60)}: put it into a list"
         )
     if isinstance(prompts, Tensor | np.ndarray):
-        raise UserError("generate_batch takes a list of prompts: give a list of token lists, without padding")
+        raise UserError(
+            "generate_batch takes a list of prompts: give a list of token lists, without padding"
+        )
     if not isinstance(prompts, Iterable):
         raise UserError(f"generate_batch takes a list of prompts, not {short(prompts, 60)}")
     found = list(prompts)
-    if found and isinstance(found[0], Mapping) and ("role" in found[0] or is_message(dict(found[0]))):
+    if (
+        found
+        and isinstance(found[0], Mapping)
+        and ("role" in found[0] or is_message(dict(found[0])))
+    ):
         raise UserError(
             "generate_batch takes a list of prompts: put the conversation into a list, [messages]"
         )
@@ -267,7 +292,8 @@ def _sampling_of_each(
 
 
 def check_banned(sampling: Sampling, target: Target) -> None:
-    """Raises UserError where a banned token is not in the target's vocabulary, or every token is banned."""
+    """Raises UserError where a banned token is not in the target's vocabulary, or every token is
+    banned."""
     outside = [i for i in sampling.banned if i >= target.vocab_size]
     if outside:
         raise UserError(f"banned: token {outside[0]} is not within 0..{target.vocab_size - 1}")

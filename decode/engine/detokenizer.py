@@ -1,4 +1,5 @@
-"""The text of tokens while they are generated, without half characters, and cut before a stop string."""
+"""The text of tokens while they are generated, without half characters, and cut before a stop
+string."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ _LAST_MARK = 0x10FFFD
 def special_tokens_in(stops: Sequence[str], tokenizer: Any) -> dict[int, str]:
     """The special tokens that occur in stop strings: their ids and texts."""
     added = getattr(tokenizer, "added_tokens_decoder", {}) if stops else {}
-    special = {index: token.content for index, token in added.items() if token.special and token.content}
+    special = {
+        index: token.content for index, token in added.items() if token.special and token.content
+    }
     return {index: text for index, text in special.items() if any(text in stop for stop in stops)}
 
 
@@ -23,10 +26,12 @@ class TextStream:
     Args:
         decode: tokens → text, the tokenizer's.
         stops: strings that end the text; it is cut before the first one that is complete.
-        emit: called with every new piece of text that can no longer change; together the pieces are the text that `finish` returns.
+        emit: called with every new piece of text that can no longer change; together the pieces are
+            the text that `finish` returns.
         special: special tokens that occur in stop strings, which `decode` leaves out: id → text.
 
-    Tokens are added one by one, so that the end of the text does not depend on how drafts grouped them.
+    Tokens are added one by one, so that the end of the text does not depend on how drafts grouped
+    them.
     """
 
     def __init__(
@@ -39,13 +44,18 @@ class TextStream:
         self.decode_text = decode
         self.emit = emit
         self.marks = {index: chr(_LAST_MARK - i) for i, index in enumerate(special or {})}
-        """In `text` and in stop strings a character stands for each special token, so that its spelt-out text is another one."""
+        """In `text` and in stop strings a character stands for each special token, so that its
+        spelt-out text is another one."""
         self.unmark = {ord(mark): None for mark in self.marks.values()}
-        self.stops = tuple(dict.fromkeys([*stops, *(self._marked(stop, special or {}) for stop in stops)]))
+        self.stops = tuple(
+            dict.fromkeys([*stops, *(self._marked(stop, special or {}) for stop in stops)])
+        )
         self.text = ""
         self.longest = max(map(len, self.stops), default=0)
         self.tokens: list[int] = []
-        self.window = 0  # decoding starts here, one settled piece back, because some tokenizers need context
+        self.window = (
+            0  # decoding starts here, one settled piece back, because some tokenizers need context
+        )
         self.settled = 0  # the text holds the tokens before this
         self.sent = 0
 
@@ -63,7 +73,8 @@ class TextStream:
         return text
 
     def push(self, token: int) -> bool:
-        """Append one token. True when a stop string is complete: the text is cut before it and must not be continued."""
+        """Append one token. True when a stop string is complete: the text is cut before it and must
+        not be continued."""
         self.tokens.append(token)
         before = self.decode(self.tokens[self.window : self.settled])
         fresh = self.decode(self.tokens[self.window :])[len(before) :]
@@ -76,7 +87,8 @@ class TextStream:
         return False
 
     def finish(self) -> str:
-        """Call after the last token: emits the text that was held back and returns the whole text."""
+        """Call after the last token: emits the text that was held back and returns the whole
+        text."""
         if self.settled < len(self.tokens):
             before = self.decode(self.tokens[self.window : self.settled])
             self.text += self.decode(self.tokens[self.window :])[len(before) :]
@@ -95,7 +107,9 @@ class TextStream:
     def _maybe_stop(self) -> int:
         """Length of the text's longest ending that a stop string begins with."""
         lengths = range(min(self.longest - 1, len(self.text)), 0, -1)
-        return next((n for n in lengths if any(s.startswith(self.text[-n:]) for s in self.stops)), 0)
+        return next(
+            (n for n in lengths if any(s.startswith(self.text[-n:]) for s in self.stops)), 0
+        )
 
     def _send(self, end: int) -> None:
         if self.emit is not None and end > self.sent:

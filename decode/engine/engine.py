@@ -1,8 +1,10 @@
-"""The decoding loop: draft → forward → verify → commit. Plain decoding is the same loop without a drafter.
+"""The decoding loop: draft → forward → verify → commit. Plain decoding is the same loop without a
+drafter.
 
-The cache holds every committed token but the last. A round runs the target over [last token, drafts], which
-writes their keys and values; the verifier accepts n drafts and adds one token; the cache is rolled back to the
-committed tokens. Of a tree of drafts (decode/speculation/tree.py) the accepted path is first made contiguous.
+The cache holds every committed token but the last. A round runs the target over [last token,
+drafts], which writes their keys and values; the verifier accepts n drafts and adds one token; the
+cache is rolled back to the committed tokens. Of a tree of drafts (decode/speculation/tree.py) the
+accepted path is first made contiguous.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ class Engine:
         self.eos = frozenset(target.eos_ids)
         self.text: TextStream | None = None
         if stop or stream is not None:
-            self.text = TextStream(target.decode, stop, stream, special_tokens_in(stop, target.tokenizer))
+            self.text = TextStream(
+                target.decode, stop, stream, special_tokens_in(stop, target.tokenizer)
+            )
         self.session: DraftSession | None = None
         self.out = Generation([], "", len(prompt), finish="", top2_gaps=[] if record_gaps else None)
         self.out.seed = None if sampling.greedy else sampling.fixed_seed
@@ -126,7 +130,9 @@ class Engine:
         if out.finish:
             out.prefill_seconds = self.prefilled - self.started
             out.seconds = perf_counter() - self.prefilled
-            out.text = self.text.finish() if self.text is not None else self.target.decode(out.tokens)
+            out.text = (
+                self.text.finish() if self.text is not None else self.target.decode(out.tokens)
+            )
 
     def _prefill(self) -> Tensor:
         """Run the target over the prompt; returns the logits (1, V) of the first new token."""
@@ -166,7 +172,12 @@ class Engine:
         taps, cache = self.session.taps if self.session is not None else (), self.request.cache
         positions_1L = None if depth_L is None else (cache.length + depth_L)[None]
         return self.target.forward(
-            tokens_1L, cache=cache, positions_BL=positions_1L, see_LL=see_LL, taps=taps, logits=logits
+            tokens_1L,
+            cache=cache,
+            positions_BL=positions_1L,
+            see_LL=see_LL,
+            taps=taps,
+            logits=logits,
         )
 
     def draft(self) -> ForwardInput:
@@ -175,7 +186,9 @@ class Engine:
         self.proposal = self._propose()
         parents, see_LL, depth_L = self.proposal.parents, None, None
         if parents is not None:
-            see_LL, depth_L = (t.to(self.target.device) for t in (ancestors(parents), node_depths(parents)))
+            see_LL, depth_L = (
+                t.to(self.target.device) for t in (ancestors(parents), node_depths(parents))
+            )
         self.drafted = perf_counter()
         self.out.draft_seconds += self.drafted - started
         last = torch.tensor([self.request.tokens[-1]], device=self.target.device)
@@ -194,7 +207,9 @@ class Engine:
         cache.keep(before, rows)
         self.out.calls += 1
         self.out.drafted.append(proposal.depth)
-        self.out.trees.append(None if proposal.parents is None else Tree(proposal.parents, outcome.path))
+        self.out.trees.append(
+            None if proposal.parents is None else Tree(proposal.parents, outcome.path)
+        )
         self.out.accepted.append(self._append(outcome))
         verified = perf_counter()
         if self.session is not None and not self.out.finish:
@@ -204,15 +219,16 @@ class Engine:
         self._record_end()
 
     def _propose(self) -> Proposal:
-        """At most as many drafts as still fit, as a round commits one token more. That number is known before anything is
-        drawn."""
+        """At most as many drafts as still fit, as a round commits one token more. That number is
+        known before anything is drawn."""
         if self.session is None or self.drafter is None:
             return NO_DRAFTS
         room = min(self.drafter.draft_tokens, self.limit - len(self.out.tokens) - 1)
         proposal = self.session.propose(room) if room > 0 else None
         if proposal is not None and self.target.chains_only and proposal.branches:
             raise UserError(
-                f"target {self.target.spec!r} {self.target.why_chains_only}: drafts may not branch (tree_nodes=0)"
+                f"target {self.target.spec!r} {self.target.why_chains_only}: drafts may not branch "
+                "(tree_nodes=0)"
             )
         return NO_DRAFTS if proposal is None else proposal.cut(room)
 
@@ -234,8 +250,8 @@ class Engine:
         )
 
     def _append(self, outcome: Outcome) -> int:
-        """Append the accepted drafts and the next token, up to the end of the output, and set `finish` there. Returns how many
-        of the appended tokens were drafts."""
+        """Append the accepted drafts and the next token, up to the end of the output, and set
+        `finish` there. Returns how many of the appended tokens were drafts."""
         out, request = self.out, self.request
         first = len(out.tokens)
         for token in (*outcome.accepted, outcome.following):
@@ -254,17 +270,19 @@ class Engine:
 
 @torch.no_grad()
 def run_together(engines: Sequence[Engine], most: int = 1) -> None:
-    """Run requests to their ends, at most `most` at a time in one target call; as one ends the next begins.
+    """Run requests to their ends, at most `most` at a time in one target call; as one ends the next
+    begins.
 
-    They share one target, and their drafters need the same taps. The output of a request does not depend on the others, except
-    for the rounding of products over more rows.
+    They share one target, and their drafters need the same taps. The output of a request does not
+    depend on the others, except for the rounding of products over more rows.
     """
     for _ in run_rounds(engines, most):
         pass
 
 
 def run_rounds(engines: Sequence[Engine], most: int = 1) -> Generator[None, None, None]:
-    """`run_together` as an iterator that pauses after every prefill and round. Closing it ends the drafters' sessions."""
+    """`run_together` as an iterator that pauses after every prefill and round. Closing it ends the
+    drafters' sessions."""
     waiting = list(reversed(engines))
     running: list[Engine] = []
     try:
@@ -278,7 +296,9 @@ def run_rounds(engines: Sequence[Engine], most: int = 1) -> Generator[None, None
                 continue
             drafts = [engine.draft() for engine in running]
             outputs = forward_together(running, drafts)
-            rounds = [engine.make_round(output) for engine, output in zip(running, outputs, strict=True)]
+            rounds = [
+                engine.make_round(output) for engine, output in zip(running, outputs, strict=True)
+            ]
             outcomes = verify_rounds(rounds)
             for engine, output, outcome in zip(running, outputs, outcomes, strict=True):
                 engine.commit_round(output, outcome)
@@ -299,7 +319,9 @@ def _begin(engines: Sequence[Engine]) -> None:
         engine.commit_prefill(outcome)
 
 
-def forward_together(running: Sequence[Engine], drafts: Sequence[ForwardInput]) -> list[TargetOutput]:
+def forward_together(
+    running: Sequence[Engine], drafts: Sequence[ForwardInput]
+) -> list[TargetOutput]:
     """One forward pass of the target over the drafts of all requests."""
     if len(running) == 1:
         (only,) = drafts

@@ -10,7 +10,8 @@ MAX_NEW_TOKENS = 256
 
 
 class Tree(NamedTuple):
-    """The drafts of a call that branch: the parent of every node, and the accepted nodes in order."""
+    """The drafts of a call that branch: the parent of every node, and the accepted nodes in
+    order."""
 
     parents: tuple[int, ...]
     path: list[int]
@@ -20,17 +21,19 @@ class Tree(NamedTuple):
 class Generation:
     """One request's output, counts and times.
 
-    A *call* is a target forward that verifies; the prefill, which gives the first token, is not one.
+    A *call* is a target forward that verifies; the prefill, which gives the first token, is not
+    one.
     """
 
     tokens: list[int]
-    """The output, with EOS where it was reached. After a stop string: up to the token that completed it."""
+    """The output, with EOS where it was reached. After a stop string: up to the token that
+    completed it."""
     text: str
     """The output as text, special tokens left out, cut before a stop string."""
     prompt_tokens: int
     finish: str
-    """eos, length (max_new_tokens), stop (a stop string), context (the target's context is full) or closed (a stream that
-    was closed before its end)."""
+    """eos, length (max_new_tokens), stop (a stop string), context (the target's context is full) or
+    closed (a stream that was closed before its end)."""
     calls: int = 0
     drafted: list[int] = field(default_factory=list)
     """Drafted tokens per call; of a tree, its levels."""
@@ -43,7 +46,8 @@ class Generation:
     prefill_seconds: float = 0.0
     """Making the cache, reading the prompt and choosing the first token."""
     draft_seconds: float = 0.0
-    """Part of `seconds` spent drafting. On a GPU, work still queued is counted where it is waited for."""
+    """Part of `seconds` spent drafting. On a GPU, work still queued is counted where it is waited
+    for."""
     verify_seconds: float = 0.0
     """Part of `seconds` spent in target calls and verification."""
     top2_gaps: list[float] | None = None
@@ -59,7 +63,8 @@ class Generation:
         text = self.text if len(self.text) <= 60 else self.text[:57] + "…"
         speed = f"{self.tokens_per_second:.1f} tokens/s" if self.tokens_per_second else "no speed"
         return (
-            f"<Generation {text!r}: {len(self.tokens)} tokens ({self.finish}), {self.calls} calls, τ {self.tau:.2f}, "
+            f"<Generation {text!r}: {len(self.tokens)} tokens ({self.finish}), {self.calls} calls, "
+            f"τ {self.tau:.2f}, "
             f"{speed}>"
         )
 

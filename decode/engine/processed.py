@@ -1,7 +1,9 @@
-"""The loop under somebody else's processors: p is what transformers' logits processors make of the target's logits at each prefix.
+"""The loop under somebody else's processors: p is what transformers' logits processors make of the
+target's logits at each prefix.
 
-A processor is a function of the text before a token, and the text before every drafted token is known when it is verified. So each row
-of a round goes through the processors with its own prefix, and any verifier that is exact for p is exact for the processed p.
+A processor is a function of the text before a token, and the text before every drafted token is
+known when it is verified. So each row of a round goes through the processors with its own prefix,
+and any verifier that is exact for p is exact for the processed p.
 """
 
 from __future__ import annotations
@@ -21,17 +23,21 @@ from decode.speculation.sampling import Sampling
 from decode.speculation.verification import Outcome, Round
 
 Processors = Callable[[Tensor, Tensor], Tensor]
-"""Texts (1, n) and their next logits (1, V) → logits (1, V), as transformers' `LogitsProcessorList`."""
+"""Texts (1, n) and their next logits (1, V) → logits (1, V), as transformers'
+`LogitsProcessorList`."""
 Criteria = Callable[[Tensor, Any], Any]
-"""A text (1, n) and its tokens' processed logits, (1, V) each, or None → whether it ends, as transformers' `StoppingCriteriaList`."""
+"""A text (1, n) and its tokens' processed logits, (1, V) each, or None → whether it ends, as
+transformers' `StoppingCriteriaList`."""
 
 
 class ProcessedEngine(Engine):
     """One request whose p is processed and whose end is decided by functions of the text.
 
     Args:
-        prompt: without padding. limit: of new tokens. drafting: how the drafter draws: any, exactness does not depend on it.
-        processors: the last word on p. criteria: the last word on the end; the target's own ends of text do not count.
+        prompt: without padding. limit: of new tokens. drafting: how the drafter draws: any,
+            exactness does not depend on it.
+        processors: the last word on p. criteria: the last word on the end; the target's own ends of
+            text do not count.
         shown: the prompt as processors and criteria see it, left padding included.
         keep: record each token's logits, raw and processed.
         scored: give criteria the processed logits, which `keep` records.
@@ -76,16 +82,15 @@ class ProcessedEngine(Engine):
         processed = torch.stack(rows)
         if self.kept is not None:  # verification overwrites what it is given
             self.rows = logits_MV.float().clone(), processed.clone()
-        if (
-            not self.law.greedy
-        ):  # a row without probabilities must not reach those before it: it counts where it is reached
+        if not self.law.greedy:  # a row without probabilities must not reach those before it: it counts where it is reached
             lost_M = ~processed.amax(-1).isfinite()
             self.lost = lost_M.tolist()
             processed[lost_M] = 0.0
         return super()._round(processed, proposal)._replace(sampling=self.law)
 
     def _texts(self, proposal: Proposal) -> list[Tensor]:
-        """The text before each row of a call, (1, n) each: what is committed, and the drafts on the row's path."""
+        """The text before each row of a call, (1, n) each: what is committed, and the drafts on the
+        row's path."""
         before, drafts, device = (
             [*self.shown, *self.out.tokens],
             proposal.tokens_K.tolist(),
@@ -102,7 +107,8 @@ class ProcessedEngine(Engine):
         for row, token in list(chosen)[: self.limit - len(out.tokens)]:
             if not self.law.greedy and self.lost[row]:
                 raise UserError(
-                    f"logits_processor: token {len(out.tokens) + len(fresh) + 1} has no probabilities left (all -inf, or not a number)"
+                    f"logits_processor: token {len(out.tokens) + len(fresh) + 1} has no "
+                    "probabilities left (all -inf, or not a number)"
                 )
             fresh.append(token)
             if self.kept is not None:

@@ -20,11 +20,12 @@ from align.target.model import Target
 Messages = Sequence[Mapping[str, Any]]
 Tokens = Sequence[int] | Tensor | np.ndarray[Any, Any]
 Prompt = str | Messages | Conversation | Tokens | Mapping[str, Any]
-"""A user message; a conversation in any shape that a row of `data.prompts` may have, such as a list of messages or a mapping
-with `messages` and `tools`; tokens; or what a tokenizer returns, a mapping with `input_ids`."""
+"""A user message; a conversation in any shape that a row of `data.prompts` may have, such as a list
+of messages or a mapping with `messages` and `tools`; tokens; or what a tokenizer returns, a mapping
+with `input_ids`."""
 Tool = Mapping[str, Any] | Callable[..., Any]
-"""A JSON schema, as OpenAI's API takes it, or a function with type hints and a Google-style docstring, as transformers
-takes it."""
+"""A JSON schema, as OpenAI's API takes it, or a function with type hints and a Google-style
+docstring, as transformers takes it."""
 
 
 def add_tools(prompt: Prompt, tools: Sequence[Tool] | None) -> Prompt:
@@ -38,7 +39,8 @@ def add_tools(prompt: Prompt, tools: Sequence[Tool] | None) -> Prompt:
     schemas = read_tools(tools)
     if not isinstance(prompt, str | Conversation) and not _has_messages(prompt):
         raise UserError(
-            "tools need a text or messages as the prompt: tokens do not go through the chat template"
+            "tools need a text or messages as the prompt: tokens do not go through the chat "
+            "template"
         )
     conversation = _read_conversation(prompt)
     if conversation.tools:
@@ -51,7 +53,9 @@ def read_tools(tools: Sequence[Tool] | None) -> tuple[dict[str, Any], ...]:
     if not tools:
         return ()
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
-        raise UserError(f"tools must be a list of JSON schemas or functions, not {short(tools, 60)}")
+        raise UserError(
+            f"tools must be a list of JSON schemas or functions, not {short(tools, 60)}"
+        )
     return tuple(map(_read_tool, tools))
 
 
@@ -62,7 +66,8 @@ def prompt_tokens(
 
     Args:
         raw: tokenize a string as plain text, without the chat template.
-        ignored: counts the parts that the chat template leaves out; None = a note names them, once in a process.
+        ignored: counts the parts that the chat template leaves out; None = a note names them, once
+            in a process.
 
     Raises:
         UserError: the prompt is empty, malformed, or as long as the context.
@@ -77,7 +82,10 @@ def prompt_tokens(
             )
         conversation = _read_conversation(prompt)
         if conversation.prompt != conversation and target.has_chat_template:
-            _note("a conversation ends with an assistant message: the target answers in a new turn after it")
+            _note(
+                "a conversation ends with an assistant message: the target answers in a new turn "
+                "after it"
+            )
         tokens = _apply_template(target, conversation)
         if ignored is None:
             note_ignored(target, conversation)
@@ -90,7 +98,8 @@ def prompt_tokens(
     limit = target.context_limit
     if len(tokens) >= limit:
         raise UserError(
-            f"the prompt has {len(tokens)} tokens: the target's context of {limit} leaves no room for an answer"
+            f"the prompt has {len(tokens)} tokens: the target's context of {limit} leaves no room "
+            "for an answer"
         )
     return tokens
 
@@ -105,7 +114,8 @@ def _has_messages(prompt: Any) -> bool:
 
 
 def _read_conversation(prompt: Any) -> Conversation:
-    """A conversation, read as a row of `data.prompts` is; a note names what is not used. Raises UserError as `parse_prompt`."""
+    """A conversation, read as a row of `data.prompts` is; a note names what is not used. Raises
+    UserError as `parse_prompt`."""
     parsed = parse_prompt(prompt)
     if parsed.columns:
         _note(f"keys of prompts not used: {', '.join(parsed.columns)}")
@@ -124,7 +134,8 @@ def _note(text: str) -> None:
 
 
 def _read_row(prompt: Any) -> Sequence[Any]:
-    """The tokens of a prompt: a sequence, a tensor or array of one row, or the `input_ids` of a mapping.
+    """The tokens of a prompt: a sequence, a tensor or array of one row, or the `input_ids` of a
+    mapping.
 
     Raises:
         UserError: anything else, several rows, or padding.
@@ -132,7 +143,9 @@ def _read_row(prompt: Any) -> Sequence[Any]:
     if isinstance(prompt, Mapping):
         mask = prompt.get("attention_mask")
         if mask is not None and not np.all(np.asarray(mask)):
-            raise UserError("the prompt's attention_mask has zeros: give its tokens without padding")
+            raise UserError(
+                "the prompt's attention_mask has zeros: give its tokens without padding"
+            )
         prompt = prompt["input_ids"]
     if isinstance(prompt, Tensor | np.ndarray):
         prompt = prompt.tolist()
@@ -141,7 +154,8 @@ def _read_row(prompt: Any) -> Sequence[Any]:
     if isinstance(prompt[0], list | tuple | Tensor | np.ndarray) and np.ndim(prompt[0]) > 0:
         if len(prompt) > 1:
             raise UserError(
-                "the prompt holds several rows of tokens: generate takes one, generate_batch several"
+                "the prompt holds several rows of tokens: generate takes one, generate_batch "
+                "several"
             )
         return _read_row(prompt[0])
     if isinstance(prompt[0], str):
@@ -153,7 +167,9 @@ def _read_token(token: Any, vocab_size: int) -> int:
     if isinstance(token, np.generic | Tensor):
         token = token.item()
     if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
-        raise UserError(f"prompt token {short(token, 60)} is not a whole number within 0..{vocab_size - 1}")
+        raise UserError(
+            f"prompt token {short(token, 60)} is not a whole number within 0..{vocab_size - 1}"
+        )
     return token
 
 

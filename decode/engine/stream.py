@@ -14,8 +14,9 @@ from decode.engine.output import Generation
 
 
 class Stream:
-    """Iterates over pieces of an answer while it is generated; together they are `Generation.text`. Nothing runs between
-    two pieces, and a loop that is left early ends the generation when the stream is closed or no longer referenced.
+    """Iterates over pieces of an answer while it is generated; together they are `Generation.text`.
+    Nothing runs between two pieces, and a loop that is left early ends the generation when the
+    stream is closed or no longer referenced.
 
     Args:
         engine: a request that has not begun.
@@ -36,13 +37,16 @@ class Stream:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
     def close(self) -> None:
-        """End the generation. An output that is not complete gets the finish `closed` and keeps what was committed, which may
-        be a few tokens more than were returned."""
+        """End the generation. An output that is not complete gets the finish `closed` and keeps
+        what was committed, which may be a few tokens more than were returned."""
         self._pieces.close()
         self._engine.cancel()
 
@@ -55,14 +59,16 @@ class Stream:
         """
         if not self._engine.out.finish:
             raise UserError(
-                "the stream has not ended: iterate to its end, or close() it, before reading its output"
+                "the stream has not ended: iterate to its end, or close() it, before reading its "
+                "output"
             )
         return self._engine.out
 
 
 @torch.no_grad()
 def _iterate(engine: Engine, pieces: list[str]) -> Generator[str, None, Generation]:
-    """Run the request; yield each piece as soon as it is there. The time between two pieces does not count as decoding."""
+    """Run the request; yield each piece as soon as it is there. The time between two pieces does
+    not count as decoding."""
     rounds = run_rounds([engine])
     try:
         for _ in rounds:

@@ -1,4 +1,5 @@
-"""transformers' own DFlash assistant (`speculation_type="dflash"`, since 5.17). Fill-in blocks, the whole vocabulary."""
+"""transformers' own DFlash assistant (`speculation_type="dflash"`, since 5.17). Fill-in blocks, the
+whole vocabulary."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _UNUSED = ("vocab_size", "attention_bias", "tie_word_embeddings", "num_target_la
 
 
 def make_assistant(drafter: BlockDrafter) -> Exported:
-    """The assistant model that transformers opens itself. Raises UserError if it can't hold the drafter."""
+    """The assistant model that transformers opens itself. Raises UserError if it can't hold the
+    drafter."""
     qwen3.check_fits(drafter, "transformers", layout="fill_in", biases=False)
     qwen3.check_head_bias(drafter, "transformers")
     config = {
@@ -50,7 +52,9 @@ def serve_assistant(config: BlockConfig, target: ServedTarget, folder: str) -> l
 def open_assistant(folder: Path, model: Any) -> EngineDrafter:
     """An export in transformers' class. Raises UserError for one with code of its own."""
     if "auto_map" in read_config(folder):
-        raise UserError("comes with Python code of its own, which is not run; decode.export writes none")
+        raise UserError(
+            "comes with Python code of its own, which is not run; decode.export writes none"
+        )
     quiet_loading()
     # trust_remote_code: if it is not given, transformers asks on the terminal
     network = AutoModel.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
@@ -71,5 +75,9 @@ def open_assistant(folder: Path, model: Any) -> EngineDrafter:
 
 
 TRANSFORMERS = Format(
-    "transformers", make_assistant, serve_assistant, library="transformers", open_engine=open_assistant
+    "transformers",
+    make_assistant,
+    serve_assistant,
+    library="transformers",
+    open_engine=open_assistant,
 )

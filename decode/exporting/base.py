@@ -1,4 +1,5 @@
-"""A format: what it holds of a block drafter, how that is written, read back and served; and an engine's own class for it."""
+"""A format: what it holds of a block drafter, how that is written, read back and served; and an
+engine's own class for it."""
 
 from __future__ import annotations
 
@@ -36,9 +37,10 @@ from decode.exporting.serving import ServedTarget, Snippet
 class EngineDrafter:
     """An export in an engine's own class.
 
-    network: with its `layers`. settings: with `target_layer_ids`, `mask_token_id` and `block_size`. embed: tokens (n,) →
-    (n, D). fuse: tapped hidden states (n, F·D) → context (n, D). run: embedded block (1, R, D), taps (1, n, F·D) and positions
-    (1, n + R) → hidden states after the last norm (1, R, D).
+    network: with its `layers`. settings: with `target_layer_ids`, `mask_token_id` and `block_size`.
+    embed: tokens (n,) → (n, D). fuse: tapped hidden states (n, F·D) → context (n, D). run: embedded
+    block (1, R, D), taps (1, n, F·D) and positions (1, n + R) → hidden states after the last norm
+    (1, R, D).
     """
 
     network: Any
@@ -50,11 +52,12 @@ class EngineDrafter:
 
 @dataclass(frozen=True)
 class Format:
-    """A folder with config.json and model.safetensors; a format that is written otherwise overrides methods.
+    """A folder with config.json and model.safetensors; a format that is written otherwise overrides
+    methods.
 
-    make: a drafter's content; raises UserError naming the option to train with. serve: lines that serve a drafter of this
-    config. library, tags: of the card. open_engine: an export and the target in transformers → the engine's class;
-    package: what it needs besides transformers.
+    make: a drafter's content; raises UserError naming the option to train with. serve: lines that
+    serve a drafter of this config. library, tags: of the card. open_engine: an export and the
+    target in transformers → the engine's class; package: what it needs besides transformers.
     """
 
     name: str
@@ -67,13 +70,20 @@ class Format:
 
     def installed(self) -> bool:
         """Whether an engine of this process reads the format."""
-        return self.open_engine is not None and (not self.package or find_spec(self.package) is not None)
+        return self.open_engine is not None and (
+            not self.package or find_spec(self.package) is not None
+        )
 
     def check(self, made: Exported, vocabulary: Path | None) -> None:
         """Raises UserError if the target's GGUF file is needed, and missing or another model's."""
 
     def write(
-        self, drafter: BlockDrafter, out: Path, dtype: torch.dtype, card: str, vocabulary: Path | None = None
+        self,
+        drafter: BlockDrafter,
+        out: Path,
+        dtype: torch.dtype,
+        card: str,
+        vocabulary: Path | None = None,
     ) -> Exported:
         """Write a drafter's folder; replaces an older export in this format.
 
@@ -89,7 +99,9 @@ class Format:
         made.notes += note_target(drafter.config.target)
         record = {"format": self.name, "target": drafter.config.target}
         page = card + list_notes(made.notes)
-        write_folder(out, record, page, lambda part: self.fill(part, made, out.name, dtype, vocabulary))
+        write_folder(
+            out, record, page, lambda part: self.fill(part, made, out.name, dtype, vocabulary)
+        )
         return made
 
     def fill(
@@ -104,7 +116,10 @@ class Format:
                 stored = torch.float32 if key == EMBEDDING else dtype
             tensors[key] = tensor.detach().to("cpu", stored).contiguous().clone()
         save_file(tensors, str(part / "model.safetensors"), metadata={"format": "pt"})
-        for path, text in {"config.json": json.dumps(made.config, indent=2) + "\n", **made.files}.items():
+        for path, text in {
+            "config.json": json.dumps(made.config, indent=2) + "\n",
+            **made.files,
+        }.items():
             (part / path).parent.mkdir(exist_ok=True)
             (part / path).write_text(text, encoding="utf-8")
 
@@ -118,7 +133,9 @@ class Format:
 
     def restore(self, held: Exported, folder: Path, target: Target) -> BlockDrafter:
         """A drafter out of what a folder holds, as `align.importing` reads it. Raises UserError."""
-        return import_drafter(held.config, dict(held.tensors), layout_of(held.config), folder, target)
+        return import_drafter(
+            held.config, dict(held.tensors), layout_of(held.config), folder, target
+        )
 
     def snippets(self, drafter: BlockDrafter, target: ServedTarget, folder: str) -> list[Snippet]:
         """Lines that serve the folder, after those that prepare the target."""

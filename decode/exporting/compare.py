@@ -1,4 +1,5 @@
-"""The parity check: an export against its drafter, by contents, by hidden states layer by layer, and by greedy drafts."""
+"""The parity check: an export against its drafter, by contents, by hidden states layer by layer,
+and by greedy drafts."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ BLOCKS = 16
 """Blocks that are compared in each text."""
 
 Stages = dict[str, Tensor]
-"""What a drafter computes for the blocks of a text, by name, in order; the last is the draft logits (A, K, Vd)."""
+"""What a drafter computes for the blocks of a text, by name, in order; the last is the draft logits
+(A, K, Vd)."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,14 @@ def encode_prompts(target: Target, prompts: Sequence[Prompt]) -> list[list[int]]
     return [tokens for _, tokens in fitting]
 
 
-def decode_texts(target: Target, prompts: Sequence[list[int]], max_new_tokens: int) -> list[GreedyText]:
+def decode_texts(
+    target: Target, prompts: Sequence[list[int]], max_new_tokens: int
+) -> list[GreedyText]:
     """Plain greedy outputs."""
     decoder = Decoder(target)
-    return [GreedyText(p, decoder.generate(p, max_new_tokens=max_new_tokens).tokens) for p in prompts]
+    return [
+        GreedyText(p, decoder.generate(p, max_new_tokens=max_new_tokens).tokens) for p in prompts
+    ]
 
 
 # ---- contents ----
@@ -124,11 +130,14 @@ def _record_outputs(layers: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
 
 @torch.no_grad()
 def trace_drafter(drafter: BlockDrafter, text: GreedyText, vocab: Tensor | None = None) -> Stages:
-    """The blocks of a text by the graph that is trained. vocab: tokens to draft over if the drafter has no own ones."""
+    """The blocks of a text by the graph that is trained. vocab: tokens to draft over if the drafter
+    has no own ones."""
     device = drafter.norm.weight.device
     ids_1L = torch.tensor([text.tokens], device=device)
     positions_1L = torch.arange(ids_1L.shape[1], device=device)[None]
-    batch = Batch(ids_1L, positions_1L, torch.zeros_like(ids_1L), torch.ones_like(ids_1L, dtype=torch.bool))
+    batch = Batch(
+        ids_1L, positions_1L, torch.zeros_like(ids_1L), torch.ones_like(ids_1L, dtype=torch.bool)
+    )
     features = target_features(drafter.target, batch, drafter.config)
     index_1A = torch.tensor([text.anchors], device=device)
     valid_1AK = index_1A.new_ones(*index_1A.shape, drafter.config.block_size, dtype=torch.bool)
@@ -137,7 +146,9 @@ def trace_drafter(drafter: BlockDrafter, text: GreedyText, vocab: Tensor | None 
         hidden = drafter(batch, features, anchors)
     stages: Stages = {}
     if features.taps_BLFD is not None:
-        stages["context"] = drafter.hidden_norm(drafter.fc(features.taps_BLFD[0].flatten(1).float()))
+        stages["context"] = drafter.hidden_norm(
+            drafter.fc(features.taps_BLFD[0].flatten(1).float())
+        )
     for i, output in enumerate(outputs[-len(drafter.blocks) :]):
         stages[f"layer {i + 1}"] = output[0]
     logits_AKV = hidden[0].float() @ drafter.head_weight_VdD.float().T
@@ -149,8 +160,11 @@ def trace_drafter(drafter: BlockDrafter, text: GreedyText, vocab: Tensor | None 
 
 
 @torch.no_grad()
-def trace_engine(engine: EngineDrafter, model: Any, text: GreedyText, vocab: Tensor | None) -> Stages:
-    """The same blocks in an engine's class, through the target's own head. model: the target in transformers."""
+def trace_engine(
+    engine: EngineDrafter, model: Any, text: GreedyText, vocab: Tensor | None
+) -> Stages:
+    """The same blocks in an engine's class, through the target's own head. model: the target in
+    transformers."""
     settings = engine.settings
     ids_1L = torch.tensor([text.tokens], device=model.device)
     states = model(ids_1L, output_hidden_states=True, use_cache=False).hidden_states
@@ -215,12 +229,18 @@ def compare_export(
     try:
         made, held = form.make(drafter), form.read(folder)
         wanted = form.settings_in_file(made, held)
-        other = find_other_setting(held.config, wanted) or find_other_tensor(held.tensors, made.tensors)
+        other = find_other_setting(held.config, wanted) or find_other_tensor(
+            held.tensors, made.tensors
+        )
         verdict.add_contents(other)
         with in_one_line(f"{folder}: can't be read as {form.name}"):
             restored = form.restore(held, folder, drafter.target)
             compare_stages(
-                verdict, "read back", texts, trace_ours, lambda text: trace_drafter(restored, text, vocab)
+                verdict,
+                "read back",
+                texts,
+                trace_ours,
+                lambda text: trace_drafter(restored, text, vocab),
             )
     except UserError as error:
         verdict.add("the files", False, str(error))
@@ -254,6 +274,8 @@ def _compare_generate(
         tokens, accepted = run_generate(verdict.folder, model, text.prompt, len(text.output))
         ours = decoder.generate(text.prompt, max_new_tokens=len(text.output)).accepted
         equal += tokens == text.output
-        alike += accepted[:-1] == ours[:-1]  # the last round counts an accepted end of text differently
+        alike += (
+            accepted[:-1] == ours[:-1]
+        )  # the last round counts an accepted end of text differently
     line = f"{equal} of {len(texts)} outputs equal plain decoding's, {alike} accept the same drafts"
     verdict.add("generate(custom_generate=…)", equal == alike == len(texts), line, engine=True)

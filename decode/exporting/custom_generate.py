@@ -1,4 +1,5 @@
-"""`custom_generate`: a folder that transformers' `generate` runs, with the drafter's network and loop as source."""
+"""`custom_generate`: a folder that transformers' `generate` runs, with the drafter's network and
+loop as source."""
 
 from __future__ import annotations
 
@@ -31,12 +32,14 @@ def make_custom_generate(drafter: BlockDrafter) -> Exported:
     """The drafter's own files, with the modules of `decode.portable`.
 
     Raises:
-        UserError: a target whose cache can't be rolled back or that the loop can't run, a tapped last layer.
+        UserError: a target whose cache can't be rolled back or that the loop can't run, a tapped
+            last layer.
     """
     c, target = drafter.config, drafter.target
     if target.anatomy.recurrent:
         raise UserError(
-            f"--format custom_generate: {target.spec!r} keeps a state that transformers' cache can't take back; "
+            f"--format custom_generate: {target.spec!r} keeps a state that transformers' cache "
+            "can't take back; "
             "use decode.custom_generate here"
         )
     check_last_layer(drafter, "custom_generate")
@@ -47,7 +50,8 @@ def make_custom_generate(drafter: BlockDrafter) -> Exported:
         tensors["head"] = drafter.head
     config = {"architectures": [ARCHITECTURE], "model_type": "block_drafter", **c.to_dict()}
     with in_one_line(
-        f"--format custom_generate: its loop can't run {target.spec!r}, use decode.custom_generate here"
+        f"--format custom_generate: its loop can't run {target.spec!r}, use decode.custom_generate "
+        "here"
     ):
         _try_loop(config, tensors, target)
     files = {"custom_generate/requirements.txt": REQUIREMENTS}
@@ -65,7 +69,9 @@ def _try_loop(config: dict[str, Any], tensors: dict[str, Tensor], target: Target
     model.set_attn_implementation("eager")
     try:
         drafter = network.Drafter(config, tensors, model)
-        generate.decode(model, ids, LogitsProcessorList(), criteria, GenerationConfig(), drafter, [], None)
+        generate.decode(
+            model, ids, LogitsProcessorList(), criteria, GenerationConfig(), drafter, [], None
+        )
     finally:
         install(model, own=target.attention == "its own, eager")
 
@@ -76,8 +82,11 @@ def serve_custom_generate(config: BlockConfig, target: ServedTarget, folder: str
 
 
 @torch.no_grad()
-def run_generate(folder: Path, model: Any, prompt: list[int], count: int) -> tuple[list[int], list[int]]:
-    """transformers' greedy output with an exported folder, and the accepted drafts of each round."""
+def run_generate(
+    folder: Path, model: Any, prompt: list[int], count: int
+) -> tuple[list[int], list[int]]:
+    """transformers' greedy output with an exported folder, and the accepted drafts of each
+    round."""
     ids = torch.tensor([prompt], device=model.device)
     accepted: list[int] = []
     out = model.generate(

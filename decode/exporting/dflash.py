@@ -1,4 +1,5 @@
-"""DFlash (arXiv 2602.06036): read by vLLM, SGLang and the `dflash` package. Fill-in blocks, no Markov head."""
+"""DFlash (arXiv 2602.06036): read by vLLM, SGLang and the `dflash` package. Fill-in blocks, no
+Markov head."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from decode.exporting.serving import ServedTarget, Snippet, sglang_line, vllm_li
 
 
 def make_dflash(drafter: BlockDrafter, name: str = "dflash") -> Exported:
-    """DFlash's own folder. `name`: of the format, for errors. Raises UserError if it can't hold the drafter."""
+    """DFlash's own folder. `name`: of the format, for errors. Raises UserError if it can't hold the
+    drafter."""
     qwen3.check_fits(drafter, name, layout="fill_in")
     if name == "dflash":
         qwen3.check_head_bias(drafter, name)
@@ -64,9 +66,13 @@ def open_package(folder: Path, model: Any) -> EngineDrafter:
         return F.embedding(tokens, model.get_input_embeddings().weight).float() * scale
 
     def run(embedded_1RD: Tensor, taps_1LD: Tensor, positions_1L: Tensor) -> Tensor:
-        return network(target_hidden=taps_1LD, noise_embedding=embedded_1RD, position_ids=positions_1L)
+        return network(
+            target_hidden=taps_1LD, noise_embedding=embedded_1RD, position_ids=positions_1L
+        )
 
-    return EngineDrafter(network, network, embed, lambda taps: network.hidden_norm(network.fc(taps)), run)
+    return EngineDrafter(
+        network, network, embed, lambda taps: network.hidden_norm(network.fc(taps)), run
+    )
 
 
 DFLASH = Format("dflash", make_dflash, serve_dflash, open_engine=open_package, package="dflash")

@@ -1,4 +1,5 @@
-"""`draft_model`: an autoregressive drafter is an ordinary language model; its export is its folder in the requested dtype."""
+"""`draft_model`: an autoregressive drafter is an ordinary language model; its export is its folder
+in the requested dtype."""
 
 from __future__ import annotations
 
@@ -23,7 +24,13 @@ from align.target.loading import load_target
 from align.target.model import Target
 from align.target.opening import quiet_loading
 from decode.drafters.autoregressive import check_vocabulary
-from decode.exporting.compare import GreedyText, Stages, compare_stages, find_other_setting, find_other_tensor
+from decode.exporting.compare import (
+    GreedyText,
+    Stages,
+    compare_stages,
+    find_other_setting,
+    find_other_tensor,
+)
 from decode.exporting.folder import Exported, check_free, note_target, write_card, write_folder
 from decode.exporting.serving import (
     ServedTarget,
@@ -49,13 +56,15 @@ def check_format(names: Iterable[str]) -> None:
     for name in names:
         if name != FORMAT:
             raise UserError(
-                f"--format {name}: holds block drafters, and this one is an autoregressive language model; it "
+                f"--format {name}: holds block drafters, and this one is an autoregressive "
+                "language model; it "
                 f"fits --format {FORMAT}"
             )
 
 
 def make_draft_model(source: Path, dtype: str) -> Exported:
-    """What an export of a language model's folder holds; without tensors if they are quantised and copied as they are.
+    """What an export of a language model's folder holds; without tensors if they are quantised and
+    copied as they are.
 
     Raises:
         UserError: no weights, or unreadable ones.
@@ -64,7 +73,9 @@ def make_draft_model(source: Path, dtype: str) -> Exported:
     if not files:
         raise UserError(f"drafter {source}: no weights")
     if _QUANTISED in config:
-        return Exported(config, {}, ["its weights are quantised and stay as they are, whatever --dtype says"])
+        return Exported(
+            config, {}, ["its weights are quantised and stay as they are, whatever --dtype says"]
+        )
     tensors = _read_tensors(source)
     if has_own_head(source, tensors):
         config["tie_word_embeddings"] = False  # engines follow the key and would ignore the head
@@ -75,7 +86,8 @@ def make_draft_model(source: Path, dtype: str) -> Exported:
 
 
 def has_own_head(folder: Path, tensors: dict[str, Tensor]) -> bool:
-    """Whether a language model's tensors hold an output head that is not its embedding, whatever config.json says."""
+    """Whether a language model's tensors hold an output head that is not its embedding, whatever
+    config.json says."""
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
@@ -105,8 +117,8 @@ def export_draft_model(
     """Write the folder.
 
     Args:
-        target: the name that others know the target by. served: the target in the printed lines. repo: where the folder is to
-            be uploaded, for its card.
+        target: the name that others know the target by. served: the target in the printed lines.
+            repo: where the folder is to be uploaded, for its card.
 
     Raises:
         UserError: unreadable weights, a folder of something else.
@@ -150,15 +162,19 @@ def serve_draft_model(target: ServedTarget, folder: str) -> list[Snippet]:
 
 
 def open_draft_model(drafter: str, target: Target) -> Target:
-    """The drafter as a language model in fp32. Raises UserError if its vocabulary is not the target's."""
+    """The drafter as a language model in fp32. Raises UserError if its vocabulary is not the
+    target's."""
     trust = target.trust_remote_code
     model = load_target(drafter, "float32", str(target.device), trust_remote_code=trust)
     check_vocabulary(model, target)
     return model
 
 
-def compare_draft_model(verdict: Verdict, drafter: str, target: Target, texts: list[GreedyText]) -> None:
-    """Compare an export's config and tensors, then its layers and greedy tokens in transformers. Adds to the verdict."""
+def compare_draft_model(
+    verdict: Verdict, drafter: str, target: Target, texts: list[GreedyText]
+) -> None:
+    """Compare an export's config and tensors, then its layers and greedy tokens in transformers.
+    Adds to the verdict."""
     folder = verdict.folder
     try:
         source = model_folder(drafter, "drafter", _HUB)
@@ -181,7 +197,9 @@ class _Traced:
 
     def __init__(self, folder: Path, made: Exported) -> None:
         quiet_loading()
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, trust_remote_code=False
+        )
         if made.tensors:
             for weights in model.state_dict().values():
                 weights.copy_(_cast(weights, str(made.config["dtype"])))

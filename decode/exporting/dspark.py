@@ -1,4 +1,5 @@
-"""DSpark (arXiv 2607.05147): read by vLLM and SGLang. Anchor-first blocks, Markov and confidence heads."""
+"""DSpark (arXiv 2607.05147): read by vLLM and SGLang. Anchor-first blocks, Markov and confidence
+heads."""
 
 from __future__ import annotations
 
@@ -14,13 +15,16 @@ _BASIS = "markov_head.markov_w2.weight"
 
 
 def make_dspark(drafter: BlockDrafter, name: str = "dspark") -> Exported:
-    """DSpark's folder. `name`: of the format, for errors. Raises UserError if it can't hold the drafter."""
+    """DSpark's folder. `name`: of the format, for errors. Raises UserError if it can't hold the
+    drafter."""
     c = drafter.config
     layout = "anchor_first" if name == "dspark" else ""  # llama.cpp reads the layout in the file
     qwen3.check_fits(drafter, name, layout, KINDS, "tanh, linear, vanilla or gated")
     embedding_VD = qwen3.embed_vocabulary(drafter)
     confidence = None if drafter.confidence is None else drafter.confidence.out
-    head = dspark_tensors(drafter.markov, embedding_VD, drafter.draft_size, confidence, c.confidence_input)
+    head = dspark_tensors(
+        drafter.markov, embedding_VD, drafter.draft_size, confidence, c.confidence_input
+    )
     config = {
         "architectures": ["Qwen3DSparkModel"],
         **qwen3.qwen3_config(drafter),

@@ -1,4 +1,5 @@
-"""Export a drafter to one or several formats, and check each export, also in an engine of this process, on its target."""
+"""Export a drafter to one or several formats, and check each export, also in an engine of this
+process, on its target."""
 
 from __future__ import annotations
 
@@ -18,7 +19,12 @@ from align.target.model import Target
 from decode.engine.compiled import stock_model
 from decode.exporting.compare import compare_export, decode_texts, encode_prompts
 from decode.exporting.draft_model import FORMAT as DRAFT_MODEL
-from decode.exporting.draft_model import ROUNDED, check_format, compare_draft_model, export_draft_model
+from decode.exporting.draft_model import (
+    ROUNDED,
+    check_format,
+    compare_draft_model,
+    export_draft_model,
+)
 from decode.exporting.folder import check_free, read_format
 from decode.exporting.registry import FORMATS, make_export
 from decode.exporting.serving import ServedTarget, find_served_target, shared_name
@@ -34,7 +40,8 @@ STANDALONE = (
 
 @dataclass(frozen=True)
 class DrafterPair:
-    """A drafter with its target. drafter: folder or hub id; role: its kind; target: as `load_target` takes it."""
+    """A drafter with its target. drafter: folder or hub id; role: its kind; target: as
+    `load_target` takes it."""
 
     drafter: str
     role: str
@@ -44,13 +51,16 @@ class DrafterPair:
 
     def open_target(self) -> Target:
         """In fp32: networks are compared, not roundings."""
-        return load_target(self.target, "float32", self.device, trust_remote_code=self.trust_remote_code)
+        return load_target(
+            self.target, "float32", self.device, trust_remote_code=self.trust_remote_code
+        )
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """dtype: of the written weights. limit: built-in prompts to compare over; 0 = no comparison. vocabulary: the target's
-    GGUF file, for `gguf`. repo: the hub repository that the folder is for; then its files name no path of this machine."""
+    """dtype: of the written weights. limit: built-in prompts to compare over; 0 = no comparison.
+    vocabulary: the target's GGUF file, for `gguf`. repo: the hub repository that the folder is for;
+    then its files name no path of this machine."""
 
     dtype: str = "bfloat16"
     limit: int = 4
@@ -59,7 +69,9 @@ class ExportOptions:
     repo: str | None = None
 
 
-def export_drafter(pair: DrafterPair, folders: Mapping[str, Path], options: ExportOptions) -> list[Verdict]:
+def export_drafter(
+    pair: DrafterPair, folders: Mapping[str, Path], options: ExportOptions
+) -> list[Verdict]:
     """Write a drafter in each format into its folder, and compare.
 
     Args:
@@ -88,7 +100,9 @@ def export_drafter(pair: DrafterPair, folders: Mapping[str, Path], options: Expo
     for name in folders:  # refuse before anything is written
         made = make_export(name, network)
         FORMATS[name].check(made, vocabulary)
-    served = find_served_target(pair.target, known, pair.device, network.config, vocabulary, options.repo)
+    served = find_served_target(
+        pair.target, known, pair.device, network.config, vocabulary, options.repo
+    )
     source = model_folder(pair.drafter, "drafter", ["config.json", "README.md"])
     verdicts = []
     for name, out in folders.items():
@@ -112,7 +126,9 @@ def _export_draft_model(pair: DrafterPair, out: Path, options: ExportOptions) ->
     verdict = export_draft_model(pair.drafter, known, out, options.dtype, served, options.repo)
     if options.limit:
         target = pair.open_target()
-        texts = decode_texts(target, _builtin_prompts(target, options.limit), options.max_new_tokens)
+        texts = decode_texts(
+            target, _builtin_prompts(target, options.limit), options.max_new_tokens
+        )
         compare_draft_model(verdict, pair.drafter, target, texts)
     return verdict
 
@@ -138,15 +154,21 @@ def round_weights(network: BlockDrafter, dtype: torch.dtype) -> bool:
 
 
 def check_engine(
-    pair: DrafterPair, engine: str, prompts: Sequence[Prompt], max_new_tokens: int, export: Path | None = None
+    pair: DrafterPair,
+    engine: str,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    export: Path | None = None,
 ) -> Verdict:
     """Compare an engine's own class with the drafter.
 
     Args:
-        engine: `transformers` or `dflash`. export: a folder in that format; None = a fresh one in bf16.
+        engine: `transformers` or `dflash`. export: a folder in that format; None = a fresh one in
+            bf16.
 
     Raises:
-        UserError: a package that is not installed, an export in another format, a drafter that the format can't hold.
+        UserError: a package that is not installed, an export in another format, a drafter that the
+            format can't hold.
     """
     causal = pair.role == "autoregressive"
     if causal and engine != "transformers":
@@ -156,7 +178,9 @@ def check_engine(
         )
     form = DRAFT_MODEL if causal else engine
     if export is not None and (found := read_format(export)) != form:
-        raise UserError(f"--export={export}: is in the format {found!r}, --engine {engine} reads {form!r}")
+        raise UserError(
+            f"--export={export}: is in the format {found!r}, --engine {engine} reads {form!r}"
+        )
     if not causal and not FORMATS[engine].installed():
         raise UserError("the package dflash is not installed; type: pip install dflash==0.1.0")
     target = pair.open_target()
@@ -178,7 +202,8 @@ def check_engine(
 
 
 def prepare_export(network: BlockDrafter, form: str, export: Path | None, folder: Path) -> Verdict:
-    """Round the drafter as the export is stored; without one, write a fresh one in bf16 into `folder`."""
+    """Round the drafter as the export is stored; without one, write a fresh one in bf16 into
+    `folder`."""
     if export is None:
         round_weights(network, torch.bfloat16)
         FORMATS[form].write(network, folder / form, torch.bfloat16, "")

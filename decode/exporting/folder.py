@@ -24,7 +24,8 @@ from decode.exporting import EXPORTS
 from decode.exporting.serving import Snippet
 
 EMBEDDING = "embed_tokens.weight"
-"""A drafter's own input embeddings, stored in fp32: scaled rows have more digits than the target's."""
+"""A drafter's own input embeddings, stored in fp32: scaled rows have more digits than the
+target's."""
 
 
 @dataclass
@@ -53,7 +54,8 @@ def list_notes(notes: Iterable[str]) -> str:
 
 
 def check_free(out: Path, form: str) -> None:
-    """Raises UserError unless `out` is free, or holds nothing but an export in the format `form`."""
+    """Raises UserError unless `out` is free, or holds nothing but an export in the format
+    `form`."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise UserError(f"--out={out}: not a folder")
     with naming(out):  # the working directory may be gone
@@ -72,13 +74,18 @@ def check_free(out: Path, form: str) -> None:
     foreign = [name for name in _list_files(out) if name not in written]
     if foreign:
         raise UserError(
-            f"--out={out}: holds {foreign[0]!r}, which no export into this folder wrote; name another one"
+            f"--out={out}: holds {foreign[0]!r}, which no export into this folder wrote; name "
+            "another one"
         )
     if written and existing != form:
-        raise UserError(f"--out={out}: holds an export in the format {existing!r}; name another folder")
+        raise UserError(
+            f"--out={out}: holds an export in the format {existing!r}; name another folder"
+        )
 
 
-def write_folder(out: Path, record: dict[str, str], card: str, fill: Callable[[Path], None]) -> None:
+def write_folder(
+    out: Path, record: dict[str, str], card: str, fill: Callable[[Path], None]
+) -> None:
     """Write an export next to its place, then move it there; an older export is replaced.
 
     Args:
@@ -107,7 +114,9 @@ def write_folder(out: Path, record: dict[str, str], card: str, fill: Callable[[P
 
 def _list_files(folder: Path) -> list[str]:
     """Relative paths of all files, links and empty folders."""
-    found = [p for p in folder.rglob("*") if p.is_symlink() or not p.is_dir() or not any(p.iterdir())]
+    found = [
+        p for p in folder.rglob("*") if p.is_symlink() or not p.is_dir() or not any(p.iterdir())
+    ]
     return sorted(p.relative_to(folder).as_posix() for p in found)
 
 

@@ -1,7 +1,7 @@
 """GGUF files for llama.cpp (architecture `dflash`; `--spec-type draft-dflash` or `draft-dspark`).
 
-The tensors are DFlash's (arXiv 2602.06036) and DSpark's (arXiv 2607.05147) under GGUF's names. The vocabulary is copied from
-the target's own GGUF file: llama.cpp compares both.
+The tensors are DFlash's (arXiv 2602.06036) and DSpark's (arXiv 2607.05147) under GGUF's names. The
+vocabulary is copied from the target's own GGUF file: llama.cpp compares both.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def make_gguf(drafter: BlockDrafter) -> Exported:
     c = drafter.config
     qwen3.check_fits(drafter, "gguf", "", ("vanilla", "linear"), "vanilla or linear", biases=False)
     if c.hidden_act not in ("silu", "gelu", "gelu_pytorch_tanh"):
-        raise UserError(f"--format gguf: llama.cpp's drafters have silu or gelu, this one has {c.hidden_act}")
+        raise UserError(
+            f"--format gguf: llama.cpp's drafters have silu or gelu, this one has {c.hidden_act}"
+        )
     plain = c.fill_in and drafter.markov is None
     made = make_dflash(drafter, "gguf") if plain else make_dspark(drafter, "gguf")
     tensors = made.tensors
@@ -94,20 +96,25 @@ def make_gguf(drafter: BlockDrafter) -> Exported:
     if factors is not None:
         tensors[_FREQUENCIES] = factors
     if "d2t" in tensors:
-        tensors["d2t"] = tensors["d2t"] + torch.arange(len(tensors["d2t"]), device=tensors["d2t"].device)
+        tensors["d2t"] = tensors["d2t"] + torch.arange(
+            len(tensors["d2t"]), device=tensors["d2t"].device
+        )
     if tensors.pop(EMBEDDING, None) is not None:  # llama.cpp has a key for the scale
         made.config["dflash_config"] = {"input_embedding_scale": embedding_scale(drafter.target)}
     return made
 
 
 def _frequency_factors(drafter: BlockDrafter, theta: float) -> Tensor | None:
-    """By how much each pair of a head turns more slowly than by the base `theta`, (d / 2); None = none does."""
+    """By how much each pair of a head turns more slowly than by the base `theta`, (d / 2); None =
+    none does."""
     c = drafter.config
     steps = torch.arange(0, c.head_dim, 2, dtype=torch.float64)
     plain = theta ** -(steps / c.head_dim)
     if c.rotaries:
         if c.rotaries[0].scale != 1:
-            raise UserError("--format gguf: YaRN scales attention, and this format holds frequencies only")
+            raise UserError(
+                "--format gguf: YaRN scales attention, and this format holds frequencies only"
+            )
         factors = plain / torch.tensor(c.rotaries[0].inv_freq, dtype=torch.float64)
         return None if bool(((factors - 1).abs() < 1e-4).all()) else factors.float()
     module = drafter.target.body.rotary_emb
@@ -115,12 +122,20 @@ def _frequency_factors(drafter: BlockDrafter, theta: float) -> Tensor | None:
     if kind == "default":
         return None
     if kind in ("dynamic", "longrope") or float(getattr(module, "attention_scaling", 1.0)) != 1.0:
-        raise UserError(f"--format gguf: rope_type={kind}: this format holds fixed frequencies only")
+        raise UserError(
+            f"--format gguf: rope_type={kind}: this format holds fixed frequencies only"
+        )
     return (plain / module.inv_freq.double().cpu()).float()
 
 
 def serve_gguf(config: BlockConfig, target: ServedTarget, folder: str) -> list[Snippet]:
-    options = ["--spec-type", spec_type(config), "--spec-draft-n-max", str(config.block_size), "--metrics"]
+    options = [
+        "--spec-type",
+        spec_type(config),
+        "--spec-draft-n-max",
+        str(config.block_size),
+        "--metrics",
+    ]
     if target.context:
         options += ["-c", str(target.context)]
     line = join(["llama-server", "-m", target.gguf, "-md", f"{folder}/{FILE}", *options])
@@ -141,7 +156,8 @@ class GGUFFormat(Format):
     def check(self, made: Exported, vocabulary: Path | None) -> None:
         if vocabulary is None:
             raise UserError(
-                "--format gguf: name the target's own GGUF file, whose vocabulary it takes: --target-gguf FILE"
+                "--format gguf: name the target's own GGUF file, whose vocabulary it takes: "
+                "--target-gguf FILE"
             )
         if not vocabulary.is_file():
             raise UserError(f"--target-gguf={vocabulary}: no such file")
@@ -208,7 +224,8 @@ def _add_settings(writer: GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def _read_settings(words: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> dict[str, Any]:
-    """The file's keys as a config of DFlash's or DSpark's layout. Raises UserError for a missing one."""
+    """The file's keys as a config of DFlash's or DSpark's layout. Raises UserError for a missing
+    one."""
     required = [*(f"{ARCHITECTURE}.{key}" for key, _, _ in _SETTINGS), _LAYERS, _MASK]
     for key in required:
         if key not in words:
@@ -229,7 +246,10 @@ def _read_settings(words: dict[str, Any], tensors: dict[str, Tensor], path: Path
 
 
 def _add_tensor(writer: GGUFWriter, name: str, data: Tensor, dtype: torch.dtype) -> None:
-    stored = {torch.bfloat16: GGMLQuantizationType.BF16, torch.float16: GGMLQuantizationType.F16}.get(dtype)
+    stored = {
+        torch.bfloat16: GGMLQuantizationType.BF16,
+        torch.float16: GGMLQuantizationType.F16,
+    }.get(dtype)
     if not data.is_floating_point():
         writer.add_tensor(name, np.ascontiguousarray(data.to(torch.int64).numpy()))
         return

@@ -1,4 +1,5 @@
-"""What the formats share: Qwen3 layers under their published names, and what such layers can't hold."""
+"""What the formats share: Qwen3 layers under their published names, and what such layers can't
+hold."""
 
 from __future__ import annotations
 
@@ -14,9 +15,7 @@ from align.models.block_config import BlockConfig
 from align.target.inspection.parts import embedding_scale, embeds_rows
 from decode.exporting.folder import EMBEDDING, Exported
 
-WHOLE_VOCABULARY = (
-    "the drafter was trained over a part of the vocabulary, and its engine drafts over the target's whole one"
-)
+WHOLE_VOCABULARY = "the drafter was trained over a part of the vocabulary, and its engine drafts over the target's whole one"
 
 
 def check_fits(
@@ -27,11 +26,14 @@ def check_fits(
     markov_options: str = "",
     biases: bool = True,
 ) -> None:
-    """Raises UserError naming all training options that the format `name` needs, or what no option changes.
+    """Raises UserError naming all training options that the format `name` needs, or what no option
+    changes.
 
     Args:
-        layout: the only block layout; empty = either. markov: the kinds of Markov heads that the format holds.
-        markov_options: the values of `drafter.markov` that train them. biases: whether attention may have them.
+        layout: the only block layout; empty = either. markov: the kinds of Markov heads that the
+            format holds.
+        markov_options: the values of `drafter.markov` that train them. biases: whether attention
+            may have them.
     """
     c = drafter.config
     misfits: list[tuple[str, str]] = []
@@ -65,33 +67,39 @@ def check_fits(
             )
     if not embeds_rows(drafter.target):
         raise UserError(
-            f"--format {name}: its target {c.target!r} norms embeddings, and engines' drafters do not"
+            f"--format {name}: its target {c.target!r} norms embeddings, and engines' drafters do "
+            "not"
         )
     rope_parameters(drafter, name)
 
 
 def check_last_layer(drafter: BlockDrafter, name: str) -> None:
-    """Raises UserError if the target's last layer is tapped: transformers gives it after the final norm, engines before."""
+    """Raises UserError if the target's last layer is tapped: transformers gives it after the final
+    norm, engines before."""
     last = drafter.target.num_layers - 1
     if drafter.config.context == "taps" and last in drafter.config.target_layer_ids:
         raise UserError(
-            f"--format {name}: layer {last} is the target's last, which transformers gives with its norm and "
+            f"--format {name}: layer {last} is the target's last, which transformers gives with "
+            "its norm and "
             "engines without; train with drafter.target_layers that end below it"
         )
 
 
 def check_head_bias(drafter: BlockDrafter, name: str) -> None:
-    """Raises UserError for a head with a bias, which these engines add to drafts and training did not."""
+    """Raises UserError for a head with a bias, which these engines add to drafts and training did
+    not."""
     bias = drafter.target.head_bias_V
     if bias is not None and bool(bias.any()):
         raise UserError(
-            f"--format {name}: the output head of its target {drafter.config.target!r} has a bias, which the "
+            f"--format {name}: the output head of its target {drafter.config.target!r} has a bias, "
+            "which the "
             "engine adds to drafts, and this drafter was trained without it"
         )
 
 
 def rope_parameters(drafter: BlockDrafter, name: str = "") -> dict[str, Any]:
-    """`rope_parameters` of this drafter's rotary tables. Raises UserError if no format has such tables."""
+    """`rope_parameters` of this drafter's rotary tables. Raises UserError if no format has such
+    tables."""
     c = drafter.config
     if (published := c.extra.get("rope_parameters")) is not None:  # imported from another engine
         return dict(published)
@@ -99,17 +107,24 @@ def rope_parameters(drafter: BlockDrafter, name: str = "") -> dict[str, Any]:
         theta = _find_theta(c)
         if theta is None:
             raise UserError(
-                f"--format {name}: its keys are rotated whole and in halves, by one base; this drafter's are "
+                f"--format {name}: its keys are rotated whole and in halves, by one base; this "
+                "drafter's are "
                 "not (part of a head, neighbouring pairs or another base in each layer)"
             )
         return {"rope_type": "default", "rope_theta": theta}
     found = dict(getattr(drafter.target.config, "rope_parameters", None) or {})
-    by_kind = [value for value in found.values() if isinstance(value, dict)]  # one per kind of layer
+    by_kind = [
+        value for value in found.values() if isinstance(value, dict)
+    ]  # one per kind of layer
     if by_kind:
         found = dict(found.get("full_attention") or by_kind[0])
     # sections for images: equal in text, and vLLM refuses drafters that have them
     found = {key: value for key, value in found.items() if not key.startswith("mrope_")}
-    return {"rope_type": "default", **found, "rope_theta": float(found.get("rope_theta") or c.rope_theta)}
+    return {
+        "rope_type": "default",
+        **found,
+        "rope_theta": float(found.get("rope_theta") or c.rope_theta),
+    }
 
 
 def _find_theta(config: BlockConfig) -> float | None:
@@ -152,7 +167,8 @@ def qwen3_config(drafter: BlockDrafter) -> dict[str, Any]:
 
 
 def taps_config(drafter: BlockDrafter) -> dict[str, Any]:
-    """Blocks and tapped layers: id i is the output of layer i, transformers' hidden_states[i + 1]."""
+    """Blocks and tapped layers: id i is the output of layer i, transformers' hidden_states[i +
+    1]."""
     c = drafter.config
     return {
         "block_size": c.rows,
@@ -189,6 +205,7 @@ def embed_vocabulary(drafter: BlockDrafter) -> Tensor:
 
 
 def add_scaled_embedding(made: Exported, drafter: BlockDrafter) -> None:
-    """Add the input embeddings of a target that scales them (Gemma): vLLM and speculators read them unscaled otherwise."""
+    """Add the input embeddings of a target that scales them (Gemma): vLLM and speculators read them
+    unscaled otherwise."""
     if embedding_scale(drafter.target) != 1:
         made.tensors[EMBEDDING] = embed_vocabulary(drafter)

@@ -14,12 +14,15 @@ from decode.exporting.folder import Exported
 from decode.exporting.gguf import GGUF
 from decode.exporting.speculators import SPECULATORS
 
-FORMATS = {form.name: form for form in (DFLASH, SPECULATORS, DSPARK, TRANSFORMERS, GGUF, CUSTOM_GENERATE)}
+FORMATS = {
+    form.name: form for form in (DFLASH, SPECULATORS, DSPARK, TRANSFORMERS, GGUF, CUSTOM_GENERATE)
+}
 NOTHING_FITS = "no engine's format holds this drafter"
 
 
 def make_export(name: str, drafter: BlockDrafter) -> Exported:
-    """What a format holds of a block drafter. Raises UserError, naming the formats that fit, if it can't hold it."""
+    """What a format holds of a block drafter. Raises UserError, naming the formats that fit, if it
+    can't hold it."""
     try:
         if name not in FORMATS:
             raise UserError(

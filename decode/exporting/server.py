@@ -1,4 +1,5 @@
-"""`decode.parity` against a running server (vLLM or llama.cpp): its outputs, accepted drafts, and the files that it has loaded."""
+"""`decode.parity` against a running server (vLLM or llama.cpp): its outputs, accepted drafts, and
+the files that it has loaded."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ class Counts:
     def since(self, before: Counts) -> Counts:
         """What came after `before`; negative for a server that was restarted."""
         return Counts(
-            self.rounds - before.rounds, self.drafted - before.drafted, self.accepted - before.accepted
+            self.rounds - before.rounds,
+            self.drafted - before.drafted,
+            self.accepted - before.accepted,
         )
 
     @property
@@ -74,8 +77,9 @@ class Counts:
     def matches(self, other: Counts, parted: float = 0.0) -> bool:
         """Whether `other` accepts as many drafts in as many rounds, up to near-ties.
 
-        Near-ties turn three drafts or a tenth (vLLM accepted 137 for our 132); a fault in vLLM turned 42 into 31. Texts that part
-        are samples of their own: three times the root of a count.
+        Near-ties turn three drafts or a tenth (vLLM accepted 137 for our 132); a fault in vLLM
+        turned 42 into 31. Texts that part are samples of their own: three times the root of a
+        count.
 
         Args:
             parted: the share of texts that part.
@@ -85,7 +89,9 @@ class Counts:
         scaled = other.accepted * self.rounds / other.rounds
         largest = max(self.accepted, scaled)
         slack = max(3.0, 0.1 * largest, 3 * math.sqrt(largest * parted))
-        return abs(self.accepted - scaled) <= slack and abs(self.tau - other.tau) < SERVED * self.tau
+        return (
+            abs(self.accepted - scaled) <= slack and abs(self.tau - other.tau) < SERVED * self.tau
+        )
 
 
 class Server:
@@ -99,7 +105,9 @@ class Server:
         self.url, self.timeout = url.rstrip("/").removesuffix("/v1"), timeout
         model = self._find(self._request("/v1/models"), "data", 0)
         if not isinstance(model, dict) or "id" not in model:
-            raise UserError(f"{self.url}/v1/models: names no model, so this is no OpenAI-compatible server")
+            raise UserError(
+                f"{self.url}/v1/models: names no model, so this is no OpenAI-compatible server"
+            )
         self.model = str(model["id"])
         self.llama = model.get("owned_by") == "llamacpp"
         """llama.cpp returns tokens by its own protocol only."""
@@ -115,7 +123,8 @@ class Server:
             tokens = self._find(self._request("/v1/completions", body), "choices", 0, "token_ids")
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
             raise UserError(
-                f"{self.url}: its answer has no token ids, so outputs can't be compared; vLLM's has from 0.11 "
+                f"{self.url}: its answer has no token ids, so outputs can't be compared; vLLM's "
+                "has from 0.11 "
                 "on, and llama.cpp's"
             )
         return tokens
@@ -139,11 +148,14 @@ class Server:
             answer = httpx2.request(method, self.url + path, json=body, timeout=self.timeout)
         except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
             raise UserError(
-                f"{self.url}{path}: no answer ({error}); is the server up? decode.export prints the line that "
+                f"{self.url}{path}: no answer ({error}); is the server up? decode.export prints "
+                "the line that "
                 "starts it with a drafter (vllm serve …, llama-server …)"
             ) from None
         if answer.is_error:
-            raise UserError(f"{self.url}{path}: answered {answer.status_code}: {short(answer.text, 200)}")
+            raise UserError(
+                f"{self.url}{path}: answered {answer.status_code}: {short(answer.text, 200)}"
+            )
         return answer
 
     def _find(self, answer: httpx2.Response, *keys: str | int) -> Any:
@@ -161,13 +173,18 @@ class Server:
 
 
 def check_server(
-    pair: DrafterPair, url: str, prompts: Sequence[Prompt], max_new_tokens: int, export: Path | None = None
+    pair: DrafterPair,
+    url: str,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    export: Path | None = None,
 ) -> Verdict:
-    """Compare a running server with the drafter: its greedy outputs with plain decoding, its acceptance with ours, and the files
-    that it has loaded (or a fresh export).
+    """Compare a running server with the drafter: its greedy outputs with plain decoding, its
+    acceptance with ours, and the files that it has loaded (or a fresh export).
 
     Raises:
-        UserError: no such server, one without a drafter, or one that drafted nothing; an export that no server loads.
+        UserError: no such server, one without a drafter, or one that drafted nothing; an export
+            that no server loads.
     """
     form = None if export is None else read_format(export)
     if form is not None and form not in SERVED_FORMATS:
@@ -181,7 +198,8 @@ def check_server(
     if counts.rounds <= 0 or counts.drafted <= 0 or counts.accepted < 0:
         raise UserError(
             f"{server.url}/metrics: {counts.rounds:.0f} rounds, {counts.drafted:.0f} drafted and "
-            f"{counts.accepted:.0f} accepted tokens more than before {len(tokens)} prompts, so nothing can be "
+            f"{counts.accepted:.0f} accepted tokens more than before {len(tokens)} prompts, so "
+            "nothing can be "
             "compared: it does not draft for them, or was restarted meanwhile"
         )
     texts = decode_texts(target, tokens, max_new_tokens)
@@ -201,7 +219,9 @@ def check_server(
     name = f"{server.model} at {server.url}"
     parted = _compare_outputs(verdict, name, target, texts, theirs)
     decoder = Decoder(target, proposer)
-    accepted = [decoder.generate(prompt, max_new_tokens=max_new_tokens).accepted for prompt in tokens]
+    accepted = [
+        decoder.generate(prompt, max_new_tokens=max_new_tokens).accepted for prompt in tokens
+    ]
     rounds = sum(map(len, accepted))
     ours = Counts(rounds, rounds * drafts, sum(map(sum, accepted)))
     line = f"acceptance: τ {ours.tau:.3f} here ({ours.accepted:.0f} drafts in {rounds} rounds)"
@@ -209,15 +229,22 @@ def check_server(
     verdict.add(name, ours.matches(counts, parted), line, engine=True)
     if files is not None:
         if export is None:
-            verdict.lines.append("a fresh export is checked; --export DIR checks the server's folder")
+            verdict.lines.append(
+                "a fresh export is checked; --export DIR checks the server's folder"
+            )
         verdict.lines += files.lines
     return verdict
 
 
 def _check_block(
-    network: BlockDrafter, form: str | None, export: Path | None, folder: Path, texts: list[GreedyText]
+    network: BlockDrafter,
+    form: str | None,
+    export: Path | None,
+    folder: Path,
+    texts: list[GreedyText],
 ) -> Verdict | None:
-    """Compare the server's export, or a fresh one, with the drafter, which is rounded alike; None if no format holds it."""
+    """Compare the server's export, or a fresh one, with the drafter, which is rounded alike; None
+    if no format holds it."""
     fitting = [name for name in find_fitting_formats(network) if name in ("dflash", "dspark")]
     form = form or next(iter(fitting), None)
     if form is None:
@@ -228,21 +255,24 @@ def _check_block(
 
 
 def _compare_outputs(
-    verdict: Verdict, name: str, target: Target, texts: Sequence[GreedyText], theirs: Sequence[list[int]]
+    verdict: Verdict,
+    name: str,
+    target: Target,
+    texts: Sequence[GreedyText],
+    theirs: Sequence[list[int]],
 ) -> float:
     """Returns the share of outputs that differ from a near-tie on."""
     found = [compare_output(target, text, other) for text, other in zip(texts, theirs, strict=True)]
     equal, ties = found.count(""), found.count(NEAR_TIE)
     different = [why for why in found if why not in ("", NEAR_TIE)]
-    line = (
-        f"outputs: {equal} of {len(theirs)} equal plain greedy decoding's, {ties} differ from a near-tie on"
-    )
+    line = f"outputs: {equal} of {len(theirs)} equal plain greedy decoding's, {ties} differ from a near-tie on"
     verdict.add(name, not different, "; ".join([line, *different[:1]]), engine=True)
     return ties / len(theirs)
 
 
 def compare_output(target: Target, text: GreedyText, theirs: list[int]) -> str:
-    """Empty if the output is plain greedy decoding's, `NEAR_TIE` if it parts at two tokens of nearly equal probability."""
+    """Empty if the output is plain greedy decoding's, `NEAR_TIE` if it parts at two tokens of
+    nearly equal probability."""
     for place, (a, b) in enumerate(zip_longest(text.output, theirs)):
         if a == b:
             continue

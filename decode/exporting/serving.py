@@ -45,7 +45,8 @@ class Snippet:
         return [f"With {self.engine}:", "", f"{fence}{self.language}", *self.lines, fence, ""]
 
     def as_text(self) -> list[str]:
-        """A block under its title for the terminal. Python is not indented, so that it can be pasted."""
+        """A block under its title for the terminal. Python is not indented, so that it can be
+        pasted."""
         indent = "" if self.language == "python" else "      "
         return [f"  with {self.engine}:", "", *(f"{indent}{line}" for line in self.lines), ""]
 
@@ -54,8 +55,9 @@ class Snippet:
 class ServedTarget:
     """A target as an engine opens it, and the options that fit this machine.
 
-    name: hub id or folder. context: tokens; 0 = the model's own. cache_gib: for the KV cache; 0 = the engine's choice.
-    dtype: empty = the engine's choice. gguf: the target as a GGUF file. preparation: snippets to run once before.
+    name: hub id or folder. context: tokens; 0 = the model's own. cache_gib: for the KV cache; 0 =
+    the engine's choice. dtype: empty = the engine's choice. gguf: the target as a GGUF file.
+    preparation: snippets to run once before.
     """
 
     name: str
@@ -111,7 +113,8 @@ def sglang_line(algorithm: str, target: ServedTarget, folder: str, drafts: int) 
 
 
 def transformers_script(target: ServedTarget, assistant: str, options: str) -> Snippet:
-    """A script that generates. assistant: a line that opens a drafter, or empty; options: of `generate`."""
+    """A script that generates. assistant: a line that opens a drafter, or empty; options: of
+    `generate`."""
     classes = ["AutoModelForCausalLM", "AutoTokenizer"]
     if assistant.startswith("assistant = AutoModel."):
         classes.insert(0, "AutoModel")
@@ -133,7 +136,8 @@ def transformers_script(target: ServedTarget, assistant: str, options: str) -> S
 
 
 def shared_name(target: str, repo: str | None) -> str:
-    """The target's name in an export: its hub id, else its path, or only the last part if the export is uploaded.
+    """The target's name in an export: its hub id, else its path, or only the last part if the
+    export is uploaded.
 
     For an adapter it is that of the merged model.
     """
@@ -145,22 +149,31 @@ def shared_name(target: str, repo: str | None) -> str:
 
 
 def find_served_target(
-    target: str, name: str, device: str, drafter: BlockConfig | None, gguf: Path | None, repo: str | None
+    target: str,
+    name: str,
+    device: str,
+    drafter: BlockConfig | None,
+    gguf: Path | None,
+    repo: str | None,
 ) -> ServedTarget:
     """The target for the printed lines: with this machine's options, or plain if they are uploaded.
 
     Args:
-        name: as `shared_name` gives it. drafter: None = an autoregressive one. gguf: the target's GGUF file.
+        name: as `shared_name` gives it. drafter: None = an autoregressive one. gguf: the target's
+            GGUF file.
     """
     served = ServedTarget(name) if repo else fit_machine(target, device, drafter, gguf)
     snippet = merge_snippet(target, public=repo is not None)
     if snippet is None:
         return served
-    return replace(served, name=merged_name(target, public=repo is not None), preparation=(snippet,))
+    return replace(
+        served, name=merged_name(target, public=repo is not None), preparation=(snippet,)
+    )
 
 
 def resolved_name(target: str) -> str:
-    """What engines on this machine open: a folder (for a GGUF file or package the converted one) or a hub id."""
+    """What engines on this machine open: a folder (for a GGUF file or package the converted one) or
+    a hub id."""
     try:
         found = resolve_folder(target)
     except UserError:  # debug targets have no folder
@@ -173,11 +186,13 @@ def fit_machine(
 ) -> ServedTarget:
     """A target with options for this machine.
 
-    On a CPU an engine needs the dtype (fp32, in which exports are compared) and the memory of the KV cache: enough for one
-    text of the model's whole context, or of what fits into a quarter of the memory.
+    On a CPU an engine needs the dtype (fp32, in which exports are compared) and the memory of the
+    KV cache: enough for one text of the model's whole context, or of what fits into a quarter of
+    the memory.
 
     Args:
-        device: as `load_target` takes it. drafter: a block drafter; None = an autoregressive one, at most of the target's size.
+        device: as `load_target` takes it. drafter: a block drafter; None = an autoregressive one,
+            at most of the target's size.
     """
     name = resolved_name(target)
     plain = ServedTarget(name, gguf=ServedTarget.gguf if gguf is None else str(gguf.absolute()))
@@ -190,7 +205,9 @@ def fit_machine(
         return plain
     text = config.get_text_config(decoder=True)
     target_bytes = _cache_bytes(text, int(text.num_hidden_layers))
-    drafter_bytes = target_bytes if drafter is None else _cache_bytes(drafter, len(drafter.init_layer_ids))
+    drafter_bytes = (
+        target_bytes if drafter is None else _cache_bytes(drafter, len(drafter.init_layer_ids))
+    )
     per_token = CACHE_SLACK * (target_bytes + drafter_bytes)
     fits = int(CACHE_SHARE * (memory_bytes() or 8 * GIB) / per_token)
     context = min(context_limit(config), fits)
@@ -206,7 +223,8 @@ def _cache_bytes(config: Any, layers: int) -> int:
 
 
 def merged_name(target: str, public: bool = False) -> str:
-    """The folder into which the printed lines merge an adapter: next to it, or the current one if it is in the hub's cache.
+    """The folder into which the printed lines merge an adapter: next to it, or the current one if
+    it is in the hub's cache.
 
     Args:
         public: for others, without a path of this machine.

@@ -1,4 +1,5 @@
-"""The speculators package's layout of DFlash, which vLLM reads too. Fill-in blocks, no Markov head."""
+"""The speculators package's layout of DFlash, which vLLM reads too. Fill-in blocks, no Markov
+head."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ def serve_speculators(config: BlockConfig, target: ServedTarget, folder: str) ->
     snippets = [vllm_line("dflash", target, folder, config.block_size)]
     if config.target == target.name:
         line = join(["vllm", "serve", folder, *target.vllm_options])
-        snippets.append(Snippet("vLLM, which reads the target's name in the folder", "bash", (line,)))
+        snippets.append(
+            Snippet("vLLM, which reads the target's name in the folder", "bash", (line,))
+        )
     return snippets
 
 

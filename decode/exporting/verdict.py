@@ -15,8 +15,8 @@ FILES_WRONG, ENGINE_DIFFERS = 1, 3
 class Verdict:
     """What was found about one export.
 
-    files_same: the files hold the drafter; None = not checked. engine_same: the engine computes the same with them.
-    serve: lines that serve the folder.
+    files_same: the files hold the drafter; None = not checked. engine_same: the engine computes the
+    same with them. serve: lines that serve the folder.
     """
 
     format: str
@@ -28,7 +28,8 @@ class Verdict:
     serve: list[Snippet] = field(default_factory=list)
 
     def add(self, reader: str, same: bool, line: str, engine: bool = False) -> None:
-        """Add a comparison. engine: made with an engine's own code, so that a difference is the engine's."""
+        """Add a comparison. engine: made with an engine's own code, so that a difference is the
+        engine's."""
         if engine:
             self.engine_same &= same
         else:

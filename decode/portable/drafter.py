@@ -1,7 +1,9 @@
-"""The drafter's network, for torch and transformers alone: one pass over a block [last token, MASK × …] drafts K tokens.
+"""The drafter's network, for torch and transformers alone: one pass over a block [last token, MASK
+× …] drafts K tokens.
 
-It is conditioned on the target: on the keys and values of some of its layers (context `shared_kv`), or on keys and values made
-from the target's hidden states (context `taps`; DFlash, arXiv 2602.06036). Embedding and head are the target's.
+It is conditioned on the target: on the keys and values of some of its layers (context `shared_kv`),
+or on keys and values made from the target's hidden states (context `taps`; DFlash, arXiv
+2602.06036). Embedding and head are the target's.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from transformers.activations import ACT2FN
 Context = list[tuple[Tensor, Tensor]]
 """Of each layer the keys and values (1, Hkv, n, d) of the text before the block."""
 Rotation = tuple[Tensor, Tensor, Tensor]
-"""cos and signed sin (1, 1, n, d), and the index of the number that each one of a head is turned with (d,)."""
+"""cos and signed sin (1, 1, n, d), and the index of the number that each one of a head is turned
+with (d,)."""
 
 
 class _Named(dict[str, Any]):
@@ -39,14 +42,19 @@ class Drafter:
     """q, tied to its target.
 
     Args:
-        config, tensors: of config.json and model.safetensors. model: the target in transformers. folder: for messages.
+        config, tensors: of config.json and model.safetensors. model: the target in transformers.
+            folder: for messages.
 
     Raises:
         ValueError: a target of another shape.
     """
 
     def __init__(
-        self, config: dict[str, Any], tensors: dict[str, Tensor], model: Any, folder: Path | None = None
+        self,
+        config: dict[str, Any],
+        tensors: dict[str, Tensor],
+        model: Any,
+        folder: Path | None = None,
     ) -> None:
         where = "" if folder is None else f"{folder}/"
         self.config = c = _Named(config, f"{where}config.json")
@@ -61,7 +69,9 @@ class Drafter:
         vocab, own_head = tensors.get("draft_vocab"), tensors.get("head")
         self.vocab = None if vocab is None else vocab.long().to(self.device)
         rows = head if self.vocab is None else head[self.vocab]
-        self.head_VdD = (rows if own_head is None else own_head).detach().to(self.device, self.dtype)
+        self.head_VdD = (
+            (rows if own_head is None else own_head).detach().to(self.device, self.dtype)
+        )
         layers = {n: t for n, t in tensors.items() if n not in ("draft_vocab", "head")}
         layers = {n: t.to(self.device, self.dtype) for n, t in layers.items()}
         self.weights = _Named(layers, f"{where}model.safetensors")
@@ -75,14 +85,16 @@ class Drafter:
         c = self.config
         if tuple(head.shape) != (c["vocab_size"], c["hidden_size"]):
             raise ValueError(
-                f"the drafter was made for {c['target']}, whose head is {c['vocab_size']} × {c['hidden_size']}; "
+                f"the drafter was made for {c['target']}, whose head is {c['vocab_size']} × "
+                f"{c['hidden_size']}; "
                 f"this model's is {head.shape[0]} × {head.shape[1]}"
             )
         text = self.model.config.get_text_config(decoder=True)
         layers = getattr(text, "num_hidden_layers", c["num_target_layers"])
         if layers != c["num_target_layers"]:
             raise ValueError(
-                f"the drafter was made for a target of {c['num_target_layers']} layers, {c['target']}; this has "
+                f"the drafter was made for a target of {c['num_target_layers']} layers, "
+                f"{c['target']}; this has "
                 f"{layers}"
             )
 
@@ -92,7 +104,8 @@ class Drafter:
             if name.rpartition(".")[2] == "rotary_emb":
                 return module
         raise ValueError(
-            f"the drafter was made for {self.config['target']}, which turns keys by their positions; "
+            f"the drafter was made for {self.config['target']}, which turns keys by their "
+            "positions; "
             f"{type(self.model).__name__} does not"
         )
 
@@ -113,22 +126,26 @@ class Drafter:
     # ---- context ----
 
     def make_context(self, states: tuple[Tensor, ...], start: int) -> Context:
-        """Context `taps`: keys and values from the target's `hidden_states` (1, n, D) at the positions from `start` on."""
+        """Context `taps`: keys and values from the target's `hidden_states` (1, n, D) at the
+        positions from `start` on."""
         taps = torch.cat([states[i + 1] for i in self.layers], dim=-1).to(self.dtype)
         fused = self._norm(self._linear(taps, "fc"), "hidden_norm")
         count = len(self.config["init_layer_ids"])
         return [
-            self._keys_values(fused, self._rotation(i, start, fused), f"layers.{i}") for i in range(count)
+            self._keys_values(fused, self._rotation(i, start, fused), f"layers.{i}")
+            for i in range(count)
         ]
 
     def read_shared(self, layers: list[Any]) -> Context:
-        """Context `shared_kv`: those of the target's cache. Raises ValueError for heads of another shape."""
+        """Context `shared_kv`: those of the target's cache. Raises ValueError for heads of another
+        shape."""
         c = self.config
         context = [(layers[i].keys, layers[i].values) for i in self.layers]
         for keys, _ in context:
             if (keys.shape[1], keys.shape[3]) != (c["num_key_value_heads"], c["head_dim"]):
                 raise ValueError(
-                    f"the drafter was made for {c['target']}, whose keys are {c['num_key_value_heads']} heads × "
+                    f"the drafter was made for {c['target']}, whose keys are "
+                    f"{c['num_key_value_heads']} heads × "
                     f"{c['head_dim']}; this model's are {keys.shape[1]} × {keys.shape[3]}"
                 )
         return context
@@ -155,7 +172,9 @@ class Drafter:
         tokens: list[int] = []
         for hidden_D, row in zip(hidden_KD, (hidden_KD @ self.head_VdD.T).float(), strict=True):
             if self.markov:  # a bias by the token before (after DSpark, arXiv 2607.05147)
-                row = row + (self._mix_markov(hidden_D, token) @ self.weights["markov.basis"]).float()
+                row = (
+                    row + (self._mix_markov(hidden_D, token) @ self.weights["markov.basis"]).float()
+                )
             best = row.argmax()
             token = int(best if self.vocab is None else self.vocab[best])
             tokens.append(token)
@@ -199,10 +218,16 @@ class Drafter:
                 return self._linear(out.transpose(1, 2).flatten(2), f"{name}.self_attn.o_proj")
 
             def feed(rows: Tensor, name: str = name) -> Tensor:
-                gate = ACT2FN[self.config["hidden_act"]](self._linear(rows, f"{name}.mlp.gate_proj"))
-                return self._linear(gate * self._linear(rows, f"{name}.mlp.up_proj"), f"{name}.mlp.down_proj")
+                gate = ACT2FN[self.config["hidden_act"]](
+                    self._linear(rows, f"{name}.mlp.gate_proj")
+                )
+                return self._linear(
+                    gate * self._linear(rows, f"{name}.mlp.up_proj"), f"{name}.mlp.down_proj"
+                )
 
-            x = x + self._convolve(f"{name}.attn_conv", self._norm(x, f"{name}.input_layernorm"), attend)
+            x = x + self._convolve(
+                f"{name}.attn_conv", self._norm(x, f"{name}.input_layernorm"), attend
+            )
             x = x + self._convolve(
                 f"{name}.mlp_conv", self._norm(x, f"{name}.post_attention_layernorm"), feed
             )
@@ -217,7 +242,11 @@ class Drafter:
 
     def _heads(self, x: Tensor, name: str, part: str) -> Tensor:
         heads = self.config["num_attention_heads" if part == "q" else "num_key_value_heads"]
-        found = self._linear(x, f"{name}.self_attn.{part}_proj").unflatten(-1, (heads, -1)).transpose(1, 2)
+        found = (
+            self._linear(x, f"{name}.self_attn.{part}_proj")
+            .unflatten(-1, (heads, -1))
+            .transpose(1, 2)
+        )
         normed = part != "v" and self.config.get("qk_norm")
         return self._norm(found, f"{name}.self_attn.{part}_norm") if normed else found
 

@@ -1,8 +1,10 @@
-"""`model.generate(**inputs, custom_generate="FOLDER", trust_remote_code=True)`: the same output, in fewer forward passes.
+"""`model.generate(**inputs, custom_generate="FOLDER", trust_remote_code=True)`: the same output, in
+fewer forward passes.
 
-The drafter proposes tokens, one forward pass of the model checks them all, and those that the model itself chooses are kept. Each
-token is chosen from the model's own logits after `generate`'s own processors, with the same random numbers: greedy and sampled
-outputs are those of plain `generate` (in half precision up to ties).
+The drafter proposes tokens, one forward pass of the model checks them all, and those that the model
+itself chooses are kept. Each token is chosen from the model's own logits after `generate`'s own
+processors, with the same random numbers: greedy and sampled outputs are those of plain `generate`
+(in half precision up to ties).
 """
 
 from __future__ import annotations
@@ -47,16 +49,21 @@ def generate(
     if assistant_model is not None:
         raise ValueError("assistant_model: this drafter takes its place; leave it out")
     if settings.get("synced_gpus"):
-        raise ValueError("synced_gpus: each process makes its own number of forward passes; leave it out")
+        raise ValueError(
+            "synced_gpus: each process makes its own number of forward passes; leave it out"
+        )
     if part := find_packed_part(model):
         raise ValueError(
-            f"{part}: is quantised by torch.ao.quantization, with one scale for all rows, so that drafts would "
+            f"{part}: is quantised by torch.ao.quantization, with one scale for all rows, so that "
+            "drafts would "
             "change the text; give the model as it was before"
         )
     network = _open_drafter(model, drafter or _find_given_name(inspect.currentframe()))
     if tokenizer is not None:
         settings = _add_stop_strings(model, tokenizer, settings)
-    loop = partial(decode, drafter=network, accepted=[] if accepted is None else accepted, streamer=streamer)
+    loop = partial(
+        decode, drafter=network, accepted=[] if accepted is None else accepted, streamer=streamer
+    )
     return model.generate(inputs, streamer=streamer, custom_generate=loop, **settings)
 
 
@@ -74,7 +81,9 @@ def _open_drafter(model: Any, name: str) -> Drafter:
     opened = model.__dict__.setdefault("_drafters", {})
     if name not in opened:
         local = Path(name.partition("/")[0]).is_dir()  # then the hub is not asked
-        missing = "no such folder with" if local else "neither a folder nor an available hub id with"
+        missing = (
+            "no such folder with" if local else "neither a folder nor an available hub id with"
+        )
         message = f"drafter={name!r}: {missing} config.json and model.safetensors"
         try:
             paths = [
@@ -98,13 +107,16 @@ def _add_stop_strings(model: Any, tokenizer: Any, settings: dict[str, Any]) -> d
 
     if find("token_healing"):
         raise ValueError(
-            "token_healing: leave it out, and give the tokens of model.heal_tokens(inputs, tokenizer)"
+            "token_healing: leave it out, and give the tokens of model.heal_tokens(inputs, "
+            "tokenizer)"
         )
     strings = find("stop_strings")
     if not strings:
         return settings
     if own.stop_strings:
-        raise ValueError("stop_strings: take them out of model.generation_config, and give them to generate")
+        raise ValueError(
+            "stop_strings: take them out of model.generation_config, and give them to generate"
+        )
     criteria = StoppingCriteriaList(settings.get("stopping_criteria") or [])
     if not any(isinstance(criterion, StopStringCriteria) for criterion in criteria):
         criteria.append(StopStringCriteria(tokenizer, strings))
@@ -129,14 +141,18 @@ def decode(
 ) -> Any:
     """The loop that `generate` calls in place of its own.
 
-    All texts of a batch get one token in every step, as in `generate`'s own loop: processors, criteria and random numbers see the
-    same. A text's logits come from its own forward passes, and last for several steps if its drafts are right.
+    All texts of a batch get one token in every step, as in `generate`'s own loop: processors,
+    criteria and random numbers see the same. A text's logits come from its own forward passes, and
+    last for several steps if its drafts are right.
     """
     config, ids = generation_config, input_ids
     mask_BL = check_call(model, config, model_kwargs, input_ids)
     longest = stopping_criteria.max_length or config.max_length  # a user's criterion counts
     check_length(model, longest)
-    texts = [_Text(model, drafter, row[mask][None], accepted) for row, mask in zip(ids, mask_BL, strict=True)]
+    texts = [
+        _Text(model, drafter, row[mask][None], accepted)
+        for row, mask in zip(ids, mask_BL, strict=True)
+    ]
     ends = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
     alive = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
     returned = config.return_dict_in_generate
@@ -172,10 +188,13 @@ def decode(
 class _Text:
     """One text of a batch: the logits of its next token, from forward passes that check its drafts.
 
-    rows: logits of the last pass, of the token before its drafts and of each draft; taken: how many of them chose a token.
+    rows: logits of the last pass, of the token before its drafts and of each draft; taken: how many
+    of them chose a token.
     """
 
-    def __init__(self, model: Any, drafter: Drafter, prompt_1L: Tensor, accepted: list[int]) -> None:
+    def __init__(
+        self, model: Any, drafter: Drafter, prompt_1L: Tensor, accepted: list[int]
+    ) -> None:
         self.model, self.drafter, self.block, self.accepted = model, drafter, prompt_1L, accepted
         self.cache = _new_cache(model)
         self.parameters = frozenset(inspect.signature(model.forward).parameters)
@@ -187,7 +206,8 @@ class _Text:
         self.checked = self.used_up = self.ended = False
 
     def logits(self, room: int) -> Tensor:
-        """Of the next token, raw (V,); zeros after the end. `room`: how many tokens may be written."""
+        """Of the next token, raw (V,); zeros after the end. `room`: how many tokens may be
+        written."""
         if self.rows is None or (self.used_up and not self.ended):
             if self.rows is not None:
                 self._draft(room)
@@ -212,7 +232,8 @@ class _Text:
         self.ended = True
 
     def _count_accepted(self) -> None:
-        """A round's last token is the model's own. The first pass reads the prompt and checks nothing."""
+        """A round's last token is the model's own. The first pass reads the prompt and checks
+        nothing."""
         if self.checked:
             self.accepted.append(self.taken - 1)
         self.checked = True
@@ -231,12 +252,15 @@ class _Text:
 
     def _forward(self, rows: int) -> Any:
         """The model over the block; only the last rows' logits if it can leave out the others."""
-        more: dict[str, Any] = {"logits_to_keep": rows} if "logits_to_keep" in self.parameters else {}
+        more: dict[str, Any] = (
+            {"logits_to_keep": rows} if "logits_to_keep" in self.parameters else {}
+        )
         more["cache" if "cache" in self.parameters else "past_key_values"] = self.cache
         return self.model(input_ids=self.block, use_cache=True, output_hidden_states=True, **more)
 
     def _commit(self, kept: int) -> Tensor:
-        """Add the `kept` committed positions of a pass to the context. Returns the last one's hidden state, (1, D)."""
+        """Add the `kept` committed positions of a pass to the context. Returns the last one's
+        hidden state, (1, D)."""
         if self.drafter.taps:
             start = self.context[0][0].shape[2] if self.context else 0
             new = self.drafter.make_context(tuple(state[:, :kept] for state in self.states), start)
@@ -249,7 +273,10 @@ class _Text:
 
 
 def _new_cache(model: Any) -> DynamicCache:
-    """The model's own kinds of layers, but no windows: drafters read all keys, and any number of tokens is taken back."""
+    """The model's own kinds of layers, but no windows: drafters read all keys, and any number of
+    tokens is taken back."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    cache.layers = [DynamicLayer() if type(e) is DynamicSlidingWindowLayer else e for e in cache.layers]
+    cache.layers = [
+        DynamicLayer() if type(e) is DynamicSlidingWindowLayer else e for e in cache.layers
+    ]
     return cache

@@ -51,12 +51,14 @@ def _top(estimate: Estimate) -> float:
 
 
 def draw_acceptance(axes: Axes, summary: Summary) -> None:
-    """Acceptance of the k-th drafted token: solid unconditional, dashed given that all before it were
-    accepted."""
+    """Acceptance of the k-th drafted token: solid unconditional, dashed given that all before it
+    were accepted."""
     for m, method in enumerate(_methods(summary)):
         found, label = summary.overall[method].acceptance, _label(summary, method)
         at = [a.position for a in found]
-        axes.plot(at, [a.unconditional for a in found], "-o", color=_colour(m), markersize=4, label=label)
+        axes.plot(
+            at, [a.unconditional for a in found], "-o", color=_colour(m), markersize=4, label=label
+        )
         given = [float("nan") if a.conditional is None else a.conditional for a in found]
         axes.plot(at, given, "--", color=_colour(m), linewidth=1)
     axes.set_ylim(0, 1.02)
@@ -101,23 +103,25 @@ def draw_ranked(axes: Axes, summary: Summary, name: Name, title: str) -> None:
         axes.barh(y, estimate.value, xerr=error, capsize=2, height=0.7, color=colour, alpha=0.85)
         axes.text(_top(estimate) + 0.02, y, f"{estimate.value:.2f}", va="center", fontsize=8)
     axes.axvline(1.0, color="#333333", linewidth=1, linestyle="--")
-    axes.set_yticks(range(len(methods)), [_label(summary, method) for method in methods], fontsize=8)
+    axes.set_yticks(
+        range(len(methods)), [_label(summary, method) for method in methods], fontsize=8
+    )
     axes.margins(x=0.12, y=0.01)
     axes.set_title(title)
     _finish(axes)
 
 
 def picture(summary: Summary, records: Sequence[Record], title: str) -> bytes:
-    """The plots of a report as one PNG: speed-up and τ over all suites; acceptance and prompts of at most
-    `MANY` methods."""
+    """The plots of a report as one PNG: speed-up and τ over all suites; acceptance and prompts of
+    at most `MANY` methods."""
     with literal_text():
         return _draw_all(summary, records, title)
 
 
 @contextmanager
 def literal_text() -> Iterator[None]:
-    """Within it pictures show names literally (`$` begins no formula), and a user's matplotlibrc has no
-    effect."""
+    """Within it pictures show names literally (`$` begins no formula), and a user's matplotlibrc
+    has no effect."""
     with rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # characters that the font lacks
         rcdefaults()
@@ -126,7 +130,8 @@ def literal_text() -> Iterator[None]:
 
 
 def set_log_axis(axes: Axes, at: Iterable[float]) -> None:
-    """A logarithmic x axis with a label at each of these places: matplotlib's own labels are formulas."""
+    """A logarithmic x axis with a label at each of these places: matplotlib's own labels are
+    formulas."""
     places = sorted(set(at))
     axes.set_xscale("log")
     axes.set_xticks(places, labels=[_format_amount(place) for place in places])

@@ -1,7 +1,8 @@
-"""τ over the text tokens that drafters were trained on: one table and one picture for several recipes.
+"""τ over the text tokens that drafters were trained on: one table and one picture for several
+recipes.
 
-The figures and their intervals are those of decode/reporting/statistics.py: over prompts, each drawn with all
-its counts.
+The figures and their intervals are those of decode/reporting/statistics.py: over prompts, each
+drawn with all its counts.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Milestone:
 class Point:
     """τ of a milestone, and how many of its greedy outputs equal plain decoding's.
 
-    `ratio`: its accepted tokens per call, τ − 1, over the last recipe's after the same number of tokens; None
+    `ratio`: its accepted tokens per call, τ − 1, over the last recipe's after the same number of
+    tokens; None
         for the last recipe.
     """
 
@@ -46,17 +48,22 @@ class Point:
 
 
 def points(milestones: Sequence[Milestone], records: Sequence[Record]) -> list[Point]:
-    """One for every milestone that decoded something, in order. The last one's recipe is the reference."""
+    """One for every milestone that decoded something, in order. The last one's recipe is the
+    reference."""
     found, reference = [], milestones[-1].recipe
     for milestone in milestones:
         mine = counts(records, milestone.method)
         estimate = tau(mine)
         if estimate is None:
             continue
-        same = [r.identical for r in records if r.method == milestone.method and r.identical is not None]
+        same = [
+            r.identical for r in records if r.method == milestone.method and r.identical is not None
+        ]
         ratio = None
         if milestone.recipe != reference:
-            ratio = accepted_ratio(counts(records, Milestone(reference, milestone.tokens).method), mine)
+            ratio = accepted_ratio(
+                counts(records, Milestone(reference, milestone.tokens).method), mine
+            )
         found.append(Point(milestone, estimate, f"{sum(same)}/{len(same)}" if same else "", ratio))
     return found
 
@@ -65,7 +72,8 @@ def table(found: Sequence[Point], parameters: Mapping[str, int]) -> str:
     """Markdown: a row for each milestone. `parameters`: trained ones, by recipe."""
     reference = found[-1].milestone.recipe if found else ""
     lines = [
-        f"| text tokens | recipe | parameters | τ [95%] | accepted, of {markdown_text(reference)}'s | identical | prompts |",
+        "| text tokens | recipe | parameters | τ [95%] | accepted, of "
+        f"{markdown_text(reference)}'s | identical | prompts |",
         "|---|---|---|---|---|---|---|",
     ]
     for point in sorted(found, key=lambda point: point.milestone.tokens):

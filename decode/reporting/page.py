@@ -37,7 +37,10 @@ _DIVERGENCE = (
 def page(summary: Summary, records: Sequence[Record], png: bytes) -> str:
     """The whole page, with the plots in `png`."""
     baseline = baseline_line(summary.run.baseline)
-    gains = [f"<h3>{html_text(t)}</h3>{_table(AGAINST, body)}" for t, body in against_first(summary).items()]
+    gains = [
+        f"<h3>{html_text(t)}</h3>{_table(AGAINST, body)}"
+        for t, body in against_first(summary).items()
+    ]
     parts = [
         "<h1>How much faster, and is it the same?</h1>",
         f"<p>{html_text(headline(summary))}</p>",
@@ -53,7 +56,9 @@ def page(summary: Summary, records: Sequence[Record], png: bytes) -> str:
         "<h2>Settings and machine</h2>" + _facts(summary),
     ]
     head = f'<meta charset="utf-8"><title>Speed report</title><style>{_STYLE}</style>'
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
+    return (
+        f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
+    )
 
 
 def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
@@ -81,12 +86,24 @@ def _losslessness(summary: Summary, records: Sequence[Record]) -> str:
             tokens = f"{d.plain_token} / {d.token}"
             gap, bound = format_number(d.gap, 6), format_number(d.bound, 6)
             body.append(
-                (r.suite, r.prompt, r.method, str(r.repeat), str(d.index), tokens, gap, bound, d.kind)
+                (
+                    r.suite,
+                    r.prompt,
+                    r.method,
+                    str(r.repeat),
+                    str(d.index),
+                    tokens,
+                    gap,
+                    bound,
+                    d.kind,
+                )
             )
     if not body:
         return f"{warning}<p>Every greedy output of an exact verifier equals plain decoding's, token for token.</p>"
     style = ' class="bug"' if summary.bugs else ""
-    note = "Where the gap is within the bound, rounding explains the difference; any other is a bug."
+    note = (
+        "Where the gap is within the bound, rounding explains the difference; any other is a bug."
+    )
     found = f"<p{style}>{len(body)} outputs differ from plain decoding's. {note}</p>"
     return warning + found + _table(_DIVERGENCE, body)
 
@@ -99,11 +116,15 @@ def _method_notes(summary: Summary) -> list[str]:
         *([f"Settings tuned on other prompts: {'; '.join(tuned)}."] if tuned else []),
         "Every method runs on a prompt before the next prompt begins, in changing order; "
         f"{repeats} repeat(s) of each prompt, after {warmup} untimed round(s).",
-        "Speed-up: plain decoding's time per token, averaged over prompts, divided by the method's, both without the "
+        "Speed-up: plain decoding's time per token, averaged over prompts, divided by the "
+        "method's, both without the "
         "prefill and its token. The interval is a paired bootstrap over prompts (95%).",
-        "τ: tokens committed per verifying target call, that is the accepted drafts and the target's own token, without the "
-        "prefill's token and whatever follows an end of sequence or a limit. Its interval is over the same resamples.",
-        "Acceptance at position k: of the calls that drafted at least k tokens, the share that accepted the k-th; dashed, "
+        "τ: tokens committed per verifying target call, that is the accepted drafts and the "
+        "target's own token, without the "
+        "prefill's token and whatever follows an end of sequence or a limit. Its interval is over "
+        "the same resamples.",
+        "Acceptance at position k: of the calls that drafted at least k tokens, the share that "
+        "accepted the k-th; dashed, "
         "of those that accepted all before it.",
     ]
 

@@ -1,4 +1,5 @@
-"""The files of a measurement: `run.json` describes the run, `records.jsonl` holds one line per generation.
+"""The files of a measurement: `run.json` describes the run, `records.jsonl` holds one line per
+generation.
 
 The report reads nothing else, so every figure can be traced to its records and recomputed.
 """
@@ -31,11 +32,12 @@ class Divergence:
     (decode/verification/divergence.py).
 
     Args:
-        index: position in the output. plain_token: None where the plain output has ended. kind: `rounding
-            tie` or `BUG`.
-        gap: plain decoding's logit of its own token minus that of the other one (with `top2`, its top-2 gap).
-        bound: the largest gap that the measured rounding can close: 2·max|Δ logit| between forwards of the
-            two widths.
+        index: position in the output. plain_token: None where the plain output has ended. kind:
+            `rounding tie` or `BUG`.
+        gap: plain decoding's logit of its own token minus that of the other one (with `top2`, its
+            top-2 gap).
+        bound: the largest gap that the measured rounding can close: 2·max|Δ logit| between forwards
+            of the two widths.
         top2: the two tokens are plain decoding's two most probable ones there.
         reproduced: replaying both outputs, each in its own widths, gives both tokens again.
     """
@@ -55,15 +57,15 @@ class Record:
     """One generation: a prompt, a method, a repeat.
 
     Args:
-        new_tokens: in the output, an end of sequence included. committed: by verifying calls, all but the
-            first, which the prefill gives. seconds: of decoding, prefill excluded. tokens_per_s: committed /
-            seconds.
-        calls: target forwards after the prefill. accepted, drafted: tokens per call; of a tree, levels.
-            nodes: drafts verified per call, where drafts branch. tau: committed / calls.
-        draft_seconds, verify_seconds: parts of `seconds`. load: the machine's one-minute load average at the
-            end.
-        position: the method's place in the order on this prompt. identical: whether the output equals plain
-            decoding's; None above temperature 0. verifier: "" for plain decoding.
+        new_tokens: in the output, an end of sequence included. committed: by verifying calls, all
+            but the first, which the prefill gives. seconds: of decoding, prefill excluded.
+            tokens_per_s: committed / seconds.
+        calls: target forwards after the prefill. accepted, drafted: tokens per call; of a tree,
+            levels. nodes: drafts verified per call, where drafts branch. tau: committed / calls.
+        draft_seconds, verify_seconds: parts of `seconds`. load: the machine's one-minute load
+            average at the end.
+        position: the method's place in the order on this prompt. identical: whether the output
+            equals plain decoding's; None above temperature 0. verifier: "" for plain decoding.
     """
 
     suite: str
@@ -145,7 +147,8 @@ class Run:
     Args:
         settings: all that a figure depends on. A run continues only under the same settings.
         skipped: suites and prompts that were left out, with the reason.
-        baseline: plain decoding against transformers' own `generate` (decode/benchmark/baseline.py).
+        baseline: plain decoding against transformers' own `generate`
+            (decode/benchmark/baseline.py).
     """
 
     settings: dict[str, Any]
@@ -169,7 +172,9 @@ def read_run(folder: Path) -> Run:
         raise UserError(f"{folder}: no such folder")
     path = folder / RUN
     if not path.exists():
-        raise UserError(f"{folder} holds no {RUN}: not a folder that `python -m decode.eval --out` wrote")
+        raise UserError(
+            f"{folder} holds no {RUN}: not a folder that `python -m decode.eval --out` wrote"
+        )
     run = convert(read_json(path), Run, "", str(path))
     convert(run.settings, RecordedSettings, "settings", str(path))
     convert(run.suites, list[RecordedSuite], "suites", str(path))
@@ -197,7 +202,8 @@ def _to_line(record: Record) -> str:
 
 
 def add(folder: Path, earlier: list[Record], new: list[Record]) -> list[Record]:
-    """Add new records to the folder's earlier ones, replacing those of the same generations. Returns all."""
+    """Add new records to the folder's earlier ones, replacing those of the same generations.
+    Returns all."""
     keys = {record.key for record in new}
     others = [record for record in earlier if record.key not in keys]
     if len(others) == len(earlier):
@@ -208,9 +214,11 @@ def add(folder: Path, earlier: list[Record], new: list[Record]) -> list[Record]:
 
 
 def read_records(folder: Path, mend: bool = False) -> list[Record]:
-    """All records of the folder, none if there is no file yet; of several of the same generation the last.
+    """All records of the folder, none if there is no file yet; of several of the same generation
+    the last.
 
-    An incomplete last line, which a killed run leaves, is ignored; `mend` also removes it from the file.
+    An incomplete last line, which a killed run leaves, is ignored; `mend` also removes it from the
+    file.
 
     Raises:
         UserError: a broken line in the middle, or one that is not a record.
@@ -235,8 +243,8 @@ def read_records(folder: Path, mend: bool = False) -> list[Record]:
 
 
 def _find_problem(r: Record) -> str | None:
-    """Why no generation can have this record, or None. The report divides only by amounts that are checked
-    here."""
+    """Why no generation can have this record, or None. The report divides only by amounts that are
+    checked here."""
     for name, value in vars(r).items():
         amounts = value if isinstance(value, list) else [value]
         if any(isinstance(v, int | float) and not 0 <= v <= _MOST for v in amounts):
@@ -249,7 +257,9 @@ def _find_problem(r: Record) -> str | None:
         return f"new_tokens={r.new_tokens}, but tokens holds {len(r.tokens)}"
     if r.committed != (max(r.new_tokens - 1, 0) if r.calls else 0):
         return f"committed={r.committed} can't be of new_tokens={r.new_tokens} and calls={r.calls}"
-    if sum(r.accepted) > r.committed or any(a > d for a, d in zip(r.accepted, r.drafted, strict=True)):
+    if sum(r.accepted) > r.committed or any(
+        a > d for a, d in zip(r.accepted, r.drafted, strict=True)
+    ):
         return "accepted exceeds drafted or committed"
     if r.committed and r.seconds == 0:
         return f"seconds=0 can't be of committed={r.committed}"

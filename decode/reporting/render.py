@@ -17,7 +17,8 @@ from decode.reporting.verdict import verdict
 
 
 def make_report(folder: Path) -> tuple[Summary, list[Record]]:
-    """Write summary.json, report.png and report.html into the folder; return the summary and the records.
+    """Write summary.json, report.png and report.html into the folder; return the summary and the
+    records.
 
     Raises:
         UserError: no run.json, no records, or broken ones.
@@ -40,7 +41,9 @@ def make_report(folder: Path) -> tuple[Summary, list[Record]]:
     return summary, records
 
 
-def print_report(summary: Summary, folder: Path, console: PlainConsole, sources: bool = True) -> None:
+def print_report(
+    summary: Summary, folder: Path, console: PlainConsole, sources: bool = True
+) -> None:
     """Print table, sources (unless they are on the screen already), baseline and verdict."""
     console.print(table(summary))
     for points in against_tables(summary):

@@ -1,6 +1,8 @@
-"""Figures from records: paired speed-ups with bootstrap intervals, τ, acceptance per position. numpy only.
+"""Figures from records: paired speed-ups with bootstrap intervals, τ, acceptance per position.
+numpy only.
 
-Definitions (c = committed tokens: those after the first one, which the prefill gives, up to an end of
+Definitions (c = committed tokens: those after the first one, which the prefill gives, up to an end
+of
     sequence):
 
     time per token of a prompt   mean over repeats of seconds / c; decoding alone, prefill excluded
@@ -14,8 +16,8 @@ Definitions (c = committed tokens: those after the first one, which the prefill 
                                  (unconditional), and that share among the calls that accepted the first k−1
                                  (conditional)
 
-A prompt whose output ended with the prefill's token has no decoding to compare and is left out of times and
-τ.
+A prompt whose output ended with the prefill's token has no decoding to compare and is left out of
+times and τ.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ _NO_RATIO = 1e12
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and its 95% interval; `lo` and `hi` are None where there are too few prompts for one."""
+    """A value and its 95% interval; `lo` and `hi` are None where there are too few prompts for
+    one."""
 
     value: float
     lo: float | None
@@ -75,8 +78,9 @@ def paired_ratio(
     seed: int = 0,
     level: float = 0.95,
 ) -> Estimate | None:
-    """mean(baseline) / mean(method) over the prompts that both have, with its interval at this level. Prompts
-    are resampled within each suite; all together where a suite has fewer than `FEWEST`.
+    """mean(baseline) / mean(method) over the prompts that both have, with its interval at this
+    level. Prompts are resampled within each suite; all together where a suite has fewer than
+    `FEWEST`.
 
     Returns None when they share no prompt. An interval needs two prompts.
     """
@@ -90,8 +94,8 @@ def _estimate(
     seed: int,
     level: float = 0.95,
 ) -> Estimate | None:
-    """A figure with its interval over resampled prompts. `of` computes it from the sums of the prompts' K
-    numbers, (..., K) to (...)."""
+    """A figure with its interval over resampled prompts. `of` computes it from the sums of the
+    prompts' K numbers, (..., K) to (...)."""
     if not rows:
         return None
     keys = sorted(rows)
@@ -113,8 +117,8 @@ def _estimate(
 
 
 def counts(records: Iterable[Record], method: str) -> dict[PromptKey, tuple[int, int]]:
-    """(suite, prompt) → that method's committed tokens and target calls, over its repeats; prompts without a
-    call left out."""
+    """(suite, prompt) → that method's committed tokens and target calls, over its repeats; prompts
+    without a call left out."""
     found: defaultdict[PromptKey, list[int]] = defaultdict(lambda: [0, 0])
     for record in records:
         if record.method == method and record.calls:
@@ -130,19 +134,23 @@ def tau(counted: Mapping[PromptKey, tuple[int, int]], seed: int = 0) -> Estimate
 
 
 def tau_difference(
-    baseline: Mapping[PromptKey, tuple[int, int]], method: Mapping[PromptKey, tuple[int, int]], seed: int = 0
+    baseline: Mapping[PromptKey, tuple[int, int]],
+    method: Mapping[PromptKey, tuple[int, int]],
+    seed: int = 0,
 ) -> Estimate | None:
-    """The method's micro τ less the baseline's over the prompts that both have, with its interval; None where
-    they share none."""
+    """The method's micro τ less the baseline's over the prompts that both have, with its interval;
+    None where they share none."""
     both = {key: (*baseline[key], *method[key]) for key in baseline.keys() & method.keys()}
-    return _estimate(both, lambda sums: sums[..., 2] / sums[..., 3] - sums[..., 0] / sums[..., 1], seed)
+    return _estimate(
+        both, lambda sums: sums[..., 2] / sums[..., 3] - sums[..., 0] / sums[..., 1], seed
+    )
 
 
 def accepted_ratio(
     baseline: Mapping[PromptKey, tuple[int, int]], method: Mapping[PromptKey, tuple[int, int]]
 ) -> Estimate | None:
-    """The method's accepted tokens a call, micro τ − 1, over the baseline's, over the prompts that both have,
-    with its interval; None where they share none, or the baseline has none accepted."""
+    """The method's accepted tokens a call, micro τ − 1, over the baseline's, over the prompts that
+    both have, with its interval; None where they share none, or the baseline has none accepted."""
     both = {key: (*baseline[key], *method[key]) for key in baseline.keys() & method.keys()}
     if not sum(committed - calls for committed, calls, *_ in both.values()):
         return None
@@ -159,7 +167,11 @@ def accepted_ratio(
 
 def tau_macro(counted: Mapping[PromptKey, tuple[int, int]]) -> float | None:
     """Macro τ, from `counts`; None without a call."""
-    return float(np.mean([committed / calls for committed, calls in counted.values()])) if counted else None
+    return (
+        float(np.mean([committed / calls for committed, calls in counted.values()]))
+        if counted
+        else None
+    )
 
 
 @dataclass(frozen=True)
@@ -177,8 +189,8 @@ class Acceptance:
 def acceptance(records: Iterable[Record]) -> list[Acceptance]:
     """Acceptance per position, in order.
 
-    An output cut at an end of sequence or a limit ends inside a call: the drafted tokens after the cut were
-    neither accepted nor rejected, and are not counted.
+    An output cut at an end of sequence or a limit ends inside a call: the drafted tokens after the
+    cut were neither accepted nor rejected, and are not counted.
     """
     drafted_by, reached_by, accepted_by = Counter[int](), Counter[int](), Counter[int]()
     for record in records:
@@ -188,15 +200,18 @@ def acceptance(records: Iterable[Record]) -> list[Acceptance]:
             accepted_by.update(range(1, accepted + 1))
     return [
         Acceptance(
-            k, count, accepted_by[k] / count, accepted_by[k] / reached_by[k] if reached_by[k] else None
+            k,
+            count,
+            accepted_by[k] / count,
+            accepted_by[k] / reached_by[k] if reached_by[k] else None,
         )
         for k, count in sorted(drafted_by.items())
     ]
 
 
 def _calls(record: Record) -> list[tuple[int, int]]:
-    """(drafted tokens with a verdict, accepted) of each call. A cut call has no verdict on what follows its
-    accepted ones: it is the last one, and committed no token of the target's own."""
+    """(drafted tokens with a verdict, accepted) of each call. A cut call has no verdict on what
+    follows its accepted ones: it is the last one, and committed no token of the target's own."""
     rows = list(zip(record.drafted, record.accepted, strict=True))
     committed_in_full = sum(accepted + 1 for accepted in record.accepted)
     if rows and record.committed < committed_in_full:

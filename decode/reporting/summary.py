@@ -33,7 +33,8 @@ _ESTIMATES = ("speedup", "speedup_with_prefill", "tau", "speed")
 class Figures:
     """One method over some records, compared with plain decoding on the same prompts.
 
-    `identical`: prompts of which every repeat gave plain decoding's tokens; None when sampling, as are the
+    `identical`: prompts of which every repeat gave plain decoding's tokens; None when sampling, as
+    are the
         ties and bugs.
     """
 
@@ -62,8 +63,8 @@ class Figures:
 
 @dataclass(frozen=True)
 class Gain:
-    """What a point of a sweep gains over the first one, prompt by prompt: a difference of τ and a ratio of
-    speeds.
+    """What a point of a sweep gains over the first one, prompt by prompt: a difference of τ and a
+    ratio of speeds.
 
     `first` and `point`: the swept options of both.
     """
@@ -87,7 +88,8 @@ class Summary:
     bugs: int
     records: int
     plain_spread: float | None
-    """The longest over the shortest of plain decoding's seconds per token; None below five outputs."""
+    """The longest over the shortest of plain decoding's seconds per token; None below five
+    outputs."""
     load_average: dict[str, float] | None
     against_first: list[Gain] = field(default_factory=list)
     verdict: str = ""
@@ -144,7 +146,11 @@ def _flatten(figures: Figures | Gain) -> dict[str, Any]:
     for name, value in asdict(figures).items():
         if name in _ESTIMATES:
             estimate = value or {"value": None, "lo": None, "hi": None}
-            flat |= {name: estimate["value"], f"{name}_lo": estimate["lo"], f"{name}_hi": estimate["hi"]}
+            flat |= {
+                name: estimate["value"],
+                f"{name}_lo": estimate["lo"],
+                f"{name}_hi": estimate["hi"],
+            }
         else:
             flat[name] = value
     return flat
@@ -181,7 +187,9 @@ def method_figures(records: Sequence[Record], method: str, greedy: bool, seed: i
     plain, mine = times(records, PLAIN), times(records, method)
     counted = counts(records, method)
     ratios = [plain[key] / mine[key] for key in plain.keys() & mine.keys()]
-    whole = paired_ratio(times(records, PLAIN, whole_time), times(records, method, whole_time), seed)
+    whole = paired_ratio(
+        times(records, PLAIN, whole_time), times(records, method, whole_time), seed
+    )
     prompts = {(r.suite, r.prompt) for r in rows}
     different = {(r.suite, r.prompt) for r in rows if not r.identical}
     kinds = Counter(r.divergence.kind for r in rows if r.divergence is not None)

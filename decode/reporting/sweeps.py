@@ -1,5 +1,5 @@
-"""Sweeps: methods that differ in one or more options; the best point of each, and what each point gains over
-the first."""
+"""Sweeps: methods that differ in one or more options; the best point of each, and what each point
+gains over the first."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def _swept(summary: Summary) -> list[str]:
 
 
 def _points(summary: Summary) -> dict[str, dict[str, str]]:
-    """System with its other options → its points: their swept options as typed → the method. Empty for a
-    race."""
+    """System with its other options → its points: their swept options as typed → the method. Empty
+    for a race."""
     found: dict[str, dict[str, str]] = {}
     keys = [] if summary.settings.get("race") else _swept(summary)
     for method in summary.overall:
@@ -43,7 +43,8 @@ def describe_best(summary: Summary) -> str:
             figures = summary.overall[method]
             speed, tau = format_estimate(figures.speedup), value_of(figures.tau)
             sentences.append(
-                f"Best of {len(known)} points: {format_method(method, figures)}, {speed}, τ = {tau:.2f}."
+                f"Best of {len(known)} points: {format_method(method, figures)}, {speed}, τ = "
+                f"{tau:.2f}."
             )
     return " ".join(sentences)
 

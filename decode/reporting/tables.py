@@ -1,5 +1,5 @@
-"""A summary as text: tables for the terminal, the page and Markdown, the sources of the prompts, the
-baseline."""
+"""A summary as text: tables for the terminal, the page and Markdown, the sources of the prompts,
+the baseline."""
 
 from __future__ import annotations
 
@@ -40,11 +40,16 @@ def headline(summary: Summary) -> str:
 
 
 def rows(summary: Summary) -> list[dict[str, str]]:
-    """One dict of `COLUMNS` per suite and method; a last block over all suites if there are several."""
+    """One dict of `COLUMNS` per suite and method; a last block over all suites if there are
+    several."""
     blocks = [(summary.titles.get(name, name), methods) for name, methods in summary.suites.items()]
     if len(blocks) > 1:
         blocks.append(("all", summary.overall))
-    return [_row(title, method, figures) for title, methods in blocks for method, figures in methods.items()]
+    return [
+        _row(title, method, figures)
+        for title, methods in blocks
+        for method, figures in methods.items()
+    ]
 
 
 def _row(title: str, method: str, figures: Figures) -> dict[str, str]:
@@ -108,8 +113,8 @@ def table(summary: Summary) -> Table:
 
 
 def against_first(summary: Summary) -> dict[str, list[list[str]]]:
-    """Title → rows of `AGAINST` for each swept system: what each point gains over the first, prompt by
-    prompt."""
+    """Title → rows of `AGAINST` for each swept system: what each point gains over the first, prompt
+    by prompt."""
     blocks: dict[str, list[list[str]]] = {}
     for gain in summary.against_first:
         title = f"{gain.system} against {gain.first}, prompt by prompt"
@@ -132,8 +137,8 @@ def against_tables(summary: Summary) -> list[Table]:
 
 
 def overview(summary: Summary) -> tuple[list[str], list[list[str]]]:
-    """Several suites in one table, header and rows: each method over all of them, and its speed-up on
-    each."""
+    """Several suites in one table, header and rows: each method over all of them, and its speed-up
+    on each."""
     shown = (METHOD, SPEED, SPEEDUP, TAU, POSITIONS, TIMES, SAME, PROMPTS)
     header = [*shown, *(summary.titles.get(name, name) for name in summary.suites)]
     body = []
@@ -154,7 +159,8 @@ def markdown(summary: Summary) -> str:
         header, body = list(COLUMNS), [list(row.values()) for row in rows(summary)]
     processor = markdown_text(machine.get("processor", "unknown processor"))
     lines = [
-        f"**{markdown_text(headline(summary))}**, up to {settings['max_new_tokens']} new tokens, batch 1, "
+        f"**{markdown_text(headline(summary))}**, up to {settings['max_new_tokens']} new tokens, "
+        "batch 1, "
         f"{plural(settings['threads'], 'thread')}, {processor}",
         "",
         *_markdown(header, body),
@@ -174,7 +180,8 @@ def _markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]
 def source_lines(summary: Summary) -> list[str]:
     """A line for each source of prompts, and for each thing that was left out."""
     sources = [
-        f"{s['name']}: {plural(s['prompts'], 'prompt')} from {s['source']}" for s in summary.run.suites
+        f"{s['name']}: {plural(s['prompts'], 'prompt')} from {s['source']}"
+        for s in summary.run.suites
     ]
     return sources + [f"left out: {line}" for line in summary.run.skipped]
 
@@ -182,11 +189,13 @@ def source_lines(summary: Summary) -> list[str]:
 FAIR = 0.97
 """From this ratio to transformers' speed on the baseline is strong."""
 TOY = 10_000_000
-"""Below this many parameters a baseline is not judged: a token costs less than the code around it."""
+"""Below this many parameters a baseline is not judged: a token costs less than the code around
+it."""
 
 
 def baseline_line(check: Mapping[str, Any] | None) -> str:
-    """Plain decoding against transformers' own generate, in one sentence; empty if it was not timed."""
+    """Plain decoding against transformers' own generate, in one sentence; empty if it was not
+    timed."""
     if check is None:
         return ""
     if "error" in check:
@@ -196,7 +205,8 @@ def baseline_line(check: Mapping[str, Any] | None) -> str:
     each = f", {min(ratios):.2f} to {max(ratios):.2f} each" if ratios else ""
     return (
         f"Plain decoding: {check['plain_tokens_per_s']:.1f} tokens/s; transformers' own generate: "
-        f"{check['transformers_tokens_per_s']:.1f} ({check['ratio']:.2f}× by the best of {check.get('repeats', 3)}{each}, "
+        f"{check['transformers_tokens_per_s']:.1f} ({check['ratio']:.2f}× by the best of "
+        f"{check.get('repeats', 3)}{each}, "
         f"one prompt, prefill included, {same}){_judge_baseline(check, ratios)}."
     )
 

@@ -1,4 +1,5 @@
-"""The verdict of a measurement in plain words: how fast, how certain, and whether the output changed."""
+"""The verdict of a measurement in plain words: how fast, how certain, and whether the output
+changed."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from decode.systems.registry import MAIN, PLAIN, TITLES
 _MOST_SENTENCES = 5
 """With more methods than this, only the best one has its own sentence."""
 STEADY = 2.0
-"""On an idle machine plain decoding's slowest prompt takes less than this times the seconds per token of its
-fastest one: 1.4 and 1.5 over MT-Bench, 4 to 10 next to another process."""
+"""On an idle machine plain decoding's slowest prompt takes less than this times the seconds per
+token of its fastest one: 1.4 and 1.5 over MT-Bench, 4 to 10 next to another process."""
 
 
 def verdict(summary: Summary) -> str:
@@ -24,7 +25,8 @@ def verdict(summary: Summary) -> str:
         return "Only plain decoding was measured: nothing to compare it with."
     if settings.get("race"):
         return (
-            "A race between settings, not a measurement: the slower ones left early, so their figures rest on fewer prompts, "
+            "A race between settings, not a measurement: the slower ones left early, so their "
+            "figures rest on fewer prompts, "
             "and the winners were chosen by these same figures."
         )
     best = max(others, key=lambda m: (m == MAIN, value_of(overall[m].speedup) or 0.0))
@@ -59,11 +61,15 @@ def _warnings(summary: Summary, count: int) -> Iterator[str]:
     spread = summary.plain_spread
     if spread is not None and spread > STEADY:
         yield (
-            f"The machine was disturbed (plain decoding's own speed varied {spread:.1f}-fold between prompts): "
+            f"The machine was disturbed (plain decoding's own speed varied {spread:.1f}-fold "
+            "between prompts): "
             "do not trust the ratios; repeat on an idle one."
         )
     load, cores = summary.load_average, summary.run.machine.get("cores") or 1
-    if load is not None and load["median"] > max(int(summary.settings.get("threads") or 1), 1) + 0.5:
+    if (
+        load is not None
+        and load["median"] > max(int(summary.settings.get("threads") or 1), 1) + 0.5
+    ):
         yield (
             f"The machine was not idle (load {load['median']:.1f} on {plural(cores, 'core')}): "
             "repeat on an idle one before quoting the speed."
@@ -82,8 +88,8 @@ def exceeds_tau(figures: Figures) -> bool:
 
 
 def note_above_tau(summary: Summary) -> str:
-    """A sentence on methods that are faster than their drafts allow, over all suites or on one; empty if
-    there are none."""
+    """A sentence on methods that are faster than their drafts allow, over all suites or on one;
+    empty if there are none."""
     found: list[str] = []
     for method in summary.overall:
         if method == PLAIN:
@@ -101,7 +107,8 @@ def note_above_tau(summary: Summary) -> str:
     if not found:
         return ""
     return (
-        f"NOTE: a speed-up above τ ({'; '.join(found)}) can't come from drafting alone: the baseline is slow here, or the "
+        f"NOTE: a speed-up above τ ({'; '.join(found)}) can't come from drafting alone: the "
+        "baseline is slow here, or the "
         "machine was busy while it ran; measure again before quoting it."
     )
 
@@ -113,7 +120,9 @@ def _subject(method: str, figures: Figures) -> str:
 def _describe_lossy(method: str, figures: Figures) -> str:
     same = ""
     if figures.identical is not None:
-        same = f": {figures.identical} of {plural(figures.prompts, 'output')} equal plain decoding's"
+        same = (
+            f": {figures.identical} of {plural(figures.prompts, 'output')} equal plain decoding's"
+        )
     return f"NOT LOSSLESS: {method} was verified by {figures.verifier}, which changes the output's distribution{same}."
 
 
@@ -122,7 +131,9 @@ def _describe_speed(figures: Figures) -> str:
     if speedup is None:
         return "can't be compared with plain decoding (no output was longer than one token)"
     if speedup.lo is None or speedup.hi is None:
-        return f"ran at {speedup.value:.2f}× plain decoding's speed (too few prompts for an interval)"
+        return (
+            f"ran at {speedup.value:.2f}× plain decoding's speed (too few prompts for an interval)"
+        )
     interval = f"{speedup.value:.2f}× (95% interval {speedup.lo:.2f} to {speedup.hi:.2f})"
     if (figures.mean_accepted or 0.0) < 0.005 and speedup.hi >= 1:
         return f"can't make the target faster: hardly any draft was accepted, the difference is noise: {interval}"
@@ -149,7 +160,8 @@ def _describe_losslessness(summary: Summary, methods: Sequence[str]) -> str:
         where = f"{counts[methods[0]]} prompts"
     else:
         where = ", ".join(
-            f"{counts[method]} prompts ({_subject(method, figures[method]).lower()})" for method in methods
+            f"{counts[method]} prompts ({_subject(method, figures[method]).lower()})"
+            for method in methods
         )
     same = f"The output is identical to plain decoding's on {where}"
     ties = sum(f.rounding_ties or 0 for f in figures.values())

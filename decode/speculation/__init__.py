@@ -1,1 +1,2 @@
-"""Speculative decoding as tensors: sampling, proposals, trees, verification. No model is known here."""
+"""Speculative decoding as tensors: sampling, proposals, trees, verification. No model is known
+here."""

@@ -1,4 +1,5 @@
-"""Proposals of several requests as one batch of tensors: what a rule of verification is given (decode/speculation/rules.py)."""
+"""Proposals of several requests as one batch of tensors: what a rule of verification is given
+(decode/speculation/rules.py)."""
 
 from __future__ import annotations
 
@@ -14,14 +15,17 @@ from decode.speculation.tree import Forest, chain, parent_rows
 
 @dataclass(frozen=True)
 class Drafts:
-    """Trees of B requests as a batch, all of one law; smaller ones are padded with nodes that no rule accepts.
+    """Trees of B requests as a batch, all of one law; smaller ones are padded with nodes that no
+    rule accepts.
 
     Args:
         tokens_BN: int64.
         parents: per request, as in `Proposal`.
-        q_BNV: what each token was drawn from (of siblings: the first draw's q); None for point drafts.
+        q_BNV: what each token was drawn from (of siblings: the first draw's q); None for point
+            drafts.
         steps_BN: unmask steps, for the law `unmasked`.
-        without_replacement: siblings were drawn so; else each was drawn without looking at the others (`k_seq`: all from one q).
+        without_replacement: siblings were drawn so; else each was drawn without looking at the
+            others (`k_seq`: all from one q).
     """
 
     tokens_BN: Tensor
@@ -32,7 +36,8 @@ class Drafts:
 
     @classmethod
     def of(cls, proposals: Sequence[Proposal], vocab_size: int) -> Drafts:
-        """Batch some proposals. Raises ValueError where their laws, or kinds of siblings, differ."""
+        """Batch some proposals. Raises ValueError where their laws, or kinds of siblings,
+        differ."""
         if (
             len({x.law for x in proposals if len(x)}) > 1
             or len({x.siblings for x in proposals if x.branches}) > 1
@@ -50,10 +55,14 @@ class Drafts:
 
         q = None
         if (some := next((x.q for x in proposals if x.q is not None), None)) is not None:
-            q = padded([(some.take(slice(0)) if x.q is None else x.q).dense(vocab_size) for x in proposals])
+            q = padded(
+                [(some.take(slice(0)) if x.q is None else x.q).dense(vocab_size) for x in proposals]
+            )
         steps = None
         if any(x.steps_K is not None for x in proposals):
-            steps = padded([x.steps_K if x.steps_K is not None else x.tokens_K[:0] for x in proposals])
+            steps = padded(
+                [x.steps_K if x.steps_K is not None else x.tokens_K[:0] for x in proposals]
+            )
         return cls(
             padded([x.tokens_K for x in proposals]),
             tuple(x.tree for x in proposals),
@@ -92,8 +101,9 @@ class Drafts:
         return self.q_BNV
 
     def q_BV(self, i: int | Tensor, above_BN: Tensor) -> Tensor:
-        """What token i was drawn from (int, or one per request (B,)), without its earlier siblings where they were drawn
-        without replacement. NaN where nothing is left: no rule accepts such a token."""
+        """What token i was drawn from (int, or one per request (B,)), without its earlier siblings
+        where they were drawn without replacement. NaN where nothing is left: no rule accepts such a
+        token."""
         q_BNV = self.q()
         batch = torch.arange(len(above_BN), device=above_BN.device)
         i_B = torch.full_like(batch, i) if isinstance(i, int) else i
@@ -102,14 +112,16 @@ class Drafts:
             return q_BV
         earlier_BN = above_BN == above_BN[batch, i_B][:, None]
         earlier_BN &= torch.arange(self.size, device=i_B.device) < i_B[:, None]
-        gone_BV = torch.zeros_like(q_BV).scatter_add_(1, self.tokens_BN, earlier_BN.to(q_BV.dtype)) > 0
+        gone_BV = (
+            torch.zeros_like(q_BV).scatter_add_(1, self.tokens_BN, earlier_BN.to(q_BV.dtype)) > 0
+        )
         left_BV = q_BV.masked_fill(gone_BV, 0.0)
         return torch.where(earlier_BN.any(1, keepdim=True), normalise(left_BV), q_BV)
 
 
 def rows_at(block_BMV: Tensor, at: Tensor) -> Tensor:
-    """Row `at` of every request, (B, V) for (B,), or rows, (B, N, V) for (B, N). (`block[batch, at]` is several times slower:
-    it copies element by element.)"""
+    """Row `at` of every request, (B, V) for (B,), or rows, (B, N, V) for (B, N). (`block[batch,
+    at]` is several times slower: it copies element by element.)"""
     B, M, V = block_BMV.shape
     first_B = torch.arange(B, device=at.device) * M
     flat = at + (first_B if at.dim() == 1 else first_B[:, None])

@@ -14,20 +14,23 @@ TOP_BETA = 3
 
 
 def typical(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Lossy: accept any token whose probability under p is above a threshold that falls with p's entropy (Medusa, eq. 1)."""
+    """Lossy: accept any token whose probability under p is above a threshold that falls with p's
+    entropy (Medusa, eq. 1)."""
     entropy_BM = -torch.special.xlogy(p_BMV.double(), p_BMV.double()).sum(-1)
     least_BM = (TYPICAL_DELTA * (-entropy_BM).exp()).clamp(max=TYPICAL_EPSILON)
     batch = torch.arange(len(p_BMV), device=p_BMV.device)
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
-        return (pick_tokens(r_BV, drafts.tokens_BN[:, i]) > least_BM[batch, above_BN[:, i]]).double(), r_BV
+        return (
+            pick_tokens(r_BV, drafts.tokens_BN[:, i]) > least_BM[batch, above_BN[:, i]]
+        ).double(), r_BV
 
     return in_turn(p_BMV, drafts, test)
 
 
 def top_beta(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Lossy: accept any of the `TOP_BETA` most probable tokens under p (SpecDec's relaxation, without its bound on the
-    score)."""
+    """Lossy: accept any of the `TOP_BETA` most probable tokens under p (SpecDec's relaxation,
+    without its bound on the score)."""
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
         own_B1 = r_BV.gather(1, drafts.tokens_BN[:, i : i + 1])

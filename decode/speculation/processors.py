@@ -1,4 +1,5 @@
-"""The state of the processors at every node of a proposal: which tokens the text before it holds."""
+"""The state of the processors at every node of a proposal: which tokens the text before it
+holds."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ class History:
     """The part of one request's text that the active processors need.
 
     Args:
-        prompt: counts for the repetition penalty, not for the presence penalty and the minimum length.
+        prompt: counts for the repetition penalty, not for the presence penalty and the minimum
+            length.
         eos_ids: the tokens that the minimum length bars.
     """
 
@@ -38,7 +40,9 @@ class History:
         self.seen_V = make_mask(prompt) if sampling.repetition_penalty != 1 else None
         self.written_V = make_mask(()) if sampling.presence_penalty != 0 else None
         self.banned_V = make_mask(sampling.banned) if sampling.banned else None
-        self.min_length_mask_V = make_mask((*sampling.banned, *eos_ids)) if self.min_new_tokens else None
+        self.min_length_mask_V = (
+            make_mask((*sampling.banned, *eos_ids)) if self.min_new_tokens else None
+        )
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append committed tokens."""
@@ -55,29 +59,41 @@ class History:
         return twin
 
     def rows(self, tokens_K: Tensor, parents: tuple[int, ...]) -> ProcessorState:
-        """The state at each of the K + 1 nodes of a call: the text, and the drafts on the node's path."""
+        """The state at each of the K + 1 nodes of a call: the text, and the drafts on the node's
+        path."""
         depth = (0, *depths(parents))
         return self._of(
-            self._with(self.seen_V, tokens_K, parents), self._with(self.written_V, tokens_K, parents), depth
+            self._with(self.seen_V, tokens_K, parents),
+            self._with(self.written_V, tokens_K, parents),
+            depth,
         )
 
     def ahead(self, first: int, count: int) -> ProcessorState:
-        """The state at `count` positions, the first of them `first` positions ahead, without the drafts in between: for drafts
-        that are drawn without looking at those left of them."""
+        """The state at `count` positions, the first of them `first` positions ahead, without the
+        drafts in between: for drafts that are drawn without looking at those left of them."""
         return self._of(self.seen_V, self.written_V, range(first, first + count))
 
-    def _of(self, seen: Tensor | None, written: Tensor | None, depth: Sequence[int]) -> ProcessorState:
+    def _of(
+        self, seen: Tensor | None, written: Tensor | None, depth: Sequence[int]
+    ) -> ProcessorState:
         barred = self._banned_mask(depth)
-        return NOTHING if seen is written is barred is None else ProcessorState(seen, written, barred)
+        return (
+            NOTHING if seen is written is barred is None else ProcessorState(seen, written, barred)
+        )
 
     def _banned_mask(self, depth: Sequence[int]) -> Tensor | None:
         if self.min_length_mask_V is None or self.count + min(depth) >= self.min_new_tokens:
             return self.banned_V
         if self.count + max(depth) < self.min_new_tokens:
             return self.min_length_mask_V
-        later_V = torch.zeros_like(self.min_length_mask_V) if self.banned_V is None else self.banned_V
+        later_V = (
+            torch.zeros_like(self.min_length_mask_V) if self.banned_V is None else self.banned_V
+        )
         return torch.stack(
-            [self.min_length_mask_V if self.count + d < self.min_new_tokens else later_V for d in depth]
+            [
+                self.min_length_mask_V if self.count + d < self.min_new_tokens else later_V
+                for d in depth
+            ]
         )
 
     @staticmethod

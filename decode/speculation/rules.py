@@ -1,14 +1,16 @@
-"""The rules of verification: deterministic functions of (p, drafts), batched, without host synchronisation.
+"""The rules of verification: deterministic functions of (p, drafts), batched, without host
+synchronisation.
 
     stop_BM    the probability that the accepted path ends at node m (0 = the root: nothing accepted)
     rest_BMV   the distribution (unnormalised) of the token after a path that ends there; all zeros stand for p
 
-`resolve` (decode/speculation/verifiers.py) draws for all rules: a node from stop, then the next token from that node's rest.
-So the output's distribution is computed exactly by applying a rule to all possible drafts; tests/contract/test_laws.py does this
-for every pair of drafts and verifier that the types allow.
+`resolve` (decode/speculation/verifiers.py) draws for all rules: a node from stop, then the next
+token from that node's rest. So the output's distribution is computed exactly by applying a rule to
+all possible drafts; tests/contract/test_laws.py does this for every pair of drafts and verifier
+that the types allow.
 
-p_BMV holds M = N + 1 rows per request: row m is the target's distribution, every processor applied, after the drafted
-tokens on the path to node m. Sources: decode/speculation/verifiers.py.
+p_BMV holds M = N + 1 rows per request: row m is the target's distribution, every processor applied,
+after the drafted tokens on the path to node m. Sources: decode/speculation/verifiers.py.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ Rule = Callable[[Tensor, Drafts], Outcomes]
 
 
 def accept_probability(p: Tensor, q: Tensor) -> Tensor:
-    """min(1, p/q) in fp64; 0 where p = 0, whatever q is. Where q is NaN nothing is accepted and the residual is p: a broken
-    drafter costs speed, and the output keeps its distribution."""
+    """min(1, p/q) in fp64; 0 where p = 0, whatever q is. Where q is NaN nothing is accepted and the
+    residual is p: a broken drafter costs speed, and the output keeps its distribution."""
     p, q = p.double(), q.double()
     return torch.where(p < q, p / q, ((p > 0) & (q >= 0)).double())
 
@@ -52,7 +54,8 @@ def or_p(weights_BV: Tensor, p_BV: Tensor) -> Tensor:
 
 
 def _put(block_BMV: Tensor, at_B: Tensor, rows_BV: Tensor) -> None:
-    """Write row `at_B` of every request in place; `block_BMV` is contiguous. Rows made of an fp64 q are rounded to what p is."""
+    """Write row `at_B` of every request in place; `block_BMV` is contiguous. Rows made of an fp64 q
+    are rounded to what p is."""
     B, M, V = block_BMV.shape
     flat_B = at_B + torch.arange(B, device=at_B.device) * M
     block_BMV.view(B * M, V).index_copy_(0, flat_B, rows_BV.to(block_BMV.dtype))
@@ -66,10 +69,11 @@ def pick_tokens(rows_BV: Tensor, tokens_B: Tensor) -> Tensor:
 def in_turn(
     p_BMV: Tensor, drafts: Drafts, test: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> Outcomes:
-    """The outcomes of a rule that goes down from the root and tests the children of a node one by one, in draw order.
+    """The outcomes of a rule that goes down from the root and tests the children of a node one by
+    one, in draw order.
 
-    `test`: (i, r_BV, above_BN) → the probability (B,) that token i is accepted when it is reached, r being what is left of
-    p at its parent, and what is left of it when it is rejected.
+    `test`: (i, r_BV, above_BN) → the probability (B,) that token i is accepted when it is reached,
+    r being what is left of p at its parent, and what is left of it when it is rejected.
     """
     rest_BMV = p_BMV.clone(memory_format=torch.contiguous_format)
     above_BN, live_BN = drafts.above(), drafts.live()
@@ -84,12 +88,17 @@ def in_turn(
         reached_B = stop_BM[batch, above_B]
         stop_BM[:, i + 1] = reached_B * accept_B
         stop_BM[batch, above_B] = reached_B * (1 - accept_B)
-        _put(rest_BMV, above_B, left_BV if drafts.whole else torch.where(live_B[:, None], left_BV, r_BV))
+        _put(
+            rest_BMV,
+            above_B,
+            left_BV if drafts.whole else torch.where(live_B[:, None], left_BV, r_BV),
+        )
     return Outcomes(stop_BM, rest_BMV)
 
 
 def point(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Point mass: accept x with the probability that what is left of p gives it; rejected, x is removed from p."""
+    """Point mass: accept x with the probability that what is left of p gives it; rejected, x is
+    removed from p."""
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
         token_B1 = drafts.tokens_BN[:, i : i + 1]
@@ -101,11 +110,14 @@ def point(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 def _share(r_BV: Tensor, token_B1: Tensor) -> Tensor:
     """The token's probability under r, normalised; 0 where r is zero everywhere."""
     mass_B = r_BV.sum(1, dtype=torch.float64)
-    return torch.where(mass_B > 0, pick_tokens(r_BV, token_B1[:, 0]).double() / mass_B, 0.0).clamp(max=1.0)
+    return torch.where(mass_B > 0, pick_tokens(r_BV, token_B1[:, 0]).double() / mass_B, 0.0).clamp(
+        max=1.0
+    )
 
 
 def select_path(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """SpecDiff-2's self-selection: `point` on the one path with the most expected accepted tokens, Σ_m Π_(j≤m) p(x_j)."""
+    """SpecDiff-2's self-selection: `point` on the one path with the most expected accepted tokens,
+    Σ_m Π_(j≤m) p(x_j)."""
     path_BN = _most_expected(p_BMV, drafts)
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,7 +144,8 @@ def _most_expected(p_BMV: Tensor, drafts: Drafts) -> Tensor:
 
 
 def recursive(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Accept x with min(1, r/q), r = p before the first sibling; rejected: r ← (r − q)₊, normalised."""
+    """Accept x with min(1, r/q), r = p before the first sibling; rejected: r ← (r − q)₊,
+    normalised."""
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
         q_BV, tokens_B = drafts.q_BV(i, above_BN), drafts.tokens_BN[:, i]
@@ -158,8 +171,9 @@ def token(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
 
 def block(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """`traversal` on chains, all positions at once: P_i = min(1, P_(i−1)·p/q), S_i = Σ (P_i·p − q)₊ of the next position,
-    h_i = S_i / (S_i + 1 − P_i), at the last one P itself; the path ends at the last i whose own test h_i holds."""
+    """`traversal` on chains, all positions at once: P_i = min(1, P_(i−1)·p/q), S_i = Σ (P_i·p − q)₊
+    of the next position, h_i = S_i / (S_i + 1 − P_i), at the last one P itself; the path ends at
+    the last i whose own test h_i holds."""
     if not drafts.chains:
         return traversal(p_BMV, drafts)
     tested_BN, p_BN, q_BN = _on_chains(p_BMV, drafts)
@@ -169,7 +183,8 @@ def block(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     joint_BM = torch.stack(joint, 1)
     rest_BMV = p_BMV.clone()
     left_BNV = rest_BMV[:, :-1]
-    # after a token that is not tested all of p is left, whatever P is; where zeros are left `resolve` takes p
+    # after a token that is not tested all of p is left, whatever P is; where zeros are left
+    # `resolve` takes p
     scale_BN1 = torch.where(tested_BN, joint_BM[:, :-1], 1.0)[..., None].to(p_BMV.dtype)
     left_BNV.mul_(scale_BN1).sub_(_sound(drafts.q(), tested_BN)).clamp_(min=0)
     mass_BN = left_BNV.sum(-1, dtype=torch.float64)
@@ -178,28 +193,36 @@ def block(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     test_BN = torch.where(below_BN > 0, mass_BN / below_BN, 1.0)
     hold_BM = torch.cat((torch.where(tested_BN, test_BN, joint_BM[:, :-1]), joint_BM[:, -1:]), 1)
     hold_BM[:, 0] = 1.0
-    open_BM = torch.cat(((1 - hold_BM[:, 1:]).flip(1).cumprod(1).flip(1), torch.ones_like(hold_BM[:, :1])), 1)
+    open_BM = torch.cat(
+        ((1 - hold_BM[:, 1:]).flip(1).cumprod(1).flip(1), torch.ones_like(hold_BM[:, :1])), 1
+    )
     return Outcomes(hold_BM * open_BM, rest_BMV)
 
 
 def _sound(q_BNV: Tensor, tested_BN: Tensor) -> Tensor:
-    """q, with zeros where it is not tested. On a CPU, where looking needs no synchronisation, no copy if all are tested."""
+    """q, with zeros where it is not tested. On a CPU, where looking needs no synchronisation, no
+    copy if all are tested."""
     if q_BNV.device.type == "cpu" and bool(tested_BN.all()):
         return q_BNV
     return torch.where(tested_BN[..., None], q_BNV, 0.0)
 
 
 def _on_chains(p_BMV: Tensor, drafts: Drafts) -> tuple[Tensor, Tensor, Tensor]:
-    """Of chains: which tokens are real and have a finite q, bool (B, N); p and q of each token, fp64 (B, N)."""
+    """Of chains: which tokens are real and have a finite q, bool (B, N); p and q of each token,
+    fp64 (B, N)."""
     tokens_BN1 = drafts.tokens_BN[..., None]
     p_BN = p_BMV[:, :-1].gather(2, tokens_BN1)[..., 0].double()
     q_BNV = drafts.q()
-    return drafts.live() & q_BNV.sum(-1).isfinite(), p_BN, q_BNV.gather(2, tokens_BN1)[..., 0].double()
+    return (
+        drafts.live() & q_BNV.sum(-1).isfinite(),
+        p_BN,
+        q_BNV.gather(2, tokens_BN1)[..., 0].double(),
+    )
 
 
 def k_seq(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """SpecTr's K-SEQ over S i.i.d. siblings: accept min(1, p/(ρq)), ρ from 1 − (1 − β)^S = ρβ with β = Σ min(q, p/ρ);
-    after all of them p − min(q, p/ρ)·(1 − (1 − β)^S)/β."""
+    """SpecTr's K-SEQ over S i.i.d. siblings: accept min(1, p/(ρq)), ρ from 1 − (1 − β)^S = ρβ with
+    β = Σ min(q, p/ρ); after all of them p − min(q, p/ρ)·(1 − (1 − β)^S)/β."""
     above_BN, live_BN = drafts.above(), drafts.live()
     count_BM = torch.zeros(p_BMV.shape[:2], device=p_BMV.device, dtype=torch.float64)
     count_BM.scatter_add_(1, above_BN, live_BN.double())
@@ -211,7 +234,9 @@ def k_seq(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
         p_BV, q_BV, rho_B, tokens_B = p_BNV[:, i], q_BNV[:, i], rho_BN[:, i], drafts.tokens_BN[:, i]
-        accept_B = accept_probability(pick_tokens(p_BV, tokens_B), pick_tokens(q_BV, tokens_B) * rho_B)
+        accept_B = accept_probability(
+            pick_tokens(p_BV, tokens_B), pick_tokens(q_BV, tokens_B) * rho_B
+        )
         taken_BV = torch.minimum(q_BV, p_BV / rho_B[:, None]) * share_BN[:, i : i + 1]
         left_BV = or_p((p_BV - taken_BV).clamp_(min=0), p_BV)
         sound_B = q_BV.sum(1).isfinite()
@@ -222,7 +247,8 @@ def k_seq(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
 
 def _inflation(p_BNV: Tensor, q_BNV: Tensor, siblings_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """ρ in [1, S] and its β by bisection, the upper end: 1 − (1 − β)^S − ρβ falls through 0 there."""
+    """ρ in [1, S] and its β by bisection, the upper end: 1 − (1 − β)^S − ρβ falls through 0
+    there."""
     low_BN, high_BN = torch.ones_like(siblings_BN), siblings_BN.clone()
 
     def beta(rho_BN: Tensor) -> Tensor:
@@ -232,14 +258,18 @@ def _inflation(p_BNV: Tensor, q_BNV: Tensor, siblings_BN: Tensor) -> tuple[Tenso
         middle_BN = (low_BN + high_BN) / 2
         beta_BN = beta(middle_BN)
         over_BN = 1 - (1 - beta_BN) ** siblings_BN > middle_BN * beta_BN
-        low_BN, high_BN = torch.where(over_BN, middle_BN, low_BN), torch.where(over_BN, high_BN, middle_BN)
+        low_BN, high_BN = (
+            torch.where(over_BN, middle_BN, low_BN),
+            torch.where(over_BN, high_BN, middle_BN),
+        )
     return high_BN, beta(high_BN)
 
 
 def traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Down each branch a(c) = min(1, a(parent)·p/q); the first leaf is tested with its a. Rejected, it is removed:
-    at its parent S = Σ (a·p − q)₊, p ← (a·p − q)₊ normalised, a ← S / (S + 1 − a), and so on with the leaf that is now
-    the first. The root's a is 1. On a chain this is block verification."""
+    """Down each branch a(c) = min(1, a(parent)·p/q); the first leaf is tested with its a. Rejected,
+    it is removed: at its parent S = Σ (a·p − q)₊, p ← (a·p − q)₊ normalised, a ← S / (S + 1 − a),
+    and so on with the leaf that is now the first. The root's a is 1. On a chain this is block
+    verification."""
     rest_BMV = p_BMV.clone(memory_format=torch.contiguous_format)
     above_BN = drafts.above()
     B, M = p_BMV.shape[:2]
@@ -248,7 +278,8 @@ def traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     a_BM = torch.ones_like(stop_BM)
     open_B = torch.ones_like(stop_BM[:, 0])
     for step in zip_longest(*(visits(x) for x in drafts.parents), fillvalue=(0, None)):
-        # one visit per request: its node is reached from above, or tested as a leaf, or the request is done
+        # one visit per request: its node is reached from above, or tested as a leaf, or the request
+        # is done
         i_B = torch.tensor([i for i, _ in step], device=p_BMV.device)
         reached_B = torch.tensor([leaving is False for _, leaving in step], device=p_BMV.device)
         tested_B = torch.tensor([leaving is True for _, leaving in step], device=p_BMV.device)
@@ -279,9 +310,12 @@ def traversal(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 
 
 def hybrid(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
-    """Left to right: a token unmasked no earlier than all before it that were tested by ratio is tested by ratio too, any
-    other as a point mass, because its q may have looked at tokens right of it."""
-    steps_BN = drafts.steps_BN if drafts.steps_BN is not None else torch.zeros_like(drafts.tokens_BN)
+    """Left to right: a token unmasked no earlier than all before it that were tested by ratio is
+    tested by ratio too, any other as a point mass, because its q may have looked at tokens right of
+    it."""
+    steps_BN = (
+        drafts.steps_BN if drafts.steps_BN is not None else torch.zeros_like(drafts.tokens_BN)
+    )
     latest_BN = steps_BN.cummax(1).values if drafts.size else steps_BN
     by_ratio_BN = steps_BN >= latest_BN
 

@@ -1,7 +1,8 @@
 """Logits → probabilities, by one function for target and drafter, and draws from them.
 
-Everything is computed in fp32, the running sum of a draw in fp64. Only here temperature 0 becomes a one-hot. Among equal tokens the
-lowest id wins everywhere: in an argmax and at the edges of top-k and top-p.
+Everything is computed in fp32, the running sum of a draw in fp64. Only here temperature 0 becomes a
+one-hot. Among equal tokens the lowest id wins everywhere: in an argmax and at the edges of top-k
+and top-p.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ _TOP_P_WIDTHS = (256, 4096)
 
 
 class ProcessorState(NamedTuple):
-    """What the processors need to know of each row's prefix, the drafts on its path included: bool masks over the vocabulary,
-    (V,) for all rows or (R, V); None = no token. `decode.speculation.processors.History` makes them."""
+    """What the processors need to know of each row's prefix, the drafts on its path included: bool
+    masks over the vocabulary, (V,) for all rows or (R, V); None = no token.
+    `decode.speculation.processors.History` makes them."""
 
     seen: Tensor | None = None
     """Tokens in prompt or output: for the repetition penalty."""
     written: Tensor | None = None
     """Tokens in the output: for the presence penalty."""
     barred: Tensor | None = None
-    """Tokens that may not come next: banned ones, and the end of sequence below the minimum length."""
+    """Tokens that may not come next: banned ones, and the end of sequence below the minimum
+    length."""
 
     def rows(self, rows: slice | Tensor) -> ProcessorState:
         """The state of some rows."""
@@ -39,11 +42,16 @@ class ProcessorState(NamedTuple):
 
     def columns(self, ids_S: Tensor | None) -> ProcessorState:
         """The state over some of the vocabulary; None = all of it."""
-        return self if ids_S is None else ProcessorState(*(t if t is None else t[..., ids_S] for t in self))
+        return (
+            self
+            if ids_S is None
+            else ProcessorState(*(t if t is None else t[..., ids_S] for t in self))
+        )
 
     @staticmethod
     def joined(states: Sequence[ProcessorState], heights: Sequence[int]) -> ProcessorState:
-        """The states of several requests' rows, one after the other; `heights`: how many rows each has."""
+        """The states of several requests' rows, one after the other; `heights`: how many rows each
+        has."""
         return ProcessorState(*(_join_rows(masks, heights) for masks in zip(*states, strict=True)))
 
 
@@ -56,14 +64,17 @@ def _join_rows(masks: Sequence[Tensor | None], heights: Sequence[int]) -> Tensor
         return None
     none_V = torch.zeros_like(own[0] if own.dim() == 2 else own)
     rows = [none_V if t is None else t for t in masks]
-    return torch.cat([t if t.dim() == 2 else t.expand(n, -1) for t, n in zip(rows, heights, strict=True)])
+    return torch.cat(
+        [t if t.dim() == 2 else t.expand(n, -1) for t, n in zip(rows, heights, strict=True)]
+    )
 
 
 def apply_penalties(
     logits: Tensor, sampling: Sampling, before: ProcessorState = NOTHING, overwrite: bool = False
 ) -> Tensor:
-    """Logits (…, V) in fp32 (fp64 stays) after the processors that look at the text: repetition penalty (CTRL, arXiv
-    1909.05858, section 4.1), presence penalty, barred tokens at −∞. `overwrite`: the logits' memory may hold the result.
+    """Logits (…, V) in fp32 (fp64 stays) after the processors that look at the text: repetition
+    penalty (CTRL, arXiv 1909.05858, section 4.1), presence penalty, barred tokens at −∞.
+    `overwrite`: the logits' memory may hold the result.
     """
     given = logits
     if logits.dtype != torch.float64:
@@ -89,13 +100,14 @@ def apply_penalties(
 def best(
     logits: Tensor, sampling: Sampling, before: ProcessorState = NOTHING, overwrite: bool = False
 ) -> Tensor:
-    """The most probable token, (…, V) → (…), the lowest id among equals: the choice at temperature 0."""
+    """The most probable token, (…, V) → (…), the lowest id among equals: the choice at temperature
+    0."""
     return _argmax(apply_penalties(logits, sampling, before, overwrite))
 
 
 def _argmax(logits: Tensor) -> Tensor:
-    """argmax over the last dimension, the lowest id among equals. On a CPU in C where it applies: torch's own takes a number at a
-    time."""
+    """argmax over the last dimension, the lowest id among equals. On a CPU in C where it applies:
+    torch's own takes a number at a time."""
     if not logits.numel() or not choice.takes(logits):
         return logits.argmax(dim=-1)
     return choice.largest(logits.view(-1, logits.shape[-1])).view(logits.shape[:-1])
@@ -109,7 +121,8 @@ def probs(
     Args:
         logits: of any floating type.
         before: what the processors need to know of each row's prefix.
-        overwrite: the logits may be overwritten; allocating another (K+1, V) block costs milliseconds.
+        overwrite: the logits may be overwritten; allocating another (K+1, V) block costs
+            milliseconds.
     """
     if sampling.greedy:
         one_hot = F.one_hot(best(logits, sampling, before, overwrite), logits.shape[-1])
@@ -134,8 +147,9 @@ def probs(
 def _best_only(logits_RV: Tensor, top_k: int, top_p: float) -> Tensor:
     """Softmax over the tokens of every row that top-k, and then top-p, keep.
 
-    A pass over V costs more than ranking, so only the ranked candidates are normalised. A full sort is seldom needed for top-p: a
-    few hundred candidates hold the mass, and only the rows that need more rank more.
+    A pass over V costs more than ranking, so only the ranked candidates are normalised. A full sort
+    is seldom needed for top-p: a few hundred candidates hold the mass, and only the rows that need
+    more rank more.
     """
     out_RV, size = torch.zeros_like(logits_RV), logits_RV.shape[-1]
     widths = [min(top_k, size)] if top_k else [*(w for w in _TOP_P_WIDTHS if w < size), size]
@@ -160,10 +174,15 @@ def _best_only(logits_RV: Tensor, top_k: int, top_p: float) -> Tensor:
     return out_RV
 
 
-def _settle_ties(out_RV: Tensor, logits_RV: Tensor, rows: Tensor, ranked: Tensor, count: Tensor) -> None:
-    """Compute the rows again in which the best token left out equals the last one taken: among equals the lowest ids are taken."""
+def _settle_ties(
+    out_RV: Tensor, logits_RV: Tensor, rows: Tensor, ranked: Tensor, count: Tensor
+) -> None:
+    """Compute the rows again in which the best token left out equals the last one taken: among
+    equals the lowest ids are taken."""
     edge = ranked.gather(1, count - 1)
-    tied_rows = (ranked.gather(1, count.clamp(max=ranked.shape[1] - 1)) == edge) & (count < ranked.shape[1])
+    tied_rows = (ranked.gather(1, count.clamp(max=ranked.shape[1] - 1)) == edge) & (
+        count < ranked.shape[1]
+    )
     for i in tied_rows[:, 0].nonzero()[:, 0].tolist():
         row = logits_RV[rows[i]]
         above, equal = row > edge[i], row == edge[i]
@@ -189,13 +208,15 @@ def draw_at(weights: Tensor, u: Tensor) -> Tensor:
     """
     running = weights.cumsum(dim=-1, dtype=torch.float64)
     total = running[..., -1:]
-    at = torch.minimum(u.double()[..., None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    at = torch.minimum(
+        u.double()[..., None] * total, torch.nextafter(total, torch.zeros_like(total))
+    )
     return torch.searchsorted(running, at, right=True)[..., 0].clamp(max=weights.shape[-1] - 1)
 
 
 def make_generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator of the stream that belongs to a seed. torch's own for the CPU looks at the lower 32 bits of what it is given, so a
-    longer seed is hashed first."""
+    """A generator of the stream that belongs to a seed. torch's own for the CPU looks at the lower
+    32 bits of what it is given, so a longer seed is hashed first."""
     own = seed if seed < 2**32 else _hash_seed(str(seed))
     return torch.Generator(device).manual_seed(own)
 
@@ -206,16 +227,18 @@ def _hash_seed(text: str) -> int:
 
 
 def position_noise(seed: int, position: int, vocab_size: int, device: torch.device) -> Tensor:
-    """The Gumbel noise (V,), fp64, of an absolute position in a text under a seed: the same at every call."""
+    """The Gumbel noise (V,), fp64, of an absolute position in a text under a seed: the same at
+    every call."""
     generator = torch.Generator(device).manual_seed(_hash_seed(f"{seed} {position}"))
     u_V = torch.rand(vocab_size, dtype=torch.float64, generator=generator, device=device)
     return -(-(u_V.log())).log()  # u = 0: −∞, never chosen
 
 
 def couple(p_RV: Tensor, noise: Callable[[int], Tensor], positions: Sequence[int]) -> Tensor:
-    """Draws from p with the noise of the positions (`position_noise`): argmax of ln p + noise (Daliri et al., arXiv
-    2408.07978), (R, V) → (R,).
+    """Draws from p with the noise of the positions (`position_noise`): argmax of ln p + noise
+    (Daliri et al., arXiv 2408.07978), (R, V) → (R,).
 
-    They depend on (p, seed, position) alone: where p is the same, the tokens are the same with drafts and without.
+    They depend on (p, seed, position) alone: where p is the same, the tokens are the same with
+    drafts and without.
     """
     return (p_RV.double().log() + torch.stack([noise(x) for x in positions])).argmax(-1)

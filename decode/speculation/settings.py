@@ -1,4 +1,5 @@
-"""The settings by which tokens are chosen. No torch here, so that a command refuses a number at once."""
+"""The settings by which tokens are chosen. No torch here, so that a command refuses a number at
+once."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ MOST_PENALTY = 100.0
 class Sampling:
     """The settings by which tokens are chosen.
 
-    Applied in this order: repetition penalty, presence penalty, banned tokens and minimum length, temperature, top-k,
-    top-p, min-p (the order of transformers' `generate`).
+    Applied in this order: repetition penalty, presence penalty, banned tokens and minimum length,
+    temperature, top-k, top-p, min-p (the order of transformers' `generate`).
 
     Raises:
         UserError: a value outside its range.
@@ -39,13 +40,14 @@ class Sampling:
     """Logits of tokens already in the text (prompt included) are divided by this if positive, else
     multiplied; 1 = off."""
     seed: int | None = None
-    """Seeds the random generator of a request, 0 to 2**63 - 1. The same seed and settings give the same output, unless
-    the drafter looks at the clock (decode/drafters/controllers.py). None: `decode.Decoder` draws a new seed for each
-    request and records it in `Generation.seed`."""
+    """Seeds the random generator of a request, 0 to 2**63 - 1. The same seed and settings give the
+    same output, unless the drafter looks at the clock (decode/drafters/controllers.py). None:
+    `decode.Decoder` draws a new seed for each request and records it in `Generation.seed`."""
     min_p: float = 0.0
     """Keep the tokens at least this many times as probable as the most probable one; 0 = all."""
     presence_penalty: float = 0.0
-    """Subtracted from the logits of tokens that the output (without the prompt) already holds; 0 = off."""
+    """Subtracted from the logits of tokens that the output (without the prompt) already holds; 0 =
+    off."""
     banned: tuple[int, ...] = ()
     """Token ids that are never chosen."""
     min_new_tokens: int = 0
@@ -125,19 +127,23 @@ def check_sampling(value: Any) -> Sampling:
     """The value. Raises UserError where it is no `Sampling`."""
     if not isinstance(value, Sampling):
         raise UserError(
-            f"sampling={short(value, 60)}: not a decode.Sampling; its fields can also be given by name, temperature=0.7"
+            f"sampling={short(value, 60)}: not a decode.Sampling; its fields can also be given by "
+            "name, temperature=0.7"
         )
     return value
 
 
 def named(sampling: Sampling | None, options: Mapping[str, Any]) -> Sampling:
-    """`sampling`, greedy where it is None; or the one whose fields `options` name (`temperature=0.7`).
+    """`sampling`, greedy where it is None; or the one whose fields `options` name
+    (`temperature=0.7`).
 
     Raises:
         UserError: both `sampling` and options, or a value out of its range.
     """
     if options and sampling is not None:
-        raise UserError(f"sampling and {next(iter(options))} are two places for one setting: give one")
+        raise UserError(
+            f"sampling and {next(iter(options))} are two places for one setting: give one"
+        )
     if sampling is not None:
         return check_sampling(sampling)
     chosen = Sampling(**options)
@@ -147,7 +153,10 @@ def named(sampling: Sampling | None, options: Mapping[str, Any]) -> Sampling:
         if getattr(chosen, name) != getattr(Sampling, name)
     ]
     if chosen.greedy and unused:
-        say_once(f"note: {', '.join(unused)} without effect: temperature=0 is greedy (temperature=1 samples)")
+        say_once(
+            f"note: {', '.join(unused)} without effect: temperature=0 is greedy (temperature=1 "
+            "samples)"
+        )
     return chosen
 
 

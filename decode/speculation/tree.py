@@ -1,8 +1,8 @@
-"""Drafts that branch: depths, ancestors and the accepted path, all computed from the nodes' parents. Tensors, no model, no
-host synchronisation.
+"""Drafts that branch: depths, ancestors and the accepted path, all computed from the nodes'
+parents. Tensors, no model, no host synchronisation.
 
-Node 0 of a call is the last committed token, the root; node i + 1 is drafted token i. `parents[i]` is the index of
-drafted token i's parent, −1 for the root, and always smaller than i.
+Node 0 of a call is the last committed token, the root; node i + 1 is drafted token i. `parents[i]`
+is the index of drafted token i's parent, −1 for the root, and always smaller than i.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ def check_parents(parents: Sequence[int]) -> None:
     """Raises ValueError where a parent does not come before its child."""
     for i, parent in enumerate(parents):
         if not -1 <= parent < i:
-            raise ValueError(f"node {i} of a tree has the parent {parent}: must be -1 (the root) to {i - 1}")
+            raise ValueError(
+                f"node {i} of a tree has the parent {parent}: must be -1 (the root) to {i - 1}"
+            )
 
 
 @lru_cache(maxsize=4096)
@@ -34,7 +36,8 @@ def depths(parents: tuple[int, ...]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=512)
 def ancestors(parents: tuple[int, ...]) -> Tensor:
-    """Bool (M, M), M = N + 1 nodes with the root first: row i is True at node i and its ancestors. On the CPU."""
+    """Bool (M, M), M = N + 1 nodes with the root first: row i is True at node i and its ancestors.
+    On the CPU."""
     see_MM = torch.eye(len(parents) + 1, dtype=torch.bool)
     for i, parent in enumerate(parents):
         see_MM[i + 1] |= see_MM[parent + 1]
@@ -43,13 +46,15 @@ def ancestors(parents: tuple[int, ...]) -> Tensor:
 
 @lru_cache(maxsize=512)
 def node_depths(parents: tuple[int, ...]) -> Tensor:
-    """How many nodes lie above each, int64 (M,), M = N + 1 nodes with the root first. On the CPU."""
+    """How many nodes lie above each, int64 (M,), M = N + 1 nodes with the root first. On the
+    CPU."""
     return torch.tensor([0, *depths(parents)])
 
 
 @lru_cache(maxsize=4096)
 def visits(parents: tuple[int, ...]) -> tuple[tuple[int, bool], ...]:
-    """A depth-first walk, children in order: (node, False) on the way down, (node, True) on the way up."""
+    """A depth-first walk, children in order: (node, False) on the way down, (node, True) on the way
+    up."""
     children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
     for i, parent in enumerate(parents):
         children[parent + 1].append(i)
@@ -90,7 +95,8 @@ Forest = tuple[tuple[int, ...], ...]
 
 @lru_cache(maxsize=512)
 def parent_rows(forest: Forest, size: int) -> Tensor:
-    """(B, N): which of the M = N + 1 rows of a call is each token's parent, 0 = the root; 0 for padding. On the CPU."""
+    """(B, N): which of the M = N + 1 rows of a call is each token's parent, 0 = the root; 0 for
+    padding. On the CPU."""
     rows = [[parent + 1 for parent in parents] + [0] * (size - len(parents)) for parents in forest]
     return torch.tensor(rows, dtype=torch.int64).reshape(len(forest), size)
 
@@ -113,17 +119,20 @@ def walk(
 
     Args:
         tokens: drafted tokens of each tree.
-        say: nodes, (tree, 0 = the root or i + 1 = drafted token i) → the target's token after each: its argmax at temperature
-            0, else a draw from p given exactly that prefix, independent of the other nodes' (or made with the noise of the
-            position: `gumbel`). It must not depend on which other nodes are asked for.
+        say: nodes, (tree, 0 = the root or i + 1 = drafted token i) → the target's token after each:
+            its argmax at temperature 0, else a draw from p given exactly that prefix, independent
+            of the other nodes' (or made with the noise of the position: `gumbel`). It must not
+            depend on which other nodes are asked for.
 
     Returns:
-        Of each tree the drafted tokens on the path, ascending, and the target's token after its end.
+        Of each tree the drafted tokens on the path, ascending, and the target's token after its
+            end.
 
-    From a node the path continues with the child that holds the target's token there. So the target chose every output token
-    after exactly the tokens before it, and the output has the target's distribution, however the tree was chosen, as long as
-    its choice did not depend on what the target says. Among siblings with the same token the first counts. The target is asked
-    nowhere but on the paths, one level of all trees at a time.
+    From a node the path continues with the child that holds the target's token there. So the target
+    chose every output token after exactly the tokens before it, and the output has the target's
+    distribution, however the tree was chosen, as long as its choice did not depend on what the
+    target says. Among siblings with the same token the first counts. The target is asked nowhere
+    but on the paths, one level of all trees at a time.
     """
     children: list[dict[tuple[int, int], int]] = [{} for _ in forest]
     for own, tokens_N, parents in zip(children, tokens, forest, strict=True):

@@ -1,8 +1,9 @@
 """Building trees of drafts. Tensors and tokens, no model.
 
-There are three ways: choose the nodes with the most probable paths under q (law `point`); draw every token from its q, with
-siblings i.i.d. or without replacement (`independent` or `causal`); or combine several drafts, kept apart as they were drawn
-(`merge_chains`: their own law) or merged where they share a prefix (`prefix_tree`: `point`).
+There are three ways: choose the nodes with the most probable paths under q (law `point`); draw
+every token from its q, with siblings i.i.d. or without replacement (`independent` or `causal`); or
+combine several drafts, kept apart as they were drawn (`merge_chains`: their own law) or merged
+where they share a prefix (`prefix_tree`: `point`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from decode.speculation.tree import chain, depths
 
 
 class Candidate(NamedTuple):
-    """A node that may join a tree: ln q of the path to it, its level from 1, its token, its parent (None = the root)."""
+    """A node that may join a tree: ln q of the path to it, its level from 1, its token, its parent
+    (None = the root)."""
 
     log_q: float
     level: int
@@ -28,27 +30,32 @@ class Candidate(NamedTuple):
 
 
 Children = Callable[[int, Sequence[int | None]], Sequence[tuple[Sequence[float], Sequence[int]]]]
-"""(level from 0, tokens of the parents, None = the root) → for each parent, ln q and tokens of its most probable children, any
-number, best first."""
+"""(level from 0, tokens of the parents, None = the root) → for each parent, ln q and tokens of its
+most probable children, any number, best first."""
 
 
 def best_first(levels: int, nodes: int, children: Children) -> tuple[list[int], tuple[int, ...]]:
-    """The `nodes` nodes with the most probable paths under q, on at most `levels` levels: tokens and parents.
+    """The `nodes` nodes with the most probable paths under q, on at most `levels` levels: tokens
+    and parents.
 
-    A path is never more probable than its prefix, so they form a tree. The choice looks at q alone, not at the target.
+    A path is never more probable than its prefix, so they form a tree. The choice looks at q alone,
+    not at the target.
     """
     return as_tree(rank_candidates(levels, nodes, children))
 
 
 def rank_candidates(levels: int, nodes: int, children: Children) -> list[Candidate]:
-    """The nodes of `best_first`, the most probable path first. The first so many of them are a tree as well."""
+    """The nodes of `best_first`, the most probable path first. The first so many of them are a tree
+    as well."""
     found: list[Candidate] = []
     level: Sequence[Candidate | None] = [None]
     for k in range(levels):
         rows = children(k, [None if node is None else node.token for node in level])
         for node, (values, tokens) in zip(level, rows, strict=True):
             above = 0.0 if node is None else node.log_q
-            found += [Candidate(above + v, k + 1, t, node) for v, t in zip(values, tokens, strict=True)]
+            found += [
+                Candidate(above + v, k + 1, t, node) for v, t in zip(values, tokens, strict=True)
+            ]
         found.sort(key=lambda c: (-c.log_q, c.level))
         del found[nodes:]
         level = [c for c in found if c.level == k + 1]
@@ -60,20 +67,25 @@ def rank_candidates(levels: int, nodes: int, children: Children) -> list[Candida
 def as_tree(found: Sequence[Candidate]) -> tuple[list[int], tuple[int, ...]]:
     """Tokens and parents of nodes that stand behind their parents."""
     place = {id(c): i for i, c in enumerate(found)}
-    return [c.token for c in found], tuple(-1 if c.above is None else place[id(c.above)] for c in found)
+    return [c.token for c in found], tuple(
+        -1 if c.above is None else place[id(c.above)] for c in found
+    )
 
 
 def tree_from_marginals(log_q_KV: Tensor, nodes: int) -> Proposal:
-    """The tree of the `nodes` most probable nodes where positions are independent of each other, log_q_KV (K, V)."""
+    """The tree of the `nodes` most probable nodes where positions are independent of each other,
+    log_q_KV (K, V)."""
     top = log_q_KV.topk(min(nodes, log_q_KV.shape[1]), dim=-1)
     rows = list(zip(top.values.tolist(), top.indices.tolist(), strict=True))
     tokens, parents = best_first(len(rows), nodes, lambda k, above: [rows[k]] * len(above))
-    return Proposal(torch.tensor(tokens, dtype=torch.int64, device=log_q_KV.device), "point", parents=parents)
+    return Proposal(
+        torch.tensor(tokens, dtype=torch.int64, device=log_q_KV.device), "point", parents=parents
+    )
 
 
 def drawn_tree_parents(nodes: int, depth: int) -> tuple[int, ...]:
-    """The parents of a tree for drawn tokens: a chain as deep as allowed, and the rest of the `nodes` as siblings of its first
-    and second token in turn."""
+    """The parents of a tree for drawn tokens: a chain as deep as allowed, and the rest of the
+    `nodes` as siblings of its first and second token in turn."""
     spine = chain(min(nodes, depth))
     return spine + tuple(-1 + i % min(2, len(spine)) for i in range(nodes - len(spine)))
 
@@ -85,12 +97,13 @@ def draw_tree(
     generator: torch.Generator,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """Draw a token from its q for every node: tokens (N,), and the q of each node's first sibling's draw, (N, V).
+    """Draw a token from its q for every node: tokens (N,), and the q of each node's first sibling's
+    draw, (N, V).
 
     Args:
         q_of: (level from 0, parents' tokens (P,), −1 = the root) → q after each of them, (P, V).
-        siblings: whether siblings may repeat a token. Where q has no token left, the token drawn is one that no verifier
-            accepts.
+        siblings: whether siblings may repeat a token. Where q has no token left, the token drawn is
+            one that no verifier accepts.
     """
     level = torch.tensor(depths(parents))
     tokens_N = torch.zeros(len(parents), dtype=torch.int64, device=device)
@@ -110,8 +123,8 @@ def draw_tree(
 
 
 def merge_chains(drafts: Sequence[Proposal]) -> Proposal:
-    """Chains drawn for one prefix independently of each other, as one tree: each is a branch from the root. Their first
-    tokens are i.i.d. siblings where they were drawn from one q.
+    """Chains drawn for one prefix independently of each other, as one tree: each is a branch from
+    the root. Their first tokens are i.i.d. siblings where they were drawn from one q.
 
     Raises:
         ValueError: proposals of different laws, `unmasked` ones, trees, or q over different ids.
@@ -148,8 +161,8 @@ def concatenate_q(qs: Sequence[DraftProbs]) -> DraftProbs | None:
 def prefix_tree(
     drafts: Sequence[Sequence[int]], device: torch.device, tree: Proposal | None = None
 ) -> Proposal:
-    """Any drafts as one tree that holds each shared prefix once, behind the nodes of `tree` where it is given. Law `point`: which nodes
-    it has is a choice."""
+    """Any drafts as one tree that holds each shared prefix once, behind the nodes of `tree` where
+    it is given. Law `point`: which nodes it has is a choice."""
     tokens = list[int]() if tree is None else tree.tokens_K.tolist()
     parents = list[int]() if tree is None else list(tree.tree)
     place = {node: i for i, node in enumerate(zip(parents, tokens, strict=True))}

@@ -1,8 +1,9 @@
-"""The verification of one round of several requests: the target's logits and a proposal of each in, the accepted drafts and
-the token after them out. Tensors alone: no model, no request.
+"""The verification of one round of several requests: the target's logits and a proposal of each in,
+the accepted drafts and the token after them out. Tensors alone: no model, no request.
 
-What can share a computation shares it, and everything that a round needs on the host comes from the device in one
-transfer. A request's outcome does not depend on the others: what is drawn for it is drawn by its own generator.
+What can share a computation shares it, and everything that a round needs on the host comes from the
+device in one transfer. A request's outcome does not depend on the others: what is drawn for it is
+drawn by its own generator.
 """
 
 from __future__ import annotations
@@ -17,23 +18,35 @@ from torch import Tensor
 
 from align.kernels.gradients import without_gradients
 from decode.speculation.proposal import SEEN_AT_ONCE, Proposal
-from decode.speculation.sampling import ProcessorState, Sampling, best, couple, draw_at, probs, uniform
+from decode.speculation.sampling import (
+    ProcessorState,
+    Sampling,
+    best,
+    couple,
+    draw_at,
+    probs,
+    uniform,
+)
 from decode.speculation.tree import depths, path_to, walk
 from decode.speculation.verifiers import check_proposal, find, run_verifier
 
 TOGETHER, TOGETHER_ON_CPU = 2**24, 2**20
-"""Numbers in the largest block of p. On a CPU a larger one leaves the caches, and what is saved is lost again."""
+"""Numbers in the largest block of p. On a CPU a larger one leaves the caches, and what is saved is
+lost again."""
 
 
 class Round(NamedTuple):
     """A round of one request.
 
     Args:
-        logits_MV: the target's, after the last committed token and after each of the N = M − 1 drafts. Overwritten.
-        verifier: a key of `VERIFIERS`. At temperature 0 every one that is not lossy does the same as `greedy`.
+        logits_MV: the target's, after the last committed token and after each of the N = M − 1
+            drafts. Overwritten.
+        verifier: a key of `VERIFIERS`. At temperature 0 every one that is not lossy does the same
+            as `greedy`.
         before: what each of the M prefixes holds, for the processors.
         generator: what is drawn is drawn with it.
-        noise: under the verifier `gumbel` the noise (V,) of an absolute position; then nothing is drawn.
+        noise: under the verifier `gumbel` the noise (V,) of an absolute position; then nothing is
+            drawn.
         position: of the token that follows the last committed one; `noise` alone looks at it.
     """
 
@@ -48,8 +61,8 @@ class Round(NamedTuple):
 
     @property
     def by_rule(self) -> bool:
-        """Whether a rule of verification looks at p at all nodes. Otherwise the target chooses tokens of its own, and the
-        drafts that it chooses are accepted."""
+        """Whether a rule of verification looks at p at all nodes. Otherwise the target chooses
+        tokens of its own, and the drafts that it chooses are accepted."""
         if not len(self.proposal):
             return False
         return find(self.verifier).lossy or not (
@@ -58,8 +71,8 @@ class Round(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A round's outcome on the host: the accepted drafts, the target's token after them, and where in the proposal those
-    drafts stand (ascending)."""
+    """A round's outcome on the host: the accepted drafts, the target's token after them, and where
+    in the proposal those drafts stand (ascending)."""
 
     accepted: list[int]
     following: int
@@ -67,7 +80,8 @@ class Outcome(NamedTuple):
 
     @property
     def rows(self) -> list[int]:
-        """The rows of the target call along the path: the last committed token's, then the accepted drafts'."""
+        """The rows of the target call along the path: the last committed token's, then the accepted
+        drafts'."""
         return [0, *(i + 1 for i in self.path)]
 
     @property
@@ -77,7 +91,8 @@ class Outcome(NamedTuple):
 
 
 PendingOutcome = tuple[Tensor, Callable[[list[int]], Outcome]]
-"""What a round needs on the host, int64, one-dimensional; and the function from that to its outcome."""
+"""What a round needs on the host, int64, one-dimensional; and the function from that to its
+outcome."""
 
 
 @without_gradients
@@ -101,7 +116,8 @@ def verify_rounds(rounds: Sequence[Round]) -> list[Outcome]:
 
 
 def outcome_of(proposal: Proposal, end_1: Tensor, following_1: Tensor) -> Outcome:
-    """The outcome of a path that ends at a node of the proposal (0 = nothing accepted), fetched in one transfer.
+    """The outcome of a path that ends at a node of the proposal (0 = nothing accepted), fetched in
+    one transfer.
 
     Raises:
         ValueError: the proposal's values contradict what it says of them (`Proposal.faults`).
@@ -136,7 +152,15 @@ def _group_key(one: Round) -> Hashable:
         return form
     q = None if proposal.q is None else proposal.q.probs.dtype
     # chains have formulas of their own, which round otherwise than those of trees
-    return form, one.verifier, proposal.law, proposal.siblings, proposal.branches, one.logits_MV.dtype, q
+    return (
+        form,
+        one.verifier,
+        proposal.law,
+        proposal.siblings,
+        proposal.branches,
+        one.logits_MV.dtype,
+        q,
+    )
 
 
 def _verify_group(group: Sequence[Round]) -> Iterable[PendingOutcome]:
@@ -156,7 +180,8 @@ def _apply_rule(group: Sequence[Round]) -> list[PendingOutcome]:
     sampling, verifier = group[0].sampling, group[0].verifier
     proposals, heights = [one.proposal for one in group], [len(one.logits_MV) for one in group]
     logits_RV, before = _rows([one.logits_MV for one in group], [one.before for one in group])
-    # a one-hot p would leave nothing to relax: at temperature 0 a lossy rule sees p at temperature 1
+    # a one-hot p would leave nothing to relax: at temperature 0 a lossy rule sees p at temperature
+    # 1
     target_tokens_R = best(logits_RV, sampling, before) if sampling.greedy else None
     warm = replace(sampling, temperature=sampling.temperature or 1.0)
     p_BMV = _pad_rows(probs(logits_RV, warm, before, overwrite=True), heights)
@@ -166,7 +191,9 @@ def _apply_rule(group: Sequence[Round]) -> list[PendingOutcome]:
     return [_path_outcome(x, end_B[b : b + 1], next_B[b : b + 1]) for b, x in enumerate(proposals)]
 
 
-def _rows(logits: Sequence[Tensor], before: Sequence[ProcessorState]) -> tuple[Tensor, ProcessorState]:
+def _rows(
+    logits: Sequence[Tensor], before: Sequence[ProcessorState]
+) -> tuple[Tensor, ProcessorState]:
     """Rows of several requests, one after the other."""
     if len(logits) == 1:
         return logits[0], before[0]
@@ -244,20 +271,22 @@ def _walk_paths(
 ) -> list[Outcome]:
     ends = walk(tokens, [x.tree for x in proposals], say)
     return [
-        Outcome([own[i] for i in path], token, path) for own, (path, token) in zip(tokens, ends, strict=True)
+        Outcome([own[i] for i in path], token, path)
+        for own, (path, token) in zip(tokens, ends, strict=True)
     ]
 
 
 def _sample_target(group: Sequence[Round]) -> list[PendingOutcome]:
-    """The target's own tokens, drawn from p. On a CPU only at the nodes on the path: p and its running sum at every node of a
-    wide call cost milliseconds. The token at a node does not depend on where else one is drawn."""
+    """The target's own tokens, drawn from p. On a CPU only at the nodes on the path: p and its
+    running sum at every node of a wide call cost milliseconds. The token at a node does not depend
+    on where else one is drawn."""
     proposals, device = [one.proposal for one in group], group[0].logits_MV.device
     sample = _sampler(group)
     if device.type not in SEEN_AT_ONCE:
         heights = [len(one.logits_MV) for one in group]
-        target_tokens = sample([(b, node) for b, rows in enumerate(heights) for node in range(rows)]).split(
-            heights
-        )
+        target_tokens = sample(
+            [(b, node) for b, rows in enumerate(heights) for node in range(rows)]
+        ).split(heights)
         return [
             _known_outcome(x, target_tokens_M)
             for x, target_tokens_M in zip(proposals, target_tokens, strict=True)
@@ -269,8 +298,8 @@ def _sample_target(group: Sequence[Round]) -> list[PendingOutcome]:
 
 
 def _sampler(group: Sequence[Round]) -> Callable[[list[tuple[int, int]]], Tensor]:
-    """A function of nodes, (request of the group, row of its call), to the target's tokens there (with `noise`: coupled to
-    their positions)."""
+    """A function of nodes, (request of the group, row of its call), to the target's tokens there
+    (with `noise`: coupled to their positions)."""
     sampling, heights = group[0].sampling, [len(one.logits_MV) for one in group]
     start = [0, *accumulate(heights)]
     coupled = group[0].noise is not None
@@ -278,7 +307,9 @@ def _sampler(group: Sequence[Round]) -> Callable[[list[tuple[int, int]]], Tensor
 
     def sample(asked: list[tuple[int, int]]) -> Tensor:
         at = [(group[b], slice(node, node + 1)) for b, node in asked]
-        logits_RV, before = _rows([x.logits_MV[row] for x, row in at], [x.before.rows(row) for x, row in at])
+        logits_RV, before = _rows(
+            [x.logits_MV[row] for x, row in at], [x.before.rows(row) for x, row in at]
+        )
         p_RV = probs(logits_RV, sampling, before, overwrite=True)
         if u_R is not None:
             return draw_at(p_RV, u_R[[start[b] + node for b, node in asked]])

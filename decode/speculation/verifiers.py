@@ -1,5 +1,6 @@
-"""Verifiers by name: which drafted tokens are accepted and which token follows them, each with the kinds of drafts for which
-the output has exactly the target's distribution. What a verifier computes is in decode/speculation/rules.py.
+"""Verifiers by name: which drafted tokens are accepted and which token follows them, each with the
+kinds of drafts for which the output has exactly the target's distribution. What a verifier computes
+is in decode/speculation/rules.py.
 
     greedy, point_mass   accept while the target's own token is the drafted one; exact however the drafts were chosen
     self_selection       point_mass on the one path that p expects most of: SpecDiff-2, arXiv 2511.00606
@@ -35,8 +36,8 @@ from decode.speculation.tree import chain
 
 
 class Verdict(NamedTuple):
-    """`end_B`: the node where the accepted path ends (0 = nothing accepted); `next_B`: the token that follows it. Padding is
-    never accepted."""
+    """`end_B`: the node where the accepted path ends (0 = nothing accepted); `next_B`: the token
+    that follows it. Padding is never accepted."""
 
     end_B: Tensor
     next_B: Tensor
@@ -52,7 +53,8 @@ class Verifier:
     laws: frozenset[str]
     """How drafts may have been drawn (`decode.speculation.proposal.Law`)."""
     siblings: frozenset[str] = frozenset()
-    """How siblings may have been drawn; empty: chains only. Point drafts may branch anyhow, unless this is empty."""
+    """How siblings may have been drawn; empty: chains only. Point drafts may branch anyhow, unless
+    this is empty."""
     greedy_only: bool = False
     """Exact only at temperature 0."""
     state_only: bool = False
@@ -81,9 +83,12 @@ def run_verifier(
     """Accept a path of each proposal and draw the token after it.
 
     Args:
-        name: key of `VERIFIERS`, not `gumbel`, whose noise belongs to positions (`decode.speculation.sampling.couple`).
-        p_BMV: target probabilities in fp32 or fp64, see decode/speculation/rules.py; M = 1 + the longest proposal's tokens.
-        generators: one per request, each asked for two uniforms: a request's output does not depend on the others.
+        name: key of `VERIFIERS`, not `gumbel`, whose noise belongs to positions
+            (`decode.speculation.sampling.couple`).
+        p_BMV: target probabilities in fp32 or fp64, see decode/speculation/rules.py; M = 1 + the
+            longest proposal's tokens.
+        generators: one per request, each asked for two uniforms: a request's output does not depend
+            on the others.
 
     Raises:
         UserError: unknown verifier, or one that is not exact for these proposals.
@@ -93,24 +98,31 @@ def run_verifier(
     for proposal in proposals:
         check_proposal(proposal, name, 0.0 if verifier.greedy_only else 1.0)
     rows = 1 + max(len(x) for x in proposals)
-    if p_BMV.dtype not in (torch.float32, torch.float64) or p_BMV.shape[:2] != (len(proposals), rows):
+    if p_BMV.dtype not in (torch.float32, torch.float64) or p_BMV.shape[:2] != (
+        len(proposals),
+        rows,
+    ):
         raise ValueError(
-            f"p must be fp32 or fp64 with {len(proposals)} x {rows} rows, not {p_BMV.dtype} {tuple(p_BMV.shape)}"
+            f"p must be fp32 or fp64 with {len(proposals)} x {rows} rows, not {p_BMV.dtype} "
+            f"{tuple(p_BMV.shape)}"
         )
     if verifier.rule is None:
         raise ValueError(
             f"verifier {name!r} takes its noise from positions: decode.speculation.sampling.couple"
         )
     u_B2 = torch.stack([uniform(2, g) for g in generators])
-    if verifier.rule is rules.block and (verdict := _chains_in_c(proposals, p_BMV, u_B2)) is not None:
+    if (
+        verifier.rule is rules.block
+        and (verdict := _chains_in_c(proposals, p_BMV, u_B2)) is not None
+    ):
         return verdict
     drafts = Drafts.of(proposals, p_BMV.shape[2])
     return resolve(verifier.rule(p_BMV, drafts), p_BMV, u_B2.to(p_BMV.device))
 
 
 def _chains_in_c(proposals: Sequence[Proposal], p_BMV: Tensor, u_B2: Tensor) -> Verdict | None:
-    """`rules.block` on chains and `resolve`, by `align.kernels.choice`; None where it does not apply. A chain takes 0.2 ms there and
-    1.5 in single operators."""
+    """`rules.block` on chains and `resolve`, by `align.kernels.choice`; None where it does not
+    apply. A chain takes 0.2 ms there and 1.5 in single operators."""
     if not all(len(x) and x.q is not None and x.tree == chain(len(x)) for x in proposals):
         return None
     qs = [x.q for x in proposals if x.q is not None]
@@ -188,8 +200,9 @@ def check_proposal(proposal: Proposal, name: str, temperature: float) -> Verifie
 
 
 def choose(law: str, temperature: float) -> str:
-    """The verifier that `auto` stands for: greedy at temperature 0; hybrid for drafts unmasked out of order; traversal (on a
-    chain: block verification) for other drafts with a q; else point mass."""
+    """The verifier that `auto` stands for: greedy at temperature 0; hybrid for drafts unmasked out
+    of order; traversal (on a chain: block verification) for other drafts with a q; else point
+    mass."""
     if temperature == 0:
         return "greedy"
     if law == "unmasked":

@@ -8,7 +8,8 @@ from decode.suites.prompt import Prompt, Row, Suite, text
 
 
 def read(row: Row, number: int) -> Prompt | None:
-    """`problem` on the hub; the package's file holds other benchmarks too, told apart by `source`."""
+    """`problem` on the hub; the package's file holds other benchmarks too, told apart by
+    `source`."""
     if row.get("source", "AIME2025") != "AIME2025":
         return None
     return Prompt(f"aime-{row.get('id', number)}", text(row, "problem", "question") + ASK, "math")

@@ -9,7 +9,9 @@ from decode.suites.prompt import Prompt, Row, Suite, text
 
 def read(row: Row, number: int) -> Prompt:
     """The problem's plain text, with its field as the category."""
-    return Prompt(text(row, "identifier"), text(row, "_text") + ASK, str(row.get("category", "math")))
+    return Prompt(
+        text(row, "identifier"), text(row, "_text") + ASK, str(row.get("category", "math"))
+    )
 
 
 SUITE = Suite("champ", "CHAMP", "math", read, PLACES["champ"])

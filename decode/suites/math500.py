@@ -1,5 +1,5 @@
-"""MATH-500 (arXiv 2305.20050, from MATH, arXiv 2103.03874): 500 competition problems. No registry package
-holds them."""
+"""MATH-500 (arXiv 2305.20050, from MATH, arXiv 2103.03874): 500 competition problems. No registry
+package holds them."""
 
 from __future__ import annotations
 

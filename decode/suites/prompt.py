@@ -14,8 +14,8 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Prompt:
-    """One request to the target. `content`: the user's text, or messages with role and content, or these with
-    tools."""
+    """One request to the target. `content`: the user's text, or messages with role and content, or
+    these with tools."""
 
     id: str
     content: str | list[dict[str, Any]] | Conversation
@@ -26,8 +26,8 @@ class Prompt:
 class Suite:
     """A benchmark: where its rows are, and how to read one.
 
-    `read` returns the prompt of a row and its number, or None for a row of another benchmark in the same
-    file. It raises KeyError for a missing column.
+    `read` returns the prompt of a row and its number, or None for a row of another benchmark in the
+    same file. It raises KeyError for a missing column.
     """
 
     name: str
@@ -42,8 +42,8 @@ class Suite:
 
 
 def text(row: Row, *columns: str) -> str:
-    """The text of the first of `columns` with any, stripped. Raises KeyError(first column) if there is
-    none."""
+    """The text of the first of `columns` with any, stripped. Raises KeyError(first column) if there
+    is none."""
     for column in columns:
         value = row.get(column)
         if isinstance(value, str) and value.strip():

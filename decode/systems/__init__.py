@@ -1,1 +1,2 @@
-"""Systems: named ways to decode. Their declaration, how they are written, and their construction."""
+"""Systems: named ways to decode. Their declaration, how they are written, and their
+construction."""

@@ -1,5 +1,5 @@
-"""Decoders from methods: drafters are opened, and the system's proposer, controller and verifier put on a
-target."""
+"""Decoders from methods: drafters are opened, and the system's proposer, controller and verifier
+put on a target."""
 
 from __future__ import annotations
 
@@ -49,9 +49,7 @@ from decode.wrappers.translated import TranslatedDrafter
 from decode.wrappers.vocabularies import VocabularyMap
 
 NO_STEPS = "steps and order belong to standalone drafters (DDiT, masked language model)"
-NO_TREES = (
-    "tree_nodes belongs to block and standalone diffusion drafters; this one drafts chains (tree_nodes=0)"
-)
+NO_TREES = "tree_nodes belongs to block and standalone diffusion drafters; this one drafts chains (tree_nodes=0)"
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,8 @@ class ForeignDrafter:
 
 @dataclass
 class OpenDrafters:
-    """The target and the open drafters by kind. `ANY` is among them where it is not the first one."""
+    """The target and the open drafters by kind. `ANY` is among them where it is not the first
+    one."""
 
     target: Target
     drafters: dict[str, Any] = field(default_factory=dict)
@@ -79,7 +78,8 @@ def build(method: Method, drafters: OpenDrafters, draft_tokens: int | None = Non
     """The method's decoder. `draft_tokens`: for a method that does not set them itself.
 
     Raises:
-        UserError: a missing drafter, or options that do not fit the drafters; the message names the method.
+        UserError: a missing drafter, or options that do not fit the drafters; the message names the
+            method.
     """
     check_drafters([method], drafters.drafters)
     try:
@@ -92,9 +92,14 @@ def assemble(method: Method, drafters: OpenDrafters, draft_tokens: int | None = 
     """`build`, with errors that do not name the method."""
     target, system = drafters.target, method.system
     if target.chains_only and method.branches:
-        raise UserError(f"target {target.spec!r} {target.why_chains_only}, so drafts may not branch")
+        raise UserError(
+            f"target {target.spec!r} {target.why_chains_only}, so drafts may not branch"
+        )
     if isinstance(system, registry.Compiled):
-        say("compiled: torch.compile runs on the target, which takes half a minute or more", error=True)
+        say(
+            "compiled: torch.compile runs on the target, which takes half a minute or more",
+            error=True,
+        )
         target = compiled.compiled(target)
     if not isinstance(system, DraftingSystem):
         return Decoder(target)
@@ -102,7 +107,9 @@ def assemble(method: Method, drafters: OpenDrafters, draft_tokens: int | None = 
     proposer = make(method, drafters, draft_tokens)
     if system.copying:
         longest = method.typed("draft_tokens") or draft_tokens
-        proposer = CopyingDrafter(proposer, longest, longest) if longest else CopyingDrafter(proposer)
+        proposer = (
+            CopyingDrafter(proposer, longest, longest) if longest else CopyingDrafter(proposer)
+        )
     return Decoder(target, proposer, system.verifier_name)
 
 
@@ -119,17 +126,20 @@ def _make_proposer(method: Method, drafters: OpenDrafters, draft_tokens: int | N
     if system.controller == "cost":
         return AdaptiveDrafter(proposer, CostAware)
     if system.controller == "adl":
-        return AdaptiveDrafter(proposer, lambda: AdaptiveLength(*adaptive_range(longest), smoothing=0.5))
+        return AdaptiveDrafter(
+            proposer, lambda: AdaptiveLength(*adaptive_range(longest), smoothing=0.5)
+        )
     return proposer
 
 
 def _make_switching(method: Method, drafters: OpenDrafters, draft_tokens: int | None) -> Drafter:
-    """The proposer of a method with variants. Raises UserError for a system whose variants can't share a
-    session."""
+    """The proposer of a method with variants. Raises UserError for a system whose variants can't
+    share a session."""
     if not method.system.has_variants:
         able = ", ".join(name for name, system in SYSTEMS.items() if system.has_variants)
         raise UserError(
-            f"one variant at a time (controller=cost chooses the length); these take several: {able}"
+            "one variant at a time (controller=cost chooses the length); these take several: "
+            f"{able}"
         )
     if isinstance(method.system, DraftingSystem) and method.system.controller != "fixed":
         raise UserError("either several variants or a controller, not both")
@@ -189,8 +199,8 @@ def _make_retrieval(system: registry.Retrieval, drafters: OpenDrafters) -> Draft
 
 
 def make_given(system: registry.GivenDrafter, drafters: OpenDrafters) -> Drafter:
-    """A proposer from a drafter of any kind. For a verifier that is exact for drawn drafts only, drafts are
-    drawn: chains, or trees with siblings that it accepts.
+    """A proposer from a drafter of any kind. For a verifier that is exact for drawn drafts only,
+    drafts are drawn: chains, or trees with siblings that it accepts.
 
     Raises:
         UserError: steps, an order or trees for a drafter that has none.
@@ -216,7 +226,9 @@ def make_given(system: registry.GivenDrafter, drafters: OpenDrafters) -> Drafter
         raise UserError(NO_TREES)
     length = {} if tokens is None else {"draft_tokens": tokens}
     if isinstance(drafter, ForeignDrafter):
-        writer: Any = AutoregressiveWriter if isinstance(drafter.network, Target) else DiffusionWriter
+        writer: Any = (
+            AutoregressiveWriter if isinstance(drafter.network, Target) else DiffusionWriter
+        )
         return TranslatedDrafter(writer(drafter.network, **length), drafter.vocabulary, tokens)
     return AutoregressiveDrafter(drafter, **length) if isinstance(drafter, Target) else drafter
 
@@ -224,7 +236,9 @@ def make_given(system: registry.GivenDrafter, drafters: OpenDrafters) -> Drafter
 def check_masks(drafter: DiffusionDrafter) -> None:
     """Raises UserError for a drafter without a mask token."""
     if drafter.mask_id < 0:
-        raise UserError("this drafter was trained with uniform noise; decoding needs graph=absorbing")
+        raise UserError(
+            "this drafter was trained with uniform noise; decoding needs graph=absorbing"
+        )
 
 
 def open_drafters(
@@ -237,8 +251,8 @@ def open_drafters(
 
     Args:
         folders: by kind; the first one given comes first.
-        tokenizer: of the first one, where its vocabulary is not the target's. The systems that take any
-            drafter use it.
+        tokenizer: of the first one, where its vocabulary is not the target's. The systems that take
+            any drafter use it.
 
     Raises:
         UserError: a drafter that is not given, or can't be opened.
@@ -247,7 +261,9 @@ def open_drafters(
     opened = OpenDrafters(target)
     needed = dict.fromkeys(kind for method in methods for kind in method.needs)
     foreign = ANY in needed and tokenizer is not None
-    for kind in dict.fromkeys(first_kind(folders, kind) for kind in needed if kind != ANY or not foreign):
+    for kind in dict.fromkeys(
+        first_kind(folders, kind) for kind in needed if kind != ANY or not foreign
+    ):
         if kind != AUTOREGRESSIVE:
             check_there(folders[kind])
         opened.drafters[kind] = open_one(folders[kind], kind, target)
@@ -288,8 +304,8 @@ def open_one(folder: str, kind: str, target: Target) -> BlockDrafter | Diffusion
 
 
 def _open_foreign(folder: str, kind: str, target: Target, tokenizer: str | Path) -> ForeignDrafter:
-    """A standalone drafter with its own tokenizer. Raises UserError for a block drafter, or what does not
-    exist."""
+    """A standalone drafter with its own tokenizer. Raises UserError for a block drafter, or what
+    does not exist."""
     vocabulary = load_tokenizer(tokenizer, target.trust_remote_code)
     if kind == AUTOREGRESSIVE:
         network: Any = open_one(folder, kind, target)

@@ -1,8 +1,9 @@
-"""`model.generate(**inputs, custom_generate=decode.custom_generate, drafter=…)` on a transformers model.
+"""`model.generate(**inputs, custom_generate=decode.custom_generate, drafter=…)` on a transformers
+model.
 
-transformers prepares the request and passes its logits processors, stopping criteria and streamer. They are
-applied to every verified
-row, so the output is that of `generate` without drafts: token for token when greedy, else in distribution.
+transformers prepares the request and passes its logits processors, stopping criteria and streamer.
+They are applied to every verified row, so the output is that of `generate` without drafts: token
+for token when greedy, else in distribution.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class OpenModel:
     def __init__(self, model: Any) -> None:
         offloaded = next((name for name, weight in model.named_parameters() if weight.is_meta), "")
         if offloaded:
-            raise UserError(f"{offloaded} is offloaded: load the model without a device_map that offloads")
+            raise UserError(
+                f"{offloaded} is offloaded: load the model without a device_map that offloads"
+            )
         name = getattr(model, "name_or_path", "") or type(model).__name__
         self.target = prove_target(model, _NoTokenizer(), ModelSource(name), fast=False)
         self.decoders: dict[tuple[Any, ...], Decoder] = {}
@@ -63,10 +66,16 @@ class OpenModel:
         known = drafter is None or isinstance(drafter, str | Path | BlockDrafter | DiffusionDrafter)
         if not known and not hasattr(drafter, "law"):
             raise UserError(
-                f"drafter={type(drafter).__name__}: give a folder or hub id, 'lookup', or a drafter of this project"
+                f"drafter={type(drafter).__name__}: give a folder or hub id, 'lookup', or a "
+                "drafter of this project"
             )
-        key: tuple[Any, ...] = (str(drafter) if isinstance(drafter, str | Path) else id(drafter), method)
-        weights = local_path(drafter) / "model.safetensors" if isinstance(drafter, str | Path) else None
+        key: tuple[Any, ...] = (
+            str(drafter) if isinstance(drafter, str | Path) else id(drafter),
+            method,
+        )
+        weights = (
+            local_path(drafter) / "model.safetensors" if isinstance(drafter, str | Path) else None
+        )
         if weights is not None and weights.is_file():  # trained again into the same folder
             key = (*key, weights.stat().st_mtime_ns, weights.stat().st_ino)
         if key not in self.decoders:
@@ -77,7 +86,8 @@ class OpenModel:
             made = self.decoders[key] = load(self.target, drafter, method=method)
             if made.verifier != "auto" and find(made.verifier).lossy:
                 say(
-                    f"note: method={method}: {made.verifier} does not keep the model's distribution, not even greedily",
+                    f"note: method={method}: {made.verifier} does not keep the model's "
+                    "distribution, not even greedily",
                     error=True,
                 )
         return self.decoders[key]
@@ -90,7 +100,8 @@ class OpenModel:
 
 
 def _weights(model: Any) -> list[tuple[int, int]]:
-    """Differs after every change of a weight; changes within torch.inference_mode are not counted."""
+    """Differs after every change of a weight; changes within torch.inference_mode are not
+    counted."""
     return [(p.data_ptr(), -1 if p.is_inference() else p._version) for p in model.parameters()]
 
 
@@ -119,13 +130,13 @@ def custom_generate(
     """What `generate` calls in place of its own loop.
 
     Args:
-        drafter: None (plain decoding); else as `decode.load` takes it: a folder or hub id, `auto`, `lookup`,
-            or one already loaded.
+        drafter: None (plain decoding); else as `decode.load` takes it: a folder or hub id, `auto`,
+            `lookup`, or one already loaded.
         method: a system by name, as `decode.load` takes it.
 
     Returns:
-        What `generate` returns: tokens (B, n), or with `return_dict_in_generate` sequences, scores and logits
-            as asked for.
+        What `generate` returns: tokens (B, n), or with `return_dict_in_generate` sequences, scores
+            and logits as asked for.
 
     Raises:
         UserError: what drafts can't honour, as in `check_call`; a drafter that does not fit.
@@ -133,8 +144,14 @@ def custom_generate(
     config, asked = generation_config, arguments_of_generate(model, inspect.currentframe())
     with _LOCK, _without_rope_deltas(model):
         check_call(model, asked, config, logits_processor, model_kwargs, input_ids)
-    masks, streamer, count = masks_of(input_ids, model_kwargs), asked.get("streamer"), len(input_ids)
-    length = stopping_criteria.max_length or config.max_length  # a criterion of one's own may be longer
+    masks, streamer, count = (
+        masks_of(input_ids, model_kwargs),
+        asked.get("streamer"),
+        len(input_ids),
+    )
+    length = (
+        stopping_criteria.max_length or config.max_length
+    )  # a criterion of one's own may be longer
     drafting = _drafting(config)
     with _LOCK, _without_rope_deltas(model), _as_target(model) as opened:
         target = opened.target
@@ -160,7 +177,9 @@ def custom_generate(
             for number, (row, mask) in enumerate(zip(input_ids, masks, strict=True))
         ]
         if not any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria):
-            for engine in engines:  # `generate` pads behind a token that ends a text, behind nothing else
+            for (
+                engine
+            ) in engines:  # `generate` pads behind a token that ends a text, behind nothing else
                 engine.together = engines
         run_together(engines, count)  # side by side, so that time is shared (max_time)
         if streamer is not None:
@@ -171,14 +190,17 @@ def custom_generate(
 
 
 def _check_length(target: Target, length: int, masks_BL: Tensor) -> None:
-    """Raises UserError where texts of this length do not fit, or where `generate` would count padding."""
+    """Raises UserError where texts of this length do not fit, or where `generate` would count
+    padding."""
     if length > target.context_limit:
         raise UserError(
-            f"max_length={length}: the context of {target.spec!r} holds {target.context_limit} tokens; lower max_new_tokens"
+            f"max_length={length}: the context of {target.spec!r} holds {target.context_limit} "
+            "tokens; lower max_new_tokens"
         )
     if target.switch is not None and length > target.switch and not bool(masks_BL.all()):
         raise UserError(
-            f"attention_mask: the rotary embedding of {target.spec!r} changes at {target.switch} tokens, and generate counts padding; "
+            f"attention_mask: the rotary embedding of {target.spec!r} changes at {target.switch} "
+            "tokens, and generate counts padding; "
             "give one text at a time, without padding, or lower max_new_tokens"
         )
 
@@ -190,12 +212,14 @@ def _drafting(config: Any) -> Sampling:
     seed = int(torch.randint(2**62, ()))  # so that torch.manual_seed repeats a text
     temperature = 1.0 if config.temperature is None else float(config.temperature)
     top_p = 1.0 if config.top_p is None else float(config.top_p)
-    return Sampling(max(temperature, 1e-3), min(max(top_p, 1e-6), 1.0), int(config.top_k or 0), seed=seed)
+    return Sampling(
+        max(temperature, 1e-3), min(max(top_p, 1e-6), 1.0), int(config.top_k or 0), seed=seed
+    )
 
 
 def _of_row(function: Any, number: int, count: int) -> Any:
-    """A processor or criterion of a batch, applied to the text at index `number` alone: some depend on the
-    index."""
+    """A processor or criterion of a batch, applied to the text at index `number` alone: some depend
+    on the index."""
     if count == 1:
         return function
 
@@ -218,7 +242,9 @@ _LOCK = RLock()
 @contextmanager
 def _without_rope_deltas(model: Any) -> Iterator[None]:
     """Clear the position offsets that `generate` left in a multimodal model, for the duration."""
-    kept = [(m, m.rope_deltas) for m in model.modules() if getattr(m, "rope_deltas", None) is not None]
+    kept = [
+        (m, m.rope_deltas) for m in model.modules() if getattr(m, "rope_deltas", None) is not None
+    ]
     try:
         for module, _ in kept:
             module.rope_deltas = None
@@ -230,10 +256,13 @@ def _without_rope_deltas(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _as_target(model: Any) -> Iterator[OpenModel]:
-    """The model as a target for the duration of a call: only its attention is replaced, and put back
-    afterwards."""
+    """The model as a target for the duration of a call: only its attention is replaced, and put
+    back afterwards."""
     before, training = model.config._attn_implementation, model.training
-    grads, drawn = {name: p.requires_grad for name, p in model.named_parameters()}, torch.get_rng_state()
+    grads, drawn = (
+        {name: p.requires_grad for name, p in model.named_parameters()},
+        torch.get_rng_state(),
+    )
     try:
         kept = getattr(model, _ATTRIBUTE, None)
         if kept is None or kept.weights != _weights(model):

@@ -1,5 +1,5 @@
-"""What a system is: a class with a name, a source, drafters, and options with defaults and limits. No
-torch."""
+"""What a system is: a class with a name, a source, drafters, and options with defaults and limits.
+No torch."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ _FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no"
 def option(default: Any, kind: type, **limits: Any) -> Any:
     """A field of a system. A default of None makes it optional."""
     return field(
-        default=default, metadata={"limits": Limits(kind, default, optional=default is None, **limits)}
+        default=default,
+        metadata={"limits": Limits(kind, default, optional=default is None, **limits)},
     )
 
 
@@ -93,8 +94,8 @@ SYSTEMS: dict[str, type[System]] = {}
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """A way to decode. A subclass declares one: its docstring is its line in the help, its fields are its
-    options.
+    """A way to decode. A subclass declares one: its docstring is its line in the help, its fields
+    are its options.
 
     Class arguments:
         paper: arXiv ids. needs: the kinds of its drafters, or `ANY`. has_variants: whether one request may
@@ -141,7 +142,9 @@ class System:
     def given(self) -> dict[str, Any]:
         """The options that differ from their defaults."""
         return {
-            name: getattr(self, name) for name, o in self.limits().items() if getattr(self, name) != o.default
+            name: getattr(self, name)
+            for name, o in self.limits().items()
+            if getattr(self, name) != o.default
         }
 
     @property

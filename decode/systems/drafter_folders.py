@@ -1,5 +1,5 @@
-"""Drafters as they are typed (`--drafter FOLDER,KIND=FOLDER`): whether they exist, and of which kind they
-are. No torch."""
+"""Drafters as they are typed (`--drafter FOLDER,KIND=FOLDER`): whether they exist, and of which
+kind they are. No torch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def read_drafters(text: str | None) -> tuple[NamedDrafter, ...]:
             raise UserError(f"--drafter: unknown kind {kind!r}{nearest(kind, ROLES)}")
         drafter = NamedDrafter(folder, kind) if equals else NamedDrafter(word)
         if drafter.folder in NO_FOLDERS:
-            raise UserError(f"--drafter={drafter.folder!r}: give a folder; lookup and plain are --methods")
+            raise UserError(
+                f"--drafter={drafter.folder!r}: give a folder; lookup and plain are --methods"
+            )
         if drafter.kind != AUTOREGRESSIVE:  # which may be any target: a package or a GGUF file too
             check_there(drafter.folder)
         found.append(drafter)
@@ -67,8 +69,8 @@ def drafters_for(named: Sequence[NamedDrafter], target: str) -> tuple[NamedDraft
 def drafters_by_kind(
     named: Sequence[NamedDrafter], note: Callable[[str], object] = lambda line: None
 ) -> dict[str, str]:
-    """The folders by kind, in their order. `note` receives a line for a folder that does not confirm its
-    kind.
+    """The folders by kind, in their order. `note` receives a line for a folder that does not
+    confirm its kind.
 
     Raises:
         UserError: a drafter of another kind than was typed, or two of one kind.
@@ -82,7 +84,8 @@ def drafters_by_kind(
             _check_kind(kind, folder, note)
         if kind in found:
             raise UserError(
-                f"--drafter: {found[kind]} and {folder} are both of the kind {kind}: use KIND=FOLDER"
+                f"--drafter: {found[kind]} and {folder} are both of the kind {kind}: use "
+                "KIND=FOLDER"
             )
         found[kind] = folder
     return found
@@ -91,7 +94,8 @@ def drafters_by_kind(
 def check_methods(
     methods: Sequence[Method], named: Sequence[NamedDrafter], target: str | None = None
 ) -> None:
-    """Raises UserError for a method whose drafter is not among these. `target` None: the default one."""
+    """Raises UserError for a method whose drafter is not among these. `target` None: the default
+    one."""
     check_drafters(
         methods, drafters_by_kind(drafters_for(named, DEFAULT_TARGET if target is None else target))
     )
@@ -109,7 +113,9 @@ def check_there(spec: str) -> None:
         hint = f" (did you mean {str(inside[0])!r}?)" if len(inside) == 1 else ""
         raise UserError(f"drafter {spec!r}: no config.json in that folder{hint}")
     if not is_hub_id(spec):
-        raise missing(f"drafter {spec!r}", spec, hint="" if "/" in spec else nearest(spec, NO_FOLDERS[:1]))
+        raise missing(
+            f"drafter {spec!r}", spec, hint="" if "/" in spec else nearest(spec, NO_FOLDERS[:1])
+        )
 
 
 def _check_kind(kind: str, folder: str, note: Callable[[str], object]) -> None:
@@ -122,12 +128,14 @@ def _check_kind(kind: str, folder: str, note: Callable[[str], object]) -> None:
             f"--drafter {kind}={folder}: that is a drafter of the kind {found} ({found}={folder})"
         )
     if kind == VARIABLE_PREFIX != found:
-        note(f"note: {folder} was not trained to continue a drafted prefix (recipe=variable_prefix)")
+        note(
+            f"note: {folder} was not trained to continue a drafted prefix (recipe=variable_prefix)"
+        )
 
 
 def kind_of(spec: str) -> str:
-    """A drafter's kind by its small files: a block drafter, or D²SD's second one if its training says so; a
-    causal language model; anything else counts as a standalone diffusion drafter.
+    """A drafter's kind by its small files: a block drafter, or D²SD's second one if its training
+    says so; a causal language model; anything else counts as a standalone diffusion drafter.
 
     Raises:
         UserError: a file, or neither a folder nor an available hub id.
@@ -168,7 +176,8 @@ def choose_drafter(target: str) -> tuple[str, str]:
 
 
 def _is_default(target: str) -> bool:
-    """Whether this is the default target: its hub id, its folder in the Hub's cache, or its package."""
+    """Whether this is the default target: its hub id, its folder in the Hub's cache, or its
+    package."""
     if target == DEFAULT_TARGET or target == f"wheel:{WHEELS[DEFAULT_TARGET][0]}":
         return True
     return expand_path(target).is_dir() and hub_id(target) == DEFAULT_TARGET
@@ -188,7 +197,8 @@ def target_of(spec: str) -> str | None:
 
 
 def target_for(given: str | None, drafter: str) -> str:
-    """The target that is asked for, else the one that the drafter's folder names, else the default one.
+    """The target that is asked for, else the one that the drafter's folder names, else the default
+    one.
 
     Raises:
         UserError: the folder names a target that can't exist here.
@@ -201,5 +211,7 @@ def target_for(given: str | None, drafter: str) -> str:
     try:
         check_name(named)
     except UserError as error:
-        raise UserError(f"{error}; drafter {drafter!r} was made for it: --target names another") from None
+        raise UserError(
+            f"{error}; drafter {drafter!r} was made for it: --target names another"
+        ) from None
     return named

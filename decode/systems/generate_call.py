@@ -30,8 +30,8 @@ _STATEFUL = {
 
 
 def arguments_of_generate(model: Any, frame: FrameType | None) -> dict[str, Any]:
-    """The arguments of the model's running `generate`, found on the stack below `frame`: it passes neither
-    streamer nor assistant on.
+    """The arguments of the model's running `generate`, found on the stack below `frame`: it passes
+    neither streamer nor assistant on.
 
     Raises:
         UserError: there is none.
@@ -41,7 +41,9 @@ def arguments_of_generate(model: Any, frame: FrameType | None) -> dict[str, Any]
             given = dict(frame.f_locals)
             return given.pop("kwargs", {}) | given
         frame = frame.f_back
-    raise UserError("custom_generate: call it through model.generate(custom_generate=…), in the same thread")
+    raise UserError(
+        "custom_generate: call it through model.generate(custom_generate=…), in the same thread"
+    )
 
 
 def check_call(
@@ -59,13 +61,20 @@ def check_call(
         inputs: what `generate` would pass to the model besides the tokens.
     """
     if getattr(model.config, "is_encoder_decoder", False):
-        raise UserError(f"{type(model).__name__}: reads a prompt with an encoder; give a decoder-only model")
+        raise UserError(
+            f"{type(model).__name__}: reads a prompt with an encoder; give a decoder-only model"
+        )
     if (config.num_beams or 1) > 1:
         raise UserError(
-            f"num_beams={config.num_beams}: drafts are verified against one text; leave num_beams at 1"
+            f"num_beams={config.num_beams}: drafts are verified against one text; leave num_beams "
+            "at 1"
         )
-    if name := next((name for name in _OTHER_CHOICE if getattr(config, name, None) not in (None, 0, [])), ""):
-        raise UserError(f"{name}: drafts are verified against greedy choices or samples; leave it out")
+    if name := next(
+        (name for name in _OTHER_CHOICE if getattr(config, name, None) not in (None, 0, [])), ""
+    ):
+        raise UserError(
+            f"{name}: drafts are verified against greedy choices or samples; leave it out"
+        )
     drafters = {"assistant_model": asked.get("assistant_model")}
     drafters |= {name: getattr(config, name, None) for name in _OTHER_DRAFTER}
     if name := next((name for name, value in drafters.items() if value), ""):
@@ -78,19 +87,24 @@ def check_call(
             key = _STATEFUL[name]
             key = key if getattr(config, key, None) not in (None, 1) else "logits_processor"
             raise UserError(
-                f"{key}: {name} depends on the order of its calls, which drafts change; leave it out"
+                f"{key}: {name} depends on the order of its calls, which drafts change; leave it "
+                "out"
             )
     if any(asked.get(name) is not None for name in ("cache", "past_key_values")):
         raise UserError("past_key_values (cache): is neither read nor filled; leave it out")
     if "Quantized" in type(inputs.get("cache")).__name__:
         raise UserError("cache_implementation: quantized keys would change the text; leave it out")
     for name, value in inputs.items():
-        if name not in (*_PREPARED, *_RETURNED) and not _changes_nothing(model, ids_BL, name, value):
+        if name not in (*_PREPARED, *_RETURNED) and not _changes_nothing(
+            model, ids_BL, name, value
+        ):
             raise UserError(f"{name}: only tokens and attention_mask are taken as input")
     if ids_BL.shape[1] == 0:
         raise UserError("input_ids: there is no token to continue")
     if asked.get("synced_gpus"):
-        raise UserError("synced_gpus: the number of forward passes differs between processes; leave it out")
+        raise UserError(
+            "synced_gpus: the number of forward passes differs between processes; leave it out"
+        )
     if asked.get("streamer") is not None and len(ids_BL) > 1:
         raise UserError(f"streamer: takes one text, not {len(ids_BL)}")
 
@@ -105,11 +119,15 @@ def _flatten(processors: Iterable[Any]) -> Iterator[Any]:
 
 
 def _changes_nothing(model: Any, ids_BL: Tensor, name: str, value: Any) -> bool:
-    """Whether an input is empty, or zeros that mark every token as text (multimodal processors write them)
-    and change nothing."""
+    """Whether an input is empty, or zeros that mark every token as text (multimodal processors
+    write them) and change nothing."""
     if _empty(value):
         return True
-    types = isinstance(value, Tensor) and name.endswith("token_type_ids") and value.shape == ids_BL.shape
+    types = (
+        isinstance(value, Tensor)
+        and name.endswith("token_type_ids")
+        and value.shape == ids_BL.shape
+    )
     return types and not bool(value.any()) and _same_without(model, ids_BL[:1, :8], name)
 
 
@@ -118,7 +136,11 @@ def _empty(value: Any) -> bool:
         return value.numel() == 0
     if isinstance(value, Mapping):
         return all(map(_empty, value.values()))
-    return value is None or value is False or (isinstance(value, list | tuple) and all(map(_empty, value)))
+    return (
+        value is None
+        or value is False
+        or (isinstance(value, list | tuple) and all(map(_empty, value)))
+    )
 
 
 @torch.no_grad()
@@ -139,7 +161,8 @@ def masks_of(ids_BL: Tensor, inputs: Mapping[str, Any]) -> Tensor:
     """Which tokens are not padding, (B, L) bool.
 
     Raises:
-        UserError: padding on the right, a text of padding only, unusual positions, or a wrong shape.
+        UserError: padding on the right, a text of padding only, unusual positions, or a wrong
+            shape.
     """
     mask_BL, positions = inputs.get("attention_mask"), inputs.get("position_ids")
     # of a mask of ones `generate` hands on positions alone
@@ -150,7 +173,8 @@ def masks_of(ids_BL: Tensor, inputs: Mapping[str, Any]) -> Tensor:
             and given.shape[-2:-1] in (ids_BL.shape[:1], (1,))
         ):
             raise UserError(
-                f"attention_mask (position_ids): shape {tuple(given.shape)}, but input_ids have {tuple(ids_BL.shape)}"
+                f"attention_mask (position_ids): shape {tuple(given.shape)}, but input_ids have "
+                f"{tuple(ids_BL.shape)}"
             )
     mask_BL = torch.ones_like(ids_BL) if mask_BL is None else mask_BL.expand_as(ids_BL)
     mask_BL = mask_BL.bool()
@@ -159,6 +183,10 @@ def masks_of(ids_BL: Tensor, inputs: Mapping[str, Any]) -> Tensor:
     if not bool(mask_BL[:, -1].all()):
         raise UserError("attention_mask: a text is only padding")
     # a model of images and text has several positions of each token, which are the same for text
-    if positions is not None and not bool(((positions == mask_BL.long().cumsum(1) - 1) | ~mask_BL).all()):
-        raise UserError("position_ids: must be 0, 1, 2, … from a text's first token; leave them out")
+    if positions is not None and not bool(
+        ((positions == mask_BL.long().cumsum(1) - 1) | ~mask_BL).all()
+    ):
+        raise UserError(
+            "position_ids: must be 0, 1, 2, … from a text's first token; leave them out"
+        )
     return mask_BL

@@ -65,27 +65,30 @@ def load(
 
     Args:
         target: hub id, folder, GGUF file or `debug`; or one already loaded.
-        drafter: `auto` (the shipped drafter for the default target, `lookup` for others, with a note), a
-            trained drafter's folder or hub id, `lookup` (copies from the text), None or `none` (plain
-            decoding), or one already loaded.
+        drafter: `auto` (the shipped drafter for the default target, `lookup` for others, with a
+            note), a trained drafter's folder or hub id, `lookup` (copies from the text), None or
+            `none` (plain decoding), or one already loaded.
         verifier: see `Decoder`.
-        dtype: of the target: auto (see `align.target.loading.load_target`), float32, bfloat16 or float16.
+        dtype: of the target: auto (see `align.target.loading.load_target`), float32, bfloat16 or
+            float16.
         device: of the target: auto, cpu, cuda or cuda:N.
         draft_tokens: draft at most this many tokens ahead; default: the drafter's own number.
-        tree_nodes: drafted tokens verified per round, as a tree; 0 = a chain of `draft_tokens`. Default: by
-            temperature (`decode.drafters.block`). Verifiers that are exact for drawn drafts alone get a chain
-            by default; in a tree for them, siblings are drawn.
+        tree_nodes: drafted tokens verified per round, as a tree; 0 = a chain of `draft_tokens`.
+            Default: by temperature (`decode.drafters.block`). Verifiers that are exact for drawn
+            drafts alone get a chain by default; in a tree for them, siblings are drawn.
         steps, order: of standalone drafters: how many passes unmask a draft, and in which order
             (`decode.drafters.diffusion`).
-        drafter_tokenizer: hub id or folder of the tokenizer of a standalone drafter with a vocabulary of its
-            own.
-        copying: copy instead of drafting where the text repeats itself (`decode.wrappers.copying`). Default:
-            yes with a trained drafter, no with `method`.
-        method: a system by name with its options, `specdiff:steps=4` (`decode.systems.registry`). `drafter`
-            then names the drafters that it needs, FOLDER or KIND=FOLDER,…; options after colons replace the
-            other drafting options, which only the systems `drafter` and `combined` take.
+        drafter_tokenizer: hub id or folder of the tokenizer of a standalone drafter with a
+            vocabulary of its own.
+        copying: copy instead of drafting where the text repeats itself (`decode.wrappers.copying`).
+            Default: yes with a trained drafter, no with `method`.
+        method: a system by name with its options, `specdiff:steps=4` (`decode.systems.registry`).
+            `drafter` then names the drafters that it needs, FOLDER or KIND=FOLDER,…; options after
+            colons replace the other drafting options, which only the systems `drafter` and
+            `combined` take.
         trust_remote_code: run Python code that comes with these models.
-        template_kwargs: variables of the target's chat template, by name (`{"enable_thinking": False}`).
+        template_kwargs: variables of the target's chat template, by name (`{"enable_thinking":
+            False}`).
         system: the system prompt of every conversation that has none.
 
     Raises:
@@ -114,7 +117,9 @@ def load(
     chosen = chosen.with_defaults(defaults)
     if isinstance(target, Target):
         if template_kwargs or system is not None:
-            raise UserError("template_kwargs and system belong to load_target: this target is loaded already")
+            raise UserError(
+                "template_kwargs and system belong to load_target: this target is loaded already"
+            )
         loaded = target
     else:
         loaded = load_target(
@@ -144,15 +149,16 @@ def _target_spec(target: Any) -> str:
     kind = type(target).__name__
     if hasattr(target, "generate"):
         raise UserError(
-            f"target: a {kind} in memory decodes with model.generate(custom_generate=decode.custom_generate); "
+            f"target: a {kind} in memory decodes with "
+            "model.generate(custom_generate=decode.custom_generate); "
             "decode.load takes a hub id, a folder or a GGUF file"
         )
     raise UserError(f"target: must be a hub id, a folder or a GGUF file, not {kind}")
 
 
 def _resolve_drafter(spec: str, drafter: Any, method: str | None) -> tuple[Any, str]:
-    """The drafter, with paths as strings and `auto` resolved, and a note to print once the target is
-    loaded."""
+    """The drafter, with paths as strings and `auto` resolved, and a note to print once the target
+    is loaded."""
     if isinstance(drafter, os.PathLike):
         return os.fspath(drafter), ""
     if not isinstance(drafter, str) or drafter != AUTO:
@@ -162,7 +168,9 @@ def _resolve_drafter(spec: str, drafter: Any, method: str | None) -> tuple[Any, 
     return choose_drafter(spec)
 
 
-def _choose_by_name(name: str, drafter: object, options: GivenDrafter) -> tuple[Method, dict[str, str]]:
+def _choose_by_name(
+    name: str, drafter: object, options: GivenDrafter
+) -> tuple[Method, dict[str, str]]:
     """The method of this name, and the folders of its drafters by kind."""
     method, given = read_method(name), dict(options.given)
     if given and ANY not in method.needs:

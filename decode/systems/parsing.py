@@ -59,15 +59,17 @@ class Method:
         return getattr(self.system, option) if option in self.given else None
 
     def with_options(self, **options: Any) -> Method:
-        """The method under the same name, with these options changed. Raises UserError for one out of its
-        range."""
+        """The method under the same name, with these options changed. Raises UserError for one out
+        of its range."""
         variants = tuple(variant.with_options(**options) for variant in self.variants)
         return replace(self, system=replace(self.system, **options), variants=variants)
 
     def with_defaults(self, options: Mapping[str, Any]) -> Method:
         """The method with those of these options that its system has and that were not typed."""
         known = self.system.limits()
-        return self.with_options(**{k: v for k, v in options.items() if k in known and k not in self.given})
+        return self.with_options(
+            **{k: v for k, v in options.items() if k in known and k not in self.given}
+        )
 
 
 def format_method(name: str, options: Mapping[str, object]) -> str:
@@ -144,8 +146,8 @@ class MethodList:
         return any(method.name == name for method in self.methods)
 
     def expand(self, drafters: Mapping[str, Any]) -> tuple[list[Method], list[str]]:
-        """The methods, with `all` replaced by every system whose drafters are given, and a line for each one
-        that lacks its drafter."""
+        """The methods, with `all` replaced by every system whose drafters are given, and a line for
+        each one that lacks its drafter."""
         methods, missing = list(self.methods), []
         for name, system in SYSTEMS.items():
             if not self.has_all or not system.in_all:
@@ -189,13 +191,15 @@ class Sweep:
     values: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def check(self, methods: Sequence[Method]) -> None:
-        """Raises UserError for an option that no method has, or that all that have it set themselves."""
+        """Raises UserError for an option that no method has, or that all that have it set
+        themselves."""
         known = {key for method in methods for key in method.system.limits()}
         for key in self.values:
             name = option_name(key)
             if name not in known:
                 raise UserError(
-                    f"--sweep: no method here has the option {key!r}{nearest(key, _spellings(known))}"
+                    "--sweep: no method here has the option "
+                    f"{key!r}{nearest(key, _spellings(known))}"
                 )
             owners = [method for method in methods if name in method.system.limits()]
             if all(name in method.given for method in owners):
@@ -221,7 +225,9 @@ def read_sweep(words: Sequence[str]) -> Sweep:
             raise UserError(f"--sweep: {word!r} is not key=value,value,…")
         taken = {option_name(other): other for other in values}
         if (other := taken.get(option_name(key))) is not None:
-            raise UserError(f"--sweep: {key} is given twice ({other}={','.join(values[other])} and {word})")
+            raise UserError(
+                f"--sweep: {key} is given twice ({other}={','.join(values[other])} and {word})"
+            )
         values[key] = [value for value in text.split(",") if value]
         if not values[key]:
             raise UserError(f"--sweep: {word!r} names no value of {key}")
@@ -229,8 +235,8 @@ def read_sweep(words: Sequence[str]) -> Sweep:
 
 
 def sweep_methods(methods: Sequence[Method], sweep: Sweep) -> list[Method]:
-    """Every method under every combination of the swept values. Methods that do the same as an earlier one
-    are left out."""
+    """Every method under every combination of the swept values. Methods that do the same as an
+    earlier one are left out."""
     if not sweep.values:
         return list({method.name: method for method in methods}.values())
     sweep.check(methods)
@@ -242,7 +248,8 @@ def sweep_methods(methods: Sequence[Method], sweep: Sweep) -> list[Method]:
 
 
 def _program(method: Method) -> object:
-    """What methods that do the same have in common: a draft takes no more steps than it has tokens."""
+    """What methods that do the same have in common: a draft takes no more steps than it has
+    tokens."""
     if method.variants:
         return method.name
     steps, tokens = (getattr(method.system, key, None) for key in ("steps", "draft_tokens"))
@@ -266,10 +273,12 @@ def check_drafters(methods: Sequence[Method], drafters: Mapping[str, Any]) -> No
         kind = find_missing(method.needs, drafters)
         if kind == ANY:
             raise UserError(
-                f"method {method.name!r} needs a drafter, and none is shipped for this target (--drafter FOLDER)"
+                f"method {method.name!r} needs a drafter, and none is shipped for this target "
+                "(--drafter FOLDER)"
             )
         if kind is not None:
             given = f"; given: {', '.join(drafters)}" if drafters else ""
             raise UserError(
-                f"method {method.name!r} needs a drafter of the kind {kind} (--drafter {kind}=FOLDER{given})"
+                f"method {method.name!r} needs a drafter of the kind {kind} (--drafter "
+                f"{kind}=FOLDER{given})"
             )

@@ -1,8 +1,9 @@
 """Every system: its name, source, drafters and options.
 
-A system is a class whose fields are its options, with defaults and limits. decode/systems/parsing.py reads
-`specdiff:gamma=16:steps=4` as an object of such a class; decode/systems/construction.py makes its proposer.
-No torch: commands and reports import this module.
+A system is a class whose fields are its options, with defaults and limits.
+decode/systems/parsing.py reads `specdiff:gamma=16:steps=4` as an object of such a class;
+decode/systems/construction.py makes its proposer. No torch: commands and reports import this
+module.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ BLOCK, VARIABLE_PREFIX, DIFFUSION, AUTOREGRESSIVE = ROLES = (
     "diffusion",
     "autoregressive",
 )
-"""The kinds of trained drafters: a block drafter, D²SD's second one, a standalone diffusion drafter, a causal
-language model."""
+"""The kinds of trained drafters: a block drafter, D²SD's second one, a standalone diffusion
+drafter, a causal language model."""
 ANY = "any"
 """In place of a kind: the first drafter given, whatever its kind."""
 
@@ -62,8 +63,8 @@ def option_name(spelling: str) -> str:
 
 
 class DraftingSystem(System):
-    """`copying`: where the text repeats itself, copy instead of drafting. `verifier` None: the system's
-    own."""
+    """`copying`: where the text repeats itself, copy instead of drafting. `verifier` None: the
+    system's own."""
 
     drafts = True
     verifier: str | None = option(None, str, choices=("auto", *VERIFIERS))
@@ -77,7 +78,11 @@ class DraftingSystem(System):
     @property
     def own_options(self) -> dict[str, Any]:
         """The options that not every system has."""
-        return {name: getattr(self, name) for name in self.limits() if name not in DraftingSystem.limits()}
+        return {
+            name: getattr(self, name)
+            for name in self.limits()
+            if name not in DraftingSystem.limits()
+        }
 
 
 class CorpusSystem(DraftingSystem):
@@ -127,7 +132,8 @@ class Lookup(DraftingSystem, name=LOOKUP, grid=_TO_16):
 class Retrieval(
     CorpusSystem, name="retrieval", paper="2411.10666, 2311.08252", has_variants=True, grid=_TO_16
 ):
-    """what most often followed the longest earlier occurrence of the ending, in the text or a corpus"""
+    """what most often followed the longest earlier occurrence of the ending, in the text or a
+    corpus"""
 
     draft_tokens: int = draft_tokens_option(8)
     shortest: int = option(2, int, least=1)
@@ -155,7 +161,11 @@ class Block(DraftingSystem, name=BLOCK, needs=(BLOCK,), has_variants=True, grid=
 
 
 class BlockTree(
-    DraftingSystem, name="block_tree", needs=(BLOCK,), has_variants=True, grid={"nodes": (3, 5, 8, 16)}
+    DraftingSystem,
+    name="block_tree",
+    needs=(BLOCK,),
+    has_variants=True,
+    grid={"nodes": (3, 5, 8, 16)},
 ):
     """the block drafter, a tree of its most probable paths, or of those that pay"""
 
@@ -206,7 +216,9 @@ class SpecDiff2(
         return self.candidates > 1
 
 
-class DiffuSpec(CorpusSystem, name="diffuspec", paper="2510.02358", needs=(DIFFUSION,), grid=_TO_16):
+class DiffuSpec(
+    CorpusSystem, name="diffuspec", paper="2510.02358", needs=(DIFFUSION,), grid=_TO_16
+):
     """DiffuSpec: a path through one step's candidates that an n-gram model finds plausible"""
 
     draft_tokens: int | None = draft_tokens_option()
@@ -235,7 +247,9 @@ class Hierarchical(
 ):
     """a smaller causal model whose own decoding is sped up by a cheaper drafter"""
 
-    draft_tokens: int = draft_tokens_option(4, least=2)  # at 1 the inner drafter has nothing to draft
+    draft_tokens: int = draft_tokens_option(
+        4, least=2
+    )  # at 1 the inner drafter has nothing to draft
     inner: str = option("retrieval", str, choices=("lookup", "retrieval", "diffusion"))
 
     @property
@@ -244,7 +258,11 @@ class Hierarchical(
 
 
 class Double(
-    CorpusSystem, name="double", paper="2601.05524", needs=(AUTOREGRESSIVE,), grid={"gamma": (1, 2, 4)}
+    CorpusSystem,
+    name="double",
+    paper="2601.05524",
+    needs=(AUTOREGRESSIVE,),
+    grid={"gamma": (1, 2, 4)},
 ):
     """Double: retrieval for drafter and target, drafting while the target verifies"""
 
@@ -275,7 +293,9 @@ class Tolerator(
     rounds: int = option(2, int, least=0)
 
 
-class SpecDec(DraftingSystem, name="specdec_lossy", paper="2203.16487", needs=(DIFFUSION,), grid=_TO_8):
+class SpecDec(
+    DraftingSystem, name="specdec_lossy", paper="2203.16487", needs=(DIFFUSION,), grid=_TO_8
+):
     """SpecDec's relaxed verification of a diffusion draft: LOSSY"""
 
     draft_tokens: int | None = draft_tokens_option()
@@ -289,14 +309,22 @@ def list_systems() -> str:
     """Every system with its drafters and options, for `--help`."""
     lines = ["methods, each with its options after colons (specdiff:gamma=16:steps=4):"]
     for system in SYSTEMS.values():
-        needed = f" (needs {', '.join(system.needs)})" if system.needs and ANY not in system.needs else ""
+        needed = (
+            f" (needs {', '.join(system.needs)})"
+            if system.needs and ANY not in system.needs
+            else ""
+        )
         paper = f" [arXiv {system.paper}]" if system.paper else ""
-        lines.append(f"  {system.name}: {system.__doc__}{needed}{paper}")
+        purpose = " ".join((system.__doc__ or "").split())
+        lines.append(f"  {system.name}: {purpose}{needed}{paper}")
         if issubclass(system, DraftingSystem):
             options = system().own_options.items()
-            lines.append(f"      {', '.join(f'{key}={format_value(value)}' for key, value in options)}")
+            lines.append(
+                f"      {', '.join(f'{key}={format_value(value)}' for key, value in options)}"
+            )
     lines += [
-        f"  all that draft: verifier=auto, controller={'|'.join(CONTROLLERS)} (duo: cost), copying=false (combined: true): "
+        f"  all that draft: verifier=auto, controller={'|'.join(CONTROLLERS)} (duo: cost), "
+        "copying=false (combined: true): "
         "where the text repeats itself, copy instead of drafting",
         f"  short spellings: {', '.join(f'{short} is {long}' for short, long in ALIASES.items())}",
     ]

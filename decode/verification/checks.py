@@ -29,7 +29,8 @@ NEAR = 1e-6
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: what `Decoder.generate` is asked for. eos, context: in place of the target's own."""
+    """A request: what `Decoder.generate` is asked for. eos, context: in place of the target's
+    own."""
 
     prompt: tuple[int, ...]
     sampling: Sampling
@@ -40,7 +41,8 @@ class Asked:
 
 
 def drafts(drafter: Any, how: str) -> bool:
-    """Whether a drafter, or one that it wraps, drafts in this way (`decode.drafters.base.Drafter`)."""
+    """Whether a drafter, or one that it wraps, drafts in this way
+    (`decode.drafters.base.Drafter`)."""
     while drafter is not None:
         if getattr(drafter, how, False):
             return True
@@ -60,11 +62,12 @@ def node_path(one: RecordedRound, node: int) -> list[int]:
 def check_rows(
     recorder: Recorder, asked: Sequence[Asked], reference: Reference, tally: Tally, paths: int
 ) -> None:
-    """The logits of every node against a cache-less forward pass, and what the rule received against transformers' processors.
+    """The logits of every node against a cache-less forward pass, and what the rule received
+    against transformers' processors.
 
     Args:
-        paths: how many rounds have the nodes compared that were not accepted, along two paths of each. The rows of the text itself are
-            compared in every round.
+        paths: how many rounds have the nodes compared that were not accepted, along two paths of
+            each. The rows of the text itself are compared in every round.
     """
     left = [one for one in recorder.rounds if len(one.end.accepted) < len(one.proposal)]
     chosen = {id(one) for one in sorted(left, key=lambda one: -_interest(one))[:paths]}
@@ -77,14 +80,18 @@ def check_rows(
         whole_LV = reference.logits(text[:-1], len(text) - 1 - first)
         for i, one in enumerate(rounds):
             place = {"request": number, "round": i}
-            for node, ref_V in _reference_rows(one, whole_LV, first, reference, id(one) in chosen).items():
+            for node, ref_V in _reference_rows(
+                one, whole_LV, first, reference, id(one) in chosen
+            ).items():
                 gap = _gap(one.logits_MV[node], ref_V)
                 limit = reference.rounding_limit([*one.text, *node_path(one, node)], ref_V, 2 * gap)
                 tally.counts["nodes after a text that amplifies rounding"] += 2 * gap > dtype_limit(
                     reference.target.dtype, ref_V
                 )
                 if not tally.measure("logits of a node", 2 * gap, limit):
-                    what = f"the logits of node {node} differ from a fresh forward pass by {gap:.3g}"
+                    what = (
+                        f"the logits of node {node} differ from a fresh forward pass by {gap:.3g}"
+                    )
                     tally.find(what, **place)
             for node in {*one.received, *one.chosen}:
                 _check_processed(one, node, request, recorder, tally, place)
@@ -105,9 +112,14 @@ def _gap(a_V: Tensor, b_V: Tensor) -> float:
 def _reference_rows(
     one: RecordedRound, whole_LV: Tensor, first: int, reference: Reference, rejected: bool
 ) -> dict[int, Tensor]:
-    """Node → its logits. Of the nodes that are not in the text, only if `rejected`: one forward pass for each path."""
+    """Node → its logits. Of the nodes that are not in the text, only if `rejected`: one forward
+    pass for each path."""
     start = len(one.text) - 1 - first
-    rows = {node: whole_LV[start + i] for i, node in enumerate(one.end.rows) if start + i < len(whole_LV)}
+    rows = {
+        node: whole_LV[start + i]
+        for i, node in enumerate(one.end.rows)
+        if start + i < len(whole_LV)
+    }
     if not rejected:
         return rows
     tree, compared = one.proposal.tree, 0
@@ -123,9 +135,15 @@ def _reference_rows(
 
 
 def _check_processed(
-    one: RecordedRound, node: int, request: Asked, recorder: Recorder, tally: Tally, place: dict[str, int]
+    one: RecordedRound,
+    node: int,
+    request: Asked,
+    recorder: Recorder,
+    tally: Tally,
+    place: dict[str, int],
 ) -> None:
-    """What the rule received at a node, against transformers' processors over the node's own prefix."""
+    """What the rule received at a node, against transformers' processors over the node's own
+    prefix."""
     count = len(request.prompt)
     written = [*one.text[count:], *node_path(one, node)]
     eos = recorder.engines[one.request].eos
@@ -138,13 +156,16 @@ def _check_processed(
             1e-6 * max(1.0, abs(best)),
         ):
             tally.find(
-                f"node {node}: token {one.chosen[node]} was chosen, token {int(z_V.argmax())} is the most probable",
+                f"node {node}: token {one.chosen[node]} was chosen, token {int(z_V.argmax())} is "
+                "the most probable",
                 **place,
             )
         return
     wanted_V, got_V = law(z_V, request.sampling), one.received[node].double()
     scale = (
-        float(one.logits_MV[node].double().masked_fill(~one.logits_MV[node].isfinite(), 0).abs().max())
+        float(
+            one.logits_MV[node].double().masked_fill(~one.logits_MV[node].isfinite(), 0).abs().max()
+        )
         / request.sampling.temperature
     )
     bound = 1e-6 + 8 * torch.finfo(torch.float32).eps * scale
@@ -155,14 +176,16 @@ def _check_processed(
         distance = float((kept_V / kept_V.sum() - got_V).abs().sum()) / 2
     if not tally.measure("distribution at a node, total variation", distance, bound):
         tally.find(
-            f"the distribution at node {node} is {distance:.3g} from the processed logits (total variation)",
+            f"the distribution at node {node} is {distance:.3g} from the processed logits (total "
+            "variation)",
             **place,
         )
 
 
 def _on_an_edge(z_V: Tensor, wanted_V: Tensor, got_V: Tensor, sampling: Sampling) -> bool:
-    """Whether the supports differ only by tokens that a change of `EDGE` in top-p or min-p moves, or by tokens of equal logits: in bf16
-    many are equal, and rounding of the penalties orders them."""
+    """Whether the supports differ only by tokens that a change of `EDGE` in top-p or min-p moves,
+    or by tokens of equal logits: in bf16 many are equal, and rounding of the penalties orders
+    them."""
     near = torch.zeros_like(wanted_V, dtype=torch.bool)
     for sign in (1, -1):
         top_p = min(1.0, sampling.top_p * (1 + sign * EDGE)) if sampling.top_p < 1 else 1.0
@@ -189,7 +212,11 @@ def check_randomness(recorder: Recorder, asked: Sequence[Asked], tally: Tally) -
     for what in recorder.foreign:
         tally.find(what)
     own = {id(generator): number for number, generator in recorder.generators.items()}
-    coupled = {one.request for one in recorder.rounds if one.verifier == "gumbel" and not one.sampling.greedy}
+    coupled = {
+        one.request
+        for one in recorder.rounds
+        if one.verifier == "gumbel" and not one.sampling.greedy
+    }
     seen: dict[tuple[str, float], int] = {}
     for i, call in enumerate(recorder.calls):
         number = None if call.generator is None else own.get(id(call.generator))
@@ -214,20 +241,23 @@ def check_randomness(recorder: Recorder, asked: Sequence[Asked], tally: Tally) -
         for call in recorder.calls:
             if call.generator is generator and not torch.equal(call.again(fresh), call.values):
                 tally.find(
-                    f"request {number}: its numbers are not those of its seed, in their order", request=number
+                    f"request {number}: its numbers are not those of its seed, in their order",
+                    request=number,
                 )
                 break
         else:
             if not torch.equal(fresh.get_state(), generator.get_state()):
                 tally.find(
-                    f"request {number}: its generator was moved without a number being taken", request=number
+                    f"request {number}: its generator was moved without a number being taken",
+                    request=number,
                 )
         tally.counts["streams of requests"] += 1
     _check_use(recorder, own, tally)
 
 
 def _check_use(recorder: Recorder, own: Collection[int], tally: Tally) -> None:
-    """Every number at which a token was drawn came out of a request's generator, and served one draw."""
+    """Every number at which a token was drawn came out of a request's generator, and served one
+    draw."""
     given: Counter[float] = Counter()
     for call in recorder.calls:
         if id(call.generator) in own:
@@ -236,7 +266,8 @@ def _check_use(recorder: Recorder, own: Collection[int], tally: Tally) -> None:
     tally.counts["numbers at which tokens were drawn"] += sum(used.values())
     if wrong := sum((used - given).values()):
         tally.find(
-            f"{wrong} tokens were drawn at a number that had served another draw, or that no request's generator gave"
+            f"{wrong} tokens were drawn at a number that had served another draw, or that no "
+            "request's generator gave"
         )
 
 
@@ -245,13 +276,17 @@ def _has_own_seed(asked: Sequence[Asked], number: int) -> bool:
     return sum(other.sampling.seed == asked[number].sampling.seed for other in asked) == 1
 
 
-def _check_decision(one: RecordedRound, request: Asked, tally: Tally, place: dict[str, int]) -> None:
+def _check_decision(
+    one: RecordedRound, request: Asked, tally: Tally, place: dict[str, int]
+) -> None:
     """The outcome of a round is what its distributions and its random numbers decide."""
     if VERIFIERS[one.verifier].lossy:
         return
     end = one.end
     if one.by_rule:
-        numbers = torch.cat([x.flatten() for x in one.verifying]) if one.verifying else torch.empty(0)
+        numbers = (
+            torch.cat([x.flatten() for x in one.verifying]) if one.verifying else torch.empty(0)
+        )
         if len(numbers) != 2 or len(one.received) != len(one.proposal) + 1:
             tally.find(f"a round by rule took {len(numbers)} random numbers, not 2", **place)
             return
@@ -267,7 +302,10 @@ def _check_decision(one: RecordedRound, request: Asked, tally: Tally, place: dic
         )
         tally.counts["outcomes of rounds"] += 1
         if not right:
-            tally.find("the outcome is not what the rule gives for the numbers drawn in this round", **place)
+            tally.find(
+                "the outcome is not what the rule gives for the numbers drawn in this round",
+                **place,
+            )
         return
     nodes = [0, *(i + 1 for i in end.path)]
     tokens = [*end.accepted, end.following]
@@ -275,7 +313,8 @@ def _check_decision(one: RecordedRound, request: Asked, tally: Tally, place: dic
     u_M = torch.cat([x.flatten() for x in one.verifying]) if one.verifying else torch.empty(0)
     if drawn and len(u_M) != len(one.proposal) + 1:
         tally.find(
-            f"a round over {len(one.proposal)} drafts took {len(u_M)} random numbers, not {len(one.proposal) + 1}",
+            f"a round over {len(one.proposal)} drafts took {len(u_M)} random numbers, not "
+            f"{len(one.proposal) + 1}",
             **place,
         )
         return
@@ -291,7 +330,8 @@ def _check_decision(one: RecordedRound, request: Asked, tally: Tally, place: dic
             right = one.logits_MV.device.type != "cpu" or int(values.argmax()) == token
         if not right:
             tally.find(
-                f"token {token} at node {node} is not the one that its distribution and its number give",
+                f"token {token} at node {node} is not the one that its distribution and its number "
+                "give",
                 **place,
             )
     last = nodes[-1]
@@ -308,7 +348,8 @@ def _inside(bounds: tuple[float, float], u: Tensor) -> bool:
 
 
 def check_drafts(recorder: Recorder, asked: Sequence[Asked], tally: Tally) -> None:
-    """Every drafted token is the one that the q reported with it and a random number of its own give, whatever the options."""
+    """Every drafted token is the one that the q reported with it and a random number of its own
+    give, whatever the options."""
     for number in range(len(asked)):
         if not drafts(recorder.engines[number].drafter, "in_rounds"):
             for i, one in enumerate(recorder.rounds_of(number)):
@@ -329,16 +370,21 @@ def _check_drawn(one: RecordedRound, tally: Tally, place: dict[str, int]) -> Non
         tally.find(f"{what}: each draft takes one, and a draft that was drawn is proposed", **place)
         return
     bounds = _intervals(proposal)
-    if proposal.parents is not None or proposal.law == "unmasked":  # drawn in another order than they stand
+    if (
+        proposal.parents is not None or proposal.law == "unmasked"
+    ):  # drawn in another order than they stand
         u_K = _matched(bounds, u_K)
     for k in range(len(proposal)):
         tally.counts["drafted tokens of their q and number"] += 1
         if not _inside(bounds[k], u_K[k]):
-            tally.find(f"draft {k + 1} is not the token that its q and its random number give", **place)
+            tally.find(
+                f"draft {k + 1} is not the token that its q and its random number give", **place
+            )
 
 
 def _intervals(proposal: Proposal) -> list[tuple[float, float]]:
-    """Of each draft the numbers that draw it from its q: all numbers where nothing is left of that."""
+    """Of each draft the numbers that draw it from its q: all numbers where nothing is left of
+    that."""
     assert proposal.q is not None
     columns_K, ids, found = proposal.tokens_K, proposal.q.ids, list[tuple[float, float]]()
     if ids is not None:
@@ -352,7 +398,8 @@ def _intervals(proposal: Proposal) -> list[tuple[float, float]]:
 
 
 def _matched(bounds: Sequence[tuple[float, float]], u_K: Tensor) -> Tensor:
-    """The numbers in the order of the intervals that they lie in, each in one; -1 where none is left for an interval."""
+    """The numbers in the order of the intervals that they lie in, each in one; -1 where none is
+    left for an interval."""
     free, found_K = u_K.sort().values.tolist(), torch.full_like(u_K, -1)
     for k in sorted(range(len(bounds)), key=lambda k: bounds[k][1]):
         at = next((u for u in free if bounds[k][0] - NEAR <= u <= bounds[k][1] + NEAR), None)
@@ -373,10 +420,18 @@ def check_commit(recorder: Recorder, asked: Sequence[Asked], target: Target, tal
         tokens: list[int] = []
         for i, one in enumerate(rounds):
             if one.text != [*request.prompt, *tokens]:
-                tally.find(f"round {i} began after another text than was committed", request=number, round=i)
+                tally.find(
+                    f"round {i} began after another text than was committed",
+                    request=number,
+                    round=i,
+                )
             path = path_to(one.proposal.tree, one.end.path[-1] + 1 if one.end.path else 0)
-            if one.end.path != path or one.end.accepted != [int(one.proposal.tokens_K[j]) for j in path]:
-                tally.find(f"round {i} accepted what is no path of its drafts", request=number, round=i)
+            if one.end.path != path or one.end.accepted != [
+                int(one.proposal.tokens_K[j]) for j in path
+            ]:
+                tally.find(
+                    f"round {i} accepted what is no path of its drafts", request=number, round=i
+                )
             tokens += [*one.end.accepted, one.end.following]
         context = target.context_limit if request.context is None else request.context
         room = context - len(request.prompt)
@@ -389,13 +444,15 @@ def check_commit(recorder: Recorder, asked: Sequence[Asked], target: Target, tal
             tally.find(f"the text has {len(out.tokens)} tokens; its rounds give {count}", **place)
         elif (out.finish, out.text) != (finish, text):
             tally.find(
-                f"the text ends by {out.finish!r} as {out.text[-40:]!r}; it has to end by {finish!r} as {text[-40:]!r}",
+                f"the text ends by {out.finish!r} as {out.text[-40:]!r}; it has to end by "
+                f"{finish!r} as {text[-40:]!r}",
                 **place,
             )
         pieces = recorder.streamed[number]
         if pieces is not None and "".join(pieces) != out.text:
             tally.find(
-                f"the pieces of the text end with {''.join(pieces)[-40:]!r}, the text with {out.text[-40:]!r}",
+                f"the pieces of the text end with {''.join(pieces)[-40:]!r}, the text with "
+                f"{out.text[-40:]!r}",
                 **place,
             )
         last = rounds[-1] if rounds else None

@@ -1,18 +1,21 @@
 """Is a difference between two greedy outputs a rounding tie or a bug?
 
-Plain decoding runs the target over one token at a time, verification over several, which adds the same numbers in another
-order. Where two tokens are almost equally probable, either may win. So both outputs are replayed up to the first
-difference, each in the widths that it had, by code of this file and not the engine's. With z the logits of plain
-decoding, z' those of verification and Δ = z' − z,
+Plain decoding runs the target over one token at a time, verification over several, which adds the
+same numbers in another order. Where two tokens are almost equally probable, either may win. So both
+outputs are replayed up to the first difference, each in the widths that it had, by code of this
+file and not the engine's. With z the logits of plain decoding, z' those of verification and Δ = z'
+− z,
 
     token b beats a in z' although z_a ≥ z_b   ⇒   z_a − z_b ≤ Δ_b − Δ_a ≤ 2·max_v |Δ_v|.
 
-A difference is a rounding tie when three things hold. The gap obeys this bound. The bound is no larger than the dtype's
-rounding can explain: a wrong mask or position makes Δ larger. And the replays give both tokens again; on a CPU they do so bit
-for bit, and this is asked there alone, because an accelerator may sum in another order each time.
+A difference is a rounding tie when three things hold. The gap obeys this bound. The bound is no
+larger than the dtype's rounding can explain: a wrong mask or position makes Δ larger. And the
+replays give both tokens again; on a CPU they do so bit for bit, and this is asked there alone,
+because an accelerator may sum in another order each time.
 
-A router of experts is such a place too: two experts are almost equally probable, and the other one makes Δ larger than any rounding. So where the
-bound is too large, and the model has experts, verification is replayed once more with the experts that plain decoding's tokens went to. Then the
+A router of experts is such a place too: two experts are almost equally probable, and the other one
+makes Δ larger than any rounding. So where the bound is too large, and the model has experts,
+verification is replayed once more with the experts that plain decoding's tokens went to. Then the
 bound has to be small enough.
 """
 
@@ -36,14 +39,17 @@ from decode.speculation.tree import ancestors
 TIE, BUG = "rounding tie", "BUG"
 
 _ULPS = {torch.float32: 256.0, torch.bfloat16: 16.0, torch.float16: 16.0}
-"""The largest bound that rounding explains, in units of eps · max|z|, well above what was seen. Measured on SmolLM2-135M (30
-layers), widths 4, 9 and 16 against 1: the bound is 20 to 47 such units in fp32, 0 to 8.4 in bf16."""
+"""The largest bound that rounding explains, in units of eps · max|z|, well above what was seen.
+Measured on SmolLM2-135M (30 layers), widths 4, 9 and 16 against 1: the bound is 20 to 47 such units
+in fp32, 0 to 8.4 in bf16."""
 _CHOSEN = (("top_k_index", "top_k_weights"), ("router_indices", "routing_weights"))
-"""What the experts of transformers' models are called with beside their states: (rows, experts a token)."""
+"""What the experts of transformers' models are called with beside their states: (rows, experts a
+token)."""
 
 
 def first_difference(plain: list[int], other: list[int]) -> int | None:
-    """Index of the first token in which the outputs differ (the shorter one's length where it is a prefix); None = equal."""
+    """Index of the first token in which the outputs differ (the shorter one's length where it is a
+    prefix); None = equal."""
     return None if plain == other else common_prefix_length(plain, other)
 
 
@@ -59,24 +65,29 @@ def examine(
     others: Target | None = None,
     alone: bool = True,
 ) -> Divergence | None:
-    """The first difference between plain decoding's output and another one, and whether it is a tie or a bug; None when they
-    are equal.
+    """The first difference between plain decoding's output and another one, and whether it is a tie
+    or a bug; None when they are equal.
 
     Args:
         prompt, plain, other: token ids.
         drafted, accepted: drafted and committed draft tokens of each call of the other method.
         trees: the shapes of those calls' drafts, where they branch.
         others: the target as the other method runs it, where that differs (compiled, for instance).
-        score: (logits (V,), index of the token) → the values of which the token was the argmax; default: the logits.
-        alone: whether both texts ran by themselves. Among others every width may have been another, and what is asked is that the
-            gap is no larger than the dtype's rounding can explain.
+        score: (logits (V,), index of the token) → the values of which the token was the argmax;
+            default: the logits.
+        alone: whether both texts ran by themselves. Among others every width may have been another,
+            and what is asked is that the gap is no larger than the dtype's rounding can explain.
     """
     index = first_difference(plain, other)
     if index is None:
         return None
-    if index >= min(len(plain), len(other)):  # one output ended and the other did not: no logits explain that
+    if index >= min(
+        len(plain), len(other)
+    ):  # one output ended and the other did not: no logits explain that
         ended = len(plain) <= index
-        return Divergence(index, None if ended else plain[index], other[index] if ended else None, BUG)
+        return Divergence(
+            index, None if ended else plain[index], other[index] if ended else None, BUG
+        )
     a, b = plain[index], other[index]
     z_V = replay(target, prompt, plain, index, [0] * index, [0] * index)
     if others is None:
@@ -110,8 +121,8 @@ def examine(
 
 
 class Choices:
-    """To which experts each token of a text went, by layer and place: noted while the text is replayed, and given again while it is replayed in
-    other widths."""
+    """To which experts each token of a text went, by layer and place: noted while the text is
+    replayed, and given again while it is replayed in other widths."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modules: list[tuple[nn.Module, tuple[str, str]]] = []
@@ -124,12 +135,14 @@ class Choices:
         return bool(self.modules)
 
     def at(self, cache: Any, places: Sequence[int | None]) -> None:
-        """Of the next call: the cache, and the place of each row in the text; None = of a rejected draft."""
+        """Of the next call: the cache, and the place of each row in the text; None = of a rejected
+        draft."""
         self.cache, self.first, self.places = cache, cache.length, places
 
     @contextmanager
     def heard(self, again: bool) -> Iterator[None]:
-        """Within it the routers' choices are noted or, `again`, replaced by those that were noted of the same place."""
+        """Within it the routers' choices are noted or, `again`, replaced by those that were noted
+        of the same place."""
         hooks = [
             module.register_forward_pre_hook(self._hook(layer, names, again), with_kwargs=True)
             for layer, (module, names) in enumerate(self.modules)
@@ -144,7 +157,8 @@ class Choices:
         def heard(module: nn.Module, args: Any, kwargs: Any) -> Any:
             given = inspect.signature(module.forward).bind(*args, **kwargs)
             chosen, weights = (given.arguments[name].flatten(0, -2).clone() for name in names)
-            # a recurrent state goes on from before the last rollback: accepted tokens run once more, in front or in a call before
+            # a recurrent state goes on from before the last rollback: accepted tokens run once
+            # more, in front or in a call before
             for row, at in enumerate(range(self.cache.length, self.cache.length + len(chosen))):
                 place = at if at < self.first else self.places[at - self.first]
                 if place is None:
@@ -170,7 +184,8 @@ def _with_plain_experts(
     accepted: list[int],
     trees: Sequence[Tree | None],
 ) -> Tensor | None:
-    """The replay of verification, its tokens sent to the experts to which plain decoding sent them; None without experts."""
+    """The replay of verification, its tokens sent to the experts to which plain decoding sent them;
+    None without experts."""
     if not (choices := Choices(target.model)):
         return None
     with choices.heard(again=False):
@@ -195,11 +210,11 @@ def replay(
     trees: Sequence[Tree | None] = (),
     choices: Choices | None = None,
 ) -> Tensor:
-    """Logits (V,) from which token `index` of the output was chosen: the target runs in the widths of the given calls, and over
-    their trees. `choices` hears which place each row of a call has.
+    """Logits (V,) from which token `index` of the output was chosen: the target runs in the widths
+    of the given calls, and over their trees. `choices` hears which place each row of a call has.
 
-    Rejected drafts are not known and not needed, because no token attends to them. Any token takes their place, so that the
-    width, and with it the order of the sums, is the same.
+    Rejected drafts are not known and not needed, because no token attends to them. Any token takes
+    their place, so that the width, and with it the order of the sums, is the same.
     """
     shapes = [*trees, *[None] * (len(drafted) - len(trees))]
     widths = [w if t is None else len(t.parents) for w, t in zip(drafted, shapes, strict=True)]

@@ -1,5 +1,5 @@
-"""Check 6: greedy text against plain decoding's and transformers' `generate`, and the joint law of a few sampled tokens through the
-whole engine, enumerated over everything that it may draw."""
+"""Check 6: greedy text against plain decoding's and transformers' `generate`, and the joint law of
+a few sampled tokens through the whole engine, enumerated over everything that it may draw."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from decode.verification.tally import Tally
 LENGTH = 4
 """Tokens of the joint law."""
 NEGLIGIBLE, MOVED = 1e-3, 4
-"""Allowed total variation of the joint law, and how many times the effect of a perturbation of one epsilon is allowed on top."""
+"""Allowed total variation of the joint law, and how many times the effect of a perturbation of one
+epsilon is allowed on top."""
 MOST_RUNS = 400
 WANTED = 1e4
 """A logit beside which no other counts."""
@@ -30,7 +31,10 @@ WANTED = 1e4
 
 def generated(reference: Reference, prompt: Sequence[int], new: int) -> list[int]:
     """What transformers' own `generate` writes at temperature 0."""
-    target, tokens_1L = reference.target, torch.tensor([list(prompt)], device=reference.target.device)
+    target, tokens_1L = (
+        reference.target,
+        torch.tensor([list(prompt)], device=reference.target.device),
+    )
     config = hf.GenerationConfig(
         max_new_tokens=min(new, target.context_limit - len(prompt)), do_sample=False, eos_token_id=list(target.eos_ids) or None,
         pad_token_id=(target.eos_ids or (0,))[0],
@@ -40,7 +44,9 @@ def generated(reference: Reference, prompt: Sequence[int], new: int) -> list[int
     if suppressed:
         config.suppress_tokens = suppressed
     with torch.no_grad():
-        found: Any = reference.model.generate(tokens_1L, generation_config=config, attention_mask=mask)
+        found: Any = reference.model.generate(
+            tokens_1L, generation_config=config, attention_mask=mask
+        )
     return found[0, len(prompt) :].tolist()
 
 
@@ -63,7 +69,9 @@ def check_plain(
             if gap <= reference.rounding_limit([*prompt, *wanted[:at]], z_V, gap):
                 tally.counts["rounding ties"] += 1
                 continue
-        tally.find(f"prompt {i}: plain decoding and transformers' generate part at token {at}", prompt=i)
+        tally.find(
+            f"prompt {i}: plain decoding and transformers' generate part at token {at}", prompt=i
+        )
     return texts
 
 
@@ -80,16 +88,21 @@ def check_greedy(
         stream = decoder.stream(prompt, max_new_tokens=new)
         text, out = "".join(stream), stream.output
         if text != out.text:
-            tally.find(f"{name}, prompt {i}: the streamed pieces are not the text", prompt=i, method=name)
+            tally.find(
+                f"{name}, prompt {i}: the streamed pieces are not the text", prompt=i, method=name
+            )
         tally.counts["greedy texts with drafts"] += 1
         tally.counts["tokens drafted"] += sum(out.nodes)
         tally.counts["drafted tokens accepted"] += sum(out.accepted)
-        judged = examine(decoder.target, prompt, plain, out.tokens, out.drafted, out.accepted, out.trees)
+        judged = examine(
+            decoder.target, prompt, plain, out.tokens, out.drafted, out.accepted, out.trees
+        )
         if judged is None:
             continue
         if judged.kind == BUG:
             tally.find(
-                f"{name}, prompt {i}: greedy text parts from plain decoding's at token {judged.index}",
+                f"{name}, prompt {i}: greedy text parts from plain decoding's at token "
+                f"{judged.index}",
                 prompt=i,
                 method=name,
             )
@@ -98,12 +111,15 @@ def check_greedy(
 
 
 def check_processed(name: str, decoder: Decoder, letters: Sequence[int], tally: Tally) -> None:
-    """Under a processor that wants the successor of the text's last token in a cycle, the text is the cycle (`ProcessedEngine`)."""
+    """Under a processor that wants the successor of the text's last token in a cycle, the text is
+    the cycle (`ProcessedEngine`)."""
     successor = {token: letters[(i + 1) % len(letters)] for i, token in enumerate(letters)}
 
     def want(text_1L: Tensor, z_1V: Tensor) -> Tensor:
         return z_1V.index_fill(
-            1, torch.tensor([successor.get(int(text_1L[0, -1]), letters[0])], device=z_1V.device), WANTED
+            1,
+            torch.tensor([successor.get(int(text_1L[0, -1]), letters[0])], device=z_1V.device),
+            WANTED,
         )
 
     prompt = [letters[i % len(letters)] for i in range(4 * len(letters))]
@@ -119,12 +135,18 @@ def check_processed(name: str, decoder: Decoder, letters: Sequence[int], tally: 
 
 
 def check_joint_law(
-    name: str, decoder: Decoder, prompt: list[int], reference: Reference, tally: Tally, sampling: Sampling
+    name: str,
+    decoder: Decoder,
+    prompt: list[int],
+    reference: Reference,
+    tally: Tally,
+    sampling: Sampling,
 ) -> None:
     """The joint law of `LENGTH` tokens. `sampling`: with a small top-k, so that there are few."""
     try:
         runs = every_outcome(
-            lambda: decoder.generate(prompt, max_new_tokens=LENGTH, sampling=sampling).tokens, MOST_RUNS
+            lambda: decoder.generate(prompt, max_new_tokens=LENGTH, sampling=sampling).tokens,
+            MOST_RUNS,
         )
     except ReusedNumber:
         tally.find(f"{name}: two draws used one random number", method=name)
@@ -141,7 +163,8 @@ def check_joint_law(
     bound = NEGLIGIBLE if away <= NEGLIGIBLE else NEGLIGIBLE + rounding()
     if not tally.measure(f"joint law of {LENGTH} tokens, total variation", away, bound):
         tally.find(
-            f"{name}: the joint law of {LENGTH} tokens is {away:.3g} from the target's (total variation)",
+            f"{name}: the joint law of {LENGTH} tokens is {away:.3g} from the target's (total "
+            "variation)",
             method=name,
         )
 
@@ -149,7 +172,8 @@ def check_joint_law(
 def _joint_law(
     prompt: list[int], reference: Reference, sampling: Sampling
 ) -> tuple[dict[tuple[int, ...], float], Callable[[], float]]:
-    """The target's joint law of `LENGTH` tokens, and how far rounding may move it (total variation)."""
+    """The target's joint law of `LENGTH` tokens, and how far rounding may move it (total
+    variation)."""
     eos_ids = reference.target.eos_ids
 
     def next_law(logits_V: Tensor, text: tuple[int, ...]) -> Tensor:

@@ -1,7 +1,9 @@
-"""The exact joint law of what a drafter and a verifier write on small tables, over everything that the drafter may draw.
+"""The exact joint law of what a drafter and a verifier write on small tables, over everything that
+the drafter may draw.
 
-For every draft the two tensors of a verifier (`stop`, `rest`: decode/speculation/rules.py) give the law of the accepted path and
-of the token after it. The tokens after that come from the target itself. All drafts of a case go through the rule in one batch.
+For every draft the two tensors of a verifier (`stop`, `rest`: decode/speculation/rules.py) give the
+law of the accepted path and of the token after it. The tokens after that come from the target
+itself. All drafts of a case go through the rule in one batch.
 """
 
 from __future__ import annotations
@@ -34,14 +36,20 @@ def rows(count: int, V: int, generator: torch.Generator, zeros: float = 0.3) -> 
 
 
 class Toy:
-    """Tables of p and q for every prefix of up to K tokens: `p[d][prefix]` is the row after d tokens.
+    """Tables of p and q for every prefix of up to K tokens: `p[d][prefix]` is the row after d
+    tokens.
 
     Args:
         pool: rows (R, V) of p, then of q, to take in place of random ones.
     """
 
     def __init__(
-        self, V: int, K: int, seed: int, greedy: bool = False, pool: tuple[Tensor, Tensor] | None = None
+        self,
+        V: int,
+        K: int,
+        seed: int,
+        greedy: bool = False,
+        pool: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         self.V, self.K = V, K
         generator = torch.Generator().manual_seed(seed)
@@ -57,7 +65,9 @@ class Toy:
             self.q = [p.clone() for p in self.p[:K]]
         if greedy:
             self.p = [probs(p, Sampling()) for p in self.p]
-        self.q_KV = torch.stack([q.reshape(-1, V)[0] for q in self.q])  # the q of an independent draft
+        self.q_KV = torch.stack(
+            [q.reshape(-1, V)[0] for q in self.q]
+        )  # the q of an independent draft
 
     @property
     def joint(self) -> Tensor:
@@ -107,17 +117,24 @@ def every(V: int, N: int) -> Tensor:
 
 
 def drawn(toy: Toy, parents: Parents, causal: bool, siblings: str = "iid") -> Case:
-    """Every token from its q: of its depth, or of its path (`causal`); `independent`: of two siblings, each has another."""
+    """Every token from its q: of its depth, or of its path (`causal`); `independent`: of two
+    siblings, each has another."""
     tokens_BN, paths = every(toy.V, len(parents)), nodes(parents)
     others = toy.q
     if siblings == "independent":
-        others = [rows(toy.V**d, toy.V, toy.generator).reshape((toy.V,) * (d + 1)) for d in range(toy.K)]
+        others = [
+            rows(toy.V**d, toy.V, toy.generator).reshape((toy.V,) * (d + 1)) for d in range(toy.K)
+        ]
     q, weight_B = [], torch.ones(len(tokens_BN), dtype=torch.float64)
     batch = torch.arange(len(tokens_BN))
     for i, parent in enumerate(parents):
         path = paths[parent + 1]
         tables = others if parents[:i].count(parent) % 2 else toy.q
-        row = tables[len(path)][tuple(tokens_BN[:, j] for j in path)] if causal else toy.q_KV[len(path)]
+        row = (
+            tables[len(path)][tuple(tokens_BN[:, j] for j in path)]
+            if causal
+            else toy.q_KV[len(path)]
+        )
         q.append(row.expand(len(tokens_BN), toy.V))
         left_BV = q[-1].clone()
         if siblings == "without_replacement":
@@ -126,9 +143,13 @@ def drawn(toy: Toy, parents: Parents, causal: bool, siblings: str = "iid") -> Ca
                     left_BV[batch, tokens_BN[:, j]] = 0
         total_B1 = left_BV.sum(1, keepdim=True)
         # where nothing is left a drafter hands over whatever it likes: token 0
-        left_BV = torch.where(total_B1 > 0, left_BV / total_B1, torch.eye(toy.V, dtype=torch.float64)[0])
+        left_BV = torch.where(
+            total_B1 > 0, left_BV / total_B1, torch.eye(toy.V, dtype=torch.float64)[0]
+        )
         weight_B = weight_B * left_BV[batch, tokens_BN[:, i]]
-    return case(toy, parents, weight_B, tokens_BN, torch.stack(q, 1), siblings == "without_replacement")
+    return case(
+        toy, parents, weight_B, tokens_BN, torch.stack(q, 1), siblings == "without_replacement"
+    )
 
 
 def case(
@@ -140,7 +161,8 @@ def case(
     without_replacement: bool = False,
     steps_BN: Tensor | None = None,
 ) -> Case:
-    """Drafts of weight 0 left out. Parents of each, or of all; shorter trees are beginnings of the longest one."""
+    """Drafts of weight 0 left out. Parents of each, or of all; shorter trees are beginnings of the
+    longest one."""
     some_B = weight_B > 0
     each = parents if isinstance(parents, list) else [parents] * len(weight_B)
     each = [x for x, some in zip(each, some_B.tolist(), strict=True) if some]
@@ -161,8 +183,9 @@ def chosen(toy: Toy, parents: Parents) -> Case:
 
 
 def unmasked(toy: Toy, parents: Parents) -> Case:
-    """A chain whose positions are unmasked in a random order, some together, every q looking at the tokens of EARLIER
-    steps on both sides: the order is settled before anything is drawn (state-only)."""
+    """A chain whose positions are unmasked in a random order, some together, every q looking at the
+    tokens of EARLIER steps on both sides: the order is settled before anything is drawn
+    (state-only)."""
     K, V = len(parents), toy.V
     steps = torch.randint(0, K, (K,), generator=toy.generator)
     tokens_BN = every(V, K)
@@ -173,17 +196,25 @@ def unmasked(toy: Toy, parents: Parents) -> Case:
         q.append(tables[k][tuple(seen)])
     q_BNV = torch.stack(q, 1)
     weight_B = q_BNV.gather(2, tokens_BN[..., None])[..., 0].prod(1)
-    return case(toy, parents, weight_B, tokens_BN, q_BNV, steps_BN=steps.expand(len(tokens_BN), K).clone())
+    return case(
+        toy, parents, weight_B, tokens_BN, q_BNV, steps_BN=steps.expand(len(tokens_BN), K).clone()
+    )
 
 
 def surest(toy: Toy, parents: Parents) -> Case:
-    """The same, each step's position settled by what EARLIER steps drew, and not by its own draw: the order `confidence`."""
+    """The same, each step's position settled by what EARLIER steps drew, and not by its own draw:
+    the order `confidence`."""
     K, V = len(parents), toy.V
     tokens_BN = every(V, K)
     tables = [rows((V + 1) ** K, V, toy.generator).reshape(*(V + 1,) * K, V) for _ in range(K)]
-    urge = torch.rand((V + 1,) * K + (K,), generator=toy.generator)  # of each position, in each state
+    urge = torch.rand(
+        (V + 1,) * K + (K,), generator=toy.generator
+    )  # of each position, in each state
     state_BN = torch.full_like(tokens_BN, V)
-    steps_BN, q_BNV = torch.zeros_like(tokens_BN), torch.zeros(*tokens_BN.shape, V, dtype=torch.float64)
+    steps_BN, q_BNV = (
+        torch.zeros_like(tokens_BN),
+        torch.zeros(*tokens_BN.shape, V, dtype=torch.float64),
+    )
     batch = torch.arange(len(tokens_BN))
     for step in range(K):
         at = tuple(state_BN.T)
@@ -216,7 +247,9 @@ DRAFTERS: dict[str, Callable[[Toy, Parents], Case]] = {
         toy, parents, False, "without_replacement"
     ),
     "causal, i.i.d. siblings": lambda toy, parents: drawn(toy, parents, True),
-    "causal, without replacement": lambda toy, parents: drawn(toy, parents, True, "without_replacement"),
+    "causal, without replacement": lambda toy, parents: drawn(
+        toy, parents, True, "without_replacement"
+    ),
     "causal, siblings of several q": lambda toy, parents: drawn(toy, parents, True, "independent"),
     "causal, stopped by earlier draws": stopped,
     "unmasked, state-only": unmasked,
@@ -236,7 +269,9 @@ def outcomes(case_: Case, verifier: Verifier | str) -> Outcomes:
 def output_law(case_: Case, out: Outcomes) -> Tensor:
     """The joint law of the first K + 1 tokens that come out."""
     toy, parents = case_.toy, max(case_.drafts.parents, key=len)
-    rest_BMV = torch.where(out.rest_BMV.sum(-1, keepdim=True) > 0, out.rest_BMV, case_.p_BMV)  # as `resolve`
+    rest_BMV = torch.where(
+        out.rest_BMV.sum(-1, keepdim=True) > 0, out.rest_BMV, case_.p_BMV
+    )  # as `resolve`
     next_BMV = rest_BMV / rest_BMV.sum(-1, keepdim=True)
     mass_BMV = case_.weight_B[:, None, None] * out.stop_BM[..., None] * next_BMV
     laws = [torch.zeros((toy.V,) * (d + 1), dtype=torch.float64) for d in range(toy.K + 1)]

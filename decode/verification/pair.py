@@ -1,4 +1,5 @@
-"""The options of `decode.verify`, and what it compares with plain decoding: one drafter under several options, or methods by their names."""
+"""The options of `decode.verify`, and what it compares with plain decoding: one drafter under
+several options, or methods by their names."""
 
 from __future__ import annotations
 
@@ -110,21 +111,26 @@ def check(config: VerifyConfig) -> list[Prompt]:
         check_methods(methods, read_drafters(config.drafter), config.target)
     elif config.drafter == "none":
         raise UserError(
-            "--drafter=none drafts nothing, so there is nothing to verify: name a drafter, or lookup"
+            "--drafter=none drafts nothing, so there is nothing to verify: name a drafter, or "
+            "lookup"
         )
     elif config.drafter is not None:
         check_there(config.drafter)
     check_given(config.target, config.device)
     suite = config.suite or (None if config.prompts else "mtbench")
-    loaded, _ = prompts_of(suite, config.prompts, config.data_dir, config.limit, config.prompts_column)
+    loaded, _ = prompts_of(
+        suite, config.prompts, config.data_dir, config.limit, config.prompts_column
+    )
     return [prompt for one in loaded for prompt in one.prompts]
 
 
 def cases_of(config: VerifyConfig, say: Callable[[str], object]) -> tuple[Cases, str]:
-    """The cases of a run, and the drafters as the verdict names them. `say` gets a line for each method that is left out.
+    """The cases of a run, and the drafters as the verdict names them. `say` gets a line for each
+    method that is left out.
 
     Raises:
-        UserError: a drafter that is not there or can't be opened, or a method that there is nothing to verify of.
+        UserError: a drafter that is not there or can't be opened, or a method that there is nothing
+            to verify of.
     """
     from align.target.loading import load_target
     from align.target.names import DEFAULT_TARGET
@@ -171,7 +177,9 @@ def of_a_drafter(drafter: str, tokenizer: str | None, open_target: Callable[[], 
     counted = [Case(name, read_method(text), verifier) for name, verifier, text in drawn]
     target = open_target()
     if target.chains_only:
-        one, counted = ([case for case in cases if not case.method.branches] for cases in (one, counted))
+        one, counted = (
+            [case for case in cases if not case.method.branches] for cases in (one, counted)
+        )
     return Cases(target, drafters, one, counted, tokenizer)
 
 
@@ -186,7 +194,8 @@ _BLOCK = (
         ("chain with copies", "token", _COPIES),
     ],
 )
-"""Of block drafters: name → the method whose outputs are compared; and name, verifier and the method whose tokens are tested."""
+"""Of block drafters: name → the method whose outputs are compared; and name, verifier and the
+method whose tokens are tested."""
 _IN_ORDER = {f"2 steps, {order}": f"drafter:steps=2:order={order}" for order in ORDERS[1:]}
 _DIFFUSION = (
     {"1 step": "drafter", "2 steps": "drafter:steps=2", **_IN_ORDER, "with copies": _COPIES},
@@ -201,13 +210,17 @@ _DIFFUSION = (
 
 
 def of_methods(
-    names: str, drafters: dict[str, str], open_target: Callable[[], Target], say: Callable[[str], object]
+    names: str,
+    drafters: dict[str, str],
+    open_target: Callable[[], Target],
+    say: Callable[[str], object],
 ) -> Cases:
-    """The cases of methods by name, `all` among them, each with the verifier that `decode.eval` gives it. `say` gets a line for
-    each method that is left out.
+    """The cases of methods by name, `all` among them, each with the verifier that `decode.eval`
+    gives it. `say` gets a line for each method that is left out.
 
     Raises:
-        UserError: an unknown method, a drafter that is not there, or one that changes the distribution on purpose.
+        UserError: an unknown method, a drafter that is not there, or one that changes the
+            distribution on purpose.
     """
     asked = read_methods(names)
     chosen, left_out = asked.expand(drafters)

@@ -1,5 +1,6 @@
-"""Check 2: the random draws of a proposal, enumerated. In place of each draw every token that it may give is tried, so that the
-probability of every proposal is known exactly and can be compared with the q that is reported."""
+"""Check 2: the random draws of a proposal, enumerated. In place of each draw every token that it
+may give is tried, so that the probability of every proposal is known exactly and can be compared
+with the q that is reported."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class ReusedNumber(Exception):
 
 
 class Choices:
-    """Replaces `draw_at` by the next choice of a script; beyond the script, by the first token of each row."""
+    """Replaces `draw_at` by the next choice of a script; beyond the script, by the first token of
+    each row."""
 
     def __init__(self, script: list[int]) -> None:
         self.script, self.place = script, 0
@@ -70,7 +72,8 @@ class Choices:
 
 
 def every_outcome(run: Any, most: int = MOST_OUTCOMES) -> list[tuple[float, Any]]:
-    """(probability, result) of a function for everything that its draws may give. Raises TooMany, ReusedNumber."""
+    """(probability, result) of a function for everything that its draws may give. Raises TooMany,
+    ReusedNumber."""
     found: list[tuple[float, Any]] = []
     script: list[int] = []
     while True:
@@ -116,7 +119,10 @@ def check_proposal_of(engine: Engine, tally: Tally, name: str) -> None:
             second = propose()
             tally.counts["chosen proposals, drafted twice"] += 1
             if first is not None and second is not None and not _alike(first, second):
-                tally.find(f"{name}: two proposals for one text differ, though nothing is drawn", method=name)
+                tally.find(
+                    f"{name}: two proposals for one text differ, though nothing is drawn",
+                    method=name,
+                )
             return
         for top_k, most in ((FEW, room), (SIBLINGS, 1)):
             request.sampling = replace(sampling, top_k=top_k)
@@ -127,7 +133,8 @@ def check_proposal_of(engine: Engine, tally: Tally, name: str) -> None:
                     break
                 except ReusedNumber:
                     tally.find(
-                        f"{name}: two drafts of a proposal were drawn at one random number", method=name
+                        f"{name}: two drafts of a proposal were drawn at one random number",
+                        method=name,
                     )
                     return
                 except TooMany:
@@ -164,7 +171,8 @@ def _alike(one: Proposal, other: Proposal) -> bool:
 
 
 def judge(outcomes: list[tuple[float, Proposal | None]], tally: Tally, name: str) -> None:
-    """Compare the distribution of each drafted token, given what was drawn before it, with its q."""
+    """Compare the distribution of each drafted token, given what was drawn before it, with its
+    q."""
     mass: dict[Any, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     wanted: dict[Any, dict[int, float]] = {}
     total = sum(weight for weight, _ in outcomes)
@@ -211,7 +219,8 @@ def judge(outcomes: list[tuple[float, Proposal | None]], tally: Tally, name: str
         if not tally.measure("drafted token against its q, total variation", away, EXACT):
             where = f"draft {len(key[1]) + 1} after {list(key[1])}"
             tally.find(
-                f"{name}: {where} is {away:.3g} from the q reported with it (total variation)", method=name
+                f"{name}: {where} is {away:.3g} from the q reported with it (total variation)",
+                method=name,
             )
             return
 

@@ -1,7 +1,8 @@
-"""Records what decoding runs: every round as the verifier received it, and every random number. Recording changes no result.
+"""Records what decoding runs: every round as the verifier received it, and every random number.
+Recording changes no result.
 
-The recorder replaces module attributes of the engine for as long as it is entered, and watches random operators by a
-`TorchFunctionMode`. Production code knows nothing of it.
+The recorder replaces module attributes of the engine for as long as it is entered, and watches
+random operators by a `TorchFunctionMode`. Production code knows nothing of it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ RANDOM = {
 
 @dataclass
 class RandomCall:
-    """One random operator. `drafting`: the request whose proposal asked for it, None outside of drafting."""
+    """One random operator. `drafting`: the request whose proposal asked for it, None outside of
+    drafting."""
 
     name: str
     again: Callable[[torch.Generator], Tensor]
@@ -53,7 +55,8 @@ class RecordedRound:
         request: index into `Recorder.engines`.
         text: prompt and committed tokens before the round. position: of the next token in it.
         logits_MV: as the target returned them.
-        received: node (0 = the root) → the distribution (V,) that the rule, or the draw at that node, received.
+        received: node (0 = the root) → the distribution (V,) that the rule, or the draw at that
+            node, received.
         chosen: node → the target's own token there, of rounds without a rule.
         drafting, verifying: the random numbers of the round.
     """
@@ -168,7 +171,12 @@ class Recorder(TorchFunctionMode):
         return made
 
     def _run_verifier(
-        self, original: Any, name: str, proposals: Sequence[Proposal], p_BMV: Tensor, generators: Any
+        self,
+        original: Any,
+        name: str,
+        proposals: Sequence[Proposal],
+        p_BMV: Tensor,
+        generators: Any,
     ) -> Any:
         for proposal, p_MV in zip(proposals, p_BMV, strict=True):
             for one in self._open.values():
@@ -232,7 +240,9 @@ class Recorder(TorchFunctionMode):
                 fresh = [x.clone() if isinstance(x, Tensor) else x for x in args]
                 return func(*fresh, **{**given, "generator": generator})
 
-            call = RandomCall(name, again, given.get("generator"), result.detach().clone(), self._drafting)
+            call = RandomCall(
+                name, again, given.get("generator"), result.detach().clone(), self._drafting
+            )
             self.calls.append(call)
             if self._drafting is not None:
                 self._drafted.setdefault(self._drafting, []).append(call.values)
@@ -264,7 +274,9 @@ class Recorder(TorchFunctionMode):
         outcomes: list[Outcome] = original(rounds)
         for made, outcome in zip(fresh, outcomes, strict=True):
             generator = self.generators[made.request]
-            made.verifying = [call.values for call in self.calls[first:] if call.generator is generator]
+            made.verifying = [
+                call.values for call in self.calls[first:] if call.generator is generator
+            ]
             made.outcome = outcome
         self._open.clear()
         self.rounds += fresh

@@ -1,5 +1,5 @@
-"""A second definition of what a request asks for: transformers' own model and logits processors, and the end of a text. No code of the
-engine, its processors or its sampling is used."""
+"""A second definition of what a request asks for: transformers' own model and logits processors,
+and the end of a text. No code of the engine, its processors or its sampling is used."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from decode.speculation.sampling import Sampling
 from decode.verification.divergence import dtype_limit
 
 TIE = 1e-12
-"""Taken off each logit times its id, so that transformers' processors take the lowest id among equals, as decoding does."""
+"""Taken off each logit times its id, so that transformers' processors take the lowest id among
+equals, as decoding does."""
 REUSED = 16
 """Recent forward passes whose rows are kept."""
 PERTURBED, AMPLIFIED = 3, 16
-"""Perturbed forward passes, and how many times the largest of their changes rounding may reach. Measured: 3 to 5 times."""
+"""Perturbed forward passes, and how many times the largest of their changes rounding may reach.
+Measured: 3 to 5 times."""
 
 
 class Reference:
@@ -39,7 +41,8 @@ class Reference:
         self._computed: deque[tuple[list[int], Tensor]] = deque(maxlen=REUSED)
 
     def logits(self, text: Sequence[int], count: int) -> Tensor:
-        """After each of the last `count` tokens of the text, (count, V). Texts that begin a recent one reuse its rows."""
+        """After each of the last `count` tokens of the text, (count, V). Texts that begin a recent
+        one reuse its rows."""
         for longer, rows_RV in self._computed:
             first = len(longer) - len(rows_RV)
             if len(text) - count >= first and longer[: len(text)] == list(text):
@@ -60,9 +63,10 @@ class Reference:
         return logits_LV
 
     def rounding_limit(self, text: Sequence[int], logits_V: Tensor, difference: float) -> float:
-        """The largest difference between two logits' gaps after `text` that rounding explains: a multiple of the dtype's epsilon. If that is
-        less than `difference`, the limit is measured: some texts amplify rounding errors (SmolLM2: by 8), and in a mixture of experts they
-        may select another expert."""
+        """The largest difference between two logits' gaps after `text` that rounding explains: a
+        multiple of the dtype's epsilon. If that is less than `difference`, the limit is measured:
+        some texts amplify rounding errors (SmolLM2: by 8), and in a mixture of experts they may
+        select another expert."""
         limit = dtype_limit(self.target.dtype, logits_V)
         if difference <= limit:
             return limit
@@ -71,18 +75,23 @@ class Reference:
         return max(limit, 2 * AMPLIFIED * max(changes))
 
     def perturb(self, text: Sequence[int]) -> list[Tensor]:
-        """The logits after `text`, (V,), then those when the output of every weight is changed at random by about one epsilon of its size."""
+        """The logits after `text`, (V,), then those when the output of every weight is changed at
+        random by about one epsilon of its size."""
         generator = torch.Generator(self.target.device).manual_seed(0)
         rows = [self._forward(text, 1)[0]]
 
         def perturb(module: nn.Module, args: Any, output: Any) -> Any:
             if not isinstance(output, Tensor) or not output.is_floating_point():
                 return output
-            noise = torch.randn(output.shape, dtype=output.dtype, device=output.device, generator=generator)
+            noise = torch.randn(
+                output.shape, dtype=output.dtype, device=output.device, generator=generator
+            )
             size = output.square().mean(-1, keepdim=True).sqrt()
             return output + torch.finfo(output.dtype).eps * size * noise
 
-        layers = [m for m in self.model.modules() if any(w.dim() > 1 for w in m.parameters(recurse=False))]
+        layers = [
+            m for m in self.model.modules() if any(w.dim() > 1 for w in m.parameters(recurse=False))
+        ]
         hooks = [module.register_forward_hook(perturb) for module in layers]
         try:
             return rows + [self._forward(text, 1)[0] for _ in range(PERTURBED)]
@@ -92,7 +101,11 @@ class Reference:
 
 
 def scores(
-    logits_V: Tensor, prompt: Sequence[int], written: Sequence[int], sampling: Sampling, eos: Sequence[int]
+    logits_V: Tensor,
+    prompt: Sequence[int],
+    written: Sequence[int],
+    sampling: Sampling,
+    eos: Sequence[int],
 ) -> Tensor:
     """Logits (V,) in fp64 after the processors that look at the text."""
     z_1V: Any = logits_V.double()[None].clone()
@@ -104,7 +117,9 @@ def scores(
     if sampling.banned:
         z_1V = hf.SuppressTokensLogitsProcessor(list(sampling.banned))(text, z_1V)
     if sampling.min_new_tokens and eos:
-        barred: Any = hf.MinNewTokensLengthLogitsProcessor(len(prompt), sampling.min_new_tokens, list(eos))
+        barred: Any = hf.MinNewTokensLengthLogitsProcessor(
+            len(prompt), sampling.min_new_tokens, list(eos)
+        )
         z_1V = barred(text, z_1V)
     return z_1V[0]
 
@@ -131,14 +146,20 @@ def interval(weights_V: Tensor, token: int) -> tuple[float, float]:
 
 
 def noise(seed: int, position: int, size: int) -> Tensor:
-    """The Gumbel noise (V,) of an absolute position under a seed: the definition of the verifier `gumbel`, on a CPU."""
+    """The Gumbel noise (V,) of an absolute position under a seed: the definition of the verifier
+    `gumbel`, on a CPU."""
     key = hashlib.blake2b(f"{seed} {position}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(key, "little") // 2)
     return -torch.rand(size, dtype=torch.float64, generator=generator).log().neg().log()
 
 
 def end_of(
-    target: Target, tokens: Sequence[int], limit: int, full: str, eos: Sequence[int], stops: Sequence[str]
+    target: Target,
+    tokens: Sequence[int],
+    limit: int,
+    full: str,
+    eos: Sequence[int],
+    stops: Sequence[str],
 ) -> tuple[int, str, str]:
     """Where a text of these new tokens ends: how many belong to it, why, and the text."""
     names = getattr(target.tokenizer, "all_special_tokens", ()) if stops else ()
@@ -165,7 +186,10 @@ def _spelt(target: Target, tokens: Sequence[int], names: Sequence[str]) -> str:
     """The text with its special tokens."""
     found, before = "", ""
     for i, token in enumerate(tokens):
-        text, name = target.decode(list(tokens[: i + 1])), target.tokenizer.convert_ids_to_tokens(token)
+        text, name = (
+            target.decode(list(tokens[: i + 1])),
+            target.tokenizer.convert_ids_to_tokens(token),
+        )
         found += text[len(before) :] + (name if name in names else "")
         before = text
     return found

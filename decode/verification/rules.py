@@ -1,4 +1,5 @@
-"""Check 3: the verifying function itself, over every draft of small tables, random ones and ones cut out of recorded rounds."""
+"""Check 3: the verifying function itself, over every draft of small tables, random ones and ones
+cut out of recorded rounds."""
 
 from __future__ import annotations
 
@@ -49,13 +50,15 @@ SEEDS = 3
 TOKENS = 4
 """Tokens that are left of a recorded distribution."""
 WIDE = 1100
-"""Tokens of the vocabulary over which those of a table are spread: kernels sum it in several blocks."""
+"""Tokens of the vocabulary over which those of a table are spread: kernels sum it in several
+blocks."""
 AWAY = 1e-4
 """How far from the border of two outcomes the numbers lie that decide between them."""
 
 
 def pool_of(rounds: Sequence[RecordedRound], tokens: int = TOKENS) -> tuple[Tensor, Tensor] | None:
-    """Rows of p and q of recorded rounds over the tokens likeliest under either, normalised; None without rounds that have a q."""
+    """Rows of p and q of recorded rounds over the tokens likeliest under either, normalised; None
+    without rounds that have a q."""
     p_rows, q_rows = [], []
     for one in rounds:
         if one.proposal.q is None or not one.by_rule:
@@ -84,7 +87,11 @@ def check_rules(
         if verifier not in names:
             continue
         together: list[tuple[Proposal, Tensor]] = []
-        chains = not VERIFIERS[verifier].siblings or drafter.startswith("unmasked") or "stopped" in drafter
+        chains = (
+            not VERIFIERS[verifier].siblings
+            or drafter.startswith("unmasked")
+            or "stopped" in drafter
+        )
         greedy = VERIFIERS[verifier].greedy_only
         for parents in (x for x in SHAPES if not chains or x == chain(len(x))):
             for seed in range(seeds):
@@ -96,14 +103,18 @@ def check_rules(
                 away = distance(case, verifier)
                 if not tally.measure("output of a rule from p, total variation", away, EXACT):
                     tally.find(
-                        f"{verifier} over drafts {drafter!r} of the tree {parents}, seed {seed}: {away:.3g} from p (total variation)"
+                        f"{verifier} over drafts {drafter!r} of the tree {parents}, seed {seed}: "
+                        f"{away:.3g} from p (total variation)"
                     )
                 if seed == 1 and verifier != "greedy" and len(parents) <= 4:
                     _check_draws(case, verifier, drafter, tally)
                 if seed == 1 and len(parents) <= 4:
                     rows = range(0, len(case.weight_B), max(1, len(case.weight_B) // 3))
                     together += [
-                        (_proposal(case, drafter, b), case.p_BMV[b, : len(case.drafts.parents[b]) + 1])
+                        (
+                            _proposal(case, drafter, b),
+                            case.p_BMV[b, : len(case.drafts.parents[b]) + 1],
+                        )
                         for b in rows
                     ]
         _check_together(verifier, drafter, together, tally)
@@ -122,7 +133,9 @@ def _proposal(case: Case, drafter: str, b: int) -> Proposal:
     q = None if drafts.q_BNV is None else DraftProbs(drafts.q_BNV[b, :count])
     steps_K = None if drafts.steps_BN is None else drafts.steps_BN[b, :count]
     shape = None if parents == chain(count) else parents
-    return Proposal(drafts.tokens_BN[b, :count], cast(Law, law), q, steps_K, shape, kind, law == "unmasked")
+    return Proposal(
+        drafts.tokens_BN[b, :count], cast(Law, law), q, steps_K, shape, kind, law == "unmasked"
+    )
 
 
 def _check_together(
@@ -144,13 +157,15 @@ def _check_together(
         )
         if not tally.measure("outcomes in a batch of several shapes and alone", away, EXACT):
             tally.find(
-                f"{verifier} over drafts {drafter!r}: the tree {proposal.tree} has another outcome in a batch"
+                f"{verifier} over drafts {drafter!r}: the tree {proposal.tree} has another outcome "
+                "in a batch"
             )
             return
 
 
 def _check_draws(case: Case, verifier: str, drafter: str, tally: Tally, most: int = 4) -> None:
-    """`run_verifier`, C kernels included, at numbers around every border between two outcomes of the rule."""
+    """`run_verifier`, C kernels included, at numbers around every border between two outcomes of
+    the rule."""
     drafts = case.drafts
     ids = WIDE // TOKENS * torch.arange(case.toy.V) + 7
     p_BMV = torch.zeros(*case.p_BMV.shape[:2], WIDE).index_copy_(2, ids, case.p_BMV.float())
@@ -178,7 +193,9 @@ def _check_draws(case: Case, verifier: str, drafter: str, tally: Tally, most: in
         several = [proposal] * len(wanted)
         with mock.patch.object(verifiers, "uniform", side_effect=list(numbers)):
             p_TMV = p_BMV[b : b + 1, : count + 1].repeat(len(wanted), 1, 1)
-            end_T, next_T = run_verifier(verifier, several, p_TMV, [torch.Generator()] * len(wanted))
+            end_T, next_T = run_verifier(
+                verifier, several, p_TMV, [torch.Generator()] * len(wanted)
+            )
         found = list(zip(end_T.tolist(), next_T.tolist(), strict=True))
         in_c = (
             verifier in ("block", "traversal")
@@ -186,11 +203,14 @@ def _check_draws(case: Case, verifier: str, drafter: str, tally: Tally, most: in
             and q is not None
             and choice.takes(p_TMV)
         )
-        tally.counts["outcomes at a border, C kernel" if in_c else "outcomes at a border"] += len(wanted)
+        tally.counts["outcomes at a border, C kernel" if in_c else "outcomes at a border"] += len(
+            wanted
+        )
         if found != wanted:
             at = next(i for i, pair in enumerate(found) if pair != wanted[i])
             tally.find(
-                f"{verifier} over drafts {drafter!r} of the tree {parents}: numbers {pairs_of_numbers[at]} give node and token "
+                f"{verifier} over drafts {drafter!r} of the tree {parents}: numbers "
+                f"{pairs_of_numbers[at]} give node and token "
                 f"{found[at]}, not {wanted[at]}"
             )
             return
@@ -219,7 +239,8 @@ def _check_borders(tally: Tally) -> None:
 
 
 def _check_own_tokens(seed: int, tally: Tally, V: int = 4) -> None:
-    """Rounds in which the target chooses its own tokens: greedy, drawn and coupled, several requests in one call."""
+    """Rounds in which the target chooses its own tokens: greedy, drawn and coupled, several
+    requests in one call."""
     generator = torch.Generator().manual_seed(seed)
     shapes = [x for x in SHAPES if len(x) < 5]
     for name, sampling in (
@@ -230,7 +251,9 @@ def _check_own_tokens(seed: int, tally: Tally, V: int = 4) -> None:
         rounds, numbers, wanted = [], [], []
         for at, parents in enumerate(shapes):
             logits_MV = torch.randn(len(parents) + 1, V, generator=generator) * 2
-            tokens_N = every(V, len(parents))[int(torch.randint(V ** len(parents), (), generator=generator))]
+            tokens_N = every(V, len(parents))[
+                int(torch.randint(V ** len(parents), (), generator=generator))
+            ]
             u_M = torch.rand(len(parents) + 1, dtype=torch.float64, generator=generator)
             position = 10 + at
             said = []
@@ -238,7 +261,9 @@ def _check_own_tokens(seed: int, tally: Tally, V: int = 4) -> None:
                 p_V = row_V.double().softmax(-1)
                 depth = len(path_to(parents, node))
                 coupled_V = p_V.log() + noise(seed, position + depth, V)
-                inside = [interval(p_V, t)[0] <= float(u_M[node]) < interval(p_V, t)[1] for t in range(V)]
+                inside = [
+                    interval(p_V, t)[0] <= float(u_M[node]) < interval(p_V, t)[1] for t in range(V)
+                ]
                 said.append(
                     {
                         "greedy": int(row_V.argmax()),
@@ -251,7 +276,16 @@ def _check_own_tokens(seed: int, tally: Tally, V: int = 4) -> None:
             coupled = (lambda place: noise(seed, place, V)) if name == "gumbel" else None
             proposal = Proposal(tokens_N, "point", parents=parents)
             rounds.append(
-                Round(logits_MV, proposal, name, sampling, NOTHING, torch.Generator(), coupled, position)
+                Round(
+                    logits_MV,
+                    proposal,
+                    name,
+                    sampling,
+                    NOTHING,
+                    torch.Generator(),
+                    coupled,
+                    position,
+                )
             )
         with mock.patch.object(verification, "uniform", side_effect=numbers):
             found = [(x.accepted, x.following) for x in verify_rounds(rounds)]
@@ -260,13 +294,20 @@ def _check_own_tokens(seed: int, tally: Tally, V: int = 4) -> None:
             tally.find(f"{name}: a round gives {found}, not {wanted}")
 
 
-def _walk_paths(tokens: Sequence[int], parents: Sequence[int], said: Sequence[int]) -> tuple[list[int], int]:
+def _walk_paths(
+    tokens: Sequence[int], parents: Sequence[int], said: Sequence[int]
+) -> tuple[list[int], int]:
     """The path of the target's own tokens, and the one after it."""
     accepted: list[int] = []
     node = 0
     while True:
         child = next(
-            (i for i, parent in enumerate(parents) if parent == node - 1 and tokens[i] == said[node]), None
+            (
+                i
+                for i, parent in enumerate(parents)
+                if parent == node - 1 and tokens[i] == said[node]
+            ),
+            None,
         )
         if child is None:
             return accepted, said[node]

@@ -1,4 +1,5 @@
-"""Runs the six checks over a pair: batches of requests are decoded and recorded, and every round is checked."""
+"""Runs the six checks over a pair: batches of requests are decoded and recorded, and every round is
+checked."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ from decode.verification.tally import TITLES, Tally
 SHORT = 12
 """Tokens of a prompt, counted from its end, that most requests continue."""
 LONG, PAST_WINDOW = 600, 40
-"""The least length of the long prompt, which exceeds the largest window of attention by at least so many tokens up to `LONGEST`."""
+"""The least length of the long prompt, which exceeds the largest window of attention by at least so
+many tokens up to `LONGEST`."""
 LONGEST = 2048
 LONG_TEXT = 72
 """Tokens of the long texts."""
@@ -43,8 +45,8 @@ TOGETHER = 5
 PATHS = 4
 """Of each batch, rounds whose rejected drafts are compared."""
 TWO_TOKENS = (0, 0, 0, 1, 0, 1, 1, 1, 0, 0, 0, 1)
-"""A prompt of two tokens in which every three of them occur. In a text of two tokens long paths are accepted, and whatever it ends with can be
-copied."""
+"""A prompt of two tokens in which every three of them occur. In a text of two tokens long paths are
+accepted, and whatever it ends with can be copied."""
 CHUNK = 96
 """Tokens of a prompt in one forward pass of the long contexts, so that there are several."""
 KEPT = 60
@@ -55,7 +57,8 @@ Say = Callable[[str], object]
 
 @dataclass(frozen=True)
 class Batch:
-    """Requests that are decoded together: `name` says which, `size` how many in one forward pass, `chunk` how many tokens of a prompt."""
+    """Requests that are decoded together: `name` says which, `size` how many in one forward pass,
+    `chunk` how many tokens of a prompt."""
 
     name: str
     decoder: Decoder
@@ -64,7 +67,8 @@ class Batch:
     chunk: int = PREFILL_CHUNK
 
     def __post_init__(self) -> None:
-        """Put requests with the same ends and context next to one another: they are decoded in one call."""
+        """Put requests with the same ends and context next to one another: they are decoded in one
+        call."""
         kinds = list(dict.fromkeys(map(_ending, self.asked)))
         object.__setattr__(
             self, "asked", tuple(sorted(self.asked, key=lambda one: kinds.index(_ending(one))))
@@ -76,7 +80,8 @@ def _ending(one: Asked) -> tuple[tuple[int, ...] | None, int | None, tuple[str, 
 
 
 def settings(seed: int, common: Sequence[int]) -> list[Sampling]:
-    """Every option of a request at two values or more, and all together. `common`: tokens that the target likes to say."""
+    """Every option of a request at two values or more, and all together. `common`: tokens that the
+    target likes to say."""
     options: list[dict[str, Any]] = [
         {"temperature": 0.3}, {}, {"temperature": 1.7}, {"top_k": 4}, {"top_k": 50}, {"top_p": 0.5}, {"top_p": 0.9}, {"min_p": 0.02},
         {"min_p": 0.3}, {"repetition_penalty": 1.4}, {"repetition_penalty": 0.8}, {"presence_penalty": 0.8}, {"presence_penalty": -0.6},
@@ -87,7 +92,9 @@ def settings(seed: int, common: Sequence[int]) -> list[Sampling]:
         "min_new_tokens": 5,
     }  # fmt: skip
     options += [{**together, "temperature": 0.6}, {**together, "temperature": 1.3, "top_p": 0.8}]
-    return [Sampling(**{"temperature": 1.0, "seed": seed + i, **one}) for i, one in enumerate(options)]
+    return [
+        Sampling(**{"temperature": 1.0, "seed": seed + i, **one}) for i, one in enumerate(options)
+    ]
 
 
 class Run:
@@ -159,7 +166,8 @@ class Run:
         return list(self.tallies.values())
 
     def batches(self) -> Iterator[Batch]:
-        """What is decoded: at every option, greedy, coupled, at every kind of end, over a long context."""
+        """What is decoded: at every option, greedy, coupled, at every kind of end, over a long
+        context."""
         every = settings(1000, self.common)
         for number, case in enumerate(self.cases.drawn):
             decoder = self.cases.open(self.target, case)
@@ -167,14 +175,20 @@ class Run:
             # every option with the first rules by ratio; after that each method takes a part
             chosen = every if number == 0 else every[number % 3 :: 3] + every[-1:]
             yield Batch(
-                f"{name}: sampled", decoder, tuple(self._asked(i, one) for i, one in enumerate(chosen))
+                f"{name}: sampled",
+                decoder,
+                tuple(self._asked(i, one) for i, one in enumerate(chosen)),
             )
-            yield Batch(f"{name}: two tokens", decoder, tuple(self._of_letters(Sampling(1.0, seed=2000))))
+            yield Batch(
+                f"{name}: two tokens", decoder, tuple(self._of_letters(Sampling(1.0, seed=2000)))
+            )
         for case in self.cases.compared:
             decoder = self.cases.open(self.target, case)
             cold = [replace(one, temperature=0.0) for one in every[9:]]
             yield Batch(
-                f"{case.name}: greedy", decoder, tuple(self._asked(i, one) for i, one in enumerate(cold[::2]))
+                f"{case.name}: greedy",
+                decoder,
+                tuple(self._asked(i, one) for i, one in enumerate(cold[::2])),
             )
             coupled = self.cases.open(self.target, case, "gumbel")
             yield Batch(
@@ -191,12 +205,16 @@ class Run:
         ):
             long = self._long_prompt()
             two = (Asked(tuple(long), own, 10), Asked(tuple(long[-len(long) // 2 :]), own, 10))
-            yield Batch(f"{case.name}: long context", self.cases.open(self.target, case), two, 2, CHUNK)
+            yield Batch(
+                f"{case.name}: long context", self.cases.open(self.target, case), two, 2, CHUNK
+            )
         for case in self.cases.drawn[:1]:
             for verifier in (None, "gumbel"):
                 decoder = self.cases.open(self.target, case, verifier)
                 asked = Asked(tuple(self.short[0]), every[-1], LONG_TEXT)
-                yield Batch(f"{case.name}, {verifier or case.verifier}: long text", decoder, (asked,), 1)
+                yield Batch(
+                    f"{case.name}, {verifier or case.verifier}: long text", decoder, (asked,), 1
+                )
         for case in self.cases.compared[-1:]:
             decoder = self.cases.open(self.target, case)
             yield Batch(f"{case.name}: ends", decoder, tuple(self._ends()))
@@ -217,11 +235,15 @@ class Run:
         if i % 3 == 1:
             prompt = prompt[-4:] * 3  # something to copy
         eos = tuple(self.common[:2]) if sampling.min_new_tokens else None
-        return Asked(tuple(prompt), sampling, max(8 + 3 * (i % 3), sampling.min_new_tokens + 1), eos=eos)
+        return Asked(
+            tuple(prompt), sampling, max(8 + 3 * (i % 3), sampling.min_new_tokens + 1), eos=eos
+        )
 
     def _letters(self) -> list[int]:
         """The two tokens that are drafted most often."""
-        asked = [Asked(tuple(prompt), Sampling(1.0, seed=i), 12) for i, prompt in enumerate(self.short)]
+        asked = [
+            Asked(tuple(prompt), Sampling(1.0, seed=i), 12) for i, prompt in enumerate(self.short)
+        ]
         decoder = self.cases.open(self.target, self.cases.compared[0])
         recorder = self._decode(Batch("", decoder, tuple(asked)), asked)
         drafted = [token for one in recorder.rounds for token in one.proposal.tokens_K.tolist()]
@@ -250,10 +272,14 @@ class Run:
         for at in range(1, min(4, len(text))):
             yield Asked(given, Sampling(), 12, eos=(unused, text[at], text[-1]))
         words = self.target.decode(text)
-        yield Asked(given, Sampling(), 12, stop=(words[12:15] or "x", "never there", words[6:9] or "y"))
+        yield Asked(
+            given, Sampling(), 12, stop=(words[12:15] or "x", "never there", words[6:9] or "y")
+        )
         for start in range(1, min(len(words) - 4, 20), 5):
             yield Asked(given, Sampling(), 12, stop=(words[start : start + 4],))
-        special = next((i for i in self.target.tokenizer.all_special_ids if i < self.target.vocab_size), None)
+        special = next(
+            (i for i in self.target.tokenizer.all_special_ids if i < self.target.vocab_size), None
+        )
         if special is not None:
             own = Sampling(1.0, seed=3, banned=self._all_but([special, *self.letters]))
             name = self.target.tokenizer.convert_ids_to_tokens(special)
@@ -282,7 +308,8 @@ class Run:
             checks.check_decisions(recorder, batch.asked, tally)
             if background:
                 tally.counts[
-                    "batches drafted in the background, whose drafts' random numbers are not followed"
+                    "batches drafted in the background, whose drafts' random numbers are not "
+                    "followed"
                 ] += 1
             else:
                 checks.check_randomness(recorder, batch.asked, tally)
@@ -294,7 +321,9 @@ class Run:
                 self._check_company(recorder, batch, len(batch.asked) // 2, tally)
         with self._time_check("commit") as tally:
             checks.check_commit(recorder, batch.asked, self.target, tally)
-        self.kept += [one for one in recorder.rounds if one.by_rule][: max(0, KEPT - len(self.kept))]
+        self.kept += [one for one in recorder.rounds if one.by_rule][
+            : max(0, KEPT - len(self.kept))
+        ]
         found = 0
         for name, tally in self.tallies.items():
             for finding in tally.findings[started[name] :]:
@@ -353,11 +382,16 @@ class Run:
         if first is not None and self._rounding_alone(*first):
             tally.counts["rounding ties"] += 1
             return
-        tally.find(f"request {number} writes {b[:12]} alone and {a[:12]} among others", request=number)
+        tally.find(
+            f"request {number} writes {b[:12]} alone and {a[:12]} among others", request=number
+        )
 
     def _rounding_alone(self, one: RecordedRound, other: RecordedRound) -> bool:
-        """Whether two rounds with the same random numbers differ by no more than rounding explains."""
-        same_numbers = all(torch.equal(x, y) for x, y in zip(one.verifying, other.verifying, strict=False))
+        """Whether two rounds with the same random numbers differ by no more than rounding
+        explains."""
+        same_numbers = all(
+            torch.equal(x, y) for x, y in zip(one.verifying, other.verifying, strict=False)
+        )
         row_V, other_V = one.logits_MV[0], other.logits_MV[0]
         gap = 2 * float((row_V.double() - other_V.double()).abs().nan_to_num(nan=0).max())
         finite_V = row_V.masked_fill(~row_V.isfinite(), 0)
@@ -391,14 +425,20 @@ def _describe(recorder: Recorder, batch: Batch, place: dict[str, Any]) -> dict[s
             "parents": one.proposal.tree,
             "law": one.proposal.law,
         }
-        outcome = {"accepted": one.end.accepted, "following": one.end.following, "verifier": one.verifier}
+        outcome = {
+            "accepted": one.end.accepted,
+            "following": one.end.following,
+            "verifier": one.verifier,
+        }
         numbers = [x.flatten().tolist() for x in one.verifying]
         found |= {"text": one.text, "drafts": drafts, "outcome": outcome, "random_numbers": numbers}
     return found
 
 
 def _differ(one: RecordedRound, other: RecordedRound) -> bool:
-    return one.proposal.tokens_K.tolist() != other.proposal.tokens_K.tolist() or one.end != other.end
+    return (
+        one.proposal.tokens_K.tolist() != other.proposal.tokens_K.tolist() or one.end != other.end
+    )
 
 
 def verify(
@@ -422,7 +462,8 @@ def verify(
     tallies = Run(config, cases, prompts, say, only=only).run()
     if not only and not tallies[-1].counts["tokens drafted"]:
         raise UserError(
-            "nothing was drafted on these prompts, so nothing is shown: take more of them, or longer outputs"
+            "nothing was drafted on these prompts, so nothing is shown: take more of them, or "
+            "longer outputs"
         )
     return tallies, {**about(config, cases, len(prompts), len(given)), "drafter": drafter}
 

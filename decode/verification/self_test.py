@@ -1,4 +1,5 @@
-"""A dozen classic bugs, planted in the running engine one at a time. Nothing else imports this file; tests/contract has the rest."""
+"""A dozen classic bugs, planted in the running engine one at a time. Nothing else imports this
+file; tests/contract has the rest."""
 
 from __future__ import annotations
 
@@ -71,7 +72,9 @@ def rounded_logits() -> list[Patch]:
         (
             verification,
             "_apply_rule",
-            lambda group: original([x._replace(logits_MV=x.logits_MV.bfloat16().float()) for x in group]),
+            lambda group: original(
+                [x._replace(logits_MV=x.logits_MV.bfloat16().float()) for x in group]
+            ),
         )
     ]
 
@@ -125,7 +128,13 @@ def swapped_states() -> list[Patch]:
 def stale_cache() -> list[Patch]:
     """The cache keeps the first rows of a call in place of the accepted path."""
     original = KVCache.keep
-    return [(KVCache, "keep", lambda self, start, offsets: original(self, start, list(range(len(offsets)))))]
+    return [
+        (
+            KVCache,
+            "keep",
+            lambda self, start, offsets: original(self, start, list(range(len(offsets)))),
+        )
+    ]
 
 
 def blind_tree() -> list[Patch]:
@@ -136,7 +145,11 @@ def blind_tree() -> list[Patch]:
 def _without_mask(original: Callable[..., Any]) -> Callable[..., Any]:
     def draft(self: Engine) -> Any:
         call = original(self)
-        return call if call.see_LL is None else call._replace(see_LL=torch.ones_like(call.see_LL).tril())
+        return (
+            call
+            if call.see_LL is None
+            else call._replace(see_LL=torch.ones_like(call.see_LL).tril())
+        )
 
     return draft
 
@@ -211,7 +224,9 @@ def plant_all(
     own = own_model(cases.target)
     prompts = [tokens for _, tokens in tokenize_prompts(cases.target, given)[0]]
     for name, make in BUGS.items():
-        run = Run(replace(config, max_new_tokens=8), cases, prompts[:2], lambda _: None, own, first=True)
+        run = Run(
+            replace(config, max_new_tokens=8), cases, prompts[:2], lambda _: None, own, first=True
+        )
         error = ""
         patches = [mock.patch.object(*patch) for patch in make()]
         for patch in patches:

@@ -1,4 +1,5 @@
-"""The verdict of `decode.verify`, as a page and as a JSON file, and the file that replays the first difference."""
+"""The verdict of `decode.verify`, as a page and as a JSON file, and the file that replays the first
+difference."""
 
 from __future__ import annotations
 
@@ -18,8 +19,10 @@ SHOWN = 5
 """Differences of a check that the page lists."""
 NOT_COVERED = (
     "systems that change the distribution on purpose",
-    "the random numbers of drafts that are made in the background (everything else of their rounds is compared)",
-    "the length of drafts that a drafter chooses by the clock: any length is exact, and a seed does not repeat it",
+    "the random numbers of drafts that are made in the background (everything else of their rounds "
+    "is compared)",
+    "the length of drafts that a drafter chooses by the clock: any length is exact, and a seed "
+    "does not repeat it",
     "positions beyond the texts that were decoded",
     "other devices, data types and versions than those named above",
 )
@@ -32,7 +35,8 @@ def write_verdict(
     options: Mapping[str, Any],
     tested: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """Write verdict.md and verdict.json, and replay.json where a difference was found. Returns the page."""
+    """Write verdict.md and verdict.json, and replay.json where a difference was found. Returns the
+    page."""
     text = page(tallies, pair, tested)
     found = [finding for tally in tallies for finding in tally.findings]
     record = {
@@ -73,11 +77,14 @@ def read_replay(path: Path) -> tuple[dict[str, Any], str]:
     return options, str(place.get("batch", part))
 
 
-def page(tallies: Sequence[Tally], pair: Mapping[str, Any], tested: Sequence[Mapping[str, Any]] = ()) -> str:
+def page(
+    tallies: Sequence[Tally], pair: Mapping[str, Any], tested: Sequence[Mapping[str, Any]] = ()
+) -> str:
     """The verdict as Markdown."""
     bad = [tally for tally in tallies if tally.findings]
     head = (
-        f"NOT LOSSLESS: {len(bad)} of {len(tallies)} checks found a difference that rounding does not explain"
+        f"NOT LOSSLESS: {len(bad)} of {len(tallies)} checks found a difference that rounding does "
+        "not explain"
         if bad
         else "LOSSLESS"
     )
@@ -88,14 +95,20 @@ def page(tallies: Sequence[Tally], pair: Mapping[str, Any], tested: Sequence[Map
         "",
         markdown_text(f"target {pair['target']}{weights}, drafter {pair['drafter']}"),
         markdown_text(
-            f"{pair['dtype']} on {pair['device']}, {pair['engine']} engine, {pair['kernels']} kernels, layers {pair['layers']}, "
-            f"attention {pair['attention']}, {pair['threads']} threads, commit {pair['git_commit'] or 'unknown'}, {versions}"
+            f"{pair['dtype']} on {pair['device']}, {pair['engine']} engine, {pair['kernels']} "
+            f"kernels, layers {pair['layers']}, "
+            f"attention {pair['attention']}, {pair['threads']} threads, commit "
+            f"{pair['git_commit'] or 'unknown'}, {versions}"
         ),
         f"{pair['prompts']} prompts"
         + (f", {pair['left_out']} left out because they are too long" if pair["left_out"] else ""),
     ]
     for number, tally in enumerate(tallies, 1):
-        lines += ["", f"## {number}. {TITLES[tally.check]}: {'DIFFERENT' if tally.findings else 'yes'}", ""]
+        lines += [
+            "",
+            f"## {number}. {TITLES[tally.check]}: {'DIFFERENT' if tally.findings else 'yes'}",
+            "",
+        ]
         for name, count in tally.counts.items():
             size = (
                 f", largest difference {tally.largest[name]:.2g} (bound {tally.bounds[name]:.2g})"
@@ -113,7 +126,8 @@ def page(tallies: Sequence[Tally], pair: Mapping[str, Any], tested: Sequence[Map
     lines += ["", "Not covered: " + "; ".join(NOT_COVERED) + ".", "", *_self_test(tested)]
     if bad:
         lines += [
-            "`python -m decode.verify --replay replay.json` runs the batch of the first difference again.",
+            "`python -m decode.verify --replay replay.json` runs the batch of the first difference "
+            "again.",
             "",
         ]
     return "\n".join(lines)
@@ -127,7 +141,8 @@ def _place(place: Mapping[str, Any]) -> str:
 def _self_test(tested: Sequence[Mapping[str, Any]]) -> list[str]:
     if not tested:
         return [
-            "`--self-test` plants thirteen classic bugs, one at a time, and says whether these checks catch them.",
+            "`--self-test` plants thirteen classic bugs, one at a time, and says whether these "
+            "checks catch them.",
             "",
         ]
     caught = sum(bool(one["caught"]) for one in tested)
@@ -137,7 +152,8 @@ def _self_test(tested: Sequence[Mapping[str, Any]]) -> list[str]:
         "| bug | caught by | first difference |",
         "|---|---|---|",
         *(
-            f"| {one['bug']} | {', '.join(one['caught']) or 'MISSED'} | {markdown_text(one['what'])} |"
+            f"| {one['bug']} | {', '.join(one['caught']) or 'MISSED'} | "
+            f"{markdown_text(one['what'])} |"
             for one in tested
         ),
         "",

@@ -1,1 +1,2 @@
-"""Drafters around other drafters: copying first, adaptive length, drafting ahead, two merged, another vocabulary."""
+"""Drafters around other drafters: copying first, adaptive length, drafting ahead, two merged,
+another vocabulary."""

@@ -1,8 +1,9 @@
-"""Drafters that adapt to the cost and the acceptance of earlier rounds (decode/drafters/controllers.py).
-`AdaptiveDrafter` chooses the draft length; `SwitchingDrafter` chooses among variants of one drafter.
+"""Drafters that adapt to the cost and the acceptance of earlier rounds
+(decode/drafters/controllers.py). `AdaptiveDrafter` chooses the draft length; `SwitchingDrafter`
+chooses among variants of one drafter.
 
-Both choose before anything of a round is drawn, by finished rounds alone, so every proposal keeps the inner
-drafter's law.
+Both choose before anything of a round is drawn, by finished rounds alone, so every proposal keeps
+the inner drafter's law.
 """
 
 from __future__ import annotations
@@ -68,10 +69,12 @@ class AdaptiveSession(WrappingSession):
 
 
 class SwitchingDrafter:
-    """Variants of one drafter that differ in their options. Their measured speeds are shared by all requests.
+    """Variants of one drafter that differ in their options. Their measured speeds are shared by all
+    requests.
 
     Args:
-        variants: drafters of one class over the same networks, whose sessions read `proposer` at every proposal.
+        variants: drafters of one class over the same networks, whose sessions read `proposer` at
+            every proposal.
         names: of the variants, for messages.
     """
 
@@ -89,7 +92,8 @@ class SwitchingDrafter:
         self.fastest = Fastest(len(self.variants))
 
     def law(self, sampling: Sampling) -> Law:
-        """The widest of the variants' laws: independent drafts are causal ones, and both are unmasked ones.
+        """The widest of the variants' laws: independent drafts are causal ones, and both are
+        unmasked ones.
 
         Raises:
             UserError: no verifier is exact for all variants.
@@ -100,7 +104,8 @@ class SwitchingDrafter:
                 return law
         if len(laws) > 1:
             raise UserError(
-                f"the variants {', '.join(self.names)} draw drafts in different ways ({', '.join(laws)}): no "
+                f"the variants {', '.join(self.names)} draw drafts in different ways "
+                f"({', '.join(laws)}): no "
                 "verifier fits all"
             )
         return next(iter(laws))

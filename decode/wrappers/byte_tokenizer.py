@@ -1,4 +1,5 @@
-"""A tokenizer as a code for bytes, so that two vocabularies can be compared and translated (decode/wrappers/vocabularies.py)."""
+"""A tokenizer as a code for bytes, so that two vocabularies can be compared and translated
+(decode/wrappers/vocabularies.py)."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
 def _alphabet() -> dict[str, int]:
-    """The characters in which byte-level vocabularies write bytes (GPT-2): printable ones stand for themselves, the rest
-    is counted up from U+0100."""
+    """The characters in which byte-level vocabularies write bytes (GPT-2): printable ones stand for
+    themselves, the rest is counted up from U+0100."""
     shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [b for b in range(256) if b not in shown]
     return {chr(b): b for b in shown} | {chr(0x100 + n): b for n, b in enumerate(hidden)}
@@ -32,11 +33,12 @@ def _flatten(stage: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 class ByteTokenizer:
-    """A tokenizer as a code for bytes: the bytes of every token, and the tokens of given bytes in the middle of a text. It does
-    not normalise, adds no prefix and finds no special tokens in text.
+    """A tokenizer as a code for bytes: the bytes of every token, and the tokens of given bytes in
+    the middle of a text. It does not normalise, adds no prefix and finds no special tokens in text.
 
     Args:
-        tokenizer: a fast tokenizer of transformers, byte-level or SentencePiece (spaces as ▁, <0xNN> for bytes).
+        tokenizer: a fast tokenizer of transformers, byte-level or SentencePiece (spaces as ▁,
+            <0xNN> for bytes).
         whose: drafter or target, for errors.
 
     Raises:
@@ -46,7 +48,9 @@ class ByteTokenizer:
     def __init__(self, tokenizer: Any, whose: str) -> None:
         backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
-            raise UserError(f"the {whose}'s tokenizer {type(tokenizer).__name__} has no fast version")
+            raise UserError(
+                f"the {whose}'s tokenizer {type(tokenizer).__name__} has no fast version"
+            )
         spec = json.loads(backend.to_str())
         model = spec["model"]
         normalizers, splitters = _flatten(spec["normalizer"]), _flatten(spec["pre_tokenizer"])
@@ -62,7 +66,9 @@ class ByteTokenizer:
         self.prefix = b""
         """The space with which it begins a whole text."""
         for step in normalizers + splitters:
-            scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space") else "never")
+            scheme = step.get(
+                "prepend_scheme", "always" if step.get("add_prefix_space") else "never"
+            )
             if scheme != "never" or step["type"] == "Prepend":
                 self.prefix = b" "
             for key, value in (("prepend_scheme", "never"), ("add_prefix_space", False)):
@@ -71,7 +77,9 @@ class ByteTokenizer:
         kept = [s for s in normalizers if s in spaces or s["type"] == "ByteLevel"]
         code = {
             "normalizer": {"type": "Sequence", "normalizers": kept} if kept else None,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": splitters} if splitters else None,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": splitters}
+            if splitters
+            else None,
             "model": {**model, "dropout": None} if "dropout" in model else model,
         }
         off = {"truncation": None, "padding": None, "post_processor": None}
@@ -80,21 +88,29 @@ class ByteTokenizer:
         self.eos, self.bos = tokenizer.eos_token_id, tokenizer.bos_token_id
         self.begins = self.bos is not None and list(tokenizer("")["input_ids"])[:1] == [self.bos]
         """Whether it begins a whole text with a BOS."""
-        self._compute_pieces(model, {token["id"]: token["special"] for token in spec["added_tokens"]})
+        self._compute_pieces(
+            model, {token["id"]: token["special"] for token in spec["added_tokens"]}
+        )
         # a BPE's vocabulary is its tokens, whatever their ids; a Unigram's is a list, with scores
         rules = {key: value for key, value in model.items() if not isinstance(value, dict)}
         cut = json.dumps([code | {"model": rules}, sorted(self.ids)], sort_keys=True)
         self.cut = hashlib.sha256(cut.encode()).hexdigest()
-        """Equal for tokenizers that split every text in the same way; ids and special tokens may differ."""
+        """Equal for tokenizers that split every text in the same way; ids and special tokens may
+        differ."""
 
     def _compute_pieces(self, model: dict[str, Any], added: dict[int, bool]) -> None:
-        """Compute the bytes of every token. added: tokens outside the model, and whether they are special."""
+        """Compute the bytes of every token. added: tokens outside the model, and whether they are
+        special."""
         vocab: dict[str, int] = self._core.get_vocab(with_added_tokens=True)
         unknown = model.get("unk_token")
         if model.get("unk_id") is not None:  # of a Unigram
             unknown = model["vocab"][model["unk_id"]][0]
-        self.specials = {name: i for name, i in vocab.items() if added.get(i) or i in (self.eos, self.bos)}
-        self.ids = {name: i for name, i in vocab.items() if name not in self.specials and name != unknown}
+        self.specials = {
+            name: i for name, i in vocab.items() if added.get(i) or i in (self.eos, self.bos)
+        }
+        self.ids = {
+            name: i for name, i in vocab.items() if name not in self.specials and name != unknown
+        }
         self.names = {i: name for name, i in self.specials.items()}
         self.pieces = [b""] * (max(vocab.values()) + 1)
         """The bytes of every token; empty where it stands for no text."""
@@ -115,13 +131,18 @@ class ByteTokenizer:
         self.of = {self.pieces[i]: i for i in preferred}
         """The token of these bytes."""
         self._sorted, self.longest = sorted(self.of), max(map(len, self.of))
-        # bytes that are no text, and what the tokenizer changes or leaves out: the text is split there first, because each
-        # would otherwise cost another tokenization of all that follows
-        odd = "".join(chr(b) for b in range(128) if bytes([b]) not in self.of) if self.byte_level else _SPACE
+        # bytes that are no text, and what the tokenizer changes or leaves out: the text is split
+        # there first, because each would otherwise cost another tokenization of all that follows
+        odd = (
+            "".join(chr(b) for b in range(128) if bytes([b]) not in self.of)
+            if self.byte_level
+            else _SPACE
+        )
         self._odd = re.compile(f"([\udc80-\udcff{re.escape(odd)}])")
 
     def piece(self, token: int) -> bytes:
-        """The bytes of a token; empty for special tokens and for rows of a model without a token."""
+        """The bytes of a token; empty for special tokens and for rows of a model without a
+        token."""
         return self.pieces[token] if 0 <= token < len(self.pieces) else b""
 
     def spell(self, tokens: Sequence[int]) -> bytes:
@@ -134,13 +155,17 @@ class ByteTokenizer:
         return at < len(self._sorted) and self._sorted[at].startswith(data)
 
     def encode(self, data: bytes) -> list[int]:
-        """The tokens of these bytes: the tokenizer's own where they spell them exactly, else one per byte; -1 for a byte
-        without a token."""
+        """The tokens of these bytes: the tokenizer's own where they spell them exactly, else one
+        per byte; -1 for a byte without a token."""
         tokens: list[int] = []
         for i, part in enumerate(self._odd.split(data.decode(errors="surrogateescape"))):
             raw, at = part.encode(errors="surrogateescape"), 0
             while at < len(raw):
-                own = () if i % 2 else self._core.encode(raw[at:].decode(), add_special_tokens=False).ids
+                own = (
+                    ()
+                    if i % 2
+                    else self._core.encode(raw[at:].decode(), add_special_tokens=False).ids
+                )
                 for token in own:
                     piece = self.piece(token)
                     if not piece or not raw.startswith(piece, at):
@@ -155,7 +180,8 @@ class ByteTokenizer:
         return tokens
 
     def text_start(self, tokens: Sequence[int], most: int) -> int:
-        """Where the text at the end of the tokens begins: after the last special token, at most `most` tokens back."""
+        """Where the text at the end of the tokens begins: after the last special token, at most
+        `most` tokens back."""
         start = len(tokens)
         while start > max(0, len(tokens) - most) and self.piece(tokens[start - 1]):
             start -= 1

@@ -1,11 +1,12 @@
-"""A drafter with prompt lookup in front: where a long enough ending of the text occurred before, its
-continuation is copied; elsewhere the drafter proposes. A copy costs no drafting, and a text that has begun to
-repeat itself often continues to. After a shorter match the copy is one more path of the drafter's tree, where
-it proposes a tree of chosen tokens.
+"""A drafter with prompt lookup in front: where a long enough ending of the text occurred before,
+its continuation is copied; elsewhere the drafter proposes. A copy costs no drafting, and a text
+that has begun to repeat itself often continues to. After a shorter match the copy is one more path
+of the drafter's tree, where it proposes a tree of chosen tokens.
 
-The text so far decides which of them proposes, before anything is drawn, so every proposal keeps its own law.
-A copied token is a draw from the distribution that has all its mass on it. Under sampling a copy has the
-drafter's law with that q, and token verification accepts it with probability p.
+The text so far decides which of them proposes, before anything is drawn, so every proposal keeps
+its own law. A copied token is a draw from the distribution that has all its mass on it. Under
+sampling a copy has the drafter's law with that q, and token verification accepts it with
+probability p.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ class CopyingDrafter:
 
     Args:
         inner: a drafter of any law.
-        copy_tokens: length of a copy after the shortest match; every further token that agrees makes it two
-            tokens longer. (SmolLM2's greedy answers to MT-Bench, first 15 tokens of a copy: 2.2 accepted after a
-            match of two, 4.6 after four, 7.7 after nine, 11.6 after twelve and more.)
-        most_tokens: the longest copy. With the last committed token 31 are the 32 rows that `align.kernels` takes
-            at a time.
-        shortest: the shortest match whose copy is proposed alone. After two tokens that agree 1.5 of five copied
-            ones are accepted, of a trained drafter's tree of five 1.4, of both in one tree 2.2.
+        copy_tokens: length of a copy after the shortest match; every further token that agrees
+            makes it two tokens longer. (SmolLM2's greedy answers to MT-Bench, first 15 tokens of a
+            copy: 2.2 accepted after a match of two, 4.6 after four, 7.7 after nine, 11.6 after
+            twelve and more.)
+        most_tokens: the longest copy. With the last committed token 31 are the 32 rows that
+            `align.kernels` takes at a time.
+        shortest: the shortest match whose copy is proposed alone. After two tokens that agree 1.5
+            of five copied ones are accepted, of a trained drafter's tree of five 1.4, of both in
+            one tree 2.2.
         joining: the shortest match whose copy joins the drafter's tree.
         joined_tokens: the length of such a copy.
         longest: the longest match looked up.
@@ -60,14 +63,18 @@ class CopyingDrafter:
 
     def start(self, request: Request) -> CopyingSession:
         law = self.law(request.sampling)
-        lookup = LookupSession(request, self.longest, self.joining if law == "point" else self.shortest)
+        lookup = LookupSession(
+            request, self.longest, self.joining if law == "point" else self.shortest
+        )
         return CopyingSession(self, self.inner.start(request), lookup, law)
 
 
 class CopyingSession(WrappingSession):
     """One request's drafts."""
 
-    def __init__(self, drafter: CopyingDrafter, inner: DraftSession, lookup: LookupSession, law: Law) -> None:
+    def __init__(
+        self, drafter: CopyingDrafter, inner: DraftSession, lookup: LookupSession, law: Law
+    ) -> None:
         super().__init__(inner)
         self.drafter, self.lookup, self.law = drafter, lookup, law
 
@@ -88,5 +95,7 @@ class CopyingSession(WrappingSession):
         ids_S, column_K = copy.tokens_K.unique(return_inverse=True)
         q = DraftProbs(F.one_hot(column_K, len(ids_S)).to(torch.float32), ids_S)
         if self.law == "unmasked":  # all in one step, and decided by the text
-            return Proposal(copy.tokens_K, self.law, q, torch.zeros_like(copy.tokens_K), state_only=True)
+            return Proposal(
+                copy.tokens_K, self.law, q, torch.zeros_like(copy.tokens_K), state_only=True
+            )
         return Proposal(copy.tokens_K, self.law, q)

@@ -1,4 +1,5 @@
-"""The drafts of two drafters merged into one tree. Which tokens it holds is a choice: law `point`."""
+"""The drafts of two drafters merged into one tree. Which tokens it holds is a choice: law
+`point`."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from decode.speculation.tree_drafts import prefix_tree
 
 
 class MergedDrafter(Drafter):
-    """`first` and `second`, of any law, both over the target's vocabulary. At most one of them may have taps."""
+    """`first` and `second`, of any law, both over the target's vocabulary. At most one of them may
+    have taps."""
 
     def __init__(self, first: Drafter, second: Drafter) -> None:
         self.first, self.second = first, second
@@ -37,8 +39,12 @@ class MergedSession(DraftSession):
             session.observe(output, kept)
 
     def propose(self, k: int) -> Proposal | None:
-        found = [s.propose(min(k, most)) for s, most in zip(self.sessions, self.limits, strict=True)]
-        paths = [path for proposal in found if proposal is not None for path in split_paths(proposal)]
+        found = [
+            s.propose(min(k, most)) for s, most in zip(self.sessions, self.limits, strict=True)
+        ]
+        paths = [
+            path for proposal in found if proposal is not None for path in split_paths(proposal)
+        ]
         return prefix_tree(paths, self.request.target.device) if paths else None
 
     def close(self) -> None:

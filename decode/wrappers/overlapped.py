@@ -1,12 +1,14 @@
-"""Drafting while the target verifies (DuoDecoding, arXiv 2503.00784; Double, 2601.05524). As soon as a draft is
-proposed, a thread begins the next one, on the guess that the draft will be accepted whole and followed by the
-drafter's own next token. If the guess is right the next draft costs no time; else it is made again.
+"""Drafting while the target verifies (DuoDecoding, arXiv 2503.00784; Double, 2601.05524). As soon
+as a draft is proposed, a thread begins the next one, on the guess that the draft will be accepted
+whole and followed by the drafter's own next token. If the guess is right the next draft costs no
+time; else it is made again.
 
-The law is that of the inner drafter. The next draft is drawn from q after the guessed text, with a generator of
-its own. Whether the guess is right depends on tokens drawn before and on the target, so given that it is, the
-tokens are draws from q.
+The law is that of the inner drafter. The next draft is drawn from q after the guessed text, with a
+generator of its own. Whether the guess is right depends on tokens drawn before and on the target,
+so given that it is, the tokens are draws from q.
 
-It needs a drafter on another device than the target, or idle cores: on shared ones each slows the other down.
+It needs a drafter on another device than the target, or idle cores: on shared ones each slows the
+other down.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class OverlappedDrafter:
     """`inner`, drafting one round ahead.
 
     Args:
-        inner: drafts chains from the text alone, and its text can be rewound. Its last drafted token is the guess.
+        inner: drafts chains from the text alone, and its text can be rewound. Its last drafted
+            token is the guess.
 
     Raises:
         UserError: it drafts fewer than two tokens; when a request begins: it cannot rewind.
@@ -40,7 +43,8 @@ class OverlappedDrafter:
     def __init__(self, inner: Drafter) -> None:
         if inner.draft_tokens < 2:
             raise UserError(
-                f"drafter {inner.name!r} drafts one token: drafting ahead needs at least 2, the last one is the guess"
+                f"drafter {inner.name!r} drafts one token: drafting ahead needs at least 2, the "
+                "last one is the guess"
             )
         self.inner = inner
         self.name = f"{inner.name}+overlap"
@@ -70,7 +74,8 @@ class OverlappedSession(WrappingSession):
         super().__init__(drafter.start(self.guessed))
         if not self.inner.rewinds:
             raise UserError(
-                f"drafter {drafter.name!r} can't run ahead: it reads the target's states, or its text can't go back"
+                f"drafter {drafter.name!r} can't run ahead: it reads the target's states, or its "
+                "text can't go back"
             )
         self.worker = ThreadPoolExecutor(1)
         self.ahead: Future[Proposal | None] | None = None
@@ -90,8 +95,9 @@ class OverlappedSession(WrappingSession):
         if len(tokens) > k:
             self._set_guess(tokens[: k + 1])
         if len(self.request.tokens) < len(self.guessed.tokens) < self.request.cache.capacity - k:
-            # A thread lives for one draft: OpenMP keeps a team per living thread, and with more of them than cores
-            # every team sleeps between products, which halves the speed of all later decoding in the process.
+            # A thread lives for one draft: OpenMP keeps a team per living thread, and with more of
+            # them than cores every team sleeps between products, which halves the speed of all
+            # later decoding in the process.
             self.worker = ThreadPoolExecutor(1)
             self.ahead = self.worker.submit(self._draft, k + 1)
             self.worker.shutdown(wait=False)
@@ -108,7 +114,8 @@ class OverlappedSession(WrappingSession):
         return self.inner.propose(k)
 
     def _join(self) -> Future[Proposal | None] | None:
-        """Wait for the thread to end, shortly after its draft is done; returns the draft, if there was one."""
+        """Wait for the thread to end, shortly after its draft is done; returns the draft, if there
+        was one."""
         self.worker.shutdown()
         ahead, self.ahead = self.ahead, None
         return ahead

@@ -1,8 +1,8 @@
-"""A drafter with its own vocabulary for any target: its context is the committed text in its tokens, and what it
-drafts is translated into the target's tokens (decode/wrappers/vocabularies.py).
+"""A drafter with its own vocabulary for any target: its context is the committed text in its
+tokens, and what it drafts is translated into the target's tokens (decode/wrappers/vocabularies.py).
 
-The law is `point`, however the inner drafter draws. Its q is lost in translation: several drafts in its tokens
-become one in the target's, and how a draft is tokenized depends on the tokens after it.
+The law is `point`, however the inner drafter draws. Its q is lost in translation: several drafts in
+its tokens become one in the target's, and how a draft is tokenized depends on the tokens after it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class InnerSession(Protocol):
     """A model's state for one text, in its own tokens."""
 
     def propose(self, text: list[int], k: int) -> list[int]:
-        """At most k ≥ 1 tokens to follow the text, chosen in any way. The text grows between calls; its end may
-        change."""
+        """At most k ≥ 1 tokens to follow the text, chosen in any way. The text grows between calls;
+        its end may change."""
 
 
 class InnerDrafter(Protocol):
@@ -41,9 +41,10 @@ class TranslatedDrafter(Drafter):
 
     Args:
         inner: see `InnerDrafter`.
-        vocabulary: maps between the inner drafter's tokens and the target's. Special tokens of the target's chat
-            template that the inner drafter lacks are plain text to it.
-        draft_tokens: the most target tokens in a proposal; default: as many as `inner` drafts of its own.
+        vocabulary: maps between the inner drafter's tokens and the target's. Special tokens of the
+            target's chat template that the inner drafter lacks are plain text to it.
+        draft_tokens: the most target tokens in a proposal; default: as many as `inner` drafts of
+            its own.
     """
 
     def __init__(
@@ -58,7 +59,8 @@ class TranslatedDrafter(Drafter):
 
 
 class TranslatedSession(DraftSession):
-    """One request's drafts. `context`: the first `translated` committed tokens in the inner drafter's tokens."""
+    """One request's drafts. `context`: the first `translated` committed tokens in the inner
+    drafter's tokens."""
 
     def __init__(self, drafter: TranslatedDrafter, request: Request) -> None:
         self.drafter, self.request = drafter, request
@@ -76,4 +78,8 @@ class TranslatedSession(DraftSession):
         tokens = vocabulary.to_target(drafts, request.tokens)
         # a tokenizer may have more tokens than the model has rows
         tokens = list(takewhile(lambda token: token < request.target.vocab_size, tokens))[:k]
-        return Proposal(torch.tensor(tokens, device=request.target.device), "point") if tokens else None
+        return (
+            Proposal(torch.tensor(tokens, device=request.target.device), "point")
+            if tokens
+            else None
+        )

@@ -1,9 +1,9 @@
 """Translation between two vocabularies: the drafter's tokens to the target's, and back.
 
-Both tokenizers are treated as codes for bytes. Where they split every text in the same way, tokens are mapped
-one by one. Otherwise the bytes are tokenized again (string-level exact match, arXiv 2502.05202): committed tokens
-never change, and a draft begins exactly where they end. A wrong translation only costs acceptance, because the
-target verifies every token.
+Both tokenizers are treated as codes for bytes. Where they split every text in the same way, tokens
+are mapped one by one. Otherwise the bytes are tokenized again (string-level exact match, arXiv
+2502.05202): committed tokens never change, and a draft begins exactly where they end. A wrong
+translation only costs acceptance, because the target verifies every token.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from decode.drafters.base import common_prefix_length
 from decode.wrappers.byte_tokenizer import ByteTokenizer
 
 CONTEXT = 16
-"""Committed tokens used as context: a draft's first token may depend on the word or the run of spaces before it."""
+"""Committed tokens used as context: a draft's first token may depend on the word or the run of
+spaces before it."""
 SYNCHRONISED = 8
-"""A text is tokenized again from its middle. When this many tokens are as before, the rest counts as unchanged."""
+"""A text is tokenized again from its middle. When this many tokens are as before, the rest counts
+as unchanged."""
 
 
 class VocabularyMap:
     """Maps drafter tokens to target tokens and back.
 
-    Special tokens are matched by role (EOS, BOS) and by name among special tokens alone: in a draft the role decides, so
-    that an end is the target's end, in the drafter's context the name. Text that looks like one stays text. A special
-    token of the target's that the drafter lacks is written out in the drafter's context, so that the turns of a
-    chat stay apart.
+    Special tokens are matched by role (EOS, BOS) and by name among special tokens alone: in a draft
+    the role decides, so that an end is the target's end, in the drafter's context the name. Text
+    that looks like one stays text. A special token of the target's that the drafter lacks is
+    written out in the drafter's context, so that the turns of a chat stay apart.
 
     Args:
         drafter_tokenizer, target_tokenizer: see `ByteTokenizer`.
@@ -42,16 +44,23 @@ class VocabularyMap:
         self.target = ByteTokenizer(target_tokenizer, "target")
         self.same = self.drafter.cut == self.target.cut
         """Both split every text in the same way, so tokens are mapped one by one."""
-        # special tokens: in a draft the role decides, so that it ends the target's way; in the context the name
-        self._forth = _match_names(self.drafter, self.target) | _match_roles(self.drafter, self.target)
-        self._back = _match_roles(self.target, self.drafter) | _match_names(self.target, self.drafter)
+        # special tokens: in a draft the role decides, so that it ends the target's way; in the
+        # context the name
+        self._forth = _match_names(self.drafter, self.target) | _match_roles(
+            self.drafter, self.target
+        )
+        self._back = _match_roles(self.target, self.drafter) | _match_names(
+            self.target, self.drafter
+        )
 
     def to_target(self, drafter_ids: Sequence[int], before: Sequence[int]) -> list[int]:
-        """A draft in the target's tokens, to follow the committed target tokens `before`; perhaps none.
+        """A draft in the target's tokens, to follow the committed target tokens `before`; perhaps
+        none.
 
-        It ends before the first drafted id that stands for neither text nor a special token of the target's, and after a
-        special token. Of a text that may go on, half a character at the end is left out, and so are last tokens that
-        could still become one longer token with what follows. The drafter's last token is exempt: it ended there.
+        It ends before the first drafted id that stands for neither text nor a special token of the
+        target's, and after a special token. Of a text that may go on, half a character at the end
+        is left out, and so are last tokens that could still become one longer token with what
+        follows. The drafter's last token is exempt: it ended there.
         """
         if self.same:
             return _cut_at_unknown(self._forth.get(token, -1) for token in drafter_ids)
@@ -77,7 +86,8 @@ class VocabularyMap:
         return known[: len(known) - self._count_unsettled(known, last)]
 
     def _encode_after(self, context: bytes, data: bytes) -> list[int]:
-        """The target's tokens of `data` after `context`, as it would have cut both together if that has a cut between them."""
+        """The target's tokens of `data` after `context`, as it would have cut both together if that
+        has a cut between them."""
         tokens, at = self.target.encode(context + data), 0
         for n, token in enumerate(tokens):
             if at == len(context):
@@ -86,7 +96,8 @@ class VocabularyMap:
         return self.target.encode(data)
 
     def _count_unsettled(self, tokens: list[int], last: int) -> int:
-        """How many tokens at the end together begin a longer token and have more than `last` bytes."""
+        """How many tokens at the end together begin a longer token and have more than `last`
+        bytes."""
         found, end = 0, b""
         for n, token in enumerate(reversed(tokens), 1):
             end = self.target.piece(token) + end
@@ -97,8 +108,8 @@ class VocabularyMap:
         return found
 
     def to_drafter(self, target_ids: Sequence[int], previous: list[int]) -> tuple[int, list[int]]:
-        """The drafter's context after more target tokens are committed: how many of its tokens stay, and those that
-        follow them. Bytes that the drafter has no token for are left out.
+        """The drafter's context after more target tokens are committed: how many of its tokens
+        stay, and those that follow them. Bytes that the drafter has no token for are left out.
 
         Args:
             target_ids: the new target tokens, after those that `previous` was made of.
@@ -132,11 +143,14 @@ class VocabularyMap:
         """A target token as text: a special one is written out."""
         return self.target.piece(token) or self.target.names.get(token, "").encode()
 
-    def _split_runs(self, target_ids: Sequence[int], first: bool) -> tuple[bytes, list[tuple[int, bytes]]]:
-        """The text before the first special token that the drafter has too, then each of these with the text after it.
+    def _split_runs(
+        self, target_ids: Sequence[int], first: bool
+    ) -> tuple[bytes, list[tuple[int, bytes]]]:
+        """The text before the first special token that the drafter has too, then each of these with
+        the text after it.
 
-        The first text of all begins as the drafter's tokenizer begins one: after its BOS, and with its space in place of the
-        target's.
+        The first text of all begins as the drafter's tokenizer begins one: after its BOS, and with
+        its space in place of the target's.
         """
         texts, specials = [bytearray()], []
         for token in target_ids:
@@ -155,9 +169,14 @@ class VocabularyMap:
 
 
 def _match_names(one: ByteTokenizer, other: ByteTokenizer) -> dict[int, int]:
-    """Tokens of one tokenizer → those of the other with the same name, among text and special tokens apart."""
-    text = {i: other.ids[name] for name, i in one.ids.items() if one.pieces[i] and name in other.ids}
-    return text | {i: other.specials[name] for name, i in one.specials.items() if name in other.specials}
+    """Tokens of one tokenizer → those of the other with the same name, among text and special
+    tokens apart."""
+    text = {
+        i: other.ids[name] for name, i in one.ids.items() if one.pieces[i] and name in other.ids
+    }
+    return text | {
+        i: other.specials[name] for name, i in one.specials.items() if name in other.specials
+    }
 
 
 def _match_roles(one: ByteTokenizer, other: ByteTokenizer) -> dict[int, int]:

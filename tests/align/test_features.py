@@ -22,7 +22,10 @@ def weights(output: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 def test_training_from_disk_is_training_from_memory(
-    tmp_path: Path, debug_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    debug_data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ["trainer.max_steps=6", "trainer.validate_every=6"]
     memory, disk, lazy = tmp_path / "memory", tmp_path / "disk", tmp_path / "lazy"
@@ -43,12 +46,19 @@ def test_training_from_disk_is_training_from_memory(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["debug_taps", "debug_mdlm", "debug_sedd", "debug_autoregressive"])
+@pytest.mark.parametrize(
+    "recipe", ["debug_taps", "debug_mdlm", "debug_sedd", "debug_autoregressive"]
+)
 def test_a_target_without_layers_trains_the_same_drafter(
     tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixture[str], recipe: str
 ) -> None:
     """From what is stored alone; and where a row is not stored, nothing is begun."""
-    words = [f"recipe={recipe}", f"data.path={debug_data}", "trainer.max_steps=4", "trainer.features_gb=1"]
+    words = [
+        f"recipe={recipe}",
+        f"data.path={debug_data}",
+        "trainer.max_steps=4",
+        "trainer.features_gb=1",
+    ]
     words.append(f"trainer.features_path={tmp_path / 'stored'}")
     absent = load_recipe([*words, f"output={tmp_path / 'absent'}", "target.parallel=absent"])
     with pytest.raises(

@@ -14,10 +14,14 @@ def test_a_page_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     path = tmp_path / "plan.json"
     main(["recipe=debug_block", f"output={tmp_path / 'run'}", "--json", str(path)])
     assert "measured here on a few samples and steps" in capsys.readouterr().out
-    assert json.loads(path.read_text())["recipe"] == "debug_block" and not (tmp_path / "run").exists()
+    assert (
+        json.loads(path.read_text())["recipe"] == "debug_block" and not (tmp_path / "run").exists()
+    )
 
 
-def test_another_machine_needs_no_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_machine_needs_no_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "target"
     folder.mkdir()
     (folder / "config.json").write_text(
@@ -28,7 +32,9 @@ def test_another_machine_needs_no_weights(tmp_path: Path, capsys: pytest.Capture
     with pytest.raises(SystemExit) as stop:
         main([*words, "--hardware", "h100x8"])
     page = capsys.readouterr().out
-    assert stop.value.code == 1 and "70.6G parameters" in page and "its weights are not here" in page
+    assert (
+        stop.value.code == 1 and "70.6G parameters" in page and "its weights are not here" in page
+    )
     assert "DOES NOT FIT: training takes" in page and "most of it is target" in page
 
 
@@ -49,7 +55,9 @@ def test_another_machine_needs_no_weights(tmp_path: Path, capsys: pytest.Capture
         (["recipe=debug_block", "target.name=/no/where"], "neither a folder"),
     ],
 )
-def test_wrong_words_are_one_line(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_words_are_one_line(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stop:
         main(words)
     error = capsys.readouterr().err.strip()

@@ -25,7 +25,11 @@ def commands(page: str, *headings: str) -> list[str]:
     chosen = [section for section in sections if section.partition("\n")[0] in headings]
     assert len(chosen) == len(headings)
     lines = "".join(chosen).splitlines()
-    return [line.partition("  #")[0].strip() for line in lines if line.startswith("    python -m align.")]
+    return [
+        line.partition("  #")[0].strip()
+        for line in lines
+        if line.startswith("    python -m align.")
+    ]
 
 
 LINES = [
@@ -75,8 +79,15 @@ def test_a_command(
     _, _, module, *words = shlex.split(LINES[number])
     folder = tmp_path / "target"
     folder.mkdir()
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 300, **sizes}))
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "llama", "vocab_size": 300, **sizes})
+    )
     with Loopback(load_target("debug"), states=tmp_path, layers=(0, 2, 3)) as server:
         for theirs, mine in (
             ("20", "2"),  # before the ports and paths of this machine, which may hold it too
@@ -96,7 +107,9 @@ def test_a_command(
         else:
             words += [*(TINY if module in ("align.features", "align.train") else []), *WRITTEN]
             words += (
-                [] if any(word.startswith("output=") for word in words) else [f"output={tmp_path / 'run'}"]
+                []
+                if any(word.startswith("output=") for word in words)
+                else [f"output={tmp_path / 'run'}"]
             )
         importlib.import_module(module).main(words)
     said = capsys.readouterr().out

@@ -19,7 +19,10 @@ FEW = ["trainer.max_steps=2", "trainer.warmup_steps=1", "trainer.validation_rows
 
 @pytest.mark.slow
 def test_a_sweep_without_an_account(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, debug_data: Path
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    debug_data: Path,
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
     path = tmp_path / "mine.yaml"
@@ -28,7 +31,8 @@ def test_a_sweep_without_an_account(
     main(words)
     page = capsys.readouterr().out
     assert (
-        "| objective.weighting | validation/tau_sampling [95%] | runs |" in page and "| uniform | 1." in page
+        "| objective.weighting | validation/tau_sampling [95%] | runs |" in page
+        and "| uniform | 1." in page
     )
     assert len([*(tmp_path / "out" / "trials").glob("*/drafter/model.safetensors")]) == 2
     main(words)
@@ -53,5 +57,7 @@ def test_wrong_words_are_one_line(
 ) -> None:
     with pytest.raises(SystemExit) as stop:
         main([*words, "--out", str(tmp_path / "out")])
-    error = [line for line in capsys.readouterr().err.strip().splitlines() if "trials of" not in line]
+    error = [
+        line for line in capsys.readouterr().err.strip().splitlines() if "trials of" not in line
+    ]
     assert stop.value.code == 2 and len(error) == 1 and says in error[0], error

@@ -140,7 +140,9 @@ def test_a_folder_and_an_unreadable_file(
     ],
     ids=["recipe", "key"],
 )
-def test_malformed_words_of_a_real_process(argv: list[str], words: tuple[str, ...], tmp_path: Path) -> None:
+def test_malformed_words_of_a_real_process(
+    argv: list[str], words: tuple[str, ...], tmp_path: Path
+) -> None:
     environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent)}
     run = subprocess.run(
         [sys.executable, "-m", "align.synthesize", *argv],
@@ -161,7 +163,9 @@ def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit) as stop:
         synthesize.main([DEBUG, f"output={tmp_path}/out", "data.writer=openai:http://127.0.0.1:9"])
     assert stop.value.code == 2
-    check_line(capsys.readouterr().err, ("http://127.0.0.1:9/v1/models: no answer", "is the server up?"))
+    check_line(
+        capsys.readouterr().err, ("http://127.0.0.1:9/v1/models: no answer", "is the server up?")
+    )
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -176,5 +180,8 @@ def test_a_server_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         ]
         synthesize.main([*words, f"data.writer=openai:{server.url}/v1"])
     said = capsys.readouterr().out
-    assert "writes as 'debug', up to 64 requests at once, exact token ids; 100% of its greedy tokens" in said
+    assert (
+        "writes as 'debug', up to 64 requests at once, exact token ids; 100% of its greedy tokens"
+        in said
+    )
     assert "align.train" in said and (tmp_path / "data" / "shard-00000.safetensors").is_file()

@@ -69,7 +69,9 @@ def vocabulary(N: int, seed: int) -> int:
 
 
 def trees_for(verifier: str, drafter: str) -> list[Parents]:
-    chains = not VERIFIERS[verifier].siblings or drafter.startswith("unmasked") or "stopped" in drafter
+    chains = (
+        not VERIFIERS[verifier].siblings or drafter.startswith("unmasked") or "stopped" in drafter
+    )
     return _trees(chains)
 
 

@@ -57,7 +57,9 @@ def drawn_from(toy: Toy, drawn_KV: Tensor) -> Case:
 
 
 def sharpened(toy: Toy) -> Case:
-    return drawn_from(toy, probs(toy.q_KV.clamp(min=1e-9).log(), Sampling(temperature=1.0, top_k=2)))
+    return drawn_from(
+        toy, probs(toy.q_KV.clamp(min=1e-9).log(), Sampling(temperature=1.0, top_k=2))
+    )
 
 
 def cut_at_a_poor_draw(toy: Toy) -> Case:
@@ -214,15 +216,23 @@ MUTANTS: dict[str, Mutant] = {
     "a draft cut before a token that turned out poor": Mutant(cut_at_a_poor_draw, "token"),
     "causal drafts with independent q": Mutant(causal_as_independent, "token"),
     "siblings sorted by id": Mutant(sorted_by_id("iid"), "recursive"),
-    "siblings without replacement sorted by id": Mutant(sorted_by_id("without_replacement"), "recursive"),
+    "siblings without replacement sorted by id": Mutant(
+        sorted_by_id("without_replacement"), "recursive"
+    ),
     "siblings without replacement under the i.i.d. rule": Mutant(
         said_to_be(False, "without_replacement"), "recursive"
     ),
     "siblings of several q under K-SEQ": Mutant(tree_of(TWO, "independent", causal=True), "k_seq"),
-    "i.i.d. siblings under the rule without replacement": Mutant(said_to_be(True, "iid"), "recursive"),
+    "i.i.d. siblings under the rule without replacement": Mutant(
+        said_to_be(True, "iid"), "recursive"
+    ),
     "greedy rule on a sampled target": Mutant(
         lambda toy: chosen(toy, CHAIN),
-        slip(lambda p, d: rules.point(torch.nn.functional.one_hot(p.argmax(-1), p.shape[-1]).double(), d)),
+        slip(
+            lambda p, d: rules.point(
+                torch.nn.functional.one_hot(p.argmax(-1), p.shape[-1]).double(), d
+            )
+        ),
     ),
     "typical acceptance": Mutant(lambda toy: drawn(toy, CHAIN, False), "lossy_typical"),
     "point mass, the rejected token not taken out": Mutant(
@@ -257,7 +267,9 @@ MUTANTS: dict[str, Mutant] = {
     "traversal, last leaf first, without replacement": Mutant(
         tree_of(TWO, "without_replacement"),
         "traversal",
-        patched("visits", lambda parents: tuple((len(parents) - 1 - i, x) for i, x in _visits(parents))),
+        patched(
+            "visits", lambda parents: tuple((len(parents) - 1 - i, x) for i, x in _visits(parents))
+        ),
         V=4,
     ),
     "hybrid that forgets the latest step": Mutant(

@@ -105,7 +105,9 @@ WRITTEN = ("data.samples=200", "data.batch_size=100", "data.answer_temperatures=
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("texts") / "data"
-    synthesize(load_recipe(["recipe=debug_block", *WRITTEN]), load_target("debug"), folder, quiet=True)
+    synthesize(
+        load_recipe(["recipe=debug_block", *WRITTEN]), load_target("debug"), folder, quiet=True
+    )
     return folder
 
 
@@ -117,11 +119,15 @@ def test_training_expects_what_decoding_measures(recipe: str, texts: Path, tmp_p
     drafter = open_drafter(tmp_path / "drafter", load_target("debug"))
     taus = compare(drafter, read_samples(texts), 24, 400, repeats=2)
     assert taus.prefixes >= 300 and taus.expected > 1.1, taus
-    assert abs(taus.expected - taus.measured) < 3 * taus.error and taus.error < 0.04 * taus.measured, taus
+    assert (
+        abs(taus.expected - taus.measured) < 3 * taus.error and taus.error < 0.04 * taus.measured
+    ), taus
 
 
 if __name__ == "__main__":
     folder, name, count = Path(sys.argv[1]), sys.argv[2], int((sys.argv[3:] or ["400"])[0])
     recipe = load_recipe(["recipe=smollm2_block"])
     held_out = packing.split_validation(read_samples(folder), recipe.data.validation_fraction)[1]
-    print(compare(open_drafter(name, load_target()), held_out, recipe.data.max_answer_tokens, count))
+    print(
+        compare(open_drafter(name, load_target()), held_out, recipe.data.max_answer_tokens, count)
+    )

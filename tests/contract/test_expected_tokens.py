@@ -38,7 +38,9 @@ class ToyTarget(TableTarget):
         return torch.arange(len(paths))[:, None]
 
     def head(self, hidden: Tensor) -> Tensor:
-        return torch.stack([self._row(self.paths[int(i)][2:]) for i in hidden[0, :, 0]])[None].float()
+        return torch.stack([self._row(self.paths[int(i)][2:]) for i in hidden[0, :, 0]])[
+            None
+        ].float()
 
     def _row(self, done: list[int]) -> Tensor:
         if len(done) > self.toy.K:
@@ -106,7 +108,11 @@ def counted(toy: Toy, proposal: Proposal, verifier: str, parents: Parents) -> in
 
 def cases_of(verifier: str, drafter: str) -> list[tuple[Toy, Parents, Case]]:
     """Two tables for each of two shapes."""
-    shapes = [x for x in [(-1, 0), (-1, 0, 1), (-1, -1, 0), (-1, -1, 1)] if x in trees_for(verifier, drafter)]
+    shapes = [
+        x
+        for x in [(-1, 0), (-1, 0, 1), (-1, -1, 0), (-1, -1, 1)]
+        if x in trees_for(verifier, drafter)
+    ]
     found = []
     for seed, parents in enumerate([*shapes[-2:]] * 2, 1):
         toy = Toy(3, max(depths(parents)), seed, VERIFIERS[verifier].greedy_only)
@@ -116,7 +122,9 @@ def cases_of(verifier: str, drafter: str) -> list[tuple[Toy, Parents, Case]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("verifier", "drafter"), [x for x in pairs() if x[0] != "point_mass"])
-def test_every_draft_through_the_engine(verifier: str, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_draft_through_the_engine(
+    verifier: str, drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not drawn but gone through: each draft at its weight, what the engine may count at its probability, and what it counts
     is what was drawn. (`point_mass` draws the target's own tokens: below.)"""
     seen: list[tuple[Tensor, int]] = []
@@ -130,7 +138,9 @@ def test_every_draft_through_the_engine(verifier: str, drafter: str, monkeypatch
     monkeypatch.setattr("decode.speculation.verifiers._chains_in_c", lambda *_: None)
     for toy, parents, case in cases_of(verifier, drafter):
         expected = 0.0
-        for weight, proposal in zip(case.weight_B.tolist(), proposals_of(case, drafter), strict=True):
+        for weight, proposal in zip(
+            case.weight_B.tolist(), proposals_of(case, drafter), strict=True
+        ):
             seen.clear()
             count = counted(toy, proposal, verifier, parents)
             if VERIFIERS[verifier].greedy_only:
@@ -147,7 +157,10 @@ def test_every_draft_through_the_engine(verifier: str, drafter: str, monkeypatch
 
 def test_one_rule_in_anothers_place_would_show() -> None:
     for better, other, drafter in DOMINATES:
-        gaps = [mean_accepted(c, better) - mean_accepted(c, other) for _, _, c in cases_of(better, drafter)]
+        gaps = [
+            mean_accepted(c, better) - mean_accepted(c, other)
+            for _, _, c in cases_of(better, drafter)
+        ]
         assert max(map(abs, gaps)) > 1e-3, (better, other, drafter)
 
 
@@ -160,13 +173,21 @@ def test_one_rule_in_anothers_place_would_show() -> None:
         ("block", (-1, 0), True, "iid"),
     ],
 )
-def test_drawn_and_counted(verifier: str, parents: Parents, causal: bool, siblings: Siblings) -> None:
+def test_drawn_and_counted(
+    verifier: str, parents: Parents, causal: bool, siblings: Siblings
+) -> None:
     for seed in (1, 2):
         toy = Toy(4, max(depths(parents)), seed)
         expected = mean_accepted(drawn(toy, parents, causal, siblings), verifier)
         propose = drafts_of(toy, parents, causal, siblings)
-        decoder = decoder_for(toy, "causal" if causal else "independent", parents, verifier, propose)
+        decoder = decoder_for(
+            toy, "causal" if causal else "independent", parents, verifier, propose
+        )
         outputs = sampled(decoder, Sampling(1.0), RUNS, PROMPT, toy.K + 2)
         counts = torch.tensor([out.accepted[0] for out in outputs], dtype=torch.float64)
         error = float(counts.std()) / RUNS**0.5
-        assert abs(float(counts.mean()) - expected) < 4.5 * error + 1e-3, (seed, expected, counts.mean())
+        assert abs(float(counts.mean()) - expected) < 4.5 * error + 1e-3, (
+            seed,
+            expected,
+            counts.mean(),
+        )

@@ -102,7 +102,9 @@ def test_coupled_output_is_the_same_with_and_without_drafts(setting: str) -> Non
         different.add(tuple(expected.tokens))
         for kind, (law, propose) in DRAFTERS.items():
             drafter = ScriptedDrafter(law, propose)
-            out = Decoder(target, drafter, "gumbel").generate(LETTERS, max_new_tokens=24, sampling=sampling)  # type: ignore[arg-type]
+            out = Decoder(target, drafter, "gumbel").generate(
+                LETTERS, max_new_tokens=24, sampling=sampling
+            )  # type: ignore[arg-type]
             assert out.tokens == expected.tokens, kind
     assert len(different) == 20
 

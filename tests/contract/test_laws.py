@@ -46,7 +46,10 @@ def test_the_output_law_is_the_targets(verifier: str, drafter: str) -> None:
 @pytest.mark.parametrize(("verifier", "drafter"), pairs())
 def test_the_output_law_on_a_few_trees(verifier: str, drafter: str) -> None:
     """What `test_the_output_law_is_the_targets` enumerates over every tree, in a fiftieth of the time."""
-    few = [x for x in trees_for(verifier, drafter) if len(x) <= 3] + [(-1, 0, -1, 2), (-1, -1, 1, 0)]
+    few = [x for x in trees_for(verifier, drafter) if len(x) <= 3] + [
+        (-1, 0, -1, 2),
+        (-1, -1, 1, 0),
+    ]
     for seed, parents in enumerate(x for x in few if x in trees_for(verifier, drafter)):
         toy = Toy(3, max(depths(parents)), seed + 1, VERIFIERS[verifier].greedy_only)
         assert distance(DRAFTERS[drafter](toy, parents), verifier) < EXACT
@@ -55,11 +58,15 @@ def test_the_output_law_on_a_few_trees(verifier: str, drafter: str) -> None:
 def test_k_seq_accepts_as_often_as_its_equation_allows() -> None:
     """ρ solves 1 − (1 − β)^S = ρβ: a larger one would keep the distribution and accept less."""
     generator = torch.Generator().manual_seed(0)
-    p_BNV, q_BNV = (torch.rand(10, 3, 5, dtype=torch.float64, generator=generator) ** 3 for _ in range(2))
+    p_BNV, q_BNV = (
+        torch.rand(10, 3, 5, dtype=torch.float64, generator=generator) ** 3 for _ in range(2)
+    )
     p_BNV, q_BNV = p_BNV / p_BNV.sum(-1, keepdim=True), q_BNV / q_BNV.sum(-1, keepdim=True)
     siblings_BN = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64).expand(10, 3)
     rho_BN, beta_BN = rules._inflation(p_BNV, q_BNV, siblings_BN)
-    torch.testing.assert_close(1 - (1 - beta_BN) ** siblings_BN, rho_BN * beta_BN, atol=1e-9, rtol=0)
+    torch.testing.assert_close(
+        1 - (1 - beta_BN) ** siblings_BN, rho_BN * beta_BN, atol=1e-9, rtol=0
+    )
     torch.testing.assert_close(beta_BN, torch.minimum(q_BNV, p_BNV / rho_BN[..., None]).sum(-1))
 
 
@@ -73,7 +80,9 @@ def test_mutants_are_seen(name: str) -> None:
 def test_more_tokens_a_call(better: str, other: str, drafter: str) -> None:
     """Block never accepts fewer than token. Traversal accepts more than recursive rejection on most tables and in the
     mean, but not on all: where it gains by an early leaf a later sibling may pay for it (tests/contract/README.md)."""
-    gains = torch.tensor([mean_accepted(x, better) - mean_accepted(x, other) for x in cases(better, drafter)])
+    gains = torch.tensor(
+        [mean_accepted(x, better) - mean_accepted(x, other) for x in cases(better, drafter)]
+    )
     assert float(gains.mean()) > 0.002 and (gains > 1e-6).sum() > 20
     if better == "block":
         assert bool((gains > -EXACT).all())
@@ -105,7 +114,9 @@ def test_toys_hold_the_awkward_cases() -> None:
     )  # nothing is left for a second sibling without replacement
 
 
-@pytest.mark.parametrize("verifier", ["token", "block", "hybrid", "recursive", "traversal", "k_seq"])
+@pytest.mark.parametrize(
+    "verifier", ["token", "block", "hybrid", "recursive", "traversal", "k_seq"]
+)
 @pytest.mark.parametrize("part", [False, True])
 def test_a_q_that_is_no_number_costs_speed_and_not_the_law(verifier: str, part: bool) -> None:
     """At some positions, in the whole row or in part of it; the tokens there are whatever comes out then."""
@@ -122,7 +133,11 @@ def test_a_q_that_is_no_number_costs_speed_and_not_the_law(verifier: str, part: 
             weight = torch.ones(len(tokens), dtype=torch.float64)
             for i, depth in enumerate(depths(parents)):
                 row = q_KV[depth - 1]
-                own = row if not row.isnan().any() else torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+                own = (
+                    row
+                    if not row.isnan().any()
+                    else torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+                )
                 weight = weight * own[tokens[:, i]]
             q_BNV = q_KV[torch.tensor(depths(parents)) - 1].expand(len(tokens), -1, 3)
             assert distance(case(toy, parents, weight, tokens, q_BNV), verifier) < EXACT
@@ -139,7 +154,10 @@ def test_a_pruned_draft_vocabulary() -> None:
             tokens = every(4, 2)
             dense = q.dense(4)
             weight = dense[0][tokens[:, 0]] * dense[1][tokens[:, 1]]
-            assert distance(case(toy, (-1, 0), weight, tokens, dense.expand(16, 2, 4)), verifier) < EXACT
+            assert (
+                distance(case(toy, (-1, 0), weight, tokens, dense.expand(16, 2, 4)), verifier)
+                < EXACT
+            )
             proposal = Proposal(torch.tensor([3, 2]), "independent", q)
             assert torch.equal(Drafts.of([proposal], 4).q_BNV, dense[None])
 
@@ -189,7 +207,12 @@ def test_out_of_order_unmasking_needs_point_mass_or_hybrid() -> None:
 
     def drafts(first_BV: Tensor):
         return case(
-            toy, (-1, 0), weight, tokens, torch.stack([first_BV, half.expand(4, 2)], 1), steps_BN=steps
+            toy,
+            (-1, 0),
+            weight,
+            tokens,
+            torch.stack([first_BV, half.expand(4, 2)], 1),
+            steps_BN=steps,
         )
 
     own = drafts(stay[tokens[:, 1]])
@@ -223,7 +246,9 @@ def test_traversal_on_a_chain_is_block_verification() -> None:
             assert out.stop_BM[b].tolist() == pytest.approx(stop, abs=1e-9)
 
 
-@pytest.mark.parametrize(("quick", "slow"), [(rules.token, rules.recursive), (rules.block, rules.traversal)])
+@pytest.mark.parametrize(
+    ("quick", "slow"), [(rules.token, rules.recursive), (rules.block, rules.traversal)]
+)
 def test_chains_all_positions_at_once(quick: Rule, slow: Rule) -> None:
     """The rules for trees, which are enumerated as well, on the same chains; ragged ones too, and a q that is no number."""
     for seed in range(60):
@@ -241,7 +266,8 @@ def test_chains_all_positions_at_once(quick: Rule, slow: Rule) -> None:
         ends = one.stop_BM > 1e-12
         total = one.rest_BMV.sum(-1, keepdim=True)
         torch.testing.assert_close(
-            (one.rest_BMV / total)[ends], (other.rest_BMV / other.rest_BMV.sum(-1, keepdim=True))[ends]
+            (one.rest_BMV / total)[ends],
+            (other.rest_BMV / other.rest_BMV.sum(-1, keepdim=True))[ends],
         )
 
 
@@ -272,7 +298,9 @@ def test_a_batch_of_different_trees_is_each_alone(name: str) -> None:
         proposals.append(Proposal(tokens, "causal", q, parents=parents, siblings=kind))
         tables.append(toy.p_BMV(tokens[None], parents)[0])
     proposals.append(
-        Proposal(torch.zeros(0, dtype=torch.int64), "causal", DraftProbs(torch.zeros(0, 4).double()))
+        Proposal(
+            torch.zeros(0, dtype=torch.int64), "causal", DraftProbs(torch.zeros(0, 4).double())
+        )
     )
     tables.append(Toy(4, 3, 99).p[0][None])
     most = max(len(p) for p in tables)
@@ -283,7 +311,9 @@ def test_a_batch_of_different_trees_is_each_alone(name: str) -> None:
     for b, (proposal, p) in enumerate(zip(proposals, tables, strict=True)):
         alone = verifier.rule(p[None], Drafts.of([proposal], 4))
         torch.testing.assert_close(together.stop_BM[b, : len(p)], alone.stop_BM[0])
-        for one, other, stop in zip(together.rest_BMV[b], alone.rest_BMV[0], alone.stop_BM[0], strict=False):
+        for one, other, stop in zip(
+            together.rest_BMV[b], alone.rest_BMV[0], alone.stop_BM[0], strict=False
+        ):
             if stop > 1e-12:
                 torch.testing.assert_close(one / one.sum(), other / other.sum())
         assert float(together.stop_BM[b, len(p) :].sum()) == 0
@@ -316,7 +346,9 @@ def test_draws_follow_the_outcomes(name: str) -> None:
         verdict = run_verifier(
             name, [proposal] * together, p_BMV.expand(together, -1, -1), [generator] * together
         )
-        found.index_put_((verdict.end_B, verdict.next_B), torch.ones(1, dtype=found.dtype), accumulate=True)
+        found.index_put_(
+            (verdict.end_B, verdict.next_B), torch.ones(1, dtype=found.dtype), accumulate=True
+        )
     sigma = (expected * (1 - expected) * draws).sqrt()
     assert ((found - expected * draws).abs() <= 4.5 * sigma + 1e-9).all()
 
@@ -331,7 +363,10 @@ def test_the_greedy_rule_is_point_mass_on_a_one_hot_p() -> None:
         out = find("greedy").rule(p_BMV, drafts)
         end = int(out.stop_BM[0].argmax())
         best_M = p_BMV[0].argmax(-1)
-        ((path, said),) = walk(tokens.tolist(), [parents], lambda at: best_M[[i for _, i in at]].tolist())  # noqa: B023
+        best = best_M.tolist()
+        ((path, said),) = walk(
+            tokens.tolist(), [parents], lambda at, best=best: [best[i] for _, i in at]
+        )
         assert out.stop_BM[0, end] == 1 and path == path_to(parents, end)
         assert said == int(out.rest_BMV[0, end].argmax())
 
@@ -342,4 +377,6 @@ def test_half_precision_logits_are_verified_in_fp32() -> None:
         assert p.dtype == torch.float32
         proposal = Proposal(torch.tensor([3, 1]), "independent", DraftProbs(p[:2].clone()))
         for name in ("token", "block", "traversal", "recursive"):
-            assert int(run_verifier(name, [proposal], p[None], [torch.Generator()]).end_B) == 2  # p = q
+            assert (
+                int(run_verifier(name, [proposal], p[None], [torch.Generator()]).end_B) == 2
+            )  # p = q

@@ -115,7 +115,9 @@ def positions_by_index() -> list[Patch]:
 def row_lost() -> list[Patch]:
     """The last accepted token is rolled back in the cache."""
     original = KVCache.keep
-    return [(KVCache, "keep", lambda self, start, at: original(self, start, at[: max(1, len(at) - 1)]))]
+    return [
+        (KVCache, "keep", lambda self, start, at: original(self, start, at[: max(1, len(at) - 1)]))
+    ]
 
 
 def outputs_swapped() -> list[Patch]:
@@ -357,7 +359,11 @@ def padding_removes_a_token() -> list[Patch]:
 
 def padding_is_visited() -> list[Patch]:
     return [
-        (rules, "zip_longest", lambda *walks, fillvalue: itertools.zip_longest(*walks, fillvalue=(0, True)))
+        (
+            rules,
+            "zip_longest",
+            lambda *walks, fillvalue: itertools.zip_longest(*walks, fillvalue=(0, True)),
+        )
     ]
 
 
@@ -460,13 +466,25 @@ def seed_and_position_swapped() -> list[Patch]:
 def number_of_another_node() -> list[Patch]:
     """Every node is drawn with the root's number."""
     original = sampling.draw_at
-    return [(verification, "draw_at", lambda p_RV, u_R: original(p_RV, u_R[:1].expand_as(u_R).flip(0) ** 2))]
+    return [
+        (
+            verification,
+            "draw_at",
+            lambda p_RV, u_R: original(p_RV, u_R[:1].expand_as(u_R).flip(0) ** 2),
+        )
+    ]
 
 
 def one_seed_for_all() -> list[Patch]:
     """The requests of a batch with one `Sampling` have the same seed."""
     original = decoder_module._sampling_of_each
-    return [(decoder_module, "_sampling_of_each", lambda one, *more: [original(one, *more)[0]] * more[-1])]
+    return [
+        (
+            decoder_module,
+            "_sampling_of_each",
+            lambda one, *more: [original(one, *more)[0]] * more[-1],
+        )
+    ]
 
 
 # ---- commit and end ----
@@ -530,7 +548,9 @@ def minimum_bars_one_end() -> list[Patch]:
     """Below the minimum length one of several end-of-sequence ids alone is barred."""
     original = History.__init__
 
-    def init(self: History, settings: Any, prompt: Any, size: int, eos_ids: Any, device: Any) -> None:
+    def init(
+        self: History, settings: Any, prompt: Any, size: int, eos_ids: Any, device: Any
+    ) -> None:
         original(self, settings, prompt, size, sorted(eos_ids)[:1], device)
 
     return [(History, "__init__", init)]
@@ -592,7 +612,9 @@ def decoder(target: Target, kind: str) -> Decoder:
         return Decoder(target, proposer, "traversal")
     if kind == "oracle":
         text = Decoder(target).generate(PROMPTS[0], max_new_tokens=16, sampling=REPEATED).tokens
-        return Decoder(target, ScriptedDrafter("point", oracle([*PROMPTS[0], *text], wrong_every=5)))
+        return Decoder(
+            target, ScriptedDrafter("point", oracle([*PROMPTS[0], *text], wrong_every=5))
+        )
     if kind == "candidates":
         standalone = diffusion_drafter(target, "masked_lm")
         return Decoder(target, SpecDiff2Drafter(standalone, 2, keep_q=True), "recursive")
@@ -601,7 +623,9 @@ def decoder(target: Target, kind: str) -> Decoder:
     if kind == "in the background":
         return Decoder(target, OverlappedDrafter(AutoregressiveDrafter(target)), "token")
     if kind == "confidence":
-        return Decoder(target, DiffusionProposer(diffusion_drafter(target, "masked_lm"), steps=2, order=kind))
+        return Decoder(
+            target, DiffusionProposer(diffusion_drafter(target, "masked_lm"), steps=2, order=kind)
+        )
     return Decoder(target, BlockProposer(network), kind)
 
 
@@ -718,7 +742,9 @@ def test_a_processor_that_does_not_see_the_drafts(run: Run, wrong: bool) -> None
 
 
 LONG: dict[Callable[[], list[Patch]], Seen] = {
-    penalties_of_forty_tokens: Seen("rows", "token", (Sampling(1.0, repetition_penalty=1.6, seed=4),)),
+    penalties_of_forty_tokens: Seen(
+        "rows", "token", (Sampling(1.0, repetition_penalty=1.6, seed=4),)
+    ),
     noise_of_64_positions: Seen("randomness", "gumbel", SAMPLED[:1]),
 }
 
@@ -727,7 +753,9 @@ LONG: dict[Callable[[], list[Patch]], Seen] = {
 def test_a_bug_of_long_texts_is_seen(run: Run, bug: Callable[[], list[Patch]]) -> None:
     seen = LONG[bug]
     asked = Asked(tuple(PROMPTS[0]), seen.settings[0], 72, eos=())
-    assert seen.check in findings(run, Batch(seen.kind, decoder(run.target, seen.kind), (asked,), 1), bug())
+    assert seen.check in findings(
+        run, Batch(seen.kind, decoder(run.target, seen.kind), (asked,), 1), bug()
+    )
 
 
 RULES = {
@@ -758,7 +786,9 @@ def test_a_bug_of_a_rule_is_seen(bug: Callable[[], list[Patch]]) -> None:
 ENDS: dict[Callable[[], list[Patch]], Callable[[Target, list[int]], Asked]] = {
     first_end_alone: lambda _, text: Asked(tuple(PROMPTS[0]), REPEATED, 12, eos=(text[2], 259)),
     one_token_too_many: lambda _, text: Asked(tuple(PROMPTS[0]), REPEATED, 4),
-    other_reason: lambda _, text: Asked(tuple(PROMPTS[0]), REPEATED, 12, context=len(PROMPTS[0]) + 4),
+    other_reason: lambda _, text: Asked(
+        tuple(PROMPTS[0]), REPEATED, 12, context=len(PROMPTS[0]) + 4
+    ),
     first_stop_listed: lambda target, text: Asked(
         tuple(PROMPTS[0]), REPEATED, 12, stop=(target.decode(text)[4:6], target.decode(text)[3:5])
     ),
@@ -771,7 +801,9 @@ ENDS: dict[Callable[[], list[Patch]], Callable[[Target, list[int]], Asked]] = {
     special_tokens_alone: lambda target, _: Asked(
         tuple(PROMPTS[0]),
         Sampling(
-            1.0, seed=3, banned=tuple(i for i in range(target.vocab_size) if i not in (90, _special(target)))
+            1.0,
+            seed=3,
+            banned=tuple(i for i in range(target.vocab_size) if i not in (90, _special(target))),
         ),
         12,
         stop=(target.decode([90]) + target.tokenizer.all_special_tokens[0],),

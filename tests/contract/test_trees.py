@@ -25,7 +25,9 @@ Follow = Callable[[Tensor, tuple[int, ...], Tensor], tuple[Tensor, Tensor]]
 
 def follow(tokens_N: Tensor, parents: tuple[int, ...], said_M: Tensor) -> tuple[Tensor, Tensor]:
     """`walk` for one request: which drafts are on the path, and the token after it."""
-    ((path, following),) = walk([tokens_N.tolist()], [parents], lambda at: [int(said_M[i]) for _, i in at])
+    ((path, following),) = walk(
+        [tokens_N.tolist()], [parents], lambda at: [int(said_M[i]) for _, i in at]
+    )
     path_N = torch.zeros(len(parents), dtype=torch.bool)
     path_N[torch.tensor(path, dtype=torch.int64)] = True
     return path_N, torch.tensor(following)
@@ -37,7 +39,9 @@ def shapes(most: int) -> Iterator[tuple[int, ...]]:
         yield from itertools.product(*(range(-1, i) for i in range(count)))
 
 
-def distance(toy: Toy, tokens: tuple[int, ...], parents: tuple[int, ...], rule: Follow = follow) -> float:
+def distance(
+    toy: Toy, tokens: tuple[int, ...], parents: tuple[int, ...], rule: Follow = follow
+) -> float:
     """Total variation between the joint law of what comes out and the target's."""
     out = torch.zeros_like(toy.joint)
     before = prefixes(tokens, parents)
@@ -76,10 +80,14 @@ def test_the_output_law_of_every_small_tree(greedy: bool) -> None:
     assert cases >= 80 and worst < EXACT
 
 
-def one_word_a_level(tokens_N: Tensor, parents: tuple[int, ...], said_M: Tensor) -> tuple[Tensor, Tensor]:
+def one_word_a_level(
+    tokens_N: Tensor, parents: tuple[int, ...], said_M: Tensor
+) -> tuple[Tensor, Tensor]:
     """Mutant: all nodes of a level hear what the target said at the level's first."""
     levels = [0, *depths(parents)]
-    return follow(tokens_N, parents, said_M[torch.tensor([levels.index(level) for level in levels])])
+    return follow(
+        tokens_N, parents, said_M[torch.tensor([levels.index(level) for level in levels])]
+    )
 
 
 def the_likeliest_sibling(
@@ -107,7 +115,9 @@ def test_the_target_is_asked_nowhere_but_on_the_path() -> None:
         said = torch.randint(2, (len(parents) + 1,), generator=generator)
         asked: list[int] = []
 
-        def say(at: list[tuple[int, int]], asked: list[int] = asked, said: Tensor = said) -> list[int]:
+        def say(
+            at: list[tuple[int, int]], asked: list[int] = asked, said: Tensor = said
+        ) -> list[int]:
             asked += [node for _, node in at]
             return said[asked[-len(at) :]].tolist()
 

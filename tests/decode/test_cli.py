@@ -32,7 +32,10 @@ def parser() -> Parser:
         (["--out", "~nobody_here/x"], "--out: '~nobody_here/x': no such user"),
         (["--limit=--"], "'--limit=--' has no value"),
         (["--template-kwargs", "thinking"], "--template-kwargs: 'thinking' is not key=value"),
-        (["--template-kwargs", "a=1", "--template-kwargs", "a=2"], "--template-kwargs: a is given twice"),
+        (
+            ["--template-kwargs", "a=1", "--template-kwargs", "a=2"],
+            "--template-kwargs: a is given twice",
+        ),
         (["stray"], "unrecognized argument 'stray'"),
     ],
 )

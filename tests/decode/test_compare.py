@@ -30,7 +30,9 @@ def test_the_debug_twins_from_nothing_to_the_table(
     root = Path(__file__).parents[2]
     monkeypatch.setenv("PYTHONPATH", str(root))
     monkeypatch.chdir(tmp_path)
-    twins = [str(root / "recipes" / "compare" / f"debug_{name}.yaml") for name in ("ours", "dflash")]
+    twins = [
+        str(root / "recipes" / "compare" / f"debug_{name}.yaml") for name in ("ours", "dflash")
+    ]
     words = [*twins, "target.device=cpu", "target.dtype=float32"]
     words += ["--prompts", str(prompts), "--max-new-tokens", "8", "--device", "cpu", "--out", "out"]
     main(words)

@@ -17,7 +17,11 @@ from decode.systems.parsing import read_method
 from decode.systems.registry import SYSTEMS
 from tests.builders import PROMPT, block_network
 
-SAMPLINGS = (Sampling(repetition_penalty=1.4), Sampling(1.0, seed=2), Sampling(0.8, 0.9, 20, seed=4))
+SAMPLINGS = (
+    Sampling(repetition_penalty=1.4),
+    Sampling(1.0, seed=2),
+    Sampling(0.8, 0.9, 20, seed=4),
+)
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float64])
@@ -40,12 +44,16 @@ def test_every_system_writes_the_same(
     assert outputs(decoder) == wanted
 
 
-def test_a_prepared_drafter_and_a_target_loaded_under_it(tmp_path: Path, other_default: torch.dtype) -> None:
+def test_a_prepared_drafter_and_a_target_loaded_under_it(
+    tmp_path: Path, other_default: torch.dtype
+) -> None:
     """With the layers, trees and draws in C where there is a library."""
     saved = load_target("debug", dtype="float32", device="cpu", fast=False)
     saved.model.save_pretrained(tmp_path)
     saved.tokenizer.save_pretrained(tmp_path)
-    wanted = outputs(Decoder(load_target(str(tmp_path), dtype="float32", device="cpu", decoding=True)))
+    wanted = outputs(
+        Decoder(load_target(str(tmp_path), dtype="float32", device="cpu", decoding=True))
+    )
     torch.set_default_dtype(other_default)
     target = load_target(str(tmp_path), dtype="float32", device="cpu", decoding=True)
     assert outputs(Decoder(target)) == wanted

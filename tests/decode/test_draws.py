@@ -53,7 +53,9 @@ POINT = {
     "block_tree:by_cost=true:nodes=9",
 }
 """Systems that claim no q: nothing to hold a draw against."""
-ELSEWHERE = {"hierarchical": "its drafts come out of a verification, whose joint law test_makers.py counts"}
+ELSEWHERE = {
+    "hierarchical": "its drafts come out of a verification, whose joint law test_makers.py counts"
+}
 TEMPERATURES = [0.5, 1.0, 2.0]
 NOT_LESS, ROUNDING = 3, 1e-6
 
@@ -81,7 +83,9 @@ def test_what_is_drawn_is_distributed_as_q_says(
     sampling = Sampling(temperature, top_k=20, repetition_penalty=1.2, seed=3)
     decoder = build(read_method(name), shallow_parts, None)
     checked = checked_tokens(decoder, sampling, monkeypatch)
-    assert (checked == 0) == (name in POINT), f"{checked} drafted tokens with a q: POINT says otherwise"
+    assert (checked == 0) == (name in POINT), (
+        f"{checked} drafted tokens with a q: POINT says otherwise"
+    )
     assert not checked or checked >= NOT_LESS
 
 
@@ -100,7 +104,8 @@ def test_drafters_of_all_shapes(
     """Chains, and trees whose siblings are drawn with and without replacement."""
     if kind == "another engine's":  # with a head of its own
         network = load_drafter(
-            write(tmp_path, speculators_config(target), backbone(target) | pruned(target, 0.3)), target
+            write(tmp_path, speculators_config(target), backbone(target) | pruned(target, 0.3)),
+            target,
         )
     elif kind == "ddit":
         network = diffusion_drafter(target, kind)
@@ -118,7 +123,9 @@ def checked_tokens(decoder: Decoder, sampling: Sampling, monkeypatch: pytest.Mon
     assert decoder.drafter is not None
     watched = Watched(decoder.drafter)
     monkeypatch.setattr(drawing, "draw_at", watched.draw_at)
-    Decoder(decoder.target, watched, decoder.verifier).generate(PROMPT, max_new_tokens=20, sampling=sampling)
+    Decoder(decoder.target, watched, decoder.verifier).generate(
+        PROMPT, max_new_tokens=20, sampling=sampling
+    )
     return watched.checked
 
 
@@ -127,7 +134,11 @@ class Watched:
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
-        self.name, self.draft_tokens, self.draft_nodes = inner.name, inner.draft_tokens, inner.draft_nodes
+        self.name, self.draft_tokens, self.draft_nodes = (
+            inner.name,
+            inner.draft_tokens,
+            inner.draft_nodes,
+        )
         self.draws: list[Draw] = []
         self.checked = 0
         self._draw_at = drawing.draw_at
@@ -173,9 +184,13 @@ class Watched:
             own = [
                 x
                 for x in self.draws
-                if x.index == index and x.weights_V.shape == q_V.shape and apart(x.weights_V, q_V) < ROUNDING
+                if x.index == index
+                and x.weights_V.shape == q_V.shape
+                and apart(x.weights_V, q_V) < ROUNDING
             ]
-            assert own, f"token {i} of {len(proposal)} was not drawn from the q that the proposal states"
+            assert own, (
+                f"token {i} of {len(proposal)} was not drawn from the q that the proposal states"
+            )
             self.draws = [x for x in self.draws if x is not own[0]]
             self.checked += 1
 

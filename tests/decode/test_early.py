@@ -45,7 +45,9 @@ def test_wrong_words_are_refused_before_torch(tmp_path: Path) -> None:
     for name in ("generate", "eval", "verify"):
         for words, said in [*decoding, *(chosen if name != "verify" else [])]:
             words = [w.replace("@", "" if name == "generate" else "s") for w in words]
-            cases.append((f"decode.{name}", [*(["hi"] if name == "generate" else []), *words], said))
+            cases.append(
+                (f"decode.{name}", [*(["hi"] if name == "generate" else []), *words], said)
+            )
     for name in ("train", "synthesize", "features"):
         cases += [(f"align.{name}", [*recipe, *words], said) for words, said in aligning]
     asked = json.dumps([(module, words) for module, words, _ in cases])

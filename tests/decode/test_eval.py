@@ -40,7 +40,10 @@ def drafter(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_changed_output_ends_with_exit_code_1(
-    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    prompts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def examine(
         target: Target,
@@ -56,7 +59,9 @@ def test_a_changed_output_ends_with_exit_code_1(
 
     monkeypatch.setattr(measure, "examine", examine)
     with pytest.raises(SystemExit) as stop:
-        eval.main([*QUIET, "--prompts", str(prompts), "--out", str(tmp_path / "o"), "--methods", "lookup"])
+        eval.main(
+            [*QUIET, "--prompts", str(prompts), "--out", str(tmp_path / "o"), "--methods", "lookup"]
+        )
     assert stop.value.code == 1
     output = capsys.readouterr().out
     assert "OUTPUT CHANGED" in " ".join(output.split()) and "BUG" in output
@@ -66,7 +71,9 @@ def test_a_changed_output_ends_with_exit_code_1(
 def test_the_command_prints_table_sources_verdict_and_what_is_next(
     prompts: Path, drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    eval.main([*QUIET, "--prompts", str(prompts), "--out", str(tmp_path / "o"), "--drafter", str(drafter)])
+    eval.main(
+        [*QUIET, "--prompts", str(prompts), "--out", str(tmp_path / "o"), "--drafter", str(drafter)]
+    )
     output = " ".join(capsys.readouterr().out.split())
     for part in (
         "tokens/s",
@@ -82,7 +89,9 @@ def test_the_command_prints_table_sources_verdict_and_what_is_next(
     assert output.count("prompts from") == 1  # named at the start, not again beside the table
 
 
-def test_a_group_leaves_out_what_no_source_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_leaves_out_what_no_source_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from decode.suites.sources import Loaded
 
     def load_suite(suite: Suite, data_dir: Path | None) -> Loaded:
@@ -98,9 +107,13 @@ def test_a_group_leaves_out_what_no_source_has(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_methods_side_by_side(prompts: Path, drafter: Path, tmp_path: Path) -> None:
-    summary, folder = run("--prompts", prompts, "--drafter", drafter, "--out", tmp_path / "o", "--repeats", 2)
+    summary, folder = run(
+        "--prompts", prompts, "--drafter", drafter, "--out", tmp_path / "o", "--repeats", 2
+    )
     records = read_records(folder)
-    assert Counter(r.method for r in records) == dict.fromkeys(("plain", "lookup", "drafter", "combined"), 6)
+    assert Counter(r.method for r in records) == dict.fromkeys(
+        ("plain", "lookup", "drafter", "combined"), 6
+    )
     assert {r.repeat for r in records} == {0, 1} and len({r.key for r in records}) == 24
     for row in records:
         assert row.identical is True and row.divergence is None
@@ -121,7 +134,9 @@ def test_the_methods_side_by_side(prompts: Path, drafter: Path, tmp_path: Path) 
     assert json.loads((folder / "summary.json").read_text())["verdict"] == summary.verdict
 
 
-def test_sampling_has_no_identity_and_repeats_draw_anew(prompts: Path, drafter: Path, tmp_path: Path) -> None:
+def test_sampling_has_no_identity_and_repeats_draw_anew(
+    prompts: Path, drafter: Path, tmp_path: Path
+) -> None:
     summary, folder = run(
         "--prompts",
         prompts,
@@ -145,7 +160,11 @@ def test_sampling_has_no_identity_and_repeats_draw_anew(prompts: Path, drafter: 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_lossy_verifier_is_marked_everywhere(
-    temperature: int, prompts: Path, drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    temperature: int,
+    prompts: Path,
+    drafter: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """In every record, in the summary, the table, the verdict and the page; the exact methods beside it are
     not."""
@@ -164,7 +183,9 @@ def test_a_lossy_verifier_is_marked_everywhere(
     assert "NOT LOSSLESS: drafter was verified by lossy_top_beta" in summary["verdict"]
     page = (tmp_path / "o/report.html").read_text()
     assert "Not lossless, by the verifier that was asked for: drafter (lossy_top_beta)" in page
-    assert "drafter, lossy_top_beta" in page and "drafter, lossy_top_beta" in capsys.readouterr().out
+    assert (
+        "drafter, lossy_top_beta" in page and "drafter, lossy_top_beta" in capsys.readouterr().out
+    )
     exact, folder = run(
         "--prompts", prompts, "--drafter", drafter, "--verifier", "auto", "--out", tmp_path / "e"
     )
@@ -172,8 +193,13 @@ def test_a_lossy_verifier_is_marked_everywhere(
     assert {r.verifier for r in read_records(folder)} == {"", "greedy"}
 
 
-def test_a_verifier_that_does_not_fit_is_refused(prompts: Path, drafter: Path, tmp_path: Path) -> None:
-    for name, line in (("greedi", "verifier='greedi' is unknown"), ("greedy", "exact only at temperature 0")):
+def test_a_verifier_that_does_not_fit_is_refused(
+    prompts: Path, drafter: Path, tmp_path: Path
+) -> None:
+    for name, line in (
+        ("greedi", "verifier='greedi' is unknown"),
+        ("greedy", "exact only at temperature 0"),
+    ):
         with pytest.raises(UserError, match=line):
             run(
                 "--prompts",
@@ -191,7 +217,9 @@ def test_a_verifier_that_does_not_fit_is_refused(prompts: Path, drafter: Path, t
 
 def test_what_to_type_next_names_the_option() -> None:
     records = [
-        record(m, f"p{i}", s) for i in range(6) for m, s in (("plain", 3), ("lookup", 2), ("drafter", 1))
+        record(m, f"p{i}", s)
+        for i in range(6)
+        for m, s in (("plain", 3), ("lookup", 2), ("drafter", 1))
     ]
     settings = {"methods": ["plain", "lookup", "drafter"], "temperature": 0}
 
@@ -216,11 +244,17 @@ def test_every_system_in_one_table(
     """Every system whose drafter is given, and a line for the others; what a sweep can't build is left
     out."""
     save_standalone(diffusion_drafter(target, "ddit"), tmp_path / "sedd")
-    monkeypatch.setattr("decode.engine.compiled.compiled", lambda target: target)  # half a minute of C++
+    monkeypatch.setattr(
+        "decode.engine.compiled.compiled", lambda target: target
+    )  # half a minute of C++
     words = ["--prompts", prompts, "--limit", 1, "--drafter", tmp_path / "sedd", "--no-resume"]
     summary, folder = run(*words, "--methods", "all", "--out", tmp_path / "o")
     records = read_records(folder)
-    here = [name for name, system in SYSTEMS.items() if system.in_all and set(system.needs) <= {"diffusion"}]
+    here = [
+        name
+        for name, system in SYSTEMS.items()
+        if system.in_all and set(system.needs) <= {"diffusion"}
+    ]
     assert {r.method for r in records} == {"plain", *here}
     assert all(r.identical for r in records if not r.lossy) and summary.bugs == 0
     assert {r.method for r in records if r.lossy} == {"specdec_lossy"}
@@ -229,15 +263,23 @@ def test_every_system_in_one_table(
     drawn = ["--methods", "specdiff2:gamma=2:candidates=2:keep_q=true", "--temperature", 1]
     summary, _ = run(*words, *drawn, "--sweep", "verifier=token,traversal", "--out", tmp_path / "p")
     assert [name.rpartition("=")[2] for name in summary.overall] == ["plain", "traversal"]
-    assert [line.partition(": ")[0].rpartition("=")[2] for line in summary.run.skipped] == ["token'"]
+    assert [line.partition(": ")[0].rpartition("=")[2] for line in summary.run.skipped] == [
+        "token'"
+    ]
     sweep = ["--sweep", "steps=1,2", "hot_start=false,true"]
     summary, _ = run(*words, "--methods", "specdiff:gamma=4", *sweep, "--out", tmp_path / "q")
     assert len(summary.overall) == 1 + 3  # plain; a hot start replaces one of several steps
     assert any("steps=1 must be at least 2" in line for line in summary.run.skipped)
     for more, says in (
         (["--methods", "specdiff:steps=1:hot_start=true"], "steps=1 must be at least 2"),
-        (["--methods", "specdiff", "--steps", 4], "--steps is read by the methods drafter and combined"),
-        (["--methods", "lookup", "--verifier", "point_mass"], "--verifier is read by the methods drafter"),
+        (
+            ["--methods", "specdiff", "--steps", 4],
+            "--steps is read by the methods drafter and combined",
+        ),
+        (
+            ["--methods", "lookup", "--verifier", "point_mass"],
+            "--verifier is read by the methods drafter",
+        ),
     ):
         with pytest.raises(UserError, match=says):
             run(*words, *more, "--out", tmp_path / "r")

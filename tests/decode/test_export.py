@@ -42,17 +42,29 @@ def test_a_drafter_is_exported_for_the_target_that_it_names(
     words = ["--drafter", drafter, "--format", "dflash", "--out", str(tmp_path / "out")]
     export.main([*words, "--limit", "1", "--max-new-tokens", "4", "--device", "cpu"])
     said = capsys.readouterr().out
-    assert "greedy drafts equal" in said and "THE SAME DRAFTER" in said and "vllm serve debug" in said
+    assert (
+        "greedy drafts equal" in said and "THE SAME DRAFTER" in said and "vllm serve debug" in said
+    )
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
 def test_a_difference_ends_with_exit_code_1(
-    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     save_drafter(block_network(target, "taps", whole=True), tmp_path / "drafter")
     found = Verdict("dflash", tmp_path, files_same=False, lines=["the files: block: DIFFERENT"])
     monkeypatch.setattr("decode.exporting.exports.export_drafter", lambda *a, **k: [found])
-    words = ["--drafter", str(tmp_path / "drafter"), "--format", "dflash", "--out", str(tmp_path / "out")]
+    words = [
+        "--drafter",
+        str(tmp_path / "drafter"),
+        "--format",
+        "dflash",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     with pytest.raises(SystemExit) as ended:
         export.main([*words, "--push", "me/drafter"])  # nothing is sent either
     assert ended.value.code == 1 and "NOT THE SAME DRAFTER" in capsys.readouterr().out
@@ -81,9 +93,9 @@ def save_kind(kind: str, target: Target, folder: Path) -> None:
     elif kind in ("masked_lm", "ddit"):
         save_standalone(diffusion_drafter(target, kind), folder)
     else:
-        options: dict[str, Any] = {"taps, tanh Markov head": {"markov_rank": 4, "markov": "tanh"}}.get(
-            kind, {}
-        )
+        options: dict[str, Any] = {
+            "taps, tanh Markov head": {"markov_rank": 4, "markov": "tanh"}
+        }.get(kind, {})
         if kind == "taps, fill-in":
             options = {"block_layout": "fill_in"}
         context = "shared_kv" if kind in ("shared_kv", "variable prefix") else "taps"
@@ -125,7 +137,9 @@ def test_a_refused_format_names_those_that_fit(
         assert ended.value.code == 2 and not out.exists()
         error = capsys.readouterr().err.splitlines()[0]
         assert error.startswith(f"error: --format {name}: ")
-        assert error.endswith(f"fits --format {' or '.join(fits)}") if fits else "train with" in error
+        assert (
+            error.endswith(f"fits --format {' or '.join(fits)}") if fits else "train with" in error
+        )
 
 
 def test_a_gguf_export_without_the_targets_file_names_it(
@@ -138,7 +152,10 @@ def test_a_gguf_export_without_the_targets_file_names_it(
 
 
 def test_an_engine_that_differs_ends_with_exit_code_3(
-    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     drafter = saved_taps_drafter(tmp_path / "drafter", target, "fill_in")
     found = Verdict("dflash", tmp_path, True, engine_same=False, lines=["generate: DIFFERENT"])
@@ -169,9 +186,20 @@ def test_what_is_uploaded_has_no_path_of_this_machine(
     for name in FIT[kind].split():
         if name == "gguf":
             continue
-        words = ["--drafter", str(tmp_path / "drafter"), "--format", name, "--out", str(tmp_path / name)]
-        export.main([*words, "--target", folder, "--no-check", "--push", "me/mine", "--device", "cpu"])
-        text = "".join(p.read_text() for p in (tmp_path / name).rglob("*") if p.suffix in (".json", ".md"))
+        words = [
+            "--drafter",
+            str(tmp_path / "drafter"),
+            "--format",
+            name,
+            "--out",
+            str(tmp_path / name),
+        ]
+        export.main(
+            [*words, "--target", folder, "--no-check", "--push", "me/mine", "--device", "cpu"]
+        )
+        text = "".join(
+            p.read_text() for p in (tmp_path / name).rglob("*") if p.suffix in (".json", ".md")
+        )
         assert str(tmp_path) not in text and "my finetune" in text
         page = (tmp_path / name / "README.md").read_text()
         assert '"model":"me/mine"' in page or '"me/mine"' in page
@@ -180,7 +208,9 @@ def test_what_is_uploaded_has_no_path_of_this_machine(
 
 def test_a_path_of_this_machine_is_not_uploaded(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(f"trained on {tmp_path}/data\n")
-    with pytest.raises(UserError, match="README.md names .*, a path of this machine; nothing was uploaded"):
+    with pytest.raises(
+        UserError, match="README.md names .*, a path of this machine; nothing was uploaded"
+    ):
         export.check_public(tmp_path, [str(tmp_path)], {})
 
 
@@ -188,7 +218,9 @@ def test_a_path_of_this_machine_is_not_uploaded(tmp_path: Path) -> None:
 def test_a_place_here_is_no_repository(repo: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         export.main(["--drafter", "nowhere", "--format", "dflash", "--out", "out", "--push", repo])
-    assert ended.value.code == 2 and f"--push='{repo}': name one repository" in capsys.readouterr().err
+    assert (
+        ended.value.code == 2 and f"--push='{repo}': name one repository" in capsys.readouterr().err
+    )
 
 
 def test_what_is_uploaded_names_no_path_of_this_machine(
@@ -205,7 +237,9 @@ def test_what_is_uploaded_names_no_path_of_this_machine(
         def create_repo(self, repo: str, exist_ok: bool) -> str:
             return repo
 
-        def upload_folder(self, repo_id: str, folder_path: Path, ignore_patterns: list[str]) -> None:
+        def upload_folder(
+            self, repo_id: str, folder_path: Path, ignore_patterns: list[str]
+        ) -> None:
             sent.update({p.name: p for p in folder_path.iterdir() if p.name not in ignore_patterns})
 
         def upload_file(self, repo_id: str, path_in_repo: str, path_or_fileobj: bytes) -> None:

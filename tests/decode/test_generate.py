@@ -58,15 +58,23 @@ def test_the_seed_of_a_sampled_answer_repeats_it(capsys: pytest.CaptureFixture[s
     ("kind", "says"),
     [
         ("llama", "[target, float32 on cpu] grouped attention"),
-        ("bloom", "its own, eager attention · chains alone, no trees · requests of a batch one by one"),
-        ("lfm2", "grouped attention · recurrent states, replayed after rejected drafts · chains alone"),
+        (
+            "bloom",
+            "its own, eager attention · chains alone, no trees · requests of a batch one by one",
+        ),
+        (
+            "lfm2",
+            "grouped attention · recurrent states, replayed after rejected drafts · chains alone",
+        ),
     ],
 )
 def test_verbose_says_how_the_target_runs(kind: str, says: str) -> None:
     assert says in generate.how_it_runs(tiny_target(kind))
 
 
-def test_a_missing_shipped_drafter_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+def test_a_missing_shipped_drafter_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
     monkeypatch.setattr(drafter_folders, "DEFAULT_DRAFTER", Path("/nowhere/block"))
     monkeypatch.setattr(drafter_folders, "DEFAULT_TARGET", "debug")
     code, _, err = run(capsys, *DEBUG, "hello")
@@ -97,7 +105,11 @@ def test_standard_input_system_message_and_sampling(
     talk = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}]
     sampling = Sampling(temperature=1.0, seed=3, top_k=9, top_p=0.9)
     assert kind.rstrip("\n") != expected.rstrip("\n")
-    assert kind == decode.load("debug", None).generate(talk, max_new_tokens=12, sampling=sampling).text + "\n"
+    assert (
+        kind
+        == decode.load("debug", None).generate(talk, max_new_tokens=12, sampling=sampling).text
+        + "\n"
+    )
     assert run(capsys, *options, "--raw", "hello")[1] != expected
 
 
@@ -114,19 +126,37 @@ def test_standard_input_system_message_and_sampling(
         (("--draft-tokens", "x", "hi"), "at least 1"),
         (("--raw", "--system", "s", "hi"), "--system needs the chat template"),
         (("--raw", "--template-kwargs", "a=1", "hi"), "--template-kwargs needs the chat template"),
-        (("--target", "debug", "--template-kwargs", "a=1", "hi"), "it reads nothing but the messages"),
+        (
+            ("--target", "debug", "--template-kwargs", "a=1", "hi"),
+            "it reads nothing but the messages",
+        ),
         (("--target", "debug", "--drafter", "none", ""), "the prompt is empty"),
         (("--target", "debug", "--drafter", "lokup", "hi"), "did you mean 'lookup'"),
-        (("--target", "debug", "--drafter", "lookup", "--verifier", "tokn", "hi"), "did you mean 'token'"),
         (
-            ("--target", "debug", "--drafter", "lookup", "--verifier", "token", "--temperature", "1", "hi"),
+            ("--target", "debug", "--drafter", "lookup", "--verifier", "tokn", "hi"),
+            "did you mean 'token'",
+        ),
+        (
+            (
+                "--target",
+                "debug",
+                "--drafter",
+                "lookup",
+                "--verifier",
+                "token",
+                "--temperature",
+                "1",
+                "hi",
+            ),
             "these fit: point_mass",
         ),
         (("--target", "debug", "--drafter", "none", "--stop", "", "hi"), "non-empty strings"),
         (("--target", "no/where/at/all", "--drafter", "none", "hi"), "neither a folder"),
     ],
 )
-def test_malformed_commands(capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], line: str) -> None:
+def test_malformed_commands(
+    capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], line: str
+) -> None:
     code, out, err = run(capsys, *argv)
     last = err.strip().splitlines()[-1]
     assert code == 2 and out == "" and last.startswith("error: ") and line in last

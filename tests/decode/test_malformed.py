@@ -61,19 +61,31 @@ EVAL = [
     (["--suite", "mtbench", "--data-dir", "data"], "expected data/HuggingFaceH4/mt_bench_prompts"),
     (["--suite", "gsm8k", "--data-dir", "data"], "row 1 has no 'question'; it has answer"),
     (["--suite", "gsm8k", "--data-dir", "hub"], "holds no .parquet, .jsonl, .json or .csv"),
-    (["--suite", "math500"], "suite 'math500' is unavailable from the hub's HuggingFaceH4/MATH-500"),
+    (
+        ["--suite", "math500"],
+        "suite 'math500' is unavailable from the hub's HuggingFaceH4/MATH-500",
+    ),
     (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
     (["--prompts", "data"], "data is a folder"),
     (["--prompts", "p.md"], "unknown kind of file"),
     (["--prompts", "empty.jsonl"], "--prompts='empty.jsonl' holds no rows"),
     (["--prompts", "bad.jsonl"], "bad.jsonl, line 2: not JSON"),
-    (["--prompts", "object.json"], "no prompt among its columns (a) (--prompts-column chooses one)"),
+    (
+        ["--prompts", "object.json"],
+        "no prompt among its columns (a) (--prompts-column chooses one)",
+    ),
     (
         ["--prompts", "column.jsonl"],
         "no prompt among its columns (promt) (did you mean --prompts-column=promt?)",
     ),
-    (["--prompts", "null.jsonl"], "no row holds a prompt (1 without a user's text); its columns: prompt"),
-    (["--prompts", "number.jsonl"], "--prompts='number.jsonl': no row holds a prompt (1 that are no text"),
+    (
+        ["--prompts", "null.jsonl"],
+        "no row holds a prompt (1 without a user's text); its columns: prompt",
+    ),
+    (
+        ["--prompts", "number.jsonl"],
+        "--prompts='number.jsonl': no row holds a prompt (1 that are no text",
+    ),
     (
         ["--prompts", "messages.jsonl"],
         "no row holds a prompt (1 without a user's text); its columns: messages",
@@ -97,8 +109,14 @@ EVAL = [
         ["--drafter", "runs/nowhere", "--methods", "block"],
         "drafter 'runs/nowhere': no folder runs/nowhere here",
     ),
-    (["--drafter", "diffusion=./nowhere", "--methods", "specdiff"], "drafter './nowhere': no such folder"),
-    (["--drafter", "data", "--methods", "specdiff"], "drafter 'data': no config.json in that folder"),
+    (
+        ["--drafter", "diffusion=./nowhere", "--methods", "specdiff"],
+        "drafter './nowhere': no such folder",
+    ),
+    (
+        ["--drafter", "data", "--methods", "specdiff"],
+        "drafter 'data': no config.json in that folder",
+    ),
     (["--methods", "specdiff:gama=4"], "unknown option 'gama' (did you mean 'gamma'?)"),
     (["--limit", "0"], "argument --limit: '0' is not a whole number, at least 1"),
     (["--max-new-tokens", "many"], "'many' is not a whole number"),
@@ -110,7 +128,10 @@ EVAL = [
     (["--target", "debgu"], "target 'debgu'"),
     (["--out", "file"], "--out=file is a file"),
     (["--out", "file/inside"], "can't be written"),
-    (["--out", "empty_run"], "holds other files (notes.txt): choose another folder, --out empty_run/eval-1"),
+    (
+        ["--out", "empty_run"],
+        "holds other files (notes.txt): choose another folder, --out empty_run/eval-1",
+    ),
     (["--out", "old"], "run.json: not readable JSON"),
     (["--out", "bare"], "run.json: settings.dtype is missing"),
 ]
@@ -127,7 +148,10 @@ REPORT = [
 
 
 def check(
-    main: Callable[..., None], arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+    main: Callable[..., None],
+    arguments: list[str],
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as stop:
         main(arguments)
@@ -144,14 +168,18 @@ def test_eval_names_what_is_wrong(
     check(eval.main, [*QUIET, *arguments], expected, capsys)
 
 
-@pytest.mark.parametrize(("arguments", "expected"), REPORT, ids=[" ".join(a) or "nothing" for a, _ in REPORT])
+@pytest.mark.parametrize(
+    ("arguments", "expected"), REPORT, ids=[" ".join(a) or "nothing" for a, _ in REPORT]
+)
 def test_report_names_what_is_wrong(
     place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
 ) -> None:
     check(report.main, arguments, expected, capsys)
 
 
-def test_another_measurement_is_not_continued(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_measurement_is_not_continued(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     common = ["--prompts", "ok.txt", "--out", "o", "--methods", "plain"]
     eval.main([*QUIET, *common])
     capsys.readouterr()

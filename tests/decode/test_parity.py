@@ -31,7 +31,10 @@ def test_transformers_reads_a_fresh_export_and_one_that_was_written(
     ("more", "says"),
     [
         (["--engine", "transfomers"], "is no URL and none of them.*transformers"),
-        (["--engine", "vllm"], r"http://127.0.0.1:1/v1/models: no answer .* is the server up.*vllm serve"),
+        (
+            ["--engine", "vllm"],
+            r"http://127.0.0.1:1/v1/models: no answer .* is the server up.*vllm serve",
+        ),
         (["--engine", "http://127.0.0.1:1", "--export", "x"], "x: no export.json"),
         (["--engine", "http://127.0.0.1:1"], "is the server up"),
     ],
@@ -70,5 +73,6 @@ def test_a_drafter_that_the_engine_can_not_hold_is_refused_in_words_of_this_comm
     said = capsys.readouterr().err
     assert said.startswith("error: --engine transformers: the format's blocks are fill_in")
     assert (
-        "this drafter fits decode.export --format dspark or gguf or" in said and said.count("--format") == 1
+        "this drafter fits decode.export --format dspark or gguf or" in said
+        and said.count("--format") == 1
     )

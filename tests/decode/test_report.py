@@ -22,7 +22,9 @@ def test_report_imports_no_torch(tmp_path: Path) -> None:
         "heavy = {'torch', 'transformers', 'datasets'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "Suite S" in done.stdout and "report.html" in done.stdout
 

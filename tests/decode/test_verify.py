@@ -35,7 +35,11 @@ def arguments(drafter: str, out: Path) -> list[str]:
 def test_a_right_pair(drafter: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(arguments(drafter, tmp_path))
     record = json.loads((tmp_path / "verdict.json").read_text())
-    assert record["lossless"] and record["pair"]["prompts"] == 2 and not (tmp_path / "replay.json").exists()
+    assert (
+        record["lossless"]
+        and record["pair"]["prompts"] == 2
+        and not (tmp_path / "replay.json").exists()
+    )
     counts = {check["check"]: check["counts"] for check in record["checks"]}
     assert list(counts) == ["rows", "proposals", "rule", "randomness", "commit", "end_to_end"]
     assert counts["rows"]["logits of a node"] > 500
@@ -77,7 +81,9 @@ def test_a_file_that_replays_nothing(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddit", "masked_lm"])
 def test_a_standalone_drafter(kind: str, tmp_path: Path) -> None:
-    save_standalone(standalone(load_target("debug", dtype="float32", device="cpu"), kind), tmp_path / "d")
+    save_standalone(
+        standalone(load_target("debug", dtype="float32", device="cpu"), kind), tmp_path / "d"
+    )
     main(arguments(str(tmp_path / "d"), tmp_path))
     record = json.loads((tmp_path / "verdict.json").read_text())
     assert record["lossless"] and "2 steps, confidence" in record["pair"]["methods"]
@@ -89,7 +95,13 @@ def test_every_method(drafter: str, tmp_path: Path) -> None:
     save_standalone(standalone(target, "masked_lm"), tmp_path / "d")
     save_causal(causal_drafter(target), tmp_path / "c")
     folders = f"block={drafter},variable_prefix={drafter},diffusion={tmp_path / 'd'},autoregressive={tmp_path / 'c'}"
-    words = [*arguments(folders, tmp_path), "--methods", "all,hierarchical:copying=true,specdiff:steps=1/2"]
+    words = [
+        *arguments(folders, tmp_path),
+        "--methods",
+        "all,hierarchical:copying=true,specdiff:steps=1/2",
+    ]
     main(words)
     record = json.loads((tmp_path / "verdict.json").read_text())
-    assert record["lossless"] and {"d2sd", "specdiff2", "hierarchical"} <= {*record["pair"]["methods"]}
+    assert record["lossless"] and {"d2sd", "specdiff2", "hierarchical"} <= {
+        *record["pair"]["methods"]
+    }

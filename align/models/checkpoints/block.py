@@ -1,4 +1,5 @@
-"""Saving and loading block drafters: a folder in hub layout, config.json + model.safetensors + README.md."""
+"""Saving and loading block drafters: a folder in hub layout, config.json + model.safetensors +
+README.md."""
 
 from __future__ import annotations
 
@@ -35,25 +36,44 @@ from align.target.names import check_sizes
 from align.target.slabs import LayerShape
 
 ARCHITECTURE = "TargetConditionedBlockDrafter"
-FILES = ("config.json", "model*.safetensors", INDEX, MASK, RECORD, "README.md", CHECKSUMS, "specalign.json")
+FILES = (
+    "config.json",
+    "model*.safetensors",
+    INDEX,
+    MASK,
+    RECORD,
+    "README.md",
+    CHECKSUMS,
+    "specalign.json",
+)
 """The files to download from a hub id."""
 
 
 def save_drafter(
-    drafter: BlockDrafter, folder: Path, card: str | None = None, dtype: torch.dtype = torch.bfloat16
+    drafter: BlockDrafter,
+    folder: Path,
+    card: str | None = None,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     """Write the folder: weights in `dtype`, config.json, and README.md if a card is given."""
     if drafter.updates:
         raise ValueError("merge_low_rank(drafter) before it is saved")
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: p.detach().to(dtype).contiguous().cpu() for name, p in drafter.named_parameters()}
+    tensors = {
+        name: p.detach().to(dtype).contiguous().cpu() for name, p in drafter.named_parameters()
+    }
     if drafter.draft_vocab is not None:
         tensors["draft_vocab"] = drafter.draft_vocab.to(torch.int32).cpu()
     if drafter.head is not None:
         tensors["head"] = drafter.head.to(dtype).contiguous().cpu()
-    config = {"architectures": [ARCHITECTURE], "model_type": "block_drafter", **drafter.config.to_dict()}
+    config = {
+        "architectures": [ARCHITECTURE],
+        "model_type": "block_drafter",
+        **drafter.config.to_dict(),
+    }
     write_atomically(
-        folder / "model.safetensors", lambda part: save_file(tensors, str(part), metadata={"format": "pt"})
+        folder / "model.safetensors",
+        lambda part: save_file(tensors, str(part), metadata={"format": "pt"}),
     )
     write_json(folder / "config.json", config)
     if card is not None:
@@ -64,8 +84,8 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
     """A saved drafter, or another engine's (`align.importing`), from a folder or hub id, in fp32.
 
     Raises:
-        UserError: not a drafter folder, broken weights, or a drafter for a target of another shape. (One for
-            other weights of that shape drafts worse, never wrongly.)
+        UserError: not a drafter folder, broken weights, or a drafter for a target of another shape.
+            (One for other weights of that shape drafts worse, never wrongly.)
     """
     path = model_folder(str(folder), "drafter", FILES)
     check_checksums(path)
@@ -83,7 +103,8 @@ def _load_saved(values: dict[str, Any], path: Path, target: Target) -> BlockDraf
     """What `save_drafter` wrote."""
     if values.get("architectures") != [ARCHITECTURE]:
         raise UserError(
-            f"{path}/config.json: architectures is {values.get('architectures')}, not a block drafter "
+            f"{path}/config.json: architectures is {values.get('architectures')}, not a block "
+            "drafter "
             f"({ARCHITECTURE})"
         )
     config = BlockConfig.from_dict(values, f"{path}/config.json")
@@ -95,7 +116,8 @@ def _load_saved(values: dict[str, Any], path: Path, target: Target) -> BlockDraf
         vocab = _check_vocabulary(vocab, target.vocab_size, where)
     if (0 if vocab is None else len(vocab)) != config.draft_vocab_size:
         raise UserError(
-            f"{path}: draft_vocab does not have the {config.draft_vocab_size} entries that config.json says"
+            f"{path}: draft_vocab does not have the {config.draft_vocab_size} entries that "
+            "config.json says"
         )
     if config.own_head != (head is not None):
         flag = str(config.own_head).lower()
@@ -116,11 +138,12 @@ def import_drafter(
     """Another engine's drafter from its config and tensors.
 
     Args:
-        layout: from `layout_of`. path: for messages, and for the target's name. frequency_factors: by how
-            much each pair of a head turns more slowly than by `rope_theta`, (d / 2).
+        layout: from `layout_of`. path: for messages, and for the target's name. frequency_factors:
+            by how much each pair of a head turns more slowly than by `rope_theta`, (d / 2).
 
     Raises:
-        UserError: what the network here does not compute, or a drafter for a target of another shape.
+        UserError: what the network here does not compute, or a drafter for a target of another
+            shape.
     """
     where = f"{path}/config.json"
     if not layout:
@@ -134,10 +157,15 @@ def import_drafter(
     check_tensors(tensors, f"{path}/model.safetensors")
     check_embedding(tensors, layout, target, path)
     vocab, head = read_vocabulary(tensors, target, path)
-    stated, count = values.get("draft_vocab_size"), found["vocab_size"] if vocab is None else len(vocab)
+    stated, count = (
+        values.get("draft_vocab_size"),
+        found["vocab_size"] if vocab is None else len(vocab),
+    )
     if (vocab is not None or layout == "speculators") and stated not in (None, count):
         held = "no d2t" if vocab is None else f"a d2t for {count} draft tokens"
-        raise UserError(f"{where}: draft_vocab_size={short(stated, 40)}, and model.safetensors holds {held}")
+        raise UserError(
+            f"{where}: draft_vocab_size={short(stated, 40)}, and model.safetensors holds {held}"
+        )
     heads = take_heads(tensors, found, found["hidden_size"], path)
     sizes = {"draft_vocab_size": 0 if vocab is None else len(vocab), "own_head": head is not None}
     settings = {**found, **heads.settings, **sizes, "target": found["target"] or target.spec}
@@ -178,10 +206,13 @@ def _build(
 def _note_other_target(made_for: str, target: Target, path: Path) -> None:
     """Compares the last parts of the names: hashes differ by dtype, and a folder may have moved."""
     unnamed = type(target.model).__name__  # as decode.custom_generate names a model without a name
-    theirs, ours = (name.rstrip("/").rpartition("/")[2].casefold() for name in (made_for, target.spec))
+    theirs, ours = (
+        name.rstrip("/").rpartition("/")[2].casefold() for name in (made_for, target.spec)
+    )
     if theirs and theirs != ours and target.spec != unnamed:
         say(
-            f"note: drafter {path} was made for {short(made_for)}; where {short(target.spec)} has other "
+            f"note: drafter {path} was made for {short(made_for)}; where {short(target.spec)} has "
+            "other "
             "weights, its "
             "drafts are worse (outputs stay exact)",
             error=True,
@@ -205,37 +236,44 @@ def _check_sizes(config: BlockConfig, target: Target, path: Path) -> None:
         own = getattr(config, name)
         if own != value:
             made = f"; it was made for {config.target!r}" if config.target else ""
-            raise UserError(f"drafter {path}: {name} is {own}, target {target.spec!r} has {value}{made}")
+            raise UserError(
+                f"drafter {path}: {name} is {own}, target {target.spec!r} has {value}{made}"
+            )
     if config.num_attention_heads % config.num_key_value_heads:
         raise UserError(
-            f"{path}/config.json: num_attention_heads={config.num_attention_heads} is no multiple of "
+            f"{path}/config.json: num_attention_heads={config.num_attention_heads} is no multiple "
+            "of "
             f"num_key_value_heads={config.num_key_value_heads}"
         )
 
 
 @torch.no_grad()
 def _check_tables(drafter: BlockDrafter, path: Path) -> None:
-    """Raises UserError if it needs the target's own rotary tables and the target has none that fit."""
+    """Raises UserError if it needs the target's own rotary tables and the target has none that
+    fit."""
     config, target = drafter.config, drafter.target
     if config.rotaries:
         return
     x = torch.zeros(1, 1, config.hidden_size, device=target.device)
     try:
-        cos, sin = drafter.rotary_tables(x, torch.zeros(1, 1, dtype=torch.int64, device=target.device))
+        cos, sin = drafter.rotary_tables(
+            x, torch.zeros(1, 1, dtype=torch.int64, device=target.device)
+        )
         fits = cos.shape == sin.shape == (1, 1, config.head_dim)
     except Exception:  # modules of this name have many signatures
         fits = False
     if not fits:
         raise UserError(
-            f"drafter {path} uses its target's rotary tables, and target {target.spec!r} has none that "
+            f"drafter {path} uses its target's rotary tables, and target {target.spec!r} has none "
+            "that "
             "fit; it was "
             f"made for {config.target!r}"
         )
 
 
 def _check_vocabulary(vocab: Tensor, vocab_size: int, where: str) -> Tensor:
-    """The ids, int64. Raises UserError unless they are distinct and ascending, as token verification needs
-    them."""
+    """The ids, int64. Raises UserError unless they are distinct and ascending, as token
+    verification needs them."""
     if vocab.dim() == 1 and len(vocab) and not vocab.is_floating_point():
         vocab = vocab.long()
         if bool((vocab.diff() > 0).all()) and int(vocab[0]) >= 0 and int(vocab[-1]) < vocab_size:

@@ -9,7 +9,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from align.common.errors import UserError
-from align.models.markov import GatedHead, LinearHead, MarkovHead, MixedHead, MLPHead, RNNHead, VanillaHead
+from align.models.markov import (
+    GatedHead,
+    LinearHead,
+    MarkovHead,
+    MixedHead,
+    MLPHead,
+    RNNHead,
+    VanillaHead,
+)
 
 KINDS = {"tanh": "rnn", "linear": "vanilla", "vanilla": "vanilla", "gated": "gated", "rnn": "rnn"}
 """`drafter.markov` → `markov_head_type`, for the kinds that DSpark's format has."""
@@ -19,7 +27,8 @@ KINDS = {"tanh": "rnn", "linear": "vanilla", "vanilla": "vanilla", "gated": "gat
 class DSparkHead:
     """A Markov head and a confidence head in DSpark's terms.
 
-    kind: `markov_head_type`. rank: r, or r + 1 with a confidence head. tensors: by published name, fp32.
+    kind: `markov_head_type`. rank: r, or r + 1 with a confidence head. tensors: by published name,
+    fp32.
     """
 
     kind: str
@@ -37,9 +46,9 @@ def dspark_tensors(
 ) -> DSparkHead:
     """A drafter's heads as tensors of DSpark's format (arXiv 2607.05147), equal up to rounding.
 
-    vanilla: bias = W2·W1[x]; gated: W2·(σ(W_g·[h; W1[x]]) ⊙ W1[x]); rnn: W2·tanh(W_j·[state; W1[x]; h]),
-    the last third of W_j's rows (gate, candidate, output), whose state columns are zero here. A confidence
-    head's share of e(x) becomes one more column of W1, which W2 does not read.
+    vanilla: bias = W2·W1[x]; gated: W2·(σ(W_g·[h; W1[x]]) ⊙ W1[x]); rnn: W2·tanh(W_j·[state; W1[x];
+    h]), the last third of W_j's rows (gate, candidate, output), whose state columns are zero here.
+    A confidence head's share of e(x) becomes one more column of W1, which W2 does not read.
 
     Args:
         markov: None = a vanilla head of rank 1 whose bias is zero.
@@ -58,7 +67,9 @@ def dspark_tensors(
     elif confidence is not None:
         share = confidence.weight[0].float()
         column = embedding_VD @ share[width:, None]
-        w1, w2 = (column, w2) if markov is None else (torch.cat((w1, column), dim=1), F.pad(w2, (0, 1)))
+        w1, w2 = (
+            (column, w2) if markov is None else (torch.cat((w1, column), dim=1), F.pad(w2, (0, 1)))
+        )
         reads = w1.new_zeros(1, w1.shape[1])
         reads[0, -1] = 1
         tensors["confidence_head.proj.weight"] = torch.cat((share[None, :width], reads), dim=1)
@@ -89,10 +100,16 @@ def dspark_tensors(
     return DSparkHead(kind, size, tensors)
 
 
-def _tables(markov: MarkovHead | None, embedding_VD: Tensor, vocabulary: int) -> tuple[str, Tensor, Tensor]:
+def _tables(
+    markov: MarkovHead | None, embedding_VD: Tensor, vocabulary: int
+) -> tuple[str, Tensor, Tensor]:
     """DSpark's kind, W1 (V, r) and W2 (Vd, r) of a head."""
     if markov is None:
-        return "vanilla", embedding_VD.new_zeros(len(embedding_VD), 1), embedding_VD.new_zeros(vocabulary, 1)
+        return (
+            "vanilla",
+            embedding_VD.new_zeros(len(embedding_VD), 1),
+            embedding_VD.new_zeros(vocabulary, 1),
+        )
     if isinstance(markov, VanillaHead):
         kind = "gated" if isinstance(markov, GatedHead) else "vanilla"
         kind = "rnn" if isinstance(markov, RNNHead) else kind
@@ -103,4 +120,6 @@ def _tables(markov: MarkovHead | None, embedding_VD: Tensor, vocabulary: int) ->
         w1 = embedding_VD @ markov.previous.weight.float().T
         return "rnn", w1, markov.basis_Vr(folded=True).float()
     name = "mlp" if isinstance(markov, MLPHead) else "silu"
-    raise UserError(f"drafter.markov={name}: DSpark's format has no such head, but {', '.join(KINDS)}")
+    raise UserError(
+        f"drafter.markov={name}: DSpark's format has no such head, but {', '.join(KINDS)}"
+    )

@@ -1,8 +1,8 @@
 """Folders of masked-diffusion language models (align/models/masked_lm.py), read and written.
 
-Published families (`align.models.families`) have their own parameter names and config.json. Drafters made
-from a target (`align.makers.adapted`) have transformers' names, and the target's config under
-`base_config`.
+Published families (`align.models.families`) have their own parameter names and config.json.
+Drafters made from a target (`align.makers.adapted`) have transformers' names, and the target's
+config under `base_config`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ _BUFFER = re.compile(r"\.(rotary_emb\.inv_freq|attn\.(masked_)?bias)$")
 
 
 def load_masked_lm(spec: str | Path, target: Target | None = None) -> MaskedLM:
-    """A published masked-diffusion language model or an adapted drafter, in fp32 and evaluation mode.
+    """A published masked-diffusion language model or an adapted drafter, in fp32 and evaluation
+    mode.
 
     Args:
         target: for an adapted drafter that shares its target's embedding and head.
@@ -89,11 +90,14 @@ def load_masked_lm(spec: str | Path, target: Target | None = None) -> MaskedLM:
         embedding, _ = embedding_names(_skeleton(family.base, config, str(folder)))
         config.vocab_size = len(tensors.get(embedding, range(config.vocab_size)))
     model = _fill(family, config, tensors, str(folder))
-    return MaskedLM(model, _with_ids(family, values, folder, config.vocab_size, str(folder)), values)
+    return MaskedLM(
+        model, _with_ids(family, values, folder, config.vocab_size, str(folder)), values
+    )
 
 
 def save_masked_lm(network: MaskedLM, folder: Path, max_shard_size: str = "5GB") -> None:
-    """Write the folder in the layout that the network was read from: its family's names, its own config.json.
+    """Write the folder in the layout that the network was read from: its family's names, its own
+    config.json.
 
     Raises:
         ValueError: LoRA weights are not merged.
@@ -120,7 +124,9 @@ def adapted_from(
             raise UserError(f"{where}: missing key {key!r}, so this is not an adapted drafter")
     base, kind = str(source["base"]), str(source["attention"])
     if base not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        raise UserError(f"{where}: its architecture {base!r} can't be adapted{nearest(base, BASES)}")
+        raise UserError(
+            f"{where}: its architecture {base!r} can't be adapted{nearest(base, BASES)}"
+        )
     if kind not in ATTENTIONS:
         raise UserError(f"{where}: attention={kind!r} is unknown{nearest(kind, ATTENTIONS)}")
     family = replace(
@@ -134,19 +140,24 @@ def adapted_from(
     shared = target if source["share_embedding"] else None
     if source["share_embedding"]:
         if target is None:
-            raise UserError(f"{where}: made for target {source.get('target')!r}, which has to be given")
+            raise UserError(
+                f"{where}: made for target {source.get('target')!r}, which has to be given"
+            )
         sizes = {"vocab_size": target.vocab_size, "hidden_size": target.hidden_size}
         for key, value in sizes.items():
             if getattr(config, key) != value:
                 raise UserError(
-                    f"{where}: {key} is {getattr(config, key)}, target {target.spec!r} has {value}; "
+                    f"{where}: {key} is {getattr(config, key)}, target {target.spec!r} has "
+                    f"{value}; "
                     f"it was made for {source.get('target')!r}"
                 )
         names = embedding_names(_skeleton(base, config, where))
         tensors |= dict(zip(names, (target.embedding_VD, target.head_weight_VD), strict=True))
     with nullcontext() if base in BASES else refuse_on_error(where, "masked_lm"):
         model = _fill(family, config, tensors, where)
-    network = MaskedLM(model, _with_ids(family, source, None, config.vocab_size, where), source, shared)
+    network = MaskedLM(
+        model, _with_ids(family, source, None, config.vocab_size, where), source, shared
+    )
     if base not in BASES:
         check_opened(network, where)
     return network
@@ -172,7 +183,9 @@ def from_config(
 def _rename_config(family: Family, values: Mapping[str, Any]) -> dict[str, Any]:
     """Their config.json under transformers' names, without keys that only their own code reads."""
     if family.config:
-        return {ours: values[key] for key, ours in family.config.items() if values.get(key) is not None}
+        return {
+            ours: values[key] for key, ours in family.config.items() if values.get(key) is not None
+        }
     return {key: value for key, value in values.items() if key not in _LOADING}
 
 
@@ -231,7 +244,9 @@ def _fill(family: Family, config: Any, tensors: dict[str, Tensor], where: str) -
         del expected[head]
         own = tensors.pop(head, None)
         if own is not None and embedding in tensors and not torch.equal(own, tensors[embedding]):
-            raise UserError(f"{where}: {family.theirs(head)!r} differs from the embedding that it is tied to")
+            raise UserError(
+                f"{where}: {family.theirs(head)!r} differs from the embedding that it is tied to"
+            )
     for name in sorted(expected.keys() - tensors.keys()):
         raise UserError(f"{where}: its checkpoint misses {family.theirs(name)!r}")
     for name in sorted(tensors.keys() - expected.keys()):
@@ -245,5 +260,9 @@ def _fill(family: Family, config: Any, tensors: dict[str, Tensor], where: str) -
     quiet_loading()
     with in_one_line(where):
         return getattr(transformers, family.base).from_pretrained(
-            None, config=config, state_dict=tensors, dtype=torch.float32, attn_implementation=register()
+            None,
+            config=config,
+            state_dict=tensors,
+            dtype=torch.float32,
+            attn_implementation=register(),
         )

@@ -41,8 +41,8 @@ def check_served(drafter: CausalDrafter, served_LV: Tensor, where: str) -> None:
 
 
 def check_opened(network: MaskedLM, where: str) -> None:
-    """Compare a masked language model under a causal mask with the model's own forward, and its cache with
-    a whole forward; check that earlier places see later ones if the mask allows it.
+    """Compare a masked language model under a causal mask with the model's own forward, and its
+    cache with a whole forward; check that earlier places see later ones if the mask allows it.
 
     Raises:
         UserError: a difference, or an architecture that does not run in this way.
@@ -90,7 +90,9 @@ def some_tokens(vocab_size: int, device: torch.device) -> Tensor:
 def _same(found: Tensor, wanted: Tensor, what: str) -> None:
     apart = float((found.float() - wanted.float()).abs().max() / wanted.float().std())
     if not apart < (_MOST if wanted.dtype == torch.float32 else 0.25):
-        raise NotImplementedError(f"{what} differs from the model's own by {apart:.2g} standard deviations")
+        raise NotImplementedError(
+            f"{what} differs from the model's own by {apart:.2g} standard deviations"
+        )
 
 
 @contextmanager

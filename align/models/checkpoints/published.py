@@ -1,5 +1,5 @@
-"""Published checkpoints of SEDD, MDLM, RADD and BD3-LM: hub folders and original training files, recognised
-by content.
+"""Published checkpoints of SEDD, MDLM, RADD and BD3-LM: hub folders and original training files,
+recognised by content.
 
 | what | content |
 |---|---|
@@ -8,11 +8,11 @@ by content.
 | SEDD, RADD in training | `model`, `ema`, the config in `.hydra/config.yaml` |
 | MDLM, BD3-LM in training (Lightning) | `state_dict`, `ema`, the config in `.hydra/config.yaml` or plain hyperparameters |
 
-`ema.shadow_params` is an unnamed list in the order of the parameters, without buffers; it holds the weights
-to use. Only tensors are read: no code of a checkpoint runs. `save_published` adds the keys `attention` and
-`block_size` to config.json if a drafter's attention is not the published one. A network that none of the
-four layouts can hold gets our own config.json, `model_type` `ddit`: the fields of `DDiTConfig`, graph,
-noise and mask.
+`ema.shadow_params` is an unnamed list in the order of the parameters, without buffers; it holds the
+weights to use. Only tensors are read: no code of a checkpoint runs. `save_published` adds the keys
+`attention` and `block_size` to config.json if a drafter's attention is not the published one. A
+network that none of the four layouts can hold gets our own config.json, `model_type` `ddit`: the
+fields of `DDiTConfig`, graph, noise and mask.
 """
 
 from __future__ import annotations
@@ -72,11 +72,14 @@ class PublishedNetwork:
     @property
     def prediction(self) -> str:
         """`log_score` (SEDD), or `logits`: a softmax over the tokens without the mask."""
-        return "log_score" if self.family == "sedd" or self.network.config.scale_by_sigma else "logits"
+        return (
+            "log_score" if self.family == "sedd" or self.network.config.scale_by_sigma else "logits"
+        )
 
 
 def load_published(source: str | Path, attention_backend: str = "sdpa") -> PublishedNetwork:
-    """Load a hub id, a hub folder, a training run's folder, or a checkpoint file next to its config.
+    """Load a hub id, a hub folder, a training run's folder, or a checkpoint file next to its
+    config.
 
     `attention_backend`: as for `DDiT`.
 
@@ -91,7 +94,8 @@ def load_published(source: str | Path, attention_backend: str = "sdpa") -> Publi
     embedding = tensors.get(f"{prefix}vocab_embed.embedding")
     if embedding is None:
         raise UserError(
-            f"{path}: no tensor 'vocab_embed.embedding', with or without 'backbone.': not a checkpoint of "
+            f"{path}: no tensor 'vocab_embed.embedding', with or without 'backbone.': not a "
+            "checkpoint of "
             f"{', '.join(FAMILIES)}"
         )
     family = _family(values, tensors, prefix)
@@ -102,10 +106,14 @@ def load_published(source: str | Path, attention_backend: str = "sdpa") -> Publi
     _check_names(tensors, network, prefix, clip, path)
     if averaged is not None:
         _use_averaged(tensors, averaged, network, prefix, path)
-    state = {name: tensors[prefix + name].to(torch.float32, copy=True) for name in network.state_dict()}
+    state = {
+        name: tensors[prefix + name].to(torch.float32, copy=True) for name in network.state_dict()
+    }
     check_tensors(state, str(path))
     table = Rotary(plan.config.head_dim).inv_freq
-    if not torch.allclose(state["rotary_emb.inv_freq"], table, rtol=0.01):  # half precision rounds it by 0.4%
+    if not torch.allclose(
+        state["rotary_emb.inv_freq"], table, rtol=0.01
+    ):  # half precision rounds it by 0.4%
         raise UserError(f"{path}: rotary_emb.inv_freq is not that of base 10000")
     network.load_state_dict(state, assign=True)
     schedule = plan.schedule
@@ -125,15 +133,20 @@ def save_published(
     mask_id: int | None = None,
 ) -> None:
     """Write config.json and model.safetensors in the layout of a family that holds this network
-    (`family_for`), in the network's own precision. `mask_id` None = the last id, where the graph has a
-    mask."""
+    (`family_for`), in the network's own precision. `mask_id` None = the last id, where the graph
+    has a mask."""
     schedule = schedule or ScheduleSpec()
     prefix = _BACKBONE if family in ("mdlm", "bd3lm") else ""
-    tensors = {prefix + name: t.detach().contiguous().cpu() for name, t in network.state_dict().items()}
+    tensors = {
+        prefix + name: t.detach().contiguous().cpu() for name, t in network.state_dict().items()
+    }
     if family == "bd3lm" and schedule.mask_rates:
-        tensors |= {key: torch.tensor(rate) for key, rate in zip(CLIPPED, schedule.mask_rates, strict=True)}
+        tensors |= {
+            key: torch.tensor(rate) for key, rate in zip(CLIPPED, schedule.mask_rates, strict=True)
+        }
     write_atomically(
-        folder / "model.safetensors", lambda part: save_file(tensors, str(part), metadata={"format": "pt"})
+        folder / "model.safetensors",
+        lambda part: save_file(tensors, str(part), metadata={"format": "pt"}),
     )
     write_json(folder / "config.json", hub_config(network.config, family, graph, schedule, mask_id))
 
@@ -164,7 +177,9 @@ def _family(values: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> 
     if not prefix:
         return "radd" if "blocks.0.norm1.bias" in tensors else "sedd"
     algo = values.get("algo")
-    blocks = values.get("model_type") == "bd3lm" or (isinstance(algo, dict) and algo.get("name") == "bd3lm")
+    blocks = values.get("model_type") == "bd3lm" or (
+        isinstance(algo, dict) and algo.get("name") == "bd3lm"
+    )
     return "bd3lm" if blocks else "mdlm"
 
 
@@ -177,7 +192,9 @@ def _check_names(
         if name not in tensors:
             raise UserError(f"{path}: misses tensor {name!r} of shape {shape}")
         if tensors[name].shape != shape:
-            raise UserError(f"{path}: {name} has shape {tuple(tensors[name].shape)}, expected {shape}")
+            raise UserError(
+                f"{path}: {name} has shape {tuple(tensors[name].shape)}, expected {shape}"
+            )
     for name in tensors:
         if name not in shapes:
             raise UserError(f"{path}: has an unknown tensor {name!r}")
@@ -190,7 +207,8 @@ def _use_averaged(
     parameters = dict(network.named_parameters())
     if len(averaged) != len(parameters):
         raise UserError(
-            f"{path}: ema.shadow_params holds {len(averaged)} tensors, but the network has {len(parameters)} "
+            f"{path}: ema.shadow_params holds {len(averaged)} tensors, but the network has "
+            f"{len(parameters)} "
             "parameters (buffers such as rotary_emb.inv_freq are not among them)"
         )
     for i, (name, parameter) in enumerate(parameters.items()):
@@ -223,7 +241,8 @@ def find(source: str | Path) -> tuple[Path, Path | None]:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The content of a weights file, without running its code. Raises UserError for an unreadable file."""
+    """The content of a weights file, without running its code. Raises UserError for an unreadable
+    file."""
     try:
         if path.suffix == ".safetensors":
             return load_safetensors(path)
@@ -231,9 +250,11 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except ForeignObject as error:
         raise UserError(
             f"{error}; if you trust whoever made it, "
-            f'convert it once: python -c "import torch; c = torch.load({str(path)!r}, weights_only=False); '
+            f'convert it once: python -c "import torch; c = torch.load({str(path)!r}, '
+            "weights_only=False); "
             "torch.save({k: c[k] for k in ('state_dict', 'model', 'ema') if k in c}, "
-            f'{str(path.with_suffix(".weights.pt"))!r})" and keep its .hydra/config.yaml or config.json next to it'
+            f'{str(path.with_suffix(".weights.pt"))!r})" and keep its .hydra/config.yaml or '
+            "config.json next to it"
         ) from None
     except Exception as error:  # unpicklers fail on broken files in many ways
         first = (str(error).splitlines() or [type(error).__name__])[0]
@@ -244,8 +265,11 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def unpack(content: dict[str, Any], path: Path) -> tuple[dict[str, Tensor], list[Tensor] | None]:
-    """Named tensors, without torch.compile's prefix, and the unnamed averaged ones of a training checkpoint."""
-    section = next((key for key in ("state_dict", "model") if isinstance(content.get(key), Mapping)), None)
+    """Named tensors, without torch.compile's prefix, and the unnamed averaged ones of a training
+    checkpoint."""
+    section = next(
+        (key for key in ("state_dict", "model") if isinstance(content.get(key), Mapping)), None
+    )
     named = content if section is None else content[section]
     for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
@@ -254,7 +278,9 @@ def unpack(content: dict[str, Any], path: Path) -> tuple[dict[str, Tensor], list
     ema = content.get("ema") if section else None
     if ema is None:
         if section == "model":
-            raise UserError(f"{path}: misses 'ema', the averaged weights, which are the ones to use")
+            raise UserError(
+                f"{path}: misses 'ema', the averaged weights, which are the ones to use"
+            )
         return tensors, None
     averaged = ema.get("shadow_params") if isinstance(ema, Mapping) else None
     if not isinstance(averaged, list) or not all(isinstance(tensor, Tensor) for tensor in averaged):
@@ -269,7 +295,8 @@ def config_values(content: dict[str, Any], config_file: Path | None, path: Path)
         return inside["config"]
     if config_file is None:
         raise UserError(
-            f"{path}: has no sizes, graph and noise: put its config.json or .hydra/config.yaml next to it"
+            f"{path}: has no sizes, graph and noise: put its config.json or .hydra/config.yaml "
+            "next to it"
         )
     if config_file.suffix == ".json":
         return read_config(config_file.parent)

@@ -23,7 +23,8 @@ CLIPPED = ("sampling_eps_min", "sampling_eps_max")
 class ScheduleSpec:
     """A checkpoint's noise schedule: loglinear or cosine (ε = 1e-3), or geometric between two σ.
 
-    `mask_rates`: the masking probabilities that BD3-LM's clipped schedule draws from; None = all of 0..1.
+    `mask_rates`: the masking probabilities that BD3-LM's clipped schedule draws from; None = all of
+    0..1.
     """
 
     name: str = "loglinear"
@@ -61,7 +62,9 @@ class _Values:
     def pick(self, key: str, choices: tuple[str, ...]) -> str:
         value = self.get(key)
         if value not in choices:
-            raise UserError(f"{self.where}: {key}={value!r:.60} is unknown{nearest(value, choices)}")
+            raise UserError(
+                f"{self.where}: {key}={value!r:.60} is unknown{nearest(value, choices)}"
+            )
         return str(value)
 
     def switch(self, key: str) -> bool:
@@ -86,7 +89,8 @@ class _Values:
         low, high = self.get("noise.sigma_min"), self.get("noise.sigma_max")
         if not (finite(low) and finite(high) and 0 < low < high):
             raise UserError(
-                f"{self.where}: noise.sigma_min={low!r:.30} and sigma_max={high!r:.30} must be numbers, "
+                f"{self.where}: noise.sigma_min={low!r:.30} and sigma_max={high!r:.30} must be "
+                "numbers, "
                 "0 < min < max"
             )
         return ScheduleSpec("geometric", float(low), float(high))
@@ -97,7 +101,8 @@ class _Values:
         mask_id = self.values.get("mask_token_id", vocab_size - 1)
         if type(mask_id) is not int or not 0 <= mask_id < vocab_size:
             raise UserError(
-                f"{self.where}: mask_token_id={mask_id!r:.30} is not an id within 0..{vocab_size - 1}"
+                f"{self.where}: mask_token_id={mask_id!r:.30} is not an id within "
+                f"0..{vocab_size - 1}"
             )
         return mask_id
 
@@ -139,7 +144,8 @@ def _score_plan(config: _Values, family: str) -> NetworkPlan:
     scaled = family == "sedd" and config.switch("model.scale_by_sigma")
     if scaled and not absorbing:
         raise UserError(
-            f"{config.where}: model.scale_by_sigma=true belongs to the absorbing graph, not to uniform"
+            f"{config.where}: model.scale_by_sigma=true belongs to the absorbing graph, not to "
+            "uniform"
         )
     return config.plan(
         "absorbing" if absorbing else "uniform",
@@ -153,13 +159,16 @@ def _score_plan(config: _Values, family: str) -> NetworkPlan:
 
 
 def _masked_plan(config: _Values, family: str, rows: int) -> NetworkPlan:
-    """MDLM's and BD3-LM's: flat on the hub; in training `model` and, in BD3-LM's repository, `algo`."""
+    """MDLM's and BD3-LM's: flat on the hub; in training `model` and, in BD3-LM's repository,
+    `algo`."""
     values, where = config.values, config.where
     training = isinstance(values.get("model"), dict)
     algo = "algo." if isinstance(values.get("algo"), dict) else ""
     options = values["algo"] if algo else values
     if options.get("causal") is True or options.get("causal_attention") is True:
-        raise UserError(f"{where}: {algo}causal is on: an autoregressive model, not a diffusion drafter")
+        raise UserError(
+            f"{where}: {algo}causal is on: an autoregressive model, not a diffusion drafter"
+        )
     scored = False
     if training or "parameterization" in values:
         scored = config.pick(f"{algo}parameterization", ("subs", "sedd")) == "sedd"
@@ -172,7 +181,8 @@ def _masked_plan(config: _Values, family: str, rows: int) -> NetworkPlan:
     tokenizer = data.get("tokenizer_name_or_path") if isinstance(data, dict) else None
     if tokenizer is not None and "gpt2" not in str(tokenizer) and "mask_token_id" not in values:
         raise UserError(
-            f"{where}: tokenizer {str(tokenizer)!r} may have a mask token of its own: add mask_token_id: "
+            f"{where}: tokenizer {str(tokenizer)!r} may have a mask token of its own: add "
+            "mask_token_id: "
             "ID at the top"
         )
     return config.plan(
@@ -198,10 +208,19 @@ def hub_config(
         ours["block_size"] = c.block_size
     if mask_id is not None and mask_id != c.vocab_size - 1:
         ours["mask_token_id"] = mask_id
-    noise = {"type": schedule.name, "sigma_min": schedule.sigma_min, "sigma_max": schedule.sigma_max}
+    noise = {
+        "type": schedule.name,
+        "sigma_min": schedule.sigma_min,
+        "sigma_max": schedule.sigma_max,
+    }
     if family == OWN:
         return {"model_type": OWN, "graph": graph, "noise": noise, **asdict(c), **ours}
-    sizes = {"cond_dim": c.cond_dim, "n_blocks": c.n_blocks, "n_heads": c.n_heads, "dropout": c.dropout}
+    sizes = {
+        "cond_dim": c.cond_dim,
+        "n_blocks": c.n_blocks,
+        "n_heads": c.n_heads,
+        "dropout": c.dropout,
+    }
     if family in ("sedd", "radd"):
         absorb = graph == "absorbing"
         own: dict[str, Any] = {"type": "ddit", "scale_by_sigma": c.scale_by_sigma}

@@ -1,5 +1,5 @@
-"""Saving and loading standalone diffusion drafters: a folder in the network's own published layout, plus
-`drafter.json` with what that layout lacks."""
+"""Saving and loading standalone diffusion drafters: a folder in the network's own published layout,
+plus `drafter.json` with what that layout lacks."""
 
 from __future__ import annotations
 
@@ -40,19 +40,23 @@ def architecture(network: DDiT | MaskedLM) -> dict[str, Any]:
 
 
 def save_standalone(drafter: DiffusionDrafter, folder: Path, card: str | None = None) -> None:
-    """Write the folder: weights and config.json in the layout of the network's family, `drafter.json`, and
-    README.md if a card is given. Low-rank updates are merged."""
+    """Write the folder: weights and config.json in the layout of the network's family,
+    `drafter.json`, and README.md if a card is given. Low-rank updates are merged."""
     folder.mkdir(parents=True, exist_ok=True)
     network, config = drafter.network, drafter.config
     if isinstance(network, MaskedLM):
         merge_lora(network)
         save_masked_lm(network, folder)
     else:
-        known = {k: v for k, v in config.schedule.items() if k in {f.name for f in fields(ScheduleSpec)}}
+        known = {
+            k: v for k, v in config.schedule.items() if k in {f.name for f in fields(ScheduleSpec)}
+        }
         mask_id = None if drafter.mask_id < 0 else drafter.mask_id
         schedule = ScheduleSpec(**known, mask_rates=config.mask_rates)
         family = family_for(network, config.prediction, config.graph, schedule, mask_id)
-        save_published(network, folder, family, graph=config.graph, schedule=schedule, mask_id=mask_id)
+        save_published(
+            network, folder, family, graph=config.graph, schedule=schedule, mask_id=mask_id
+        )
     write_json(folder / RECORD, config.to_dict())
     if card is not None:
         write_text(folder / "README.md", card)
@@ -64,7 +68,8 @@ def load_standalone(
     """A saved drafter, or a published checkpoint of any known family, in fp32, for `target`.
 
     Args:
-        vocab_size: of the drafter's own tokenizer, if it is not the target's. The network may have more rows.
+        vocab_size: of the drafter's own tokenizer, if it is not the target's. The network may have
+            more rows.
         attention_backend: of a DDiT, a name of `align.target.attention.BACKENDS`.
 
     Raises:
@@ -91,11 +96,14 @@ def load_standalone(
         raise UserError(f"{path / RECORD}: {error}") from None
     if vocab_size is None and config.vocab_size != target.vocab_size:
         raise UserError(
-            f"drafter {spec}: made for a vocabulary of {config.vocab_size}, target {target.spec!r} has "
+            f"drafter {spec}: made for a vocabulary of {config.vocab_size}, target {target.spec!r} "
+            "has "
             f"{target.vocab_size}: it needs its own tokenizer (--drafter-tokenizer)"
         )
     try:
-        return DiffusionDrafter(network, config, target, padded=vocab_size is not None).to(target.device)
+        return DiffusionDrafter(network, config, target, padded=vocab_size is not None).to(
+            target.device
+        )
     except UserError as error:
         raise UserError(f"drafter {spec}: {error}") from None
 
@@ -122,7 +130,9 @@ def _load_network(
 def _is_ddit(spec: str) -> bool:
     values = read_config(model_folder(spec, "drafter", ["config.json"]))
     # SEDD's and RADD's configs have no model_type, RADD's own not even a graph
-    return values.get("model_type") in (*FAMILIES, OWN) or ("model" in values and "tokens" in values)
+    return values.get("model_type") in (*FAMILIES, OWN) or (
+        "model" in values and "tokens" in values
+    )
 
 
 def open_drafter(spec: str | Path, target: Target) -> BlockDrafter | DiffusionDrafter:

@@ -31,7 +31,9 @@ def weight_files(folder: Path) -> list[Path]:
             return [folder / whole]
         index = folder / f"{whole}.index.json"
         if index.is_file():
-            names = sorted(set(convert(read_json(index), _Index, "", str(index))["weight_map"].values()))
+            names = sorted(
+                set(convert(read_json(index), _Index, "", str(index))["weight_map"].values())
+            )
             for name in names:
                 if Path(name).name != name or not (folder / name).is_file():
                     raise UserError(f"{index}: names {name!r}, which is not in the folder")
@@ -58,7 +60,9 @@ def check_tensors(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:
         real = tensor.is_floating_point()
         if tensor.is_complex() or (real and tensor.element_size() < 2):
             kind = str(tensor.dtype).removeprefix("torch.")
-            raise UserError(f"{where}: {name} is of type {kind}; weights are float32, float16 or bfloat16")
+            raise UserError(
+                f"{where}: {name} is of type {kind}; weights are float32, float16 or bfloat16"
+            )
         if real and not bool(torch.isfinite(tensor).all()):
             raise UserError(f"{where}: {name} holds values that are no numbers")
     return tensors

@@ -41,10 +41,10 @@ _KNOWN_LAYERS = {
 class Anatomy:
     """A model's layers, and how its decoder is called.
 
-    shapes: what each layer caches for every token. others: layers that cache something else as well, or instead.
-    ours: whether layers attend through our function. groups: query heads per key head, 1 where layers differ.
-    recurrent: whether a layer has a state that cannot be shortened by a token.
-    by_place: whether a token's position is its cache entry, so drafts cannot branch.
+    shapes: what each layer caches for every token. others: layers that cache something else as
+    well, or instead. ours: whether layers attend through our function. groups: query heads per key
+    head, 1 where layers differ. recurrent: whether a layer has a state that cannot be shortened by
+    a token. by_place: whether a token's position is its cache entry, so drafts cannot branch.
     apart: whether texts packed into one row run one by one, because no mask separates them.
     """
 
@@ -89,7 +89,9 @@ class Anatomy:
         first = next((shape for shape in self.shapes if shape is not None), None)
         return (1, self.config.hidden_size) if first is None else (first.heads, first.key)
 
-    def arguments(self, tokens_BL: torch.Tensor, positions_BL: torch.Tensor, cache: Any) -> dict[str, Any]:
+    def arguments(
+        self, tokens_BL: torch.Tensor, positions_BL: torch.Tensor, cache: Any
+    ) -> dict[str, Any]:
         """The arguments of a call of the decoder."""
         arguments: dict[str, Any] = {"input_ids": tokens_BL, "use_cache": cache is not None}
         if cache is not None:
@@ -161,7 +163,9 @@ def decoder(model: Any) -> Any:
         if not inner:
             raise NotImplementedError("it has no decoder apart from its head")
         body = inner[0]
-    return decoder(body) if body.get_output_embeddings() is not None else body  # a causal LM in a wrapper
+    return (
+        decoder(body) if body.get_output_embeddings() is not None else body
+    )  # a causal LM in a wrapper
 
 
 def _shape(layer: Any) -> LayerShape | None:
@@ -174,10 +178,15 @@ def _shape(layer: Any) -> LayerShape | None:
 
 
 def decoder_layers(body: nn.Module, count: int) -> nn.ModuleList:
-    """The list of layers, whatever its name; a layer may count several times (LongCat's attends twice)."""
+    """The list of layers, whatever its name; a layer may count several times (LongCat's attends
+    twice)."""
     lists = [m for m in body.children() if isinstance(m, nn.ModuleList)]
-    lists += [m for child in body.children() for m in child.children() if isinstance(m, nn.ModuleList)]
-    found = [m for m in lists if len(m) == count] or [m for m in lists if len(m) > 1 and count % len(m) == 0]
+    lists += [
+        m for child in body.children() for m in child.children() if isinstance(m, nn.ModuleList)
+    ]
+    found = [m for m in lists if len(m) == count] or [
+        m for m in lists if len(m) > 1 and count % len(m) == 0
+    ]
     if not found:
         raise NotImplementedError("its decoder has no list of layers")
     return found[0]
@@ -196,14 +205,17 @@ def context_limit(config: Any) -> int:
 
 
 def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """The tokens that end a text, ascending: those of the generation config, at which `generate` stops; where it names none, those of
-    the model's config and tokenizer. Ids beyond the vocabulary are left out.
+    """The tokens that end a text, ascending: those of the generation config, at which `generate`
+    stops; where it names none, those of the model's config and tokenizer. Ids beyond the vocabulary
+    are left out.
 
     Raises:
         UserError: the config names something that is no token id.
     """
     config = model.config.get_text_config(decoder=True)
-    found = end_ids(getattr(model.generation_config, "eos_token_id", None), "generation_config.json")
+    found = end_ids(
+        getattr(model.generation_config, "eos_token_id", None), "generation_config.json"
+    )
     if not found:
         found = end_ids(getattr(config, "eos_token_id", None), "config.json")
         found |= end_ids(tokenizer.eos_token_id, "the tokenizer")

@@ -1,8 +1,9 @@
 """How a target's layers write positions into their keys, measured.
 
-Each layer runs on the same input at several positions. Rotary keys at position p are the keys at 0, rotated: k(p) = R(p)·k(0).
-Keys that stay the same have no position but that of the input (learned positions, ALiBi, layers without rotary). Values stay
-the same; otherwise they are none (compressed caches keep a key's rotary part there).
+Each layer runs on the same input at several positions. Rotary keys at position p are the keys at 0,
+rotated: k(p) = R(p)·k(0). Keys that stay the same have no position but that of the input (learned
+positions, ALiBi, layers without rotary). Values stay the same; otherwise they are none (compressed
+caches keep a key's rotary part there).
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 
 @dataclass(frozen=True)
 class Rotary:
-    """Pairs of a head's numbers rotated by position · inv_freq; the others stay. Without frequencies: no position.
+    """Pairs of a head's numbers rotated by position · inv_freq; the others stay. Without
+    frequencies: no position.
 
-    layout: number j of the rotated ones is paired with the one half of them further (half) or with its neighbour (pairs).
-    start: the first of them. scale: a factor of rotated keys (YaRN's attention factor, arXiv 2309.00071, section 3.4).
+    layout: number j of the rotated ones is paired with the one half of them further (half) or with
+    its neighbour (pairs). start: the first of them. scale: a factor of rotated keys (YaRN's
+    attention factor, arXiv 2309.00071, section 3.4).
     """
 
     layout: str = "half"
@@ -46,7 +49,8 @@ class Rotary:
         return entry if self.scale == 1 else {**entry, "scale": self.scale}
 
     def full(self, width: int) -> bool:
-        """Whether it is the plain kind over all numbers of a head, or none at all: what `attention.rotate` computes."""
+        """Whether it is the plain kind over all numbers of a head, or none at all: what
+        `attention.rotate` computes."""
         return not self.inv_freq or (
             self.layout == "half" and self.start == 0 and 2 * len(self.inv_freq) == width
         )
@@ -67,7 +71,8 @@ class Rotary:
         return found
 
     def tables(self, positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """cos and sin for positions (…) → (…, width), fp32. Unless `full`, sin has the sign of its place."""
+        """cos and sin for positions (…) → (…, width), fp32. Unless `full`, sin has the sign of its
+        place."""
         first, second = (t.to(positions.device) for t in self.pairs())
         angles = positions[..., None].float() * torch.tensor(
             self.inv_freq, dtype=torch.float32, device=positions.device
@@ -103,7 +108,8 @@ _FOUND: WeakKeyDictionary[Target, tuple[Rotary | str, ...]] = WeakKeyDictionary(
 
 
 def key_rotaries(target: Target) -> list[Rotary | str]:
-    """How each layer writes positions into its keys, or why that is unknown. Computed once for each target."""
+    """How each layer writes positions into its keys, or why that is unknown. Computed once for each
+    target."""
     if target not in _FOUND:
         _FOUND[target] = tuple(_find_rotaries(target))
     return list(_FOUND[target])
@@ -136,7 +142,9 @@ def _match(target: Target, layer: int, keys: dict[int, Tensor]) -> Rotary | str:
     """The rotation that turns the keys at position 0 into those at the others."""
 
     def error(rotary: Rotary, weight: Tensor | float = 1.0) -> float:
-        return max(_distance(rotary.turned(keys[0] / weight, p), key / weight) for p, key in keys.items())
+        return max(
+            _distance(rotary.turned(keys[0] / weight, p), key / weight) for p, key in keys.items()
+        )
 
     width = keys[0].shape[-1]
     known = list(_candidates(target, width))
@@ -144,7 +152,9 @@ def _match(target: Target, layer: int, keys: dict[int, Tensor]) -> Rotary | str:
     if error(best) < _TOLERANCE[target.dtype]:
         return best
     of_heads = [w.float() for w in target.layers[layer].parameters() if w.shape == (width,)]
-    if any(error(rotary, weight) < _TOLERANCE[target.dtype] for weight in of_heads for rotary in known):
+    if any(
+        error(rotary, weight) < _TOLERANCE[target.dtype] for weight in of_heads for rotary in known
+    ):
         return "its keys are normalised after their rotation, each number by a weight of its own"
     return "its keys at two positions differ by no rotation that is known"
 
@@ -155,8 +165,9 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 
 def _run_layers(target: Target, position: int, inputs: dict[int, Any]) -> list[tuple[Any, Any]]:
-    """Each layer's keys and values, (1, Hkv, 1, width) or None, of one token at a position. The first run, with empty `inputs`, notes the
-    layers' inputs there; later runs give each layer these."""
+    """Each layer's keys and values, (1, Hkv, 1, width) or None, of one token at a position. The
+    first run, with empty `inputs`, notes the layers' inputs there; later runs give each layer
+    these."""
     tokens = torch.tensor([[target.vocab_size // 2]], device=target.device)
     first_run, cache = not inputs, target.anatomy.empty_cache()
     past = position if target.anatomy.by_place else 0
@@ -187,15 +198,22 @@ def _run_layers(target: Target, position: int, inputs: dict[int, Any]) -> list[t
             handle.remove()
     layers: list[Any] = list(cache.layers)
     return [
-        (None, None) if shape is None else (layer.keys[:, :, -1:].float(), layer.values[:, :, -1:].float())
+        (None, None)
+        if shape is None
+        else (layer.keys[:, :, -1:].float(), layer.values[:, :, -1:].float())
         for layer, shape in zip(layers, target.anatomy.shapes, strict=True)
     ]
 
 
 def _candidates(target: Target, width: int) -> Iterator[Rotary]:
-    """Rotations of keys of a width: by the frequencies in the model's buffers, or by those of its config's bases."""
+    """Rotations of keys of a width: by the frequencies in the model's buffers, or by those of its
+    config's bases."""
     yield Rotary()
-    tables = {tuple(b.float().flatten().tolist()) for n, b in target.body.named_buffers() if "inv_freq" in n}
+    tables = {
+        tuple(b.float().flatten().tolist())
+        for n, b in target.body.named_buffers()
+        if "inv_freq" in n
+    }
     for part in _rotated_widths(target.config, width):
         tables |= {frequencies(part, base) for base in _bases(target.config)}
     tables |= {tuple(-f for f in table) for table in tables}  # NanoChat turns the other way

@@ -1,4 +1,5 @@
-"""The logits that a model computes by itself over a few tokens: run by transformers, with its own attention and cache."""
+"""The logits that a model computes by itself over a few tokens: run by transformers, with its own
+attention and cache."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from align.target.inspection.anatomy import cache_name, decoder, eos_ids
 from align.target.inspection.reads import watch_reads
 from align.target.logits import over_the_head
 
-TEXT = "One model, run in two ways, says the same: first whole, then piece by piece through a cache."
+TEXT = (
+    "One model, run in two ways, says the same: first whole, then piece by piece through a cache."
+)
 LENGTH, CUT = 14, 9
 """Tokens of the proof; those before the drafts."""
 
@@ -23,8 +26,9 @@ LENGTH, CUT = 14, 9
 class OwnOutput:
     """What the model computes by itself.
 
-    logits_LV: of the tokens. head_input_LD: the decoder's last states. never_V: tokens that the model never writes.
-    read_past: layers whose weights are read without calling them, but for the head, which is called here.
+    logits_LV: of the tokens. head_input_LD: the decoder's last states. never_V: tokens that the
+    model never writes. read_past: layers whose weights are read without calling them, but for the
+    head, which is called here.
     """
 
     tokens_1L: Tensor
@@ -41,9 +45,12 @@ class OwnOutput:
 
 @torch.no_grad()
 def own_output(model: Any, tokenizer: Any) -> OwnOutput:
-    """The first tokens in one call, the others through the cache; with recurrent states one by one, as they are made."""
+    """The first tokens in one call, the others through the cache; with recurrent states one by one,
+    as they are made."""
     head = model.get_output_embeddings()
-    if not isinstance(getattr(head, "weight", None), Tensor):  # MusicGen has several, over audio codes
+    if not isinstance(
+        getattr(head, "weight", None), Tensor
+    ):  # MusicGen has several, over audio codes
         raise NotImplementedError(
             f"it has {'no' if head is None else 'more than one'} head over a vocabulary"
         )
@@ -83,7 +90,9 @@ def _head_input(head_inputs: list[Tensor], last_states: list[Tensor]) -> Tensor:
     """
     read, written = (states[0].shape[-1] for states in (head_inputs, last_states))
     if read != written:
-        raise NotImplementedError(f"its head reads states of width {read}, its layers write {written}")
+        raise NotImplementedError(
+            f"its head reads states of width {read}, its layers write {written}"
+        )
     if [x.shape for x in last_states] == [x.shape for x in head_inputs]:
         head_inputs = [x.to(y.dtype) for x, y in zip(last_states, head_inputs, strict=True)]
     return torch.cat([x[0] if x.dim() == 3 else x for x in head_inputs])
@@ -92,13 +101,16 @@ def _head_input(head_inputs: list[Tensor], last_states: list[Tensor]) -> Tensor:
 def placeholder_ids(model: Any) -> list[int]:
     """The tokens that stand for images and audio in a model's texts."""
     size = model.get_output_embeddings().weight.shape[0]
-    names = (f"{what}_token_{key}" for what in ("image", "video", "audio") for key in ("id", "index"))
+    names = (
+        f"{what}_token_{key}" for what in ("image", "video", "audio") for key in ("id", "index")
+    )
     found = {getattr(model.config, name, None) for name in names}
     return sorted(token for token in found if isinstance(token, int) and 0 <= token < size)
 
 
 def positions(model: Any, tokens_1L: Tensor, past: int) -> dict[str, Tensor]:
-    """The positions that `generate` passes; wrappers count for themselves. Without them Bamba begins each call at 0."""
+    """The positions that `generate` passes; wrappers count for themselves. Without them Bamba
+    begins each call at 0."""
     wraps = model.config.get_text_config(decoder=True) is not model.config
     if wraps or "position_ids" not in signature(model.forward).parameters:
         return {}
@@ -106,9 +118,14 @@ def positions(model: Any, tokens_1L: Tensor, past: int) -> dict[str, Tensor]:
 
 
 def _proof_tokens(model: Any, tokenizer: Any) -> Tensor:
-    """The proof's text, without tokens that end one or stand for an image, (1, LENGTH). Without a tokenizer: the first tokens."""
+    """The proof's text, without tokens that end one or stand for an image, (1, LENGTH). Without a
+    tokenizer: the first tokens."""
     size = model.get_output_embeddings().weight.shape[0]
     no_text = {*eos_ids(model, tokenizer), *placeholder_ids(model)}
-    ids = [i for i in tokenizer(TEXT, add_special_tokens=False)["input_ids"] if i < size and i not in no_text]
+    ids = [
+        i
+        for i in tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+        if i < size and i not in no_text
+    ]
     ids = ids or [i for i in range(size) if i not in no_text]
     return torch.tensor([(ids * LENGTH)[:LENGTH]], device=model.device)

@@ -1,7 +1,8 @@
 """A target layer's weights by a block drafter's names, found by what its modules compute.
 
-One token runs through the model. The norm whose output the query projection reads is the one before attention. A fused
-projection of queries, keys and values is split where its output holds the values in the cache.
+One token runs through the model. The norm whose output the query projection reads is the one before
+attention. A fused projection of queries, keys and values is split where its output holds the values
+in the cache.
 """
 
 from __future__ import annotations
@@ -39,15 +40,19 @@ def embedding_scale(target: Target) -> float:
 
 @torch.no_grad()
 def embeds_rows(target: Target) -> bool:
-    """Whether a token's embedding is its row times that scale, and nothing else is done to it (Muse Glimmer norms it)."""
+    """Whether a token's embedding is its row times that scale, and nothing else is done to it (Muse
+    Glimmer norms it)."""
     rows = target.embedding_VD[:16]
     read = target.embed(torch.arange(len(rows), device=rows.device))
-    return torch.allclose(read.float(), rows.float() * embedding_scale(target), rtol=2e-2, atol=1e-6)
+    return torch.allclose(
+        read.float(), rows.float() * embedding_scale(target), rtol=2e-2, atol=1e-6
+    )
 
 
 @dataclass
 class Call:
-    """A call of a module: its name in its layer, what it read and what it wrote, flat, for one token."""
+    """A call of a module: its name in its layer, what it read and what it wrote, flat, for one
+    token."""
 
     name: str
     module: Any
@@ -66,18 +71,25 @@ def last_norm(target: Target) -> Tensor | None:
 
 @torch.no_grad()
 def layer_parts(target: Target, index: int) -> dict[str, Tensor]:
-    """A layer's weights, fp32, by a drafter's parameter names; those that cannot be identified are left out."""
+    """A layer's weights, fp32, by a drafter's parameter names; those that cannot be identified are
+    left out."""
     layer: Any = target.layers[index]
     leaves = {name: m for name, m in layer.named_modules() if name and not list(m.children())}
     calls, _, cache = _trace(target, leaves)
     found = {
         name: p.detach().float()
         for name, p in layer.named_parameters()
-        if "norm" not in name and p.dim() < 3 and p.dtype.itemsize > 1  # those of one byte are quantised
+        if "norm" not in name
+        and p.dim() < 3
+        and p.dtype.itemsize > 1  # those of one byte are quantised
     }
     at: dict[str, Call] = {}
     for mine, names in _NAMES.items():
-        those = [c for c in calls if f".{c.name}".endswith(tuple(f".{n}" for n in names)) and _is_linear(c)]
+        those = [
+            c
+            for c in calls
+            if f".{c.name}".endswith(tuple(f".{n}" for n in names)) and _is_linear(c)
+        ]
         if len(those) == 1:
             at[mine] = those[0]
             found |= _rows(mine, those[0], slice(None))
@@ -85,7 +97,9 @@ def layer_parts(target: Target, index: int) -> dict[str, Tensor]:
     if "self_attn.q_proj" not in at and attends:
         kept: Any = cache.layers[index]
         for c in calls:
-            if parts := _split_attention(c, kept.keys[0, :, -1], kept.values[0, :, -1], target.num_heads):
+            if parts := _split_attention(
+                c, kept.keys[0, :, -1], kept.values[0, :, -1], target.num_heads
+            ):
                 at["self_attn.q_proj"] = c
                 found |= parts
     if "mlp.gate_proj" not in at and (down := at.get("mlp.down_proj")) is not None:
@@ -106,7 +120,8 @@ def layer_parts(target: Target, index: int) -> dict[str, Tensor]:
 
 
 def norm_weight(module: Any, width: int) -> Tensor:
-    """A norm's factor, (width,) fp32: its weight, or one more; ones where it has none. A bias is left out."""
+    """A norm's factor, (width,) fp32: its weight, or one more; ones where it has none. A bias is
+    left out."""
     weight = getattr(module, "weight", None)
     if weight is None or weight.shape != (width,):
         return torch.ones(width)
@@ -123,20 +138,28 @@ def norm_weight(module: Any, width: int) -> Tensor:
     return min(forms, key=lambda form: float((form[0] * form[1] + shift - wrote).abs().max()))[0]
 
 
-def through_own_cache(target: Target, tokens: Tensor, positions: Tensor, past: int, cache: Any) -> Tensor:
-    """The model's last hidden states of tokens at these positions, (1, L) each, with its own kind of cache, which holds `past`."""
+def through_own_cache(
+    target: Target, tokens: Tensor, positions: Tensor, past: int, cache: Any
+) -> Tensor:
+    """The model's last hidden states of tokens at these positions, (1, L) each, with its own kind
+    of cache, which holds `past`."""
     with laid(Layout(positions, past, target.groups, target.dtype)):
-        hidden: Tensor = target.body(**target.anatomy.arguments(tokens, positions, cache)).last_hidden_state
+        hidden: Tensor = target.body(
+            **target.anatomy.arguments(tokens, positions, cache)
+        ).last_hidden_state
     return hidden
 
 
 def _trace(target: Target, modules: dict[str, Any]) -> tuple[list[Call], Tensor, Any]:
-    """One token through the model: these modules' calls, its last hidden state (D,), and its cache."""
+    """One token through the model: these modules' calls, its last hidden state (D,), and its
+    cache."""
     calls: list[Call] = []
 
     def hook(name: str) -> Any:
         def keep(module: Any, args: tuple[Any, ...], wrote: Any) -> None:
-            if args and all(isinstance(t, Tensor) and t.is_floating_point() for t in (args[0], wrote)):
+            if args and all(
+                isinstance(t, Tensor) and t.is_floating_point() for t in (args[0], wrote)
+            ):
                 calls.append(Call(name, module, args[0].flatten().clone(), wrote.flatten().clone()))
 
         return keep
@@ -153,14 +176,17 @@ def _trace(target: Target, modules: dict[str, Any]) -> tuple[list[Call], Tensor,
 
 
 def _matrix(call: Call) -> Tensor | None:
-    """The weight of a linear layer as (out, in), stored either way; None where it is of another kind."""
+    """The weight of a linear layer as (out, in), stored either way; None where it is of another
+    kind."""
     weight = getattr(call.module, "weight", None)
     if weight is None or weight.dim() != 2:
         return None
     weight, bias = weight.detach().float(), getattr(call.module, "bias", None)
     for w in (weight, weight.T):
         if w.shape == (len(call.wrote), len(call.read)):
-            product = F.linear(call.read.float(), w, None if bias is None else bias.detach().float())
+            product = F.linear(
+                call.read.float(), w, None if bias is None else bias.detach().float()
+            )
             if _close(product, call.wrote):
                 return w
     return None
@@ -185,7 +211,8 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 def _split_attention(call: Call, keys: Tensor, values: Tensor, heads: int) -> dict[str, Tensor]:
-    """Queries, keys and values of one projection that wrote these values (Hkv, width), at position 0; empty where it did not."""
+    """Queries, keys and values of one projection that wrote these values (Hkv, width), at position
+    0; empty where it did not."""
     (kv_heads, width), wide = keys.shape, values.shape[1]
     if len(call.wrote) != heads * width + kv_heads * (width + wide) or not _is_linear(call):
         return {}
@@ -197,18 +224,22 @@ def _split_attention(call: Call, keys: Tensor, values: Tensor, heads: int) -> di
     for q, k, v in orders:
         if _close(call.wrote[v], values.flatten()):
             parts = (
-                _rows(f"self_attn.{name}_proj", call, its) for name, its in (("q", q), ("k", k), ("v", v))
+                _rows(f"self_attn.{name}_proj", call, its)
+                for name, its in (("q", q), ("k", k), ("v", v))
             )
             return {name: tensor for part in parts for name, tensor in part.items()}
     return {}
 
 
 def _split_gated(call: Call, down: Call, layer: Any) -> dict[str, Tensor]:
-    """Gate and value of one projection, where act(gate)·value is what `down` reads; empty where it is not."""
+    """Gate and value of one projection, where act(gate)·value is what `down` reads; empty where it
+    is not."""
     inner = len(down.read)
     if len(call.wrote) != 2 * inner or not _is_linear(call):
         return {}
-    acts: Sequence[Any] = [m for m in layer.modules() if not list(m.children()) and not list(m.parameters())]
+    acts: Sequence[Any] = [
+        m for m in layer.modules() if not list(m.children()) and not list(m.parameters())
+    ]
     first, second = slice(inner), slice(inner, None)
     for gate, up in ((first, second), (second, first)):
         for act in [nn.SiLU(), *acts]:

@@ -1,4 +1,5 @@
-"""Weights that a model reads without calling their layer: these keep the dtype that the model gave them."""
+"""Weights that a model reads without calling their layer: these keep the dtype that the model gave
+them."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from align.kernels.linear import is_linear
 
 @contextmanager
 def watch_reads(model: nn.Module) -> Iterator[set[nn.Module]]:
-    """Yields the linear layers and embeddings whose weight is read outside of their own call, within the context: Mamba multiplies by
-    its `dt_proj`, indexers cast to the dtype of their `weights_proj`."""
+    """Yields the linear layers and embeddings whose weight is read outside of their own call,
+    within the context: Mamba multiplies by its `dt_proj`, indexers cast to the dtype of their
+    `weights_proj`."""
     found: set[nn.Module] = set()
     watched = [m for m in model.modules() if is_linear(m) or isinstance(m, nn.Embedding)]
     own = [type(m) for m in watched]

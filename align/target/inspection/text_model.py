@@ -1,4 +1,5 @@
-"""A target as a causal language model of text alone: what it is, or what it wraps beside towers for images and sound."""
+"""A target as a causal language model of text alone: what it is, or what it wraps beside towers for
+images and sound."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TextModel:
-    """base: the class's name in transformers. tensors: weights by that class's names. embedding, head: the names of the two."""
+    """base: the class's name in transformers. tensors: weights by that class's names. embedding,
+    head: the names of the two."""
 
     base: str
     config: Any
@@ -31,7 +33,8 @@ def text_model(target: Target) -> TextModel:
     """The target as such a model; its tensors are the target's own.
 
     Raises:
-        NotImplementedError: its weights are quantised, or transformers has no class for the text alone of what it wraps.
+        NotImplementedError: its weights are quantised, or transformers has no class for the text
+            alone of what it wraps.
     """
     model, config = target.model, target.config
     if getattr(model.config, "quantization_config", None) is not None:
@@ -61,8 +64,9 @@ def text_model(target: Target) -> TextModel:
 
 
 def tied(target: Target) -> bool:
-    """Whether the target's head is its embedding. The tensors say so: the config's flag may be wrong, and a tied head may have been copied to
-    be kept in half the memory, or in another order."""
+    """Whether the target's head is its embedding. The tensors say so: the config's flag may be
+    wrong, and a tied head may have been copied to be kept in half the memory, or in another
+    order."""
     one, other = target.embedding_VD, target.head_weight_VD
     if one.data_ptr() == other.data_ptr():
         return True

@@ -1,4 +1,5 @@
-"""FSDP2 for the drafter: `torch.distributed.fsdp.fully_shard` for weights, gradients and the optimizer's state."""
+"""FSDP2 for the drafter: `torch.distributed.fsdp.fully_shard` for weights, gradients and the
+optimizer's state."""
 
 from __future__ import annotations
 
@@ -6,7 +7,12 @@ from datetime import timedelta
 
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
-from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 STEPS = ("training_step", "validation_step")
@@ -14,13 +20,16 @@ STEPS = ("training_step", "validation_step")
 
 
 class Sharded(ModelParallelStrategy):
-    """FSDP2 over all processes. A checkpoint is one file, gathered on the main process: any number of processes can resume it.
+    """FSDP2 over all processes. A checkpoint is one file, gathered on the main process: any number
+    of processes can resume it.
 
     Args:
         offload: keep weights and the optimizer's state in host memory.
     """
 
-    def __init__(self, processes: int, backend: str | None, offload: bool, timeout: timedelta) -> None:
+    def __init__(
+        self, processes: int, backend: str | None, offload: bool, timeout: timedelta
+    ) -> None:
         super().__init__(
             data_parallel_size=processes,
             tensor_parallel_size=1,

@@ -50,8 +50,8 @@ class Zero(DeepSpeedStrategy):
 
     @staticmethod
     def _disable_shared_memory() -> None:
-        """Use gloo's reductions. DeepSpeed compiles its own at the first start, and a kill meanwhile leaves a lock at which all
-        later starts wait forever."""
+        """Use gloo's reductions. DeepSpeed compiles its own at the first start, and a kill
+        meanwhile leaves a lock at which all later starts wait forever."""
         import deepspeed.ops
 
         compatible = getattr(deepspeed.ops, "__compatible_ops__", {})
@@ -61,8 +61,11 @@ class Zero(DeepSpeedStrategy):
     def root_device(self) -> torch.device:
         return torch.device("cpu", 0) if self.on_cpu else super().root_device
 
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """DeepSpeed would unpickle any object; `load_zero` builds only tensors and DeepSpeed's own."""
+    def load_checkpoint(
+        self, checkpoint_path: Any, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """DeepSpeed would unpickle any object; `load_zero` builds only tensors and DeepSpeed's
+        own."""
         self.deepspeed_engine.checkpoint_engine.load = load_zero
         return super().load_checkpoint(checkpoint_path, weights_only)
 
@@ -104,7 +107,8 @@ class SafeCheckpoints(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        """Lightning writes to the temporary folder first, which may be small and keeps the file after a kill."""
+        """Lightning writes to the temporary folder first, which may be small and keeps the file
+        after a kill."""
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
         with naming(Path(path)):
@@ -169,7 +173,8 @@ def build_strategy(recipe: Recipe, accelerator: str) -> Strategy | str:
             offload_optimizer=offload,
             offload_parameters=offload and stage == 3,
         )
-        # torch's AdamW as elsewhere: DeepSpeed's is compiled at the first start and decays weights differently
+        # torch's AdamW as elsewhere: DeepSpeed's is compiled at the first start and decays weights
+        # differently
         assert zero.config is not None
         zero.config["zero_force_ds_cpu_optimizer"] = False
         return zero

@@ -1,4 +1,5 @@
-"""The frozen target shared by the processes of a run: FSDP2, tensor parallelism, or without its layers.
+"""The frozen target shared by the processes of a run: FSDP2, tensor parallelism, or without its
+layers.
 
 Tensor parallelism follows transformers' plan for the architecture.
 """
@@ -30,11 +31,13 @@ from align.target.model import Target
 
 _STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 _REPLICATED = ("replicated_with_grad_allreduce", "replicate", "replicated")
-"""Styles of transformers' plans for weights that are not split; a frozen target has no gradients to sum."""
+"""Styles of transformers' plans for weights that are not split; a frozen target has no gradients to
+sum."""
 
 
 def _move(target: Target, device: torch.device) -> None:
-    """Move what is not sharded to the device. Copies, so that mapped files and shared buffers are freed."""
+    """Move what is not sharded to the device. Copies, so that mapped files and shared buffers are
+    freed."""
     places: dict[Any, Tensor] = {}  # tied weights stay tied
     for tensor in (*target.model.parameters(), *target.model.buffers()):
         if not isinstance(tensor, DTensor) and not tensor.is_meta:
@@ -60,7 +63,8 @@ class AbsentTarget:
     def features(self, target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
         """Raises UserError: the row is not on disk, or damaged."""
         raise UserError(
-            f"target.parallel=absent: a training row is missing or damaged in {self.folder} ({command('align.features')} with this "
+            f"target.parallel=absent: a training row is missing or damaged in {self.folder} "
+            f"({command('align.features')} with this "
             "run's arguments, without target.parallel, stores it)"
         )
 
@@ -71,8 +75,8 @@ class SharedTarget:
     """The frozen target, sharded over the processes of a run.
 
     Args:
-        how: `fsdp` = each layer is gathered for its forward pass over the process's own rows; `tp` = tensor parallelism, all
-            processes compute one process's rows after another.
+        how: `fsdp` = each layer is gathered for its forward pass over the process's own rows; `tp`
+            = tensor parallelism, all processes compute one process's rows after another.
 
     Raises:
         UserError: a target that can't be sharded like this.
@@ -100,23 +104,32 @@ class SharedTarget:
     def _check(self) -> None:
         target, key = self.target, f"target.parallel={self.how}"
         if target.anatomy.recurrent:
-            raise UserError(f"{key}: target {target.spec!r} has recurrent states (target.parallel=replicate)")
+            raise UserError(
+                f"{key}: target {target.spec!r} has recurrent states (target.parallel=replicate)"
+            )
         if target.anatomy.apart:  # processes would run the layers a different number of times
             raise UserError(
-                f"{key}: target {target.spec!r} has absolute positions, so texts run one by one (target.parallel=replicate)"
+                f"{key}: target {target.spec!r} has absolute positions, so texts run one by one "
+                "(target.parallel=replicate)"
             )
         if any(not p.is_floating_point() for p in target.model.parameters()):
-            raise UserError(f"{key}: target {target.spec!r} is quantised (target.parallel=replicate)")
+            raise UserError(
+                f"{key}: target {target.spec!r} is quantised (target.parallel=replicate)"
+            )
         if self.how == "tp":
             heads = {s.heads for s in target.anatomy.shapes if s is not None} | {target.num_heads}
             if odd := next((n for n in sorted(heads) if n % self.world), None):
                 raise UserError(
-                    f"{key}: {odd} heads of target {target.spec!r} can't be shared by {self.world} processes (target.parallel=fsdp)"
+                    f"{key}: {odd} heads of target {target.spec!r} can't be shared by {self.world} "
+                    "processes (target.parallel=fsdp)"
                 )
 
     def _plan(self, layer: nn.Module) -> dict[str, ParallelStyle]:
         """The parallel style of each of a layer's modules, by name."""
-        key, plan = f"target.parallel=tp: target {self.target.spec!r}", self.target.config.base_model_tp_plan
+        key, plan = (
+            f"target.parallel=tp: target {self.target.spec!r}",
+            self.target.config.base_model_tp_plan,
+        )
         modules = {inner: module for inner, module in layer.named_modules() if inner}
         styles: dict[str, ParallelStyle] = {}
         for name, style in (plan or {}).items():
@@ -124,19 +137,27 @@ class SharedTarget:
             if style in _REPLICATED or inner not in modules:
                 continue
             if style not in _STYLES:
-                raise UserError(f"{key} has {inner} {style}, which is not supported (target.parallel=fsdp)")
+                raise UserError(
+                    f"{key} has {inner} {style}, which is not supported (target.parallel=fsdp)"
+                )
             styles[inner] = _STYLES[style]()
         if not styles:
-            raise UserError(f"{key}: transformers has no plan for its architecture (target.parallel=fsdp)")
+            raise UserError(
+                f"{key}: transformers has no plan for its architecture (target.parallel=fsdp)"
+            )
         return styles
 
     def features(self, target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
-        """`target_features` of this process's rows, called by all processes at once; with `tp` all batches have one shape."""
+        """`target_features` of this process's rows, called by all processes at once; with `tp` all
+        batches have one shape."""
         if self.how == "fsdp":
             return target_features(target, batch, config)
         mine: TargetFeatures | None = None
         for rank in range(self.world):
-            tensors = [t.clone() if rank == self.rank else torch.empty_like(t) for t in vars(batch).values()]
+            tensors = [
+                t.clone() if rank == self.rank else torch.empty_like(t)
+                for t in vars(batch).values()
+            ]
             for tensor in tensors:
                 dist.broadcast(tensor, rank)
             features = target_features(target, Batch(*tensors), config)
@@ -149,7 +170,9 @@ class SharedTarget:
 
     def _gather_heads(self, part: Tensor) -> Tensor:
         """(B, H/n, L, d) of each process → (B, H, L, d)."""
-        parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.world)]
+        parts = [
+            torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.world)
+        ]
         dist.all_gather(parts, part.contiguous())
         return torch.cat(parts, dim=1)
 

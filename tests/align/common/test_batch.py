@@ -33,4 +33,6 @@ def test_the_token_after_a_place_is_the_one_that_the_place_predicts() -> None:
     assert anchors.places_BAK(5).tolist() == [[[0, 1], [3, 4]], [[1, 2], [2, 3]]]
     assert anchors.blocks_BAK(batch.tokens_BL).tolist() == [[[1, 2], [4, 4]], [[7, 8], [8, 9]]]
     moved = Step(batch, anchors, scale=0.5, keys=(3,)).to(torch.device("cpu"))
-    assert (moved.scale, moved.keys) == (0.5, (3,)) and torch.equal(moved.anchors.index_BA, anchors.index_BA)
+    assert (moved.scale, moved.keys) == (0.5, (3,)) and torch.equal(
+        moved.anchors.index_BA, anchors.index_BA
+    )

@@ -21,7 +21,11 @@ def test_what_has_changed_is_refused_and_folders_of_old_pass(tmp_path: Path) -> 
     (tmp_path / "model.safetensors").write_bytes(b"weighed")
     with pytest.raises(UserError, match="model.safetensors: has changed since it was saved"):
         check_checksums(tmp_path)
-    for text, says in (("[]", "must be"), ('{"a": 1}', "a=1 must be text"), ("{", "not readable JSON")):
+    for text, says in (
+        ("[]", "must be"),
+        ('{"a": 1}', "a=1 must be text"),
+        ("{", "not readable JSON"),
+    ):
         (tmp_path / "checksums.json").write_text(text)
         with pytest.raises(UserError, match=says):
             check_checksums(tmp_path)

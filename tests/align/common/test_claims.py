@@ -25,7 +25,9 @@ with Claim(Path(sys.argv[1]), "output"):
 
 
 def holder(folder: Path) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None and process.stdout.readline() == "held\n"
     return process
 
@@ -58,7 +60,9 @@ def test_a_folder_in_use_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monke
     lines: list[str] = []
     with claim_when_free(tmp_path / "data", "data.path", lines.append):
         assert len(attempts) == 2
-    assert lines == [f"note: data.path={tmp_path}/data: another process writes there; this one waits for it"]
+    assert lines == [
+        f"note: data.path={tmp_path}/data: another process writes there; this one waits for it"
+    ]
 
 
 def test_a_process_may_claim_twice_and_leaves_no_empty_folder(tmp_path: Path) -> None:

@@ -16,7 +16,10 @@ from align.common.errors import UserError, cli, in_one_line, nearest
 
 def test_the_nearest_name_is_offered_or_all_of_them() -> None:
     assert nearest("blok", ["block", "taps"]) == " (did you mean 'block'?)"
-    assert nearest("SMOLLM2_BLOCK", ["debug_block", "smollm2_block"]) == " (did you mean 'smollm2_block'?)"
+    assert (
+        nearest("SMOLLM2_BLOCK", ["debug_block", "smollm2_block"])
+        == " (did you mean 'smollm2_block'?)"
+    )
     assert nearest("dflas", ["DFlash", "x"]) == " (did you mean 'DFlash'?)"
     assert nearest("zzz", ["b", "a"]) == " (one of: a, b)" and nearest("x", []) == ""
     many = [f"name{i:03}" for i in range(200)]
@@ -36,10 +39,22 @@ def test_a_librarys_error_becomes_one_line() -> None:
         (UserError("k=1:\n no"), 2, "error: k=1: no"),
         (UserError("k=\x1b[2J"), 2, "error: k=\\x1b[2J"),
         (KeyboardInterrupt(), 130, "interrupted"),
-        (FileNotFoundError(errno.ENOENT, "No such file or directory", "a/b"), 2, "error: a/b: No such file"),
-        (OSError(errno.ENOSPC, "No space left on device", "a"), 1, "error: a: No space left on device"),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file or directory", "a/b"),
+            2,
+            "error: a/b: No such file",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "a"),
+            1,
+            "error: a: No space left on device",
+        ),
         (OSError("a hub's own words"), 2, "error: a hub's own words"),
-        (SafetensorError("I/O error: No space left on device (os error 28)"), 1, "error: a file can't be"),
+        (
+            SafetensorError("I/O error: No space left on device (os error 28)"),
+            1,
+            "error: a file can't be",
+        ),
         (
             RuntimeError("[enforce fail at inline_container.cc:600] . PytorchStreamWriter failed"),
             1,
@@ -53,7 +68,9 @@ def test_a_librarys_error_becomes_one_line() -> None:
         (MemoryError(), 2, "error: not enough memory"),
     ],
 )
-def test_exit_codes(error: BaseException, code: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_codes(
+    error: BaseException, code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     def main() -> None:
         raise error
 
@@ -95,7 +112,9 @@ def main():
 cli(main)()
 """
     found = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=found)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=found
+    )
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == "interrupted: run the same command again to continue\n"
 
@@ -103,7 +122,9 @@ cli(main)()
 def test_output_to_a_full_disk_is_one_line() -> None:
     program = "from align.common.errors import cli\ncli(lambda: print('x'))()"
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True
+        )
     assert done.returncode == 1 and done.stderr == "error: No space left on device\n"
 
 

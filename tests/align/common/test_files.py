@@ -55,10 +55,17 @@ def test_a_device_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_what_killed_writers_of_a_file_left_goes(tmp_path: Path) -> None:
-    for name in (".p[1].json.ab12.specalign-part", ".p1.json.ab12.specalign-part", ".p[1].json.mine"):
+    for name in (
+        ".p[1].json.ab12.specalign-part",
+        ".p1.json.ab12.specalign-part",
+        ".p[1].json.mine",
+    ):
         (tmp_path / name).mkdir()
     remove_parts(tmp_path / "p[1].json")
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".p1.json.ab12.specalign-part", ".p[1].json.mine"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        ".p1.json.ab12.specalign-part",
+        ".p[1].json.mine",
+    ]
 
 
 @pytest.mark.parametrize("read", [sha256_file, load_safetensors, load_tensors])

@@ -57,7 +57,10 @@ def test_a_machine_without_the_hub_says_what_to_do(
             in said
         )
         assert "drafter.init='louaaron/sedd-small': not in the hub's cache" in said  # all at once
-        assert "hf download --repo-type dataset Skylion007/openwebtext" in said and said.count("\n") == 4
+        assert (
+            "hf download --repo-type dataset Skylion007/openwebtext" in said
+            and said.count("\n") == 4
+        )
     finally:
         hub_reachable.cache_clear()
 
@@ -76,7 +79,9 @@ def test_the_shipped_drafter_is_found_from_anywhere_under_both_names(
 
 
 @pytest.mark.parametrize(("status", "answers"), [(200, True), (404, True), (503, False)])
-def test_what_serves_nothing_is_no_hub(monkeypatch: pytest.MonkeyPatch, status: int, answers: bool) -> None:
+def test_what_serves_nothing_is_no_hub(
+    monkeypatch: pytest.MonkeyPatch, status: int, answers: bool
+) -> None:
     """A proxy accepts connections whether or not the hub is behind it."""
     session = SimpleNamespace(head=lambda url, timeout: SimpleNamespace(status_code=status))
     monkeypatch.setattr("huggingface_hub.get_session", lambda: session)
@@ -112,29 +117,45 @@ def test_where_others_find_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     cached = tmp_path / "hub/models--org--the--model/snapshots/0a1b"
     (tmp_path / "runs/mine").mkdir(parents=True)
     cached.mkdir(parents=True)
-    found = {name: hub_id(name) for name in ("org/model", "runs/mine", "debug", str(tmp_path), str(cached))}
+    found = {
+        name: hub_id(name)
+        for name in ("org/model", "runs/mine", "debug", str(tmp_path), str(cached))
+    }
     assert list(found.values()) == ["org/model", "", "", "", "org/the--model"]
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert hub_id("runs/gone") == hub_id("hub/gone") == hub_id("exported/gone") == ""  # a folder once
+    assert (
+        hub_id("runs/gone") == hub_id("hub/gone") == hub_id("exported/gone") == ""
+    )  # a folder once
     (tmp_path / "org").mkdir()
     (cached / "config.json").touch()
-    assert (hub_id("org/model"), hub_id("org/the--model")) == ("", "org/the--model")  # the latter is cached
+    assert (hub_id("org/model"), hub_id("org/the--model")) == (
+        "",
+        "org/the--model",
+    )  # the latter is cached
     (tmp_path / DEFAULT_TARGET).parent.mkdir()
     assert hub_id(DEFAULT_TARGET) == DEFAULT_TARGET
 
 
 @pytest.mark.parametrize(
-    "name", ["org/model", "a: b", "- #x", "{", "<img src=x>", "'quoted'", "null", "a\nlicense: none"]
+    "name",
+    ["org/model", "a: b", "- #x", "{", "<img src=x>", "'quoted'", "null", "a\nlicense: none"],
 )
 def test_a_card_says_what_it_was_given(tmp_path: Path, name: str) -> None:
     lines = card_metadata("library", "org/model", "mit", ("one", name))
     assert (lines[0], *lines[-2:]) == ("---", "---", "")
-    said = {"library_name": "library", "base_model": "org/model", "license": "mit", "tags": ["one", name]}
+    said = {
+        "library_name": "library",
+        "base_model": "org/model",
+        "license": "mit",
+        "tags": ["one", name],
+    }
     assert yaml.safe_load("\n".join(lines[1:-2])) == said
     (tmp_path / "README.md").write_text("\n".join(lines))
     assert card_value(tmp_path, "license") == "mit"
     for local in (str(tmp_path), str(tmp_path / "gone"), "runs/gone", "a: b"):  # no ids of the hub
-        assert "base_model" not in yaml.safe_load("\n".join(card_metadata("library", local, "mit", ())[1:-2]))
+        assert "base_model" not in yaml.safe_load(
+            "\n".join(card_metadata("library", local, "mit", ())[1:-2])
+        )
 
 
 @pytest.fixture
@@ -199,7 +220,14 @@ def test_what_lies_near_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "lone/notes.txt").touch()
     said = {
         name: nearby(Path(name))
-        for name in ("rums/coda/draftr", "runs/zzz", "lone/note.txt", "zzz", "zzz/yyy", str(tmp_path / "lon"))
+        for name in (
+            "rums/coda/draftr",
+            "runs/zzz",
+            "lone/note.txt",
+            "zzz",
+            "zzz/yyy",
+            str(tmp_path / "lon"),
+        )
     }
     assert list(said.values()) == [
         " (did you mean 'runs/code/drafter'?)", " (in runs: 'a', 'b', 'c', 'code')", "", "", "",

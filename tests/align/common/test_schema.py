@@ -31,7 +31,9 @@ class Loose(TypedDict):
 
 
 def test_values_become_their_types() -> None:
-    made = convert({"name": "a", "inner": {"at": 1}, "rates": {"x": 1}, "unknown": 0}, Outer, "", "f")
+    made = convert(
+        {"name": "a", "inner": {"at": 1}, "rates": {"x": 1}, "unknown": 0}, Outer, "", "f"
+    )
     assert made == Outer("a", Inner(1), {"x": 1.0}) and isinstance(made.rates["x"], float)
     assert convert({"needed": 1, "other": "kept"}, Loose, "", "f") == {"needed": 1, "other": "kept"}
 
@@ -57,7 +59,9 @@ def test_what_does_not_fit_is_named(value: Any, kind: Any, message: str) -> None
         convert(value, kind, "", "f")
 
 
-@pytest.mark.parametrize("text", ["", "{", "NaN", "[" * 100_000, "9" * 5000, '{"a": Infinity}', '"\\ud800"'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "NaN", "[" * 100_000, "9" * 5000, '{"a": Infinity}', '"\\ud800"']
+)
 def test_what_is_no_json(text: str) -> None:
     with pytest.raises(UserError, match="f: not readable JSON"):
         parse_json(text, "f")

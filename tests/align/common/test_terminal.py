@@ -28,7 +28,9 @@ def test_tables_and_lines_show_hostile_text_as_it_is() -> None:
 def test_nothing_else_prints() -> None:
     """Every word goes through `say` or a PlainConsole; those of the commands among the tests too."""
     root = Path(__file__).parents[3]
-    for path in [p for package in ("align", "decode", "tests") for p in (root / package).rglob("*.py")]:
+    for path in [
+        p for package in ("align", "decode", "tests") for p in (root / package).rglob("*.py")
+    ]:
         if path.name.startswith(("test_", "wandb_")):
             continue
         calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]

@@ -21,7 +21,13 @@ def test_long_values_are_cut() -> None:
 
 
 def test_times() -> None:
-    assert [clock(s) for s in (0, 59.6, 61, 3600, 7325)] == ["0:00", "1:00", "1:01", "1:00:00", "2:02:05"]
+    assert [clock(s) for s in (0, 59.6, 61, 3600, 7325)] == [
+        "0:00",
+        "1:00",
+        "1:01",
+        "1:00:00",
+        "2:02:05",
+    ]
 
 
 def test_control_characters_become_escapes() -> None:

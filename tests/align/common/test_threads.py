@@ -11,7 +11,8 @@ from align.common import threads
 
 
 @pytest.mark.parametrize(
-    ("running", "chosen", "policy"), [(1, None, None), (3, None, "PASSIVE"), (3, "ACTIVE", "ACTIVE")]
+    ("running", "chosen", "policy"),
+    [(1, None, None), (3, None, "PASSIVE"), (3, "ACTIVE", "ACTIVE")],
 )
 def test_waiting_threads_sleep_on_a_busy_machine(
     running: int,

@@ -105,7 +105,11 @@ def test_every_form_of_an_agents_command_line_gives_the_trials_values(
 def test_parameters_of_a_command_without_a_macro_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial = {"trainer": {"learning_rate": 1e-05, "max_steps": 4}, "seed": 3, "note_of_a_script": "x"}
+    trial = {
+        "trainer": {"learning_rate": 1e-05, "max_steps": 4},
+        "seed": 3,
+        "note_of_a_script": "x",
+    }
     agents_command("args", trial, tmp_path, monkeypatch)
     recipe = load_recipe(["recipe=debug_block", "trainer.max_steps=9"])
     assert (recipe.trainer.learning_rate, recipe.trainer.max_steps, recipe.seed) == (1e-05, 9, 3)
@@ -155,8 +159,14 @@ def test_what_is_no_argument_is_one_line(words: list[str], says: str) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("{'learning_rate': 1e-05, 'max_minutes': None}", {"learning_rate": 1e-05, "max_minutes": None}),
-        ("{learning_rate: 1e-05, max_minutes: null}", {"learning_rate": 1e-05, "max_minutes": None}),
+        (
+            "{'learning_rate': 1e-05, 'max_minutes': None}",
+            {"learning_rate": 1e-05, "max_minutes": None},
+        ),
+        (
+            "{learning_rate: 1e-05, max_minutes: null}",
+            {"learning_rate": 1e-05, "max_minutes": None},
+        ),
         ("{a: 010}", {"a": "010"}),
         ("['a''b']", ["a'b"]),  # YAML's quote, not two strings of Python
         (r"['a\nb']", ["a\nb"]),

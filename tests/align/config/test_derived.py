@@ -31,18 +31,29 @@ ADAPT = ("recipe=adapt", "target.name=debug")
 
 def test_adapt_takes_the_kind_of_the_drafter_that_it_starts_from(tmp_path: Path) -> None:
     taps = load_recipe([*ADAPT, folder(tmp_path / "a", {"architectures": ["DFlashDraftModel"]})])
-    assert (taps.drafter.kind, taps.drafter.context, taps.trainer.max_steps) == ("block", "taps", 600)
+    assert (taps.drafter.kind, taps.drafter.context, taps.trainer.max_steps) == (
+        "block",
+        "taps",
+        600,
+    )
     masked = load_recipe(
         [*ADAPT, folder(tmp_path / "b", {"architectures": ["AdaptedMaskedLM"]}, {"block_size": 5})]
     )
-    assert (masked.drafter.kind, masked.drafter.lora_rank, masked.drafter.block_size) == ("masked_lm", 16, 5)
+    assert (masked.drafter.kind, masked.drafter.lora_rank, masked.drafter.block_size) == (
+        "masked_lm",
+        16,
+        5,
+    )
     assert masked.objective.diffusion == "masked_nll"
     ddit = load_recipe([*ADAPT, folder(tmp_path / "c", {"model_type": "mdlm"})])
     assert (ddit.drafter.kind, ddit.drafter.lora_rank) == ("ddit", 0)
     causal = load_recipe([*ADAPT, folder(tmp_path / "d", {"architectures": ["LlamaForCausalLM"]})])
     assert (causal.drafter.kind, causal.objective.weighting) == ("autoregressive", "uniform")
     shipped = load_recipe(ADAPT)
-    assert (shipped.drafter.context, shipped.drafter.init) == ("shared_kv", "pretrained/smollm2-135m-block")
+    assert (shipped.drafter.context, shipped.drafter.init) == (
+        "shared_kv",
+        "pretrained/smollm2-135m-block",
+    )
 
 
 def test_a_drafter_that_a_shipped_recipe_makes_need_not_be_there_yet() -> None:
@@ -66,10 +77,14 @@ def test_a_recipe_without_a_model_names_all_that_it_needs() -> None:
 
 
 def test_the_warm_up_and_the_first_batch_fit_a_small_run() -> None:
-    few = load_recipe(["recipe=block", "target.name=debug", "trainer.max_steps=10", "data.samples=8"])
+    few = load_recipe(
+        ["recipe=block", "target.name=debug", "trainer.max_steps=10", "data.samples=8"]
+    )
     assert (few.trainer.warmup_steps, few.data.batch_size) == (3, 8)
     assert load_recipe(["recipe=debug_block", "trainer.max_steps=1"]).trainer.warmup_steps == 0
-    many = load_recipe(["recipe=block", "target.name=debug", "trainer.max_steps=9999", "data.samples=9999"])
+    many = load_recipe(
+        ["recipe=block", "target.name=debug", "trainer.max_steps=9999", "data.samples=9999"]
+    )
     assert (many.trainer.warmup_steps, many.data.batch_size) == (50, 128)
 
 
@@ -77,6 +92,8 @@ def test_what_was_given_with_the_length_or_after_it_stays(tmp_path: Path) -> Non
     asked = ["trainer.warmup_steps=9", "data.batch_size=64"]
     few = load_recipe(["recipe=debug_block", "trainer.max_steps=10", "data.samples=8", *asked])
     assert (few.trainer.warmup_steps, few.data.batch_size) == (9, 64)
-    both = write(tmp_path, "both.yaml", "trainer: {max_steps: 10, warmup_steps: 9}\ndata: {samples: 8}\n")
+    both = write(
+        tmp_path, "both.yaml", "trainer: {max_steps: 10, warmup_steps: 9}\ndata: {samples: 8}\n"
+    )
     again = load_recipe([both])
     assert (again.trainer.warmup_steps, again.data.batch_size) == (9, 8)

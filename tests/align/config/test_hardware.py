@@ -21,7 +21,9 @@ def test_a_cpu_recipe_runs_on_the_cpu() -> None:
     assert accelerator(made) == target_device(made) == "cpu" and devices(made) == 1
 
 
-def test_what_the_machine_lacks_or_what_contradicts_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_machine_lacks_or_what_contradicts_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(hardware, "gpu_count", lambda: 0)
     with pytest.raises(UserError, match="torch sees no GPU"):
         check_devices(recipe("launch.accelerator=gpu"))

@@ -69,7 +69,9 @@ assert all(map(torch.equal, *found))
 """
 
 
-def test_products_use_deterministic_products_with_any_number_of_threads(clean: pytest.MonkeyPatch) -> None:
+def test_products_use_deterministic_products_with_any_number_of_threads(
+    clean: pytest.MonkeyPatch,
+) -> None:
     """Five rows, and attention of three rows over a length that no vector divides, are two that MKL splits."""
     clean.setenv("MKL_CBWR", "")
     clean.delenv("MKL_CBWR")

@@ -101,7 +101,9 @@ def test_single_terms_join_and_the_mapping_replaces(tmp_path: Path) -> None:
     added = load_recipe(["recipe=debug_block", "objective.terms.streak=0.5"])
     assert added.objective.terms == {"forward_kl": 1.0, "streak": 0.5}
     write(tmp_path, "base.yaml", "objective.terms.streak: 2\n")
-    child = write(tmp_path, "child.yaml", "base: ./base.yaml\nobjective: {terms: {reverse_kl: 1}}\n")
+    child = write(
+        tmp_path, "child.yaml", "base: ./base.yaml\nobjective: {terms: {reverse_kl: 1}}\n"
+    )
     assert load_recipe([child]).objective.terms == {"reverse_kl": 1.0}
     both = ["objective.terms.streak=3", "objective.terms={cross_entropy: 1}"]
     assert load_recipe([child, *both]).objective.terms == {"cross_entropy": 1.0, "streak": 3.0}
@@ -113,7 +115,11 @@ def test_base_then_file_then_command_line(tmp_path: Path) -> None:
     recipe = load_recipe(
         [write(tmp_path, "c.yaml", "base: ./b.yaml\ntrainer.anchors: 9\n"), "trainer.anchors=10"]
     )
-    assert (recipe.trainer.max_steps, recipe.trainer.anchors, recipe.trainer.batch_size) == (200, 10, 4)
+    assert (recipe.trainer.max_steps, recipe.trainer.anchors, recipe.trainer.batch_size) == (
+        200,
+        10,
+        4,
+    )
     taps, block = load_recipe(["recipe=smollm2_taps"]), load_recipe(["recipe=smollm2_block"])
     assert (taps.drafter.context, block.drafter.context) == ("taps", "shared_kv")
     assert taps.trainer == block.trainer
@@ -142,9 +148,9 @@ def test_the_first_help_is_short_and_cuts_nothing(capsys: pytest.CaptureFixture[
     about = (FOLDER / "block.yaml").read_text().splitlines()[0].lstrip("# ")
     text = " ".join(" ".join(lines).split())
     assert f" block {about} " in text and "smollm2_block" not in text and "smollm2_gpu" in text
-    assert any(line.startswith("  trainer.max_steps=1000") for line in lines) and "--help-all" in "".join(
-        lines
-    )
+    assert any(
+        line.startswith("  trainer.max_steps=1000") for line in lines
+    ) and "--help-all" in "".join(lines)
 
 
 def test_a_file_that_is_no_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,12 +171,16 @@ def test_a_file_that_is_no_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_reading_recipes_does_not_import_torch() -> None:
     code = "import sys, align.config.parser as r; r.help_text('p', 'd'); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=FOLDER.parent, check=False).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", code], cwd=FOLDER.parent, check=False).returncode == 0
+    )
 
 
 def test_an_error_names_where_its_value_stands(tmp_path: Path) -> None:
     mine = write(tmp_path, "mine.yaml", "trainer: {max_steps: 10, warmup_steps: 5}\n")
-    assert problem(mine, "trainer.max_steps=x").startswith("command line: trainer.max_steps='x' must be")
+    assert problem(mine, "trainer.max_steps=x").startswith(
+        "command line: trainer.max_steps='x' must be"
+    )
     assert problem(mine, "trainer.max_steps=3", "trainer.warmup_steps=4").startswith(
         "trainer.warmup_steps=4 must be at most"
     )
@@ -180,7 +190,9 @@ def test_an_error_names_where_its_value_stands(tmp_path: Path) -> None:
     misspelt = write(tmp_path, "misspelt.yaml", "trainr: {max_steps: 3}\n")
     assert problem(misspelt) == "misspelt.yaml: unknown key 'trainr' (did you mean 'trainer'?)"
     write(tmp_path, "bad.yaml", "seed: x\n")
-    assert problem(write(tmp_path, "child.yaml", "base: ./bad.yaml\n")).startswith("bad.yaml: seed='x'")
+    assert problem(write(tmp_path, "child.yaml", "base: ./bad.yaml\n")).startswith(
+        "bad.yaml: seed='x'"
+    )
 
 
 def test_text_that_recipes_share_is_one_targets() -> None:
@@ -188,7 +200,10 @@ def test_text_that_recipes_share_is_one_targets() -> None:
     words = ["target.name=org/my model"]
     for recipe in ("smollm2_taps", "smollm2_variable_prefix"):
         assert load_recipe([f"recipe={recipe}"]).data.path == "runs/smollm2_block/data"
-        assert load_recipe([f"recipe={recipe}", *words]).data.path == "runs/smollm2_block/data-org--my--model"
+        assert (
+            load_recipe([f"recipe={recipe}", *words]).data.path
+            == "runs/smollm2_block/data-org--my--model"
+        )
     assert load_recipe(["recipe=smollm2_taps", *words, "data.path=here"]).data.path == "here"
     assert (
         load_recipe(["recipe=smollm2_taps", f"target.name={DEFAULT_TARGET}"]).data.path
@@ -210,7 +225,9 @@ def test_a_path_with_blanks_is_one_entry(tmp_path: Path, monkeypatch: pytest.Mon
 
     for name in ("my notes", "a, b", "part #1", "key: value", "2024"):
         assert texts(name) == [name]
-    assert texts('["my notes", "c d.txt"]') == texts("[my notes, c d.txt]") == ["my notes", "c d.txt"]
+    assert (
+        texts('["my notes", "c d.txt"]') == texts("[my notes, c d.txt]") == ["my notes", "c d.txt"]
+    )
     assert texts("my notes,a.txt") == texts("my notes, a.txt") == ["my notes", "a.txt"]
     assert texts("a.txt b.txt") == texts("a.txt,b.txt") == ["a.txt", "b.txt"]
     assert texts("owner/name other/name") == ["owner/name", "other/name"]

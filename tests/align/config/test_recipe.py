@@ -61,20 +61,32 @@ def test_values_within_limits() -> None:
             "drafter.convolution=true needs drafter.kind=block",
         ),
         ("drafter.kind=ddit drafter.heads=3", "drafter.hidden_size=256 must be a multiple"),
-        ("drafter.kind=ddit objective.block_lengths=[1,1]", "objective.block_lengths has 2 entries"),
+        (
+            "drafter.kind=ddit objective.block_lengths=[1,1]",
+            "objective.block_lengths has 2 entries",
+        ),
         ("drafter.kind=ddit drafter.lora_rank=4", "drafter.lora_rank needs drafter.kind=masked_lm"),
-        ("drafter.lora_rank=4", "drafter.lora_rank needs .* or drafter.kind=block with drafter.init"),
+        (
+            "drafter.lora_rank=4",
+            "drafter.lora_rank needs .* or drafter.kind=block with drafter.init",
+        ),
         (
             "drafter.init=x drafter.lora_rank=4 drafter.train=confidence_head drafter.confidence_head=true",
             "drafter.lora_rank=4: drafter.train=confidence_head freezes all else",
         ),
         ("drafter.kind=ddit drafter.graph=uniform", "no one-step q to calibrate"),
         ("drafter.kind=ddit drafter.graph=uniform objective.times=count", "count counts masks"),
-        ("trainer.optimizer=muon launch.strategy=fsdp", "needs whole matrices: launch.strategy=fsdp"),
+        (
+            "trainer.optimizer=muon launch.strategy=fsdp",
+            "needs whole matrices: launch.strategy=fsdp",
+        ),
         ("trainer.optimizer=muon drafter.lora_rank=4 drafter.init=x", "drafter.lora_rank=0"),
         ("drafter.attention_bias=false drafter.init=x", "drafter.attention_bias=false needs"),
         ("launch.offload=true", "launch.strategy=auto has every weight in every process"),
-        ("target.parallel=fsdp", r"target.parallel=fsdp needs several processes \(launch.devices\)"),
+        (
+            "target.parallel=fsdp",
+            r"target.parallel=fsdp needs several processes \(launch.devices\)",
+        ),
         ("target.parallel=tp launch.devices=2 data.follow=true", "data.follow=true may generate"),
         (
             "launch.accelerator=cpu target.device=cuda",
@@ -112,8 +124,16 @@ def test_defaults_are_those_of_the_dataclasses(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", shipped())
 def test_a_resolved_recipe_gives_the_same_recipe_again(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(
-        [f"recipe={name}", *needed(name), "objective.terms.streak=1e-5", "output=1e3", "target.revision=010"]
+        [
+            f"recipe={name}",
+            *needed(name),
+            "objective.terms.streak=1e-5",
+            "output=1e3",
+            "target.revision=010",
+        ]
     )
     again = load_recipe([write(tmp_path, "again.yaml", dump_yaml(resolve(recipe)))])
     assert again == recipe
-    assert {f"{g}.{k}" for g, v in resolve(recipe).items() if isinstance(v, dict) for k in v} < set(keys())
+    assert {f"{g}.{k}" for g, v in resolve(recipe).items() if isinstance(v, dict) for k in v} < set(
+        keys()
+    )

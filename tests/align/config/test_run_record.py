@@ -18,9 +18,15 @@ def test_the_run_record(tmp_path: Path) -> None:
     assert load_recipe([f"recipe={tmp_path}/run/recipe.yaml"]) == recipe
     record = json.loads((tmp_path / "run" / "versions.json").read_text())
     assert record["argv"] == ["recipe=debug_block", "seed=3"]
-    assert {"python", "torch", "transformers", "lightning", "deepspeed", "datasets", "git_commit"} <= set(
-        record
-    )
+    assert {
+        "python",
+        "torch",
+        "transformers",
+        "lightning",
+        "deepspeed",
+        "datasets",
+        "git_commit",
+    } <= set(record)
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["recipe.yaml", "versions.json"]
 
 
@@ -38,10 +44,13 @@ def test_a_run_goes_on_with_the_keys_that_it_began_with(tmp_path: Path) -> None:
     check_record(load_recipe(other))  # stopped before its first checkpoint: nothing to go on with
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/step-3.ckpt").touch()
-    check_record(load_recipe([*words, "trainer.max_steps=99", "target.device=cpu", "launch.num_nodes=2"]))
+    check_record(
+        load_recipe([*words, "trainer.max_steps=99", "target.device=cpu", "launch.num_nodes=2"])
+    )
     check_record(load_recipe([*other, "trainer.resume=never"]))
     with pytest.raises(
-        UserError, match="seed=0 there, 4 now; data.samples=48 there, 70 now; .* and 1 more.*resume=never"
+        UserError,
+        match="seed=0 there, 4 now; data.samples=48 there, 70 now; .* and 1 more.*resume=never",
     ):
         check_record(load_recipe(other))
     record = (tmp_path / "recipe.yaml").read_text()

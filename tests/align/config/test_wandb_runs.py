@@ -45,7 +45,12 @@ def recipe(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], *words: s
         (BOTH, ["output=here"], "here/s1/r1", "here/data"),
         (BOTH, ["output=here/s1/r1"], "here/s1/r1", None),
         (BOTH, ["data.path=there"], "runs/debug_block/s1/r1", "there"),
-        ({"WANDB_RUN_ID": "r1"}, ["trainer.logger=wandb"], "runs/debug_block/r1", "runs/debug_block/data"),
+        (
+            {"WANDB_RUN_ID": "r1"},
+            ["trainer.logger=wandb"],
+            "runs/debug_block/r1",
+            "runs/debug_block/data",
+        ),
         ({"WANDB_RUN_ID": "r1"}, [], "runs/debug_block", None),
         ({"WANDB_RUN_ID": ""}, ["trainer.logger=wandb"], "runs/debug_block", None),
     ],
@@ -67,7 +72,11 @@ def test_trials_share_the_text_of_equal_data_settings(monkeypatch: pytest.Monkey
         assert found.data_folder.parent == Path("runs/debug_block")
         return found.data_folder.name
 
-    assert folder() == folder("trainer.learning_rate=1e-5", "data.length=128", "data.write=never") == "data"
+    assert (
+        folder()
+        == folder("trainer.learning_rate=1e-5", "data.length=128", "data.write=never")
+        == "data"
+    )
     differ = [
         ["data.samples=60"],
         ["data.samples=64"],

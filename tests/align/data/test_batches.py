@@ -37,7 +37,10 @@ def test_written_prompts_begin_as_asked(tmp_path: Path, target: Target) -> None:
         synthesize(many, target, tmp_path / "more", quiet=True)
     with pytest.raises(UserError, match="(prompt_openings|answer_temperatures) is"):
         synthesize(
-            load_recipe(["recipe=debug_block", "data.samples=30"]), target, tmp_path / "data", quiet=True
+            load_recipe(["recipe=debug_block", "data.samples=30"]),
+            target,
+            tmp_path / "data",
+            quiet=True,
         )
 
 
@@ -53,21 +56,30 @@ def test_a_folder_that_was_begun_small_grows_in_its_own_batches(
     before = {path.name: path.read_bytes() for path in folder.glob("shard-*")}
     more = load_recipe([*words, "data.samples=8"])
     assert with_folder_batch(more, folder).data.batch_size == 3 and more.data.batch_size == 8
-    assert "was started with 3 rows at a time and continues so (data.batch_size=8" in capsys.readouterr().err
+    assert (
+        "was started with 3 rows at a time and continues so (data.batch_size=8"
+        in capsys.readouterr().err
+    )
     grown = synthesize(more, target, folder, quiet=True)
     assert grown["samples"] == 8 and grown["batch_size"] == 3
     assert all((folder / name).read_bytes() == data for name, data in before.items())
     at_once = synthesize(
-        load_recipe([*words, "data.samples=8", "data.batch_size=3"]), target, tmp_path / "b", quiet=True
+        load_recipe([*words, "data.samples=8", "data.batch_size=3"]),
+        target,
+        tmp_path / "b",
+        quiet=True,
     )
     assert at_once["batch_size"] == 3
 
 
-def test_one_question_about_several_documents_is_no_duplicate(tmp_path: Path, target: Target) -> None:
+def test_one_question_about_several_documents_is_no_duplicate(
+    tmp_path: Path, target: Target
+) -> None:
     """The document may be the system prompt; the same document and question twice are near."""
     question = {"role": "user", "content": "Summarise the document above please."}
     talks = [
-        [{"role": "system", "content": text}, question] for text in ("about rain", "about snow", "about rain")
+        [{"role": "system", "content": text}, question]
+        for text in ("about rain", "about snow", "about rain")
     ]
     path = tmp_path / "p.jsonl"
     path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))

@@ -63,10 +63,14 @@ def test_nobody_else_writes(tmp_path: Path, written: Recipe, target: Target) -> 
     places = range(60)
     assert rows(stream, places) == rows(expected, places)
     epoch = stream.starts[-1]
-    assert sorted(stream.key(i) for i in range(epoch)) == sorted(stream.key(epoch + i) for i in range(epoch))
+    assert sorted(stream.key(i) for i in range(epoch)) == sorted(
+        stream.key(epoch + i) for i in range(epoch)
+    )
     for path in written.data_folder.glob("shard-*"):
         assert (recipe.data_folder / path.name).read_bytes() == path.read_bytes()
-    assert rows(stream_of(recipe, target), range(40, 60)) == rows(expected, range(40, 60))  # resumed there
+    assert rows(stream_of(recipe, target), range(40, 60)) == rows(
+        expected, range(40, 60)
+    )  # resumed there
 
 
 def test_a_writer_is_waited_for_and_taken_over_from(
@@ -98,7 +102,8 @@ def test_a_writer_is_waited_for_and_taken_over_from(
     thread.join()
     assert found == rows(stream_of(written, target), range(40))
     assert (
-        data.read_manifest(recipe.data_folder)["sha256"] == data.read_manifest(written.data_folder)["sha256"]
+        data.read_manifest(recipe.data_folder)["sha256"]
+        == data.read_manifest(written.data_folder)["sha256"]
     )
 
 

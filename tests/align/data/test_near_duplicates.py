@@ -27,7 +27,9 @@ class ByDefinition:
 
     def add(self, tokens: list[int]) -> bool:
         new = {tuple(tokens[i : i + 3]) for i in range(max(len(tokens) - 2, 1))}
-        if any(new & old and len(new & old) / len(new | old) >= self.threshold for old in self.sets):
+        if any(
+            new & old and len(new & old) / len(new | old) >= self.threshold for old in self.sets
+        ):
             return False
         self.sets.append(new)
         return True

@@ -14,9 +14,7 @@ from align.common.errors import UserError
 from align.data import overlap
 from decode.suites.registry import SUITES
 
-LONG = (
-    "A train leaves the station at noon and the second one leaves an hour later going faster than the first"
-)
+LONG = "A train leaves the station at noon and the second one leaves an hour later going faster than the first"
 WHOLE = "Write a poem about the moon and tides"  # eight words
 
 
@@ -29,7 +27,9 @@ def test_passages_are_found_whole_or_by_thirteen_words() -> None:
     assert not passages.occur_in("too short to look for") and not overlap.Passages().occur_in(LONG)
 
 
-LINES = 'Which word does not belong?\n\ttyre, "steering wheel",\tcar, naïve engine’s end, café & bar'
+LINES = (
+    'Which word does not belong?\n\ttyre, "steering wheel",\tcar, naïve engine’s end, café & bar'
+)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,9 @@ def test_passages_are_found_as_source_code_json_and_html_write_them(written: str
     assert overlap.Passages([written]).occur_in(f"Then: {LINES}")
 
 
-def test_files_and_suites_that_can_not_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_suites_that_can_not_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(json.dumps({"turns": [LONG, {"answer": WHOLE}], "id": 3}) + "\n")
 

@@ -24,7 +24,9 @@ def read_prompts(*source: str | None) -> list[str | None]:
     return [conversation.text for conversation in prompts.read_prompts(*source)]
 
 
-def test_a_folder_is_read_by_our_own_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_read_by_our_own_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`datasets` crashes the interpreter on a JSON file that holds `null`, and takes names for patterns."""
     monkeypatch.setitem(sys.modules, "datasets", None)
     mixed = tmp_path / "mixed[1].v2"
@@ -33,14 +35,21 @@ def test_a_folder_is_read_by_our_own_reader(tmp_path: Path, monkeypatch: pytest.
         (mixed / f"data/{name}.jsonl").write_text(json.dumps({"prompt": text}) + "\n")
     assert read_prompts(str(mixed), "train", "prompt") == ["a", "b"]
     assert read_prompts(str(mixed), "test", "prompt") == ["c"]
-    files = [{"split": "train", "path": "data/test-*"}, {"split": "test", "path": "data/train-1.jsonl"}]
+    files = [
+        {"split": "train", "path": "data/test-*"},
+        {"split": "test", "path": "data/train-1.jsonl"},
+    ]
     card = {"configs": [{"config_name": "default", "data_files": files}]}
     (mixed / "README.md").write_text(f"---\n{json.dumps(card)}\n---\n# A card\n")
     assert read_prompts(str(mixed), "train", "prompt") == ["c"]
     with pytest.raises(UserError, match="data.prompts_split='tset': unknown .did you mean 'test'"):
         read_prompts(str(mixed), "tset", "prompt")
-    (mixed / "README.md").write_text((mixed / "README.md").read_text().replace("data/test-*", "../*"))
-    with pytest.raises(UserError, match="README.md: data_files: .*'../.'.* is outside of the folder"):
+    (mixed / "README.md").write_text(
+        (mixed / "README.md").read_text().replace("data/test-*", "../*")
+    )
+    with pytest.raises(
+        UserError, match="README.md: data_files: .*'../.'.* is outside of the folder"
+    ):
         read_prompts(str(mixed), "train", "prompt")
 
 
@@ -82,7 +91,9 @@ def test_conversations_out_of_parquet(tmp_path: Path) -> None:
     assert read_prompts(str(tmp_path / "p.parquet"), "train", None) == ["Hi", "you"]
 
 
-def test_offline_a_data_set_comes_out_of_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_offline_a_data_set_comes_out_of_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub_reachable.cache_clear()

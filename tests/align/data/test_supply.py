@@ -45,13 +45,18 @@ def test_missing_own_words_are_written(tmp_path: Path, target: Target) -> None:
     assert "training on 6 samples" in supply.line(recipe) and "warning" not in supply.line(recipe)
     more = recipe_of(tmp_path / "run", "data.samples=12")
     assert is_missing(more, target) and not is_missing(recipe, target)
-    other = recipe_of(tmp_path / "run", "data.samples=40", "data.top_k=3")  # another recipe's folder
+    other = recipe_of(
+        tmp_path / "run", "data.samples=40", "data.top_k=3"
+    )  # another recipe's folder
     assert not is_missing(other, target)
     (recipe.data_folder / LOCK).touch()  # its writer was killed after the last shard
     assert "warning: the recipe asks for 40 samples" in open_supply(other, target).line(other)
     assert not (recipe.data_folder / LOCK).exists()
     fewer = recipe_of(tmp_path / "run", "data.samples=3")
-    assert "asks for 3 samples" in (said := open_supply(fewer, target).line(fewer)) and "all are read" in said
+    assert (
+        "asks for 3 samples" in (said := open_supply(fewer, target).line(fewer))
+        and "all are read" in said
+    )
 
 
 def test_text_that_was_written_otherwise_is_said(
@@ -70,7 +75,9 @@ def test_text_that_was_written_otherwise_is_said(
     assert note() == note("seed=3") == note("data.samples=7") == ""
     said = note("data.max_prompt_tokens=70", "data.top_k=2")
     start = f"note: {recipe.data_folder} was written with "
-    assert said.startswith(f"{start}data.top_k=0, data.max_prompt_tokens={recipe.data.max_prompt_tokens}:")
+    assert said.startswith(
+        f"{start}data.top_k=0, data.max_prompt_tokens={recipe.data.max_prompt_tokens}:"
+    )
 
 
 def test_text_comes_before_own_words(tmp_path: Path, target: Target) -> None:
@@ -87,7 +94,9 @@ def test_text_comes_before_own_words(tmp_path: Path, target: Target) -> None:
     assert bool((supply.validation.temperature >= 0).all())  # τ is told by own words alone
     assert supply.text is not None and "for 50% of the steps" in supply.line(recipe)
     size = 12
-    both, own = (frequent_tokens(supply.training, target, size, text) for text in (supply.text, None))
+    both, own = (
+        frequent_tokens(supply.training, target, size, text) for text in (supply.text, None)
+    )
     assert both is not None and own is not None and not torch.equal(both, own)
     assert data.read_manifest(recipe.data_folder)["samples"] == 8
 
@@ -97,7 +106,8 @@ def test_rows_longer_than_a_table_of_places_are_refused(tmp_path: Path) -> None:
     for name, key in (("gpt_neo", "max_position_embeddings"), ("mpt", "max_seq_len")):
         target = tiny_target(name, **{key: 40})
         with pytest.raises(
-            UserError, match=r"data.length=48: target .* its context is 40 tokens \(data.length=40\)"
+            UserError,
+            match=r"data.length=48: target .* its context is 40 tokens \(data.length=40\)",
         ):
             open_supply(recipe_of(tmp_path / "data"), target)
     assert tiny_target("whisper", max_target_positions=64).context_limit == 64

@@ -29,13 +29,21 @@ def target() -> Target:
 
 def test_switches_and_system_prompt_are_in_the_text_and_in_the_manifest(tmp_path: Path) -> None:
     """And data written with others are not gone on with."""
-    words = ["recipe=debug_block", "data.samples=2", "data.batch_size=2", "data.max_answer_tokens=4"]
+    words = [
+        "recipe=debug_block",
+        "data.samples=2",
+        "data.batch_size=2",
+        "data.max_answer_tokens=4",
+    ]
     own = [*words, "data.template_kwargs.enable_thinking=false", "data.system=Be brief."]
     d = load_recipe(own).data
     target = switching_target()
     target.chat = Chat(d.template_kwargs, d.system)
     manifest = synthesize(load_recipe(own), target, tmp_path, quiet=True)
-    assert (manifest["template_kwargs"], manifest["system"]) == ({"enable_thinking": False}, "Be brief.")
+    assert (manifest["template_kwargs"], manifest["system"]) == (
+        {"enable_thinking": False},
+        "Be brief.",
+    )
     samples = read_samples(tmp_path)
     written = target.tokenizer.decode(samples[0].tolist())
     assert "<|im_start|>system\nBe brief.<|im_end|>" in written and "assistant\n<none>" in written
@@ -74,8 +82,12 @@ def test_damaged_and_missing_shards_are_written_again(
 
 def test_settings_under_which_nothing_new_is_written_end(tmp_path: Path, target: Target) -> None:
     """Greedy prompts are all the same one."""
-    recipe = load_recipe([*SHORT, "data.samples=50", "data.batch_size=2", "data.prompt_temperature=0"])
-    with pytest.raises(UserError, match="nothing of 20 batches in a row was kept .dropped so far: "):
+    recipe = load_recipe(
+        [*SHORT, "data.samples=50", "data.batch_size=2", "data.prompt_temperature=0"]
+    )
+    with pytest.raises(
+        UserError, match="nothing of 20 batches in a row was kept .dropped so far: "
+    ):
         synthesize(recipe, target, tmp_path / "data", quiet=True)
 
 
@@ -126,7 +138,13 @@ def test_a_sample_is_the_whole_conversation_up_to_the_targets_own_answer(
     """And conversations that share a long system prompt are not taken for each other."""
     prompts = [talk(i) for i in range(6)]
     conversations(monkeypatch, *prompts, prompts[0])
-    words = [*SHORT, "data.samples=7", "data.prompts=p", "data.max_prompt_tokens=200", "data.batch_size=4"]
+    words = [
+        *SHORT,
+        "data.samples=7",
+        "data.prompts=p",
+        "data.max_prompt_tokens=200",
+        "data.batch_size=4",
+    ]
     manifest = synthesize(load_recipe(words), target, tmp_path, quiet=True)
     samples = read_samples(tmp_path)
     assert manifest["dropped"].get("near-duplicate") == 1
@@ -145,7 +163,13 @@ def test_every_answer_is_the_targets_own_where_all_turns_are_asked_for(
 ) -> None:
     """In one process and by a server alike, and after a stop as without one."""
     conversations(monkeypatch, *(talk(i) for i in range(5)), as_conversation("One turn?"))
-    words = [*SHORT, "data.turns=all", "data.prompts=p", "data.max_prompt_tokens=200", "data.batch_size=4"]
+    words = [
+        *SHORT,
+        "data.turns=all",
+        "data.prompts=p",
+        "data.max_prompt_tokens=200",
+        "data.batch_size=4",
+    ]
     words += ["data.answer_temperatures=[0.0]"]
     whole = synthesize(load_recipe([*words, "data.samples=6"]), target, tmp_path / "a", quiet=True)
     samples = read_samples(tmp_path / "a")
@@ -164,13 +188,19 @@ def test_every_answer_is_the_targets_own_where_all_turns_are_asked_for(
 
 
 def test_long_and_refused_prompts_are_named_and_counted(
-    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    target: Target,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    conversations(monkeypatch, talk(0, "x" * 300), as_conversation("Hi"), as_conversation("Why so?"))
+    conversations(
+        monkeypatch, talk(0, "x" * 300), as_conversation("Hi"), as_conversation("Why so?")
+    )
     words = [*SHORT, "data.prompts=p", "data.batch_size=2"]
     assert synthesize(load_recipe(words), target, tmp_path / "a")["dropped"]["prompt too long"] == 1
     assert (
-        "1 of 3 prompts are longer than data.max_prompt_tokens=40 and left out; " in capsys.readouterr().err
+        "1 of 3 prompts are longer than data.max_prompt_tokens=40 and left out; "
+        in capsys.readouterr().err
     )
     cut = synthesize(load_recipe([*words, "data.long_prompts=cut"]), target, tmp_path / "b")
     assert "prompt too long" not in cut["dropped"]
@@ -186,7 +216,9 @@ def test_a_folder_keeps_the_date_of_its_first_day(
 ) -> None:
     """Samples that are written another day, and shards that are mended then, say the same date."""
     target = switching_target()
-    target.tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}" + target.tokenizer.chat_template
+    target.tokenizer.chat_template = (
+        "{{ strftime_now('%d %b %Y') }}" + target.tokenizer.chat_template
+    )
     words = [*SHORT, "data.batch_size=4"]
     monkeypatch.setattr("align.writing.template.today", lambda: "2026-11-28")
     first = synthesize(load_recipe([*words, "data.samples=8"]), target, tmp_path / "a")

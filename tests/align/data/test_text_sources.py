@@ -45,7 +45,11 @@ def test_a_folder_in_the_order_of_its_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.jsonl", '{"messages": [{"role": "user", "content": "a"}]}\n', "which data.prompts reads"),
+        (
+            "a.jsonl",
+            '{"messages": [{"role": "user", "content": "a"}]}\n',
+            "which data.prompts reads",
+        ),
         ("a.jsonl", '{"txt": "x"}\n', r"no column 'text' \(data.text_column\).*'txt'"),
         ("a.txt", b"\xff\xff", "is not UTF-8 text"),
         ("d/a.bin", "x", "holds no text, source code, .jsonl or .parquet"),
@@ -83,7 +87,9 @@ def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ValueError("Config name is missing.")
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
-    with pytest.raises(UserError, match=r"does not answer.*Config name is missing. \(data.text_config\)"):
+    with pytest.raises(
+        UserError, match=r"does not answer.*Config name is missing. \(data.text_config\)"
+    ):
         read("owner/name")
 
 

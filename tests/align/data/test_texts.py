@@ -42,7 +42,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_mixed_by_weight_without_what_is_excluded(tmp_path: Path, sources: list[str], target: Target) -> None:
+def test_mixed_by_weight_without_what_is_excluded(
+    tmp_path: Path, sources: list[str], target: Target
+) -> None:
     recipe = recipe_of(tmp_path / "run", sources, "data.text_tokens=1000")
     manifest = texts.read_texts(recipe, target, quiet=True)
     prose, code = (s["tokens"] for s in manifest["sources"])
@@ -54,7 +56,9 @@ def test_mixed_by_weight_without_what_is_excluded(tmp_path: Path, sources: list[
     assert {int(samples[i][0]) for i in range(len(samples))} == {
         target.eos_ids[0] if first is None else first
     }
-    assert bool((samples.answer_start == 1).all() and (samples.temperature == data.NOT_WRITTEN).all())
+    assert bool(
+        (samples.answer_start == 1).all() and (samples.temperature == data.NOT_WRITTEN).all()
+    )
     said = " ".join(target.decode(samples[i].tolist()) for i in range(len(samples)))
     assert "row 4 says 16" in said and "lazy dog" not in said and texts.is_read(recipe)
 
@@ -73,7 +77,9 @@ def test_a_passage_that_a_cut_goes_through_is_not_read(
     assert manifest["left_out"]["documents with a passage of data.exclude"] == 2
 
 
-def test_a_long_document_is_cut_at_a_rows_length(tmp_path: Path, sources: list[str], target: Target) -> None:
+def test_a_long_document_is_cut_at_a_rows_length(
+    tmp_path: Path, sources: list[str], target: Target
+) -> None:
     long = tmp_path / "long.txt"
     long.write_text("abcdefgh " * 40)
     recipe = load_recipe(
@@ -100,7 +106,9 @@ def test_a_killed_reading_ends_in_the_same_state(
     class Killed(Exception):
         pass
 
-    def write(folder: Path, number: int, samples: data.Samples, write: object = data.write_shard) -> str:
+    def write(
+        folder: Path, number: int, samples: data.Samples, write: object = data.write_shard
+    ) -> str:
         if number == kept:
             raise Killed
         return write(folder, number, samples)  # type: ignore[operator]
@@ -128,7 +136,9 @@ def test_other_settings_and_changed_sources_are_refused(
     before = shard.read_bytes()
     shard.write_bytes(before[:-1])
     texts.read_texts(recipe_of(tmp_path, sources, "data.text_tokens=400"), target, quiet=True)
-    assert shard.read_bytes() == before and "read again from the beginning" in capsys.readouterr().err
+    assert (
+        shard.read_bytes() == before and "read again from the beginning" in capsys.readouterr().err
+    )
     path = Path(sources[1]) / "m00.py"
     path.write_text("other\n")
     with pytest.raises(UserError, match="has changed since it was read"):
@@ -138,7 +148,12 @@ def test_other_settings_and_changed_sources_are_refused(
     with pytest.raises(UserError, match="no text in it"):
         texts.read_texts(
             load_recipe(
-                ["recipe=debug_block", f"output={tmp_path / 'e'}", f"data.text=[{empty}]", "data.exclude=[]"]
+                [
+                    "recipe=debug_block",
+                    f"output={tmp_path / 'e'}",
+                    f"data.text=[{empty}]",
+                    "data.exclude=[]",
+                ]
             ),
             target,
         )

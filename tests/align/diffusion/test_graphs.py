@@ -88,7 +88,9 @@ def plain_score_entropy(graph: Graph, log_score: Tensor, sigma: float, x_t: int,
         if y == x_t or weight == 0:
             continue
         r, log_s = float(row[y] / row[x_t]), float(log_score[y])
-        total += weight * (math.exp(log_s) - (r * log_s - r * (math.log(r) - 1) if r > 1e-300 else 0.0))
+        total += weight * (
+            math.exp(log_s) - (r * log_s - r * (math.log(r) - 1) if r > 1e-300 else 0.0)
+        )
     return total
 
 
@@ -101,13 +103,17 @@ def test_score_entropy_is_its_definition(graph: Graph, sigma: float) -> None:
     for x_0, x_t in itertools.product(clean, states):
         if float(dense(graph, sigma)[x_0, x_t]) == 0.0:
             continue
-        value = graph.score_entropy(log_score, sigma_of(sigma), torch.tensor(x_t), torch.tensor(x_0))
+        value = graph.score_entropy(
+            log_score, sigma_of(sigma), torch.tensor(x_t), torch.tensor(x_0)
+        )
         expected = plain_score_entropy(graph, log_score, sigma, x_t, x_0)
         assert float(value) == pytest.approx(expected, rel=1e-9, abs=1e-10)
         assert float(value) >= 0
         pushed = log_score.index_add(0, torch.tensor([x_t]), sigma_of(3.0).view(1))
         again = graph.score_entropy(pushed, sigma_of(sigma), torch.tensor(x_t), torch.tensor(x_0))
-        assert float(again) == pytest.approx(float(value), rel=1e-12)  # the input's own score is not read
+        assert float(again) == pytest.approx(
+            float(value), rel=1e-12
+        )  # the input's own score is not read
 
 
 def test_impossible_graphs_are_refused() -> None:

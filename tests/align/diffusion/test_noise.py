@@ -46,7 +46,9 @@ def packed(rows: int = 6, seed: int = 0) -> Batch:
     )
 
 
-def blocks(graph: Graph, batch: Batch, anchors: Anchors, weights: list[float], seed: int = 0) -> Corrupted:
+def blocks(
+    graph: Graph, batch: Batch, anchors: Anchors, weights: list[float], seed: int = 0
+) -> Corrupted:
     return corrupt_blocks(batch, anchors, graph, LogLinear(), weights, generator(seed))
 
 
@@ -60,7 +62,9 @@ def test_anchors_of_each_document() -> None:
     assert bool(((document == 0).sum(1) == 3).all()) and bool(((document == 1).sum(1) == 3).all())
     assert all(len(set(row)) == 6 for row in anchors.index_BA.tolist())
     seen.index_add_(0, anchors.index_BA.flatten(), torch.ones(2400))
-    places = torch.tensor([*range(3, 13), *range(17, 25)])  # next token is answer, of the same document
+    places = torch.tensor(
+        [*range(3, 13), *range(17, 25)]
+    )  # next token is answer, of the same document
     assert bool((seen > 0).nonzero()[:, 0].equal(places))
     for own, size in ((slice(3, 13), 10), (slice(17, 25), 8)):
         p = 3 / size
@@ -81,7 +85,9 @@ def test_blocks_hold_the_tokens_after_their_anchor(graph: Graph) -> None:
         assert noisy.tokens_0[b, a, k] == batch.tokens_BL[b, place]
         assert bool(batch.answer_BL[b, place])
         assert batch.document_BL[b, place] == batch.document_BL[b, place - 1 - k]
-    assert not bool((noisy.valid & ~anchors.valid_BAK).any())  # never a prompt, padding or another document
+    assert not bool(
+        (noisy.valid & ~anchors.valid_BAK).any()
+    )  # never a prompt, padding or another document
     assert bool((noisy.tokens_0[noisy.valid] != PAD).all())
     lengths = noisy.valid.sum(-1)
     assert torch.equal(noisy.valid, torch.arange(5) < lengths[..., None])  # no gaps
@@ -111,9 +117,9 @@ def test_lengths_have_their_distribution() -> None:
     ):
         shares = lengths.flatten().bincount(minlength=5)[1:] / lengths.numel()
         expected = torch.tensor(weights) / sum(weights)
-        assert bool(((shares - expected).abs() <= 4 * (expected * (1 - expected) / 4000).sqrt()).all()), (
-            shares
-        )
+        assert bool(
+            ((shares - expected).abs() <= 4 * (expected * (1 - expected) / 4000).sqrt()).all()
+        ), shares
     ones = block_lengths(anchors, [0.0, 0.0, 0.0, 1.0], generator(2))
     assert bool((ones == 4).all())
 
@@ -214,7 +220,9 @@ def test_anchors(target: Target, samples: data.Samples) -> None:
             i = int(anchors.index_BA[b, a])
             for k in range(4):
                 j = i + 1 + k
-                good = j < 64 and bool((batch.document_BL[b, i : j + 1] == batch.document_BL[b, i]).all())
+                good = j < 64 and bool(
+                    (batch.document_BL[b, i : j + 1] == batch.document_BL[b, i]).all()
+                )
                 good = (
                     good
                     and bool(batch.answer_BL[b, i + 1 : j + 1].all())

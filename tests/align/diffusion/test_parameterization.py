@@ -23,7 +23,9 @@ SIGMA = torch.tensor([0.1, 1.0, 3.0, 7.0], dtype=torch.float64)
 @pytest.mark.parametrize("sigma", [1e-12, 1e-3, 1.0, 30.0, 500.0])
 def test_log_expm1_neither_overflows_nor_cancels(sigma: float) -> None:
     expected = sigma + math.log1p(-math.exp(-sigma)) if sigma > 1 else math.log(math.expm1(sigma))
-    assert float(log_expm1(torch.tensor(sigma, dtype=torch.float64))) == pytest.approx(expected, rel=1e-12)
+    assert float(log_expm1(torch.tensor(sigma, dtype=torch.float64))) == pytest.approx(
+        expected, rel=1e-12
+    )
     assert log_expm1(torch.tensor(sigma).bfloat16()).dtype == torch.float32
 
 

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from align.common.errors import UserError
-from align.diffusion.schedules import TIMES, Cosine, Geometric, LogLinear, Schedule, draw_times, schedule
+from align.diffusion.schedules import (
+    TIMES,
+    Cosine,
+    Geometric,
+    LogLinear,
+    Schedule,
+    draw_times,
+    schedule,
+)
 
 ALL = [LogLinear(), LogLinear(0.1), Geometric(), Geometric(1e-3, 1.0), Cosine(), Cosine(0.05)]
 
@@ -44,9 +52,14 @@ def test_values_as_published() -> None:
     torch.testing.assert_close(LogLinear().mask_probability(t), (1 - eps) * t)
     torch.testing.assert_close(LogLinear().total(t), -torch.log(1 - (1 - eps) * t))
     torch.testing.assert_close(Geometric(1e-4, 20).total(t), 1e-4 ** (1 - t) * 20**t)
-    torch.testing.assert_close(Cosine().total(t), -torch.log(eps + (1 - eps) * torch.cos(t * math.pi / 2)))
     torch.testing.assert_close(
-        Cosine().mask_probability(torch.ones(1, dtype=torch.float64)).item(), 1 - eps, rtol=1e-12, atol=0
+        Cosine().total(t), -torch.log(eps + (1 - eps) * torch.cos(t * math.pi / 2))
+    )
+    torch.testing.assert_close(
+        Cosine().mask_probability(torch.ones(1, dtype=torch.float64)).item(),
+        1 - eps,
+        rtol=1e-12,
+        atol=0,
     )
 
 
@@ -93,13 +106,19 @@ def spread(how: str, count: int = 16, repeats: int = 2000) -> float:
 
 def test_strata_and_low_discrepancy_reduce_the_variance() -> None:
     assert 0.9 < spread("uniform") < 1.1
-    assert spread("antithetic") < 0.01  # of the order 1/n², n = 16: independent draws within the strata
-    assert spread("low_discrepancy") < 0.1  # 1/n: one shift for all, hence errors that do not cancel
+    assert (
+        spread("antithetic") < 0.01
+    )  # of the order 1/n², n = 16: independent draws within the strata
+    assert (
+        spread("low_discrepancy") < 0.1
+    )  # 1/n: one shift for all, hence errors that do not cancel
 
 
 def test_neighbours_of_a_low_discrepancy_sequence_are_spread() -> None:
     t = draw_times(64, "low_discrepancy", generator(2), 0.0, dtype=torch.float64)
-    for start in range(0, 64, 8):  # any aligned run of 8 has one time in each eighth, up to the shift
+    for start in range(
+        0, 64, 8
+    ):  # any aligned run of 8 has one time in each eighth, up to the shift
         run = ((t[start : start + 8] - t[0]) % 1).sort().values
         assert torch.equal((run * 8 + 1e-9).long(), torch.arange(8))
     for start in range(56):

@@ -84,11 +84,18 @@ def test_its_own_generation_config_counts(folder: Path) -> None:
     path = folder / "adapter" / "generation_config.json"
     path.write_text('{"eos_token_id": [7, 9]}')
     assert check_merged(folder).eos_ids == (7, 9)
-    assert outline(load_recipe(["recipe=debug_block", f"target.name={folder / 'adapter'}"])).eos_ids == (7, 9)
+    assert outline(
+        load_recipe(["recipe=debug_block", f"target.name={folder / 'adapter'}"])
+    ).eos_ids == (7, 9)
     path.write_text('{"temperature": 0.5}')
-    assert check_merged(folder).eos_ids == load_target(str(folder / "base"), "float32", fast=False).eos_ids
+    assert (
+        check_merged(folder).eos_ids
+        == load_target(str(folder / "base"), "float32", fast=False).eos_ids
+    )
     path.write_text('{"eos_token_id": "</s>"}')
-    with pytest.raises(UserError, match=r"generation_config\.json: eos_token_id: .* is no token's id"):
+    with pytest.raises(
+        UserError, match=r"generation_config\.json: eos_token_id: .* is no token's id"
+    ):
         load_target(str(folder / "adapter"))
 
 
@@ -127,7 +134,8 @@ def test_weights_that_do_not_fit_are_never_passed_over(damage: str, folder: Path
 def test_without_weights_or_peft_it_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter, "find_spec", lambda name: None)
     with pytest.raises(
-        UserError, match="needs the package peft: pip install .*; or merge it .peft: merge_and_unload"
+        UserError,
+        match="needs the package peft: pip install .*; or merge it .peft: merge_and_unload",
     ):
         check_name(str(folder / "adapter"))
     (folder / "adapter" / "adapter_model.safetensors").unlink()
@@ -162,7 +170,8 @@ def write_grown(folder: Path, tied: bool, **options: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
-    "options", [{}, {"modules_to_save": ["embed_tokens", "lm_head"]}, {"trainable_token_indices": [259, 260]}]
+    "options",
+    [{}, {"modules_to_save": ["embed_tokens", "lm_head"]}, {"trainable_token_indices": [259, 260]}],
 )
 def test_a_grown_vocabulary_is_merged_with_the_adapters_tokenizer(
     options: dict[str, Any], tied: bool, tmp_path: Path
@@ -182,12 +191,14 @@ def test_a_grown_vocabulary_without_tokenizer_or_rows_is_one_line(tmp_path: Path
     weights = load_file(path)
     save_file({name: weight for name, weight in weights.items() if "lm_head" not in name}, path)
     with pytest.raises(
-        UserError, match="that can't be merged into it: it holds no weights for its new tokens; merge it"
+        UserError,
+        match="that can't be merged into it: it holds no weights for its new tokens; merge it",
     ):
         load_target(str(tmp_path / "adapter"))
     (tmp_path / "adapter" / "tokenizer.json").unlink()
     with pytest.raises(
-        UserError, match="it has 261 tokens, its base 260, and there is no tokenizer next to it: save"
+        UserError,
+        match="it has 261 tokens, its base 260, and there is no tokenizer next to it: save",
     ):
         load_target(str(tmp_path / "adapter"))
 

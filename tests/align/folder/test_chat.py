@@ -61,9 +61,7 @@ def test_the_variables_that_a_template_reads(tokenizer: Any) -> None:
 
 def test_what_a_template_does_not_read_is_refused(tokenizer: Any) -> None:
     Chat({"enable_thinking": False, "tools": [{"name": "f"}]}, "Be brief.").check(tokenizer, "mine")
-    says = (
-        "the chat template of target 'mine' has no switch 'enable_thinkin': it reads enable_thinking, tools"
-    )
+    says = "the chat template of target 'mine' has no switch 'enable_thinkin': it reads enable_thinking, tools"
     with pytest.raises(UserError, match=f"{says} .did you mean 'enable_thinking'"):
         Chat({"enable_thinkin": False}).check(tokenizer, "mine")
     for name in ("messages", "tokenize", "eos_token"):
@@ -115,7 +113,9 @@ def test_a_template_of_parts_gets_parts(tokenizer: Any) -> None:
         "{% for m in messages %}{{ m.role }}:{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}"
         "{% endif %}{% endfor %};{% endfor %}"
     )
-    talk = as_conversation([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}])
+    talk = as_conversation(
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    )
     assert render(tokenizer, talk) == "system:Be brief.;user:Hi;"
     Chat(system="Be brief.").check(tokenizer, "mine")
     tokenizer.chat_template = "{{ messages[-1].content.upper() }}"  # which a list does not have
@@ -139,7 +139,10 @@ def test_one_of_several_chat_templates_is_chosen_by_its_name(
         "rag": "rag:{{ messages[-1].content }}{{ depth }}",
         "tool_use": "tools:{{ messages[-1].content }}",
     }
-    tokenizer.chat_template = {**templates, **({"default": "{{ messages[-1].content }}"} if default else {})}
+    tokenizer.chat_template = {
+        **templates,
+        **({"default": "{{ messages[-1].content }}"} if default else {}),
+    }
     debug_model("Llama")[0].save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     name = str(tmp_path)
@@ -153,7 +156,14 @@ def test_one_of_several_chat_templates_is_chosen_by_its_name(
     assert [*template.prefix, *target.text_tokens("ab")] == target.chat_tokens("ab")[
         : len(template.prefix) + 2
     ]
-    options = ["--template-kwargs", "chat_template=rag", "--max-new-tokens", "2", "--drafter", "none"]
+    options = [
+        "--template-kwargs",
+        "chat_template=rag",
+        "--max-new-tokens",
+        "2",
+        "--drafter",
+        "none",
+    ]
     generate.main(["--target", name, *options, "ab"])
     assert capsys.readouterr().out
     plain = load_target(name, "float32", fast=False)
@@ -171,7 +181,9 @@ def test_one_of_several_chat_templates_is_chosen_by_its_name(
 
 
 def test_a_chat_template_that_there_is_not_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(UserError, match="has one chat template, without a name: omit chat_template"):
+    with pytest.raises(
+        UserError, match="has one chat template, without a name: omit chat_template"
+    ):
         Chat({"chat_template": "rag"}).check(tokenizer, "mine")
     tokenizer.chat_template = {"default": "", "rag": ""}
     for name in ("rga", 1):

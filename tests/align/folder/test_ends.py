@@ -12,7 +12,9 @@ from align.target.debug import debug_model
 
 
 def test_ids_and_what_are_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert end_ids(None, "a") == set() and end_ids(0, "a") == {0} and end_ids([2, 7, 2], "a") == {2, 7}
+    assert (
+        end_ids(None, "a") == set() and end_ids(0, "a") == {0} and end_ids([2, 7, 2], "a") == {2, 7}
+    )
     check_ends({"eos_token_id": [2], "text_config": {"eos_token_id": 3}}, "a")
     for config in (
         {"eos_token_id": "2"},
@@ -37,7 +39,11 @@ def test_ids_and_what_are_none(capsys: pytest.CaptureFixture[str]) -> None:
         (None, (0,), "<|im_end|>"),
         (None, (0, 2), None),
         ("{{ raise_exception('no') }}", (0,), None),
-        ({"default": "{{ messages[-1]['content'] }}\n<|im_start|>", "rag": ""}, (2,), "<|im_start|>"),
+        (
+            {"default": "{{ messages[-1]['content'] }}\n<|im_start|>", "rag": ""},
+            (2,),
+            "<|im_start|>",
+        ),
     ],
 )
 def test_a_turns_end_that_ends_no_text_is_named(
@@ -48,7 +54,9 @@ def test_a_turns_end_that_ends_no_text_is_named(
         tokenizer.chat_template = template
     note_turn("m", tokenizer, {}, ends)
     said = capsys.readouterr().err
-    assert (f"note: m: its chat template ends an answer with {token!r}" in said) == (token is not None)
+    assert (f"note: m: its chat template ends an answer with {token!r}" in said) == (
+        token is not None
+    )
     assert bool(said) == (token is not None)
     tokenizer.chat_template = None
     note_turn("m", tokenizer, {}, ends)

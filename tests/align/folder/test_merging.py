@@ -45,7 +45,9 @@ def check_lines_merge(adapter: str) -> None:
     snippet = merge_snippet(adapter)
     assert snippet is not None
     exec("\n".join(snippet.lines), {})
-    merged, target = (load_target(name, "float32", fast=False) for name in (merged_name(adapter), adapter))
+    merged, target = (
+        load_target(name, "float32", fast=False) for name in (merged_name(adapter), adapter)
+    )
     tokens = torch.arange(4, target.vocab_size)[None]
     logits = target.forward(tokens).logits_BLV
     torch.testing.assert_close(merged.forward(tokens).logits_BLV, logits, atol=1e-4, rtol=1e-4)
@@ -63,7 +65,9 @@ def check_lines_merge(adapter: str) -> None:
         {"modules_to_save": ["lm_head"]},
     ],
 )
-def test_the_lines_write_what_the_drafter_was_trained_for(options: dict[str, Any], tmp_path: Path) -> None:
+def test_the_lines_write_what_the_drafter_was_trained_for(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
     check_lines_merge(write_adapter(tmp_path, **options))
 
 
@@ -83,8 +87,19 @@ def test_an_export_serves_the_merged_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     adapter, out, drafter = write_adapter(tmp_path), tmp_path / "out", tmp_path / "drafter"
-    save_drafter(block_network(target, "taps", whole=True, options={"block_layout": "fill_in"}), drafter)
-    words = ["--drafter", str(drafter), "--target", adapter, "--format", "speculators", "--out", str(out)]
+    save_drafter(
+        block_network(target, "taps", whole=True, options={"block_layout": "fill_in"}), drafter
+    )
+    words = [
+        "--drafter",
+        str(drafter),
+        "--target",
+        adapter,
+        "--format",
+        "speculators",
+        "--out",
+        str(out),
+    ]
     if push:
         words += ["--push", "me/drafter"]
         monkeypatch.setattr(export, "_push", lambda *a: export.check_public(a[0], a[3], {}))

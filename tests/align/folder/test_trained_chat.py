@@ -36,7 +36,9 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         read_chat(str(tmp_path))
 
 
-def test_a_difference_is_a_note_with_the_options_that_mend_it(tmp_path: Path, tokenizer: Any) -> None:
+def test_a_difference_is_a_note_with_the_options_that_mend_it(
+    tmp_path: Path, tokenizer: Any
+) -> None:
     save_chat(tmp_path, Chat({"enable_thinking": False}, "Be brief."))
     note = chat_note(str(tmp_path), Chat(), tokenizer) or ""
     assert (
@@ -44,8 +46,13 @@ def test_a_difference_is_a_note_with_the_options_that_mend_it(tmp_path: Path, to
         and "no template switches and no system prompt" in note
     )
     assert (
-        note.endswith("(--template-kwargs enable_thinking=false --system 'Be brief.')") and "\n" not in note
+        note.endswith("(--template-kwargs enable_thinking=false --system 'Be brief.')")
+        and "\n" not in note
     )
-    assert chat_note(str(tmp_path), Chat({"enable_thinking": False}, "Be brief."), tokenizer) is None
+    assert (
+        chat_note(str(tmp_path), Chat({"enable_thinking": False}, "Be brief."), tokenizer) is None
+    )
     save_chat(tmp_path, Chat())
-    assert "decoding uses system prompt" in (chat_note(str(tmp_path), Chat({}, "Be brief."), tokenizer) or "")
+    assert "decoding uses system prompt" in (
+        chat_note(str(tmp_path), Chat({}, "Be brief."), tokenizer) or ""
+    )

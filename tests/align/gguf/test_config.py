@@ -51,7 +51,11 @@ def model_of(architecture: str, monkeypatch: pytest.MonkeyPatch, **values: Any) 
 
 
 def write(
-    path: Path, model: Any, architecture: str, tensors: dict[str, Tensor] | None = None, **values: Any
+    path: Path,
+    model: Any,
+    architecture: str,
+    tensors: dict[str, Tensor] | None = None,
+    **values: Any,
 ) -> Path:
     """Keys with dots are written with __; a tensor of no dimension is left out."""
     config = model.config
@@ -60,7 +64,9 @@ def write(
     writer.add_head_count_kv(getattr(config, "num_kv_heads", None) or config.num_key_value_heads)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(getattr(config, "ffn_hidden_size", None) or config.intermediate_size)
+    writer.add_feed_forward_length(
+        getattr(config, "ffn_hidden_size", None) or config.intermediate_size
+    )
     writer.add_context_length(512)
     writer.add_rope_freq_base(10000.0)
     gemma = architecture.startswith("gemma")
@@ -110,7 +116,9 @@ def test_what_the_file_says_is_the_models(
     own = model_of(architecture, monkeypatch, **of_model)
     if architecture.startswith("gemma"):
         of_file = {"attention__sliding_window": 24, **of_file}
-    target = load_target(str(write(tmp_path / "m.gguf", own, architecture, **of_file)), "float32", "cpu")
+    target = load_target(
+        str(write(tmp_path / "m.gguf", own, architecture, **of_file)), "float32", "cpu"
+    )
     found = target.forward(TOKENS).logits_BLV
     torch.testing.assert_close(found, own(TOKENS).logits, rtol=1e-4, atol=1e-4)
 
@@ -120,7 +128,9 @@ def completed(architecture: str, config: Any, **values: Any) -> Any:
     own = {"attention__head_count": 4, "embedding_length": 64, **values}
     named = {f"{architecture}.{key.replace('__', '.')}": value for key, value in own.items()}
     tensors = {"token_embd.weight": StoredTensor((VOCAB, 64), 0, 0)}
-    complete_config(Path("m.gguf"), Header({"general.architecture": architecture, **named}, tensors), config)
+    complete_config(
+        Path("m.gguf"), Header({"general.architecture": architecture, **named}, tensors), config
+    )
     return config
 
 
@@ -135,7 +145,11 @@ def test_the_27b_scales_its_scores_by_the_width_per_head(layers: int, scalar: in
     ("kind", "width", "scale"), [("starcoder2", 16, 4.0), ("stablelm", 8, 4.0), ("phi3", 8, 1.0)]
 )
 def test_rotary_base_scale_and_width_are_the_files(kind: str, width: int, scale: float) -> None:
-    values = {"rope__freq_base": 999999.4375, "rope__dimension_count": width, "rope__scaling__factor": scale}
+    values = {
+        "rope__freq_base": 999999.4375,
+        "rope__dimension_count": width,
+        "rope__scaling__factor": scale,
+    }
     found = frequencies(completed(kind, tiny_config(kind, VOCAB), **values))["inv_freq"]
     torch.testing.assert_close(found, usual(width, 999999.4375) / scale)
 
@@ -150,7 +164,9 @@ def test_gemma_3_scales_its_full_layers_alone() -> None:
 
 
 def test_a_rotary_width_without_a_config_key_is_refused() -> None:
-    with pytest.raises(UserError, match=r"starcoder2.rope.dimension_count=8: partial rotary width of 16"):
+    with pytest.raises(
+        UserError, match=r"starcoder2.rope.dimension_count=8: partial rotary width of 16"
+    ):
         completed("starcoder2", tiny_config("starcoder2", VOCAB), rope__dimension_count=8)
 
 
@@ -177,7 +193,9 @@ def test_layouts_of_experts_and_states_are_the_models(
     architecture: str, values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = model_of(architecture, monkeypatch, **values)
-    target = load_target(str(write_layout(tmp_path / "m.gguf", own, architecture)), "float32", "cpu")
+    target = load_target(
+        str(write_layout(tmp_path / "m.gguf", own, architecture)), "float32", "cpu"
+    )
     found = target.forward(TOKENS).logits_BLV
     torch.testing.assert_close(found, own(TOKENS).logits, rtol=1e-4, atol=1e-4)
 
@@ -200,7 +218,9 @@ def test_a_tensor_that_is_missing_or_would_be_left_out_is_refused(
         load_target(str(path), "float32", "cpu")
 
 
-def test_experts_are_as_wide_as_the_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_are_as_wide_as_the_file_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Qwen3's of 235B are not as wide as those of 30B, which the reader takes for all."""
     own = model_of("qwen3_moe", monkeypatch, norm_topk_prob=True)
     tensors: dict[str, Tensor] = {}
@@ -208,7 +228,11 @@ def test_experts_are_as_wide_as_the_file_says(tmp_path: Path, monkeypatch: pytes
         parts = (*layer.mlp.experts.gate_up_proj.data.chunk(2, 1), layer.mlp.experts.down_proj.data)
         named = zip(("gate", "up", "down"), parts, strict=True)
         tensors |= {f"blk.{i}.ffn_{name}_exps.weight": part for name, part in named}
-    of_file: dict[str, Any] = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
+    of_file: dict[str, Any] = {
+        "expert_count": 4,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 32,
+    }
     of_file |= {"attention__key_length": 16, "attention__layer_norm_rms_epsilon": 1e-6}
     path = write(tmp_path / "m.gguf", own, "qwen3moe", tensors, **of_file)
     found = load_target(str(path), "float32", "cpu").forward(TOKENS).logits_BLV

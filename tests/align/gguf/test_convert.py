@@ -68,7 +68,9 @@ def test_any_part_of_a_split_file_names_the_model(plain: Target, tmp_path: Path)
     for name in (tmp_path / "whole.gguf", parts[1]):
         loaded = load_target(str(name), dtype="float32", fast=False)
         expected = plain.forward(tokens).logits_BLV
-        torch.testing.assert_close(loaded.forward(tokens).logits_BLV, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            loaded.forward(tokens).logits_BLV, expected, atol=1e-5, rtol=1e-5
+        )
     parts[2].unlink()
     with pytest.raises(UserError, match=f"{parts[2].name} is missing"):
         load_target(str(parts[0]), dtype="float32", fast=False)
@@ -79,7 +81,9 @@ def test_sentencepiece_untied_head_and_padded_vocabulary(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECALIGN_CACHE", str(tmp_path / "cache"))
-    own = prove_target(tiny_model(architecture, 288), debug_model("Llama")[1], ModelSource(architecture))
+    own = prove_target(
+        tiny_model(architecture, 288), debug_model("Llama")[1], ModelSource(architecture)
+    )
     write_gguf(tmp_path / "tiny.gguf", own, architecture, "llama")
     loaded = load_target(str(tmp_path / "tiny.gguf"), dtype="float32", fast=False)
     tokens = torch.arange(4, 280)[None]

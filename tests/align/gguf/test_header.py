@@ -13,7 +13,14 @@ import pytest
 
 from align.common.errors import UserError
 from align.gguf.files import gguf_of_folder, is_gguf, is_hub_layout
-from align.gguf.header import ARCHITECTURES, Header, StoredTensor, check_header, read_header, rope_scale
+from align.gguf.header import (
+    ARCHITECTURES,
+    Header,
+    StoredTensor,
+    check_header,
+    read_header,
+    rope_scale,
+)
 from align.target.loading import load_target
 from align.target.names import check_name
 from tests.target_models import write_gguf
@@ -66,7 +73,10 @@ def test_numbers_texts_arrays_and_tensors_are_read(tmp_path: Path) -> None:
     assert (found.values["n"], found.values["t"], found.values["eps"]) == (3, 2, 0.5)
     assert (whole.values["n"], whole.values["t"]) == ([1, 2, 3], ["a", "bc"])
     assert found.tensors["a"].shape == (6, 4) and found.tensors["b"].kind == 12
-    assert found.tensors["b"].start - found.tensors["a"].start == 64 and found.tensors["a"].start % 32 == 0
+    assert (
+        found.tensors["b"].start - found.tensors["a"].start == 64
+        and found.tensors["a"].start % 32 == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,7 +133,9 @@ def test_a_good_header_passes() -> None:
         (Header(VALUES, {**TENSORS, "a": StoredTensor((6, 8), 0, 1 << 30)}), "truncated: tensor 'a' ends at byte"),
     ],
 )  # fmt: skip
-def test_a_file_that_cannot_be_converted_is_refused_with_the_reason(given: Header, message: str) -> None:
+def test_a_file_that_cannot_be_converted_is_refused_with_the_reason(
+    given: Header, message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         check_header(FILE, given)
 
@@ -132,7 +144,9 @@ def test_a_rotary_scale_may_have_its_older_key() -> None:
     assert rope_scale(header()) == 1 and rope_scale(header(llama__rope__scaling__factor=0.0)) == 1
     assert rope_scale(header(llama__rope__scaling__factor=4.0, llama__rope__scale_linear=2.0)) == 4
     assert rope_scale(header(llama__rope__scale_linear=2.0)) == 2
-    assert rope_scale(header(llama__rope__scaling__factor=4.0, llama__rope__scaling__type="none")) == 1
+    assert (
+        rope_scale(header(llama__rope__scaling__factor=4.0, llama__rope__scaling__type="none")) == 1
+    )
 
 
 def test_commands_refuse_a_file_before_torch_is_imported(tmp_path: Path) -> None:
@@ -150,7 +164,11 @@ def test_commands_refuse_a_file_before_torch_is_imported(tmp_path: Path) -> None
 def test_a_gguf_is_recognised_by_its_bytes_and_found_in_a_folder(tmp_path: Path) -> None:
     write_gguf(tmp_path / "sha256-1.2.3", load_target("debug", fast=False))
     blob = (tmp_path / "sha256-1.2.3").read_bytes()
-    assert is_gguf(tmp_path / "sha256-1.2.3") and is_gguf(tmp_path / "missing.GGUF") and not is_gguf(tmp_path)
+    assert (
+        is_gguf(tmp_path / "sha256-1.2.3")
+        and is_gguf(tmp_path / "missing.GGUF")
+        and not is_gguf(tmp_path)
+    )
     folder = tmp_path / "model"
     folder.mkdir()
     assert gguf_of_folder(folder) is None

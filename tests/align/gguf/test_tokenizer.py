@@ -9,7 +9,13 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from align.gguf.tokenizer import adds_bos, answer_ends, chat_templates, complete_tokenizer, make_tokenizer
+from align.gguf.tokenizer import (
+    adds_bos,
+    answer_ends,
+    chat_templates,
+    complete_tokenizer,
+    make_tokenizer,
+)
 from tests.target_models import PIECES, piece_fields
 
 
@@ -27,7 +33,24 @@ def test_text_is_split_as_the_file_says(
     pre: str, pieces: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`tokenizer.ggml.pre`; tokens of type 4 (user-defined, as Qwen3's <think>) stay whole and are no special ones."""
-    tokens = ["</s>", "<think>", "a", "b", "c", "ab", "abc", "e", "\u0301", "<", ">", "t", "h", "i", "n", "k"]
+    tokens = [
+        "</s>",
+        "<think>",
+        "a",
+        "b",
+        "c",
+        "ab",
+        "abc",
+        "e",
+        "\u0301",
+        "<",
+        ">",
+        "t",
+        "h",
+        "i",
+        "n",
+        "k",
+    ]
     fields = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
@@ -164,7 +187,11 @@ def test_an_end_is_one_special_token_whatever_type_the_file_says(stored: int, ki
     fields = piece_fields() | {"tokenizer.ggml.model": kind}
     fields["tokenizer.ggml.tokens"] = [*fields["tokenizer.ggml.tokens"], *sorted({*end}), end]
     pieces = len({*end})
-    fields["tokenizer.ggml.token_type"] = [*fields["tokenizer.ggml.token_type"], *[1] * pieces, stored]
+    fields["tokenizer.ggml.token_type"] = [
+        *fields["tokenizer.ggml.token_type"],
+        *[1] * pieces,
+        stored,
+    ]
     fields["tokenizer.ggml.scores"] = [*fields["tokenizer.ggml.scores"], *[-2000.0] * pieces, 0.0]
     fields["tokenizer.ggml.merges"] = ["a b"]
     last = len(fields["tokenizer.ggml.tokens"]) - 1
@@ -179,7 +206,10 @@ def test_an_end_is_one_special_token_whatever_type_the_file_says(stored: int, ki
 def test_ends_are_marked_in_a_tokenizer_of_transformers_reader() -> None:
     inner = Tokenizer(models.BPE(vocab={"a": 0, "<": 1, "eos": 2, ">": 3, "<eos>": 4}, merges=[]))
     theirs = PreTrainedTokenizerFast(tokenizer_object=inner)
-    fields = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a", "<", "eos", ">", "<eos>"]}
+    fields = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": ["a", "<", "eos", ">", "<eos>"],
+    }
     complete_tokenizer(theirs, fields | {"tokenizer.ggml.token_type": [1] * 5})
     assert theirs("a<eos>").input_ids == [0, 4] and len(theirs) == 5
     assert theirs.decode([0, 4], skip_special_tokens=True) == "a"

@@ -27,11 +27,19 @@ def test_missing_and_misshapen_tensors_are_named(target: Target) -> None:
     width = target.hidden_size
     with pytest.raises(UserError, match=r"misses 'markov_head.markov_w1.weight'"):
         take_heads({}, {"markov_rank": 4, "markov": "vanilla"}, width, HERE)
-    with pytest.raises(UserError, match=r"markov_w1.weight has shape \(260, 4\), expected \(any, 5\)"):
-        held = {**markov_tensors(target, "vanilla", 4, 9), "markov_head.markov_w1.weight": torch.ones(260, 4)}
+    with pytest.raises(
+        UserError, match=r"markov_w1.weight has shape \(260, 4\), expected \(any, 5\)"
+    ):
+        held = {
+            **markov_tensors(target, "vanilla", 4, 9),
+            "markov_head.markov_w1.weight": torch.ones(260, 4),
+        }
         take_heads(held, {"markov_rank": 5, "markov": "vanilla"}, width, HERE)
     with pytest.raises(UserError, match=r"markov_w2.weight has shape \(\), expected \(any, 5\)"):
-        held = {**markov_tensors(target, "vanilla", 5, 9), "markov_head.markov_w2.weight": torch.tensor(1.0)}
+        held = {
+            **markov_tensors(target, "vanilla", 5, 9),
+            "markov_head.markov_w2.weight": torch.tensor(1.0),
+        }
         take_heads(held, {"markov_rank": 5, "markov": "vanilla"}, width, HERE)
     with pytest.raises(UserError, match="misses 'confidence_head.proj.weight'"):
         take_heads({}, {"markov_rank": 0, "confidence_head": True}, width, HERE)

@@ -14,13 +14,22 @@ from align.importing.layouts import is_block, layout_of, made_for
 @pytest.mark.parametrize(
     ("values", "layout"),
     [
-        ({"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "dflash_config": {}}, "dflash"),
+        (
+            {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "dflash_config": {}},
+            "dflash",
+        ),
         ({"model_type": "qwen3", "dflash_config": {"target_layer_ids": [1]}}, "dflash"),
         ({"architectures": ["DFlash2DraftModel"]}, "dflash"),  # refused later, by name
         ({"architectures": ["Qwen3DSparkModel"], "markov_rank": 256}, "dspark"),
         ({"architectures": ["DFlashDraftModel"], "dflash_config": {"markov_rank": 256}}, "dspark"),
-        ({"architectures": ["DFlashDraftModel"], "dflash_config": {"projector_type": "dspark"}}, "dspark"),
-        ({"speculators_model_type": "dflash", "architectures": ["DFlashSpeculator"]}, "speculators"),
+        (
+            {"architectures": ["DFlashDraftModel"], "dflash_config": {"projector_type": "dspark"}},
+            "dspark",
+        ),
+        (
+            {"speculators_model_type": "dflash", "architectures": ["DFlashSpeculator"]},
+            "speculators",
+        ),
         ({"speculators_model_type": "eagle3"}, "speculators"),
         ({"model_type": "muse_glimmer_assistant"}, "transformers"),
         ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, ""),

@@ -24,9 +24,16 @@ def test_tables(target: Target) -> None:
     assert other["inv_freq"] == pytest.approx(frequencies(width, 1e6))
     linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}
     (slower,), kept = rotary_entries({**base, "rope_parameters": linear}, width, target, "here")
-    torch.testing.assert_close(torch.tensor(slower["inv_freq"]) * 4, torch.tensor(other["inv_freq"]))
+    torch.testing.assert_close(
+        torch.tensor(slower["inv_freq"]) * 4, torch.tensor(other["inv_freq"])
+    )
     assert kept == linear
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 1e6}
+    yarn = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "rope_theta": 1e6,
+    }
     (scaled,), _ = rotary_entries({**base, "rope_parameters": yarn}, width, target, "here")
     assert scaled["scale"] == pytest.approx(0.1 * math.log(4) + 1)  # the paper's attention factor
     (narrow,), _ = rotary_entries({**base, "rope_theta": target.rope_theta}, 4, target, "here")
@@ -78,7 +85,12 @@ def test_partial_rotary_is_ignored_with_a_note(
 @pytest.mark.parametrize("theta", ["1e6", 0, True, float("nan"), 10**60])
 def test_a_base_that_is_none_is_named_with_its_value(target: Target, theta: Any) -> None:
     said = re.escape(f"here: rope_theta={theta!r:.20}")
-    for inner in ({"rope_theta": theta}, {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}):
-        with pytest.raises(UserError, match=f"^{said}.*: must be a finite number above 0$") as refused:
+    for inner in (
+        {"rope_theta": theta},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": theta}},
+    ):
+        with pytest.raises(
+            UserError, match=f"^{said}.*: must be a finite number above 0$"
+        ) as refused:
             rotary_entries({"max_position_embeddings": 512, **inner}, 16, target, "here")
         assert "\n" not in str(refused.value)

@@ -12,7 +12,14 @@ from align.importing.layouts import layout_of
 from align.importing.settings import read_settings
 from align.models.checkpoints.block import load_drafter
 from align.target.model import Target
-from tests.published_blocks import ROWS, backbone, dflash_config, dspark_config, speculators_config, write
+from tests.published_blocks import (
+    ROWS,
+    backbone,
+    dflash_config,
+    dspark_config,
+    speculators_config,
+    write,
+)
 
 
 def nested(target: Target, **changes: Any) -> dict[str, Any]:
@@ -80,7 +87,11 @@ def test_defaults_are_the_published_ones(target: Target) -> None:
     del config["dflash_config"]["target_layer_ids"], config["block_size"], config["head_dim"]
     found = read_settings({**config, "num_hidden_layers": 1}, "dflash", "here", target)
     assert found["target_layer_ids"] == [2] and found["head_dim"] == target.hidden_size // 4
-    assert (found["block_size"], found["sample_from_anchor"], found["init_layer_ids"]) == (7, False, [-1])
+    assert (found["block_size"], found["sample_from_anchor"], found["init_layer_ids"]) == (
+        7,
+        False,
+        [-1],
+    )
     many = {**config, "num_target_layers": 36, "num_hidden_layers": 5}
     with pytest.raises(UserError, match="target_layer_ids has 9"):  # [1, 9, 17, 25, 33]
         read_settings(many, "dflash", "here", target)
@@ -88,7 +99,9 @@ def test_defaults_are_the_published_ones(target: Target) -> None:
 
 def test_a_window_that_holds_every_text_is_none(target: Target) -> None:
     kinds = {"layer_types": ["sliding_attention"] * 2, "sliding_window": target.context_limit}
-    assert read_settings({**dflash_config(target), **kinds, "is_causal": False}, "dflash", "here", target)
+    assert read_settings(
+        {**dflash_config(target), **kinds, "is_causal": False}, "dflash", "here", target
+    )
     with pytest.raises(UserError, match="sliding_attention"):  # causal, where nothing else is said
         read_settings({**dflash_config(target), **kinds}, "dflash", "here", target)
 
@@ -96,7 +109,12 @@ def test_a_window_that_holds_every_text_is_none(target: Target) -> None:
 @pytest.mark.parametrize(
     ("kind", "tokens", "said", "wanted"),
     [
-        ("dspark", None, None, False),  # written before there was the key: the first row is the anchor's
+        (
+            "dspark",
+            None,
+            None,
+            False,
+        ),  # written before there was the key: the first row is the anchor's
         ("dspark", ROWS, None, True),
         ("dspark", ROWS - 1, None, False),
         ("dspark", None, True, True),
@@ -115,12 +133,21 @@ def test_the_anchors_row_in_speculators_folders(
 def test_specforges_own_section_of_heads_is_read(target: Target) -> None:
     """As in its config for Inkling: the taps in one section, the heads in another."""
     flat = dspark_config(target, "vanilla", 4)
-    names = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
+    names = (
+        "markov_rank",
+        "markov_head_type",
+        "enable_confidence_head",
+        "confidence_head_with_markov",
+    )
     heads = {name: flat.pop(name) for name in names}
     taps = {name: flat.pop(name) for name in ("mask_token_id", "target_layer_ids")}
     config = {**flat, "dflash_config": {**taps, "projector_type": "dspark"}, "dspark_config": heads}
     found = read_settings(config, "dspark", "here", target)
-    assert (found["markov_rank"], found["markov"], found["sample_from_anchor"]) == (4, "vanilla", True)
+    assert (found["markov_rank"], found["markov"], found["sample_from_anchor"]) == (
+        4,
+        "vanilla",
+        True,
+    )
 
 
 # Heads of config.json as they lie on the hub or in their trainers' own recipes, small: what each says beside the sizes.
@@ -189,5 +216,9 @@ def test_configs_as_they_are_published(target: Target, name: str) -> None:
             read_settings(config, layout, "here", target)
     else:
         found = read_settings(config, layout, "here", target)
-        assert (found["target_layer_ids"], found["block_size"], found["head_dim"]) == ([0, 2], ROWS, 8)
+        assert (found["target_layer_ids"], found["block_size"], found["head_dim"]) == (
+            [0, 2],
+            ROWS,
+            8,
+        )
         assert found["sample_from_anchor"] is ("DSpark" in name or "dspark" in name)

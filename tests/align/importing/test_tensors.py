@@ -84,7 +84,10 @@ def test_vocabularies_come_out_ascending(target: Target) -> None:
     assert torch.equal(vocab, IDS) and torch.equal(rows[order], head)
     assert torch.equal(held.pop("markov_head.markov_w2.weight")[order], bias) and not held
     assert read_vocabulary(pruned(target), target, Path("here"))[1] is None  # the target's own rows
-    whole: Tensors = {"lm_head.weight": target.head_weight_VD, "embed_tokens.weight": target.embedding_VD}
+    whole: Tensors = {
+        "lm_head.weight": target.head_weight_VD,
+        "embed_tokens.weight": target.embedding_VD,
+    }
     assert read_vocabulary(whole, target, Path("here")) == (None, None) and not whole
 
 

@@ -56,7 +56,9 @@ def test_block_verification_is_the_rules(seed: int) -> None:
     assert proposal.q is not None
     q_KS, ids, ends = proposal.q.probs, proposal.q.ids, set()
     draws = torch.rand(300, 2, dtype=torch.float64)
-    draws[:4] = torch.tensor([[0.0, 0.0], [0.0, 1 - 2**-53], [1 - 2**-53, 0.0], [1 - 2**-53, 1 - 2**-53]])
+    draws[:4] = torch.tensor(
+        [[0.0, 0.0], [0.0, 1 - 2**-53], [1 - 2**-53, 0.0], [1 - 2**-53, 1 - 2**-53]]
+    )
     for u_2 in draws:
         found = choice.verified_chain(p_MV, q_KS, ids, proposal.tokens_K, u_2)
         torch.testing.assert_close(
@@ -64,7 +66,10 @@ def test_block_verification_is_the_rules(seed: int) -> None:
         )
         end = int(draw_at(torch.tensor(found.stop, dtype=torch.float64)[None], u_2[:1])[0])
         assert found.accepted == end
-        near = [int(draw_at(rest_MV[end], (u_2[1] + by).clamp(0, 1 - 2**-53))) for by in (-1e-6, 0.0, 1e-6)]
+        near = [
+            int(draw_at(rest_MV[end], (u_2[1] + by).clamp(0, 1 - 2**-53)))
+            for by in (-1e-6, 0.0, 1e-6)
+        ]
         assert found.following in near and rest_MV[end, found.following] > 0
         ends.add(end)
     assert len(ends) > 1 or float(stop_BM.max()) > 0.97

@@ -58,7 +58,9 @@ def test_losses_and_slopes_are_the_same_captured(monkeypatch, names):
         head = torch.randn(30, 8)
         places = target_places(torch.randn(6, 8), torch.randint(0, 30, (6,)), lambda h: h @ head.T)
         vocab = torch.arange(0, 30, 2)
-        hidden, z, basis = (torch.randn(n, m, requires_grad=True) for n, m in ((9, 8), (9, 3), (3, 15)))
+        hidden, z, basis = (
+            torch.randn(n, m, requires_grad=True) for n, m in ((9, 8), (9, 3), (3, 15))
+        )
         rows = divergences.DraftRows(hidden, torch.randint(0, 6, (9,)), z, basis)
         found = divergences.row_statistics(rows, places, head[vocab], vocab, (9,), frozenset(names))
         sum(getattr(found, name).sum() for name in names).backward()
@@ -67,7 +69,9 @@ def test_losses_and_slopes_are_the_same_captured(monkeypatch, names):
 
     plain = once()
     for name in ("_log_softmax", "_sums", "_slope"):
-        monkeypatch.setattr(divergence_gradients, name, captured(getattr(divergence_gradients, name)))
+        monkeypatch.setattr(
+            divergence_gradients, name, captured(getattr(divergence_gradients, name))
+        )
     for a, b in zip(plain, once(), strict=True):
         torch.testing.assert_close(a, b)
 

@@ -27,7 +27,9 @@ def random_stack(
     torch.manual_seed(heads + inner)
 
     def matrix(out: int, into: int) -> Matrix:
-        return rounded(torch.randn(out, into) / into**0.5, dtype, torch.randn(out) if bias else None)
+        return rounded(
+            torch.randn(out, into) / into**0.5, dtype, torch.randn(out) if bias else None
+        )
 
     def norm(size: int) -> Tensor:
         return torch.rand(size) + 0.5
@@ -49,7 +51,12 @@ def random_stack(
         ]
         own = (norm(head_width), norm(head_width)) if norms else (None, None)
         return Weights(
-            *(matrix(*size) for size in sizes), norm(width), norm(width), *own, convolution(), convolution()
+            *(matrix(*size) for size in sizes),
+            norm(width),
+            norm(width),
+            *own,
+            convolution(),
+            convolution(),
         )
 
     return LayerStack(
@@ -66,7 +73,12 @@ def random_stack(
 
 
 def plainly(
-    stack: LayerStack, x: Tensor, cos: Tensor, sin: Tensor, past: Sequence[tuple[Tensor, Tensor]], see: Tensor
+    stack: LayerStack,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    past: Sequence[tuple[Tensor, Tensor]],
+    see: Tensor,
 ) -> tuple[Tensor, list[Tensor], list[tuple[Tensor, Tensor]]]:
     """The same in float64, one request: last hidden states, the layers' outputs, all keys and values (S, kv_heads, width)."""
     x, cos, sin = x.double(), cos.double()[:, None], sin.double()[:, None]
@@ -130,7 +142,9 @@ class Request:
         self.x = torch.randn(rows, stack.width)
         self.cos, self.sin = torch.randn(2, rows, stack.head_width)
 
-    def expected(self, stack: LayerStack) -> tuple[Tensor, list[Tensor], list[tuple[Tensor, Tensor]]]:
+    def expected(
+        self, stack: LayerStack
+    ) -> tuple[Tensor, list[Tensor], list[tuple[Tensor, Tensor]]]:
         past, count = self.rows.past, self.rows.rows
         see = torch.ones(count, past + count, dtype=torch.bool).tril(past)
         if self.rows.see is not None:
@@ -143,7 +157,8 @@ class Request:
 
 
 TREE = torch.tensor(
-    [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 1, 0, 1]], dtype=torch.bool
+    [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 1, 0, 1]],
+    dtype=torch.bool,
 )
 SHAPES = [
     {}, {"bias": False, "norms": False}, {"dtype": torch.bfloat16}, {"dtype": torch.int8}, {"heads": 4, "kv_heads": 4, "head_width": 8},
@@ -154,10 +169,15 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
-    ("past", "rows", "see"), [(0, 1, None), (5, 4, None), (254, 5, TREE), (600, 7, None), (1, 32, None)]
+    ("past", "rows", "see"),
+    [(0, 1, None), (5, 4, None), (254, 5, TREE), (600, 7, None), (1, 32, None)],
 )
 def test_right_against_float64(
-    shape: dict[str, int], past: int, rows: int, see: Tensor | None, round_rows: Callable[[bool], None]
+    shape: dict[str, int],
+    past: int,
+    rows: int,
+    see: Tensor | None,
+    round_rows: Callable[[bool], None],
 ) -> None:
     round_rows(False)
     stack = random_stack(**shape)  # type: ignore[arg-type]
@@ -181,7 +201,9 @@ def test_right_against_float64(
 
 
 @pytest.mark.parametrize("shape", [{}, {"groups": 5}])
-def test_int8_with_rounded_rows_is_near(shape: dict[str, int], round_rows: Callable[[bool], None]) -> None:
+def test_int8_with_rounded_rows_is_near(
+    shape: dict[str, int], round_rows: Callable[[bool], None]
+) -> None:
     """Rows are rounded one by one, by 1/254 of their largest number at most."""
     round_rows(True)
     stack = random_stack(dtype=torch.int8, **shape)  # type: ignore[arg-type]
@@ -207,12 +229,16 @@ def test_a_row_gives_the_same_numbers_alone_among_drafts_and_in_a_batch(
         alone = Request(stack, 124, count)
         for i in range(count):
             at = slice(i, i + 1)
-            one, _ = stack(alone.x[at], alone.cos[at], alone.sin[at], [Rows(alone.rows.memory, 124 + i, 1)])
+            one, _ = stack(
+                alone.x[at], alone.cos[at], alone.sin[at], [Rows(alone.rows.memory, 124 + i, 1)]
+            )
             assert torch.equal(one[0], together[i])
         for mine, its in zip(many.keys + many.values, alone.keys + alone.values, strict=True):
             assert torch.equal(mine, its)
         others = [Request(stack, 40, 3), Request(stack, 124, count), Request(stack, 0, 5, TREE)]
-        x, cos, sin = (torch.cat([getattr(r, name) for r in others]) for name in ("x", "cos", "sin"))
+        x, cos, sin = (
+            torch.cat([getattr(r, name) for r in others]) for name in ("x", "cos", "sin")
+        )
         batch, _ = stack(x, cos, sin, [r.rows for r in others])
         assert torch.equal(batch[3 : 3 + count], together)
         tree = Request(stack, 0, 5, TREE)
@@ -258,12 +284,16 @@ def test_rows_apart_leave_the_memory_as_it_was(past: int) -> None:
     request, other = Request(stack, past, 5, see, seed=1), Request(stack, 7, 2)
     wanted, _, _ = request.expected(stack)
     before = [t.clone() for t in (*request.keys, *request.values)]
-    x, cos, sin = (torch.cat([getattr(r, name) for r in (other, request)]) for name in ("x", "cos", "sin"))
+    x, cos, sin = (
+        torch.cat([getattr(r, name) for r in (other, request)]) for name in ("x", "cos", "sin")
+    )
     rows = Rows(request.rows.memory, past, 5, see, apart=True)
     hidden, _ = stack(x, cos, sin, [other.rows, rows])
     torch.testing.assert_close(hidden[2:].double(), wanted, rtol=2e-4, atol=2e-4)
     torch.testing.assert_close(hidden[:2].double(), other.expected(stack)[0], rtol=2e-4, atol=2e-4)
-    assert all(torch.equal(a, b) for a, b in zip(before, (*request.keys, *request.values), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(before, (*request.keys, *request.values), strict=True)
+    )
 
 
 def test_too_many_rows_or_too_little_room() -> None:
@@ -295,7 +325,10 @@ def test_what_does_not_fit_is_refused_before_it_is_read() -> None:
     weights = stack.weights[0]
     with pytest.raises(ValueError, match="belongs"):  # layers of two shapes
         LayerStack([weights, random_stack(inner=41).weights[0]], 6, 2, 24, 1.0, 1e-5)
-    for field, wrong in (("q", Matrix(weights.q.weight[:-1])), ("before_mlp", weights.before_mlp.bfloat16())):
+    for field, wrong in (
+        ("q", Matrix(weights.q.weight[:-1])),
+        ("before_mlp", weights.before_mlp.bfloat16()),
+    ):
         with pytest.raises(ValueError, match="belongs"):
             LayerStack([replace(weights, **{field: wrong})], 6, 2, 24, 1.0, 1e-5)
 
@@ -320,7 +353,9 @@ def test_every_row_is_given_what_a_state_gives() -> None:
 def test_repeated_calls_give_the_same_bits_and_write_nothing(dtype: torch.dtype) -> None:
     """At any past, after another token every time; what does not fit is refused."""
     stack = random_stack(bias=False, norms=False)
-    stack = replace(stack, state=(torch.rand(40) + 0.5, Matrix(torch.randn(40, 40) / 40**0.5)), _held=[])
+    stack = replace(
+        stack, state=(torch.rand(40) + 0.5, Matrix(torch.randn(40, 40) / 40**0.5)), _held=[]
+    )
     request = Request(stack, 300, 4)
     memory, see = request.rows.memory, torch.rand(4, 4) > 0.3
     see.fill_diagonal_(True)

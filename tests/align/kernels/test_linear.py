@@ -29,7 +29,9 @@ def test_few_rows(outputs: int, inputs: int, bias: bool) -> None:
             matrix = linear.rounded(weight, dtype, offset)
             read = linear.rounded_rows(x[:rows]) if linear.eight_bits(matrix) else x[:rows]
             close = F.linear(
-                read.double(), matrix.dense(torch.float64), None if offset is None else offset.double()
+                read.double(),
+                matrix.dense(torch.float64),
+                None if offset is None else offset.double(),
             )
             torch.testing.assert_close(
                 linear.few_rows(x[:rows], *matrix).double(), close, rtol=1e-5, atol=1e-4
@@ -102,7 +104,9 @@ def test_int8_with_rows_rounded_and_not(on: bool, round_rows: Callable[[bool], N
     read = linear.rounded_rows(x) if on else x
     exact = F.linear(read.double(), matrix.dense(torch.float64))
     near = 1e-5 if on else 1e-4
-    torch.testing.assert_close(linear.few_rows(x[:8], *matrix).double(), exact[:8], rtol=near / 10, atol=near)
+    torch.testing.assert_close(
+        linear.few_rows(x[:8], *matrix).double(), exact[:8], rtol=near / 10, atol=near
+    )
     torch.testing.assert_close(linear.few_rows(x, *matrix).double(), exact, rtol=1e-5, atol=1e-4)
 
 
@@ -125,7 +129,9 @@ def test_settled_matrices_are_the_same_ones_side_by_side() -> None:
 def test_a_wide_int8_weight_meets_whole_rows(round_rows: Callable[[bool], None]) -> None:
     """Room for rounded rows is on the stack."""
     round_rows(True)
-    narrow, wide = (linear.rounded(torch.randn(2, size), torch.int8) for size in (1 << 14, (1 << 14) + 1))
+    narrow, wide = (
+        linear.rounded(torch.randn(2, size), torch.int8) for size in (1 << 14, (1 << 14) + 1)
+    )
     assert linear.eight_bits(narrow) and not linear.eight_bits(wide)
     for matrix, near in ((narrow, 1e-3), (wide, 1e-3)):
         x = torch.randn(32, matrix.weight.shape[1])
@@ -162,7 +168,9 @@ def test_many_rows(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_apart_in_memory() -> None:
     weight, x = torch.randn(16, 24), torch.randn(5, 48)[:, ::2]
     torch.testing.assert_close(linear.few_rows(x, weight), F.linear(x, weight))
-    torch.testing.assert_close(linear.few_rows(x[:, :16], weight.t()), F.linear(x[:, :16], weight.t()))
+    torch.testing.assert_close(
+        linear.few_rows(x[:, :16], weight.t()), F.linear(x[:, :16], weight.t())
+    )
 
 
 @pytest.mark.parametrize("first", [0, 3, 6])
@@ -182,7 +190,9 @@ def test_rows_cut_from_a_longer_tensor_are_multiplied_in_two_dimensions(
 
     monkeypatch.setattr(linear.F, "linear", seen)
     torch.testing.assert_close(linear.few_rows(x, weight), expected)
-    if linear.fast_linear(torch.bfloat16, x.device) is linear.PackedLinear:  # AVX2 alone packs no bf16
+    if (
+        linear.fast_linear(torch.bfloat16, x.device) is linear.PackedLinear
+    ):  # AVX2 alone packs no bf16
         torch.testing.assert_close(linear.PackedLinear(weight, None)(x), expected)
     assert set(dims) == {2}
 

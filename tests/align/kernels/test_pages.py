@@ -15,12 +15,19 @@ GIVEN = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 @pytest.mark.parametrize(
     ("large", "advice"), [(False, "there"), (True, "there"), (True, "missing"), (True, "refused")]
 )
-def test_room_for_copies_lies_together(large: bool, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_for_copies_lies_together(
+    large: bool, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if advice == "missing":  # another system than Linux
         monkeypatch.delattr("mmap.MADV_HUGEPAGE", raising=False)
     elif advice == "refused":  # a kernel without large pages
         monkeypatch.setattr("mmap.MADV_HUGEPAGE", 12345)
-    given = [torch.randn(7, 5), torch.arange(3), torch.randn(4, 6).bfloat16().t(), torch.empty(0, 8)]
+    given = [
+        torch.randn(7, 5),
+        torch.arange(3),
+        torch.randn(4, 6).bfloat16().t(),
+        torch.empty(0, 8),
+    ]
     if large:
         given.append(torch.randn(pages.LARGE))
     copies = pages.together(given)

@@ -76,7 +76,9 @@ def test_an_embedding_in_bf16_is_one_with_its_head(name: str) -> None:
     fast = prove_target(model, tokenizer, ModelSource(name))
     embeddings = [m for m in model.modules() if isinstance(m, replacing.RowsEmbedding)]
     assert model.get_input_embeddings() in embeddings
-    assert len(embeddings) == (2 if name in ("gpt2", "gemma3n_text") else 1)  # of positions; of layers
+    assert len(embeddings) == (
+        2 if name in ("gpt2", "gemma3n_text") else 1
+    )  # of positions; of layers
     assert fast.embedding_VD.dtype == torch.bfloat16 and fast.dtype == model.dtype == torch.float32
     assert tied(fast) == tied(stock) == model.config.tie_word_embeddings
     assert set(model.state_dict()) == before and fast.hash == stock.hash
@@ -89,7 +91,10 @@ def test_an_embedding_in_bf16_is_one_with_its_head(name: str) -> None:
 @pytest.mark.skipif(linear.rows_library() is None, reason="no C library")
 def test_a_drafter_that_was_rounded_after_its_proof_holds_nothing_twice() -> None:
     tokenizer = load_target("debug").tokenizer
-    for model in (tiny_model("gpt2", len(tokenizer)), tiny_model("gpt2", len(tokenizer)).bfloat16().float()):
+    for model in (
+        tiny_model("gpt2", len(tokenizer)),
+        tiny_model("gpt2", len(tokenizer)).bfloat16().float(),
+    ):
         target = prove_target(model, tokenizer, ModelSource("gpt2"), round_to_bf16=True)
         assert target.head_weight_VD is target.model.get_output_embeddings().weight
         assert target.embedding_VD is target.model.get_input_embeddings().weight
@@ -103,9 +108,14 @@ def test_an_embedding_that_bf16_has_not_or_that_does_more_stays() -> None:
         if change == "a number":
             model.get_input_embeddings().weight.data[9, 3] += 2**-12
         else:
-            model.set_input_embeddings(Normed.from_pretrained(model.get_input_embeddings().weight.data))
+            model.set_input_embeddings(
+                Normed.from_pretrained(model.get_input_embeddings().weight.data)
+            )
         embedding = model.get_input_embeddings()
-        assert prove_target(model, tokenizer, ModelSource("llama")).model.get_input_embeddings() is embedding
+        assert (
+            prove_target(model, tokenizer, ModelSource("llama")).model.get_input_embeddings()
+            is embedding
+        )
 
 
 class Normed(nn.Embedding):
@@ -114,7 +124,9 @@ class Normed(nn.Embedding):
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_the_target_is_the_same_with_and_without(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_target_is_the_same_with_and_without(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not compiled:
         monkeypatch.setattr(linear, "rows_library", lambda: None)
     fast, stock = load_target("debug"), load_target("debug", fast=False)

@@ -28,11 +28,21 @@ def weights(
     hidden, previous = (rounded(torch.randn(rank, width) / width**0.5, dtype) for _ in range(2))
     basis = rounded(2 * torch.randn(columns, rank) / rank**0.5, dtype)
     embedding = 3 * torch.randn(tokens, width)
-    return head, ids, MarkovWeights(None if kind == "linear" else hidden, previous, basis, embedding, kind)
+    return (
+        head,
+        ids,
+        MarkovWeights(None if kind == "linear" else hidden, previous, basis, embedding, kind),
+    )
 
 
 def plainly(
-    hidden_KD: Tensor, last: int, nodes: int, scale: float, head: Matrix, ids: Tensor, m: MarkovWeights | None
+    hidden_KD: Tensor,
+    last: int,
+    nodes: int,
+    scale: float,
+    head: Matrix,
+    ids: Tensor,
+    m: MarkovWeights | None,
 ) -> tuple[list[int], list[int], list[float]]:
     """The same in float64: every path of every length, the most probable first, one node at a time."""
     tokens, parents, paths, levels = [last], [-1], [0.0], [0]
@@ -102,7 +112,9 @@ def test_a_tree_of_rounded_rows_is_near(kind: str, round_rows: Callable[[bool], 
     near = dict(zip(*TreeHead(head, ids, markov)(hidden, 1, 40, 1.0)[::2], strict=True))
     both = whole.keys() & near.keys()
     assert whole != near and len(both) > 0.8 * len(whole)
-    assert [near[t] for t in sorted(both)] == pytest.approx([whole[t] for t in sorted(both)], abs=0.3)
+    assert [near[t] for t in sorted(both)] == pytest.approx(
+        [whole[t] for t in sorted(both)], abs=0.3
+    )
 
 
 @pytest.mark.parametrize("kind", ["silu", "linear"])
@@ -112,11 +124,14 @@ def test_an_embedding_in_bf16_gives_the_same_bits(kind: str) -> None:
     hidden, u_K = torch.randn(4, 33), torch.rand(4, dtype=torch.float64)
     kept = markov._replace(embedding_VD=markov.embedding_VD.bfloat16())
     half, whole = (
-        TreeHead(head, ids, m) for m in (kept, kept._replace(embedding_VD=kept.embedding_VD.float()))
+        TreeHead(head, ids, m)
+        for m in (kept, kept._replace(embedding_VD=kept.embedding_VD.float()))
     )
     for last in (0, 5, 899):
         assert half(hidden, last, 20, 1.0) == whole(hidden, last, 20, 1.0)
-        pairs = zip(half.chain(hidden, last, 1.0, u_K), whole.chain(hidden, last, 1.0, u_K), strict=True)
+        pairs = zip(
+            half.chain(hidden, last, 1.0, u_K), whole.chain(hidden, last, 1.0, u_K), strict=True
+        )
         assert all(torch.equal(one, other) for one, other in pairs)
 
 
@@ -188,7 +203,11 @@ def test_a_drawn_chain(
     drafts, drawn = TreeHead(head, ids, m), set()
     for seed in range(20):
         torch.manual_seed(seed)
-        hidden_KD, u_K, last = torch.randn(4, 24), torch.rand(4, dtype=torch.float64), seed % columns
+        hidden_KD, u_K, last = (
+            torch.randn(4, 24),
+            torch.rand(4, dtype=torch.float64),
+            seed % columns,
+        )
         heat = (1.0, 0.7, 1.3)[seed % 3]
         columns_K, q_KV = drafts.chain(hidden_KD, last, heat, u_K)
         for k, (h, column) in enumerate(zip(hidden_KD.double(), columns_K.tolist(), strict=True)):
@@ -199,7 +218,9 @@ def test_a_drawn_chain(
                     mixed = mixed + m.hidden.dense(torch.float64) @ h
                     mixed = mixed.tanh() if m.kind == "tanh" else F.silu(mixed)
                 logits = logits + m.basis.dense(torch.float64) @ mixed
-            torch.testing.assert_close(q_KV[k].double(), (logits / heat).softmax(-1), rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(
+                q_KV[k].double(), (logits / heat).softmax(-1), rtol=1e-4, atol=1e-6
+            )
             assert column == int(draw_at(q_KV[k], u_K[k]))
             last = int(ids[column])
         drawn.update(columns_K.tolist())

@@ -22,7 +22,9 @@ class Toy:
 
     def __init__(self, seed: int, causal: bool, outside: int | None = None) -> None:
         self.generator = torch.Generator().manual_seed(seed)
-        self.p = {path: self._law() for k in range(K) for path in itertools.product(range(V), repeat=k)}
+        self.p = {
+            path: self._law() for k in range(K) for path in itertools.product(range(V), repeat=k)
+        }
         by_position = [self._law() for _ in range(K)]
         self.q = {path: self._law() if causal else by_position[len(path)] for path in self.p}
         if outside is not None:
@@ -46,7 +48,9 @@ class Toy:
         """log_q_label, p_label, acceptance, valid along one text, (1, K)."""
         q = torch.tensor([[self.q[path[:k]][path[k]] for k in range(K)]])
         p = torch.tensor([[self.p[path[:k]][path[k]] for k in range(K)]])
-        beta = torch.tensor([[torch.minimum(self.p[path[:k]], self.q[path[:k]]).sum() for k in range(K)]])
+        beta = torch.tensor(
+            [[torch.minimum(self.p[path[:k]], self.q[path[:k]]).sum() for k in range(K)]]
+        )
         log_q = torch.where(q > 0, q.log(), LOG_ZERO)
         return log_q.float(), p.float(), beta.float(), torch.ones(1, K, dtype=torch.bool)
 
@@ -62,13 +66,20 @@ class Toy:
         return total
 
 
-TOYS = [Toy(seed, causal, outside) for seed in (0, 1) for causal in (False, True) for outside in (None, 2)]
+TOYS = [
+    Toy(seed, causal, outside)
+    for seed in (0, 1)
+    for causal in (False, True)
+    for outside in (None, 2)
+]
 
 
 @pytest.mark.parametrize("toy", TOYS)
 def test_expected_accepted_is_unbiased(toy: Toy) -> None:
     """Its mean over p-drawn text is the mean accepted of token verification, for both laws of q."""
-    estimate = sum(w * float(expected_accepted_token(*toy.statistics(path))) for path, w in toy.paths())
+    estimate = sum(
+        w * float(expected_accepted_token(*toy.statistics(path))) for path, w in toy.paths()
+    )
     exact = sum(toy.accepted_at_least(m) for m in range(1, K + 1))
     assert estimate == pytest.approx(exact, rel=1e-5)
 
@@ -120,5 +131,7 @@ def test_greedy_is_exact_on_greedy_text_and_a_lower_bound_elsewhere(seed: int) -
     for path, _ in toy.paths():
         best = torch.tensor([[int(toy.p[path[:k]].argmax()) for k in range(K)]])
         match = torch.tensor([[int(toy.q[path[:k]].argmax()) for k in range(K)]]) == best
-        got = kept_greedy(match.float(), (best == torch.tensor([path])).float(), torch.ones(1, K).bool())
+        got = kept_greedy(
+            match.float(), (best == torch.tensor([path])).float(), torch.ones(1, K).bool()
+        )
         assert float(got.sum()) == exact if path == greedy else float(got.sum()) <= exact

@@ -47,7 +47,9 @@ class Case:
         return self.valid & (self.tokens_t == self.mask_id)
 
 
-def make(seed: int = 0, vocabulary: int = 11, mask_id: int | None = None, dtype: torch.dtype = F64) -> Case:
+def make(
+    seed: int = 0, vocabulary: int = 11, mask_id: int | None = None, dtype: torch.dtype = F64
+) -> Case:
     g = generator(seed)
     mask_id = vocabulary - 1 if mask_id is None else mask_id
     batch, length = 3, 8
@@ -66,7 +68,14 @@ def of(case: Case, schedule: Schedule, graph: Graph | None = None, scale: bool =
     if case.f_BLV.dtype != F64:
         sigma, rate = sigma.float(), rate.float()
     return score_entropy(
-        case.f_BLV, case.tokens_t, case.tokens_0, sigma, rate, graph or case.graph, case.valid, scale
+        case.f_BLV,
+        case.tokens_t,
+        case.tokens_0,
+        sigma,
+        rate,
+        graph or case.graph,
+        case.valid,
+        scale,
     )
 
 
@@ -92,7 +101,9 @@ def test_score_entropy_is_weighted_cross_entropy_and_the_price_of_a_wrong_sum(
     shift = (sigma.expm1() * (case.f_BLV.shape[-1] - 1)).log()
     log_score = (case.f_BLV - shift[..., None]).scatter(-1, case.tokens_t[..., None], 0.0)
     dse = case.graph.score_entropy(log_score, sigma, case.tokens_t, case.tokens_0)
-    torch.testing.assert_close(torch.where(case.valid, rate * dse, 0.0), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        torch.where(case.valid, rate * dse, 0.0), expected, rtol=1e-10, atol=1e-10
+    )
     assert int(case.hit.sum()) > 5 and int((~case.valid & (case.tokens_t == mask_id)).sum()) > 0
 
 
@@ -102,7 +113,9 @@ def test_unscaled_score_entropy_reads_f_as_log_score(graph: Graph) -> None:
     sigma, rate = schedule.total(case.times), schedule.rate(case.times)
     dse = graph.score_entropy(case.f_BLV, sigma, case.tokens_t, case.tokens_0)
     expected = torch.where(case.valid, rate * dse, 0.0)
-    torch.testing.assert_close(of(case, schedule, graph, scale=False), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        of(case, schedule, graph, scale=False), expected, rtol=1e-10, atol=1e-10
+    )
     if isinstance(graph, Uniform):
         torch.testing.assert_close(of(case, schedule, graph), expected, rtol=1e-10, atol=1e-10)
         assert bool((expected[case.valid] > 0).all())
@@ -118,7 +131,9 @@ def test_low_precision_is_computed_in_fp32(schedule: Schedule, dtype: torch.dtyp
         loss = of(case, schedule, graph)
         assert loss.dtype == torch.float32
         wanted = of(exact, schedule, graph)
-        torch.testing.assert_close(loss.double() / wanted.max(), wanted / wanted.max(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            loss.double() / wanted.max(), wanted / wanted.max(), rtol=1e-5, atol=1e-6
+        )
     low, high = (
         masked_cross_entropy(f_BLV, case.tokens_t, case.tokens_0, case.mask_id, case.valid)
         for f_BLV in (case.f_BLV, exact.f_BLV)
@@ -174,8 +189,16 @@ def losses(case: Case) -> list[tuple[str, Callable[[Tensor], Tensor], Callable[[
     arguments = (case.tokens_t, case.tokens_0, sigma, rate)
     return [
         ("nll", lambda f: masked_nll(f, *arguments, case.mask_id, case.valid).sum(), plain_nll),
-        ("entropy", lambda f: score_entropy(f, *arguments, case.graph, case.valid).sum(), plain_entropy),
-        ("uniform", lambda f: score_entropy(f, *arguments, Uniform(11), case.valid).sum(), plain_uniform),
+        (
+            "entropy",
+            lambda f: score_entropy(f, *arguments, case.graph, case.valid).sum(),
+            plain_entropy,
+        ),
+        (
+            "uniform",
+            lambda f: score_entropy(f, *arguments, Uniform(11), case.valid).sum(),
+            plain_uniform,
+        ),
     ]
 
 

@@ -16,7 +16,9 @@ from align.losses.target_places import target_places
 from tests.logits import DIFFERENTIABLE, KINDS, Case, make
 
 
-def check(case: Case, name: str, chunk_rows: int = 1024, rtol: float = 1e-4, atol: float = 5e-6) -> None:
+def check(
+    case: Case, name: str, chunk_rows: int = 1024, rtol: float = 1e-4, atol: float = 5e-6
+) -> None:
     """Value and gradients of one statistic, under a random upstream gradient."""
     want, leaves64 = case.reference()
     got = getattr(case.statistics(chunk_rows=chunk_rows), name)
@@ -122,7 +124,9 @@ def test_statistics_of_logits_are_those_of_rows() -> None:
             s = row_statistics(DraftRows(own, where), places, head, None, (9,), names)
         else:
             s = logit_statistics(own @ head.T, where, places, head, names)
-        total = sum((i + 1) * getattr(s, n).sum() for i, n in enumerate(["log_q_label", *DIVERGENCES]))
+        total = sum(
+            (i + 1) * getattr(s, n).sum() for i, n in enumerate(["log_q_label", *DIVERGENCES])
+        )
         total.backward()
         grads.append((s, own.grad))
         assert not any(x.requires_grad for x in (s.acceptance, s.p_label, s.match, s.greedy_label))
@@ -146,7 +150,9 @@ def test_cpu_blocks_equal_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     case.statistics()
     assert rows == [5, 5, 5, 3]
     monkeypatch.setattr(module, "_CPU_CHUNK_BYTES", 1)
-    for a, b in zip(whole, torch.autograd.grad(case.statistics().forward_kl.sum(), case.leaves), strict=True):
+    for a, b in zip(
+        whole, torch.autograd.grad(case.statistics().forward_kl.sum(), case.leaves), strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
@@ -174,7 +180,9 @@ def test_memory_does_not_grow_with_rows_times_vocabulary() -> None:
     few, many = (make(anchors=a, block=4, vocabulary=2000, kept=1500) for a in (16, 160))
     grown = saved_bytes(many, 16) - saved_bytes(few, 16)
     assert grown < 576 * 200, "a few numbers a row, not a row of the vocabulary"
-    assert saved_bytes(many, 10**6) > 640 * 1500 * 4, "the measurement sees what one large chunk keeps"
+    assert saved_bytes(many, 10**6) > 640 * 1500 * 4, (
+        "the measurement sees what one large chunk keeps"
+    )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
@@ -225,11 +233,15 @@ def test_the_most_probable_tokens_stand_for_p(kept: int | None, top_k: int) -> N
         "total_variation": 1 - torch.minimum(p_in, q).sum(-1),
     }  # fmt: skip
     for name, value in own.items():
-        torch.testing.assert_close(getattr(found, name).flatten().double(), value, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            getattr(found, name).flatten().double(), value, atol=1e-5, rtol=1e-4
+        )
     sum((i + 1) * own[name].sum() for i, name in enumerate(TERMS)).backward()  # type: ignore[union-attr]
     for mine, its in zip(case.leaves, (hidden, z, basis), strict=True):
         torch.testing.assert_close(mine.grad.double(), its.grad, atol=1e-4, rtol=1e-3)
     if top_k == 17:
         of_p = whole.statistics(frozenset(TERMS[1:]))
         for name in (*TERMS, "acceptance", "p_label", "match", "greedy_label"):
-            torch.testing.assert_close(getattr(found, name), getattr(of_p, name), atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(
+                getattr(found, name), getattr(of_p, name), atol=1e-5, rtol=1e-4
+            )

@@ -73,14 +73,18 @@ def test_extreme_logits_stay_finite() -> None:
 
 
 def random_log_q(seed: int = 0, shape: tuple[int, ...] = (5, 4)) -> Tensor:
-    return -torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3
+    return (
+        -torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_d_pace_weights_follow_their_definition(alpha: float) -> None:
     log_q = random_log_q(1)
     smooth = (1 - alpha) * log_q.exp() + alpha
-    want = torch.stack([sum(smooth[:, : m + 1].prod(-1) for m in range(k, 4)) for k in range(4)], dim=-1)
+    want = torch.stack(
+        [sum(smooth[:, : m + 1].prod(-1) for m in range(k, 4)) for k in range(4)], dim=-1
+    )
     torch.testing.assert_close(d_pace_weights(log_q, alpha), want)
     assert not d_pace_weights(log_q.requires_grad_(), alpha).requires_grad
 
@@ -116,10 +120,14 @@ def objective_reference(
             total = total - weight * weights * (1 - want["total_variation"]).log()
         elif name == "first_error":
             for row in range(case.shape[0]):
-                wrong = [k for k in range(case.shape[1]) if valid[row, k] and want["match"][row, k] == 0]
+                wrong = [
+                    k for k in range(case.shape[1]) if valid[row, k] and want["match"][row, k] == 0
+                ]
                 if wrong and want["log_q_label"][row, wrong[0]] > LOG_ZERO:
                     k = wrong[0]
-                    total[row, k] = total[row, k] - weight * weights[row, k] * want["log_q_label"][row, k]
+                    total[row, k] = (
+                        total[row, k] - weight * weights[row, k] * want["log_q_label"][row, k]
+                    )
         elif name == "confidence":
             foretold = case.rows.hidden_RD.detach().double().sum(-1).view(case.shape).sigmoid()
             beta = want["acceptance"]
@@ -143,7 +151,9 @@ def test_objective_sums_its_terms(weighting: str) -> None:
         if weighting == "uniform":
             return torch.ones_like(log_q)
         decayed = exponential_weights(log_q, 0.5)
-        sums = (decayed * valid).sum(-1, keepdim=True) if weighting == "normalised" else torch.ones(1)
+        sums = (
+            (decayed * valid).sum(-1, keepdim=True) if weighting == "normalised" else torch.ones(1)
+        )
         return decayed / sums.clamp_min(1e-9)
 
     objective = Objective(terms, weighting, decay=0.5, alpha=0.3)
@@ -183,7 +193,11 @@ def test_gradients_of_whole_terms_match_float64(name: str) -> None:
         first = wrong & (wrong.long().cumsum(-1) == 1) & (log_q > LOG_ZERO)
         value = torch.where(first, -log_q, 0.0)
     decayed = torch.exp(-torch.arange(case.shape[1], dtype=torch.float64) / 4.0) * valid
-    weights = torch.ones(1) if name == "streak" else decayed / decayed.sum(-1, keepdim=True).clamp_min(1e-9)
+    weights = (
+        torch.ones(1)
+        if name == "streak"
+        else decayed / decayed.sum(-1, keepdim=True).clamp_min(1e-9)
+    )
     expected = torch.autograd.grad((weights * value * valid).sum(), leaves)
     for a, e in zip(got, expected, strict=True):
         torch.testing.assert_close(a.double(), e, rtol=1e-4, atol=1e-5)
@@ -233,4 +247,6 @@ def test_row_statistics_refuses() -> None:
     with pytest.raises(ValueError, match="ascending"):
         replace(case, draft_vocab=case.draft_vocab.flip(0)).statistics()
     with pytest.raises(ValueError, match="the statistics lack 'forward_kl'"):
-        Objective({"forward_kl": 1.0})(case.statistics(frozenset()), torch.ones(case.shape, dtype=torch.bool))
+        Objective({"forward_kl": 1.0})(
+            case.statistics(frozenset()), torch.ones(case.shape, dtype=torch.bool)
+        )

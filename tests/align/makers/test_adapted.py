@@ -29,11 +29,19 @@ def other_target(kind: str, target: Target) -> Target:
     torch.manual_seed(1)
     if kind == "gpt2":
         config: Any = transformers.GPT2Config(
-            n_embd=32, n_layer=3, n_head=4, n_positions=80, vocab_size=64, bos_token_id=0, eos_token_id=0
+            n_embd=32,
+            n_layer=3,
+            n_head=4,
+            n_positions=80,
+            vocab_size=64,
+            bos_token_id=0,
+            eos_token_id=0,
         )
     else:
         sizes = {
-            k: v for k, v in QWEN.items() if k not in ("rope_scaling", "vocab_size", "num_hidden_layers")
+            k: v
+            for k, v in QWEN.items()
+            if k not in ("rope_scaling", "vocab_size", "num_hidden_layers")
         }
         cls: Any = transformers.Qwen2Config if kind == "qwen2" else transformers.Qwen3Config
         config = cls(**sizes, vocab_size=64, num_hidden_layers=3, head_dim=8)
@@ -58,7 +66,9 @@ def test_all_layers_under_the_causal_mask_are_the_target(any_target: Target, sha
     see = annealed_see(9, 0.0, torch.Generator().manual_seed(0))
     expected = any_target.forward(tokens()).logits_BLV
     assert expected is not None
-    torch.testing.assert_close(network(tokens(), see=see)[:, 1:], expected[:, :-1], atol=5e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        network(tokens(), see=see)[:, 1:], expected[:, :-1], atol=5e-5, rtol=1e-4
+    )
 
 
 def test_adapted_drafters_refuse_what_does_not_fit(target: Target, tmp_path: Path) -> None:

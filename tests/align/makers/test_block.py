@@ -38,9 +38,13 @@ def test_starting_weights_are_the_targets(target: Target, samples: data.Samples)
 
 
 def test_taps_have_the_published_names(target: Target) -> None:
-    names = {n for n, _ in from_target(target, options(context="taps", layers=1), None).named_parameters()}
+    names = {
+        n
+        for n, _ in from_target(target, options(context="taps", layers=1), None).named_parameters()
+    }
     attention = {
-        f"self_attn.{p}.weight" for p in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+        f"self_attn.{p}.weight"
+        for p in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
     }
     rest = {f"mlp.{p}_proj.weight" for p in ("gate", "up", "down")}
     norms = {"input_layernorm.weight", "post_attention_layernorm.weight"}
@@ -102,9 +106,9 @@ def test_a_rank_that_is_asked_for_is_had(
     save_drafter(from_target(target, options(**own), torch.arange(4, 68)), tmp_path)
     words = options(init=str(tmp_path), **asked)
     made = make_block(target, words, None)
-    assert (made.config.markov_kind, made.config.markov_rank) == (kind, rank) and (made.markov is None) == (
-        rank == 0
-    )
+    assert (made.config.markov_kind, made.config.markov_rank) == (kind, rank) and (
+        made.markov is None
+    ) == (rank == 0)
     assert said in (err := capsys.readouterr().err) and bool(err) == bool(said), err
     save_drafter(made, tmp_path / "again")
     assert load_drafter(tmp_path / "again", target).config == made.config
@@ -119,13 +123,25 @@ def test_what_an_init_keeps_though_the_recipe_asks_otherwise_is_said(
     target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for context in ("taps", "shared_kv"):
-        own = {"context": context, "block_size": 3, "layers": 1, "target_layers": [3], "mask_token_id": 5}
+        own = {
+            "context": context,
+            "block_size": 3,
+            "layers": 1,
+            "target_layers": [3],
+            "mask_token_id": 5,
+        }
         drafter = from_target(target, options(**own), torch.arange(4, 68))
         save_drafter(drafter, init := tmp_path / context)
         for same in ({}, {**own, "draft_vocab": 64}, {"target_layers": [-1], "layers": 1}):
             make_block(target, options(init=str(init), **{"taps": 5, **same}), None)
             assert capsys.readouterr().err == ""
-        other = {"block_size": 8, "layers": 4, "draft_vocab": 0, "target_layers": [-4, 1], "mask_token_id": 7}
+        other = {
+            "block_size": 8,
+            "layers": 4,
+            "draft_vocab": 0,
+            "target_layers": [-4, 1],
+            "mask_token_id": 7,
+        }
         made = make_block(target, options(init=str(init), context="taps", **other), None)
         assert made.config == replace(drafter.config, extra=made.config.extra)
         own_first, other_first = (
@@ -159,7 +175,8 @@ def test_a_layout_is_that_of_the_drafter_to_start_from(
         made = make_block(target, options(init=str(tmp_path), block_layout=asked), None)
         assert (made.config.block_layout, made.config.block_size) == ("fill_in", 4)
     with pytest.raises(
-        UserError, match=r"drafter.block_layout=anchor_first: .* was trained in fill_in; leave it out"
+        UserError,
+        match=r"drafter.block_layout=anchor_first: .* was trained in fill_in; leave it out",
     ):
         make_block(target, options(init=str(tmp_path), block_layout="anchor_first"), None)
 
@@ -167,7 +184,8 @@ def test_a_layout_is_that_of_the_drafter_to_start_from(
 def test_a_target_whose_embedding_is_narrower_has_no_block_drafter() -> None:
     narrow = tiny_target("opt", word_embed_proj_dim=32, do_layer_norm_before=False)
     with pytest.raises(
-        UserError, match="has embeddings of width 32 and layers of width 64 .drafter.kind=autoregressive"
+        UserError,
+        match="has embeddings of width 32 and layers of width 64 .drafter.kind=autoregressive",
     ):
         from_target(narrow, options(context="taps", layers=1), None)
 
@@ -176,7 +194,11 @@ def test_a_target_whose_embedding_is_narrower_has_no_block_drafter() -> None:
 def test_biases_are_the_targets_unless_asked_otherwise(target: Target, context: str) -> None:
     """Without them its layers start from the target's weights as before."""
     biased = tiny_target("qwen2")
-    for given, asked, there in ((biased, None, True), (biased, False, False), (target, None, False)):
+    for given, asked, there in (
+        (biased, None, True),
+        (biased, False, False),
+        (target, None, False),
+    ):
         made = from_target(given, options(context=context, layers=1, attention_bias=asked), None)
         names = {name for name, _ in made.named_parameters() if name.endswith("q_proj.bias")}
         assert bool(names) is made.config.attention_bias is there

@@ -51,5 +51,7 @@ def test_a_head_with_a_bias_of_zeros_has_one() -> None:
     ],
 )
 def test_what_a_drafter_of_layers_lacks_is_said_in_one_line(kind: str, why: str) -> None:
-    with pytest.raises(UserError, match=f"target '{kind}' can't serve as drafter.kind=autoregressive: {why}"):
+    with pytest.raises(
+        UserError, match=f"target '{kind}' can't serve as drafter.kind=autoregressive: {why}"
+    ):
         make_causal(tiny_target(kind), DrafterConfig(kind="autoregressive", layers=2))

@@ -16,7 +16,11 @@ from tests.tokenizers import smollm2
 
 
 def target_of(
-    vocab: dict[str, int], rows: int, special: tuple[str, ...] = (), ends: tuple[int, ...] = (), **roles: Any
+    vocab: dict[str, int],
+    rows: int,
+    special: tuple[str, ...] = (),
+    ends: tuple[int, ...] = (),
+    **roles: Any,
 ) -> Any:
     """A target with these tokens and as many rows, as far as the choice asks."""
     core = Tokenizer(models.WordLevel(vocab, unk_token=next(iter(vocab))))
@@ -82,7 +86,9 @@ def test_a_token_in_use_is_never_taken() -> None:
     some = target_of(vocab, 12, (*names, "<|image|>"), ends=(6,), pad_token="<|b|>")
     assert mask_token(some) == 8
     some.tokenizer.chat_template = {"default": "{{ messages }}", "tool_use": "<|c|>"}
-    with pytest.raises(UserError, match="'m' has no unused special token .* drafter.mask_token_id=ID"):
+    with pytest.raises(
+        UserError, match="'m' has no unused special token .* drafter.mask_token_id=ID"
+    ):
         mask_token(some)
     with pytest.raises(UserError, match="no unused special token"):
         mask_token(target_of(WORDS, 6))

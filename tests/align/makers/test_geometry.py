@@ -6,7 +6,14 @@ import pytest
 
 from align.common.errors import UserError
 from align.makers.block import block_config
-from align.makers.geometry import activation, first_layers, inner_size, own_shape, shared_layers, start_layers
+from align.makers.geometry import (
+    activation,
+    first_layers,
+    inner_size,
+    own_shape,
+    shared_layers,
+    start_layers,
+)
 from align.target.slabs import LayerShape
 from tests.builders import block_options as options
 from tests.target_models import tiny_target
@@ -17,7 +24,9 @@ def test_layers_without_keys_are_left_out() -> None:
     config = block_config(target, options(layers=2), None)
     assert config.target_layer_ids == config.init_layer_ids == [1, 3] and config.rotary == []
     assert start_layers(target, 3) == [1, 3, 3]
-    with pytest.raises(UserError, match=r"shared_kv: layer 0 of target 'lfm2' has no keys .*context=taps"):
+    with pytest.raises(
+        UserError, match=r"shared_kv: layer 0 of target 'lfm2' has no keys .*context=taps"
+    ):
         block_config(target, options(layers=2, target_layers=[0, 1]), None)
 
 
@@ -58,9 +67,7 @@ def test_more_layers_than_the_target_has_are_refused() -> None:
 )
 def test_keys_that_cannot_be_shared_are_refused_in_one_line(kind: str, why: str) -> None:
     target = tiny_target(kind)
-    says = (
-        f"target '{kind}' has no keys and values that a drafter can share: {why} .*; use drafter.context=taps"
-    )
+    says = f"target '{kind}' has no keys and values that a drafter can share: {why} .*; use drafter.context=taps"
     with pytest.raises(UserError, match=says):
         block_config(target, options(), None)
     config = block_config(target, options(context="taps"), None)
@@ -69,7 +76,11 @@ def test_keys_that_cannot_be_shared_are_refused_in_one_line(kind: str, why: str)
 
 def test_sizes_are_the_targets_where_it_has_them() -> None:
     gpt2, learned = tiny_target("gpt2"), tiny_target("apertus")
-    assert inner_size(gpt2) == 256 and own_shape(gpt2) == LayerShape(4, 16, 16) and activation(gpt2) == "silu"
+    assert (
+        inner_size(gpt2) == 256
+        and own_shape(gpt2) == LayerShape(4, 16, 16)
+        and activation(gpt2) == "silu"
+    )
     assert activation(learned) == "silu"  # its own has weights
     assert len(learned.hash) == 64  # and they are numbers without a dimension
 
@@ -87,8 +98,11 @@ def test_positions_are_the_targets_module_alone_where_it_is_the_plain_one() -> N
     ("kind", "instead"),
     [("gemma3n_text", "use drafter.context=shared_kv"), ("hy_v4", "--methods lookup needs none")],
 )
-def test_layers_of_several_states_are_refused_with_what_there_is_instead(kind: str, instead: str) -> None:
+def test_layers_of_several_states_are_refused_with_what_there_is_instead(
+    kind: str, instead: str
+) -> None:
     with pytest.raises(
-        UserError, match=f"drafter.context=taps: the layers of target '{kind}' do not write one .*{instead}"
+        UserError,
+        match=f"drafter.context=taps: the layers of target '{kind}' do not write one .*{instead}",
     ):
         block_config(tiny_target(kind), options(context="taps"), None)

@@ -95,16 +95,24 @@ def test_a_fresh_layer_writes_its_targets_keys(samples: data.Samples, kind: str)
     torch.testing.assert_close(v, cache.v(3), atol=1e-4, rtol=1e-3)
 
 
-def drafted(drafter: BlockDrafter, samples: data.Samples) -> tuple[packing.Batch, Anchors, torch.Tensor]:
+def drafted(
+    drafter: BlockDrafter, samples: data.Samples
+) -> tuple[packing.Batch, Anchors, torch.Tensor]:
     """Packed rows with one block in each, from place 7 on, and the drafter's hidden states of them."""
     batch = packing.collate(packing.pack(samples, 64, seed=0))
     rows = batch.tokens_BL.shape[0]
     anchors = Anchors(torch.tensor([[7]] * rows), torch.ones(rows, 1, 4).bool())
-    return batch, anchors, drafter(batch, target_features(drafter.target, batch, drafter.config), anchors)
+    return (
+        batch,
+        anchors,
+        drafter(batch, target_features(drafter.target, batch, drafter.config), anchors),
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_markov_bias_in_training_equals_drafting(target: Target, samples: data.Samples, kind: str) -> None:
+def test_markov_bias_in_training_equals_drafting(
+    target: Target, samples: data.Samples, kind: str
+) -> None:
     drafter = build(target, samples, markov_rank=8, markov=kind)
     batch, anchors, hidden = drafted(drafter, samples)
     factors = drafter.markov_factors(batch, anchors, hidden)
@@ -114,7 +122,9 @@ def test_markov_bias_in_training_equals_drafting(target: Target, samples: data.S
         inputs = session.bias_inputs(hidden[0, 0, k].detach())
         assert inputs is not None
         bias = session.bias(inputs, batch.tokens_BL[0, 7 + k])
-        torch.testing.assert_close(bias, (factors[0][0, 0, k] @ factors[1]).detach(), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            bias, (factors[0][0, 0, k] @ factors[1]).detach(), atol=1e-5, rtol=1e-5
+        )
 
 
 def test_confidence_in_training_equals_drafting_and_touches_nothing_else(
@@ -129,7 +139,9 @@ def test_confidence_in_training_equals_drafting_and_touches_nothing_else(
         foretold = session.confidence(hidden[0, 0, k].detach(), batch.tokens_BL[0, 7 + k][None])
         assert foretold == pytest.approx(float(logits[0, 0, k].sigmoid()), rel=1e-5)
     logits.sum().backward()
-    reached = {name for name, p in drafter.named_parameters() if p.grad is not None and bool(p.grad.any())}
+    reached = {
+        name for name, p in drafter.named_parameters() if p.grad is not None and bool(p.grad.any())
+    }
     assert reached == {"confidence.out.weight", "confidence.out.bias"}
 
 
@@ -138,7 +150,9 @@ def test_two_tap_convolutions() -> None:
     generator = torch.Generator().manual_seed(0)
     layer, width, size = TwoTapConvolution(32), 32, 3
     x = torch.randn(2, size, width, generator=generator)
-    assert torch.equal(layer(x, lambda rows: rows.cos()), x.cos())  # the identity at the start, to the bit
+    assert torch.equal(
+        layer(x, lambda rows: rows.cos()), x.cos()
+    )  # the identity at the start, to the bit
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
@@ -146,16 +160,24 @@ def test_two_tap_convolutions() -> None:
     def by_hand(rows: torch.Tensor, which: int) -> torch.Tensor:
         out = torch.zeros_like(rows)
         for b, i in itertools.product(range(2), range(size)):
-            delta = (layer.delta.weight @ x[b, i]).view(2, 2, width // 16)[which].repeat_interleave(16, -1)
+            delta = (
+                (layer.delta.weight @ x[b, i])
+                .view(2, 2, width // 16)[which]
+                .repeat_interleave(16, -1)
+            )
             out[b, i] = (1 + layer.offset[which, 0] + delta[0]) * rows[b, i]
             if i:
                 out[b, i] += (layer.offset[which, 1] + delta[1]) * rows[b, i - 1]
         return out
 
-    torch.testing.assert_close(layer(x, torch.cos), by_hand(by_hand(x, 0).cos(), 1), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        layer(x, torch.cos), by_hand(by_hand(x, 0).cos(), 1), atol=1e-4, rtol=1e-4
+    )
 
 
-def test_a_rows_estimate_is_of_the_token_that_it_predicts(target: Target, samples: data.Samples) -> None:
+def test_a_rows_estimate_is_of_the_token_that_it_predicts(
+    target: Target, samples: data.Samples
+) -> None:
     """That after it, or that in its own place; nothing is said of the anchor."""
     for layout, rows in (("anchor_first", slice(0, -1)), ("fill_in", slice(1, None))):
         drafter = build(target, samples, self_conditioning=True, block_layout=layout)
@@ -178,7 +200,9 @@ def test_both_layouts_read_one_block_and_number_its_rows_apart(
     drafter.load_state_dict(wide.state_dict())
     batch = packing.collate(packing.pack(samples, 64, seed=0))
     features = target_features(target, batch, drafter.config)
-    few, many = (sample_anchors(batch, 9, size, torch.Generator().manual_seed(2)) for size in (4, 5))
+    few, many = (
+        sample_anchors(batch, 9, size, torch.Generator().manual_seed(2)) for size in (4, 5)
+    )
     assert torch.equal(few.index_BA, many.index_BA)
     hidden, rows = drafter(batch, features, few), wide(batch, features, many)
     assert hidden.shape[2] == 4 and torch.equal(hidden, rows[:, :, 1:])

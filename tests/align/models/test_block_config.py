@@ -40,7 +40,10 @@ def test_a_config_round_trips(values: dict[str, Any]) -> None:
         ({"rotary": [{"inv_freq": [1.0] * 9}]}, "start and inv_freq must lie within head_dim=16"),
         ({"rotary": [{"scale": 0}]}, "scale must be a number above 0, not 0"),
         ({"block_layout": "fill-in"}, "block_layout='fill-in' is unknown.*did you mean 'fill_in'"),
-        ({"block_layout": "fill_in"}, "mine: sample_from_anchor=true contradicts block_layout='fill_in'"),
+        (
+            {"block_layout": "fill_in"},
+            "mine: sample_from_anchor=true contradicts block_layout='fill_in'",
+        ),
         ({"sample_from_anchor": "no"}, "mine: sample_from_anchor=.no. must be"),
         (
             {"block_layout": "fill_in", "sample_from_anchor": False, "block_size": 1},
@@ -48,7 +51,9 @@ def test_a_config_round_trips(values: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_wrong_values_are_refused(values: dict[str, Any], changes: dict[str, Any], message: str) -> None:
+def test_wrong_values_are_refused(
+    values: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         BlockConfig.from_dict({**values, **changes}, "mine")
 
@@ -62,12 +67,17 @@ def test_layouts_are_stored_as_published(values: dict[str, Any]) -> None:
     """A file's `block_size` counts input rows, ours counts drafts; older files have only `sample_from_anchor`, or neither."""
     rows = values["block_size"]
     for layout, first in (("anchor_first", True), ("fill_in", False)):
-        config = BlockConfig.from_dict({**values, "block_layout": layout, "sample_from_anchor": first})
+        config = BlockConfig.from_dict(
+            {**values, "block_layout": layout, "sample_from_anchor": first}
+        )
         assert (config.block_size, config.rows) == (rows - (not first), rows)
         stored = config.to_dict()
         assert stored["block_size"] == rows and stored["sample_from_anchor"] is first
         assert BlockConfig.from_dict(stored) == config
-        assert BlockConfig.from_dict({k: v for k, v in stored.items() if k != "block_layout"}) == config
+        assert (
+            BlockConfig.from_dict({k: v for k, v in stored.items() if k != "block_layout"})
+            == config
+        )
     old = {k: v for k, v in values.items() if k not in ("block_layout", "sample_from_anchor")}
     assert BlockConfig.from_dict(old).block_layout == "anchor_first"
 

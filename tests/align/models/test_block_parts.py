@@ -14,7 +14,12 @@ from align.data import packing
 from align.data import shards as data
 from align.diffusion.noise import sample_anchors
 from align.makers.block import from_target
-from align.models.block_parts import add_convolution, add_self_conditioning, merge_low_rank, with_low_rank
+from align.models.block_parts import (
+    add_convolution,
+    add_self_conditioning,
+    merge_low_rank,
+    with_low_rank,
+)
 from align.models.block_session import BlockSession
 from align.models.checkpoints.block import load_drafter, save_drafter
 from align.models.target_features import target_features
@@ -51,7 +56,9 @@ def test_low_rank_updates_start_at_nothing_and_merge_to_what_they_computed(
         with_low_rank(drafter, 2, 4.0, ["no_such_layer"], seed=0)
 
 
-def test_what_is_added_changes_no_bit_of_a_trained_drafter(target: Target, samples: data.Samples) -> None:
+def test_what_is_added_changes_no_bit_of_a_trained_drafter(
+    target: Target, samples: data.Samples
+) -> None:
     """In training and in decoding; and a fresh drafter's other weights are what they are without."""
     drafter = build(target, samples, markov_rank=8)
     batch = packing.collate(packing.pack(samples, 64, seed=0))

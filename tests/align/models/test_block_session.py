@@ -33,7 +33,9 @@ def test_a_lightened_drafter_drafts_the_same_up_to_rounding(
         session.observe(output.hidden_BLD, output.taps_BLFD, 10)
         hidden = session.hidden(7)
         logits, inputs = drafter.logits(hidden), session.bias_inputs(hidden)
-        results.append(logits if inputs is None else logits + session.bias(inputs[1], torch.tensor(9)))
+        results.append(
+            logits if inputs is None else logits + session.bias(inputs[1], torch.tensor(9))
+        )
     scale = float(results[0].abs().max())
     torch.testing.assert_close(results[1], results[0], atol=6e-2 * scale, rtol=6e-2)
 
@@ -48,7 +50,9 @@ def test_blocks_in_one_pass_are_those_drafted_alone(
     session = BlockSession(drafter, cache, 12)
     output = target.forward(torch.arange(5, 12)[None], cache=cache, taps=session.taps)
     session.observe(output.hidden_BLD, output.taps_BLFD, 7)
-    blocks_NR = torch.tensor([[7, 9, 3, 3, 3], [7, 3, 3, 3, 3], [7, 9, 11, 12, 3]])[:, : drafter.config.rows]
+    blocks_NR = torch.tensor([[7, 9, 3, 3, 3], [7, 3, 3, 3, 3], [7, 9, 11, 12, 3]])[
+        :, : drafter.config.rows
+    ]
     together = session.hidden_of_blocks(blocks_NR)
     for block_R, hidden_KD in zip(blocks_NR, together, strict=True):
         torch.testing.assert_close(
@@ -72,7 +76,9 @@ def test_a_block_in_one_call_is_that_of_the_general_way(
     )
     session = BlockSession(drafter, cache := target.new_cache(1, 60), 60)
     for start, length, kept, token in ((5, 10, 10, 7), (20, 6, 2, 9), (30, 3, 3, 11)):
-        output = target.forward(torch.arange(start, start + length)[None], cache=cache, taps=session.taps)
+        output = target.forward(
+            torch.arange(start, start + length)[None], cache=cache, taps=session.taps
+        )
         cache.keep(cache.length - length, list(range(kept)))
         session.observe(output.hidden_BLD, output.taps_BLFD, kept)
         found = session.hidden(token)
@@ -93,7 +99,10 @@ def test_a_block_in_one_call_is_that_of_the_general_way(
 @pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_one_call_drafts_what_the_modules_draft(
-    target: Target, samples: data.Samples, variant: dict[str, Any], round_rows: Callable[[bool], None]
+    target: Target,
+    samples: data.Samples,
+    variant: dict[str, Any],
+    round_rows: Callable[[bool], None],
 ) -> None:
     """With rows as they are: of those rounded to eight bits a number between two steps may take either in the two ways."""
     round_rows(False)
@@ -107,7 +116,9 @@ def test_one_call_drafts_what_the_modules_draft(
     output = target.forward(tokens, cache=cache, taps=session.taps)
     session.observe(output.hidden_BLD, output.taps_BLFD, 200)
     before = [t.clone() for slab in cache.slabs for t in (slab.keys, slab.values)]
-    tokens = torch.tensor([[7, 8, 9, 10, 5], [7, 11, 12, 13, 5], [7, 9, 9, 9, 5]])[:, : drafter.config.rows]
+    tokens = torch.tensor([[7, 8, 9, 10, 5], [7, 11, 12, 13, 5], [7, 9, 9, 9, 5]])[
+        :, : drafter.config.rows
+    ]
     blocks = drafter.masked(tokens, torch.tensor([0, 2, 1]))
     got = [session.hidden(7), session.hidden_of_blocks(blocks)]
     assert all(
@@ -115,7 +126,9 @@ def test_one_call_drafts_what_the_modules_draft(
         for a, b in zip(before, (t for s in cache.slabs for t in (s.keys, s.values)), strict=True)
     )
     drafter.stack = None
-    for mine, wanted in zip(got, [session.hidden(7), session.hidden_of_blocks(blocks)], strict=True):
+    for mine, wanted in zip(
+        got, [session.hidden(7), session.hidden_of_blocks(blocks)], strict=True
+    ):
         torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-4)
     drafter.stack = stack
     many = blocks.repeat(3, 1)  # 36 rows or more: more than one call takes

@@ -40,7 +40,9 @@ def test_training_computes_what_decoding_computes(target: Target, tmp_path: Path
 # ---- files ----
 
 
-def test_any_causal_lm_over_the_targets_vocabulary_may_start_it(target: Target, tmp_path: Path) -> None:
+def test_any_causal_lm_over_the_targets_vocabulary_may_start_it(
+    target: Target, tmp_path: Path
+) -> None:
     """With an embedding and a head of its own, which stay as they are and are saved."""
     first = drafter(target)
     first._own = [first.embedding_VD + 0.01, first.head_weight_VD + 0.01]
@@ -53,7 +55,10 @@ def test_any_causal_lm_over_the_targets_vocabulary_may_start_it(target: Target, 
     rows = batch(target)
     with torch.no_grad():
         torch.testing.assert_close(
-            made.logits(made(rows))[1:], opened.forward(rows.tokens_BL[1:]).logits_BLV, atol=1e-4, rtol=1e-3
+            made.logits(made(rows))[1:],
+            opened.forward(rows.tokens_BL[1:]).logits_BLV,
+            atol=1e-4,
+            rtol=1e-3,
         )
 
 
@@ -66,6 +71,9 @@ def test_other_architectures(name: str, tmp_path: Path) -> None:
     with torch.no_grad():
         found = made.logits(made(rows))
     opened = load_target(str(tmp_path), "float32", "cpu")
-    for b, first, last in ((0, 9, 17), (1, 0, 20)):  # a document that does not begin its row; a whole row
+    for b, first, last in (
+        (0, 9, 17),
+        (1, 0, 20),
+    ):  # a document that does not begin its row; a whole row
         alone = opened.forward(rows.tokens_BL[b : b + 1, first:last]).logits_BLV
         torch.testing.assert_close(found[b : b + 1, first:last], alone, atol=1e-4, rtol=1e-3)

@@ -30,13 +30,18 @@ def published_names(n_blocks: int, adaptive: bool, norm_bias: bool) -> list[str]
         names += [f"sigma_map.mlp.{i}.{kind}" for i in (0, 2) for kind in linear]
     for i in range(n_blocks):
         b = f"blocks.{i}."
-        names += [f"{b}norm1.{kind}" for kind in norm] + [f"{b}attn_qkv.weight", f"{b}attn_out.weight"]
+        names += [f"{b}norm1.{kind}" for kind in norm] + [
+            f"{b}attn_qkv.weight",
+            f"{b}attn_out.weight",
+        ]
         names += [f"{b}norm2.{kind}" for kind in norm]
         names += [f"{b}mlp.{j}.{kind}" for j in (0, 2) for kind in linear]
         names += [f"{b}adaLN_modulation.{kind}" for kind in linear] if adaptive else []
     names += [f"output_layer.norm_final.{kind}" for kind in norm]
     names += [f"output_layer.linear.{kind}" for kind in linear]
-    return names + ([f"output_layer.adaLN_modulation.{kind}" for kind in linear] if adaptive else [])
+    return names + (
+        [f"output_layer.adaLN_modulation.{kind}" for kind in linear] if adaptive else []
+    )
 
 
 SMALL = {"vocab_size": 50258, "hidden_size": 768, "n_blocks": 12, "n_heads": 12}
@@ -86,7 +91,8 @@ def test_forward_is_the_papers(changes: dict[str, Any], per_token: bool) -> None
     for b in range(2):
         levels = sigma[b].tolist() if per_token else [float(sigma[b])] * 5
         expected = torch.tensor(
-            reference(net, rows[b].tolist(), levels, positions[b].tolist(), see), dtype=torch.float64
+            reference(net, rows[b].tolist(), levels, positions[b].tolist(), see),
+            dtype=torch.float64,
         )
         assert float(expected.abs().max()) > 0.5  # the comparison sees something
         torch.testing.assert_close(f_BLV[b].double(), expected, atol=2e-5, rtol=2e-5)
@@ -221,7 +227,9 @@ def test_half_precision_keeps_norms_and_positions() -> None:
     torch.testing.assert_close(normed.float(), expected, atol=0.02, rtol=0.02)
     f_BLV = half(tokens(2, 5), torch.tensor([0.5, 1.5]))
     assert f_BLV.dtype == torch.bfloat16
-    torch.testing.assert_close(f_BLV.float(), net(tokens(2, 5), torch.tensor([0.5, 1.5])), atol=0.4, rtol=0.1)
+    torch.testing.assert_close(
+        f_BLV.float(), net(tokens(2, 5), torch.tensor([0.5, 1.5])), atol=0.4, rtol=0.1
+    )
 
 
 @pytest.mark.parametrize(

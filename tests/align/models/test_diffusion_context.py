@@ -21,7 +21,9 @@ def target() -> Target:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_committed_tokens_come_along_with_the_block(target: Target, kind: str, monkeypatch: Any) -> None:
+def test_committed_tokens_come_along_with_the_block(
+    target: Target, kind: str, monkeypatch: Any
+) -> None:
     """One pass a draft, however many tokens were committed before it, and it says what a pass for each of them says."""
     made, text = drafter(target, kind), [7, 8, 9, 10, 11, 12, 13, 14, 15]
     block = torch.full((3,), made.mask_id)
@@ -35,7 +37,11 @@ def test_committed_tokens_come_along_with_the_block(target: Target, kind: str, m
         for _ in range(2):  # nothing is committed meanwhile
             torch.testing.assert_close(at_once.denoise(block), expected, atol=1e-4, rtol=1e-4)
     passes = list[int]()
-    inner = made.network.vocab_embed if isinstance(made.network, DDiT) else made.network.model.get_decoder()
+    inner = (
+        made.network.vocab_embed
+        if isinstance(made.network, DDiT)
+        else made.network.model.get_decoder()
+    )
     inner.register_forward_hook(lambda _, __, out: passes.append(1))
     at_once.extend([16, 17])
     at_once.denoise(block)
@@ -44,7 +50,9 @@ def test_committed_tokens_come_along_with_the_block(target: Target, kind: str, m
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("back", [(8,), (5,), (7, 6), (6, 6, 3), (5, 9), (0, 0)])
-def test_a_context_that_went_back_drafts_at_once(target: Target, kind: str, back: tuple[int, ...]) -> None:
+def test_a_context_that_went_back_drafts_at_once(
+    target: Target, kind: str, back: tuple[int, ...]
+) -> None:
     """However often it goes back, and with nothing new behind it."""
     made, text = drafter(target, kind), [7, 8, 9, 10, 11, 12, 13, 14, 15]
     block = torch.full((3,), made.mask_id)

@@ -26,7 +26,11 @@ def test_the_hub_id_chooses_among_families_that_share_an_architecture() -> None:
         with pytest.raises(UserError, match="not a masked-diffusion family"):
             family_of({"model_type": "llama", "architectures": named}, "x")
     for family in FAMILIES.values():
-        for name in ("lm_head.weight", "model.layers.11.mlp.up_proj.weight", "transformer.h.1.ln_1.bias"):
+        for name in (
+            "lm_head.weight",
+            "model.layers.11.mlp.up_proj.weight",
+            "transformer.h.1.ln_1.bias",
+        ):
             assert family.ours(family.theirs(name)) == name
 
 

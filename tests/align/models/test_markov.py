@@ -14,17 +14,25 @@ from tests.builders import trained_block as build
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_fresh_markov_head_is_silent_and_learns(target: Target, samples: data.Samples, kind: str) -> None:
+def test_a_fresh_markov_head_is_silent_and_learns(
+    target: Target, samples: data.Samples, kind: str
+) -> None:
     """In place of a trained one: no bias yet, the rest as it was, and a gradient for what makes it speak."""
     drafter = build(target, samples, markov_rank=8)
-    rest = {name: p.clone() for name, p in drafter.named_parameters() if not name.startswith("markov.")}
+    rest = {
+        name: p.clone() for name, p in drafter.named_parameters() if not name.startswith("markov.")
+    }
     replace_markov(drafter, kind, 6, 0, seed=0)
     assert drafter.markov is not None and drafter.config.markov_rank == 6
-    z = drafter.markov(torch.randn(3, drafter.config.hidden_size), torch.tensor([1, 2, 3]), target.embed)
+    z = drafter.markov(
+        torch.randn(3, drafter.config.hidden_size), torch.tensor([1, 2, 3]), target.embed
+    )
     assert not bool(z.any()) and bool(drafter.markov.basis.any())
     (z @ drafter.markov.basis)[:, 0].sum().backward()
     reached = [
-        name for name, p in drafter.markov.named_parameters() if p.grad is not None and bool(p.grad.any())
+        name
+        for name, p in drafter.markov.named_parameters()
+        if p.grad is not None and bool(p.grad.any())
     ]
     speaks = {
         "linear": ["previous"],

@@ -32,7 +32,11 @@ def llada_reference(w: dict[str, Tensor], tokens_BL: Tensor) -> Tensor:
     """LLaDA's forward, from its paper and its own names: nothing of transformers."""
 
     def norm(x: Tensor, name: str) -> Tensor:
-        return x * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * w[f"model.transformer.{name}.weight"]
+        return (
+            x
+            * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt()
+            * w[f"model.transformer.{name}.weight"]
+        )
 
     def rotated(x: Tensor) -> Tensor:
         half = x.shape[-1] // 2
@@ -48,7 +52,8 @@ def llada_reference(w: dict[str, Tensor], tokens_BL: Tensor) -> Tensor:
                   ("q_proj", "k_proj", "v_proj", "attn_out", "ff_proj", "up_proj", "ff_out")}  # fmt: skip
         h = norm(x, at + "attn_norm")
         q, k, v = (
-            (h @ linear[n]).unflatten(-1, (-1, 8)).transpose(1, 2) for n in ("q_proj", "k_proj", "v_proj")
+            (h @ linear[n]).unflatten(-1, (-1, 8)).transpose(1, 2)
+            for n in ("q_proj", "k_proj", "v_proj")
         )
         k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
         mixed = (rotated(q) @ rotated(k).transpose(-1, -2) / 8**0.5).softmax(-1) @ v
@@ -129,7 +134,9 @@ def test_caches_are_refused_where_they_would_be_wrong() -> None:
     cache.length = 0
     network.denoise(torch.ones(1, 3, dtype=torch.int64), NONE, cache)
     with pytest.raises(ValueError, match="full"):
-        network.denoise(torch.ones(1, 5, dtype=torch.int64), torch.ones(1, 1, dtype=torch.int64), cache)
+        network.denoise(
+            torch.ones(1, 5, dtype=torch.int64), torch.ones(1, 1, dtype=torch.int64), cache
+        )
 
 
 def test_annealing_goes_from_causal_to_full() -> None:
@@ -172,7 +179,9 @@ def test_lora_starts_at_zero_and_merges_to_what_it_computed(target: Target, tmp_
         with_lora(adapt(target, [0], 36), 4, 8.0, ["no_such_layer"])
 
 
-def test_lora_names_the_extra_where_it_is_missing(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lora_names_the_extra_where_it_is_missing(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     with pytest.raises(UserError, match=r"pip install 'specalign\[lora\]'"):
         with_lora(adapt(target, [0], 36), 4, 8.0, ["q_proj"])

@@ -51,7 +51,9 @@ def test_training_computes_what_decoding_computes(target: Target, kind: str) -> 
 def test_whole_blocks_are_cached_exactly(target: Target, length: int) -> None:
     """A block-causal network: the cache holds whole blocks, and says what a pass over everything says."""
     made = drafter(target, "ddit, blocks")
-    text = torch.randint(4, 200, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+    text = torch.randint(
+        4, 200, (length,), generator=torch.Generator().manual_seed(length)
+    ).tolist()
     block = torch.tensor([made.mask_id, 11, made.mask_id, made.mask_id, made.mask_id])
     context = DiffusionContext(made, 40)
     for token in text:
@@ -64,10 +66,14 @@ def test_whole_blocks_are_cached_exactly(target: Target, length: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ddit", "masked_lm"])
-def test_whole_rows_see_their_own_document_and_no_future_of_clean_tokens(target: Target, kind: str) -> None:
+def test_whole_rows_see_their_own_document_and_no_future_of_clean_tokens(
+    target: Target, kind: str
+) -> None:
     made, rows = drafter(target, kind), batch(target)
     prefix = torch.full_like(rows.tokens_BL, 4)
-    noisy = corrupt_suffix(rows, made.graph, made.schedule, prefix, torch.Generator().manual_seed(0))
+    noisy = corrupt_suffix(
+        rows, made.graph, made.schedule, prefix, torch.Generator().manual_seed(0)
+    )
 
     def found(tokens_t: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -76,7 +82,9 @@ def test_whole_rows_see_their_own_document_and_no_future_of_clean_tokens(target:
 
     base = found(noisy.tokens_t)
     other = noisy.tokens_t.clone()
-    other[0, 12:] = 5  # the second document's noisy part: neither the first one nor its own prefix minds
+    other[0, 12:] = (
+        5  # the second document's noisy part: neither the first one nor its own prefix minds
+    )
     moved = (found(other) - base).abs().amax(-1) > 1e-6
     assert not moved[0, :9].any() and moved[0, 13:17].any() and not moved[1].any()
     other = noisy.tokens_t.clone()

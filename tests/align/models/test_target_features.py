@@ -23,6 +23,9 @@ def test_documents_do_not_see_each_other(kind: str) -> None:
     for row, cut in ((0, slice(0, 3)), (0, slice(3, 5)), (1, slice(0, 6))):
         alone = Batch(*(t[row : row + 1, cut] for t in (tokens, places, documents, documents >= 0)))
         found = target_features(target, alone, config)
-        for theirs, own in ((packed.hidden_BLD, found.hidden_BLD), (packed.taps_BLFD, found.taps_BLFD)):
+        for theirs, own in (
+            (packed.hidden_BLD, found.hidden_BLD),
+            (packed.taps_BLFD, found.taps_BLFD),
+        ):
             assert theirs is not None and own is not None
             torch.testing.assert_close(theirs[row, cut], own[0], atol=1e-5, rtol=1e-4)

@@ -64,12 +64,18 @@ def test_tokens_of_p_in_place_of_all(context: str, tmp_path: Path) -> None:
     stored.run = None  # type: ignore[assignment]
     again, all_of_p = stored.outputs(step, 1.0), cache_of(target, config, 1.0).outputs(step, 1.0)
     assert outputs.features.hidden_BLD.shape[-1] == (0 if context == "taps" else target.hidden_size)
-    assert outputs.places.top is not None and again.places.top is not None and all_of_p.places.top is None
+    assert (
+        outputs.places.top is not None
+        and again.places.top is not None
+        and all_of_p.places.top is None
+    )
     assert torch.equal(outputs.places.top.log_p_Pk, again.places.top.log_p_Pk)
     assert outputs.places.top.ids_Pk.shape == (len(outputs.used_P), 40)
     assert torch.equal(outputs.places.top.ids_Pk[:, 0], outputs.places.best_P.int())
     place_R = torch.arange(len(outputs.used_P))
-    logits_RV = torch.randn(len(place_R), target.vocab_size, generator=torch.Generator().manual_seed(0))
+    logits_RV = torch.randn(
+        len(place_R), target.vocab_size, generator=torch.Generator().manual_seed(0)
+    )
     few, whole = (
         logit_statistics(logits_RV, place_R, found.places, target.head_weight_VD)
         for found in (again, all_of_p)

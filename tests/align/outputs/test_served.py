@@ -36,7 +36,11 @@ def recipe_of(server: Loopback, *more: str) -> Recipe:
 
 
 def config_of(target: Target, context: str | None) -> BlockConfig | None:
-    return None if context is None else block_config(target, block_options(context=context, taps=3), None)
+    return (
+        None
+        if context is None
+        else block_config(target, block_options(context=context, taps=3), None)
+    )
 
 
 @pytest.fixture
@@ -46,7 +50,9 @@ def server(tmp_path: Path) -> Iterator[Loopback]:
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_features_are_the_targets_own(server: Loopback, tmp_path: Path, context: str | None) -> None:
+def test_features_are_the_targets_own(
+    server: Loopback, tmp_path: Path, context: str | None
+) -> None:
     """Of every document, padding aside; most layers are gone, and so are the server's files."""
     target, batch = load_target("debug"), packed_batch(server.target)
     config = config_of(target, context)
@@ -54,7 +60,9 @@ def test_features_are_the_targets_own(server: Loopback, tmp_path: Path, context:
     server.fault = lambda number: {2: "500", 3: "dropped"}.get(number)
     own = target_features(server.target, batch.row(0), config)
     with ServedStates(recipe_of(server), target, config, quiet=True) as served:
-        rows = list(served.ahead(((i, batch.row(i), 1.0) for i in range(2)), lambda item: item[0] == 1))
+        rows = list(
+            served.ahead(((i, batch.row(i), 1.0) for i in range(2)), lambda item: item[0] == 1)
+        )
         assert [place for place, _, _ in rows] == [0, 1]
         found = served.features(target, batch.row(0), config)
         served.features(target, batch.row(1), config)
@@ -73,7 +81,11 @@ def test_features_are_the_targets_own(server: Loopback, tmp_path: Path, context:
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["debug_taps", "debug_block", "debug_mdlm"])
 def test_what_a_server_stores_is_what_training_reads(
-    server: Loopback, tmp_path: Path, debug_data: Path, recipe: str, capsys: pytest.CaptureFixture[str]
+    server: Loopback,
+    tmp_path: Path,
+    debug_data: Path,
+    recipe: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Padding aside; and nothing is asked for again."""
     words = [
@@ -87,7 +99,11 @@ def test_what_a_server_stores_is_what_training_reads(
     features.main(asks)
     assert "states of" in capsys.readouterr().out
     own, served = (
-        {k: v for path in sorted((tmp_path / name).glob("*.safetensors")) for k, v in load_file(path).items()}
+        {
+            k: v
+            for path in sorted((tmp_path / name).glob("*.safetensors"))
+            for k, v in load_file(path).items()
+        }
         for name in ("own", "served")
     )
     assert own.keys() == served.keys()
@@ -103,7 +119,10 @@ def test_what_a_server_stores_is_what_training_reads(
         )
         mine, its = served[name].movedim(at, 0)[real], value.movedim(at, 0)[real]
         torch.testing.assert_close(mine, its, atol=1e-4, rtol=1e-3)
-    seals = [json.loads(next((tmp_path / n).glob("outputs-*.json")).read_text()) for n in ("own", "served")]
+    seals = [
+        json.loads(next((tmp_path / n).glob("outputs-*.json")).read_text())
+        for n in ("own", "served")
+    ]
     assert seals[0]["rows"] == seals[1]["rows"]
     asked = len(server.asked)
     features.main(asks)
@@ -123,7 +142,9 @@ def test_a_server_that_goes_away_costs_no_row(
     with pytest.raises(SystemExit):
         features.main(words)
     assert "gone" in capsys.readouterr().err
-    there = len(json.loads(next((tmp_path / "run/features").glob("outputs-*.json")).read_text())["rows"])
+    there = len(
+        json.loads(next((tmp_path / "run/features").glob("outputs-*.json")).read_text())["rows"]
+    )
     assert there > 1
     server.refusal = lambda body: None  # type: ignore[method-assign]
     counts = []
@@ -170,7 +191,8 @@ def test_states_of_other_layers_are_named(server: Loopback) -> None:
     server.layers = tuple(max(0, i - 1) for i in wanted)
     said = refusal(server)
     assert re.search(
-        r"returns states of layer \d+ of target 'debug' where those of layer \d+ are wanted; start it", said
+        r"returns states of layer \d+ of target 'debug' where those of layer \d+ are wanted; start it",
+        said,
     )
     assert json.dumps([i + 1 for i in wanted]) in said
 

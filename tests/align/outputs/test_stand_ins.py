@@ -18,7 +18,11 @@ from tests.target_models import tiny_target
 def test_own_states_give_own_features(kind: str, context: str | None) -> None:
     """Layers that hand on tuples, embeddings with a scale, windows, ALiBi and recurrent states among them; only shared layers stay."""
     target = tiny_target(kind)
-    config = None if context is None else block_config(target, block_options(context=context, taps=2), None)
+    config = (
+        None
+        if context is None
+        else block_config(target, block_options(context=context, taps=2), None)
+    )
     layers = layers_asked(target, config)
     StandIns(target, config, layers, torch.arange(20, 60)[None])
     stood = target.layers[0]
@@ -49,12 +53,15 @@ def test_layers_that_are_asked_for() -> None:
     taps = block_config(target, block_options(context="taps", target_layers=[0, 2]), None)
     shared = block_config(target, block_options(context="shared_kv", target_layers=[0, 2]), None)
     assert layers_asked(target, taps) == tuple(sorted({0, 2, last}))
-    assert layers_asked(target, shared) == tuple(sorted({1, last}))  # before layer 0 lies the embedding
+    assert layers_asked(target, shared) == tuple(
+        sorted({1, last})
+    )  # before layer 0 lies the embedding
     assert layers_asked(target, None) == (last,)
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"), [("gemma3n_text", "more than one state"), ("longcat_flash", "run several times")]
+    ("kind", "why"),
+    [("gemma3n_text", "more than one state"), ("longcat_flash", "run several times")],
 )
 def test_layers_that_hand_on_more_are_refused(kind: str, why: str) -> None:
     target = tiny_target(kind)

@@ -40,7 +40,11 @@ def rows(count: int = 4) -> list[Batch]:
 
 
 def cache_of(
-    folder: Path | None, dtype: str = "fp16", context: str = "shared_kv", disk: float = 1.0, writer: int = 0
+    folder: Path | None,
+    dtype: str = "fp16",
+    context: str = "shared_kv",
+    disk: float = 1.0,
+    writer: int = 0,
 ) -> TargetOutputCache:
     options = TrainerConfig(features_gb=disk, features_dtype=dtype)
     return TargetOutputCache(TARGET, config_of(context), options, folder, writer)
@@ -81,7 +85,9 @@ def test_read_back_to_the_bit(
         reading.row(texts[0], 0.5)  # another p
 
 
-def test_a_kill_between_a_shard_and_its_seal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_between_a_shard_and_its_seal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts, whole = rows(6), tmp_path / "whole"
     for folder in (whole, tmp_path / "killed"):
         cache = cache_of(folder)
@@ -102,7 +108,9 @@ def test_a_kill_between_a_shard_and_its_seal(tmp_path: Path, monkeypatch: pytest
     }
 
 
-def test_a_damaged_shard_is_computed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_shard_is_computed_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     texts, cache = rows(), cache_of(tmp_path)
     fresh = [cache.row(text, 1.0) for text in texts]
     cache.close()
@@ -135,7 +143,10 @@ def test_a_shard_whose_seal_is_of_another_kind_is_computed_again(
     cache = cache_of(tmp_path)
     assert equal(cache.row(text, 1.0), fresh)
     cache.close()
-    assert capsys.readouterr().err.count("has a seal that can't be read; its rows count as not stored") == 2
+    assert (
+        capsys.readouterr().err.count("has a seal that can't be read; its rows count as not stored")
+        == 2
+    )
 
 
 def test_the_limit_and_the_writers_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,13 +160,18 @@ def test_the_limit_and_the_writers_number(tmp_path: Path, monkeypatch: pytest.Mo
     other = cache_of(tmp_path, writer=3)
     assert all(equal(other.row(text, 1.0), row) for text, row in zip(texts, fresh, strict=True))
     other.close()
-    assert {path.name[:10] for path in tmp_path.glob("*.safetensors")} == {"outputs-00", "outputs-03"}
+    assert {path.name[:10] for path in tmp_path.glob("*.safetensors")} == {
+        "outputs-00",
+        "outputs-03",
+    }
     forbid(monkeypatch)
     both = cache_of(tmp_path)
     assert all(equal(both.row(text, 1.0), row) for text, row in zip(texts, fresh, strict=True))
 
 
-def test_a_shard_that_can_not_be_read_now_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_can_not_be_read_now_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text, cache = rows(1)[0], cache_of(tmp_path)
     cache.row(text, 1.0)
     cache.close()

@@ -72,7 +72,9 @@ def test_the_whole_run_is_scaled_by_counts() -> None:
         "data.batch_size=8",
     ]
     recipe = load_recipe(["recipe=debug_block", *words])
-    pilot = Pilot(loading=2, preparing=3, batch=7, fresh=1.0, stored=0.5, validation_row=0.25, saving=4)
+    pilot = Pilot(
+        loading=2, preparing=3, batch=7, fresh=1.0, stored=0.5, validation_row=0.25, saving=4
+    )
     text = TextSize(40, 0, 96 * 0.93, kept=0.5)  # forty rows: twenty steps read all of them
     seconds = scale_seconds(recipe, text, pilot, 1.0)
     assert seconds.writing == 1 + 2 + 10 * 7

@@ -52,10 +52,16 @@ def test_text_is_counted_in_the_data_folder_or_assumed(debug_data: Path, tmp_pat
     found = read_text_size(load_recipe([*words, f"data.path={debug_data}"]))
     manifest = read_manifest(debug_data)
     assert (found.samples, found.written) == (500, manifest["samples"])
-    assert found.tokens == manifest["tokens"] / manifest["samples"] and found.source == str(debug_data)
+    assert found.tokens == manifest["tokens"] / manifest["samples"] and found.source == str(
+        debug_data
+    )
     assert 0 < found.kept <= 1 and 0 < found.answers < 1
     assumed = read_text_size(load_recipe([*words, f"output={tmp_path}"]))
-    assert assumed.written == 0 and "assumed" in assumed.source and assumed.rows(96) * 96 >= assumed.total
+    assert (
+        assumed.written == 0
+        and "assumed" in assumed.source
+        and assumed.rows(96) * 96 >= assumed.total
+    )
 
 
 def test_weights_gradients_and_averages_are_counted() -> None:
@@ -72,7 +78,9 @@ def test_zero_splits_what_it_splits(stage: int) -> None:
     split = training_parts(f"launch.strategy=deepspeed_{stage}", "launch.devices=2")
     assert split["optimizer"] == whole["optimizer"] / 2
     assert split["gradients"] == whole["gradients"] / (2 if stage > 1 else 1)
-    assert training_parts("launch.devices=2")["gradients"] == 2 * whole["gradients"]  # DDP's buckets
+    assert (
+        training_parts("launch.devices=2")["gradients"] == 2 * whole["gradients"]
+    )  # DDP's buckets
 
 
 def test_fsdp_splits_the_drafter_and_a_parallel_target_its_layers() -> None:
@@ -90,7 +98,9 @@ def test_a_larger_step_takes_more() -> None:
     small = training_parts()[STEP]
     assert training_parts("trainer.batch_size=4")[STEP] > 1.9 * small
     assert training_parts("trainer.batch_size=4", "trainer.accumulate=2")[STEP] == small
-    assert training_parts("trainer.anchors=4")[STEP] < small < training_parts("data.length=192")[STEP]
+    assert (
+        training_parts("trainer.anchors=4")[STEP] < small < training_parts("data.length=192")[STEP]
+    )
 
 
 @pytest.mark.parametrize("name", ["debug_mdlm", "debug_sedd", "debug_autoregressive", "debug_taps"])
@@ -114,7 +124,9 @@ def test_stored_outputs_have_the_planned_size(name: str, top_k: int, debug_data:
     recipe, target = load_recipe(words), load_target("debug")
     stream = open_supply(recipe, target, quiet=True).stream(recipe)
     batch = collate([stream.row(stream.key(0))])
-    stored = compute_row(target, batch, conditioning(recipe, target), 1.0, torch.float16, top_k=top_k)
+    stored = compute_row(
+        target, batch, conditioning(recipe, target), 1.0, torch.float16, top_k=top_k
+    )
     sizes = read_target_sizes("debug")
     planned = feature_bytes(recipe, sizes, plan_drafter_sizes(recipe, sizes))
     assert stored.bytes == recipe.data.length * planned
@@ -144,5 +156,8 @@ def test_the_page_and_the_values() -> None:
     assert "time       2.7 h in all" in render(found) and "10 min" in render(found)
     values = json.loads(json.dumps(found.to_dict()))
     assert values["memory_bytes"]["training"] == found.stages[-1].bytes
-    assert values["tau_greedy"]["value"] == found.tau["greedy"].value and values["seconds"]["writing"] == 600
+    assert (
+        values["tau_greedy"]["value"] == found.tau["greedy"].value
+        and values["seconds"]["writing"] == 600
+    )
     assert [format_count(n) for n in (42_816, 999_999, 7, 70.56e9)] == ["42.8k", "1M", "7", "70.6G"]

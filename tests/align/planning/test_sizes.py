@@ -27,7 +27,11 @@ MIXTURE = {
     "tie_word_embeddings": False, "max_position_embeddings": 77,
 }  # fmt: skip
 OPTIONS = {
-    "debug_block": ["drafter.convolution=true", "drafter.self_conditioning=true", "drafter.markov=gated"],
+    "debug_block": [
+        "drafter.convolution=true",
+        "drafter.self_conditioning=true",
+        "drafter.markov=gated",
+    ],
     "debug_mdlm": ["drafter.share_embedding=false"],
     "debug_confidence": ["drafter.markov=mlp"],
 }
@@ -38,8 +42,12 @@ RECIPES = [name for name in shipped() if name.startswith("debug") and name != "d
 def test_a_debug_target(spec: str) -> None:
     found, target = read_target_sizes(spec), load_target(spec, fast=False)
     assert found.parameters == sum(p.numel() for p in target.model.parameters())
-    assert found.layers == tuple(sum(p.numel() for p in layer.parameters()) for layer in target.layers)
-    assert found.cached == sum(shape.numbers for shape in target.anatomy.shapes if shape is not None)
+    assert found.layers == tuple(
+        sum(p.numel() for p in layer.parameters()) for layer in target.layers
+    )
+    assert found.cached == sum(
+        shape.numbers for shape in target.anatomy.shapes if shape is not None
+    )
     assert (found.vocab_size, found.hidden_size) == tuple(target.head_weight_VD.shape)
     assert (found.context_limit, found.tied) == (target.context_limit, True)
 
@@ -48,8 +56,12 @@ def test_a_debug_target(spec: str) -> None:
 def test_layers_and_caches_of_other_architectures(name: str, tmp_path: Path) -> None:
     tiny_model(name, 260).config.save_pretrained(tmp_path)
     found, target = read_target_sizes(str(tmp_path)), tiny_target(name)
-    assert found.layers == tuple(sum(p.numel() for p in layer.parameters()) for layer in target.layers)
-    assert found.cached == sum(shape.numbers for shape in target.anatomy.shapes if shape is not None)
+    assert found.layers == tuple(
+        sum(p.numel() for p in layer.parameters()) for layer in target.layers
+    )
+    assert found.cached == sum(
+        shape.numbers for shape in target.anatomy.shapes if shape is not None
+    )
 
 
 @pytest.mark.parametrize("kind", ["glm5_next", "qwen3_vl_moe"])
@@ -58,7 +70,9 @@ def test_a_model_with_towers_is_counted_whole(tmp_path: Path, kind: str) -> None
     target = load_target(str(tmp_path), "float32", "cpu", fast=False)
     for file in tmp_path.glob("*.safetensors"):
         file.unlink()
-    assert read_target_sizes(str(tmp_path)).parameters == sum(p.numel() for p in target.model.parameters())
+    assert read_target_sizes(str(tmp_path)).parameters == sum(
+        p.numel() for p in target.model.parameters()
+    )
 
 
 def test_a_config_is_enough(tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ def choose(folder: Path, split: str = "train", config: str | None = None) -> lis
 
 
 def test_by_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = make(tmp_path / "d", "train-0.jsonl", "train-1.jsonl", "test-0.jsonl", ".hidden/train.jsonl")
+    folder = make(
+        tmp_path / "d", "train-0.jsonl", "train-1.jsonl", "test-0.jsonl", ".hidden/train.jsonl"
+    )
     assert choose(folder) == ["train-0.jsonl", "train-1.jsonl"]
     assert choose(folder, "test") == ["test-0.jsonl"]
     assert "left out: test-0.jsonl (data.prompts_split)" in capsys.readouterr().err
@@ -44,7 +46,8 @@ def test_one_kind_is_read_and_the_others_are_named(
     folder = make(tmp_path, "raw/train.jsonl", "data/train-0.parquet", "test.parquet", "notes.txt")
     assert choose(folder) == ["data/train-0.parquet"]
     assert (
-        "left out: notes.txt, raw/train.jsonl, test.parquet (data.prompts_split)" in capsys.readouterr().err
+        "left out: notes.txt, raw/train.jsonl, test.parquet (data.prompts_split)"
+        in capsys.readouterr().err
     )
     assert choose(make(tmp_path / "only", "train.jsonl", "test.parquet")) == ["train.jsonl"]
 
@@ -76,14 +79,18 @@ def test_a_card_says_what_no_name_tells(tmp_path: Path) -> None:
     folder = make(tmp_path, "a.jsonl", "held_out.jsonl", configs=card)
     assert choose(folder) == ["a.jsonl"] and choose(folder, "test") == ["held_out.jsonl"]
     card = [{"config_name": n, "data_dir": n} for n in ("de", "en")]
-    folder = make(tmp_path / "two", "de/train.jsonl", "en/train.jsonl", "en/test.jsonl", configs=card)
+    folder = make(
+        tmp_path / "two", "de/train.jsonl", "en/train.jsonl", "en/test.jsonl", configs=card
+    )
     assert choose(folder, config="en") == ["en/train.jsonl"]
 
 
 def test_a_suites_copy_may_be_a_part(tmp_path: Path) -> None:
     def files(*names: str) -> list[str]:
         folder = make(tmp_path / names[0].replace("/", "_"), *names)
-        return [f.relative_to(folder).as_posix() for f in suite_files(folder, "test", "main", "suite")]
+        return [
+            f.relative_to(folder).as_posix() for f in suite_files(folder, "test", "main", "suite")
+        ]
 
     assert files("main/test.jsonl", "main/train.jsonl", "other/test.jsonl") == ["main/test.jsonl"]
     assert files("question.jsonl", "train.jsonl") == ["question.jsonl"]

@@ -68,7 +68,9 @@ def test_one_object_is_one_row(tmp_path: Path, row: dict[str, Any]) -> None:
 
 def test_rows_under_several_keys_are_chosen_never_dropped() -> None:
     splits = {"test": [{"prompt": "t"}], "train": TWO}
-    assert find_rows(splits, "f", "train") == TWO and find_rows(splits, "f", "test") == splits["test"]
+    assert (
+        find_rows(splits, "f", "train") == TWO and find_rows(splits, "f", "test") == splits["test"]
+    )
     assert find_rows(splits, "f", EVERY) == [*splits["test"], *TWO]
     for under in (None, "validation"):
         with pytest.raises(UserError, match=r"f: holds rows under several keys \(test, train\)"):

@@ -19,18 +19,37 @@ from align.rows.messages import (
 def test_roles_in_every_spelling() -> None:
     for role, spellings in ROLES.items():
         for spelling in spellings.split():
-            for written in (spelling, spelling.upper(), f" {spelling.title()} ", spelling.replace("_", "-")):
-                assert read_messages([{"role": written, "content": "x"}]) == [{"role": role, "content": "x"}]
+            for written in (
+                spelling,
+                spelling.upper(),
+                f" {spelling.title()} ",
+                spelling.replace("_", "-"),
+            ):
+                assert read_messages([{"role": written, "content": "x"}]) == [
+                    {"role": role, "content": "x"}
+                ]
     with pytest.raises(UnusableRow, match="an unknown role, 'narrator'$"):
         read_messages([{"role": "narrator", "content": "x"}])
-    for written, role in (("asistant", "assistant"), ("Usre", "user"), ("humn", "user"), ("sytem", "system")):
-        with pytest.raises(UnusableRow, match=f"an unknown role, '{written}' .did you mean '{role}'"):
+    for written, role in (
+        ("asistant", "assistant"),
+        ("Usre", "user"),
+        ("humn", "user"),
+        ("sytem", "system"),
+    ):
+        with pytest.raises(
+            UnusableRow, match=f"an unknown role, '{written}' .did you mean '{role}'"
+        ):
             read_messages([{"role": written, "content": "x"}])
 
 
 def test_content_is_always_a_string() -> None:
     part = {"type": "text", "text": "a"}
-    assert [read_text_parts(c) for c in (None, "a", part, [part, "b", None])] == ["", "a", "a", "a\nb"]
+    assert [read_text_parts(c) for c in (None, "a", part, [part, "b", None])] == [
+        "",
+        "a",
+        "a",
+        "a\nb",
+    ]
     for content in (3, [3], [{"type": "image"}], [{"type": "text", "text": None}]):
         with pytest.raises(UnusableRow, match="no text"):
             read_text_parts(content)
@@ -41,7 +60,9 @@ def test_a_message_has_no_other_columns() -> None:
     assert is_message({"role": "user", "content": "x", "weight": 1}) and is_message(
         {"from": "a", "value": "x"}
     )
-    assert not is_message({"role": "user", "content": "x", "message_id": 1}) and not is_message({"a": "x"})
+    assert not is_message({"role": "user", "content": "x", "message_id": 1}) and not is_message(
+        {"a": "x"}
+    )
 
 
 def test_what_a_string_holds() -> None:

@@ -44,7 +44,9 @@ def test_a_random_trial_depends_on_its_seed_and_number(tmp_path: Path) -> None:
     text = GOOD.replace("seed: {values: [0, 1]}", ranges)
     with pytest.raises(UserError, match="a grid needs values for seed; --method random"):
         list_trials(read_sweep(write_sweep(tmp_path, text)), None, 0)
-    sweep = read_sweep(write_sweep(tmp_path, text.replace("method: grid", "method: bayes")), "random")
+    sweep = read_sweep(
+        write_sweep(tmp_path, text.replace("method: grid", "method: bayes")), "random"
+    )
     trials = list_trials(sweep, 300, 7)
     assert list_trials(sweep, None, 7) == trials[:10] and list_trials(sweep, 300, 8) != trials
     assert {trial["seed"] for trial in trials} == {*map(str, range(10))}
@@ -79,7 +81,11 @@ def test_a_random_trial_depends_on_its_seed_and_number(tmp_path: Path) -> None:
             "{min: 0, max: 1, distribution: q_beta}",
             "distribution='q_beta' is not supported",
         ),
-        ("{values: [0, 1]}", "{parameters: {a: {value: 1}}}", "seed: 'parameters' is not supported"),
+        (
+            "{values: [0, 1]}",
+            "{parameters: {a: {value: 1}}}",
+            "seed: 'parameters' is not supported",
+        ),
         ("{values: [0, 1]}", "3", "parameters.seed: parameter=3 must be a mapping"),
         ("align.train", "align.tarin", "command must run align.train"),
     ],

@@ -25,7 +25,9 @@ RATES = {"trainer.learning_rate": SweepParameter((1e-4, 2e-4, 3e-4))}
 
 
 def make_sweep(parameters: dict[str, SweepParameter] = RATES) -> Sweep:
-    return Sweep("s", "grid", METRIC, True, parameters, {"recipe": "debug_block"}, {"WANDB_MODE": "offline"})
+    return Sweep(
+        "s", "grid", METRIC, True, parameters, {"recipe": "debug_block"}, {"WANDB_MODE": "offline"}
+    )
 
 
 class FakeTraining:
@@ -42,9 +44,13 @@ class FakeTraining:
         rate = recipe.trainer.learning_rate
         self.ran.append(rate)
         self.environment = env
-        output = Path(next(word.partition("=")[2] for word in command if word.startswith("output=")))
+        output = Path(
+            next(word.partition("=")[2] for word in command if word.startswith("output="))
+        )
         stdout.write(b"one line\nerror: it is broken\n")
-        (output / "metrics.csv").write_text(f"step,{self.metric},{self.metric}_se\n9,{1 + rate},0.1\n")
+        (output / "metrics.csv").write_text(
+            f"step,{self.metric},{self.metric}_se\n9,{1 + rate},0.1\n"
+        )
         return SimpleNamespace(returncode=self.codes.get(rate, 0))
 
 
@@ -64,7 +70,8 @@ def agent_arguments(path: Path, values: dict[str, str]) -> list[str]:
     """The command line that W&B's own code makes of a sweep file."""
     utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils")
     typed = {
-        key: {"value": yaml.safe_load(value) if value[0] != "{" else value} for key, value in values.items()
+        key: {"value": yaml.safe_load(value) if value[0] != "{" else value}
+        for key, value in values.items()
     }
     macros = utils.create_sweep_command_args({"args": typed}) | {"env": ["/usr/bin/env"]}
     line: list[str] = []
@@ -80,7 +87,9 @@ def test_trials_have_the_arguments_of_an_agent(path: Path, tmp_path: Path) -> No
         line = agent_arguments(path, values)
         assert line[:5] == ["/usr/bin/env", "WANDB_MODE=offline", "python", "-m", "align.train"]
         theirs = load_recipe(line[5:])
-        ours = load_recipe([f"{k}={v}" for k, v in build_arguments(sweep, values, tmp_path, {}).items()])
+        ours = load_recipe(
+            [f"{k}={v}" for k, v in build_arguments(sweep, values, tmp_path, {}).items()]
+        )
         ours.output, ours.data.path = theirs.output, theirs.data.path
         ours.trainer.logger, ours.trainer.resume = theirs.trainer.logger, theirs.trainer.resume
         assert ours == theirs
@@ -92,12 +101,16 @@ def test_an_agents_command_line_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     line = agent_arguments(path, list_trials(read_sweep(path), 1, 0)[0])
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
     monkeypatch.setenv("PYTHONPATH", str(FOLDER.parent))
-    done = subprocess.run([*line, "--print"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*line, "--print"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert yaml.safe_load(done.stdout)["trainer"]["logger"] == ["wandb"]
 
 
-def test_finished_trials_are_skipped_and_others_run_again(training: FakeTraining, tmp_path: Path) -> None:
+def test_finished_trials_are_skipped_and_others_run_again(
+    training: FakeTraining, tmp_path: Path
+) -> None:
     training.codes = {2e-4: 2, 3e-4: 130}
     with pytest.raises(KeyboardInterrupt):
         run_all(tmp_path)
@@ -112,14 +125,18 @@ def test_finished_trials_are_skipped_and_others_run_again(training: FakeTraining
     assert len(training.ran) == 4
 
 
-def test_a_metric_that_is_not_logged_names_the_nearest(training: FakeTraining, tmp_path: Path) -> None:
+def test_a_metric_that_is_not_logged_names_the_nearest(
+    training: FakeTraining, tmp_path: Path
+) -> None:
     training.metric = "validation/tau_greedy"
     with pytest.raises(UserError, match="was not logged.*did you mean 'validation/tau_greedy'"):
         run_all(tmp_path)
     assert len(training.ran) == 1
 
 
-def test_wrong_arguments_stop_it_before_anything_runs(training: FakeTraining, tmp_path: Path) -> None:
+def test_wrong_arguments_stop_it_before_anything_runs(
+    training: FakeTraining, tmp_path: Path
+) -> None:
     typo = make_sweep({"trainer.learning_rat": SweepParameter((1,))})
     with pytest.raises(UserError, match=r"^sweep s, trial trainer.learning_rat=1: .*did you mean"):
         run_all(tmp_path, typo)
@@ -161,7 +178,8 @@ def test_the_table_has_intervals_over_seeds_and_the_best_first() -> None:
     sweep = make_sweep({"a": SweepParameter((1, 2, 3)), "seed": SweepParameter((0, 1, 2))})
     scores = [1.0, 1.1, 1.2, 2.0, 2.0, 2.3]
     results = [
-        TrialResult(values, score) for values, score in zip(list_trials(sweep, None, 0), scores, strict=False)
+        TrialResult(values, score)
+        for values, score in zip(list_trials(sweep, None, 0), scores, strict=False)
     ]
     single = TrialResult({"a": "3", "seed": "0"}, 5.0, 0.5)
     failed = TrialResult({"a": "4", "seed": "0"}, failed="error: x | y")

@@ -27,13 +27,17 @@ def flash_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
         assert of_q.dtype == torch.int32 and torch.equal(of_q, of_k) and most_q == most_k
         assert most_q == int(of_q.diff().max())
         parts = zip(of_q[:-1].tolist(), of_q[1:].tolist(), strict=True)
-        return torch.cat([flash_attn_func(q[None, a:b], k[None, a:b], v[None, a:b])[0] for a, b in parts])
+        return torch.cat(
+            [flash_attn_func(q[None, a:b], k[None, a:b], v[None, a:b])[0] for a, b in parts]
+        )
 
     stand_in = ModuleType("flash_attn")
     stand_in.flash_attn_func = flash_attn_func  # type: ignore[attr-defined]
     stand_in.flash_attn_varlen_func = flash_attn_varlen_func  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flash_attn", stand_in)
-    monkeypatch.setattr(attention, "_flash_refusal", lambda query, masked: "other" if masked else "")
+    monkeypatch.setattr(
+        attention, "_flash_refusal", lambda query, masked: "other" if masked else ""
+    )
 
 
 def test_flash_attention_over_packed_documents(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,9 @@ def test_rollback_is_a_length(target: Target) -> None:
     target.forward(torch.full((1, 5), 7), cache=cache)  # a draft that is thrown away
     cache.length = 10
     again = target.forward(tokens[:, 10:], cache=cache).logits_BLV
-    torch.testing.assert_close(again, target.forward(tokens).logits_BLV[:, 10:], atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        again, target.forward(tokens).logits_BLV[:, 10:], atol=2e-5, rtol=1e-5
+    )
     with pytest.raises(ValueError, match="rolled back"):
         cache.length = 31
     with pytest.raises(ValueError, match="full"):

@@ -50,11 +50,15 @@ def test_fp32_decodes_faster(
         return model
 
     assert dtypes.decodes_faster_in_fp32(config(stored), experts, CPU) is (parameters == 100)
-    assert not dtypes.decodes_faster_in_fp32(config(stored, quantization_config={"bits": 4}), empty, CPU)
+    assert not dtypes.decodes_faster_in_fp32(
+        config(stored, quantization_config={"bits": 4}), empty, CPU
+    )
 
 
 @pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
-def test_decoding_takes_fp32_and_training_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_takes_fp32_and_training_bf16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dtypes, "has_fast_bf16", lambda device: True)
     debug = load_target("debug", dtype="bfloat16", fast=False)
     debug.model.save_pretrained(tmp_path)

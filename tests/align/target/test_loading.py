@@ -60,10 +60,14 @@ def test_a_text_ends_where_generate_ends_it(
     own.tokenizer.save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [third, *beside]}))
     loaded = load_target(str(tmp_path), "float32", fast=False)
-    assert f"ends a text at {min([third, *(i for i in beside if i < 260)])}" in capsys.readouterr().err
+    assert (
+        f"ends a text at {min([third, *(i for i in beside if i < 260)])}" in capsys.readouterr().err
+    )
     given = torch.tensor([prompt])
     stock = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    output = stock.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=16, do_sample=False)
+    output = stock.generate(
+        given, attention_mask=torch.ones_like(given), max_new_tokens=16, do_sample=False
+    )
     wanted = output[0, 3:].tolist()
     for drafter in (None, LookupDrafter(3)):
         assert Decoder(loaded, drafter).generate(prompt, max_new_tokens=16).tokens == wanted
@@ -81,7 +85,9 @@ def test_broken_folders_and_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"can't be loaded: it has no tokenizer \(tokenizer\.json"):
         load_target(str(tmp_path))
     whole.tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"can't be loaded: it has no weights \(model\.safetensors\)"):
+    with pytest.raises(
+        UserError, match=r"can't be loaded: it has no weights \(model\.safetensors\)"
+    ):
         load_target(str(tmp_path))
     for cut, says in (
         (None, "lacks 'model.layers.1.mlp.up_proj.weight'"),
@@ -139,7 +145,9 @@ def _check_quantised(method: str, tmp_path: Path) -> None:
     assert found is not None and meant
     if method == "bitnet":  # which rounds its layers' inputs to eight bits
         assert float((found - wanted).abs().mean()) < 0.1 * float(wanted.std())
-        with pytest.raises(UserError, match="can't serve as drafter.kind=autoregressive: .*quantised"):
+        with pytest.raises(
+            UserError, match="can't serve as drafter.kind=autoregressive: .*quantised"
+        ):
             make_causal(loaded, DrafterConfig(kind="autoregressive", layers=2))
     else:
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
@@ -187,6 +195,8 @@ def test_raw_text_begins_as_the_tokenizer_begins_it(
     assert target.chat_tokens("Hi") == (templated if chat else target.text_tokens("Hi"))
     stock = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     asked = torch.tensor([given])
-    wanted = stock.generate(asked, attention_mask=torch.ones_like(asked), max_new_tokens=16, do_sample=False)
+    wanted = stock.generate(
+        asked, attention_mask=torch.ones_like(asked), max_new_tokens=16, do_sample=False
+    )
     found = Decoder(target).generate("The sky is", raw=True, max_new_tokens=16).tokens
     assert found == wanted[0, len(given) :].tolist()

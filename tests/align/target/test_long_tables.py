@@ -31,7 +31,11 @@ def tables(kind: str) -> tuple[Any, Any]:
         "long_factor": [1.0 + 0.7 * i for i in range(8)], "long_mscale": 1.2, "original_max_position_embeddings": SWITCH,
     }  # fmt: skip
     config._attn_implementation = "eager"
-    architecture = {"llama": "LlamaForCausalLM", "phi3": "Phi3ForCausalLM", "phimoe": "PhimoeForCausalLM"}
+    architecture = {
+        "llama": "LlamaForCausalLM",
+        "phi3": "Phi3ForCausalLM",
+        "phimoe": "PhimoeForCausalLM",
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         own: Any = getattr(transformers, architecture[kind])(config).eval()

@@ -50,4 +50,6 @@ def test_trees_and_rollback_beyond_the_window(kind: str) -> None:
     ends = target.forward_together([p[:, -4:] for p in parts], together, [None, None])
     for part, end in zip(parts, ends, strict=True):
         with torch.no_grad():
-            torch.testing.assert_close(end.logits_BLV, own(part).logits[:, -4:], atol=2e-4, rtol=1e-4)
+            torch.testing.assert_close(
+                end.logits_BLV, own(part).logits[:, -4:], atol=2e-4, rtol=1e-4
+            )

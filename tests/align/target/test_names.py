@@ -44,14 +44,20 @@ def test_a_near_miss_of_a_known_id(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     "record", [{"drafter.json": {"kind": "ddit"}}, {"config.json": {"model_type": "block_drafter"}}]
 )
-def test_a_run_and_its_drafter_are_no_targets(tmp_path: Path, record: dict[str, dict[str, str]]) -> None:
+def test_a_run_and_its_drafter_are_no_targets(
+    tmp_path: Path, record: dict[str, dict[str, str]]
+) -> None:
     folder = tmp_path / "drafter"
     folder.mkdir()
     for name, content in {"config.json": {}, **record}.items():
         (folder / name).write_text(json.dumps(content))
-    with pytest.raises(UserError, match="that is a drafter; name the model that it drafts for as the target"):
+    with pytest.raises(
+        UserError, match="that is a drafter; name the model that it drafts for as the target"
+    ):
         check_name(str(folder))
-    with pytest.raises(UserError, match=f"that is the output of a training run; .* --drafter {folder}"):
+    with pytest.raises(
+        UserError, match=f"that is the output of a training run; .* --drafter {folder}"
+    ):
         check_name(str(tmp_path))
     (folder / "drafter.json").write_text('{"kind": "autoregressive"}')
     (folder / "config.json").write_text("{}")
@@ -66,7 +72,9 @@ def test_a_run_and_its_drafter_are_no_targets(tmp_path: Path, record: dict[str, 
         ("max_position_embeddings", 10**12),
     ],
 )
-def test_absurd_sizes_are_refused_before_anything_is_built(key: str, value: int, tmp_path: Path) -> None:
+def test_absurd_sizes_are_refused_before_anything_is_built(
+    key: str, value: int, tmp_path: Path
+) -> None:
     sizes = {"model_type": "llama", "hidden_size": 64, "vocab_size": 260, "num_hidden_layers": 4}
     (tmp_path / "model.safetensors").write_bytes(bytes(100_000))
     (tmp_path / "config.json").write_text(json.dumps(sizes))

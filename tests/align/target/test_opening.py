@@ -21,7 +21,9 @@ from tests.target_models import WINDOW, some_text
 from tests.target_wrappers import save_wrapper, tiny_wrapper
 
 
-def test_surplus_weights_are_named_in_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_surplus_weights_are_named_in_a_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Of autoregressive drafters too, which are opened so; those of other kinds are refused with them."""
     target = load_target("debug")
     target.model.save_pretrained(tmp_path)
@@ -32,7 +34,9 @@ def test_surplus_weights_are_named_in_a_line(tmp_path: Path, capfd: pytest.Captu
     capfd.readouterr()
     load_target(str(tmp_path))
     said = capfd.readouterr().err
-    assert said.endswith("weights that the network has not, and that are left out: 'model.odd', and 1 more\n")
+    assert said.endswith(
+        "weights that the network has not, and that are left out: 'model.odd', and 1 more\n"
+    )
     assert said.count("\n") == 1
 
 
@@ -49,7 +53,10 @@ def test_a_model_with_towers_runs_on_text(kind: str, tmp_path: Path) -> None:
     given = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 12, "do_sample": False}
     wanted = own.generate(prompt, **given, pad_token_id=2)[0, prompt.shape[1] :].tolist()
     for drafter in (None, LookupDrafter(3)):
-        assert Decoder(loaded, drafter).generate(prompt[0].tolist(), max_new_tokens=12).tokens == wanted
+        assert (
+            Decoder(loaded, drafter).generate(prompt[0].tolist(), max_new_tokens=12).tokens
+            == wanted
+        )
     assert loaded.decode([280, 70]) == loaded.decode([70])
     config = json.loads((tmp_path / "config.json").read_text())
     for file in tmp_path.glob("chat_template*"):  # old folders have it beside the processor
@@ -96,7 +103,10 @@ class M(LlamaForCausalLM):
 
 
 def test_code_that_comes_with_a_model_runs_only_when_asked_for(
-    target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    target: Target,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And nobody is asked on the terminal."""
     folder, mark = tmp_path / "m", tmp_path / "ran"
@@ -106,7 +116,10 @@ def test_code_that_comes_with_a_model_runs_only_when_asked_for(
     target.tokenizer.save_pretrained(str(folder))
     (folder / "own.py").write_text(CODE.format(mark=str(mark)))
     values = json.loads((folder / "config.json").read_text())
-    values |= {"auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}, "model_type": "own"}
+    values |= {
+        "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"},
+        "model_type": "own",
+    }
     (folder / "config.json").write_text(json.dumps(values))
     with pytest.raises(UserError, match="comes with Python code of its own.*--trust-remote-code"):
         load_target(str(folder))

@@ -29,7 +29,9 @@ def test_tokens_that_a_model_never_writes_have_no_probability() -> None:
     assert target.finish is not None
     for some in (None, columns):
         finished = target.finish(product if some is None else product[..., some], some)
-        torch.testing.assert_close(finished, target.head(hidden)[..., slice(None) if some is None else some])
+        torch.testing.assert_close(
+            finished, target.head(hidden)[..., slice(None) if some is None else some]
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -57,7 +59,8 @@ def test_a_model_that_scales_by_a_key_of_its_own_is_refused() -> None:
 
     model.forward = scaled
     with pytest.raises(
-        UserError, match="architecture 'granite' can't be run exactly: its logits are not its head's"
+        UserError,
+        match="architecture 'granite' can't be run exactly: its logits are not its head's",
     ):
         prove_target(model, target.tokenizer, ModelSource("mine"))
 
@@ -66,7 +69,9 @@ def test_an_attention_that_is_not_the_models_is_not_taken(monkeypatch: pytest.Mo
     """gpt-oss without its sinks: the model's own attention is used instead, with our masks."""
     right = interface.biased_attention
     monkeypatch.setattr(
-        interface, "biased_attention", lambda q, k, v, m, s, cap, sinks: right(q, k, v, m, s, cap, None)
+        interface,
+        "biased_attention",
+        lambda q, k, v, m, s, cap, sinks: right(q, k, v, m, s, cap, None),
     )
     assert tiny_target("gpt_oss").attention == "its own, eager"
 
@@ -86,12 +91,16 @@ def test_a_scale_in_front_of_the_head_is_part_of_p() -> None:
     tokens = some_text(target, 20)
     own = tiny_model("minicpm3", target.vocab_size)
     assert target.logit_form.scale == own.config.logits_scaling**-1 != 1
-    torch.testing.assert_close(target.forward(tokens).logits_BLV, own(tokens).logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        target.forward(tokens).logits_BLV, own(tokens).logits, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_an_indexer_that_does_not_choose_so_few_is_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its keys written elsewhere change nothing as long as all are chosen: 2,048 in a real model, of the proof's 14."""
-    assert tiny_target("deepseek_v32", index_topk=2048).layers[0].self_attn.indexer.index_topk == 2048
+    assert (
+        tiny_target("deepseek_v32", index_topk=2048).layers[0].self_attn.indexer.index_topk == 2048
+    )
     monkeypatch.setattr(
         IndexedSlab,
         "update_index",
@@ -108,6 +117,8 @@ def test_an_indexer_that_does_not_choose_so_few_is_made_to(monkeypatch: pytest.M
         ("bert", "can't be run exactly: its logits are not its head's product"),
     ],
 )
-def test_an_architecture_that_is_not_supported_is_refused_in_one_line(kind: str, reason: str) -> None:
+def test_an_architecture_that_is_not_supported_is_refused_in_one_line(
+    kind: str, reason: str
+) -> None:
     with pytest.raises(UserError, match=f"^target '{kind}': architecture '{kind}' {reason}"):
         tiny_target(kind)

@@ -8,7 +8,9 @@ import torch
 from tests.target_models import some_text, tiny_model, tiny_target
 
 
-@pytest.mark.parametrize(("kind", "chains"), [("deepseek_v32", False), ("minimax_m3_vl_text", True)])
+@pytest.mark.parametrize(
+    ("kind", "chains"), [("deepseek_v32", False), ("minimax_m3_vl_text", True)]
+)
 def test_indexers_keys_are_rolled_back_with_the_others(kind: str, chains: bool) -> None:
     """Past the number of keys that an indexer chooses; kept paths of a tree where they may branch."""
     target, own = tiny_target(kind), tiny_model(kind, 260)
@@ -21,9 +23,15 @@ def test_indexers_keys_are_rolled_back_with_the_others(kind: str, chains: bool) 
     found = [target.forward(tokens[:, :at], cache=cache).logits_BLV]
     for kept in (1, 3, 2, 4, 1, 2, 3):
         if chains:
-            drafts, rows, see_LL = torch.cat((tokens[:, at : at + kept], wrong), 1), list(range(kept)), None
+            drafts, rows, see_LL = (
+                torch.cat((tokens[:, at : at + kept], wrong), 1),
+                list(range(kept)),
+                None,
+            )
         else:  # rejected siblings in front of the tokens that follow the first
-            drafts = torch.cat((tokens[:, at : at + 1], wrong[:, :2], tokens[:, at + 1 : at + kept]), 1)
+            drafts = torch.cat(
+                (tokens[:, at : at + 1], wrong[:, :2], tokens[:, at + 1 : at + kept]), 1
+            )
             rows, see_LL = [0, *range(3, 2 + kept)], torch.eye(kept + 2, dtype=torch.bool)
             see_LL[:, 0] = True
             see_LL[3:, 3:] = torch.ones(kept - 1, kept - 1).tril().bool()

@@ -45,7 +45,9 @@ def module_of(drafter: BlockDrafter, *words: str) -> BlockDrafterModule:
 def test_prefixes_have_their_law(decay: float) -> None:
     """Pr(j) ∝ decay^j over the j that leave something to predict."""
     rows, count = 20, 500
-    valid = (torch.arange(K) < torch.arange(count)[:, None] % (K + 1)).expand(rows, -1, -1)  # 0 to K of them
+    valid = (torch.arange(K) < torch.arange(count)[:, None] % (K + 1)).expand(
+        rows, -1, -1
+    )  # 0 to K of them
     anchors = Anchors(torch.arange(count).expand(rows, -1), valid)
     drawn = clean_prefixes(anchors, decay, count, [keyed_generator(7, row) for row in range(rows)])
     for size in range(K + 1):
@@ -53,7 +55,10 @@ def test_prefixes_have_their_law(decay: float) -> None:
         law = torch.tensor([decay**j for j in range(max(size, 1))], dtype=torch.float64)
         shares, law = own.bincount(minlength=K)[: len(law)] / len(own), law / law.sum()
         assert int(own.max()) < max(size, 1)
-        assert bool(((shares - law).abs() <= 4 * (law * (1 - law) / len(own)).sqrt()).all()), (size, shares)
+        assert bool(((shares - law).abs() <= 4 * (law * (1 - law) / len(own)).sqrt()).all()), (
+            size,
+            shares,
+        )
 
 
 def test_a_prefix_belongs_to_its_place_in_the_stream(
@@ -72,7 +77,9 @@ def test_a_prefix_belongs_to_its_place_in_the_stream(
     elsewhere = module.draw_prefixes(Step(batch, anchors, places=tuple(range(6, 6 + rows))))
     assert not torch.equal(elsewhere, together)  # type: ignore[arg-type]
     assert (
-        module_of(build(target, samples), "objective.prefix_decay=0").draw_prefixes(Step(batch, anchors))
+        module_of(build(target, samples), "objective.prefix_decay=0").draw_prefixes(
+            Step(batch, anchors)
+        )
         is None
     )
 
@@ -187,7 +194,9 @@ def test_a_training_step_learns_nothing_at_shown_positions(
 
     monkeypatch.setattr(BlockDrafterModule, "block_statistics", watched)
     drafter.register_forward_pre_hook(lambda network, given: kept.update(shown=given[3]))
-    monkeypatch.setattr(BlockDrafterModule, "_count", lambda self, step, sums: kept.update(sums=sums))
+    monkeypatch.setattr(
+        BlockDrafterModule, "_count", lambda self, step, sums: kept.update(sums=sums)
+    )
     module.training_step(step, 0).backward()
     clean_BA = module.draw_prefixes(step)
     assert clean_BA is not None and torch.equal(kept["shown"], clean_BA)
@@ -214,7 +223,10 @@ def test_half_of_the_blocks_learn_without_the_first_pass(
     alone = Step(batch.row(1), Anchors(anchors.index_BA[1:2], anchors.valid_BAK[1:2]), places=(6,))
     assert torch.equal(module.draw_conditioned(alone)[0], chosen[1])  # type: ignore[index]
     features = target_features(target, batch, drafter.config)
-    hidden, everywhere = drafter(batch, features, anchors, None, chosen), drafter(batch, features, anchors)
+    hidden, everywhere = (
+        drafter(batch, features, anchors, None, chosen),
+        drafter(batch, features, anchors),
+    )
     hidden[~chosen].sum().backward(retain_graph=True)
     assert drafter.estimate is not None and not bool(drafter.estimate.weight.grad.any())
     drafter.estimate = None

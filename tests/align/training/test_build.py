@@ -42,11 +42,15 @@ def with_data(recipe: Recipe, written: dict[str, Path]) -> None:
 
 
 @pytest.mark.slow
-def test_a_published_checkpoint_through_its_recipe(tmp_path: Path, written: dict[str, Path]) -> None:
+def test_a_published_checkpoint_through_its_recipe(
+    tmp_path: Path, written: dict[str, Path]
+) -> None:
     """SEDD's hub layout → stage=finetune → a folder that is SEDD's hub layout again."""
     gpt2 = load_target("debug-gpt2", dtype="float32", device="cpu")
     config = DDiTConfig(gpt2.vocab_size + 1, 32, 2, 2, 16, scale_by_sigma=True, attention="full")
-    save_published(DDiT(config), tmp_path / "sedd", "sedd", schedule=ScheduleSpec("geometric", 1e-3, 7.0))
+    save_published(
+        DDiT(config), tmp_path / "sedd", "sedd", schedule=ScheduleSpec("geometric", 1e-3, 7.0)
+    )
     words = (f"drafter.init={tmp_path / 'sedd'}", f"output={tmp_path / 'run'}", "drafter.window=16")
     recipe = load_recipe(["recipe=debug_gpt2xl_calib", *words])
     with_data(recipe, written)
@@ -64,7 +68,10 @@ def test_a_drafter_in_dflashs_layout(tmp_path: Path, written: dict[str, Path]) -
     with_data(recipe, written)
     train(recipe, quiet=True)
     values = json.loads((tmp_path / "drafter/config.json").read_text())
-    assert values["block_size"] == recipe.drafter.block_size + 1 and values["sample_from_anchor"] is False
+    assert (
+        values["block_size"] == recipe.drafter.block_size + 1
+        and values["sample_from_anchor"] is False
+    )
 
 
 WIRING = (
@@ -97,7 +104,9 @@ def test_a_published_drafter_is_calibrated(
     """All of it, or by low-rank updates, merged where it is saved. Its architecture and its own head stay."""
     if rank:
         pytest.importorskip("peft")
-    theirs = write(tmp_path / "theirs", speculators_config(target), backbone(target) | pruned(target, 0.3))
+    theirs = write(
+        tmp_path / "theirs", speculators_config(target), backbone(target) | pruned(target, 0.3)
+    )
     (theirs / "README.md").write_text("---\nbase_model: some/model\nlicense: mit\n---\n")
     words = (f"drafter.init={theirs}", f"output={tmp_path / 'run'}", f"drafter.lora_rank={rank}")
     recipe = load_recipe(["recipe=debug_adapt_taps", *words, "trainer.learning_rate=1e-2"])
@@ -107,16 +116,21 @@ def test_a_published_drafter_is_calibrated(
     assert "license: mit\n" in card and "It started from theirs" in card
     assert ("low-rank updates (rank 2)" in card) == bool(rank)
     assert (
-        f"| trainable parameters | {sum(p.numel() for p in module.trained_parameters().values()):,} |" in card
+        f"| trainable parameters | {sum(p.numel() for p in module.trained_parameters().values()):,} |"
+        in card
     )
     before, after = load_drafter(theirs, target), load_drafter(tmp_path / "run/drafter", target)
     made = {"target": "debug", "target_sha256": target.hash}
     assert after.config == replace(before.config, **made) and after.head is not None
     assert before.head is not None and torch.equal(after.head, before.head.bfloat16().float())
     now = dict(after.named_parameters())
-    changed = {n for n, p in before.named_parameters() if not torch.equal(p.bfloat16().float(), now[n])}
+    changed = {
+        n for n, p in before.named_parameters() if not torch.equal(p.bfloat16().float(), now[n])
+    }
     if rank:
-        assert {n.rpartition(".")[0].rpartition(".")[2] for n in changed} == set(recipe.drafter.lora_targets)
+        assert {n.rpartition(".")[0].rpartition(".")[2] for n in changed} == set(
+            recipe.drafter.lora_targets
+        )
     else:
         assert changed == now.keys()
 
@@ -136,7 +150,9 @@ def test_the_published_recipes_run_with_tiny_models(
     module = train(recipe, quiet=True)
     assert module.validation_numbers["bound"] > 0
     name = twin.removeprefix("debug_")
-    kind = [f"drafter.kind={recipe.drafter.kind}"] * (name == "adapt")  # which follows from drafter.init
+    kind = [f"drafter.kind={recipe.drafter.kind}"] * (
+        name == "adapt"
+    )  # which follows from drafter.init
     published = load_recipe([f"recipe={name}", *needed_words(name), *kind])
     assert (published.stage, published.drafter.kind) == (recipe.stage, recipe.drafter.kind)
     assert published.objective.terms == recipe.objective.terms

@@ -35,7 +35,10 @@ def test_the_validation_line_says_what_its_figures_are() -> None:
         "acceptance_2": 0.23,
     }
     line = validation_line(6, {**numbers, "kept_sampling_1": 0.2, "kept_sampling_2": 0.05})
-    assert "expected τ unknown greedy (no held-out text at temperature 0), 1.300±0.020 sampling" in line
+    assert (
+        "expected τ unknown greedy (no held-out text at temperature 0), 1.300±0.020 sampling"
+        in line
+    )
     assert line.endswith("acceptance by position 0.220 0.230; accepted up to it 0.200 0.050")
     only_greedy = {
         "loss": 0.1,
@@ -44,7 +47,9 @@ def test_the_validation_line_says_what_its_figures_are() -> None:
         "acceptance_1": 0.2,
         "kept_greedy_1": 0.4,
     }
-    assert validation_line(6, only_greedy).endswith("position 0.200; accepted up to it 0.400, greedy")
+    assert validation_line(6, only_greedy).endswith(
+        "position 0.200; accepted up to it 0.400, greedy"
+    )
     bound = {"bound": 2.0, "bound_se": 0.1, "perplexity": 7.4}
     assert "bound 2.000±0.100 nats a token (perplexity 7), expected" in validation_line(
         6, {**numbers, **bound}

@@ -67,7 +67,9 @@ def test_a_head_of_its_own_gives_the_same_numbers_and_gradients(target: Target) 
         if own:
             made._own = [made.embedding_VD, made.head_weight_VD.clone()]
         assert made.has_targets_head != own
-        trained = module(made, "objective.terms={forward_kl: 1.0, cross_entropy: 0.5, total_variation: 1.0}")
+        trained = module(
+            made, "objective.terms={forward_kl: 1.0, cross_entropy: 0.5, total_variation: 1.0}"
+        )
         s = trained.model_step(step, 1.0)
         loss = trained.objective.per_position(s, ANCHORS.valid_BAK).sum()
         loss.backward()
@@ -92,7 +94,9 @@ def test_golden_losses(tmp_path: Path, debug_data: Path) -> None:
     module = run(tmp_path, debug_data)
     golden = json.loads(GOLDEN.read_text())["losses"]
     assert column(tmp_path, "train/loss") == pytest.approx(golden, rel=2e-4)
-    assert module.validation_numbers["tau_sampling"] > 1.5  # half of a random target's layers know much of it
+    assert (
+        module.validation_numbers["tau_sampling"] > 1.5
+    )  # half of a random target's layers know much of it
     assert {"tau_greedy", "acceptance_1", "acceptance_3"} <= module.validation_numbers.keys()
     for kind in ("greedy", "sampling"):
         kept = [v for k, v in module.validation_numbers.items() if k.startswith(f"kept_{kind}_")]

@@ -97,7 +97,9 @@ def full(*arguments: object, **options: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_disk_leaves_no_half_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_half_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saved(tmp_path, 1)
     before = sorted(tmp_path.iterdir())
     with monkeypatch.context() as patch, pytest.raises(OSError):
@@ -110,7 +112,9 @@ def test_a_full_disk_leaves_no_half_checkpoint(tmp_path: Path, monkeypatch: pyte
         full()
 
     with pytest.raises(OSError):
-        callback._save(SimpleNamespace(global_step=3, is_global_zero=True, save_checkpoint=half), None)  # type: ignore[arg-type]
+        callback._save(
+            SimpleNamespace(global_step=3, is_global_zero=True, save_checkpoint=half), None
+        )  # type: ignore[arg-type]
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -145,7 +149,11 @@ def test_a_checkpoint_is_written_in_place(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("before", "now", "message"),
     [
-        ("one file", "fsdp", "saved under launch.strategy=auto, not fsdp; give launch.strategy=auto, or use"),
+        (
+            "one file",
+            "fsdp",
+            "saved under launch.strategy=auto, not fsdp; give launch.strategy=auto, or use",
+        ),
         (
             "deepspeed_1 on 2 processes",
             "deepspeed_3 on 1 processes",
@@ -156,5 +164,7 @@ def test_a_checkpoint_is_written_in_place(tmp_path: Path, monkeypatch: pytest.Mo
 def test_another_strategy(before: str, now: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_same_run(
-            Checkpoint(Path("step-1.ckpt"), replace(SEAL, strategy=before)), {}, Settings(strategy=now)
+            Checkpoint(Path("step-1.ckpt"), replace(SEAL, strategy=before)),
+            {},
+            Settings(strategy=now),
         )

@@ -34,7 +34,9 @@ def target() -> Target:
     return load_target("debug", dtype="float32", device="cpu")
 
 
-def module(target: Target, tmp_path: Path, *words: str, recipe: str = "debug_sedd") -> DiffusionDrafterModule:
+def module(
+    target: Target, tmp_path: Path, *words: str, recipe: str = "debug_sedd"
+) -> DiffusionDrafterModule:
     common = (f"recipe={recipe}", f"output={tmp_path}", "drafter.block_size=3", "drafter.dropout=0")
     read = load_recipe([*common, *words])
     made = make_standalone(target, read.drafter)
@@ -55,7 +57,9 @@ def test_the_importance_of_noise_multiplies_the_loss(target: Target, tmp_path: P
     own = module(target, tmp_path, "stage=finetune", "objective.times=count")
     noisy = own.noise(step(target))
     at = own.loss_positions(noisy)
-    f = torch.randn(int(at.sum()), own.drafter.vocab_size, generator=torch.Generator().manual_seed(0))
+    f = torch.randn(
+        int(at.sum()), own.drafter.vocab_size, generator=torch.Generator().manual_seed(0)
+    )
     once = own.diffusion(f, noisy, at)
     thrice = own.diffusion(f, replace(noisy, importance=3 * noisy.importance), at)
     torch.testing.assert_close(thrice, 3 * once)
@@ -65,7 +69,9 @@ def test_the_importance_of_noise_multiplies_the_loss(target: Target, tmp_path: P
     sigma = own.drafter.schedule.total(noisy.times.double())
     weight = time_weight(sigma, own.drafter.schedule.rate(noisy.times.double()))
     expected = (
-        plain / weight[..., None].expand(at.shape)[at] * (length / masks)[..., None].expand(at.shape)[at]
+        plain
+        / weight[..., None].expand(at.shape)[at]
+        * (length / masks)[..., None].expand(at.shape)[at]
     )
     torch.testing.assert_close(once.double(), expected, rtol=1e-4, atol=1e-6)
 
@@ -91,9 +97,13 @@ def test_the_bound_is_the_nelbo_whatever_is_trained_by(target: Target, tmp_path:
 
 
 @pytest.mark.parametrize("times", ["low_discrepancy", "antithetic", "uniform"])
-def test_pretraining_spreads_the_times_of_the_rows(target: Target, tmp_path: Path, times: str) -> None:
+def test_pretraining_spreads_the_times_of_the_rows(
+    target: Target, tmp_path: Path, times: str
+) -> None:
     """One time a row: neighbours in the stream cover 0..1, unless they are drawn each for itself."""
-    own = module(target, tmp_path, "stage=pretrain", f"objective.times={times}", "trainer.batch_size=8")
+    own = module(
+        target, tmp_path, "stage=pretrain", f"objective.times={times}", "trainer.batch_size=8"
+    )
     found = torch.cat([own.noise(step(target, place)).times for place in range(0, 64, 2)])
     rows = found.view(8, 8).sort(1).values
     apart = float(rows.diff(dim=1).max())
@@ -114,11 +124,18 @@ def test_a_drafter_from_elsewhere_is_not_annealed(target: Target, tmp_path: Path
     """It was trained to see to the right: its next stage does not hide that again."""
     words = ("stage=calibrate", "objective.annealing=1000000", f"drafter.init={tmp_path / 'first'}")
     save_standalone(module(target, tmp_path, recipe="debug_mdlm").drafter, tmp_path / "first")
-    assert module(target, tmp_path, *words, recipe="debug_mdlm").annealing_mask(step(target)) is None
-    assert module(target, tmp_path, *words[:2], recipe="debug_mdlm").annealing_mask(step(target)) is not None
+    assert (
+        module(target, tmp_path, *words, recipe="debug_mdlm").annealing_mask(step(target)) is None
+    )
+    assert (
+        module(target, tmp_path, *words[:2], recipe="debug_mdlm").annealing_mask(step(target))
+        is not None
+    )
 
 
-def test_a_log_score_that_holds_the_noise_itself_is_trained_as_such(target: Target, tmp_path: Path) -> None:
+def test_a_log_score_that_holds_the_noise_itself_is_trained_as_such(
+    target: Target, tmp_path: Path
+) -> None:
     own = module(target, tmp_path, "stage=finetune")
     made = own.drafter
     assert isinstance(made.network, DDiT) and made.network.config.scale_by_sigma
@@ -126,7 +143,10 @@ def test_a_log_score_that_holds_the_noise_itself_is_trained_as_such(target: Targ
     other = DiffusionDrafterModule(DiffusionDrafter(raw, made.config, target), own.recipe)
     noisy = own.noise(step(target))
     at = own.loss_positions(noisy)
-    f = torch.randn(int(at.sum()), made.vocab_size, generator=torch.Generator().manual_seed(0)) * 0.1
+    f = (
+        torch.randn(int(at.sum()), made.vocab_size, generator=torch.Generator().manual_seed(0))
+        * 0.1
+    )
     times = noisy.times[..., None].expand(at.shape)[at].double()
     sigma, rate = made.schedule.total(times), made.schedule.rate(times)
     for trained, scaled in ((own, True), (other, False)):
@@ -140,7 +160,9 @@ def test_a_log_score_that_holds_the_noise_itself_is_trained_as_such(target: Targ
             torch.ones_like(at[at]),
             scaled,
         )
-        torch.testing.assert_close(trained.diffusion(f, noisy, at), expected.float(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            trained.diffusion(f, noisy, at), expected.float(), rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("schedule", [Cosine(), Geometric()], ids=str)
@@ -220,13 +242,17 @@ def test_resume_is_bit_identical(recipe: str, stage: str, tmp_path: Path, debug_
         assert torch.equal(weight, parts.final_weights[name]), name
     for side in ("whole", "parts"):
         assert (tmp_path / side / "drafter" / "drafter.json").is_file()
-    one, two = (load_file(str(tmp_path / s / "drafter/model.safetensors")) for s in ("whole", "parts"))
+    one, two = (
+        load_file(str(tmp_path / s / "drafter/model.safetensors")) for s in ("whole", "parts")
+    )
     assert all(torch.equal(one[k], two[k]) for k in one)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["debug_sedd", "debug_mdlm"])
-def test_stages_follow_each_other(recipe: str, tmp_path: Path, debug_data: Path, target: Target) -> None:
+def test_stages_follow_each_other(
+    recipe: str, tmp_path: Path, debug_data: Path, target: Target
+) -> None:
     """Each starts from the one before: its first validation is the last one's, but for bf16-free files' rounding (none)."""
     words = (f"recipe={recipe}", "trainer.validate_first=true", "trainer.max_steps=6")
     init: tuple[str, ...] = ()

@@ -64,7 +64,11 @@ def test_agent_runs_each_trial_of_the_sweep_in_its_own_folder(tmp_path: Path) ->
         output = wandb(["agent", "--count", "2", "nobody/drafters/sweep1"], tmp_path, service.url)
     assert yaml.safe_load(service.config) == yaml.safe_load(SWEEP.read_text())
     operations = [operation for operation, _ in service.asked]
-    assert operations.index("UpsertSweep") < operations.index("CreateAgent") < operations.index("Heartbeat")
+    assert (
+        operations.index("UpsertSweep")
+        < operations.index("CreateAgent")
+        < operations.index("Heartbeat")
+    )
     assert service.run_states[0] == {}  # idle; then the trial runs
     assert {"trial1": True} in service.run_states and {"trial2": True} in service.run_states
     sweep = tmp_path / "runs" / "debug_block" / "sweep1"
@@ -100,7 +104,9 @@ def test_a_run_goes_on_under_its_own_id(tmp_path: Path, monkeypatch: pytest.Monk
         (b"", []),
     ],
 )
-def test_damaged_metrics_are_left_out_line_by_line(tmp_path: Path, raw: bytes, steps: list[str]) -> None:
+def test_damaged_metrics_are_left_out_line_by_line(
+    tmp_path: Path, raw: bytes, steps: list[str]
+) -> None:
     path = tmp_path / "metrics.csv"
     path.write_bytes(raw)
     assert [row["step"] for row in MetricsFile(path).read()] == steps
@@ -128,7 +134,11 @@ def test_drafter_and_validations_are_logged_where_asked_for(
         f"output={tmp_path / 'run'}",
         "trainer.warmup_steps=1",
     ]
-    words += ["trainer.logger=csv,wandb", "trainer.wandb_artifacts=true", "trainer.validation_rows=2"]
+    words += [
+        "trainer.logger=csv,wandb",
+        "trainer.wandb_artifacts=true",
+        "trainer.validation_rows=2",
+    ]
     import wandb
 
     try:

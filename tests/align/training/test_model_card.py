@@ -22,14 +22,27 @@ def test_card_and_record_come_from_the_run(tmp_path: Path, debug_data: Path) -> 
     assert f"{module.progress.tokens_seen:,} text tokens seen" in card
     assert f"{module.validation_numbers['tau_sampling']:.3f}" in card
     versions = json.loads((tmp_path / "versions.json").read_text())
-    assert versions["torch"] == torch.__version__.split("+")[0] or versions["torch"] == torch.__version__
+    assert (
+        versions["torch"] == torch.__version__.split("+")[0]
+        or versions["torch"] == torch.__version__
+    )
     again = load_recipe([f"recipe={tmp_path / 'recipe.yaml'}"])
     assert again.trainer == load_recipe(["recipe=debug_block"]).trainer
 
 
 def test_the_card_says_how_the_target_was_prompted() -> None:
-    words = ["recipe=debug_block", "data.template_kwargs={enable_thinking: false}", "data.system=Be brief."]
-    manifest = {"samples": 1, "tokens": 2, "prompt_temperature": 1.0, "answer_temperatures": [0.0], "seed": 0}
+    words = [
+        "recipe=debug_block",
+        "data.template_kwargs={enable_thinking: false}",
+        "data.system=Be brief.",
+    ]
+    manifest = {
+        "samples": 1,
+        "tokens": 2,
+        "prompt_temperature": 1.0,
+        "answer_temperatures": [0.0],
+        "seed": 0,
+    }
     run = RunNumbers(1, 1, 1, 1.0, 1, {})
     config: Any = SimpleNamespace(target="debug", target_sha256="ab")
     card = write_card(load_recipe(words), Description("x", "y", "z"), config, manifest, run)

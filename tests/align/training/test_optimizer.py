@@ -15,7 +15,10 @@ from align.training.optimizer import MATRICES, make_optimizer, orthogonalise, pe
 
 def test_parts_have_rates_of_their_own() -> None:
     one, two = (torch.nn.Parameter(torch.zeros(1)) for _ in "ab")
-    t, trained = TrainerConfig(learning_rates={"markov": 0.1}), {"layers.0.w": one, "markov.basis": two}
+    t, trained = (
+        TrainerConfig(learning_rates={"markov": 0.1}),
+        {"layers.0.w": one, "markov.basis": two},
+    )
     groups = make_optimizer(trained, t).param_groups
     assert [(g["part"], g["params"]) for g in groups] == [("", [one]), ("markov", [two])]
     assert make_optimizer(trained, TrainerConfig()).param_groups[0]["params"] == [one, two]
@@ -26,17 +29,32 @@ def test_parts_have_rates_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_muon_moves_matrices_and_adamw_the_rest(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_muon_moves_matrices_and_adamw_the_rest(
+    fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As torch's own two optimizers do apart, also behind a checkpoint; without bf16 products nearly so, its products in fp32."""
     monkeypatch.setattr(dtypes, "has_fast_bf16", lambda device: fast)
     generator = torch.Generator().manual_seed(0)
-    shapes = {"layers.0.q.weight": (6, 4), "layers.0.mlp.weight": (3, 8), "layers.0.norm.weight": (4,)}
-    shapes |= {"layers.0.self_attn_conv.delta.weight": (2, 4), "markov.basis": (5, 4), "fc.weight": (4, 4)}
-    t = TrainerConfig(optimizer="muon", learning_rates={"markov": 0.1}, learning_rate=1e-2, weight_decay=0.1)
+    shapes = {
+        "layers.0.q.weight": (6, 4),
+        "layers.0.mlp.weight": (3, 8),
+        "layers.0.norm.weight": (4,),
+    }
+    shapes |= {
+        "layers.0.self_attn_conv.delta.weight": (2, 4),
+        "markov.basis": (5, 4),
+        "fc.weight": (4, 4),
+    }
+    t = TrainerConfig(
+        optimizer="muon", learning_rates={"markov": 0.1}, learning_rate=1e-2, weight_decay=0.1
+    )
 
     def fresh() -> dict[str, torch.nn.Parameter]:
         start = torch.Generator().manual_seed(1)
-        return {n: torch.nn.Parameter(torch.randn(shape, generator=start)) for n, shape in shapes.items()}
+        return {
+            n: torch.nn.Parameter(torch.randn(shape, generator=start))
+            for n, shape in shapes.items()
+        }
 
     mine, theirs = fresh(), fresh()
     own = make_optimizer(mine, t)
@@ -65,7 +83,9 @@ def test_muon_moves_matrices_and_adamw_the_rest(fast: bool, monkeypatch: pytest.
         for name in shapes:
             exact = fast or name not in matrices
             near = {} if exact else {"rtol": 0.0, "atol": 3e-4}
-            torch.testing.assert_close(mine[name], theirs[name], **({"rtol": 0.0, "atol": 0.0} | near))
+            torch.testing.assert_close(
+                mine[name], theirs[name], **({"rtol": 0.0, "atol": 0.0} | near)
+            )
             assert exact or not torch.equal(mine[name], theirs[name])
         if step == 1:  # a run goes on from what a checkpoint holds
             saved = own.state_dict()

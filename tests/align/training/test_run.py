@@ -61,13 +61,17 @@ def test_golden_losses(tmp_path: Path, debug_data: Path) -> None:
 @pytest.mark.parametrize(  # none, some (rows are 9 kB), all of the target's views
     ("kept", "optimizer"), [("0", "adamw"), ("1e-4", "muon"), ("1", "adamw")]
 )
-def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path, kept: str, optimizer: str) -> None:
+def test_resume_is_bit_identical(
+    tmp_path: Path, debug_data: Path, kept: str, optimizer: str
+) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     words = ("trainer.ema=0.9", "trainer.checkpoint_every=4", f"trainer.keep_features_gb={kept}")
     words += (f"trainer.optimizer={optimizer}",)
     one = run(whole, debug_data, *words)
 
-    recipe = load_recipe(["recipe=debug_block", f"output={parts}", f"data.path={debug_data}", *words])
+    recipe = load_recipe(
+        ["recipe=debug_block", f"output={parts}", f"data.path={debug_data}", *words]
+    )
     patch = stop_at(7)  # three steps after the last checkpoint: they are lost and done again
     with pytest.raises(Stop):
         train(recipe, quiet=True)
@@ -85,14 +89,30 @@ def test_resume_is_bit_identical(tmp_path: Path, debug_data: Path, kept: str, op
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", [3, 9])  # within the text, and within the own words, between two shards
+@pytest.mark.parametrize(
+    "at", [3, 9]
+)  # within the text, and within the own words, between two shards
 def test_text_then_own_words_while_they_are_written(tmp_path: Path, at: int) -> None:
     """One command from nothing, stopped and gone on with: the weights of one that found all of its data."""
     (tmp_path / "text.txt").write_text("".join(f"line {i} of the text\n" for i in range(90)))
     (tmp_path / "prompts.txt").write_text("".join(f"{i} words\n" for i in range(20)))
-    words = ["recipe=debug_block", f"data.text=[{tmp_path}/text.txt]", "data.exclude=[]", "data.follow=true"]
-    words += [f"data.prompts={tmp_path}/prompts.txt", "data.near_duplicate_threshold=2", "data.samples=20"]
-    words += ["data.batch_size=5", "data.follow_after=1", "data.length=48", "trainer.checkpoint_every=2"]
+    words = [
+        "recipe=debug_block",
+        f"data.text=[{tmp_path}/text.txt]",
+        "data.exclude=[]",
+        "data.follow=true",
+    ]
+    words += [
+        f"data.prompts={tmp_path}/prompts.txt",
+        "data.near_duplicate_threshold=2",
+        "data.samples=20",
+    ]
+    words += [
+        "data.batch_size=5",
+        "data.follow_after=1",
+        "data.length=48",
+        "trainer.checkpoint_every=2",
+    ]
     words += ["data.max_answer_tokens=12", "trainer.validate_every=12"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     recipe = load_recipe([*words, f"output={whole}"])
@@ -108,8 +128,13 @@ def test_text_then_own_words_while_they_are_written(tmp_path: Path, at: int) -> 
     first, second = weights(whole), weights(parts)
     assert all(torch.equal(first[n], second[n]) for n in first)
     assert losses(whole)[-4:] == losses(parts)[-4:]
-    assert "| other text | the first 50% of the steps: " in (whole / "drafter" / "README.md").read_text()
-    with pytest.raises(UserError, match="saved under data.follow=true, not false; give data.follow=true"):
+    assert (
+        "| other text | the first 50% of the steps: "
+        in (whole / "drafter" / "README.md").read_text()
+    )
+    with pytest.raises(
+        UserError, match="saved under data.follow=true, not false; give data.follow=true"
+    ):
         train(load_recipe([*words[:3], *words[4:], f"output={whole}"]), quiet=True)
 
 
@@ -118,7 +143,9 @@ def test_text_then_own_words_while_they_are_written(tmp_path: Path, at: int) -> 
 def test_a_target_in_bf16(tmp_path: Path, recipe: str) -> None:
     """What machines with fast bf16 do by themselves: before the first step, and whether views are kept or not."""
     common = [f"recipe={recipe}", "target.dtype=bfloat16", f"data.path={tmp_path / 'data'}"]
-    synthesize(load_recipe(common), load_target("debug", dtype="bfloat16"), tmp_path / "data", quiet=True)
+    synthesize(
+        load_recipe(common), load_target("debug", dtype="bfloat16"), tmp_path / "data", quiet=True
+    )
     found = []
     for kept in ("1e-4", "1"):
         words = [*common, f"output={tmp_path / kept}", f"trainer.keep_features_gb={kept}"]
@@ -155,7 +182,12 @@ def test_a_beginning_that_is_done_again_is_reported_once(tmp_path: Path, debug_d
 @pytest.mark.slow
 def test_another_stage_is_another_run(tmp_path: Path) -> None:
     """Not taken up in silence, and the refused command leaves the run's record as it was."""
-    words = ["recipe=debug_sedd", f"output={tmp_path}", "trainer.max_steps=2", "trainer.warmup_steps=1"]
+    words = [
+        "recipe=debug_sedd",
+        f"output={tmp_path}",
+        "trainer.max_steps=2",
+        "trainer.warmup_steps=1",
+    ]
     train(load_recipe([*words, "stage=pretrain"]), quiet=True)
     before = (tmp_path / "recipe.yaml").read_bytes()
     with pytest.raises(
@@ -166,18 +198,31 @@ def test_another_stage_is_another_run(tmp_path: Path) -> None:
 
 
 def test_the_data_are_said_and_compared_with_the_recipe(
-    tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    debug_data: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    words = ["recipe=debug_block", f"data.path={debug_data}", "trainer.max_steps=1", "trainer.warmup_steps=0"]
+    words = [
+        "recipe=debug_block",
+        f"data.path={debug_data}",
+        "trainer.max_steps=1",
+        "trainer.warmup_steps=0",
+    ]
     train(load_recipe([*words, f"output={tmp_path / 'one'}"]))
     said = capsys.readouterr().err
     assert re.search(r"training on \d+ samples \(\d+ tokens\) of .*, \d+ held out", said)
     assert "warning" not in said and "no drafter speeds it up" not in said
     monkeypatch.setattr("align.training.run.load_target", by_single_tokens)
-    other = ["data.samples=100000", "data.max_answer_tokens=23"]  # not what the folder was written with
+    other = [
+        "data.samples=100000",
+        "data.max_answer_tokens=23",
+    ]  # not what the folder was written with
     train(load_recipe([*words, *other, f"output={tmp_path / 'two'}"]))
     said = capsys.readouterr().err
-    assert "warning: the recipe asks for 100000 samples" in said and "no drafter speeds it up" in said
+    assert (
+        "warning: the recipe asks for 100000 samples" in said and "no drafter speeds it up" in said
+    )
 
 
 def by_single_tokens(*given: Any, **named: Any) -> Target:
@@ -194,7 +239,11 @@ def test_parts_learn_at_rates_of_their_own(tmp_path: Path, debug_data: Path) -> 
         "trainer.max_steps=4",
         "trainer.checkpoint_every=2",
     ]
-    words += ["trainer.min_learning_rate_ratio=1", "trainer.warmup_steps=1", "trainer.weight_decay=0"]
+    words += [
+        "trainer.min_learning_rate_ratio=1",
+        "trainer.warmup_steps=1",
+        "trainer.weight_decay=0",
+    ]
     rates = ["trainer.learning_rates={markov: 1e-2}", "trainer.learning_rates.convolution=2e-4"]
     module = run(tmp_path / "whole", debug_data, *words, *rates)
     groups = {g["part"]: g["lr"] for g in module.trainer.optimizers[0].param_groups}
@@ -218,7 +267,9 @@ def test_milestones_are_the_drafter_after_so_many_tokens(tmp_path: Path, debug_d
     """Of the step that reached them, its average where there is one; a run that is cut in two saves the same."""
     words = ["trainer.max_steps=6", "trainer.checkpoint_every=2", "trainer.ema=0.5"]
     words += ["trainer.warmup_steps=1", "trainer.min_learning_rate_ratio=1"]
-    half = run(tmp_path / "half", debug_data, "trainer.max_steps=3", *words[1:]).progress.tokens_seen
+    half = run(
+        tmp_path / "half", debug_data, "trainer.max_steps=3", *words[1:]
+    ).progress.tokens_seen
     milestones = f"trainer.milestones=[{half}, {half + 1}, 9999999]"
     whole = run(tmp_path / "whole", debug_data, *words, milestones)
     there = {path.name for path in (tmp_path / "whole" / "milestones").iterdir()}
@@ -231,10 +282,14 @@ def test_milestones_are_the_drafter_after_so_many_tokens(tmp_path: Path, debug_d
     for folder, other in (("half/drafter", f"whole/milestones/{half}"),
                           (f"cut/milestones/{half + 1}", f"whole/milestones/{half + 1}"),
                           ("cut/drafter", "whole/drafter")):  # fmt: skip
-        one, two = (load_file(str(tmp_path / place / "model.safetensors")) for place in (folder, other))
+        one, two = (
+            load_file(str(tmp_path / place / "model.safetensors")) for place in (folder, other)
+        )
         assert all(torch.equal(value, two[name]) for name, value in one.items()), folder
     assert not all(
-        torch.equal(value, load_file(str(tmp_path / f"whole/milestones/{half}/model.safetensors"))[name])
+        torch.equal(
+            value, load_file(str(tmp_path / f"whole/milestones/{half}/model.safetensors"))[name]
+        )
         for name, value in weights(tmp_path / "whole").items()
     )
 
@@ -257,7 +312,9 @@ def test_a_confidence_head_is_taught_to_a_drafter_that_stays_what_it_was(
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     assert bool(after["confidence.out.weight"].any())
     with (tmp_path / "second" / "metrics.csv").open(newline="") as file:
-        validated = [float(r["validation/loss"]) for r in csv.DictReader(file) if r["validation/loss"]]
+        validated = [
+            float(r["validation/loss"]) for r in csv.DictReader(file) if r["validation/loss"]
+        ]
     assert validated[-1] < 0.95 * validated[0]
     further = [
         f"drafter.init={tmp_path / 'second' / 'drafter'}",
@@ -267,5 +324,7 @@ def test_a_confidence_head_is_taught_to_a_drafter_that_stays_what_it_was(
     other = [word for word in words if "drafter.train" not in word]
     with pytest.raises(UserError, match="saved under drafter.train=confidence_head, not all"):
         run(tmp_path / "second", debug_data, "drafter.confidence_head=true", *other)
-    run(tmp_path / "third", debug_data, *further)  # q moves: a head that stays would foretell another one
+    run(
+        tmp_path / "third", debug_data, *further
+    )  # q moves: a head that stays would foretell another one
     assert not any(name.startswith("confidence") for name in weights(tmp_path / "third"))

@@ -12,24 +12,34 @@ from align.config.trainer import TrainerConfig
 from align.training.base_module import DrafterModule
 from align.training.checkpoints import Seal, read_seal
 from align.training.run import train
-from align.training.schedule import Schedule, describe_change, first_schedule, learning_rate, resume_schedule
+from align.training.schedule import (
+    Schedule,
+    describe_change,
+    first_schedule,
+    learning_rate,
+    resume_schedule,
+)
 from tests.builders import train_debug_block as run
 
 
 def test_the_learning_rate_rises_falls_and_stays_at_its_least() -> None:
-    t = TrainerConfig(max_steps=110, warmup_steps=10, learning_rate=1.0, min_learning_rate_ratio=0.2)
+    t = TrainerConfig(
+        max_steps=110, warmup_steps=10, learning_rate=1.0, min_learning_rate_ratio=0.2
+    )
     assert [learning_rate(t, step, 0.0) for step in (0, 4, 9)] == [0.1, 0.5, 1.0]
     assert learning_rate(t, 60, 0.0) == pytest.approx(0.6)  # half of the cosine
     assert learning_rate(t, 110, 0.0) == learning_rate(t, 500, 0.0) == pytest.approx(0.2)
     t.max_minutes = 1.0  # whichever comes first
-    assert learning_rate(t, 20, 30.0) == pytest.approx(0.6) and learning_rate(t, 20, 90.0) == pytest.approx(
-        0.2
-    )
+    assert learning_rate(t, 20, 30.0) == pytest.approx(0.6) and learning_rate(
+        t, 20, 90.0
+    ) == pytest.approx(0.2)
 
 
 def seal_of(schedule: Schedule | None, step: int) -> Seal:
     record = None if schedule is None else schedule.record
-    return Seal(step=step, seconds=0.0, target_sha256="", drafter={}, draft_vocab=None, schedule=record)
+    return Seal(
+        step=step, seconds=0.0, target_sha256="", drafter={}, draft_vocab=None, schedule=record
+    )
 
 
 def continued(schedule: Schedule, step: int, *words: str) -> Schedule:
@@ -59,9 +69,15 @@ def test_the_rate_does_not_jump_where_a_run_continues(words: list[str]) -> None:
     ]
     climb = max(now.rate_at(now.step + now.warmup, 0.0) - rates[11], 0.0)
     assert now.warmup >= 1 and rates[-1] < max(rates[12:])
-    assert all(b - a <= climb / now.warmup + 1e-12 for a, b in zip(rates[11:], rates[12:], strict=False))
+    assert all(
+        b - a <= climb / now.warmup + 1e-12 for a, b in zip(rates[11:], rates[12:], strict=False)
+    )
     note = describe_change(now, seal_of(first, 12)) or ""
-    assert all(word in note for word in words) and "(was " in note and "the learning rate moves from" in note
+    assert (
+        all(word in note for word in words)
+        and "(was " in note
+        and "the learning rate moves from" in note
+    )
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4)])
@@ -87,7 +103,10 @@ def test_an_older_checkpoint_has_no_schedule() -> None:
 
 
 def test_a_run_resumes_with_the_row_after_the_last_one(
-    tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    debug_data: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read: list[int] = []
     step = DrafterModule.on_train_batch_start
@@ -105,7 +124,9 @@ def test_a_run_resumes_with_the_row_after_the_last_one(
     assert read == [*range(14)]
     said = capsys.readouterr().err
     assert (
-        said.count("note: resumes with") == 1 and "trainer.batch_size=2 (was 4)" in said and "row 8" in said
+        said.count("note: resumes with") == 1
+        and "trainer.batch_size=2 (was 4)" in said
+        and "row 8" in said
     )
     seal = read_seal(tmp_path / "checkpoints" / "step-5.ckpt")
     assert Schedule(**(seal.schedule or {})).rows_before(5) == 14

@@ -45,7 +45,9 @@ def test_a_failing_request_is_repeated(target: Target) -> None:
 
 def test_a_refused_request_is_not_repeated(target: Target) -> None:
     with Loopback(target) as server:
-        with pytest.raises(RequestRefused, match="answered 404 .The model 'x' does not exist") as error:
+        with pytest.raises(
+            RequestRefused, match="answered 404 .The model 'x' does not exist"
+        ) as error:
             ask(server.url, lambda c: c.complete(BODY | {"model": "x"}))
         assert error.value.status == 404 and len(server.asked) == 1
 
@@ -56,7 +58,10 @@ def test_no_server_and_another_server(target: Target, monkeypatch: pytest.Monkey
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(UserError, match=rf"{url}/v1/models: no answer .*; is the server up\?"):
         ask(url, lambda c: c.list_models())
-    with Loopback(target) as server, pytest.raises(UserError, match="404 .*no OpenAI-compatible server"):
+    with (
+        Loopback(target) as server,
+        pytest.raises(UserError, match="404 .*no OpenAI-compatible server"),
+    ):
         ask(f"{server.url}/elsewhere", lambda c: c.list_models())
     with pytest.raises(UserError, match="http://exa"):
         ask("http://exa\u200bmple\u2603..", lambda c: c.list_models())
@@ -70,14 +75,21 @@ def test_no_server_and_another_server(target: Target, monkeypatch: pytest.Monkey
 def test_the_api_key(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(API_KEY, raising=False)
     with Loopback(target, key="very-secret") as server:
-        with pytest.raises(UserError, match=f"API key missing: set the environment variable {API_KEY}"):
+        with pytest.raises(
+            UserError, match=f"API key missing: set the environment variable {API_KEY}"
+        ):
             ask(server.url, lambda c: c.list_models())
         monkeypatch.setenv(API_KEY, "wrong-secret")
         with pytest.raises(UserError, match="API key rejected") as error:
             ask(server.url, lambda c: c.list_models())
         assert "secret" not in str(error.value)
         monkeypatch.setenv(API_KEY, "very-secret")
-        words = ["recipe=debug_block", "data.samples=2", "data.batch_size=4", "data.max_answer_tokens=3"]
+        words = [
+            "recipe=debug_block",
+            "data.samples=2",
+            "data.batch_size=4",
+            "data.max_answer_tokens=3",
+        ]
         recipe = load_recipe([*words, f"data.writer=openai:{server.url}"])
         synthesize(recipe, target, tmp_path, quiet=True)
     assert all(b"secret" not in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
@@ -96,7 +108,9 @@ def test_the_api_key(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyP
     ],
 )
 @pytest.mark.parametrize("status", [200, 500])
-def test_whatever_a_server_sends_is_one_line(target: Target, sent: bytes, message: str, status: int) -> None:
+def test_whatever_a_server_sends_is_one_line(
+    target: Target, sent: bytes, message: str, status: int
+) -> None:
     with Loopback(target, alter=lambda _, body: (status, sent)) as server:
         for request in (lambda c: c.complete(BODY), lambda c: c.list_models()):
             with pytest.raises(UserError) as error:
@@ -116,7 +130,9 @@ def test_a_reply_that_never_ends_is_given_up() -> None:
 
     async def run() -> None:
         server = await asyncio.start_server(drip, "127.0.0.1", 0)
-        client = Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", RetryPolicy(0.2, 0.0), True)
+        client = Client(
+            f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", RetryPolicy(0.2, 0.0), True
+        )
         with pytest.raises(UserError, match=r"no answer within 0.2 s \(data.reply_seconds\)"):
             await client.complete(BODY)
         await client.close()

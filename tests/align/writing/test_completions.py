@@ -43,11 +43,15 @@ def test_exact_ids_end_at_the_first_end(target: Target) -> None:
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_text_cut_by_the_engine_or_without_an_end_is_not_taken(target: Target, exact: bool) -> None:
+def test_a_text_cut_by_the_engine_or_without_an_end_is_not_taken(
+    target: Target, exact: bool
+) -> None:
     """Training would learn texts without ends, or ends that were never written."""
     read = completions(target, **({} if exact else TEXT_ONLY)).read
     for ids, reason in (([50, 51], "length"), ([50] * 6, "stop")):
-        with pytest.raises(MismatchError, match=f"{len(ids)} of 6 tokens and finish_reason {reason}"):
+        with pytest.raises(
+            MismatchError, match=f"{len(ids)} of 6 tokens and finish_reason {reason}"
+        ):
             read(REQUEST, reply(target, ids, reason))
 
 
@@ -62,7 +66,9 @@ def test_a_text_cut_by_the_engine_or_without_an_end_is_not_taken(target: Target,
         ({"usage": {"prompt_tokens": 3, "completion_tokens": 3}}, "more or fewer ids"),
     ],
 )
-def test_a_contradictory_reply_is_not_taken(target: Target, change: dict[str, Any], message: str) -> None:
+def test_a_contradictory_reply_is_not_taken(
+    target: Target, change: dict[str, Any], message: str
+) -> None:
     with pytest.raises(MismatchError, match=message):
         completions(target).read(OF_TWO, reply(target, [50, 51], **change))
 
@@ -91,9 +97,18 @@ def test_text_is_tokenized_again(target: Target) -> None:
 
 def test_a_request_in_each_dialect(target: Target) -> None:
     full = completions(target).make_body(REQUEST)
-    assert full["prompt"] == [1, 40, 41] and full["stop_token_ids"] == [2, 7] and full["return_token_ids"]
+    assert (
+        full["prompt"] == [1, 40, 41]
+        and full["stop_token_ids"] == [2, 7]
+        and full["return_token_ids"]
+    )
     assert (full["seed"], full["max_tokens"], full["add_special_tokens"]) == (11, 6, False)
-    assert (full["top_p"], full["top_k"], full["repetition_penalty"], full["min_p"]) == (0.9, 5, 1.0, 0.0)
+    assert (full["top_p"], full["top_k"], full["repetition_penalty"], full["min_p"]) == (
+        0.9,
+        5,
+        1.0,
+        0.0,
+    )
     plain = completions(target, extensions=False, **TEXT_ONLY).make_body(REQUEST)
     assert plain.keys() == {"model", "prompt", "max_tokens", "temperature", "seed", "top_p", "stop"}
     assert plain["prompt"] == target.tokenizer.decode([1, 40, 41])
@@ -108,5 +123,8 @@ def test_sampling_that_a_server_does_not_support_is_refused(target: Target) -> N
         finally:
             await client.close()
 
-    with Loopback(target, strict=True) as server, pytest.raises(UserError, match="not support data.top_k=5"):
+    with (
+        Loopback(target, strict=True) as server,
+        pytest.raises(UserError, match="not support data.top_k=5"),
+    ):
         asyncio.run(find_dialect(server.url))

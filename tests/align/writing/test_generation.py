@@ -29,7 +29,11 @@ def test_draw_limits() -> None:
     assert set(draw(many.clone(), torch.ones(1000), uniform, top_p=0.85).tolist()) == {0, 1, 2}
     assert set(draw(many.clone(), torch.zeros(1000), uniform).tolist()) == {0}
     edge = torch.tensor([[0.0, -torch.inf, -torch.inf]]).expand(3, -1)
-    assert draw(edge.clone(), torch.ones(3), torch.tensor([0.0, 0.5, 0.9999999])).tolist() == [0, 0, 0]
+    assert draw(edge.clone(), torch.ones(3), torch.tensor([0.0, 0.5, 0.9999999])).tolist() == [
+        0,
+        0,
+        0,
+    ]
 
 
 def _write(target: Target, count: int, heat: float) -> list[Row]:

@@ -16,7 +16,9 @@ def unwritten_rows() -> list[Row]:
 
 def finished(index: int) -> Row:
     tokens = [1, index, 2]
-    return Row(index, 0.0, [], False, tokens=tokens, answer_start=1, done=True, broken="x" * (index == 6))
+    return Row(
+        index, 0.0, [], False, tokens=tokens, answer_start=1, done=True, broken="x" * (index == 6)
+    )
 
 
 def write_journal(folder: Path) -> Journal:
@@ -36,7 +38,12 @@ def test_finished_rows_are_restored_without_a_torn_line(tmp_path: Path, torn: by
     journal.path(1).write_bytes(whole + torn)
     rows = unwritten_rows()
     assert [row.index for row in journal.restore(1, rows)] == [5, 7]
-    assert (rows[0].tokens, rows[0].answer_start, rows[0].done, rows[0].forced) == ([1, 4, 2], 1, True, [])
+    assert (rows[0].tokens, rows[0].answer_start, rows[0].done, rows[0].forced) == (
+        [1, 4, 2],
+        1,
+        True,
+        [],
+    )
     assert rows[2].broken == "x" and not rows[1].done
     assert journal.path(1).read_bytes() == whole
     journal.add(1, finished(5))

@@ -60,7 +60,9 @@ def test_weights_are_loaded_where_they_are_here_and_fit(
         outline(recipe_of(folder, "data.template_kwargs.thinking=true"))
 
 
-def test_what_is_written_without_weights_is_compared_where_they_are(folder: Path, tmp_path: Path) -> None:
+def test_what_is_written_without_weights_is_compared_where_they_are(
+    folder: Path, tmp_path: Path
+) -> None:
     """By its greedy answers, when training opens it."""
     target = load_target(str(folder))
     words = ["data.server_check=never", f"data.path={tmp_path}", "data.answer_temperatures=[0.0]"]

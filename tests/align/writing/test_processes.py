@@ -38,7 +38,9 @@ def test_any_number_of_processes_writes_the_same(tmp_path: Path) -> None:
     """With written prompts; and with given ones that run out, after a stop with other processes."""
     one = write(load_recipe(WORDS), tmp_path / "one")
     assert write(load_recipe([*WORDS, "launch.devices=3"]), tmp_path / "three") == one
-    (tmp_path / "p.txt").write_text("".join(f"Say {i} {'abcdefghijklmn'[i % 7 :]}\n" for i in range(11)))
+    (tmp_path / "p.txt").write_text(
+        "".join(f"Say {i} {'abcdefghijklmn'[i % 7 :]}\n" for i in range(11))
+    )
     words = [f"data.prompts={tmp_path}/p.txt", *(word for word in WORDS if "samples" not in word)]
     for samples, devices in ((6, 2), (20, 1)):
         more = [*words, f"data.samples={samples}"]
@@ -70,7 +72,9 @@ def test_a_target_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
 
 def test_more_processes_than_the_machine_can_run_are_refused() -> None:
     with pytest.raises(UserError, match="launch.devices=10000: at most"):
-        check_devices(load_recipe([*WORDS[:-1], "launch.devices=10000", "trainer.batch_size=10000"]))
+        check_devices(
+            load_recipe([*WORDS[:-1], "launch.devices=10000", "trainer.batch_size=10000"])
+        )
 
 
 def test_one_process_or_a_server() -> None:

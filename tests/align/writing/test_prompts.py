@@ -22,7 +22,9 @@ def reader(target: Target, *words: str) -> PromptReader:
 
 
 def talk(*messages: tuple[str, str], tools: tuple[dict[str, object], ...] = ()) -> Conversation:
-    return Conversation(tuple({"role": role, "content": content} for role, content in messages), tools)
+    return Conversation(
+        tuple({"role": role, "content": content} for role, content in messages), tools
+    )
 
 
 def test_a_long_prompt_is_left_out_or_cut_at_its_start(target: Target) -> None:
@@ -35,8 +37,12 @@ def test_a_long_prompt_is_left_out_or_cut_at_its_start(target: Target) -> None:
     assert cut.ids == target.chat_tokens(text) and not cut.broken
 
 
-def test_of_a_conversation_the_oldest_turns_go_first_and_the_system_prompt_stays(target: Target) -> None:
-    whole = talk(("system", "Be brief."), ("user", "a" * 30), ("assistant", "b" * 60), ("user", "Why?"))
+def test_of_a_conversation_the_oldest_turns_go_first_and_the_system_prompt_stays(
+    target: Target,
+) -> None:
+    whole = talk(
+        ("system", "Be brief."), ("user", "a" * 30), ("assistant", "b" * 60), ("user", "Why?")
+    )
     cut = reader(target, "data.long_prompts=cut").read(whole)
     assert [m["content"] for m in cut.conversation.messages] == ["Be brief.", "Why?"]
     long = talk(("system", "x" * 50 + " y"), ("user", "z " * 60 + "the end?"))
@@ -62,7 +68,9 @@ def test_a_conversation_that_the_template_refuses_is_broken_and_says_why() -> No
     read = reader(target, "data.max_prompt_tokens=200")
     for conversation in (talk(("system", "s"), ("user", "a")), talk(("user", "a"), ("user", "b"))):
         found = read.read(conversation)
-        assert found.broken == REFUSED and ("System role" in found.reason or "alternate" in found.reason)
+        assert found.broken == REFUSED and (
+            "System role" in found.reason or "alternate" in found.reason
+        )
     assert not read.read(as_conversation("a")).broken
 
 
@@ -73,7 +81,9 @@ def test_the_first_user_text_begins_behind_what_conversations_share(target: Targ
         rest = target.tokenizer.decode(prompt.ids[read.text_start(prompt) :])
         assert rest.startswith("Hello?<|im_end|>")
     prompt = read.read(talk(("user", "Hello?"), tools=({"name": "f"},)))
-    assert target.tokenizer.decode(prompt.ids[read.text_start(prompt) :]).startswith("Hello?<|im_end|>")
+    assert target.tokenizer.decode(prompt.ids[read.text_start(prompt) :]).startswith(
+        "Hello?<|im_end|>"
+    )
 
 
 def test_turns_are_told_apart() -> None:
@@ -82,7 +92,10 @@ def test_turns_are_told_apart() -> None:
     ).messages
     assert first_turn(messages) == (messages[:2], messages[4:])
     assert first_turn(messages[4:]) == (messages[4:], ())
-    calls = ({"role": "user", "content": "w"}, {"role": "assistant", "content": "", "tool_calls": [{}]})
+    calls = (
+        {"role": "user", "content": "w"},
+        {"role": "assistant", "content": "", "tool_calls": [{}]},
+    )
     after = (*calls, {"role": "tool", "content": "12"}, {"role": "assistant", "content": "ok"})
     assert first_turn(after) == (after[:3], ())
     greeting = talk(("assistant", "Hi"), ("user", "a")).messages

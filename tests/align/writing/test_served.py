@@ -51,7 +51,9 @@ def texts(folder: Path) -> list[tuple[list[int], int, float]]:
 def prompts(folder: Path, count: int = 14) -> str:
     path = folder / "prompts.jsonl"
     path.write_text(
-        "".join(json.dumps({"prompt": f"Say {'abcdefghijklmnop'[i:]} {i}"}) + "\n" for i in range(count))
+        "".join(
+            json.dumps({"prompt": f"Say {'abcdefghijklmnop'[i:]} {i}"}) + "\n" for i in range(count)
+        )
     )
     return f"data.prompts={path}"
 
@@ -65,7 +67,9 @@ def test_greedy_answers_are_those_of_this_process(tmp_path: Path, target: Target
 
 
 @pytest.mark.parametrize("at", [0, 1])
-def test_a_greeting_without_choices_is_asked_for_again(tmp_path: Path, target: Target, at: int) -> None:
+def test_a_greeting_without_choices_is_asked_for_again(
+    tmp_path: Path, target: Target, at: int
+) -> None:
     """The first request says what the server understands; it fails as others do."""
     with Loopback(target, fault=lambda n: "no choices" if n == at else None) as server:
         synthesize(recipe_of(server.url, "data.samples=2"), target, tmp_path / "a", quiet=True)
@@ -76,12 +80,23 @@ def test_a_greeting_without_choices_is_asked_for_again(tmp_path: Path, target: T
         synthesize(recipe_of(server.url), target, tmp_path / "b", quiet=True)
 
 
-def test_greedy_prompts_and_their_faults_are_those_of_this_process(tmp_path: Path, target: Target) -> None:
+def test_greedy_prompts_and_their_faults_are_those_of_this_process(
+    tmp_path: Path, target: Target
+) -> None:
     """Prompts that are too long, or empty, and answers that are, are told as `Writer` tells them."""
-    words = ["data.prompt_temperature=0", "data.answer_temperatures=[0.0]", "data.near_duplicate_threshold=2"]
-    words += ["data.prompt_openings=['', 'a', 'xyz', 'q 1', 'Tell', 'b b', 'zz', '77']", "data.samples=9"]
+    words = [
+        "data.prompt_temperature=0",
+        "data.answer_temperatures=[0.0]",
+        "data.near_duplicate_threshold=2",
+    ]
+    words += [
+        "data.prompt_openings=['', 'a', 'xyz', 'q 1', 'Tell', 'b b', 'zz', '77']",
+        "data.samples=9",
+    ]
     words += ["data.max_prompt_tokens=12"]
-    own = synthesize(load_recipe([*WORDS[:1], *WORDS[2:4], *words]), target, tmp_path / "own", quiet=True)
+    own = synthesize(
+        load_recipe([*WORDS[:1], *WORDS[2:4], *words]), target, tmp_path / "own", quiet=True
+    )
     with Loopback(target) as server:
         found = synthesize(recipe_of(server.url, *words), target, tmp_path / "served", quiet=True)
     assert texts(tmp_path / "served") == texts(tmp_path / "own")
@@ -89,11 +104,17 @@ def test_greedy_prompts_and_their_faults_are_those_of_this_process(tmp_path: Pat
 
 
 @pytest.mark.parametrize("chat", [True, False])
-def test_templates_and_base_models_are_prompted_as_in_this_process(tmp_path: Path, chat: bool) -> None:
+def test_templates_and_base_models_are_prompted_as_in_this_process(
+    tmp_path: Path, chat: bool
+) -> None:
     words = ["data.answer_temperatures=[0.0]", "data.samples=2", "data.batch_size=2"]
     target = switching_target()
     if chat:
-        words += [prompts(tmp_path), "data.template_kwargs.enable_thinking=false", "data.system=Be brief."]
+        words += [
+            prompts(tmp_path),
+            "data.template_kwargs.enable_thinking=false",
+            "data.system=Be brief.",
+        ]
         d = recipe_of("http://x", *words).data
         target.chat = Chat(d.template_kwargs, d.system)
     else:
@@ -106,7 +127,9 @@ def test_templates_and_base_models_are_prompted_as_in_this_process(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_disturbed_run_ends_with_the_samples_of_an_undisturbed_one(tmp_path: Path, target: Target) -> None:
+def test_a_disturbed_run_ends_with_the_samples_of_an_undisturbed_one(
+    tmp_path: Path, target: Target
+) -> None:
     """A third of the requests meet each fault in turn; and no more are in flight than are allowed."""
     with Loopback(target) as server:
         whole = synthesize(recipe_of(server.url), target, tmp_path / "whole", quiet=True)
@@ -183,9 +206,13 @@ def test_without_token_ids_texts_are_tokenised_again_and_checked(
 def test_settings_reach_the_server(tmp_path: Path, target: Target) -> None:
     """Engines take top-p, top-k and penalties from the model's folder where a request is silent."""
     with Loopback(target) as server:
-        recipe = recipe_of(server.url, "data.top_p=0.9", "data.answer_temperatures=[0.5]", "data.samples=4")
+        recipe = recipe_of(
+            server.url, "data.top_p=0.9", "data.answer_temperatures=[0.5]", "data.samples=4"
+        )
         synthesize(recipe, target, tmp_path / "data", quiet=True)
-        body = [b for b in server.asked if b["temperature"] != 1][-1]  # of an answer: prompts are drawn at 1
+        body = [b for b in server.asked if b["temperature"] != 1][
+            -1
+        ]  # of an answer: prompts are drawn at 1
     assert (body["top_p"], body["top_k"], body["temperature"], body["repetition_penalty"]) == (0.9, -1, 0.5, 1.0)  # fmt: skip
     assert len({b["seed"] for b in server.asked}) > 4
 
@@ -209,9 +236,12 @@ def test_a_server_that_goes_away_leaves_what_is_written(
 
     with Loopback(target, fault=fault) as server:
         with pytest.raises(
-            UserError, match=r"answered 500 'planted', for \d+ s .data.retry_seconds.; what is written stays"
+            UserError,
+            match=r"answered 500 'planted', for \d+ s .data.retry_seconds.; what is written stays",
         ):
-            synthesize(recipe_of(server.url, "data.retry_seconds=0.5"), target, tmp_path, quiet=True)
+            synthesize(
+                recipe_of(server.url, "data.retry_seconds=0.5"), target, tmp_path, quiet=True
+            )
         assert [*tmp_path.glob(".answers*")]
     gc.collect()
     assert not caplog.records
@@ -219,12 +249,19 @@ def test_a_server_that_goes_away_leaves_what_is_written(
 
 def test_another_model_is_refused(tmp_path: Path, target: Target) -> None:
     with Loopback(target, model="other") as server:
-        with pytest.raises(UserError, match="serves 'other', not target.name='debug'.*served_model=other"):
+        with pytest.raises(
+            UserError, match="serves 'other', not target.name='debug'.*served_model=other"
+        ):
             synthesize(recipe_of(server.url), target, tmp_path, quiet=True)
         with pytest.raises(UserError, match="data.served_model='othr'.*did you mean 'other'"):
-            synthesize(recipe_of(server.url, "data.served_model=othr"), target, tmp_path, quiet=True)
+            synthesize(
+                recipe_of(server.url, "data.served_model=othr"), target, tmp_path, quiet=True
+            )
         synthesize(
-            recipe_of(server.url, "data.served_model=other", "data.samples=2"), target, tmp_path, quiet=True
+            recipe_of(server.url, "data.served_model=other", "data.samples=2"),
+            target,
+            tmp_path,
+            quiet=True,
         )
     with (
         Loopback(load_target("debug-qwen2")) as server,
@@ -233,7 +270,10 @@ def test_another_model_is_refused(tmp_path: Path, target: Target) -> None:
         ),
     ):
         synthesize(recipe_of(server.url), target, tmp_path / "b", quiet=True)
-    with Loopback(target, limit=40) as server, pytest.raises(UserError, match="takes 40 tokens, a sample"):
+    with (
+        Loopback(target, limit=40) as server,
+        pytest.raises(UserError, match="takes 40 tokens, a sample"),
+    ):
         synthesize(recipe_of(server.url), target, tmp_path / "c", quiet=True)
 
 

@@ -18,9 +18,16 @@ from align.writing.template import chat_template
 from tests.chat_templates import KINDS, SHAPES, talking
 
 TEXTS = ("Hello", "the law of a proposal", "Why?", " spaces around ", "def law(self):", "größer")
-WORDS = ["recipe=debug_block", "data.batch_size=12", "data.max_answer_tokens=5", "data.max_prompt_tokens=24"]
+WORDS = [
+    "recipe=debug_block",
+    "data.batch_size=12",
+    "data.max_answer_tokens=5",
+    "data.max_prompt_tokens=24",
+]
 EACH = [
-    pytest.param(kind, shape, marks=[pytest.mark.slow] * (kind not in ("byte-level", "sentencepiece")))
+    pytest.param(
+        kind, shape, marks=[pytest.mark.slow] * (kind not in ("byte-level", "sentencepiece"))
+    )
     for kind in KINDS
     for shape in SHAPES
 ]
@@ -45,7 +52,10 @@ def test_given_prompts_are_trained_on_as_they_are_served(kind: str, shape: str) 
     target = talking(kind, shape)
     talk = [{"role": "user", "content": "A law"}, {"role": "assistant", "content": "text"}]
     prompts = [as_conversation(text) for text in TEXTS]
-    prompts += [as_conversation([*talk, {"role": "user", "content": "the other"}]), as_conversation(talk)]
+    prompts += [
+        as_conversation([*talk, {"role": "user", "content": "the other"}]),
+        as_conversation(talk),
+    ]
     plan = plan_of(target, "data.max_prompt_tokens=200", prompts=prompts)
     rows = InProcess(plan, target).write(0, 8, ignore_progress)
     assert rows and not any(row.broken not in ("", "empty answer") for row in rows)

@@ -36,7 +36,13 @@ def advise_at(costs: DecodingCosts, temperature: float = 0.0, batch: int = 1) ->
 
 @pytest.mark.parametrize(
     ("batch", "rows", "context", "seconds"),
-    [(1, 3, SHORT, 2.0), (2.5, 3, SHORT, 4.0), (9, 9, SHORT, 8.0), (4, 3, SHORT + 100, 6.8), (4, 3, 16, 6.0)],
+    [
+        (1, 3, SHORT, 2.0),
+        (2.5, 3, SHORT, 4.0),
+        (9, 9, SHORT, 8.0),
+        (4, 3, SHORT + 100, 6.8),
+        (4, 3, 16, 6.0),
+    ],
 )
 def test_forward_costs_are_linear_between_what_was_measured(
     batch: float, rows: float, context: float, seconds: float
@@ -48,13 +54,17 @@ def test_forward_costs_are_linear_between_what_was_measured(
 def test_a_round_is_the_sum_of_its_parts() -> None:
     costs = make_costs(0.01)
     chain = CHAINS[-1]
-    assert costs.round_seconds(chain, 8, 256, 0.0) == pytest.approx(1.0 + 0.01 * 8 * 5 + 0.1 + 7 * 0.05)
+    assert costs.round_seconds(chain, 8, 256, 0.0) == pytest.approx(
+        1.0 + 0.01 * 8 * 5 + 0.1 + 7 * 0.05
+    )
     assert costs.speed(chain, 1, 256, 0.0) == pytest.approx(2.5 / 1.15)
     assert costs.interpolate(chain, 0.5, "tau") == pytest.approx((2.5 + 1.75) / 2)
     costs.forward.slope = dict.fromkeys((1, 2, 3, 5), 0.001)
     costs.draft_slope = 0.01
     assert costs.round_seconds(PLAIN, 2, SHORT + 100, 0.0) == pytest.approx(1.02 + 2 * 0.1)
-    assert costs.round_seconds(chain, 1, 356, 0.0) == pytest.approx(1.05 + 0.1 + 292 * 0.001 + 100 * 0.01)
+    assert costs.round_seconds(chain, 1, 356, 0.0) == pytest.approx(
+        1.05 + 0.1 + 292 * 0.001 + 100 * 0.01
+    )
 
 
 def test_times_of_greedy_rounds_do_not_count_for_sampling() -> None:
@@ -74,13 +84,17 @@ def test_drafting_is_switched_off_where_it_stops_paying() -> None:
     assert 0 < hot.pays_up_to < cold.pays_up_to < 32
     for a in (cold, hot):
         assert a.gains[a.pays_up_to][1] > 1 >= a.gains[a.pays_up_to + 1][1]
-    assert f"switch it off above batch {hot.pays_up_to} to {cold.pays_up_to}" in summarize([cold, hot])
+    assert f"switch it off above batch {hot.pays_up_to} to {cold.pays_up_to}" in summarize(
+        [cold, hot]
+    )
     useless = advise_at(make_costs(0.01, (0.0,) * 4), batch=32)
     assert useless.pays_up_to == 0 and summarize([useless]).startswith("leave drafting off")
     free = advise_at(make_costs(0.0, drafting=0.0), batch=32)
     assert "pays up to batch 32 everywhere" in summarize([free])
     size = free.gains[1][0]
-    assert summarize([free, useless, useless]).startswith(f"use {size.label} ({size.options}); switch it off")
+    assert summarize([free, useless, useless]).startswith(
+        f"use {size.label} ({size.options}); switch it off"
+    )
 
 
 def test_a_size_counts_only_at_temperatures_where_it_was_tried() -> None:
@@ -101,4 +115,6 @@ def test_tables_and_values() -> None:
     ):
         assert text in page, page
     values = json.loads(json.dumps(to_dict(costs, advice)))
-    assert values["sentence"] in page.replace("**U", "**u") and values["advice"][0]["context"] == 256
+    assert (
+        values["sentence"] in page.replace("**U", "**u") and values["advice"][0]["context"] == 256
+    )

@@ -26,13 +26,19 @@ from decode.systems.parsing import read_method
 from decode.systems.registry import PLAIN
 from tests.builders import sharp_block_network as network
 
-SUITE = Loaded("mine", "Mine", "", [Prompt("a", "Why is the sky blue?"), Prompt("b", "Count: 1 2 1")], "here")
+SUITE = Loaded(
+    "mine", "Mine", "", [Prompt("a", "Why is the sky blue?"), Prompt("b", "Count: 1 2 1")], "here"
+)
 SETTINGS = runner.GenerationSettings(Sampling(), 12)
 QUIET = PlainConsole(quiet=True)
 
 
 def candidate(folder: Path, recipe: str) -> Candidate:
-    words = (f"recipe=recipes/compare/debug_{recipe}.yaml", f"output={folder / recipe}", f"name={recipe}")
+    words = (
+        f"recipe=recipes/compare/debug_{recipe}.yaml",
+        f"output={folder / recipe}",
+        f"name={recipe}",
+    )
     return Candidate(words, resolve(load_recipe([*words, "trainer.milestones=[10, 30]"])))
 
 
@@ -58,17 +64,25 @@ def test_every_milestone_decodes_every_prompt_once(
 
     def run(decoders: Any, task: Any, *args: Any) -> Any:
         ran.append(task)
-        assert all(isinstance(d.drafter, BlockProposer) for name, d in decoders.items() if name != PLAIN)
+        assert all(
+            isinstance(d.drafter, BlockProposer) for name, d in decoders.items() if name != PLAIN
+        )
         return whole(decoders, task, *args)
 
     monkeypatch.setattr(runner, "run_task", run)
     records = measure(pair, target, [SUITE], SETTINGS, out, QUIET)
     methods = [PLAIN, "ours@10", "ours@30", "dflash@10", "dflash@30"]
-    assert sorted(r.key for r in records) == sorted(("mine", p, m, 0) for p in "ab" for m in methods)
+    assert sorted(r.key for r in records) == sorted(
+        ("mine", p, m, 0) for p in "ab" for m in methods
+    )
     assert all(record.identical for record in records) and len(ran) == 2
-    assert {r.key for r in measure(pair, target, [SUITE], SETTINGS, out, QUIET)} == {r.key for r in records}
+    assert {r.key for r in measure(pair, target, [SUITE], SETTINGS, out, QUIET)} == {
+        r.key for r in records
+    }
     assert len(ran) == 2
-    save_drafter(network(target, 9, "taps", size=3, layers=1), pair[1].folder(pair[1].milestones[1]))
+    save_drafter(
+        network(target, 9, "taps", size=3, layers=1), pair[1].folder(pair[1].milestones[1])
+    )
     again = measure(pair, target, [SUITE], SETTINGS, out, QUIET)
     assert len(ran) == 4 and sorted(r.key for r in again) == sorted(r.key for r in records)
     with pytest.raises(UserError, match="another max_new_tokens: give another --out"):
@@ -79,7 +93,8 @@ def test_every_milestone_decodes_every_prompt_once(
     assert found[1].identical == "2/2" and found[3].ratio is None
     sizes = {c.name: c.parameters for c in pair}
     assert sizes["ours"] == sum(
-        p.numel() for p in network(target, 0, "shared_kv", size=3, layers=1, markov_rank=4).parameters()
+        p.numel()
+        for p in network(target, 0, "shared_kv", size=3, layers=1, markov_rank=4).parameters()
     )
     assert len(table(found, sizes).splitlines()) == 2 + 4
 
@@ -98,7 +113,10 @@ def test_every_milestone_decodes_every_prompt_once(
 def test_only_what_is_alike_is_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], says: str
 ) -> None:
-    one, other = candidate(tmp_path, "ours").values, copy.deepcopy(candidate(tmp_path, "dflash").values)
+    one, other = (
+        candidate(tmp_path, "ours").values,
+        copy.deepcopy(candidate(tmp_path, "dflash").values),
+    )
     for key, value in changes.items():
         other[key] = {**other[key], **value} if isinstance(value, dict) else value
     printed = iter((one, other))

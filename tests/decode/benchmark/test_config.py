@@ -26,7 +26,16 @@ def test_settings_are_recorded_as_in_older_folders() -> None:
 
 
 def test_the_command_line_is_a_typed_config() -> None:
-    words = ["--methods", "lookup,all", "--sweep", "gamma=2,4", "--temperature", "1", "--draft-tokens", "3"]
+    words = [
+        "--methods",
+        "lookup,all",
+        "--sweep",
+        "gamma=2,4",
+        "--temperature",
+        "1",
+        "--draft-tokens",
+        "3",
+    ]
     config = eval.read_config([*words, "--order", "random"])
     assert config.methods is not None and config.methods.has_all
     assert config.sweep.values == {"gamma": ["2", "4"]} and config.sampling.temperature == 1
@@ -38,7 +47,9 @@ def test_the_drafters_that_figures_depend_on() -> None:
     plan, _ = make_plan(eval.read_config([*words, "--methods", "lookup"]), print)
     assert (list(plan.methods), plan.drafters) == (["plain", "lookup"], {})
     plan, left_out = make_plan(eval.read_config([*words, "--methods", "all"]), print)
-    assert plan.drafters == {"autoregressive": "debug"} and any("block" in line for line in left_out)
+    assert plan.drafters == {"autoregressive": "debug"} and any(
+        "block" in line for line in left_out
+    )
     plan, _ = make_plan(eval.read_config([*words, "--verifier", "token"]), print)
     assert list(plan.methods) == ["plain", "lookup", "drafter", "combined"]
     assert plan.methods["drafter"].verifier == "token" and plan.methods["lookup"].verifier == "auto"

@@ -17,7 +17,14 @@ pytestmark = pytest.mark.usefixtures("no_plots")
 def test_another_corpus_is_another_measurement(prompts: Path, tmp_path: Path) -> None:
     corpus = tmp_path / "c.txt"
     corpus.write_text("one two three")
-    words = ("--prompts", prompts, "--out", tmp_path / "o", "--methods", f"retrieval:corpus={corpus}")
+    words = (
+        "--prompts",
+        prompts,
+        "--out",
+        tmp_path / "o",
+        "--methods",
+        f"retrieval:corpus={corpus}",
+    )
     run(*words)
     run(*words)
     corpus.write_text("three two one")
@@ -27,7 +34,16 @@ def test_another_corpus_is_another_measurement(prompts: Path, tmp_path: Path) ->
 
 def test_the_resolved_settings_are_kept(prompts: Path, tmp_path: Path) -> None:
     _, folder = run(
-        "--prompts", prompts, "--out", tmp_path / "o", "--methods", "plain", "--seed", 3, "--limit", 1
+        "--prompts",
+        prompts,
+        "--out",
+        tmp_path / "o",
+        "--methods",
+        "plain",
+        "--seed",
+        3,
+        "--limit",
+        1,
     )
     settings = read_run(folder).settings
     assert (settings["seed"], settings["limit"], settings["dtype"], settings["device"]) == (

@@ -33,7 +33,9 @@ def test_orders_are_balanced_and_seeded() -> None:
 
 
 def test_every_beginning_is_spread_over_every_suite() -> None:
-    suites = [(s, [(Prompt(f"{s}{i}", "x"), [1]) for i in range(n)]) for s, n in (("a", 80), ("b", 20))]
+    suites = [
+        (s, [(Prompt(f"{s}{i}", "x"), [1]) for i in range(n)]) for s, n in (("a", 80), ("b", 20))
+    ]
     tasks = measure.plan_tasks(suites, ["plain", "lookup"], 1, seed=1)
     assert len({t.prompt.id for t in tasks}) == 100
     for done in (10, 25, 50):
@@ -87,5 +89,7 @@ def test_an_interrupt_loses_the_task_in_hand_alone(
 def test_an_answer_of_one_token_has_no_decoding(target: Target) -> None:
     decoder = decode.load(target, None)
     task = measure.Task("s", Prompt("1", "x"), (5, 6), 0, ("plain",))
-    (record,) = measure.run_task({"plain": decoder}, task, measure.GenerationSettings(Sampling(), 1))
+    (record,) = measure.run_task(
+        {"plain": decoder}, task, measure.GenerationSettings(Sampling(), 1)
+    )
     assert (record.calls, record.committed, record.tau, record.tokens_per_s) == (0, 0, None, 0.0)

@@ -49,8 +49,13 @@ def test_the_fastest_of_each_group_wins_and_the_slow_ones_leave() -> None:
         return records_of(task)
 
     left: list[int] = []
-    assert race(GROUPS, tasks(8), [], run, lambda number, count: left.append(count)) == {"a": "a1", "b": "b2"}
-    assert all(set(order) == {*SECONDS} for order in ran[:5])  # nobody leaves before there is an interval
+    assert race(GROUPS, tasks(8), [], run, lambda number, count: left.append(count)) == {
+        "a": "a1",
+        "b": "b2",
+    }
+    assert all(
+        set(order) == {*SECONDS} for order in ran[:5]
+    )  # nobody leaves before there is an interval
     assert all(set(order) == {"plain", "a1", "a2", "b2"} for order in ran[5:])
     assert left == [5, 5, 5, 5, 3, 3, 3, 3] and len(set(ran[:5])) > 1  # neighbours change
 
@@ -93,7 +98,9 @@ def test_what_is_given_stays_and_a_sweep_replaces_the_grid() -> None:
         return [m.name for m in list_candidates([read_method(text)], read_sweep(sweep))[text]]
 
     assert names("specdiff:gamma=2:steps=1:nodes=0") == ["specdiff:gamma=2:steps=1:nodes=0"]
-    assert names("specdiff:gamma=2:nodes=0") == [f"specdiff:gamma=2:nodes=0:steps={t}" for t in (1, 2)]
+    assert names("specdiff:gamma=2:nodes=0") == [
+        f"specdiff:gamma=2:nodes=0:steps={t}" for t in (1, 2)
+    ]
     asked = read_method("lookup")
     assert list_candidates([asked], read_sweep([]), fixed=("draft_tokens",)) == {"lookup": [asked]}
     assert names("lookup", ["gamma=3,5"]) == ["lookup:gamma=3", "lookup:gamma=5"]
@@ -136,7 +143,15 @@ def test_the_command_tunes_on_other_prompts_then_measures(
         r.seconds = r.committed * (1.0 if r.method == "lookup:gamma=4" else 2.0)
 
     changing(monkeypatch, timed)
-    words = ["--methods", "lookup,retrieval:gamma=2", "--tune", 6, "--out", tmp_path / "o", "--prompts"]
+    words = [
+        "--methods",
+        "lookup,retrieval:gamma=2",
+        "--tune",
+        6,
+        "--out",
+        tmp_path / "o",
+        "--prompts",
+    ]
     summary, folder = run(*words, prompts)
     assert list(summary.overall) == ["plain", "lookup:gamma=4", "retrieval:gamma=2"]
     assert summary.settings["tuned"] == ["lookup:gamma=4, of 4 settings on 6 prompts of builtin"]
@@ -144,10 +159,15 @@ def test_the_command_tunes_on_other_prompts_then_measures(
     assert "lookup:gamma=4, of 4 settings" in (folder / "report.html").read_text()
     tuning = read_records(folder / "tuning")
     assert {r.suite for r in tuning} == {"builtin"} and len({r.prompt for r in tuning}) == 6
-    assert {r.method for r in tuning if r.prompt == tuning[-1].prompt} == {"plain", "lookup:gamma=4"}
+    assert {r.method for r in tuning if r.prompt == tuning[-1].prompt} == {
+        "plain",
+        "lookup:gamma=4",
+    }
     assert read_run(folder / "tuning").settings["max_new_tokens"] == 6
     said = json.loads((folder / "tuning" / "summary.json").read_text())["verdict"]
-    assert said.startswith("A race between settings, not a measurement") and "UNFINISHED" not in said
+    assert (
+        said.startswith("A race between settings, not a measurement") and "UNFINISHED" not in said
+    )
     assert not {r.prompt for r in tuning} & {r.prompt for r in read_records(folder)}
 
     def never(*args: Any) -> list[Record]:
@@ -156,7 +176,9 @@ def test_the_command_tunes_on_other_prompts_then_measures(
     monkeypatch.setattr(measure, "run_task", never)
     again, _ = run(*words, prompts)
     assert again.overall == summary.overall
-    with pytest.raises(UserError, match=r"\(seed: 0 there, 1 now\)"):  # before the race, not after it
+    with pytest.raises(
+        UserError, match=r"\(seed: 0 there, 1 now\)"
+    ):  # before the race, not after it
         run(*words, prompts, "--seed", 1)
 
 
@@ -190,13 +212,24 @@ def test_a_changed_output_ends_the_race(
     assert {r.prompt for r in read_records(tmp_path / "o" / "tuning")} == {"builtin-chat-1"}
 
 
-def test_settings_that_cannot_decode_are_left_out_of_the_race(prompts: Path, tmp_path: Path) -> None:
+def test_settings_that_cannot_decode_are_left_out_of_the_race(
+    prompts: Path, tmp_path: Path
+) -> None:
     """Trees on a target that takes chains alone show it only while they decode; a verifier, before."""
     from align.models.checkpoints.standalone import save_standalone
 
     target = load_target("debug-gptneo", dtype="float32", device="cpu")
     save_standalone(standalone(target, "ddit"), tmp_path / "d")
-    words = ["--target", "debug-gptneo", "--drafter", tmp_path / "d", "--prompts", prompts, "--tune", 5]
+    words = [
+        "--target",
+        "debug-gptneo",
+        "--drafter",
+        tmp_path / "d",
+        "--prompts",
+        prompts,
+        "--tune",
+        5,
+    ]
     _, folder = run(*words, "--methods", "specdiff:gamma=3:steps=1", "--out", tmp_path / "o")
     assert {r.method for r in read_records(folder)} == {"plain", "specdiff:gamma=3:steps=1:nodes=0"}
     words += ["--methods", "specdiff:gamma=3:steps=1:verifier=block", "--temperature", 1]
@@ -213,9 +246,19 @@ def test_settings_that_a_drafter_cannot_do_are_left_out(
     from align.models.checkpoints.block import save_drafter
 
     save_drafter(
-        from_target(target, DrafterConfig(block_size=3, layers=1, markov_rank=0), None), tmp_path / "d"
+        from_target(target, DrafterConfig(block_size=3, layers=1, markov_rank=0), None),
+        tmp_path / "d",
     )
-    words = ["--drafter", tmp_path / "d", "--methods", "block", "--prompts", prompts, "--out", tmp_path / "o"]
+    words = [
+        "--drafter",
+        tmp_path / "d",
+        "--methods",
+        "block",
+        "--prompts",
+        prompts,
+        "--out",
+        tmp_path / "o",
+    ]
     summary, folder = run(*words, "--tune", 5, "--sweep", "gamma=1,3,4")
     racing = {r.method for r in read_records(folder / "tuning")}
     assert racing == {"plain", "block:gamma=1", "block:gamma=3"}

@@ -36,7 +36,9 @@ def model(target: Target) -> Target:
     "sampling",
     [Sampling(1.0), Sampling(0.8, top_k=20, repetition_penalty=1.3, min_new_tokens=9, banned=(9,))],
 )
-def test_q_is_what_each_token_was_drawn_from(target: Target, model: Target, sampling: Sampling) -> None:
+def test_q_is_what_each_token_was_drawn_from(
+    target: Target, model: Target, sampling: Sampling
+) -> None:
     """After rejections too: every row of q equals that of one fresh forward over the text and the drafts before it."""
     seen: list[tuple[list[int], Proposal]] = []
     rejected = accepted = 0
@@ -77,7 +79,10 @@ def test_a_drafter_that_is_the_target_is_always_right(setting: str) -> None:
             assert out.accepted == out.drafted
             if verifier == "gumbel":
                 plain = Decoder(target, None, "gumbel")  # type: ignore[arg-type]
-                assert out.tokens == plain.generate(LETTERS, max_new_tokens=21, sampling=sampling).tokens
+                assert (
+                    out.tokens
+                    == plain.generate(LETTERS, max_new_tokens=21, sampling=sampling).tokens
+                )
 
 
 def test_a_context_goes_back_exactly(target: Target) -> None:
@@ -94,7 +99,9 @@ def test_a_context_goes_back_exactly(target: Target) -> None:
             text = [*text[: len(text) - cut], *change, 40]
             unread = context.follow(text)
             assert len(unread) >= 1 and [*context.tokens, *unread] == text
-            torch.testing.assert_close(context.read(unread)[0], fresh(text)[-1], atol=1e-4, rtol=1e-3)
+            torch.testing.assert_close(
+                context.read(unread)[0], fresh(text)[-1], atol=1e-4, rtol=1e-3
+            )
     again = context.follow(text)  # nothing new: the last token is read once more
     assert again == text[-1:]
     parents, drafts = (-1, 0, -1, 2, 1), [50, 51, 52, 53, 54]
@@ -122,7 +129,9 @@ def test_a_drafter_with_the_shorter_context_falls_silent() -> None:
     target, model = TableTarget(4), TableTarget(4, context_limit=12)
     out = Decoder(target, AutoregressiveDrafter(model, 4)).generate(LETTERS, max_new_tokens=20)  # type: ignore[arg-type]
     assert out.tokens == Decoder(target).generate(LETTERS, max_new_tokens=20).tokens  # type: ignore[arg-type]
-    room = [12 + 1 - (len(LETTERS) + 1)]  # the first round's: 12 tokens are read and one more is drafted
+    room = [
+        12 + 1 - (len(LETTERS) + 1)
+    ]  # the first round's: 12 tokens are read and one more is drafted
     assert out.drafted[0] == min(4, *room) and out.drafted[-1] == 0
 
 

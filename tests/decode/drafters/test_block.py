@@ -49,7 +49,9 @@ def test_the_drafters_context_keeps_step_with_the_text(
 
     monkeypatch.setattr(BlockDrafts, "propose", watched)
     accepted = 0
-    for seed in range(20):  # a random drafter's acceptance is small and differs from machine to machine
+    for seed in range(
+        20
+    ):  # a random drafter's acceptance is small and differs from machine to machine
         accepting = Sampling(1.0, top_k=40, seed=seed)
         drafter, verifier = BlockProposer(net, tree_nodes=nodes), "point_mass" if nodes else "token"
         accepted += sum(Engine(target, PROMPT, 24, accepting, drafter, verifier).run().accepted)
@@ -59,7 +61,9 @@ def test_the_drafters_context_keeps_step_with_the_text(
     for tokens, hidden in seen:
         cache = target.new_cache(1, len(tokens))
         session = BlockSession(net, cache, len(tokens))
-        forward = target.forward(torch.tensor([tokens[:-1]]), cache=cache, taps=session.taps, logits=False)
+        forward = target.forward(
+            torch.tensor([tokens[:-1]]), cache=cache, taps=session.taps, logits=False
+        )
         session.observe(forward.hidden_BLD, forward.taps_BLFD, len(tokens) - 1)
         torch.testing.assert_close(hidden, session.hidden(tokens[-1]), atol=1e-4, rtol=1e-3)
 
@@ -93,7 +97,9 @@ def test_q_is_the_processed_softmax(target: Target, variant: str) -> None:
             bias = 0 if inputs is None else drafts.session.bias(inputs, torch.tensor(previous))
             expected = torch.zeros(target.vocab_size)
             expected[ids] = probs(net.logits(hidden[k]) + bias, sampling, ProcessorState(seen))
-            torch.testing.assert_close(proposal.q.dense(target.vocab_size)[k], expected, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(
+                proposal.q.dense(target.vocab_size)[k], expected, atol=1e-5, rtol=1e-4
+            )
 
 
 @pytest.mark.parametrize("variant", ["confidence", "markov confidence"])
@@ -114,7 +120,9 @@ def test_a_draft_stops_where_its_confidence_ends(target: Target, variant: str) -
     stopped = [drafts.propose(4) for _ in range(60)]
     for proposal in stopped:
         reached, size = reach(proposal.tokens_K), len(proposal)
-        assert bool((reached[1:size] >= least).all()) and (size == 4 or float(reached[size]) < least)
+        assert bool((reached[1:size] >= least).all()) and (
+            size == 4 or float(reached[size]) < least
+        )
         assert proposal.q is not None and len(proposal.q.dense(target.vocab_size)) == size
     assert len({len(x) for x in stopped}) > 1
 
@@ -124,7 +132,9 @@ def test_passes_are_those_that_were_asked_for(target: Target) -> None:
     net = network(target, **VARIANTS["mlp twice"])
     hidden = {}
     for passes in (None, 1, 2, 3):
-        engine = Engine(target, PROMPT, 20, Sampling(1.0, seed=5), BlockProposer(net, passes=passes), "token")
+        engine = Engine(
+            target, PROMPT, 20, Sampling(1.0, seed=5), BlockProposer(net, passes=passes), "token"
+        )
         with torch.no_grad():
             engine.begin()
             assert isinstance(engine.session, BlockDrafts)
@@ -135,10 +145,15 @@ def test_passes_are_those_that_were_asked_for(target: Target) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_tree_by_cost_is_the_beginning_of_the_whole_one(target: Target, temperature: float) -> None:
+def test_a_tree_by_cost_is_the_beginning_of_the_whole_one(
+    target: Target, temperature: float
+) -> None:
     """Whatever the costs say; greedy outputs are plain decoding's; a round is measured once."""
     net = network(target, **VARIANTS["shared markov"])
-    drafter, whole = BlockProposer(net, tree_nodes=9, by_cost=True), BlockProposer(net, tree_nodes=9)
+    drafter, whole = (
+        BlockProposer(net, tree_nodes=9, by_cost=True),
+        BlockProposer(net, tree_nodes=9),
+    )
     sampling = Sampling(temperature, seed=2)
     assert drafter.sizes is not None and drafter.law(sampling) == "point"
     proposed: list[int] = []
@@ -158,7 +173,10 @@ def test_a_tree_by_cost_is_the_beginning_of_the_whole_one(target: Target, temper
     assert fresh.sizes is not None
     seen: list[tuple[int, int]] = []
     observe = fresh.sizes.observe
-    fresh.sizes.observe = lambda n, e, kept, *times: (seen.append((n, kept)), observe(n, e, kept, *times))  # type: ignore
+    fresh.sizes.observe = lambda n, e, kept, *times: (
+        seen.append((n, kept)),
+        observe(n, e, kept, *times),
+    )  # type: ignore
     out = Engine(target, PROMPT, 24, sampling, fresh, "point_mass").run()
     assert [n for n, _ in seen] == out.nodes[: len(seen)] and len(seen) >= out.calls - 1
     assert [n for n, _ in seen][:4] == [9, 4, 2, 1]
@@ -184,7 +202,12 @@ def test_trees_in_one_call_are_those_built_level_by_level(
         return found
 
     monkeypatch.setattr(BlockDrafts, "propose", recorded)
-    for settings in (Sampling(), Sampling(0.6, seed=0), VARIED, Sampling(min_new_tokens=9, banned=(5, 6))):
+    for settings in (
+        Sampling(),
+        Sampling(0.6, seed=0),
+        VARIED,
+        Sampling(min_new_tokens=9, banned=(5, 6)),
+    ):
         seen = []
         for tree in (kept, None):
             net.tree, calls = tree, []
@@ -235,7 +258,10 @@ def test_a_chain_in_one_call_is_that_drawn_token_by_token(target: Target, varian
         ({"confidence": 1.5}, "confidence=1.5 must be within 0..1"),
         ({"passes": 2}, r"passes=2 needs a drafter .* drafter.self_conditioning=true"),
         ({"by_cost": True}, "by_cost=true chooses a tree's nodes"),
-        ({"by_cost": True, "tree_nodes": 5, "siblings": "iid"}, "by_cost=true chooses a tree's nodes"),
+        (
+            {"by_cost": True, "tree_nodes": 5, "siblings": "iid"},
+            "by_cost=true chooses a tree's nodes",
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused(target: Target, options: Any, message: str) -> None:

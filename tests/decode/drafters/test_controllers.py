@@ -27,7 +27,8 @@ def test_a_line_through_points() -> None:
 
 
 @pytest.mark.parametrize(
-    ("alpha", "draft", "verify"), [(0.9, 0.0, 0.01), (0.9, 0.01, 0.2), (0.2, 0.2, 0.02), (0.8, 0.1, 0.1)]
+    ("alpha", "draft", "verify"),
+    [(0.9, 0.0, 0.01), (0.9, 0.01, 0.2), (0.2, 0.2, 0.02), (0.8, 0.1, 0.1)],
 )
 def test_the_cost_aware_length_is_the_best_one(alpha: float, draft: float, verify: float) -> None:
     """A token accepted with α whatever its place; drafting takes 0.05 + n·draft, a call 1 + n·verify."""
@@ -78,7 +79,9 @@ def test_a_curve_never_falls() -> None:
     recent = Curve(0.5)
     for y in (1.0, 1.0, 4.0):
         recent.add(2, y)
-    assert recent.at(2) == pytest.approx((0.25 * 1 + 0.5 * 1 + 4) / 1.75)  # what is long ago counts less
+    assert recent.at(2) == pytest.approx(
+        (0.25 * 1 + 0.5 * 1 + 4) / 1.75
+    )  # what is long ago counts less
 
 
 def costly(size: TreeSize, rows: float, nodes: int) -> None:

@@ -15,7 +15,9 @@ def test_one_text_or_a_row_each(target: Target, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo")
     (tmp_path / "b.jsonl").write_text('{"text": "one"}\n{"text": " "}\n{"text": "two"}\n')
     assert read_corpus(tmp_path / "a.txt", target) == [target.text_tokens("one\ntwo")]
-    assert read_corpus(tmp_path / "b.jsonl", target) == [target.text_tokens(t) for t in ("one", "two")]
+    assert read_corpus(tmp_path / "b.jsonl", target) == [
+        target.text_tokens(t) for t in ("one", "two")
+    ]
 
 
 @pytest.mark.parametrize(

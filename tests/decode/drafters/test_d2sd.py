@@ -70,7 +70,10 @@ def test_boundary_scores_are_the_chance_of_the_first_mistake() -> None:
 def test_the_most_probable_boundaries_are_kept() -> None:
     assert rank_boundaries(torch.tensor([0.1, 0.4, 0.2, 0.3]), 2) == [1, 3]
     assert rank_boundaries(torch.tensor([0.2, 0.2, 0.0, 0.2]), 2) == [0, 1]
-    assert rank_boundaries(torch.zeros(3), 9) == [0, 1, 2] and rank_boundaries(torch.zeros(1), 4, 1) == []
+    assert (
+        rank_boundaries(torch.zeros(3), 9) == [0, 1, 2]
+        and rank_boundaries(torch.zeros(1), 4, 1) == []
+    )
     assert rank_boundaries(torch.tensor([0.9, 0.1, 0.2, 0.3]), 2, 1) == [2, 3]
 
 
@@ -91,7 +94,9 @@ def begun(
     target: Target, drafter: D2SDDrafter, sampling: Sampling, verifier: str = "point_mass"
 ) -> D2SDSession:
     """A request after its prompt and first token."""
-    engine = Engine(target, PROMPT, 20, sampling, drafter, "greedy" if sampling.greedy else verifier)
+    engine = Engine(
+        target, PROMPT, 20, sampling, drafter, "greedy" if sampling.greedy else verifier
+    )
     with torch.no_grad():
         engine.begin()
     assert isinstance(engine.session, D2SDSession)
@@ -105,7 +110,9 @@ def paths(tree: Proposal) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("k", [1, 3, 4])
-def test_the_tree_is_the_first_draft_and_the_seconds_branches(target: Target, name: str, k: int) -> None:
+def test_the_tree_is_the_first_draft_and_the_seconds_branches(
+    target: Target, name: str, k: int
+) -> None:
     boundaries, wider = [], 0
     for sampling in (Sampling(), VARIED, Sampling(0.8, seed=3), Sampling(0.2, seed=3)):
         drafter = pair(target, name, boundaries=2, keep_q=False)
@@ -138,7 +145,10 @@ def test_drawn_tokens_come_with_their_q(target: Target, name: str, k: int) -> No
         tokens, parents = tree.tokens_K.tolist(), tree.parents or chain(len(tree))
         assert parents[:k] == chain(k)
         torch.testing.assert_close(
-            q_NV[:k], rows_by_definition(drafts, drafter.first, [], tokens[:k]), atol=1e-5, rtol=1e-3
+            q_NV[:k],
+            rows_by_definition(drafts, drafter.first, [], tokens[:k]),
+            atol=1e-5,
+            rtol=1e-3,
         )
         starts = [n for n in range(k, len(tree)) if parents[n] != n - 1 or parents[n] < k - 1]
         kept = [parents[n] + 1 for n in starts]
@@ -204,7 +214,9 @@ def test_both_contexts_keep_step_with_the_text(
 
     monkeypatch.setattr(D2SDSession, "propose", watched)
     accepted = 0
-    for seed in range(40):  # a random drafter's acceptance is small and differs from machine to machine
+    for seed in range(
+        40
+    ):  # a random drafter's acceptance is small and differs from machine to machine
         sampling = Sampling(1.0, top_k=2, seed=seed)
         # drawn as well as chosen: both keep step
         drafter.keep_q = bool(seed % 2)
@@ -216,7 +228,9 @@ def test_both_contexts_keep_step_with_the_text(
         for net, hidden in zip((drafter.first, drafter.second), states, strict=True):
             cache = target.new_cache(1, len(tokens))
             session = BlockSession(net, cache, len(tokens))
-            output = target.forward(torch.tensor([tokens[:-1]]), cache=cache, taps=session.taps, logits=False)
+            output = target.forward(
+                torch.tensor([tokens[:-1]]), cache=cache, taps=session.taps, logits=False
+            )
             session.observe(output.hidden_BLD, output.taps_BLFD, len(tokens) - 1)
             torch.testing.assert_close(hidden, session.hidden(tokens[-1]), atol=1e-4, rtol=1e-3)
 
@@ -239,7 +253,9 @@ def test_options_are_checked(target: Target, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(UserError, match="both must be loaded for one"):
         D2SDDrafter(net, network(other, 1, "shared_kv"))
     monkeypatch.setattr(d2sd, "MOST_NODES", 10)
-    with pytest.raises(UserError, match="boundaries=2 after 4 tokens: a tree of 11 nodes, at most 10"):
+    with pytest.raises(
+        UserError, match="boundaries=2 after 4 tokens: a tree of 11 nodes, at most 10"
+    ):
         D2SDDrafter(net, network(target, 2, "shared_kv"), 2)
     assert D2SDDrafter(net, net, 2).draft_nodes == 9
     with pytest.raises(UserError, match="these fit: point_mass"):

@@ -45,14 +45,24 @@ def test_q_is_what_each_token_was_drawn_from(target: Target, order: str) -> None
         block = torch.where(steps < step, proposal.tokens_K, made.mask_id)
         q = (session.context.denoise(block) / 0.9).softmax(-1)  # type: ignore[attr-defined]
         for k in (steps == step).nonzero()[:, 0].tolist():
-            torch.testing.assert_close(proposal.q.dense(target.vocab_size)[k], q[k], atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(
+                proposal.q.dense(target.vocab_size)[k], q[k], atol=1e-5, rtol=1e-4
+            )
 
 
 def test_blocks_of_two_steps_go_from_left_to_right(target: Target) -> None:
     """Within a block the surest first, so not always in order."""
     made, inside = drafter(target, "ddit"), set()
-    for k, steps, blocks in ((8, 4, [4, 4]), (7, 4, [4, 3]), (7, 3, [5, 2]), (5, 5, [2, 2, 1]), (6, 2, [6])):
-        _, session = sessions(target, DiffusionProposer(made, k, steps, "blockwise"), Sampling(0.9, seed=4))
+    for k, steps, blocks in (
+        (8, 4, [4, 4]),
+        (7, 4, [4, 3]),
+        (7, 3, [5, 2]),
+        (5, 5, [2, 2, 1]),
+        (6, 2, [6]),
+    ):
+        _, session = sessions(
+            target, DiffusionProposer(made, k, steps, "blockwise"), Sampling(0.9, seed=4)
+        )
         with torch.no_grad():
             drafted = session.propose(k).steps_K.tolist()  # type: ignore[union-attr]
         at = 0
@@ -65,7 +75,9 @@ def test_blocks_of_two_steps_go_from_left_to_right(target: Target) -> None:
     assert inside == {True, False}
 
 
-def test_a_hot_start_draws_from_the_last_drafts_distributions_in_their_new_places(target: Target) -> None:
+def test_a_hot_start_draws_from_the_last_drafts_distributions_in_their_new_places(
+    target: Target,
+) -> None:
     made, sampling = drafter(target, "ddit"), Sampling(0.9, seed=4)
     engine, session = sessions(target, DiffusionProposer(made, 6, 3, hot_start=True), sampling)
     passes: list[int] = []
@@ -86,7 +98,9 @@ def test_a_hot_start_draws_from_the_last_drafts_distributions_in_their_new_place
     old, new = (x.q.dense(target.vocab_size) for x in (first, second))
     torch.testing.assert_close(new[:2], old[2:4])
     block = torch.tensor([*second.tokens_K[:2].tolist(), *[made.mask_id] * 4])
-    torch.testing.assert_close(new[2:4], (denoise(block) / 0.9).softmax(-1)[2:4], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        new[2:4], (denoise(block) / 0.9).softmax(-1)[2:4], atol=1e-5, rtol=1e-4
+    )
     with torch.no_grad():
         engine.request.tokens.extend([1] * 7)  # everything was kept: nothing is left to begin with
         engine.request.history.extend([1] * 7)
@@ -105,7 +119,10 @@ def test_a_long_text_in_the_drafters_own_tokens(
     session = writer.start()
     for end in (20, 24, 25, 26, 36, 37, 60, 55, 30):
         drafts = session.propose(text[:end], 3)
-        assert session.context.tokens == text[session.first : end] and len(session.context.tokens) <= 24
+        assert (
+            session.context.tokens == text[session.first : end]
+            and len(session.context.tokens) <= 24
+        )
         fresh = writer.start()
         fresh.first = session.first
         assert drafts == fresh.propose(text[:end], 3) and len(drafts) == 3
@@ -171,6 +188,9 @@ def test_a_vocabulary_of_its_own(target: Target, tmp_path: Path) -> None:
         out = decoder.generate("Say a word or two.", max_new_tokens=30, sampling=sampling)
         assert sum(out.drafted) > 0
         if sampling.greedy:
-            assert out.tokens == Decoder(target).generate("Say a word or two.", max_new_tokens=30).tokens
+            assert (
+                out.tokens
+                == Decoder(target).generate("Say a word or two.", max_new_tokens=30).tokens
+            )
     with pytest.raises(UserError, match="its (own )?tokenizer"):
         decode.load(target, tmp_path / "d")

@@ -21,7 +21,9 @@ from tests.builders import PROMPT, VARIED
 from tests.builders import diffusion_drafter as drafter
 
 
-def made(target: Target, kind: str = "ddit", draft_tokens: int = 6, **options: Any) -> DiffuSpecDrafter:
+def made(
+    target: Target, kind: str = "ddit", draft_tokens: int = 6, **options: Any
+) -> DiffuSpecDrafter:
     """`options`: arguments, and attributes that have other values than the published ones."""
     given = ("path_search", "adaptive_length", "corpus")
     asked = {key: options.pop(key) for key in given if key in options}
@@ -35,7 +37,9 @@ def informed(target: Target, prompt: list[int], length: int, **options: Any) -> 
     """Its n-gram model has read the target's next tokens and leads: drafts that are accepted."""
     written = Decoder(target).generate(prompt, max_new_tokens=length).tokens
     corpus = [[*prompt, *written]] * 50
-    return made(target, weight=0.01, corpus=corpus, mass=1.0, candidates=target.vocab_size, **options)
+    return made(
+        target, weight=0.01, corpus=corpus, mass=1.0, candidates=target.vocab_size, **options
+    )
 
 
 def begun(target: Target, proposer: DiffuSpecDrafter, sampling: Sampling) -> DiffuSpecSession:
@@ -98,9 +102,12 @@ def test_a_draft_ends_at_the_end_of_sequence(target: Target, place: int) -> None
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(0.8, top_k=9), replace(VARIED, temperature=0.7, banned=(3, 40))]
+    "sampling",
+    [Sampling(), Sampling(0.8, top_k=9), replace(VARIED, temperature=0.7, banned=(3, 40))],
 )
-def test_the_path_is_the_searched_one_of_processed_marginals(target: Target, sampling: Sampling) -> None:
+def test_the_path_is_the_searched_one_of_processed_marginals(
+    target: Target, sampling: Sampling
+) -> None:
     """Against the parts put together again; without the search each position's most probable token."""
     corpus = [[4, 90, 17, 55, 56] * 3]
     session = begun(target, made(target, corpus=corpus, beam=4, weight=0.3), sampling)
@@ -116,7 +123,11 @@ def test_the_path_is_the_searched_one_of_processed_marginals(target: Target, sam
     reader.read([*corpus, tokens])
     lattice = find_candidates(q, 0.8, 15, target.eos_ids)
     path = find_best_path(
-        lattice, lambda path, found: reader.log_probs([*tokens, *path], found), 0.3, 4, target.eos_ids
+        lattice,
+        lambda path, found: reader.log_probs([*tokens, *path], found),
+        0.3,
+        4,
+        target.eos_ids,
     )
     assert proposal is not None and proposal.law == "point" and proposal.q is None
     assert proposal.tokens_K.tolist() == path and len(set(path) & set(sampling.banned)) == 0
@@ -155,7 +166,9 @@ def test_what_the_target_may_not_say_is_not_drafted(target: Target, temperature:
 
 
 @pytest.mark.parametrize("path_search", [False, True])
-def test_the_length_follows_what_was_drafted_and_accepted(target: Target, path_search: bool) -> None:
+def test_the_length_follows_what_was_drafted_and_accepted(
+    target: Target, path_search: bool
+) -> None:
     """Rounds without a draft of its own, such as copies, do not count."""
     session = begun(target, made(target, path_search=path_search), Sampling())
     expected = AdaptiveLength(2, 6, session.proposer.growth, 0.5)

@@ -19,10 +19,14 @@ def log(*pairs: tuple[int, float]) -> Column:
 
 
 def test_the_fewest_tokens_that_hold_the_mass() -> None:
-    q = torch.tensor([[0.01, 0.05, 0.6, 0.24, 0.1], [0.0, 0.9, 0.1, 0.0, 0.0], [0.2, 0.2, 0.2, 0.2, 0.2]])
+    q = torch.tensor(
+        [[0.01, 0.05, 0.6, 0.24, 0.1], [0.0, 0.9, 0.1, 0.0, 0.0], [0.2, 0.2, 0.2, 0.2, 0.2]]
+    )
     assert find_candidates(q, 0.8, 15, ())[:2] == [log((2, 0.6), (3, 0.24)), log((1, 0.9))]
     assert find_candidates(q, 0.85, 15, ())[0] == log((2, 0.6), (3, 0.24), (4, 0.1))
-    assert find_candidates(q, 0.95, 15, ())[1] == log((1, 0.9), (2, 0.1))  # nothing of probability 0
+    assert find_candidates(q, 0.95, 15, ())[1] == log(
+        (1, 0.9), (2, 0.1)
+    )  # nothing of probability 0
     assert find_candidates(q, 1.0, 15, ())[1] == log((1, 0.9), (2, 0.1))
     assert [len(c) for c in find_candidates(q, 0.7, 15, ())] == [2, 1, 4]
 
@@ -45,7 +49,9 @@ def test_the_likeliest_end_is_kept() -> None:
 
 def reader(seed: int, V: int):  # type: ignore[no-untyped-def]
     """Any left-to-right model: its distribution depends on the two tokens before."""
-    table = torch.randn(V + 1, V + 1, V, generator=torch.Generator().manual_seed(seed)).log_softmax(-1)
+    table = torch.randn(V + 1, V + 1, V, generator=torch.Generator().manual_seed(seed)).log_softmax(
+        -1
+    )
 
     def read(path: tuple[int, ...], tokens: Sequence[int]) -> list[float]:
         a, b = [V, V, *path][-2:]
@@ -57,7 +63,9 @@ def reader(seed: int, V: int):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("ends", [(), (END,), (END, 1)])
 @pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_wide_beam_finds_the_best_of_all_paths(seed: int, weight: float, ends: tuple[int, ...]) -> None:
+def test_a_wide_beam_finds_the_best_of_all_paths(
+    seed: int, weight: float, ends: tuple[int, ...]
+) -> None:
     V, K = 4, 4
     q = (torch.randn(K, V, generator=torch.Generator().manual_seed(seed)) * 2).softmax(-1)
     lattice, read = find_candidates(q, 0.95, V, ends), reader(seed, V)
@@ -75,7 +83,9 @@ def test_a_wide_beam_finds_the_best_of_all_paths(seed: int, weight: float, ends:
         if not set(path[:-1]) & set(ends) and (n == K or path[-1] in ends)
     }
     found = find_best_path(lattice, read, weight, V**K, ends)
-    assert tuple(found) in every and per_token(tuple(found)) == pytest.approx(max(map(per_token, every)))
+    assert tuple(found) in every and per_token(tuple(found)) == pytest.approx(
+        max(map(per_token, every))
+    )
 
 
 def test_nothing_follows_an_end_and_an_early_one_does_not_win_by_being_early() -> None:
@@ -87,13 +97,17 @@ def test_nothing_follows_an_end_and_an_early_one_does_not_win_by_being_early() -
     sure = [(END, math.log(0.9)), (5, math.log(0.05))]
     assert find_best_path([unsure, sure, unsure], flat, 0.5, 3, (END,)) == [5, END]
     assert find_best_path([sure, unsure], flat, 0.5, 1, (END,)) == [END]
-    assert find_best_path([], flat, 0.5, 3, (END,)) == [] == find_best_path([[]], flat, 0.5, 3, (END,))
+    assert (
+        find_best_path([], flat, 0.5, 3, (END,)) == [] == find_best_path([[]], flat, 0.5, 3, (END,))
+    )
 
 
 V = 6
 
 
-TEXT = torch.randint(4, (50,), generator=torch.Generator().manual_seed(0)).tolist()  # 4 and 5 are never seen
+TEXT = torch.randint(
+    4, (50,), generator=torch.Generator().manual_seed(0)
+).tolist()  # 4 and 5 are never seen
 
 
 def test_against_the_formula() -> None:
@@ -124,4 +138,6 @@ def test_texts_are_apart_and_a_base_stays_as_it_is() -> None:
     both = NgramModel(V)
     both.read([[0, 1], [2, 3], [0, 1, 2]])
     for context in ([], [0], [1], [0, 1]):
-        assert model.log_probs(context, range(V)) == pytest.approx(both.log_probs(context, range(V)))
+        assert model.log_probs(context, range(V)) == pytest.approx(
+            both.log_probs(context, range(V))
+        )

@@ -77,7 +77,14 @@ def test_drafts_have_the_middle_models_joint_law(kind: str) -> None:
 def test_at_temperature_0_drafts_are_the_middle_models_own(kind: str) -> None:
     for seed in range(5):
         drafter = tables(kind, seed=seed)
-        if kind not in ("lookup", "autoregressive", "copying", "hierarchical", "guessed", "branching"):
+        if kind not in (
+            "lookup",
+            "autoregressive",
+            "copying",
+            "hierarchical",
+            "guessed",
+            "branching",
+        ):
             continue  # scripted ones draw at every temperature
         middle = TableTarget(3, seed=seed)
         text = list(LETTERS)
@@ -99,8 +106,12 @@ def test_coupled_output_is_the_same_with_and_without_drafts(kind: str) -> None:
     for seed in range(4):
         own = replace(sampling, seed=seed)
         for other in (target, TableTarget(3, seed=1)):
-            expected = Decoder(other, None, "gumbel").generate(LETTERS, max_new_tokens=21, sampling=own)  # type: ignore[arg-type]
-            out = Decoder(other, tables(kind), "gumbel").generate(LETTERS, max_new_tokens=21, sampling=own)  # type: ignore[arg-type]
+            expected = Decoder(other, None, "gumbel").generate(
+                LETTERS, max_new_tokens=21, sampling=own
+            )  # type: ignore[arg-type]
+            out = Decoder(other, tables(kind), "gumbel").generate(
+                LETTERS, max_new_tokens=21, sampling=own
+            )  # type: ignore[arg-type]
             assert out.tokens == expected.tokens
             assert other is not target or out.accepted == out.drafted
 
@@ -123,7 +134,9 @@ def test_q_is_the_middle_models_after_rejections_too(target: Target, middle: Tar
     accepted = rejected = 0
     for seed in range(3):
         sampling = Sampling(0.7, top_k=5, seed=seed)
-        out = Decoder(target, drafter).generate(PROMPTS[0] * 3, max_new_tokens=16, sampling=sampling)
+        out = Decoder(target, drafter).generate(
+            PROMPTS[0] * 3, max_new_tokens=16, sampling=sampling
+        )
         accepted += sum(out.accepted)
         rejected += sum(out.drafted) - sum(out.accepted)
     assert accepted > 5 and rejected > 5
@@ -146,11 +159,15 @@ def test_who_may_draft_for_the_middle_model(target: Target, middle: Target) -> N
         HierarchicalDrafter(middle, LookupDrafter(), 0)
     other = smaller(target, vocab_size=300)
     with pytest.raises(UserError, match="vocabulary of 300"):
-        Decoder(target, HierarchicalDrafter(other, LookupDrafter())).generate(PROMPTS[0], max_new_tokens=9)
+        Decoder(target, HierarchicalDrafter(other, LookupDrafter())).generate(
+            PROMPTS[0], max_new_tokens=9
+        )
     away = copy.copy(middle)
     away.device = torch.device("meta")
     with pytest.raises(UserError, match="is on meta, target 'debug' on cpu"):
-        Decoder(target, HierarchicalDrafter(away, LookupDrafter())).generate(PROMPTS[0], max_new_tokens=9)
+        Decoder(target, HierarchicalDrafter(away, LookupDrafter())).generate(
+            PROMPTS[0], max_new_tokens=9
+        )
 
 
 def test_a_shorter_context_falls_silent() -> None:

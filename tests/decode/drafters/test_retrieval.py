@@ -13,7 +13,9 @@ from decode.speculation.proposal import Proposal
 from decode.speculation.tree import path_to
 
 
-def session(tokens: list[int], eos_ids: tuple[int, ...] = (), **options: object) -> RetrievalSession:
+def session(
+    tokens: list[int], eos_ids: tuple[int, ...] = (), **options: object
+) -> RetrievalSession:
     target = SimpleNamespace(device=torch.device("cpu"), eos_ids=eos_ids)
     request = SimpleNamespace(tokens=tokens, target=target)
     return RetrievalDrafter(**options).start(request)  # type: ignore[arg-type]

@@ -15,7 +15,9 @@ from tests.builders import diffusion_drafter as drafter
 from tests.builders import session_after_prefill as sessions
 
 
-def test_candidates_are_draws_from_one_steps_marginals_at_the_draft_temperature(target: Target) -> None:
+def test_candidates_are_draws_from_one_steps_marginals_at_the_draft_temperature(
+    target: Target,
+) -> None:
     own = drafter(target, "ddit")
     drafts = SpecDiff2Drafter(own, 4, 5, draft_temperature=1.5, keep_q=True)
     _, session = sessions(target, drafts, Sampling(0.7, seed=1))  # type: ignore[arg-type]
@@ -24,14 +26,20 @@ def test_candidates_are_draws_from_one_steps_marginals_at_the_draft_temperature(
         q_KV = (session.context.denoise(session.append_masks(4)) / 1.5).softmax(-1)
     assert proposal.law == "independent" and proposal.siblings == "iid" and len(proposal) == 20
     q_NV = proposal.q.dense(target.vocab_size)
-    torch.testing.assert_close(q_NV, q_KV[torch.tensor(depths(proposal.parents)) - 1], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        q_NV, q_KV[torch.tensor(depths(proposal.parents)) - 1], atol=1e-5, rtol=1e-4
+    )
 
 
 def test_merged_candidates_stand_once(target: Target) -> None:
     _, session = sessions(target, SpecDiff2Drafter(drafter(target, "ddit"), 4, 3), Sampling())  # type: ignore[arg-type]
     tree = session.propose(4)
     nodes = list(zip(tree.parents, tree.tokens_K.tolist(), strict=True))
-    assert tree.law == "point" and len(set(nodes)) == len(nodes) <= 12 and max(depths(tree.parents)) == 4
+    assert (
+        tree.law == "point"
+        and len(set(nodes)) == len(nodes) <= 12
+        and max(depths(tree.parents)) == 4
+    )
 
 
 def test_numbers_out_of_range(target: Target) -> None:

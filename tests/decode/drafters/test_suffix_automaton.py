@@ -8,7 +8,14 @@ from collections import Counter
 import pytest
 import torch
 
-from decode.drafters.suffix_automaton import END, NOWHERE, ROOT, Datastore, SuffixAutomaton, TextAutomaton
+from decode.drafters.suffix_automaton import (
+    END,
+    NOWHERE,
+    ROOT,
+    Datastore,
+    SuffixAutomaton,
+    TextAutomaton,
+)
 
 
 def text(length: int, alphabet: int, seed: int) -> list[int]:
@@ -82,7 +89,9 @@ def test_a_datastore_matches_within_its_texts(length: int, alphabet: int, seed: 
     asked = text(length, alphabet + (seed % 2), seed + 50)  # tokens that no text holds among them
     for end, token in enumerate(asked, 1):
         state, found = store.match(state, found, token)
-        endings = [n for n in range(1, end + 1) if any(places(asked[end - n : end], t) for t in texts)]
+        endings = [
+            n for n in range(1, end + 1) if any(places(asked[end - n : end], t) for t in texts)
+        ]
         assert found == max(endings, default=0)
         ending = asked[end - found : end]
         assert state == walk(store, ending)
@@ -105,7 +114,9 @@ def test_continuations_are_counted(length: int, alphabet: int, seed: int) -> Non
                 shares = {x.token: x.log_share for x in found}
                 assert END not in shares
                 if after:
-                    assert {t: round(math.exp(s) * after.total()) for t, s in shares.items()} == after
+                    assert {
+                        t: round(math.exp(s) * after.total()) for t, s in shares.items()
+                    } == after
                 assert [x.log_share for x in found] == sorted(shares.values(), reverse=True)
                 for x in found:
                     assert after == {} or x.state == walk(automaton, [*part, x.token])
@@ -115,7 +126,9 @@ def test_where_nothing_followed_a_shorter_ending_counts() -> None:
     automaton = TextAutomaton()
     for token in [1, 2, 3, 9, 2, 3, 8, 7, 1, 2, 3]:
         automaton.extend(token)
-    at = automaton.last  # the whole text: nothing after it, nor after [7, 1, 2, 3]; 9 after [1, 2, 3]
+    at = (
+        automaton.last
+    )  # the whole text: nothing after it, nor after [7, 1, 2, 3]; 9 after [1, 2, 3]
     assert [x.token for x in automaton.continuations(at, 3)] == [9]
     assert automaton.continuations(at, 4) == []
     store = Datastore([[5, 6, 1, 2], [2, 4]])
@@ -123,7 +136,9 @@ def test_where_nothing_followed_a_shorter_ending_counts() -> None:
     for token in [6, 1, 2]:
         state, found = store.match(state, found, token)
     assert found == 3
-    assert [x.token for x in store.continuations(state, 1)] == [4] and store.continuations(state, 2) == []
+    assert [x.token for x in store.continuations(state, 1)] == [4] and store.continuations(
+        state, 2
+    ) == []
 
 
 def test_among_equals_the_new_one() -> None:

@@ -35,5 +35,7 @@ def test_unknown_options_name_the_call_or_the_nearest() -> None:
         UserError, match="decode.load has no option 'temperature': it is an option of generate"
     ):
         check_options("decode.load", ["temperature"])
-    with pytest.raises(UserError, match="stream has no option 'top_n' .did you mean 'top_k'|'top_p'"):
+    with pytest.raises(
+        UserError, match="stream has no option 'top_n' .did you mean 'top_k'|'top_p'"
+    ):
         check_options("stream", ["top_n"])

@@ -79,7 +79,9 @@ def test_the_stock_model_writes_by_the_models_own_p(tmp_path: Path, target: Targ
         "suppress_tokens": tokens[:1],
         "num_beams": 2,
     }
-    folder = asking_target(tmp_path, target, eos_token_id=[tokens[end], 3], min_new_tokens=12, **asks)
+    folder = asking_target(
+        tmp_path, target, eos_token_id=[tokens[end], 3], min_new_tokens=12, **asks
+    )
     ids = torch.tensor([PROMPT])
     for words in ({"do_sample": False}, {"generation_config": GenerationConfig(do_sample=False)}):
         model = stock_model(load_target(folder, "float32", "cpu"))

@@ -38,7 +38,8 @@ def test_a_shared_forward_is_each_request_alone(target: Target) -> None:
     for b, past in enumerate((9, 4, 1, 17)):
         for side in caches:
             target.forward(
-                torch.randint(60, (1, past), generator=torch.Generator().manual_seed(b)), cache=side[b]
+                torch.randint(60, (1, past), generator=torch.Generator().manual_seed(b)),
+                cache=side[b],
             )
     together = target.forward_together(tokens, caches[0], see, taps=(1, 3))
     for b, output in enumerate(together):
@@ -52,32 +53,47 @@ def test_a_shared_forward_is_each_request_alone(target: Target) -> None:
             torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
         assert caches[0][b].length == caches[1][b].length
         for layer in range(target.num_layers):
-            torch.testing.assert_close(caches[0][b].k(layer), caches[1][b].k(layer), atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(
+                caches[0][b].k(layer), caches[1][b].k(layer), atol=1e-4, rtol=1e-4
+            )
 
 
 DECODERS = {
     "plain": lambda target: Decoder(target),
     "lookup": lambda target: Decoder(target, LookupDrafter()),
-    "shared_kv": lambda target: Decoder(target, BlockProposer(network(target, "shared_kv"), tree_nodes=None)),
+    "shared_kv": lambda target: Decoder(
+        target, BlockProposer(network(target, "shared_kv"), tree_nodes=None)
+    ),
     "taps": lambda target: Decoder(target, BlockProposer(network(target, "taps"), tree_nodes=None)),
     "copies": lambda target: Decoder(
-        target, CopyingDrafter(BlockProposer(network(target, "shared_kv", markov_rank=8), tree_nodes=None))
+        target,
+        CopyingDrafter(BlockProposer(network(target, "shared_kv", markov_rank=8), tree_nodes=None)),
     ),
 }
 
 
-@pytest.mark.parametrize("size", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 32)), 5])
+@pytest.mark.parametrize(
+    "size", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 32)), 5]
+)
 @pytest.mark.parametrize("kind", DECODERS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_every_output_is_the_one_alone(target: Target, size: int, kind: str, temperature: float) -> None:
+def test_every_output_is_the_one_alone(
+    target: Target, size: int, kind: str, temperature: float
+) -> None:
     """Prompts and limits of many lengths, some over before the first round."""
     decoder = DECODERS[kind](target)
     sampling = [Sampling(temperature, top_k=40, seed=i) for i in range(len(PROMPTS))]
-    together = decoder.generate_batch(PROMPTS, batch_size=size, max_new_tokens=LIMITS, sampling=sampling)
+    together = decoder.generate_batch(
+        PROMPTS, batch_size=size, max_new_tokens=LIMITS, sampling=sampling
+    )
     for prompt, limit, own, out in zip(PROMPTS, LIMITS, sampling, together, strict=True):
         alone = decoder.generate(prompt, max_new_tokens=limit, sampling=own)
         assert out.tokens == alone.tokens and out.finish == alone.finish and out.text == alone.text
-        assert (out.drafted, out.accepted, out.calls) == (alone.drafted, alone.accepted, alone.calls)
+        assert (out.drafted, out.accepted, out.calls) == (
+            alone.drafted,
+            alone.accepted,
+            alone.calls,
+        )
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
@@ -92,10 +108,15 @@ def test_ends_of_sequence_and_stop_strings_in_a_batch(kind: str) -> None:
         decoder.verifier = "traversal"
     prompts = [[i % 3, (i + 1) % 3] for i in range(9)]
     settings = Sampling(1.0, seed=4)
-    together = decoder.generate_batch(prompts, batch_size=4, max_new_tokens=20, sampling=settings, stop="bb")  # type: ignore[arg-type]
+    together = decoder.generate_batch(
+        prompts, batch_size=4, max_new_tokens=20, sampling=settings, stop="bb"
+    )  # type: ignore[arg-type]
     for i, (prompt, out) in enumerate(zip(prompts, together, strict=True)):
         own = Sampling(1.0, seed=4 + i)
-        assert out.tokens == decoder.generate(prompt, max_new_tokens=20, sampling=own, stop="bb").tokens
+        assert (
+            out.tokens
+            == decoder.generate(prompt, max_new_tokens=20, sampling=own, stop="bb").tokens
+        )
     assert {out.finish for out in together} >= {"eos", "stop"}
 
 
@@ -148,13 +169,17 @@ def test_prompts_of_every_kind(endless: Target) -> None:
     text = decoder.generate("hello", max_new_tokens=5)
     messages = decoder.generate([{"role": "user", "content": "hello"}], max_new_tokens=5)
     silent = [{"role": "system", "content": ""}, {"role": "user", "content": "hello"}]
-    assert decoder.generate(silent, max_new_tokens=1).prompt_tokens == len(endless.chat_tokens(silent))
+    assert decoder.generate(silent, max_new_tokens=1).prompt_tokens == len(
+        endless.chat_tokens(silent)
+    )
     tokens = decoder.generate(endless.chat_tokens("hello"), max_new_tokens=5)
     raw = decoder.generate("hello", max_new_tokens=5, raw=True)
     assert text.tokens == messages.tokens == tokens.tokens
     assert decoder.generate_batch(["hello"], max_new_tokens=5)[0].tokens == text.tokens
     assert (
-        decoder.generate("hello", 5).tokens == decoder.generate_batch(["hello"], 5)[0].tokens == text.tokens
+        decoder.generate("hello", 5).tokens
+        == decoder.generate_batch(["hello"], 5)[0].tokens
+        == text.tokens
     )
     assert "".join(decoder.stream("hello", 5)) == text.text
     assert raw.prompt_tokens == len(endless.text_tokens("hello")) < text.prompt_tokens
@@ -199,7 +224,10 @@ def test_malformed_prompts(endless: Target, prompt: Any, line: str) -> None:
         ({"max_tokens": 7}, "has no option 'max_tokens' .did you mean 'max_new_tokens'"),
         ({"record_gap": True}, "has no option 'record_gap' .did you mean 'record_gaps'"),
         ({"copying": False}, "generate has no option 'copying': it is an option of decode.load"),
-        ({"batch_size": 4}, "generate has no option 'batch_size': it is an option of generate_batch"),
+        (
+            {"batch_size": 4},
+            "generate has no option 'batch_size': it is an option of generate_batch",
+        ),
         ({"temperature": -1}, "temperature=-1"),
         ({"temperature": 1, "sampling": Sampling()}, "sampling and temperature are two places"),
     ],
@@ -215,7 +243,9 @@ def test_sampling_by_its_fields(endless: Target) -> None:
     assert named.tokens == decoder.generate(PROMPT, max_new_tokens=8, sampling=expected).tokens
     batch = decoder.generate_batch([PROMPT, PROMPT], max_new_tokens=8, temperature=1.0, seed=4)
     assert batch[0].tokens == named.tokens != batch[1].tokens  # which has seed 5
-    with pytest.raises(UserError, match="generate_batch has no option 'stream': it is an option of generate"):
+    with pytest.raises(
+        UserError, match="generate_batch has no option 'stream': it is an option of generate"
+    ):
         decoder.generate_batch([PROMPT], stream=print)
     with pytest.raises(UserError, match="sampling for each prompt and seed for all"):
         decoder.generate_batch([PROMPT], sampling=[Sampling()], seed=4)
@@ -239,7 +269,9 @@ def test_a_new_seed_unless_one_is_given(endless: Target, sampling: dict[str, Any
 
 
 def test_no_stop_string(endless: Target) -> None:
-    outs = [Decoder(endless).generate(PROMPT, max_new_tokens=4, stop=stop) for stop in (None, (), [])]
+    outs = [
+        Decoder(endless).generate(PROMPT, max_new_tokens=4, stop=stop) for stop in (None, (), [])
+    ]
     assert {out.text for out in outs} == {outs[0].text} and outs[0].finish == "length"
 
 
@@ -252,7 +284,9 @@ def test_numbers_of_numpy(endless: Target) -> None:
     }
     decoder = Decoder(endless)
     out = decoder.generate(PROMPT, max_new_tokens=np.int64(6), **options)  # type: ignore[arg-type]
-    expected = decoder.generate(PROMPT, max_new_tokens=6, top_k=9, seed=4, banned=(3,), temperature=1.0)
+    expected = decoder.generate(
+        PROMPT, max_new_tokens=6, top_k=9, seed=4, banned=(3,), temperature=1.0
+    )
     assert out.tokens == expected.tokens and type(out.seed) is int
 
 
@@ -276,7 +310,9 @@ def test_what_is_no_list_of_prompts_is_refused(endless: Target, prompts: Any, li
 def test_prompts_out_of_a_generator(endless: Target) -> None:
     decoder, texts = Decoder(endless), ["hello", "you"]
     outs = decoder.generate_batch((text for text in texts), max_new_tokens=4)
-    assert [out.tokens for out in outs] == [decoder.generate(t, max_new_tokens=4).tokens for t in texts]
+    assert [out.tokens for out in outs] == [
+        decoder.generate(t, max_new_tokens=4).tokens for t in texts
+    ]
 
 
 def test_times_add_up(endless: Target) -> None:

@@ -70,7 +70,9 @@ def test_where_the_text_stops_does_not_depend_on_the_pieces() -> None:
 
 def test_a_stop_inside_the_token_that_begins_a_character() -> None:
     table = {0: b"END\xe2", 1: b"\x82\xac", 2: b"x"}
-    stream = TextStream(lambda tokens: b"".join(table[t] for t in tokens).decode(errors="replace"), ("END",))
+    stream = TextStream(
+        lambda tokens: b"".join(table[t] for t in tokens).decode(errors="replace"), ("END",)
+    )
     assert not stream.push(2)
     assert stream.push(0)
     assert stream.finish() == "x"

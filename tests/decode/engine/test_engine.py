@@ -105,7 +105,9 @@ def test_every_verifier_gives_the_greedy_output_at_temperature_zero(target: Targ
         assert decoder.generate(PROMPT, max_new_tokens=20, sampling=VARIED).tokens == expected
 
 
-def test_end_of_sequence_at_every_index_of_a_block(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_of_sequence_at_every_index_of_a_block(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = plain(target, 14).tokens
     ends = [i for i, token in enumerate(script) if token not in script[:i]]
     assert len(ends) >= 12
@@ -131,7 +133,9 @@ def test_length_limit(target: Target, limit: int) -> None:
 
 
 @pytest.mark.parametrize("room", range(1, 2 * K + 3))
-def test_context_limit_inside_a_draft(target: Target, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+def test_context_limit_inside_a_draft(
+    target: Target, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
     script = plain(target, 20).tokens
     monkeypatch.setattr(target, "context_limit", len(PROMPT) + room)
     written: list[int] = []
@@ -189,7 +193,11 @@ def test_stop_strings_across_blocks(target: Target) -> None:
             pieces: list[str] = []
             decoder = Decoder(target, drafters(script)[name])
             found = decoder.generate(
-                PROMPT, max_new_tokens=24, sampling=VARIED, stop=[stop, "never"], stream=pieces.append
+                PROMPT,
+                max_new_tokens=24,
+                sampling=VARIED,
+                stop=[stop, "never"],
+                stream=pieces.append,
             )
             assert (found.tokens, found.text) == (expected.tokens, expected.text), (name, stop)
             assert "".join(pieces) == found.text
@@ -227,8 +235,12 @@ def test_seeds(target: Target) -> None:
             torch.rand(3)  # the global generator has no say
             again = decoder.generate(PROMPT, max_new_tokens=20, sampling=kind)
             assert first.tokens == again.tokens and first.accepted == again.accepted, name
-            other = Sampling(kind.temperature, kind.top_p, kind.top_k, kind.repetition_penalty, seed=2)
-            assert decoder.generate(PROMPT, max_new_tokens=20, sampling=other).tokens != first.tokens
+            other = Sampling(
+                kind.temperature, kind.top_p, kind.top_k, kind.repetition_penalty, seed=2
+            )
+            assert (
+                decoder.generate(PROMPT, max_new_tokens=20, sampling=other).tokens != first.tokens
+            )
 
 
 def test_the_cache_after_rollbacks_is_that_of_a_fresh_forward(target: Target) -> None:
@@ -252,7 +264,9 @@ def test_a_drafter_is_shown_every_committed_position_once(target: Target) -> Non
     drafter = ScriptedDrafter("point", oracle(PROMPT + script, 3), K)
     out = Decoder(target, drafter).generate(PROMPT, max_new_tokens=20, sampling=VARIED)
     assert drafter.observed[0] == len(PROMPT)
-    assert drafter.observed[1:] == [a + 1 for a in out.accepted[:-1]]  # the last call ends the request
+    assert drafter.observed[1:] == [
+        a + 1 for a in out.accepted[:-1]
+    ]  # the last call ends the request
 
 
 def test_a_drafter_is_shown_the_accepted_path_of_a_tree(target: Target) -> None:
@@ -280,7 +294,9 @@ def test_a_drafter_is_shown_the_accepted_path_of_a_tree(target: Target) -> None:
     torch.testing.assert_close(shown, fresh, atol=1e-4, rtol=1e-4)
 
 
-def test_a_long_prompt_goes_through_in_chunks(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_prompt_goes_through_in_chunks(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompt = [5 + i * 7 % 200 for i in range(50)]
     expected = Decoder(target).generate(prompt, max_new_tokens=10).tokens
     monkeypatch.setattr("decode.engine.engine.PREFILL_CHUNK", 16)
@@ -289,7 +305,9 @@ def test_a_long_prompt_goes_through_in_chunks(target: Target, monkeypatch: pytes
     assert drafter.observed[:4] == [16, 16, 16, 2]
 
 
-def test_a_drafter_that_drafts_too_much_is_cut(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_that_drafts_too_much_is_cut(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = plain(target, 20).tokens
     eager = ScriptedDrafter("point", lambda request, k: oracle(PROMPT + script)(request, 9), K)
     for limit in (2, 3, 5, 7):
@@ -341,7 +359,9 @@ def test_a_call_without_drafts_lies_where_the_target_lies() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_a_request_that_ended_gives_its_cache_back_where_others_run(target: Target, most: int) -> None:
+def test_a_request_that_ended_gives_its_cache_back_where_others_run(
+    target: Target, most: int
+) -> None:
     engines = [Engine(target, PROMPT, limit, VARIED, None, "greedy") for limit in (4, 9, 4)]
     run_together(engines, most)
     assert [len(engine.out.tokens) for engine in engines] == [4, 9, 4]

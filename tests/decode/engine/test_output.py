@@ -20,8 +20,14 @@ def test_without_a_call_or_time_there_is_no_speed() -> None:
 
 
 def test_shown_it_is_one_short_line() -> None:
-    out = Generation([*range(5000)], "word\n" * 5000, 3, "length", 2, [2, 2], [None] * 2, [1, 2], seconds=2.5)
-    assert len(repr(out)) < 150 and "5000 tokens (length), 2 calls" in repr(out) and "\n" not in repr(out)
+    out = Generation(
+        [*range(5000)], "word\n" * 5000, 3, "length", 2, [2, 2], [None] * 2, [1, 2], seconds=2.5
+    )
+    assert (
+        len(repr(out)) < 150
+        and "5000 tokens (length), 2 calls" in repr(out)
+        and "\n" not in repr(out)
+    )
 
 
 def test_as_text_it_is_its_text() -> None:

@@ -36,7 +36,9 @@ def test_the_text_before_each_row_of_a_tree(target: Target) -> None:
 
 def test_criteria_and_limit_end_an_output(target: Target) -> None:
     seen: list[int] = []
-    ended = engine(target, criteria=lambda t, s: t.shape[1] == len(PROMPT) + 4, put=seen.extend, keep=True)
+    ended = engine(
+        target, criteria=lambda t, s: t.shape[1] == len(PROMPT) + 4, put=seen.extend, keep=True
+    )
     whole = engine(target)
     run_together([ended])
     run_together([whole])
@@ -66,12 +68,16 @@ def test_a_row_without_probabilities_matters_where_it_is_reached(target: Target)
     words: dict[str, Any] = {"criteria": lambda t, s: t.shape[1] == len(PROMPT) + 3}
     for drafting in (Sampling(), Sampling(temperature=1.0)):
         one = engine(
-            target, processors=lambda t, s: s * torch.nan if t.shape[1] > len(PROMPT) + 2 else s, **words
+            target,
+            processors=lambda t, s: s * torch.nan if t.shape[1] > len(PROMPT) + 2 else s,
+            **words,
         )
         one.law = drafting
         run_together([one])
         assert one.out.finish == "stop" and len(one.out.tokens) == 2
-    late = engine(target, processors=lambda t, s: s * torch.nan if t.shape[1] > len(PROMPT) + 2 else s)
+    late = engine(
+        target, processors=lambda t, s: s * torch.nan if t.shape[1] > len(PROMPT) + 2 else s
+    )
     late.law = Sampling(temperature=1.0)
     with pytest.raises(UserError, match="^logits_processor: token 3 has no probabilities"):
         run_together([late])

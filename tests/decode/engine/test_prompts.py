@@ -104,7 +104,9 @@ def test_forms_that_only_training_read(talking: Target, messages: Any, text: str
     assert read(talking, messages) == text + "[assistant]"
 
 
-def test_what_a_prompt_does_not_use_is_noted(talking: Target, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_prompt_does_not_use_is_noted(
+    talking: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
     say_once.cache_clear()
     user = {"role": "user", "content": "A"}
     for _ in range(2):
@@ -163,8 +165,14 @@ def test_tokens_in_every_form(talking: Target, prompt: Any) -> None:
     [
         ({"role": "assistant", "content": "A"}, "a conversation without a user's text"),
         ({"messages": [], "tools": []}, "a conversation without a user's text"),
-        ([{"role": "asistant", "content": "A"}], "unknown role, 'asistant' .did you mean 'assistant'"),
-        (Conversation(({"role": "usr2", "content": "A"},)), "unknown role, 'usr2' .did you mean 'user'"),
+        (
+            [{"role": "asistant", "content": "A"}],
+            "unknown role, 'asistant' .did you mean 'assistant'",
+        ),
+        (
+            Conversation(({"role": "usr2", "content": "A"},)),
+            "unknown role, 'usr2' .did you mean 'user'",
+        ),
         ({"a": 1}, "must be text, messages or tokens"),
         (b"abc", "must be text, messages or tokens"),
         (torch.tensor([[1, 2], [3, 4]]), "several rows of tokens: generate takes one"),
@@ -174,13 +182,19 @@ def test_tokens_in_every_form(talking: Target, prompt: Any) -> None:
         (torch.tensor([], dtype=torch.long), "must be text, messages or tokens"),
         (torch.tensor(3), "must be text, messages or tokens"),
         ({"input_ids": [1, 2], "attention_mask": [0, 1]}, "attention_mask has zeros"),
-        ([{"role": "user", "contents": "A"}], "without a user's text .keys of messages not read: contents"),
+        (
+            [{"role": "user", "contents": "A"}],
+            "without a user's text .keys of messages not read: contents",
+        ),
         ([{"role": "user", "content": None}], "without a user's text"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
             "with parts that are no text",
         ),
-        ([{"role": "user", "content": "A"}, "B"], "with messages that are no objects with role and content"),
+        (
+            [{"role": "user", "content": "A"}, "B"],
+            "with messages that are no objects with role and content",
+        ),
         ([{"role": "user", "content": "a\ud800b"}], "with text that is no Unicode"),
     ],
 )
@@ -196,7 +210,11 @@ def test_malformed_prompts(talking: Target, prompt: Any, line: str) -> None:
         ("A", WEATHER, "tools must be a list"),
         ("A", ["weather"], "a tool is a JSON schema or a function"),
         ("A", [lambda city: city], "no JSON schema can be made"),
-        (Conversation(({"role": "user", "content": "A"},), (WEATHER,)), [WEATHER], "declares its own"),
+        (
+            Conversation(({"role": "user", "content": "A"},), (WEATHER,)),
+            [WEATHER],
+            "declares its own",
+        ),
     ],
 )
 def test_malformed_tools(prompt: Any, tools: Any, line: str) -> None:

@@ -71,7 +71,9 @@ def test_batches_say_what_each_request_says_alone(
         for p, n, s in zip(prompts, limits, sampling, strict=True)
     ]
     for size in (3, 32):
-        together = decoder.generate_batch(prompts, batch_size=size, max_new_tokens=limits, sampling=sampling)
+        together = decoder.generate_batch(
+            prompts, batch_size=size, max_new_tokens=limits, sampling=sampling
+        )
         assert [out.tokens for out in together] == alone
 
 
@@ -90,10 +92,12 @@ def test_processors_with_drafts_and_without(
     for sampling in (Sampling(**settings), Sampling(1.0, min_p=0.05, seed=0, **settings)):  # type: ignore[arg-type]
         verifier = "auto" if sampling.greedy else "gumbel"
         for prompt in prompts[:3]:
-            plain = Decoder(target, None, verifier).generate(prompt, max_new_tokens=32, sampling=sampling)
-            drafted = decode.load(target, DEFAULT_DRAFTER, verifier, copying=True, tree_nodes=5).generate(
+            plain = Decoder(target, None, verifier).generate(
                 prompt, max_new_tokens=32, sampling=sampling
             )
+            drafted = decode.load(
+                target, DEFAULT_DRAFTER, verifier, copying=True, tree_nodes=5
+            ).generate(prompt, max_new_tokens=32, sampling=sampling)
             assert drafted.tokens == plain.tokens
             assert not set(plain.tokens) & set(sampling.banned)
             assert len(plain.tokens) >= sampling.min_new_tokens

@@ -89,7 +89,9 @@ def test_a_dropped_stream_ends_its_session(target: Target, monkeypatch: pytest.M
 
 def test_gradients_and_pauses(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller's gradients stay on between two pieces, and its pauses are not decoding time."""
-    monkeypatch.setattr(stream, "perf_counter", count(0, 100).__next__)  # every pause takes 100 seconds
+    monkeypatch.setattr(
+        stream, "perf_counter", count(0, 100).__next__
+    )  # every pause takes 100 seconds
     pieces = Decoder(target).stream(PROMPT, max_new_tokens=6)
     for _ in pieces:
         assert torch.is_grad_enabled()
@@ -101,7 +103,9 @@ def test_wrong_arguments_are_refused_at_once(target: Target) -> None:
     decoder = Decoder(target)
     with pytest.raises(UserError, match="max_new_tokens=0"):
         decoder.stream(PROMPT, max_new_tokens=0)
-    with pytest.raises(UserError, match="stream has no option 'temprature' .did you mean 'temperature'"):
+    with pytest.raises(
+        UserError, match="stream has no option 'temprature' .did you mean 'temperature'"
+    ):
         decoder.stream(PROMPT, temprature=1.0)  # type: ignore[call-arg]
     with pytest.raises(UserError, match=r"to iterate: for piece in decoder.stream"):
         decoder.generate(PROMPT, stream=True)  # type: ignore[arg-type]

@@ -65,18 +65,28 @@ FAULTS: list[tuple[str, str, Fault, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "fault", "plant", "says"), FAULTS, ids=[f"{f[0]}, {f[1]}" for f in FAULTS])
+@pytest.mark.parametrize(
+    ("name", "fault", "plant", "says"), FAULTS, ids=[f"{f[0]}, {f[1]}" for f in FAULTS]
+)
 def test_a_planted_fault_is_found(
     tmp_path: Path, target: Target, model: Any, name: str, fault: str, plant: Fault, says: str
 ) -> None:
     dspark = name == "dspark"
     options = {"markov_rank": 8, "markov": "vanilla"} if dspark else {"block_layout": "fill_in"}
-    drafter, out = block_network(target, "taps", whole=fault != "d2t", options=options), tmp_path / "out"
+    drafter, out = (
+        block_network(target, "taps", whole=fault != "d2t", options=options),
+        tmp_path / "out",
+    )
     with torch.no_grad():
         for parameter in drafter.parameters():  # so that every part has an effect
-            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+            parameter += 0.1 * torch.randn(
+                parameter.shape, generator=torch.Generator().manual_seed(0)
+            )
     FORMATS[name].write(drafter, out, torch.float32, "")
-    config, tensors = json.loads((out / "config.json").read_text()), load_file(out / "model.safetensors")
+    config, tensors = (
+        json.loads((out / "config.json").read_text()),
+        load_file(out / "model.safetensors"),
+    )
     plant(config, tensors)
     (out / "config.json").write_text(json.dumps(config))
     save_file(tensors, out / "model.safetensors")
@@ -120,7 +130,10 @@ def test_files_that_cannot_be_read(tmp_path: Path, target: Target) -> None:
 
 
 def test_code_in_a_folder_is_not_run(tmp_path: Path, model: Any) -> None:
-    config = {"model_type": "other", "auto_map": {"AutoConfig": "code.Config", "AutoModel": "code.Model"}}
+    config = {
+        "model_type": "other",
+        "auto_map": {"AutoConfig": "code.Config", "AutoModel": "code.Model"},
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: ...\n")
     open_engine = FORMATS["transformers"].open_engine

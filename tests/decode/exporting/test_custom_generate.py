@@ -33,7 +33,9 @@ def test_a_target_in_bf16_and_a_folder_that_loads_here(tmp_path: Path) -> None:
     save_drafter(block_network(target, "shared_kv", markov_rank=8), tmp_path / "drafter")
     pair = DrafterPair(str(tmp_path / "drafter"), "block", str(tmp_path / "target"), "cpu")
     out = tmp_path / "out"
-    (verdict,) = export_drafter(pair, {"custom_generate": out}, ExportOptions(limit=1, max_new_tokens=8))
+    (verdict,) = export_drafter(
+        pair, {"custom_generate": out}, ExportOptions(limit=1, max_new_tokens=8)
+    )
     assert verdict.exit_code == 0 and "1 of 1 outputs equal" in verdict.lines[-1], verdict.lines
     sources = {p.name for p in (out / "custom_generate").iterdir()}
     assert sources == {"generate.py", "checks.py", "drafter.py", "requirements.txt"}
@@ -50,14 +52,19 @@ def test_planted_faults(tmp_path: Path, target: Target, fault: str) -> None:
         save_file(held, out / "model.safetensors")
     else:
         source = out / "custom_generate" / "drafter.py"
-        wrong = source.read_text().replace('"rms_norm_eps"]', '"rms_norm_eps"] + self.config["head_dim"]')
+        wrong = source.read_text().replace(
+            '"rms_norm_eps"]', '"rms_norm_eps"] + self.config["head_dim"]'
+        )
         source.write_text(wrong)
     verdict = Verdict("custom_generate", out)
     compare_export(drafter, verdict, decode_texts(target, [PROMPT], 20), stock_model(target))
     if fault == "a tensor":
         assert verdict.exit_code == 1 and "k_norm.weight differs" in verdict.lines[0]
     else:  # the output stays the model's, whatever the drafter
-        assert verdict.exit_code == 3 and "1 of 1 outputs equal plain decoding's, 0" in verdict.lines[-1]
+        assert (
+            verdict.exit_code == 3
+            and "1 of 1 outputs equal plain decoding's, 0" in verdict.lines[-1]
+        )
 
 
 def test_what_the_format_does_not_hold(target: Target) -> None:

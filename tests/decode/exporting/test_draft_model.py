@@ -62,7 +62,9 @@ def test_weights_are_stored_in_the_requested_dtype(tmp_path: Path, target: Targe
 def test_tied_weights_that_share_their_storage(tmp_path: Path, target: Target) -> None:
     """As a file of torch's holds them."""
     save_causal(causal_drafter(target), tmp_path / "drafter")
-    held = {name: t.float() for name, t in load_file(tmp_path / "drafter" / "model.safetensors").items()}
+    held = {
+        name: t.float() for name, t in load_file(tmp_path / "drafter" / "model.safetensors").items()
+    }
     held["lm_head.weight"] = held["model.embed_tokens.weight"]
     torch.save(held, tmp_path / "drafter" / "pytorch_model.bin")
     (tmp_path / "drafter" / "model.safetensors").unlink()
@@ -76,7 +78,10 @@ def test_later_and_in_one_process(tmp_path: Path, target: Target) -> None:
     """A fresh export, one that was written, one whose second layer or config is another."""
     save_causal(causal_drafter(target), tmp_path / "drafter")
     export(tmp_path, "float32")
-    pair, out = DrafterPair(str(tmp_path / "drafter"), "autoregressive", "debug", "cpu"), tmp_path / "out"
+    pair, out = (
+        DrafterPair(str(tmp_path / "drafter"), "autoregressive", "debug", "cpu"),
+        tmp_path / "out",
+    )
     prompts: Any = [Prompt("a", "Why is the sky blue?")]
     for folder in (None, out):
         assert check_engine(pair, "transformers", prompts, 12, folder).exit_code == 0
@@ -84,8 +89,14 @@ def test_later_and_in_one_process(tmp_path: Path, target: Target) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     save_file({**held, name: 2 * held[name]}, out / "model.safetensors", {"format": "pt"})
     verdict = check_engine(pair, "transformers", prompts, 12, out)
-    assert verdict.exit_code == 1 and name in verdict.lines[0] and "layer 2: DIFFERENT" in verdict.lines[1]
-    with pytest.raises(UserError, match="--engine dflash: holds block drafters.*--engine transformers"):
+    assert (
+        verdict.exit_code == 1
+        and name in verdict.lines[0]
+        and "layer 2: DIFFERENT" in verdict.lines[1]
+    )
+    with pytest.raises(
+        UserError, match="--engine dflash: holds block drafters.*--engine transformers"
+    ):
         check_engine(pair, "dflash", prompts, 12)
     with pytest.raises(UserError, match="no export.json, so no export of this project"):
         check_engine(pair, "transformers", prompts, 12, tmp_path / "drafter")

@@ -23,7 +23,9 @@ from tests.target_models import asking_target, write_gguf
 @pytest.fixture
 def drafter(tmp_path: Path, target: Target) -> str:
     network = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
-    save_drafter(network, tmp_path / "drafter", card="---\nlicense: mit\n---\n| expected τ, greedy | 1.5 |\n")
+    save_drafter(
+        network, tmp_path / "drafter", card="---\nlicense: mit\n---\n| expected τ, greedy | 1.5 |\n"
+    )
     return str(tmp_path / "drafter")
 
 
@@ -31,7 +33,9 @@ def export(
     drafter: str, target: str, folders: dict[str, Path], role: str = "block", **options: Any
 ) -> list[Verdict]:
     options = {"limit": 1, "max_new_tokens": 8, **options}
-    return export_drafter(DrafterPair(drafter, role, target, "cpu"), folders, ExportOptions(**options))
+    return export_drafter(
+        DrafterPair(drafter, role, target, "cpu"), folders, ExportOptions(**options)
+    )
 
 
 def test_several_formats_at_once(tmp_path: Path, drafter: str) -> None:
@@ -57,40 +61,61 @@ def test_a_target_whose_generation_config_asks_for_other_text(
 def test_rounded_weights_are_compared_as_rounded(tmp_path: Path, drafter: str) -> None:
     weights = load_file(file := Path(drafter) / "model.safetensors")
     noise = torch.Generator().manual_seed(0)
-    wide = {k: v.float() * (1 + 2e-3 * torch.randn(v.shape, generator=noise)) for k, v in weights.items()}
+    wide = {
+        k: v.float() * (1 + 2e-3 * torch.randn(v.shape, generator=noise))
+        for k, v in weights.items()
+    }
     save_file(wide, file)
     (Path(drafter) / "checksums.json").unlink(missing_ok=True)
     for dtype, notes in (("bfloat16", 1), ("float32", 0)):
         (verdict,) = export(drafter, "debug", {"dflash": tmp_path / dtype}, dtype=dtype)
-        assert verdict.exit_code == 0 and sum("rounded to" in note for note in verdict.notes) == notes
+        assert (
+            verdict.exit_code == 0 and sum("rounded to" in note for note in verdict.notes) == notes
+        )
     pair = DrafterPair(drafter, "block", "debug", "cpu")
     assert check_engine(pair, "transformers", [Prompt("a", "x")], 8).exit_code == 0
 
 
 @pytest.mark.parametrize("made_for", ["some/model", "runs/code"])
-def test_a_folder_given_as_the_target_is_named(tmp_path: Path, target: Target, made_for: str) -> None:
+def test_a_folder_given_as_the_target_is_named(
+    tmp_path: Path, target: Target, made_for: str
+) -> None:
     """It may hold a finetuned model, whatever the drafter was made for; in the hub's cache it has that name."""
     network = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
     network.config.target = made_for
     save_drafter(network, tmp_path / "drafter")
     cached = tmp_path / "models--org--finetune/snapshots/0"
-    for place, name, notes in ((tmp_path / "its", str(tmp_path / "its"), 1), (cached, "org/finetune", 0)):
+    for place, name, notes in (
+        (tmp_path / "its", str(tmp_path / "its"), 1),
+        (cached, "org/finetune", 0),
+    ):
         folder, out = asking_target(place, target), tmp_path / f"out{notes}"
         (verdict,) = export(str(tmp_path / "drafter"), folder, {"speculators": out}, limit=0)
         assert sum("no hub id" in note for note in verdict.notes) == notes
-        page, record = (out / "README.md").read_text(), json.loads((out / "export.json").read_text())
+        page, record = (
+            (out / "README.md").read_text(),
+            json.loads((out / "export.json").read_text()),
+        )
         config = json.loads((out / "config.json").read_text())
         assert config["speculators_config"]["verifier"]["name_or_path"] == record["target"] == name
-        assert ("no hub id" in page) is bool(notes) and made_for not in page + verdict.serve[0].lines[0]
+        assert ("no hub id" in page) is bool(notes) and made_for not in page + verdict.serve[
+            0
+        ].lines[0]
 
 
-def test_nothing_is_written_where_one_format_refuses(tmp_path: Path, target: Target, drafter: str) -> None:
+def test_nothing_is_written_where_one_format_refuses(
+    tmp_path: Path, target: Target, drafter: str
+) -> None:
     write_gguf(tmp_path / "other.gguf", target, tokenizer="llama")
     folders = {name: tmp_path / "out" / name for name in ("dflash", "gguf")}
-    with pytest.raises(UserError, match="--target-gguf=.*other.gguf: .* tokens, the drafter's target has"):
+    with pytest.raises(
+        UserError, match="--target-gguf=.*other.gguf: .* tokens, the drafter's target has"
+    ):
         export(drafter, "debug", folders, vocabulary=tmp_path / "other.gguf")
     with pytest.raises(UserError, match="block_layout=anchor_first"):
-        export(drafter, "debug", {"dflash": tmp_path / "out" / "a", "dspark": tmp_path / "out" / "b"})
+        export(
+            drafter, "debug", {"dflash": tmp_path / "out" / "a", "dspark": tmp_path / "out" / "b"}
+        )
     assert not (tmp_path / "out").exists()
 
 

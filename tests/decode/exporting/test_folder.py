@@ -75,7 +75,9 @@ def test_what_a_killed_export_left_is_removed(tmp_path: Path, drafter: BlockDraf
     for folder in (dead, live, other):
         folder.mkdir()
         (folder / "config.json").touch()
-    process = multiprocessing.get_context("spawn").Process(target=hold, args=(live, tmp_path / "held"))
+    process = multiprocessing.get_context("spawn").Process(
+        target=hold, args=(live, tmp_path / "held")
+    )
     process.start()
     try:
         while not (tmp_path / "held").exists():
@@ -106,4 +108,6 @@ def test_a_card_shows_metadata_fenced_lines_figures_and_names_as_text(
         "tags: [speculative-decoding, discrete-diffusion, drafter]", "---",
     ]  # fmt: skip
     assert any(line.startswith("# [a]\\(b): drafts") for line in page)
-    assert page[page.index("vllm serve 'my folder'") - 1] == "```bash" and "| expected τ | 2 |" in page
+    assert (
+        page[page.index("vllm serve 'my folder'") - 1] == "```bash" and "| expected τ | 2 |" in page
+    )

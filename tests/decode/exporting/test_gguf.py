@@ -39,7 +39,9 @@ def test_files_of_half_precision(
     drafter = block_network(target, "taps", whole=True, options=VANILLA)
     drafter.to(dtype).float()
     GGUF.write(drafter, tmp_path / "out", dtype, "", vocabulary)
-    compare_export(drafter, verdict := Verdict("gguf", tmp_path / "out"), [GreedyText(PROMPT, [5, 9])])
+    compare_export(
+        drafter, verdict := Verdict("gguf", tmp_path / "out"), [GreedyText(PROMPT, [5, 9])]
+    )
     assert verdict.exit_code == 0, verdict.lines
     assert {p.name for p in (tmp_path / "out").iterdir()} == {FILE, "README.md", "export.json"}
 
@@ -48,11 +50,15 @@ def test_files_of_half_precision(
 def test_frequencies_of_another_engines_drafter(
     tmp_path: Path, target: Target, vocabulary: Path, scaling: dict[str, Any] | None
 ) -> None:
-    folder = write(tmp_path / "theirs", dflash_config(target, rope_scaling=scaling), backbone(target))
+    folder = write(
+        tmp_path / "theirs", dflash_config(target, rope_scaling=scaling), backbone(target)
+    )
     drafter = load_drafter(folder, target)
     GGUF.write(drafter, tmp_path / "out", torch.float32, "", vocabulary)
     assert ("rope_freqs.weight" in GGUF.read(tmp_path / "out").tensors) is (scaling is not None)
-    compare_export(drafter, verdict := Verdict("gguf", tmp_path / "out"), [GreedyText(PROMPT, [5, 9])])
+    compare_export(
+        drafter, verdict := Verdict("gguf", tmp_path / "out"), [GreedyText(PROMPT, [5, 9])]
+    )
     assert verdict.exit_code == 0, verdict.lines
 
 
@@ -110,7 +116,9 @@ def test_names_go_out_and_come_back() -> None:
 
 
 def test_a_confidence_head_of_hidden_states_alone_gets_llama_cpps_columns(target: Target) -> None:
-    drafter = block_network(target, "taps", whole=True, options={**VANILLA, "confidence_head": True})
+    drafter = block_network(
+        target, "taps", whole=True, options={**VANILLA, "confidence_head": True}
+    )
     drafter.config = replace(drafter.config, confidence_input="hidden")
     drafter.confidence = drafter.new_confidence()
     made = GGUF.make(drafter)

@@ -32,7 +32,9 @@ from decode.exporting.verdict import Verdict
 from decode.suites.prompt import Prompt
 from tests.builders import PROMPT, block_network, causal_drafter, overfit_block_network
 
-PROMPTS = [Prompt(id=str(i), content=text, category="") for i, text in enumerate(("x", "Once upon"))]
+PROMPTS = [
+    Prompt(id=str(i), content=text, category="") for i, text in enumerate(("x", "Once upon"))
+]
 
 
 class App:
@@ -50,7 +52,9 @@ class App:
 
     def answer(self, path: str, body: dict[str, Any]) -> str:
         if path == "/v1/models":
-            return json.dumps({"data": [{"id": "mine", "owned_by": "llamacpp" if self.llama else "vllm"}]})
+            return json.dumps(
+                {"data": [{"id": "mine", "owned_by": "llamacpp" if self.llama else "vllm"}]}
+            )
         if path == "/metrics":
             totals = {
                 "drafts": len(self.accepted),
@@ -59,10 +63,14 @@ class App:
             }
             prefix = "llamacpp" if self.llama else "vllm"
             lines = [
-                f'{prefix}:spec_decode_num_{k}_total{{model="a {{b}}"}} {v}.0' for k, v in totals.items()
+                f'{prefix}:spec_decode_num_{k}_total{{model="a {{b}}"}} {v}.0'
+                for k, v in totals.items()
             ]
             return "\n".join(["# HELP something", *lines]) + "\n"
-        assert path == ("/completion" if self.llama else "/v1/completions") and body["temperature"] == 0
+        assert (
+            path == ("/completion" if self.llama else "/v1/completions")
+            and body["temperature"] == 0
+        )
         penalty = body.get(
             "repeat_penalty" if self.llama else "repetition_penalty", 1.4
         )  # the model's default
@@ -74,7 +82,9 @@ class App:
         self.accepted += out.accepted
         self.drafted += out.drafted
         if self.llama:
-            return json.dumps({"content": out.text, "tokens": out.tokens if body["return_tokens"] else []})
+            return json.dumps(
+                {"content": out.text, "tokens": out.tokens if body["return_tokens"] else []}
+            )
         return json.dumps({"choices": [{"text": out.text, "token_ids": out.tokens}]})
 
 
@@ -106,7 +116,9 @@ def served(drafter: BlockDrafter) -> Iterator[tuple[App, str]]:
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    ).start()
     yield app, f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
@@ -148,7 +160,9 @@ def test_drafts_per_round_are_the_servers(
         assert verdict.exit_code == 0 and here.replace("drafts ", "") == there, verdict.lines
 
 
-def test_other_outputs_are_reported(tmp_path: Path, drafter: BlockDrafter, served: tuple[App, str]) -> None:
+def test_other_outputs_are_reported(
+    tmp_path: Path, drafter: BlockDrafter, served: tuple[App, str]
+) -> None:
     app, url = served
     save_drafter(drafter, tmp_path / "drafter")
 
@@ -161,14 +175,19 @@ def test_other_outputs_are_reported(tmp_path: Path, drafter: BlockDrafter, serve
     app.change["/v1/completions"] = one_other
     verdict = check(tmp_path / "drafter", url)
     assert (
-        verdict.exit_code == 3 and "outputs: 0 of 2" in verdict.lines[0] and "at place 0" in verdict.lines[0]
+        verdict.exit_code == 3
+        and "outputs: 0 of 2" in verdict.lines[0]
+        and "at place 0" in verdict.lines[0]
     )
     app.change["/v1/completions"] = lambda text: re.sub(r"\[\d+", f"[{10**30}", text)
     assert "which the target does not have" in check(tmp_path / "drafter", url).lines[0]
 
 
 def test_an_engine_that_differs_is_told_from_wrong_files(
-    tmp_path: Path, drafter: BlockDrafter, served: tuple[App, str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    drafter: BlockDrafter,
+    served: tuple[App, str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Right files in a server that accepts less: exit code 3. Wrong ones: 1, whatever the server drafts."""
     app, url = served
@@ -203,7 +222,9 @@ def test_an_export_that_no_server_loads(
     tmp_path: Path, drafter: BlockDrafter, served: tuple[App, str]
 ) -> None:
     FORMATS["custom_generate"].write(drafter, tmp_path / "out", torch.bfloat16, "")
-    with pytest.raises(UserError, match="is in the format 'custom_generate', which no server loads"):
+    with pytest.raises(
+        UserError, match="is in the format 'custom_generate', which no server loads"
+    ):
         check(tmp_path, served[1], export=tmp_path / "out")
 
 
@@ -215,7 +236,9 @@ def test_a_server_that_drafted_nothing_or_was_restarted(
     app.change["/metrics"] = lambda text: re.sub(r" [0-9]+\.0", " 7.0", text)
     with pytest.raises(UserError, match="/metrics: 0 rounds.*restarted meanwhile"):
         check(tmp_path / "drafter", url)
-    app.change["/metrics"] = lambda text: re.sub(r" ([0-9]+)\.0", lambda m: f" {900 - int(m[1])}.0", text)
+    app.change["/metrics"] = lambda text: re.sub(
+        r" ([0-9]+)\.0", lambda m: f" {900 - int(m[1])}.0", text
+    )
     with pytest.raises(UserError, match="/metrics: -[0-9]+ rounds"):
         check(tmp_path / "drafter", url)
 
@@ -232,7 +255,9 @@ def test_a_server_that_drafted_nothing_or_was_restarted(
         ("/metrics", "# nothing", "counts no drafts"),
     ],
 )
-def test_answers_of_another_protocol(served: tuple[App, str], path: str, sent: str | int, says: str) -> None:
+def test_answers_of_another_protocol(
+    served: tuple[App, str], path: str, sent: str | int, says: str
+) -> None:
     app, url = served
     app.change[path] = lambda text: sent
     with pytest.raises(UserError, match=says):

@@ -14,14 +14,28 @@ import pytest
 from align.target.model import Target
 from decode.exporting import EXPORTS, serving
 from decode.exporting.registry import FORMATS
-from decode.exporting.serving import GIB, ServedTarget, Snippet, fit_machine, resolved_name, sglang_line
+from decode.exporting.serving import (
+    GIB,
+    ServedTarget,
+    Snippet,
+    fit_machine,
+    resolved_name,
+    sglang_line,
+)
 from tests.builders import block_network
 from tests.target_models import asking_target, write_gguf
 
 
 def test_a_snippet_is_a_block_by_itself() -> None:
     snippet = Snippet("vLLM", "bash", ("vllm serve 'a ```b'",))
-    assert snippet.as_markdown() == ["With vLLM:", "", "````bash", "vllm serve 'a ```b'", "````", ""]
+    assert snippet.as_markdown() == [
+        "With vLLM:",
+        "",
+        "````bash",
+        "vllm serve 'a ```b'",
+        "````",
+        "",
+    ]
     assert snippet.as_text() == ["  with vLLM:", "", "      vllm serve 'a ```b'", ""]
 
 
@@ -43,8 +57,15 @@ def test_options_that_fit_come_from_the_targets_config(
     """All of its context where that fits into a quarter of the memory, else less; memory for it and for the drafter's layers."""
     folder = Path(asking_target(tmp_path / "target", target))
     values = json.loads((folder / "config.json").read_text())
-    wide = {"num_hidden_layers": 64, "num_key_value_heads": 8, "num_attention_heads": 64, "head_dim": 128}
-    (folder / "config.json").write_text(json.dumps({**values, **wide, "max_position_embeddings": 40960}))
+    wide = {
+        "num_hidden_layers": 64,
+        "num_key_value_heads": 8,
+        "num_attention_heads": 64,
+        "head_dim": 128,
+    }
+    (folder / "config.json").write_text(
+        json.dumps({**values, **wide, "max_position_embeddings": 40960})
+    )
     config = block_network(target, "taps").config
     each = 2 * 4 * (64 * 8 * 128 + 2 * config.num_key_value_heads * config.head_dim)
     for memory, context in ((1000 * GIB, 40960), (16 * GIB, int(0.25 * 16 * GIB / (1.1 * each)))):
@@ -55,7 +76,9 @@ def test_options_that_fit_come_from_the_targets_config(
         words = found.vllm_options
         assert words[:4] == ["--dtype", "float32", "--max-model-len", str(context)]
         assert words[4:6] == ["--kv-cache-memory-bytes", f"{found.cache_gib}G"]
-    assert fit_machine(str(folder), "cuda", config).vllm_options == []  # a GPU's engine knows its memory
+    assert (
+        fit_machine(str(folder), "cuda", config).vllm_options == []
+    )  # a GPU's engine knows its memory
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -98,7 +121,9 @@ def test_lines_are_those_of_engines_that_serve_it(
 ) -> None:
     config = replace(block_network(target, "taps", whole=True).config, **options)
     lines = [snippet.lines[0] for snippet in FORMATS[name].serve(config, TARGET, "FOLDER")]
-    assert len(lines) == len(served) and all(a in b for a, b in zip(served, lines, strict=True)), lines
+    assert len(lines) == len(served) and all(a in b for a, b in zip(served, lines, strict=True)), (
+        lines
+    )
 
 
 @pytest.mark.parametrize("folder", ["x 6'q \"z", "two  spaces/`tick`", "ein Ordner/é", "$HOME/a;b"])
@@ -110,7 +135,9 @@ def test_lines_name_folders_as_a_shell_and_python_read_them(target: Target, fold
         for snippet in form.serve(config, served, folder):
             if snippet.language == "bash":
                 (line,) = snippet.lines
-                assert sum(folder in word.replace('\\"', '"') for word in shlex.split(line)) >= 1, line
+                assert sum(folder in word.replace('\\"', '"') for word in shlex.split(line)) >= 1, (
+                    line
+                )
             else:
                 nodes = ast.walk(ast.parse("\n".join(snippet.lines)))
                 assert sum(isinstance(n, ast.Constant) and n.value == folder for n in nodes) == 3
@@ -118,16 +145,24 @@ def test_lines_name_folders_as_a_shell_and_python_read_them(target: Target, fold
             assert snippet.as_markdown()[2].startswith("```") and all(
                 line in snippet.as_markdown() for line in snippet.lines
             )
-            indent = "" if snippet.language == "python" else "      "  # Python is pasted as it stands
+            indent = (
+                "" if snippet.language == "python" else "      "
+            )  # Python is pasted as it stands
             assert all(f"{indent}{line}" in snippet.as_text() for line in snippet.lines)
     assert found == 8
 
 
 @pytest.mark.parametrize(
     ("layout", "rank", "kind"),
-    [("fill_in", 0, "draft-dflash"), ("anchor_first", 0, "draft-dspark"), ("fill_in", 4, "draft-dspark")],
+    [
+        ("fill_in", 0, "draft-dflash"),
+        ("anchor_first", 0, "draft-dspark"),
+        ("fill_in", 4, "draft-dspark"),
+    ],
 )
-def test_llama_cpp_is_told_how_to_read_a_file(target: Target, layout: str, rank: int, kind: str) -> None:
+def test_llama_cpp_is_told_how_to_read_a_file(
+    target: Target, layout: str, rank: int, kind: str
+) -> None:
     """It reads any file either way, and the other one drafts next to nothing that is right."""
     config = replace(block_network(target, "taps", markov_rank=rank).config, block_layout=layout)
     ((line,),) = (snippet.lines for snippet in FORMATS["gguf"].serve(config, TARGET, "FOLDER"))
@@ -136,7 +171,11 @@ def test_llama_cpp_is_told_how_to_read_a_file(target: Target, layout: str, rank:
 
 def test_sglang_gets_all_three_numbers_for_a_small_language_model_or_one() -> None:
     """It asserts that."""
-    three = ("--speculative-num-steps 5", "--speculative-eagle-topk 1", "--speculative-num-draft-tokens 6")
+    three = (
+        "--speculative-num-steps 5",
+        "--speculative-eagle-topk 1",
+        "--speculative-num-draft-tokens 6",
+    )
     lines = {name: sglang_line(name, TARGET, "F", 5).lines[0] for name in ("STANDALONE", "DFLASH")}
     assert all(words in lines["STANDALONE"] for words in three)
     assert [words in lines["DFLASH"] for words in three] == [False, False, True]

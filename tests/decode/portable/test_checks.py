@@ -63,7 +63,12 @@ def test_inputs(model: Any, given: dict[str, Any], says: str) -> None:
 
 
 def test_texts_that_reach_another_rotary_table() -> None:
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 24}
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 24,
+    }
     rope |= {"short_factor": [1.0] * 8, "long_factor": [3.0] * 8}
     longrope = tiny_model("phi3", 260, rope_parameters=rope, original_max_position_embeddings=24)
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
@@ -87,5 +92,8 @@ def test_what_holds_nothing(model: Any) -> None:
         "position_ids": torch.tensor([[0, 1, 2, 3], [1, 1, 0, 1]]), "use_cache": True,
     }  # fmt: skip
     assert torch.equal(check_call(model, GenerationConfig(), given, IDS), mask.bool())
-    kinds = {"mm_token_type_ids": torch.zeros_like(IDS), "position_ids": torch.arange(4).expand(3, 2, 4)}
+    kinds = {
+        "mm_token_type_ids": torch.zeros_like(IDS),
+        "position_ids": torch.arange(4).expand(3, 2, 4),
+    }
     assert bool(check_call(tiny_wrapper("qwen2_5_vl"), GenerationConfig(), kinds, IDS).all())

@@ -164,11 +164,17 @@ def test_a_model_of_another_shape_is_refused(tmp_path: Path, target: Target) -> 
 
 
 def test_a_model_of_other_keys_is_refused(tmp_path: Path, target: Target) -> None:
-    FORMATS["custom_generate"].write(block_network(target, "shared_kv"), tmp_path / "out", torch.float32, "")
+    FORMATS["custom_generate"].write(
+        block_network(target, "shared_kv"), tmp_path / "out", torch.float32, ""
+    )
     other = tiny_model("llama", target.vocab_size, num_key_value_heads=4)
     with pytest.raises(ValueError, match="whose keys are 2 heads × 16; this model's are 4 × 16"):
         generate(
-            other, torch.tensor([PROMPT]), drafter=str(tmp_path / "out"), max_new_tokens=4, pad_token_id=0
+            other,
+            torch.tensor([PROMPT]),
+            drafter=str(tmp_path / "out"),
+            max_new_tokens=4,
+            pad_token_id=0,
         )
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     (tmp_path / "out" / "config.json").write_text(json.dumps({**config, "rotary": []}))

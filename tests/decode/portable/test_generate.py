@@ -81,7 +81,11 @@ def written(model: Any, folder: str, **words: Any) -> tuple[Any, list[int]]:
     accepted = list[int]()
     torch.manual_seed(3)
     out = model.generate(
-        words.pop("ids", IDS), custom_generate=folder, trust_remote_code=True, accepted=accepted, **words
+        words.pop("ids", IDS),
+        custom_generate=folder,
+        trust_remote_code=True,
+        accepted=accepted,
+        **words,
     )
     return out, accepted
 
@@ -109,7 +113,9 @@ def test_processes_that_wait_and_packed_weights_are_refused(model: Any, folder: 
             if drafted:
                 written(own, folder, **words)
             packed = quantize_dynamic(own, parts)
-            with pytest.raises(ValueError, match="^(model|lm_head).*is quantised by torch.ao") as refused:
+            with pytest.raises(
+                ValueError, match="^(model|lm_head).*is quantised by torch.ao"
+            ) as refused:
                 written(packed, folder, **words)
             assert "\n" not in str(refused.value)
 
@@ -130,12 +136,19 @@ def test_batches_scores_and_streamers(model: Any, folder: str) -> None:
     }  # fmt: skip
     own = model.generate(ids, **words)
     assert torch.equal(written(model, folder, ids=ids, **words)[0], own)
-    words = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True}
+    words = {
+        "max_new_tokens": 10,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "return_dict_in_generate": True,
+    }
     words |= {"output_scores": True, "output_logits": True}
     wanted, (found, _) = model.generate(IDS, **words), written(model, folder, **words)
     assert torch.equal(wanted.sequences, found.sequences)
     for name in ("scores", "logits"):
-        torch.testing.assert_close(torch.stack(found[name]), torch.stack(wanted[name]), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            torch.stack(found[name]), torch.stack(wanted[name]), rtol=1e-4, atol=1e-4
+        )
     streamer = Streamer()
     out, _ = written(model, folder, max_new_tokens=10, pad_token_id=0, streamer=streamer)
     assert streamer.ended and streamer.tokens == out[0].tolist()
@@ -190,18 +203,24 @@ def test_texts_of_a_batch_are_written_side_by_side(
         "attention_mask": torch.tensor([[0, 0, *[1] * 6], [1] * 8]), "max_new_tokens": 16, "do_sample": False,
         "pad_token_id": 0,
     }  # fmt: skip
-    monkeypatch.setattr(model.generation_config, "eos_token_id", None)  # so that some have no end of text
+    monkeypatch.setattr(
+        model.generation_config, "eos_token_id", None
+    )  # so that some have no end of text
     torch.manual_seed(3)
     own = model.generate(ids, **{**words, **BATCHES[name]()})
     found, accepted = written(model, folder, ids=ids, **{**words, **BATCHES[name]()})
-    wanted, found = (out if isinstance(out, torch.Tensor) else out.sequences for out in (own, found))
+    wanted, found = (
+        out if isinstance(out, torch.Tensor) else out.sequences for out in (own, found)
+    )
     assert torch.equal(found, wanted)
     assert accepted
 
 
 def test_stop_strings(model: Any, folder: str, target: Target) -> None:
     words: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
-    said = [target.tokenizer.decode(token) for token in model.generate(IDS, **words)[0, 6:].tolist()]
+    said = [
+        target.tokenizer.decode(token) for token in model.generate(IDS, **words)[0, 6:].tolist()
+    ]
     stop = next(text for text in said if text.isascii())  # not a part of a letter
     words["tokenizer"] = target.tokenizer
     own = model.generate(IDS, stop_strings=stop, **words)
@@ -321,6 +340,13 @@ assert torch.equal(out, model.generate(ids, **words)) and sum(accepted) > 4, (ou
 @pytest.mark.slow
 def test_it_runs_without_this_project(model: Any, folder: str, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "model")
-    words = [sys.executable, "-c", ALONE, str(tmp_path / "model"), folder, ",".join(map(str, PROMPT))]
+    words = [
+        sys.executable,
+        "-c",
+        ALONE,
+        str(tmp_path / "model"),
+        folder,
+        ",".join(map(str, PROMPT)),
+    ]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]

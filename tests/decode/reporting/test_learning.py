@@ -22,7 +22,16 @@ def measured() -> list[Record]:
             tokens = {"ours@100": 20, "ours@2000": 18, "dflash@100": 18, "dflash@2000": 20}[method]
             extra = i % 2 if tokens == 20 else 0
             found.append(
-                record(method, f"p{i}", 1.0, tokens + extra, count, [1] * count, [3] * count, identical=True)
+                record(
+                    method,
+                    f"p{i}",
+                    1.0,
+                    tokens + extra,
+                    count,
+                    [1] * count,
+                    [3] * count,
+                    identical=True,
+                )
             )
     return found
 
@@ -51,7 +60,9 @@ def test_a_baseline_that_gets_nothing_accepted_has_no_ratio() -> None:
     assert accepted_ratio(none, some) is None
     seldom = {**none, ("s", "p0"): (11, 10)}
     ratio = accepted_ratio(seldom, some)
-    assert ratio is not None and ratio.value > 10 and ratio.hi is None  # resamples without p0 have none
+    assert (
+        ratio is not None and ratio.value > 10 and ratio.hi is None
+    )  # resamples without p0 have none
 
 
 def test_the_axis_says_how_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,11 @@ def test_a_record_of_no_generation_is_refused_with_its_line(
     tmp_path: Path, change: dict[str, Any], why: str
 ) -> None:
     append(
-        tmp_path, [record("plain", "p0", 99.0, 20, 20), replace(record("plain", "p1", 1.0, 20, 20), **change)]
+        tmp_path,
+        [
+            record("plain", "p0", 99.0, 20, 20),
+            replace(record("plain", "p1", 1.0, 20, 20), **change),
+        ],
     )
     with pytest.raises(UserError, match=rf"records\.jsonl, line 2: .*{why}"):
         read_records(tmp_path)

@@ -67,7 +67,9 @@ def test_pairing_removes_what_the_prompts_share() -> None:
     assert estimate.lo == pytest.approx(1.5) and estimate.hi == pytest.approx(1.5)
 
 
-def test_interval_covers_the_truth_about_as_often_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interval_covers_the_truth_about_as_often_as_it_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("decode.reporting.statistics.RESAMPLES", 2000)
     generator = np.random.default_rng(0)
     covered = 0
@@ -78,7 +80,9 @@ def test_interval_covers_the_truth_about_as_often_as_it_says(monkeypatch: pytest
         estimate = paired_ratio(
             dict(zip(keys, base, strict=True)), dict(zip(keys, base / gain, strict=True)), trial
         )
-        truth = 1 / math.exp(-math.log(1.6) + 0.2**2 / 2)  # E[base] / E[base/gain], base and gain independent
+        truth = 1 / math.exp(
+            -math.log(1.6) + 0.2**2 / 2
+        )  # E[base] / E[base/gain], base and gain independent
         covered += estimate.lo <= truth <= estimate.hi
     assert 180 <= covered <= 200
 
@@ -130,7 +134,10 @@ def test_acceptance_by_position() -> None:
         pytest.approx(2 / 3),
         pytest.approx(2 / 3),
     )
-    assert (second.unconditional, second.conditional) == (pytest.approx(1 / 3), pytest.approx(1 / 2))
+    assert (second.unconditional, second.conditional) == (
+        pytest.approx(1 / 3),
+        pytest.approx(1 / 2),
+    )
     assert (third.unconditional, third.conditional) == (0.0, 0.0)
 
 

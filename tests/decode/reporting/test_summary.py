@@ -58,7 +58,11 @@ def test_a_sweep_compares_its_points_with_the_first(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "s/summary.json").read_text())["against_first"][0]["tau_lo"] > 0
     console = PlainConsole(width=80, record=True, file=io.StringIO())
     print_report(summary, tmp_path / "s", console)
-    for text in (console.export_text(), (tmp_path / "s/report.html").read_text(), tables.markdown(summary)):
+    for text in (
+        console.export_text(),
+        (tmp_path / "s/report.html").read_text(),
+        tables.markdown(summary),
+    ):
         assert "lookup against gamma=2, prompt by prompt" in text
         assert "+0.889 [+0.889, +0.889]" in text  # 20 tokens in 10 calls, not 18
 
@@ -66,15 +70,22 @@ def test_a_sweep_compares_its_points_with_the_first(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_plots")
 def test_the_verdict(tmp_path: Path) -> None:
     summary, _ = make_report(fill(tmp_path / "a"))
-    assert "The drafter makes the target faster by 2.00× (95% interval 2.00 to 2.00)" in summary.verdict
+    assert (
+        "The drafter makes the target faster by 2.00× (95% interval 2.00 to 2.00)"
+        in summary.verdict
+    )
     assert "6 prompts (Suite S), greedy" in summary.verdict
     assert "identical to plain decoding's on 6 of 6 prompts" in summary.verdict
     assert "not idle" not in summary.verdict
     slower = summarise(read_run(tmp_path / "a"), read_records(fill(tmp_path / "b", gain=0.5)))
     assert "SLOWER: 0.50×" in verdict(slower)
     drafter = summary.overall["drafter"]
-    idle = replace(summary, overall={**summary.overall, "drafter": replace(drafter, mean_accepted=0.0)})
-    assert "The drafter can't make the target faster: hardly any draft was accepted" in verdict(idle)
+    idle = replace(
+        summary, overall={**summary.overall, "drafter": replace(drafter, mean_accepted=0.0)}
+    )
+    assert "The drafter can't make the target faster: hardly any draft was accepted" in verdict(
+        idle
+    )
     summary.load_average = {"min": 3.0, "median": 3.5, "max": 4.0}
     assert "not idle (load 3.5 on 2 cores)" in verdict(summary)
     sampled, _ = make_report(fill(tmp_path / "c", temperature=1.0))
@@ -95,7 +106,9 @@ def test_a_speed_up_above_tau_is_flagged(tmp_path: Path) -> None:
     def exceeds(**changes: Any) -> bool:
         return exceeds_tau(replace(figures, **changes))
 
-    assert exceeds() and not exceeds(speedup=Estimate(3.0, 1.9, 4.0, 6)) and not exceeds(speedup=None)
+    assert (
+        exceeds() and not exceeds(speedup=Estimate(3.0, 1.9, 4.0, 6)) and not exceeds(speedup=None)
+    )
     assert not exceeds(tau=Estimate(2.0, 1.9, 3.1, 6))
     assert exceeds(speedup=Estimate(3.0, None, None, 1), tau=Estimate(2.0, None, None, 1))
     # over all suites it is not, on one it is

@@ -26,7 +26,9 @@ SPEEDS = {
 def measured(sweep: list[str], speeds: dict[str, float | None]) -> Summary:
     """Two prompts per method; a speed of None: nothing was decoded."""
     records = [
-        record(method, prompt, 1 / speed, 10) if speed else record(method, prompt, committed=0, calls=0)
+        record(method, prompt, 1 / speed, 10)
+        if speed
+        else record(method, prompt, committed=0, calls=0)
         for method, speed in speeds.items()
         for prompt in "ab"
     ]
@@ -53,7 +55,12 @@ def test_the_best_point_is_named() -> None:
 
 
 def test_every_point_is_compared_with_the_first_prompt_by_prompt() -> None:
-    points = {"a:gamma=4": (1.0, 10), "a:gamma=8": (0.5, 8), "a:gamma=16": (2.0, 5), "b:gamma=4": (1.0, 9)}
+    points = {
+        "a:gamma=4": (1.0, 10),
+        "a:gamma=8": (0.5, 8),
+        "a:gamma=16": (2.0, 5),
+        "b:gamma=4": (1.0, 9),
+    }
     records: list[Record] = [
         record(method, prompt, seconds * slow, 20, calls + i)
         for i, (prompt, slow) in enumerate([("x", 1.0), ("y", 3.0), ("z", 9.0)])
@@ -62,7 +69,12 @@ def test_every_point_is_compared_with_the_first_prompt_by_prompt() -> None:
     ]
     run = Run({"methods": list(points), "temperature": 0, "sweep": ["gamma=4,8,16"]}, [])
     faster, slower = compare_with_first(summarise(run, records), records)
-    assert (faster.system, faster.first, faster.point, faster.prompts) == ("a", "gamma=4", "gamma=8", 3)
+    assert (faster.system, faster.first, faster.point, faster.prompts) == (
+        "a",
+        "gamma=4",
+        "gamma=8",
+        3,
+    )
     assert faster.tau is not None and faster.tau.value == pytest.approx(60 / 27 - 60 / 33)
     # the prompts' own speeds differ ninefold, their ratio does not
     assert faster.speed is not None

@@ -35,12 +35,19 @@ def fill_two(folder: Path) -> Path:
 def test_the_table_fits_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = fill_two(tmp_path / "o")
     summary, _ = make_report(folder)
-    assert [row["suite"] for row in tables.rows(summary)] == ["Suite S"] * 3 + ["Suite Z"] * 3 + ["all"] * 3
+    assert [row["suite"] for row in tables.rows(summary)] == ["Suite S"] * 3 + ["Suite Z"] * 3 + [
+        "all"
+    ] * 3
     assert summary.overall["drafter"].prompts == 12
     print_report(summary, folder, PlainConsole(width=80, no_color=True))
     output = capsys.readouterr().out
     assert all(len(line) <= 80 for line in output.splitlines() if "│" in line) and "…" not in output
-    for part in ("Suite Z", "2.00× [2.00, 2.00]", "the baseline is strong", "left out: math500: nowhere"):
+    for part in (
+        "Suite Z",
+        "2.00× [2.00, 2.00]",
+        "the baseline is strong",
+        "left out: math500: nowhere",
+    ):
         assert part in " ".join(output.split()), part
 
 
@@ -82,9 +89,13 @@ def test_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = fill_two(tmp_path / "two")
     summary, _ = make_report(folder)
     header, body = tables.overview(summary)
-    assert header[-2:] == ["Suite S", "Suite Z"] and [row[0] for row in body] == list(summary.overall)
+    assert header[-2:] == ["Suite S", "Suite Z"] and [row[0] for row in body] == list(
+        summary.overall
+    )
     mine = dict(zip(header, body[-1], strict=True))
-    assert mine["Suite S"] == mine["Suite Z"] == "2.00×" and mine["speed-up [95%]"].startswith("2.00× [")
+    assert mine["Suite S"] == mine["Suite Z"] == "2.00×" and mine["speed-up [95%]"].startswith(
+        "2.00× ["
+    )
     assert mine["accepted at 1, 2, 4, 8"] == "1.00 0.00" and mine["identical"] == "12/12"
     main([str(folder), "--markdown"])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
@@ -100,7 +111,9 @@ def test_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (10**6, [0.60, 0.70, 0.65], "the same tokens)."),  # toys are not judged
     ],
 )
-def test_a_baseline_is_judged_by_all_its_repeats(parameters: int, ratios: list[float], says: str) -> None:
+def test_a_baseline_is_judged_by_all_its_repeats(
+    parameters: int, ratios: list[float], says: str
+) -> None:
     check = {
         "plain_tokens_per_s": 9.0,
         "transformers_tokens_per_s": 10.0,

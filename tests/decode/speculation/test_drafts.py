@@ -48,7 +48,9 @@ def test_a_later_sibling_was_drawn_from_what_was_left() -> None:
     above = both.above()
     torch.testing.assert_close(both.q_BV(0, above)[0], Q[0])
     left = both.q_BV(1, above)
-    torch.testing.assert_close(left[0], torch.tensor([0.4, 0.6, 0.0, 0.0]))  # without its sibling, token 2
+    torch.testing.assert_close(
+        left[0], torch.tensor([0.4, 0.6, 0.0, 0.0])
+    )  # without its sibling, token 2
     torch.testing.assert_close(left[1], Q[0])  # in the chain it has no sibling
     each = both.q_BV(torch.tensor([1, 0]), above)
     torch.testing.assert_close(each[0], left[0])
@@ -58,6 +60,8 @@ def test_a_later_sibling_was_drawn_from_what_was_left() -> None:
 
 def test_rows_of_every_request() -> None:
     block = torch.arange(24.0).view(2, 3, 4)
-    assert torch.equal(rows_at(block, torch.tensor([2, 0])), torch.stack((block[0, 2], block[1, 0])))
+    assert torch.equal(
+        rows_at(block, torch.tensor([2, 0])), torch.stack((block[0, 2], block[1, 0]))
+    )
     at = torch.tensor([[0, 2], [1, 1]])
     assert torch.equal(rows_at(block, at), torch.stack([block[b, at[b]] for b in range(2)]))

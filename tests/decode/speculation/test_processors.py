@@ -10,7 +10,9 @@ from decode.speculation.sampling import ProcessorState, Sampling
 
 def test_history_holds_each_nodes_own_prefix() -> None:
     """Repetition: prompt and output; presence: output alone; minimum length: by how deep a node lies."""
-    settings = Sampling(1.0, repetition_penalty=2.0, presence_penalty=1.0, banned=(7,), min_new_tokens=4)
+    settings = Sampling(
+        1.0, repetition_penalty=2.0, presence_penalty=1.0, banned=(7,), min_new_tokens=4
+    )
     history = History(settings, [2, 3], 9, (8,), torch.device("cpu"))
     history.extend([5, 2])
 

@@ -71,7 +71,11 @@ def test_a_chain_that_is_cut_keeps_its_q_and_steps() -> None:
     q, steps = DraftProbs(torch.eye(3)), torch.tensor([2, 0, 1])
     cut = Proposal(torch.arange(3), "unmasked", q, steps).cut(2)
     assert cut.q is not None and torch.equal(cut.q.probs, torch.eye(3)[:2])
-    assert cut.tokens_K.tolist() == [0, 1] and cut.steps_K is not None and cut.steps_K.tolist() == [2, 0]
+    assert (
+        cut.tokens_K.tolist() == [0, 1]
+        and cut.steps_K is not None
+        and cut.steps_K.tolist() == [2, 0]
+    )
 
 
 PARENTS = (-1, -1, 0, 0, 1, 3, 4, 3)
@@ -151,7 +155,9 @@ def test_both_checks_of_q_agree(rows: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_softmax_over_many_ids_is_a_distribution() -> None:
-    DraftProbs(torch.randn(4, 256_000, generator=torch.Generator().manual_seed(0)).mul_(4).softmax(1))
+    DraftProbs(
+        torch.randn(4, 256_000, generator=torch.Generator().manual_seed(0)).mul_(4).softmax(1)
+    )
 
 
 @pytest.mark.parametrize("siblings", ["iid", "without_replacement"])
@@ -179,7 +185,9 @@ def test_what_is_not_seen_at_once_is_seen_with_the_outcome(
         q *= 0.999
     elif fault == "siblings":
         q[1] = torch.tensor([0.4, 0.3, 0.2, 0.1])
-    proposal = Proposal(torch.tensor([0, 1]), "independent", DraftProbs(q), parents=(-1, -1), siblings="iid")
+    proposal = Proposal(
+        torch.tensor([0, 1]), "independent", DraftProbs(q), parents=(-1, -1), siblings="iid"
+    )
 
     def verify() -> None:
         given = (torch.zeros(3, 4), proposal, verifier, Sampling(1.0), NOTHING, torch.Generator())

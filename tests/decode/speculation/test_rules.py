@@ -21,7 +21,9 @@ def test_p_equal_to_q_accepts_everything_and_rounding_leaves_no_nan() -> None:
     proposal = Proposal(torch.tensor([0, 3]), "independent", DraftProbs(p_BMV[0, :2]))
     generator = torch.Generator().manual_seed(0)
     for name in ("token", "block", "recursive", "traversal", "k_seq", "hybrid"):
-        assert all(int(run_verifier(name, [proposal], p_BMV, [generator]).end_B) == 2 for _ in range(20))
+        assert all(
+            int(run_verifier(name, [proposal], p_BMV, [generator]).end_B) == 2 for _ in range(20)
+        )
         out = VERIFIERS[name].rule(p_BMV, Drafts.of([proposal], 4))  # type: ignore[misc]
         assert bool(out.rest_BMV.isfinite().all())
 

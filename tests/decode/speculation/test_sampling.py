@@ -67,7 +67,13 @@ def marks(sets: list[set[int]]) -> torch.Tensor:
     ("min_p", "presence", "bar"), [(0.0, 0.0, False), (0.2, 0.7, True), (0.02, 0.0, True)]
 )
 def test_probs_follow_the_definition(
-    temperature: float, top_k: int, top_p: float, penalty: float, min_p: float, presence: float, bar: bool
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    penalty: float,
+    min_p: float,
+    presence: float,
+    bar: bool,
 ) -> None:
     sampling = Sampling(temperature, top_p, top_k, penalty, min_p=min_p, presence_penalty=presence)
     rows_RV, barred = logits(3, 40), BARRED if bar else [set[int]()] * 3
@@ -107,7 +113,9 @@ def test_the_order_is_that_of_transformers(settings: dict[str, float]) -> None:
     for row in logits(20, 40):
         expected = chain(text, row[None].clone())[0].softmax(-1)
         seen = torch.zeros(40, dtype=torch.bool).index_fill(0, text[0], True)
-        torch.testing.assert_close(probs(row, sampling, ProcessorState(seen)), expected, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(
+            probs(row, sampling, ProcessorState(seen)), expected, atol=1e-6, rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -122,7 +130,9 @@ def test_half_precision_logits_are_processed_in_fp32(dtype: torch.dtype) -> None
 @pytest.mark.parametrize("size", [4096, 4100, 4736, 49152])
 def test_the_best_of_many_is_torchs_argmax(size: int) -> None:
     generator = torch.Generator().manual_seed(size)
-    ties = torch.randint(0, 4, (3, 5, size), generator=generator).float()  # the lowest id of many equal ones
+    ties = torch.randint(
+        0, 4, (3, 5, size), generator=generator
+    ).float()  # the lowest id of many equal ones
     barred = torch.full((2, size), -math.inf)
     barred[1, 300:302] = 1.0
     broken = torch.randn(2, size, generator=generator)
@@ -142,7 +152,9 @@ def test_ties_go_to_the_lowest_id() -> None:
     assert probs(below, Sampling(1.0, top_k=2)).nonzero()[:, 0].tolist() == [0, 1]
     assert probs(below, Sampling(1.0, top_k=3)).nonzero()[:, 0].tolist() == [0, 1, 2]
     assert probs(torch.zeros(9), Sampling(1.0, top_p=0.2)).tolist() == [0.5, 0.5] + [0.0] * 7
-    assert probs(torch.zeros(4), Sampling(1.0, top_p=0.9)).tolist() == [0.25] * 4  # none is left out
+    assert (
+        probs(torch.zeros(4), Sampling(1.0, top_p=0.9)).tolist() == [0.25] * 4
+    )  # none is left out
 
 
 def test_top_p_ranks_as_many_candidates_as_it_needs() -> None:
@@ -160,7 +172,9 @@ def test_top_p_ranks_as_many_candidates_as_it_needs() -> None:
 def test_rows_of_one_call_may_need_different_widths() -> None:
     rows_RV = logits(4, 9000) * torch.tensor([[0.01], [5.0], [1.0], [0.3]])
     found = probs(rows_RV, Sampling(1.0, top_p=0.9))
-    assert torch.equal(found, torch.cat([probs(row[None], Sampling(1.0, top_p=0.9)) for row in rows_RV]))
+    assert torch.equal(
+        found, torch.cat([probs(row[None], Sampling(1.0, top_p=0.9)) for row in rows_RV])
+    )
     counts = (found > 0).sum(1)
     assert counts[1] < 256 and counts[0] > 4096
     torch.testing.assert_close(found.sum(1), torch.ones(4))
@@ -217,6 +231,11 @@ def test_all_of_a_seed_counts() -> None:
     """torch's own generator looks at the lower 32 bits; what those alone seed stays as it was."""
     alike = [5 + more for more in (0, 2**32, 2**33, 2**62)]
     assert len({tuple(uniform(4, make_generator(seed)).tolist()) for seed in alike}) == 4
-    assert len({tuple(position_noise(seed, 3, 4, torch.device("cpu")).tolist()) for seed in alike}) == 4
+    assert (
+        len({tuple(position_noise(seed, 3, 4, torch.device("cpu")).tolist()) for seed in alike})
+        == 4
+    )
     for seed in (0, 5, 2**32 - 1):
-        assert torch.equal(uniform(4, make_generator(seed)), uniform(4, torch.Generator().manual_seed(seed)))
+        assert torch.equal(
+            uniform(4, make_generator(seed)), uniform(4, torch.Generator().manual_seed(seed))
+        )

@@ -31,7 +31,9 @@ def test_impossible_settings_are_refused_by_name(field: str, value: object) -> N
 def test_by_their_names() -> None:
     assert named(None, {}) == Sampling() and named(Sampling(1.0), {}) == Sampling(1.0)
     assert named(None, {"temperature": 0.7, "banned": [3]}) == Sampling(0.7, banned=(3,))
-    with pytest.raises(UserError, match="sampling and seed are two places for one setting: give one"):
+    with pytest.raises(
+        UserError, match="sampling and seed are two places for one setting: give one"
+    ):
         named(Sampling(), {"seed": 1})
 
 

@@ -53,7 +53,9 @@ def test_every_branch_as_if_it_were_alone(target: Target) -> None:
             torch.testing.assert_close(
                 output.logits_BLV[0, row], alone.logits_BLV[0, -1], atol=1e-4, rtol=1e-4
             )
-            torch.testing.assert_close(output.taps_BLFD[0, row], alone.taps_BLFD[0, -1], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(
+                output.taps_BLFD[0, row], alone.taps_BLFD[0, -1], atol=1e-4, rtol=1e-4
+            )
 
 
 @pytest.mark.parametrize("path", [[], [0], [1, 4, 6], [0, 3, 7]])
@@ -97,7 +99,9 @@ def test_trees_of_several_sizes_are_followed_as_if_alone() -> None:
 
 
 @pytest.mark.parametrize("parents", [PARENTS, None])
-@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.7, top_k=3, repetition_penalty=2.5, seed=1)])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(1.0), Sampling(0.7, top_k=3, repetition_penalty=2.5, seed=1)]
+)
 def test_draws_on_the_path_are_those_that_all_nodes_would_make(
     target: Target, parents: tuple[int, ...] | None, sampling: Sampling
 ) -> None:
@@ -189,7 +193,9 @@ def test_the_tree_is_the_best_of_its_size(target: Target, variant: str, sampling
             logits = logits + drafts.session.bias(inputs[k], torch.tensor([last, *branch][-1]))
         if sampling.repetition_penalty != 1:
             penalty = sampling.repetition_penalty
-            logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+            logits = torch.where(
+                seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits
+            )
         return (logits / (sampling.temperature or 1)).log_softmax(-1)
 
     def log_q(branch: tuple[int, ...]) -> float:
@@ -257,14 +263,18 @@ def test_sampled_output_has_the_targets_joint_law(
     assert max(node for out in outputs for node in out.nodes) == 9
 
 
-def test_a_replay_over_trees_gives_the_very_logits(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_over_trees_gives_the_very_logits(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What `divergence` judges by: bit for bit the rows that the tokens were chosen from."""
     chosen: list[torch.Tensor] = []
 
     def watched(rounds: list[Round]) -> list[Outcome]:
         kept = [one.logits_MV.clone() for one in rounds]
         outcomes = verify_rounds(rounds)
-        chosen.extend(rows[row] for rows, out in zip(kept, outcomes, strict=True) for row in out.rows)
+        chosen.extend(
+            rows[row] for rows, out in zip(kept, outcomes, strict=True) for row in out.rows
+        )
         return outcomes
 
     monkeypatch.setattr("decode.engine.engine.verify_rounds", watched)
@@ -286,9 +296,12 @@ def test_options(target: Target) -> None:
     sampled = Sampling(1.0)
     decoder = decode.load(target, net)
     assert (
-        decoder.verifier_for(sampled) == "traversal" and decoder.verifier_for(Sampling(0.7)) == "point_mass"
+        decoder.verifier_for(sampled) == "traversal"
+        and decoder.verifier_for(Sampling(0.7)) == "point_mass"
     )
-    assert [BlockProposer(net, tree_nodes=None).nodes(Sampling(t)) for t in (0.0, 0.7, 0.71, 1.0)] == [
+    assert [
+        BlockProposer(net, tree_nodes=None).nodes(Sampling(t)) for t in (0.0, 0.7, 0.71, 1.0)
+    ] == [
         5,
         5,
         0,

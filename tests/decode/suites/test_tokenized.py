@@ -22,7 +22,9 @@ def test_what_does_not_fit_is_named(target: Target) -> None:
 def test_what_the_chat_template_leaves_out_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     target = load_target("debug", fast=False)
     target.spec = "of users alone"
-    target.tokenizer.chat_template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    target.tokenizer.chat_template = (
+        "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    )
     user, system = {"role": "user", "content": "A"}, {"role": "system", "content": "S"}
     prompts = [Prompt("a", "A"), Prompt("b", [system, user]), Prompt("c", [system, user])]
     assert len(tokenize_prompts(target, prompts)[0]) == 3

@@ -60,7 +60,9 @@ def test_greedy_output_is_plain_decodings(parts: OpenDrafters, name: str) -> Non
         decoder.verifier = "auto"
     for sampling in (Sampling(), VARIED):
         expected = Decoder(parts.target).generate(PROMPT, max_new_tokens=25, sampling=sampling)
-        assert decoder.generate(PROMPT, max_new_tokens=25, sampling=sampling).tokens == expected.tokens
+        assert (
+            decoder.generate(PROMPT, max_new_tokens=25, sampling=sampling).tokens == expected.tokens
+        )
 
 
 @pytest.mark.slow
@@ -84,7 +86,9 @@ def test_sampled_output_has_the_targets_joint_law(shallow_parts: OpenDrafters, n
     assert plausible(found, exact_law(shallow_parts.target, PROMPT, 4, sampling), runs)
 
 
-def test_errors_name_the_method(parts: OpenDrafters, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_the_method(
+    parts: OpenDrafters, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for text, says in (
         ("specdiff:steps=1:hot_start=true", "method 'specdiff:steps=1:hot_start=true': hot_start"),
         ("lookup:gamma=2/4", "one variant at a time .*these take several: retrieval"),
@@ -98,8 +102,12 @@ def test_errors_name_the_method(parts: OpenDrafters, target: Target, monkeypatch
     def broken(body: Any, dynamic: bool) -> Any:
         raise RuntimeError("No working C++ compiler found\nlong story")
 
-    monkeypatch.setattr(torch, "compile", lambda body, dynamic: lambda *_, **__: broken(body, dynamic))
-    with pytest.raises(UserError, match="method 'compiled': torch.compile does not work here: No working"):
+    monkeypatch.setattr(
+        torch, "compile", lambda body, dynamic: lambda *_, **__: broken(body, dynamic)
+    )
+    with pytest.raises(
+        UserError, match="method 'compiled': torch.compile does not work here: No working"
+    ):
         build(read_method("compiled"), OpenDrafters(target))
 
 
@@ -133,14 +141,19 @@ def test_controllers_copies_and_verifiers(parts: OpenDrafters) -> None:
         drafter = build(read_method(text), parts).drafter
         assert not isinstance(drafter, AdaptiveDrafter | CopyingDrafter), text
     decoder = build(read_method("specdiff2:keep_q=true"), parts)
-    assert decoder.verifier_for(Sampling(1.0)) == "traversal" and decoder.verifier_for(Sampling()) == "greedy"
+    assert (
+        decoder.verifier_for(Sampling(1.0)) == "traversal"
+        and decoder.verifier_for(Sampling()) == "greedy"
+    )
 
 
 def test_targets_whose_drafts_may_not_branch() -> None:
     by_place = load_target("debug-gptneo", dtype="float32", device="cpu")
     parts = OpenDrafters(by_place, {"diffusion": object(), "block": object()})
     for text in ("specdiff2", "block_tree", "specdiff:nodes=0/5", "retrieval:nodes=4"):
-        with pytest.raises(UserError, match="windows its attention by place, so drafts may not branch"):
+        with pytest.raises(
+            UserError, match="windows its attention by place, so drafts may not branch"
+        ):
             build(read_method(text), parts)
     assert build(read_method("retrieval"), parts).generate(PROMPT, max_new_tokens=4).tokens
     with pytest.raises(UserError, match="has recurrent states, so drafts may not branch"):
@@ -151,7 +164,9 @@ def test_a_drafter_that_was_trained_with_other_prompts_is_noted_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = load_target("debug", dtype="float32", device="cpu")
-    target.tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    target.tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
     save_drafter(block_network(target, "shared_kv", whole=True), tmp_path)
     save_chat(tmp_path, Chat({}, "Be brief."))
     methods = [read_method("block"), read_method("block_tree")]
@@ -166,7 +181,9 @@ def test_a_drafter_that_was_trained_with_other_prompts_is_noted_once(
 def test_drafters_that_can_not_draft(target: Target, tmp_path: Path) -> None:
     uniform = DrafterConfig(kind="ddit", hidden_size=32, heads=2, graph="uniform")
     save_standalone(make_standalone(target, uniform), tmp_path)
-    with pytest.raises(UserError, match="trained with uniform noise; decoding needs graph=absorbing"):
+    with pytest.raises(
+        UserError, match="trained with uniform noise; decoding needs graph=absorbing"
+    ):
         decode.load(target, tmp_path)
     with pytest.raises(UserError, match="this one drafts chains"):
         decode.load(target, target, tree_nodes=3)
@@ -174,7 +191,9 @@ def test_drafters_that_can_not_draft(target: Target, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ddit", "masked_lm"])
-def test_drafts_take_the_linear_layers_for_few_rows(target: Target, kind: str, tmp_path: Path) -> None:
+def test_drafts_take_the_linear_layers_for_few_rows(
+    target: Target, kind: str, tmp_path: Path
+) -> None:
     """As the target's, rounded to bf16 where that halves what is read: without them drafting took three times
     as long."""
     made = diffusion_drafter(target, kind)

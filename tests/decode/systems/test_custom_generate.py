@@ -41,7 +41,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "suppressed at the beginning": {"begin_suppress_tokens": list(range(100))},
     "own processor": {"logits_processor": LogitsProcessorList([NoRepeats()])},
     "own criterion": {"stopping_criteria": StoppingCriteriaList([EndsAt(13)])},
-    "a longer criterion of one's own": {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(40)])},
+    "a longer criterion of one's own": {
+        "stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(40)])
+    },
     "one token": {"max_new_tokens": 1},
     "states that are not returned": {"output_hidden_states": True},
 }
@@ -67,12 +69,18 @@ def test_methods_that_are_not_generates_own_are_said(
         "pad_token_id": 0,
         "custom_generate": decode.custom_generate,
     }
-    for method, notes in (("block:verifier=lossy_typical", 1), ("block:verifier=gumbel", 0), ("block", 0)):
+    for method, notes in (
+        ("block:verifier=lossy_typical", 1),
+        ("block:verifier=gumbel", 0),
+        ("block", 0),
+    ):
         for _ in range(2):
             model.generate(IDS, **words, drafter=drafter, method=method)
         said = capsys.readouterr().err
         assert (
-            said.count(f"note: method={method}: lossy_typical does not keep") == notes == said.count("note")
+            said.count(f"note: method={method}: lossy_typical does not keep")
+            == notes
+            == said.count("note")
         )
     with pytest.raises(UserError, match="^method=compiled: .* use decode.load$"):
         model.generate(IDS, **words, method="compiled")
@@ -83,7 +91,11 @@ def test_drafts_are_accepted_and_the_model_stays_as_it_was(model: Any, drafter: 
     model.train().requires_grad_(True)
     before = model.config._attn_implementation
     model.generate(
-        IDS, max_new_tokens=8, custom_generate=decode.custom_generate, drafter=drafter, pad_token_id=0
+        IDS,
+        max_new_tokens=8,
+        custom_generate=decode.custom_generate,
+        drafter=drafter,
+        pad_token_id=0,
     )
     assert model.config._attn_implementation == before and model.training
     assert all(p.requires_grad for p in model.parameters())
@@ -134,7 +146,10 @@ def test_batches_with_padding(model: Any, drafter: str) -> None:
     wrong = torch.tensor([[*[1] * 6, 0, 0], [1] * 8])
     with pytest.raises(UserError, match="padding_side='left'"):
         model.generate(
-            ids, **{**words, "attention_mask": wrong}, custom_generate=decode.custom_generate, drafter=drafter
+            ids,
+            **{**words, "attention_mask": wrong},
+            custom_generate=decode.custom_generate,
+            drafter=drafter,
         )
 
 
@@ -150,7 +165,9 @@ def test_scores_and_logits(model: Any, drafter: str) -> None:
     ours = model.generate(IDS, custom_generate=decode.custom_generate, drafter=drafter, **words)
     assert torch.equal(own.sequences, ours.sequences) and len(own.scores) == len(ours.scores)
     for name in ("scores", "logits"):
-        torch.testing.assert_close(torch.stack(ours[name]), torch.stack(own[name]), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            torch.stack(ours[name]), torch.stack(own[name]), rtol=1e-4, atol=1e-4
+        )
 
 
 def test_a_streamer_gets_prompt_and_tokens(model: Any, drafter: str) -> None:
@@ -174,14 +191,20 @@ def test_sampled_outputs_follow_the_processed_law(model: Any, drafter: str) -> N
     config |= {"logits_processor": LogitsProcessorList([NoRepeats()]), "eos_token_id": None}
     torch.manual_seed(0)
     draws = 300
-    words: dict[str, Any] = {"custom_generate": decode.custom_generate, "drafter": drafter, **config}
+    words: dict[str, Any] = {
+        "custom_generate": decode.custom_generate,
+        "drafter": drafter,
+        **config,
+    }
     out = torch.cat([model.generate(IDS, **words)[:, IDS.shape[1] :] for _ in range(draws)])
     law = _law(model, PROMPT, 3)
     counts: dict[tuple[int, ...], int] = {}
     for row in out.tolist():
         counts[tuple(row)] = counts.get(tuple(row), 0) + 1
     assert counts.keys() <= law.keys()
-    chi = sum((counts.get(k, 0) - draws * p) ** 2 / (draws * p) for k, p in law.items() if draws * p > 5)
+    chi = sum(
+        (counts.get(k, 0) - draws * p) ** 2 / (draws * p) for k, p in law.items() if draws * p > 5
+    )
     cells = sum(draws * p > 5 for p in law.values())
     assert chi < cells + 4 * (2 * cells) ** 0.5, (chi, cells)
     torch.manual_seed(0)
@@ -239,7 +262,9 @@ def _offloaded(model: Any) -> Any:
     ids=["float64", "int8", "int8 head", "offloaded"],
 )
 @pytest.mark.filterwarnings("ignore:.*torch.ao.quantization")
-def test_models_that_it_cannot_run_exactly(model: Any, change: Callable[[Any], Any], says: str) -> None:
+def test_models_that_it_cannot_run_exactly(
+    model: Any, change: Callable[[Any], Any], says: str
+) -> None:
     """Also where the model was opened before."""
     words: dict[str, Any] = {"custom_generate": decode.custom_generate, "drafter": "lookup"}
     words |= {"max_new_tokens": 4, "pad_token_id": 0}
@@ -253,7 +278,12 @@ def test_models_that_it_cannot_run_exactly(model: Any, change: Callable[[Any], A
 def test_padding_where_rotary_tables_change_with_the_length() -> None:
     """Texts of one length change their table in one step, as in `generate`; padded ones are refused where
     they may reach it."""
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 24}
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 24,
+    }
     rope |= {"short_factor": [1.0] * 8, "long_factor": [3.0] * 8}
     model = tiny_model("phi3", 260, rope_parameters=rope, original_max_position_embeddings=24)
     ids, mask = torch.tensor([PROMPT * 2, PROMPT[::-1] * 2]), torch.ones(2, 12, dtype=torch.long)
@@ -267,20 +297,27 @@ def test_padding_where_rotary_tables_change_with_the_length() -> None:
     assert torch.equal(own, found)
     for rows in (2, 1):
         given = {**words, "attention_mask": mask[:rows]}
-        with pytest.raises(UserError, match="changes at 24 tokens, .* one text at a time, without padding"):
+        with pytest.raises(
+            UserError, match="changes at 24 tokens, .* one text at a time, without padding"
+        ):
             model.generate(ids[:rows], max_new_tokens=13, **given, **ours)
 
 
 def test_a_row_that_no_token_ends_is_written_on(model: Any, drafter: str) -> None:
     """`generate` pads behind an end of text alone: behind a criterion it writes on until the last text has
     ended."""
-    ids, mask = torch.tensor([[0, 0, *PROMPT], [5, 7, *PROMPT]]), torch.tensor([[0, 0, *[1] * 6], [1] * 8])
+    ids, mask = (
+        torch.tensor([[0, 0, *PROMPT], [5, 7, *PROMPT]]),
+        torch.tensor([[0, 0, *[1] * 6], [1] * 8]),
+    )
     words: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 12, "pad_token_id": 0}
     words |= {"do_sample": False, "return_dict_in_generate": True, "output_scores": True}
     for criteria in ([RowEnds(10)], [RowEnds(10), Sure()]):
         for ends in ({}, {"eos_token_id": 250}):
             own, ours = (
-                model.generate(ids, stopping_criteria=StoppingCriteriaList(criteria), **words, **ends, **more)
+                model.generate(
+                    ids, stopping_criteria=StoppingCriteriaList(criteria), **words, **ends, **more
+                )
                 for more in ({}, {"custom_generate": decode.custom_generate, "drafter": drafter})
             )
             assert torch.equal(own.sequences, ours.sequences), (criteria, ends)

@@ -51,12 +51,19 @@ def test_drafters_are_typed_objects(tmp_path: Path) -> None:
 
 def test_kinds_by_files(parts: OpenDrafters, tmp_path: Path) -> None:
     save_standalone(parts["diffusion"], tmp_path / "sedd")
-    save_causal(make_causal(parts.target, DrafterConfig(kind="autoregressive", layers=2)), tmp_path / "small")
-    assert kind_of(str(tmp_path / "sedd")) == "diffusion" and kind_of(str(DEFAULT_DRAFTER)) == "block"
+    save_causal(
+        make_causal(parts.target, DrafterConfig(kind="autoregressive", layers=2)),
+        tmp_path / "small",
+    )
+    assert (
+        kind_of(str(tmp_path / "sedd")) == "diffusion" and kind_of(str(DEFAULT_DRAFTER)) == "block"
+    )
     assert kind_of(str(tmp_path / "small")) == kind_of(DEFAULT_TARGET) == "autoregressive"
     (tmp_path / "odd").mkdir()
     for named in (5, {"a": 1}, [None], [{}], "LlamaForCausalLM"):
-        (tmp_path / "odd/config.json").write_text(json.dumps({"model_type": "llama", "architectures": named}))
+        (tmp_path / "odd/config.json").write_text(
+            json.dumps({"model_type": "llama", "architectures": named})
+        )
         assert kind_of(str(tmp_path / "odd")) == "diffusion"
     method = read_method("autoregressive")
     opened = open_drafters([method], {"autoregressive": str(tmp_path / "small")}, parts.target)
@@ -68,7 +75,9 @@ def test_kinds_by_files(parts: OpenDrafters, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="both of the kind diffusion"):
         drafters_by_kind([NamedDrafter(str(tmp_path / "sedd"))] * 2)
     for kind in ("block", "variable_prefix"):
-        with pytest.raises(UserError, match=f"--drafter {kind}=.*that is a drafter of the kind diffusion"):
+        with pytest.raises(
+            UserError, match=f"--drafter {kind}=.*that is a drafter of the kind diffusion"
+        ):
             drafters_by_kind(read_drafters(f"{kind}={tmp_path / 'sedd'}"))
 
 
@@ -88,9 +97,15 @@ def test_a_second_block_drafter(parts: OpenDrafters, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["dflash", "speculators"])
-def test_another_engines_folder_is_a_block_drafter(parts: OpenDrafters, tmp_path: Path, layout: str) -> None:
+def test_another_engines_folder_is_a_block_drafter(
+    parts: OpenDrafters, tmp_path: Path, layout: str
+) -> None:
     target = parts.target
-    config = dflash_config(target) if layout == "dflash" else speculators_config(target, draft_vocab_size=260)
+    config = (
+        dflash_config(target)
+        if layout == "dflash"
+        else speculators_config(target, draft_vocab_size=260)
+    )
     folder = str(write(tmp_path / "theirs", config, backbone(target)))
     named = read_drafters(folder)
     assert drafters_by_kind(named) == {"block": folder}
@@ -108,6 +123,8 @@ def test_the_target_that_a_drafter_was_made_for(parts: OpenDrafters, tmp_path: P
     save_drafter(parts["block"], tmp_path)
     parts["block"].config.target = own
     assert target_for("org/model", str(tmp_path)) == "org/model"
-    with pytest.raises(UserError, match="no folder runs/finetuned here.*was made for it: --target names"):
+    with pytest.raises(
+        UserError, match="no folder runs/finetuned here.*was made for it: --target names"
+    ):
         target_for(None, str(tmp_path))
     assert target_for(None, "nowhere") == DEFAULT_TARGET

@@ -19,7 +19,12 @@ from transformers import (
 
 import decode
 from align.common.errors import UserError
-from decode.systems.generate_call import _changes_nothing, arguments_of_generate, check_call, masks_of
+from decode.systems.generate_call import (
+    _changes_nothing,
+    arguments_of_generate,
+    check_call,
+    masks_of,
+)
 from tests.builders import PROMPT
 from tests.own_processors import NoRepeats
 from tests.target_models import tiny_model
@@ -35,7 +40,9 @@ class Model:
 def test_the_nearest_generate_of_the_model_was_asked() -> None:
     model, other = Model(), Model()
     found = model.generate(
-        lambda m: other.generate(lambda _: arguments_of_generate(m, inspect.currentframe()), streamer=3),
+        lambda m: other.generate(
+            lambda _: arguments_of_generate(m, inspect.currentframe()), streamer=3
+        ),
         streamer=2,
         cache=5,
     )
@@ -44,7 +51,9 @@ def test_the_nearest_generate_of_the_model_was_asked() -> None:
         arguments_of_generate(model, inspect.currentframe())
 
 
-@pytest.mark.parametrize("value", [None, {}, [], (), False, {"image": None}, {"image": [torch.ones(0)]}])
+@pytest.mark.parametrize(
+    "value", [None, {}, [], (), False, {"image": None}, {"image": [torch.ones(0)]}]
+)
 def test_an_input_that_holds_nothing(value: Any) -> None:
     assert _changes_nothing(None, IDS, "mm_encoder_outputs", value)
 
@@ -78,8 +87,13 @@ def test_quantised_caches_and_texts_without_tokens_are_refused() -> None:
 
 def test_masks() -> None:
     mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
-    many = torch.tensor([[0, 0, 1], [0, 1, 2]]).expand(4, 2, 3)  # as a model of images and text has them
-    assert masks_of(IDS, {"attention_mask": mask, "position_ids": many}).tolist() == mask.bool().tolist()
+    many = torch.tensor([[0, 0, 1], [0, 1, 2]]).expand(
+        4, 2, 3
+    )  # as a model of images and text has them
+    assert (
+        masks_of(IDS, {"attention_mask": mask, "position_ids": many}).tolist()
+        == mask.bool().tolist()
+    )
     assert masks_of(IDS, {}).all()
     with pytest.raises(UserError, match="position_ids"):
         masks_of(IDS, {"position_ids": 2 * many})
@@ -88,7 +102,8 @@ def test_masks() -> None:
     assert masks_of(IDS, {"attention_mask": mask[:1]}).tolist() == mask[:1].bool().tolist() * 2
     for shape in ((2, 9), (3, 3), (2, 1, 2, 3), (3,)):
         with pytest.raises(
-            UserError, match=rf"^attention_mask .*{re.escape(str(shape))}, but input_ids have \(2, 3\)"
+            UserError,
+            match=rf"^attention_mask .*{re.escape(str(shape))}, but input_ids have \(2, 3\)",
         ):
             masks_of(IDS, {"attention_mask": torch.ones(shape)})
     with pytest.raises(UserError, match=r"^attention_mask \(position_ids\): shape \(1, 9\)"):
@@ -117,9 +132,13 @@ def test_masks() -> None:
     ],
 )
 @pytest.mark.usefixtures("stock")
-def test_what_it_cannot_honour_is_refused(model: Any, drafter: str, words: dict[str, Any], says: str) -> None:
+def test_what_it_cannot_honour_is_refused(
+    model: Any, drafter: str, words: dict[str, Any], says: str
+) -> None:
     given = {"drafter": drafter, "max_new_tokens": 4, "pad_token_id": 0, **words}
-    with pytest.raises(ValueError, match=says):  # a UserError is one; transformers refuses some first
+    with pytest.raises(
+        ValueError, match=says
+    ):  # a UserError is one; transformers refuses some first
         model.generate(PROMPTED, custom_generate=decode.custom_generate, **given)
 
 
@@ -137,7 +156,9 @@ def test_processors_that_remember_their_calls_are_refused(model: Any) -> None:
         1.5, model, unconditional_ids=torch.tensor([[5, 9]])
     )
     for one in (synth, guide, LogitsProcessorList([guide])):
-        with pytest.raises(UserError, match="^logits_processor: .* depends on the order of its calls"):
+        with pytest.raises(
+            UserError, match="^logits_processor: .* depends on the order of its calls"
+        ):
             model.generate(
                 PROMPTED,
                 max_new_tokens=4,

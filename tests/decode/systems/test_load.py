@@ -48,7 +48,10 @@ def test_what_is_refused_before_the_target_is_loaded(tmp_path: Path) -> None:
         ({"drafter": None, "steps": 2}, "steps and order"),
         ({"drafter": "none", "order": "random"}, "steps and order"),
         ({"draftr": "lookup"}, "no option 'draftr' .did you mean 'drafter'"),
-        ({"temperature": 0.7}, "decode.load has no option 'temperature': it is an option of generate"),
+        (
+            {"temperature": 0.7},
+            "decode.load has no option 'temperature': it is an option of generate",
+        ),
     ):
         with pytest.raises(UserError, match=says):
             decode.load("never/loaded", **options)  # type: ignore[arg-type]
@@ -61,7 +64,9 @@ def test_methods_by_name(target: Target, tmp_path: Path) -> None:
     save_standalone(diffusion_drafter(target, "ddit"), tmp_path / "sedd")
     decoder = decode.load(target, tmp_path / "sedd", method="specdiff:draft_tokens=5:steps=2")
     assert decoder.name == "diffusion" and decoder.drafter.draft_tokens == 5  # type: ignore[union-attr]
-    with pytest.raises(UserError, match="options after colons: method='specdiff:tree_nodes=0:steps=2'"):
+    with pytest.raises(
+        UserError, match="options after colons: method='specdiff:tree_nodes=0:steps=2'"
+    ):
         decode.load(target, tmp_path / "sedd", method="specdiff", steps=2, tree_nodes=0)
     save_drafter(network(target, "shared_kv"), tmp_path / "block")
     assert decode.load(target, method="block", drafter=tmp_path / "block").name == "block"
@@ -85,10 +90,17 @@ def test_default_drafters(
 ) -> None:
     save_drafter(network(target, "shared_kv"), tmp_path)
     monkeypatch.setattr(drafter_folders, "DEFAULT_DRAFTER", tmp_path)
-    assert decode.load().name == "block+lookup" and decode.load(DEFAULT_TARGET, "auto").name == "block+lookup"
+    assert (
+        decode.load().name == "block+lookup"
+        and decode.load(DEFAULT_TARGET, "auto").name == "block+lookup"
+    )
     assert decode.load(DEFAULT_TARGET, method="drafter").name == "block"
     assert capsys.readouterr().err == ""
-    assert decode.load(DEFAULT_TARGET, None).name == decode.load(DEFAULT_TARGET, "none").name == "plain"
+    assert (
+        decode.load(DEFAULT_TARGET, None).name
+        == decode.load(DEFAULT_TARGET, "none").name
+        == "plain"
+    )
     assert decode.load("owner/other").name == "lookup"
     note = "note: no drafter is shipped for owner/other: drafting by prompt lookup\n"
     assert capsys.readouterr().err == note
@@ -118,9 +130,13 @@ def test_template_switches_and_system_prompt(target: Target, tmp_path: Path) -> 
     folder = str(tmp_path)
     decoder = decode.load(folder, template_kwargs={"enable_thinking": False}, system="Be brief.")
     text = decoder.target.tokenizer.decode(decoder.target.chat_tokens("Hi"))
-    assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>") and text.endswith("assistant\n<none>")
+    assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>") and text.endswith(
+        "assistant\n<none>"
+    )
     assert reload(decoder.target).chat == decoder.target.chat
-    with pytest.raises(UserError, match="has no switch 'enable_thinkin'.*did you mean 'enable_thinking'"):
+    with pytest.raises(
+        UserError, match="has no switch 'enable_thinkin'.*did you mean 'enable_thinking'"
+    ):
         decode.load(folder, template_kwargs={"enable_thinkin": False})
     with pytest.raises(UserError, match="belong to load_target"):
         decode.load(target, system="Be brief.")
@@ -134,7 +150,9 @@ def test_options_without_a_trained_drafter(target: Target, drafter: str | None) 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_saved_drafter_is_loaded_by_its_folder(target: Target, tmp_path: Path, dtype: str) -> None:
+def test_a_saved_drafter_is_loaded_by_its_folder(
+    target: Target, tmp_path: Path, dtype: str
+) -> None:
     net = network(target, "shared_kv", markov_rank=8)
     save_drafter(net, tmp_path, dtype=torch.float32)
     if dtype == "bfloat16":
@@ -145,7 +163,9 @@ def test_a_saved_drafter_is_loaded_by_its_folder(target: Target, tmp_path: Path,
     for sampling in (Sampling(), Sampling(1.0, seed=0)):
         assert len(decoder.generate(PROMPT, max_new_tokens=20, sampling=sampling).tokens) > 0
     if dtype == "float32":
-        own = Decoder(target, BlockProposer(net, tree_nodes=None)).generate(PROMPT, max_new_tokens=20)
+        own = Decoder(target, BlockProposer(net, tree_nodes=None)).generate(
+            PROMPT, max_new_tokens=20
+        )
         assert own.accepted == decoder.generate(PROMPT, max_new_tokens=20).accepted
 
 

@@ -26,9 +26,16 @@ def test_a_method_is_a_typed_object() -> None:
 
 
 def test_options_have_two_spellings() -> None:
-    short, long = read_method("specdiff:gamma=4:nodes=5"), read_method("specdiff:draft_tokens=4:tree_nodes=5")
-    assert short.system == long.system and short.name != long.name  # records keep the name that was typed
-    names = [m.name for m in sweep_methods([read_method("lookup")], read_sweep(["draft_tokens=2,4"]))]
+    short, long = (
+        read_method("specdiff:gamma=4:nodes=5"),
+        read_method("specdiff:draft_tokens=4:tree_nodes=5"),
+    )
+    assert (
+        short.system == long.system and short.name != long.name
+    )  # records keep the name that was typed
+    names = [
+        m.name for m in sweep_methods([read_method("lookup")], read_sweep(["draft_tokens=2,4"]))
+    ]
     assert names == ["lookup:draft_tokens=2", "lookup:draft_tokens=4"]
     with pytest.raises(UserError, match="draft_tokens is given twice"):
         read_method("lookup:gamma=2:draft_tokens=4")
@@ -52,7 +59,10 @@ def test_options_have_two_spellings() -> None:
         ("specdiff2:draft_temperature=inf", "draft_temperature='inf': must be a number"),
         ("specdiff:steps=1:steps=2", "steps is given twice"),
         ("specdiff:controller=ema", "controller='ema' is unknown"),
-        ("block:verifier=blok", "method 'block:verifier=blok': verifier='blok' is unknown .*'block'"),
+        (
+            "block:verifier=blok",
+            "method 'block:verifier=blok': verifier='blok' is unknown .*'block'",
+        ),
         ("retrieval:corpus=nowhere.txt", "corpus='nowhere.txt': no such file"),
         ("lookup:gamma=0", "method 'lookup:gamma=0': draft_tokens=0: must be"),
         ("retrieval:nodes=2000", "tree_nodes=2000: must be"),
@@ -67,8 +77,12 @@ def test_what_can_not_be_read_is_refused(text: str, says: str) -> None:
 
 def test_variants_are_methods() -> None:
     method = read_method("specdiff:gamma=3/5:steps=2")
-    assert [v.system for v in method.variants] == [SpecDiff(draft_tokens=n, steps=2) for n in (3, 5)]
-    assert method.name == "specdiff:gamma=3/5:steps=2" and method.system == method.variants[0].system
+    assert [v.system for v in method.variants] == [
+        SpecDiff(draft_tokens=n, steps=2) for n in (3, 5)
+    ]
+    assert (
+        method.name == "specdiff:gamma=3/5:steps=2" and method.system == method.variants[0].system
+    )
     changed = method.with_options(verifier="block")
     assert {v.verifier for v in (changed, *changed.variants)} == {"block"}
     assert read_method("specdiff:nodes=0/5").branches and not read_method("specdiff").branches
@@ -139,7 +153,9 @@ def test_all_is_every_system_whose_drafters_are_given() -> None:
 def test_drafters_that_are_needed() -> None:
     method = read_method("hierarchical:inner=diffusion")
     assert method.needs == ("autoregressive", "diffusion")
-    with pytest.raises(UserError, match="needs a drafter of the kind diffusion .--drafter diffusion=FOLDER"):
+    with pytest.raises(
+        UserError, match="needs a drafter of the kind diffusion .--drafter diffusion=FOLDER"
+    ):
         check_drafters([method], {"autoregressive": "x"})
     check_drafters([method], {"autoregressive": "x", "diffusion": "y"})
     check_drafters([read_method("drafter")], {"autoregressive": "x"})

@@ -53,13 +53,19 @@ def decoder(target: Target, kind: str) -> Decoder:
     if kind == "tree":
         return Decoder(target, BlockProposer(net, tree_nodes=6))
     if kind == "drawn pair":
-        return Decoder(target, BlockProposer(net, tree_nodes=2, siblings="without_replacement"), "traversal")
+        return Decoder(
+            target, BlockProposer(net, tree_nodes=2, siblings="without_replacement"), "traversal"
+        )
     if kind == "drawn tree":
-        return Decoder(target, BlockProposer(net, tree_nodes=4, siblings="without_replacement"), "traversal")
+        return Decoder(
+            target, BlockProposer(net, tree_nodes=4, siblings="without_replacement"), "traversal"
+        )
     if kind == "lookup":
         return Decoder(target, LookupDrafter(3))
     order = {"left": "left_to_right", "confidence": "confidence", "random": "random"}[kind]
-    return Decoder(target, DiffusionProposer(diffusion_drafter(target, "masked_lm"), steps=2, order=order))
+    return Decoder(
+        target, DiffusionProposer(diffusion_drafter(target, "masked_lm"), steps=2, order=order)
+    )
 
 
 SAMPLED = (
@@ -71,14 +77,20 @@ SAMPLED = (
 )
 
 
-def batch(target: Target, kind: str, settings: tuple[Sampling, ...] = SAMPLED, new: int = 14) -> Batch:
+def batch(
+    target: Target, kind: str, settings: tuple[Sampling, ...] = SAMPLED, new: int = 14
+) -> Batch:
     asked = [Asked(tuple(PROMPTS[i % 3]), one, new - i) for i, one in enumerate(settings)]
     return Batch(kind, decoder(target, kind), tuple(asked), 3)
 
 
 def checked(run: Run, one: Batch) -> dict[str, list[str]]:
     run.check(one)
-    return {name: [f.what for f in tally.findings] for name, tally in run.tallies.items() if tally.findings}
+    return {
+        name: [f.what for f in tally.findings]
+        for name, tally in run.tallies.items()
+        if tally.findings
+    }
 
 
 @pytest.mark.parametrize(
@@ -177,11 +189,15 @@ def test_right_rules_pass() -> None:
     assert not tally.findings and tally.counts["outcomes at a border"] > 1000
 
 
-@pytest.mark.parametrize("kind", ["ratio", "block", "tree", "drawn pair", "lookup", "left", "confidence"])
+@pytest.mark.parametrize(
+    "kind", ["ratio", "block", "tree", "drawn pair", "lookup", "left", "confidence"]
+)
 def test_the_joint_law(run: Run, kind: str) -> None:
     tally, reference = Tally("end_to_end"), Reference(run.target, run.reference.model)
     sampling = Sampling(1.2, top_k=2, repetition_penalty=1.2, seed=1)
-    end_to_end.check_joint_law(kind, decoder(run.target, kind), PROMPTS[0], reference, tally, sampling)
+    end_to_end.check_joint_law(
+        kind, decoder(run.target, kind), PROMPTS[0], reference, tally, sampling
+    )
     assert not tally.findings and tally.largest, tally
 
 
@@ -206,4 +222,9 @@ def test_every_outcome_has_its_probability() -> None:
 
     generator, p_V = torch.Generator(), torch.tensor([0.2, 0.0, 0.8])
     found = every_outcome(lambda: (int(draw(p_V, generator)), int(draw(p_V, generator))))
-    assert {x: round(w, 6) for w, x in found} == {(0, 0): 0.04, (0, 2): 0.16, (2, 0): 0.16, (2, 2): 0.64}
+    assert {x: round(w, 6) for w, x in found} == {
+        (0, 0): 0.04,
+        (0, 2): 0.16,
+        (2, 0): 0.16,
+        (2, 2): 0.64,
+    }

@@ -14,7 +14,15 @@ from align.target.model import Target
 from decode.engine.decoder import Decoder
 from decode.engine.output import Tree
 from decode.reporting.records import Divergence
-from decode.verification.divergence import BUG, TIE, Choices, dtype_limit, examine, first_difference, replay
+from decode.verification.divergence import (
+    BUG,
+    TIE,
+    Choices,
+    dtype_limit,
+    examine,
+    first_difference,
+    replay,
+)
 from tests.target_models import some_text, tiny_target
 
 PROMPT = [5, 6, 7]
@@ -86,7 +94,9 @@ def test_a_method_that_runs_the_target_another_way_is_replayed_so() -> None:
             out = super().forward(tokens_BL, **more)
             assert out.logits_BLV is not None
             out.logits_BLV.scatter_add_(
-                2, (tokens_BL[..., None] + 2) % 64, torch.full((1, tokens_BL.shape[1], 1), self.gap * 1.5)
+                2,
+                (tokens_BL[..., None] + 2) % 64,
+                torch.full((1, tokens_BL.shape[1], 1), self.gap * 1.5),
             )
             return out
 
@@ -195,7 +205,9 @@ def part(target: Target, prompt: list[int], plain: list[int], calls: Any) -> lis
     raise AssertionError("no token differs")
 
 
-@pytest.mark.parametrize(("kind", "calls"), [("mixtral", CALLS), ("mixtral", TREES), ("gpt_oss", CALLS)])
+@pytest.mark.parametrize(
+    ("kind", "calls"), [("mixtral", CALLS), ("mixtral", TREES), ("gpt_oss", CALLS)]
+)
 def test_a_routers_other_choice_is_a_tie_and_another_state_a_bug(kind: str, calls: Any) -> None:
     """MiniMax runs accepted tokens once more after rejected drafts, in front of the next ones or in a call before."""
     target = tiny_target(kind)
@@ -215,7 +227,9 @@ def test_a_routers_other_choice_is_a_tie_and_another_state_a_bug(kind: str, call
         for each in hooks:
             each.remove()
         assert found is not None and found.kind == judged and found.reproduced
-        assert found.bound is not None and found.bound > dtype_limit(target.dtype, torch.tensor(30.0))
+        assert found.bound is not None and found.bound > dtype_limit(
+            target.dtype, torch.tensor(30.0)
+        )
 
 
 def test_a_model_without_experts_has_no_choices() -> None:

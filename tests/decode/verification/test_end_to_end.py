@@ -49,7 +49,9 @@ BACKGROUND = {"double", "duo"}
 def test_the_joint_law_of_a_system(name: str, cases: Cases, reference: Reference) -> None:
     case = next((case for case in cases.drawn if case.name == name), None)
     if case is None or name in BACKGROUND:
-        pytest.skip("needs another drafter, changes the distribution on purpose, or drafts in the background")
+        pytest.skip(
+            "needs another drafter, changes the distribution on purpose, or drafts in the background"
+        )
     tally, sampling = Tally("end_to_end"), Sampling(1.2, top_k=2, seed=1)
     with mock.patch.object(end_to_end, "LENGTH", LENGTHS.get(name, end_to_end.LENGTH)):
         decoder = cases.open(cases.target, case)

@@ -83,7 +83,8 @@ def test_an_honest_pair_is_lossless(kind: str, drafter: str, dtype: str, tmp_pat
         ]
     )
     counts = {
-        c["check"]: c["counts"] for c in json.loads((tmp_path / "v" / "verdict.json").read_text())["checks"]
+        c["check"]: c["counts"]
+        for c in json.loads((tmp_path / "v" / "verdict.json").read_text())["checks"]
     }
     assert counts["rows"]["logits of a node"] > 200
     assert counts["randomness"]["outcomes of rounds"] > 100
@@ -93,7 +94,9 @@ def test_an_honest_pair_is_lossless(kind: str, drafter: str, dtype: str, tmp_pat
 def test_prompts_of_3000_tokens(kind: str, tmp_path: Path) -> None:
     named = write_drafter("block", write_target(kind, tmp_path / "target"), tmp_path / "drafter")
     words = " ".join(f"item {i * i % 997}" for i in range(290))
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps({"prompt": f"{n}. {words}"}) + "\n" for n in "ab"))
+    (tmp_path / "p.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{n}. {words}"}) + "\n" for n in "ab")
+    )
     given = ["--prompts", str(tmp_path / "p.jsonl"), "--max-new-tokens", "8"]
     main(["--target", str(tmp_path / "target"), *named, *given, "--out", str(tmp_path / "v")])
     record = json.loads((tmp_path / "v" / "verdict.json").read_text())

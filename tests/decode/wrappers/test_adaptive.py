@@ -58,7 +58,10 @@ def test_every_way_says_the_law_that_all_keep(parts: OpenDrafters, name: str) ->
         patch.setattr(SwitchingSession, "propose", watched)
         decoder.generate(PROMPT, max_new_tokens=40, sampling=sampling)
     laws = {law for law, _ in filter(None, said)}
-    assert laws == {decoder.drafter.law(sampling)} and len({size for _, size in filter(None, said)}) > 1
+    assert (
+        laws == {decoder.drafter.law(sampling)}
+        and len({size for _, size in filter(None, said)}) > 1
+    )
 
 
 def test_ways_that_cannot_take_turns_are_refused(parts: OpenDrafters) -> None:
@@ -75,9 +78,9 @@ def test_ways_that_cannot_take_turns_are_refused(parts: OpenDrafters) -> None:
     for text in ("block_tree:nodes=-1/5", "specdiff:steps=0/2", "specdiff:gamma=-2/3", "tolerator:gamma=0", "block:gamma=0", "specdiff2:gamma=-1", "block_tree:nodes=5000"):  # fmt: skip
         with pytest.raises(UserError, match=r"=-?\d+: must be a whole number, \d to \d+"):
             build(read_method(text), parts)
-    assert [m.name for m in sweep_methods([read_method("specdiff:steps=1/2")], read_sweep(["gamma=3"]))] == [
-        "specdiff:steps=1/2:gamma=3"
-    ]
+    assert [
+        m.name for m in sweep_methods([read_method("specdiff:steps=1/2")], read_sweep(["gamma=3"]))
+    ] == ["specdiff:steps=1/2:gamma=3"]
     mixed = build(read_method("specdiff:nodes=0/4"), parts)
     assert mixed.generate(PROMPT, max_new_tokens=6).tokens  # argmax drafts either way
     with pytest.raises(UserError, match=r"draw drafts in different ways \(independent, point\)"):

@@ -28,7 +28,9 @@ def test_any_bytes_are_spelt_exactly(kind: str, data: bytes) -> None:
     assert code(kind).spell(tokens) == data and -1 not in tokens
 
 
-@pytest.mark.parametrize("kind", ["byte-level, bytes missing", pytest.param(REAL, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["byte-level, bytes missing", pytest.param(REAL, marks=pytest.mark.slow)]
+)
 @quick
 @given(data=stream)
 def test_bytes_without_a_token_are_marked(kind: str, data: bytes) -> None:

@@ -33,5 +33,9 @@ def test_chains_are_merged_where_they_begin_alike() -> None:
     Decoder(TableTarget(3), beside).generate(LETTERS, max_new_tokens=3)  # type: ignore[arg-type]
     tokens, parents = drafted[0].tokens_K.tolist(), drafted[0].parents
     assert parents is not None and len(tokens) == 4
-    paths = {tuple(tokens[i] for i in path_to(parents, leaf + 1)) for leaf in range(4) if leaf not in parents}
+    paths = {
+        tuple(tokens[i] for i in path_to(parents, leaf + 1))
+        for leaf in range(4)
+        if leaf not in parents
+    }
     assert paths == {(1, 2, 0), (1, 0)}

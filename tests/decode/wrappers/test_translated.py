@@ -128,7 +128,8 @@ def session(vocabulary: VocabularyMap, script: Script, tokens: list[int], **opti
         tokens=tokens,
         sampling=Sampling(),
         target=SimpleNamespace(
-            device=torch.device("cpu"), vocab_size=options.pop("vocab_size", len(vocabulary.target.pieces))
+            device=torch.device("cpu"),
+            vocab_size=options.pop("vocab_size", len(vocabulary.target.pieces)),
         ),
     )
     return TranslatedDrafter(Inner(script), vocabulary, **options).start(request)
@@ -137,9 +138,13 @@ def session(vocabulary: VocabularyMap, script: Script, tokens: list[int], **opti
 def test_proposals_are_points_and_no_longer_than_asked() -> None:
     vocabulary = VocabularyMap(sentencepiece(), debug())
     side = vocabulary.drafter
-    drafts = session(vocabulary, lambda context, k: side.encode(b"the drafter."), [60], draft_tokens=9)
+    drafts = session(
+        vocabulary, lambda context, k: side.encode(b"the drafter."), [60], draft_tokens=9
+    )
     assert drafts.drafter.draft_tokens == drafts.drafter.draft_nodes == 9
-    assert drafts.drafter.name == "inner+translation" and drafts.drafter.law(Sampling(1.0)) == "point"
+    assert (
+        drafts.drafter.name == "inner+translation" and drafts.drafter.law(Sampling(1.0)) == "point"
+    )
     proposal = drafts.propose(4)
     assert proposal.law == "point" and proposal.q is None and proposal.tokens_K.dtype == torch.int64
     assert vocabulary.target.spell(proposal.tokens_K.tolist()) == b"the "

@@ -54,7 +54,9 @@ def whole(found: tuple[int, list[int]]) -> list[int]:
 @pytest.mark.parametrize(("drafter", "target"), PAIRS)
 @quick
 @given(data=st.data())
-def test_the_context_grows_into_the_whole_text(drafter: str, target: str, data: st.DataObject) -> None:
+def test_the_context_grows_into_the_whole_text(
+    drafter: str, target: str, data: st.DataObject
+) -> None:
     """Round after round the drafter's context is what tokenising everything at once would give, whatever ids the target
     says, fragments of characters and special tokens among them."""
     vocabulary = pair(drafter, target)
@@ -81,7 +83,9 @@ def spoken(vocabulary: VocabularyMap, context: list[int]) -> list[bytes]:
     if drafter.begins:
         assert context[0] == drafter.bos
         context = context[1:]
-    back = {vocabulary._back[i]: name for name, i in target.specials.items() if i in vocabulary._back}
+    back = {
+        vocabulary._back[i]: name for name, i in target.specials.items() if i in vocabulary._back
+    }
     pieces = [drafter.piece(token) or f"[{back[token]}]".encode() for token in context]
     first = next((i for i, token in enumerate(context) if drafter.piece(token)), None)
     if first is not None:
@@ -196,7 +200,10 @@ def test_the_committed_end_shapes_a_draft() -> None:
     assert spelt(vocabulary, vocabulary.to_target(draft, quote)) == [b"s", b"o", b"."]
     assert spelt(vocabulary, vocabulary.to_target(draft, [])) == [b"so", b"."]
     # what stands before a special token is another text
-    assert spelt(vocabulary, vocabulary.to_target(draft, [*quote, vocabulary.target.eos])) == [b"so", b"."]
+    assert spelt(vocabulary, vocabulary.to_target(draft, [*quote, vocabulary.target.eos])) == [
+        b"so",
+        b".",
+    ]
 
 
 def test_a_draft_begins_where_the_committed_tokens_end() -> None:
@@ -227,7 +234,9 @@ def test_last_tokens_that_may_become_one_are_left_out() -> None:
     end = vocabulary.to_target([*d.encode(b"x la"), d.eos], [])
     assert spelt(vocabulary, end[:-1]) == [b"x", b" ", b"la"] and end[-1] == t.eos
     # and a token that the drafter has too ended where the drafter ended it
-    alike = VocabularyMap(code_with([("l", "a")]), code_with([("l", "a"), ("w", "s"), ("la", "ws")]))
+    alike = VocabularyMap(
+        code_with([("l", "a")]), code_with([("l", "a"), ("w", "s"), ("la", "ws")])
+    )
     assert spelt(alike, alike.to_target(alike.drafter.encode(b"x la"), [])) == [b"x", b" ", b"la"]
     assert spelt(alike, alike.to_target(alike.drafter.encode(b"x law"), [])) == [b"x", b" "]
 
@@ -247,7 +256,9 @@ def test_other_ids_are_mapped_one_by_one_other_merges_are_not() -> None:
     names = list(spec["model"]["vocab"])
     spec["model"]["vocab"] = {n: i for i, n in enumerate(reversed(names))}
     turned = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(spec)), eos_token="<|end|>", bos_token="<|begin|>"
+        tokenizer_object=Tokenizer.from_str(json.dumps(spec)),
+        eos_token="<|end|>",
+        bos_token="<|begin|>",
     )
     vocabulary = VocabularyMap(turned, byte_level())
     tokens = byte_level()(TEXT[0])["input_ids"]
@@ -299,7 +310,9 @@ def test_a_context_begins_as_the_drafters_tokenizer_begins_one() -> None:
         assert whole(vocabulary.to_drafter(tokens, [])) == drafter("The law")["input_ids"]
 
 
-def test_bytes_that_the_drafter_lacks_are_left_out_and_those_that_the_target_lacks_end_a_draft() -> None:
+def test_bytes_that_the_drafter_lacks_are_left_out_and_those_that_the_target_lacks_end_a_draft() -> (
+    None
+):
     vocabulary = VocabularyMap(digits(), byte_level())
     context = whole(vocabulary.to_drafter(vocabulary.target.encode(b"the ! token"), []))
     assert vocabulary.drafter.spell(context).split() == [b"the", b"token"]
@@ -314,5 +327,7 @@ def test_what_cannot_spell_is_refused() -> None:
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     with pytest.raises(UserError, match=r"the drafter's tokenizer \(WordPiece\) can't spell"):
         VocabularyMap(PreTrainedTokenizerFast(tokenizer_object=core), byte_level())
-    with pytest.raises(UserError, match="the target's tokenizer SimpleNamespace has no fast version"):
+    with pytest.raises(
+        UserError, match="the target's tokenizer SimpleNamespace has no fast version"
+    ):
         VocabularyMap(byte_level(), SimpleNamespace())

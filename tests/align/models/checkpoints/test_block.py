@@ -28,7 +28,9 @@ def test_another_engines_draft_vocabulary_has_the_size_that_its_config_says(
 ) -> None:
     """In the speculators layout; DFlash knows no such key, which counts there where a vocabulary is stored."""
     tensors = backbone(target) | ({} if whole else pruned(target))
-    fits, held = (target.vocab_size, "no d2t") if whole else (len(IDS), f"a d2t for {len(IDS)} draft tokens")
+    fits, held = (
+        (target.vocab_size, "no d2t") if whole else (len(IDS), f"a d2t for {len(IDS)} draft tokens")
+    )
     for config in (speculators_config(target), dflash_config(target)):
         for said in (None, fits, 77, "x"):
             folder = write(tmp_path / "theirs", {**config, "draft_vocab_size": said}, tensors)
@@ -36,7 +38,8 @@ def test_another_engines_draft_vocabulary_has_the_size_that_its_config_says(
                 assert load_drafter(folder, target).draft_size == fits
             else:
                 with pytest.raises(
-                    UserError, match=f"draft_vocab_size={said!r}, and model.safetensors holds {held}$"
+                    UserError,
+                    match=f"draft_vocab_size={said!r}, and model.safetensors holds {held}$",
                 ):
                     load_drafter(folder, target)
 
@@ -60,7 +63,12 @@ def test_another_targets_name_is_said(
     """A folder of the same name, wherever it lies, is taken for the same weights."""
     save_drafter(build(target, samples), tmp_path, dtype=torch.float32)
     config = json.loads((tmp_path / "config.json").read_text())
-    for made_for, said in (("debug", ""), ("some/where/Debug/", ""), ("", ""), ("org/other", "'org/other'")):
+    for made_for, said in (
+        ("debug", ""),
+        ("some/where/Debug/", ""),
+        ("", ""),
+        ("org/other", "'org/other'"),
+    ):
         (tmp_path / "config.json").write_text(json.dumps({**config, "target": made_for}))
         (tmp_path / "SHA256SUMS").unlink(missing_ok=True)
         load_drafter(tmp_path, target)
@@ -153,7 +161,9 @@ def test_a_drafter_that_shares_keys_has_the_targets_heads(
         load_drafter(tmp_path / "drafter", target)
 
 
-def test_a_drafter_that_wants_its_targets_tables_is_refused_where_there_are_none(tmp_path: Path) -> None:
+def test_a_drafter_that_wants_its_targets_tables_is_refused_where_there_are_none(
+    tmp_path: Path,
+) -> None:
     """And one that has its own is taken, with what it drafts."""
     llama, gpt2 = tiny_target("llama"), tiny_target("gpt2")
     save_drafter(from_target(llama, block_options(context="taps"), None), tmp_path)

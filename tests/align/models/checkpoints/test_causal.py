@@ -41,14 +41,21 @@ def test_the_folder_is_an_ordinary_causal_lm(target: Target, tmp_path: Path) -> 
     text = "Say a word."
     own = AutoTokenizer.from_pretrained(str(tmp_path))
     assert own(text)["input_ids"] == target.tokenizer(text)["input_ids"]
-    assert load_target(str(tmp_path), "float32", "cpu").chat_tokens(text) == target.chat_tokens(text)
+    assert load_target(str(tmp_path), "float32", "cpu").chat_tokens(text) == target.chat_tokens(
+        text
+    )
     record = json.loads((tmp_path / "drafter.json").read_text())
-    assert record["kind"] == "autoregressive" and record["block_size"] == 3 and record["layers"] == [0, 3]
+    assert (
+        record["kind"] == "autoregressive"
+        and record["block_size"] == 3
+        and record["layers"] == [0, 3]
+    )
 
 
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize(
-    ("head", "flag"), [("other", True), ("other", False), ("equal", True), ("equal", False), ("none", True)]
+    ("head", "flag"),
+    [("other", True), ("other", False), ("equal", True), ("equal", False), ("none", True)],
 )
 def test_every_drafter_keeps_the_head_that_it_was_trained_with(
     head: str, flag: bool, fast: bool, tmp_path: Path
@@ -82,6 +89,7 @@ def test_every_drafter_keeps_the_head_that_it_was_trained_with(
 def test_a_head_that_is_missing_is_named_with_what_helps(tmp_path: Path) -> None:
     name = save_with_flag(tmp_path, "none", False)
     with pytest.raises(
-        UserError, match=r"lacks 'lm_head.weight', .*: if its head is its embedding, set tie_word_em"
+        UserError,
+        match=r"lacks 'lm_head.weight', .*: if its head is its embedding, set tie_word_em",
     ):
         load_target(name)

@@ -46,7 +46,9 @@ def test_dspark_tensors_compute_the_same(kind: str) -> None:
                 gate = t["gate_proj.weight"] @ torch.cat((h, latent)) + t["gate_proj.bias"]
                 latent = gate.sigmoid() * latent
             if made.kind == "rnn":
-                joint = t["joint_proj.weight"] @ torch.cat((state, latent, h)) + t["joint_proj.bias"]
+                joint = (
+                    t["joint_proj.weight"] @ torch.cat((state, latent, h)) + t["joint_proj.bias"]
+                )
                 gate, candidate, output = joint.chunk(3)
                 state = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh()
                 latent = output.tanh()
@@ -65,5 +67,7 @@ def test_dspark_tensors_compute_the_same(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["silu", "mlp"])
 def test_what_dspark_can_not_hold_is_refused(kind: str) -> None:
     head, _, embedding, *_ = random_head(kind)
-    with pytest.raises(UserError, match=f"drafter.markov={kind}: .* no such head, but tanh, linear"):
+    with pytest.raises(
+        UserError, match=f"drafter.markov={kind}: .* no such head, but tanh, linear"
+    ):
         dspark_tensors(head, embedding, 9)

@@ -66,18 +66,24 @@ def test_a_folder_has_the_published_names_and_loads_again(name: str, tmp_path: P
     for number in ("5KB", "5GB"):  # in shards, and whole again beside what was there
         save_masked_lm(loaded, tmp_path, max_shard_size=number)
         assert (tmp_path / "model.safetensors.index.json").exists() == (number == "5KB")
-        torch.testing.assert_close(load_masked_lm(tmp_path)(tokens()), network(tokens()), atol=0, rtol=0)
+        torch.testing.assert_close(
+            load_masked_lm(tmp_path)(tokens()), network(tokens()), atol=0, rtol=0
+        )
     whole = load_file(str(tmp_path / "model.safetensors"))
     (tmp_path / "model.safetensors").unlink()
     torch.save(whole, tmp_path / "pytorch_model.bin")
-    torch.testing.assert_close(load_masked_lm(tmp_path)(tokens()), network(tokens()), atol=0, rtol=0)
+    torch.testing.assert_close(
+        load_masked_lm(tmp_path)(tokens()), network(tokens()), atol=0, rtol=0
+    )
 
 
 def test_broken_folders_say_why_in_one_line(tmp_path: Path) -> None:
     def write(config: dict[str, Any] | None = None, **tensors: Any) -> None:
         save_masked_lm(small_masked_lm("llada"), tmp_path)
         whole = {**load_file(str(tmp_path / "model.safetensors")), **tensors}
-        save_file({k: v for k, v in whole.items() if v is not None}, str(tmp_path / "model.safetensors"))
+        save_file(
+            {k: v for k, v in whole.items() if v is not None}, str(tmp_path / "model.safetensors")
+        )
         if config is not None:
             (tmp_path / "config.json").write_text(json.dumps(config))
 
@@ -129,7 +135,9 @@ def test_broken_folders_say_why_in_one_line(tmp_path: Path) -> None:
 
 def test_mask_ids_come_from_the_config_the_tokenizer_or_the_record(tmp_path: Path) -> None:
     config = {k: v for k, v in DIFFUGPT.items() if k != "mask_token_id"}
-    network = small_masked_lm("diffugpt", vocab_size=42)  # rows for a mask that config.json does not count
+    network = small_masked_lm(
+        "diffugpt", vocab_size=42
+    )  # rows for a mask that config.json does not count
     network.source = {**config, "vocab_size": 40}
     save_masked_lm(network, tmp_path)
     with pytest.raises(UserError, match=r"mask_token_id=10541 is not within 0\.\.41"):

@@ -48,7 +48,11 @@ def test_radd_on_the_hub(tmp_path: Path) -> None:
     config = {**RADD, "model": {**RADD["model"], "cond_dim": 6}}
     loaded = load_published(write_hub(tmp_path, config, state(net)))
     assert_same(loaded.network, net)
-    assert (loaded.family, loaded.prediction, loaded.network.config.time_input) == ("radd", "logits", "none")
+    assert (loaded.family, loaded.prediction, loaded.network.config.time_input) == (
+        "radd",
+        "logits",
+        "none",
+    )
     assert loaded.mask_id == 10
 
 
@@ -56,7 +60,11 @@ def test_mdlm_on_the_hub_is_fed_sigma_zero(tmp_path: Path) -> None:
     net = network(time_input="zero")
     loaded = load_published(write_hub(tmp_path, MDLM, state(net, "backbone.")))
     assert_same(loaded.network, net)
-    assert (loaded.family, loaded.prediction, loaded.network.config.time_input) == ("mdlm", "logits", "zero")
+    assert (loaded.family, loaded.prediction, loaded.network.config.time_input) == (
+        "mdlm",
+        "logits",
+        "zero",
+    )
     rows = torch.tensor([[10, 3, 10]])
     told, zero = loaded.network(rows, torch.tensor([5.0])), loaded.network(rows, torch.zeros(1))
     assert torch.equal(told, zero)
@@ -75,7 +83,11 @@ def test_bd3lm_on_the_hub(tmp_path: Path) -> None:
     tensors |= {"sampling_eps_min": torch.tensor(0.25), "sampling_eps_max": torch.tensor(0.75)}
     loaded = load_published(write_hub(tmp_path, BD3LM, tensors))
     assert_same(loaded.network, net)
-    assert (loaded.family, loaded.prediction, loaded.network.config.time_input) == ("bd3lm", "logits", "zero")
+    assert (loaded.family, loaded.prediction, loaded.network.config.time_input) == (
+        "bd3lm",
+        "logits",
+        "zero",
+    )
     assert loaded.schedule.mask_rates == (0.25, 0.75)
     del tensors["sampling_eps_max"]
     refuses(write_hub(tmp_path, BD3LM, tensors), "misses tensor 'sampling_eps_max'")
@@ -84,7 +96,9 @@ def test_bd3lm_on_the_hub(tmp_path: Path) -> None:
     assert loaded.schedule == ScheduleSpec()
     plain = network(time_input="none", attention="full")
     loaded = load_published(
-        write_hub(tmp_path, {**BD3LM, "adaln": False, "cross_attn": False}, state(plain, "backbone."))
+        write_hub(
+            tmp_path, {**BD3LM, "adaln": False, "cross_attn": False}, state(plain, "backbone.")
+        )
     )
     assert_same(loaded.network, plain)
 
@@ -93,7 +107,12 @@ def test_bd3lm_on_the_hub(tmp_path: Path) -> None:
 def test_sedd_in_training_takes_the_averaged_weights(tmp_path: Path, by_file: bool) -> None:
     raw, net = network(seed=1, scale_by_sigma=True), network(scale_by_sigma=True)
     name = "checkpoints-meta/checkpoint.pth"
-    content = {"model": state(raw), "ema": averaged(net), "step": 9, "optimizer": {"state": {0: "ignored"}}}
+    content = {
+        "model": state(raw),
+        "ema": averaged(net),
+        "step": 9,
+        "optimizer": {"state": {0: "ignored"}},
+    }
     run = write_run(tmp_path, SEDD, name, content)
     loaded = load_published(run / name if by_file else run)
     assert_same(loaded.network, net)
@@ -108,16 +127,24 @@ def test_lightning_takes_the_averaged_weights(tmp_path: Path, family: str, compi
     more = {"attention": "block_causal", "block_size": 4} if family == "bd3lm" else {}
     raw, net = network(seed=1, time_input="zero", **more), network(time_input="zero", **more)
     prefix = "backbone._orig_mod." if compiled else "backbone."
-    content: dict[str, Any] = {"state_dict": state(raw, prefix), "ema": averaged(net), "global_step": 3}
+    content: dict[str, Any] = {
+        "state_dict": state(raw, prefix),
+        "ema": averaged(net),
+        "global_step": 3,
+    }
     config = MDLM_RUN
     if family == "bd3lm":
         config = BD3LM_RUN
-        content["state_dict"] |= {key: torch.tensor(0.5) for key in ("sampling_eps_min", "sampling_eps_max")}
+        content["state_dict"] |= {
+            key: torch.tensor(0.5) for key in ("sampling_eps_min", "sampling_eps_max")
+        }
     loaded = load_published(write_run(tmp_path, config, "checkpoints/last.ckpt", content))
     assert_same(loaded.network, net)
     assert (loaded.family, loaded.prediction) == (family, "logits")
     del content["ema"]  # training.ema=0 writes none
-    assert_same(load_published(write_run(tmp_path, config, "checkpoints/last.ckpt", content)).network, raw)
+    assert_same(
+        load_published(write_run(tmp_path, config, "checkpoints/last.ckpt", content)).network, raw
+    )
 
 
 def test_lightning_with_its_config_inside(tmp_path: Path) -> None:
@@ -143,13 +170,19 @@ def test_averaged_weights_with_buffers_counted_are_refused(tmp_path: Path) -> No
     net = network(scale_by_sigma=True)
     name = "checkpoints-meta/checkpoint.pth"
     for shadow in (list(state(net).values()), averaged(net)["shadow_params"][:-1]):
-        run = write_run(tmp_path, SEDD, name, {"model": state(net), "ema": {"shadow_params": shadow}})
-        says = refuses(run, f"shadow_params holds {len(shadow)} tensors, but the network has 30 parameters")
+        run = write_run(
+            tmp_path, SEDD, name, {"model": state(net), "ema": {"shadow_params": shadow}}
+        )
+        says = refuses(
+            run, f"shadow_params holds {len(shadow)} tensors, but the network has 30 parameters"
+        )
         assert "rotary_emb.inv_freq" in says
     shadow = averaged(net)["shadow_params"]
     shadow[5], shadow[6] = shadow[6], shadow[5]
     run = write_run(tmp_path, SEDD, name, {"model": state(net), "ema": {"shadow_params": shadow}})
-    refuses(run, r"shadow_params\[5\] has shape \(48, 16\), expected \(16,\) of blocks.0.norm1.weight")
+    refuses(
+        run, r"shadow_params\[5\] has shape \(48, 16\), expected \(16,\) of blocks.0.norm1.weight"
+    )
     run = write_run(tmp_path, SEDD, name, {"model": state(net), "ema": {"shadow_params": None}})
     refuses(run, "shadow_params must be a list of tensors")
 
@@ -177,8 +210,14 @@ def _put(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], Any]:
             lambda t: t.pop("vocab_embed.embedding"),
             "no tensor 'vocab_embed.embedding'.*sedd, mdlm, radd, bd3lm",
         ),
-        (_put("blocks.0.norm2.weight", torch.full((16,), torch.nan)), "blocks.0.norm2.weight holds values"),
-        (_put("rotary_emb.inv_freq", torch.tensor([1.0, 0.2, 0.1, 0.01])), "is not that of base 10000"),
+        (
+            _put("blocks.0.norm2.weight", torch.full((16,), torch.nan)),
+            "blocks.0.norm2.weight holds values",
+        ),
+        (
+            _put("rotary_emb.inv_freq", torch.tensor([1.0, 0.2, 0.1, 0.01])),
+            "is not that of base 10000",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit(
@@ -213,7 +252,9 @@ KINDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("family", "changes", "options"), KINDS)
-def test_round_trip(tmp_path: Path, family: str, changes: dict[str, Any], options: dict[str, Any]) -> None:
+def test_round_trip(
+    tmp_path: Path, family: str, changes: dict[str, Any], options: dict[str, Any]
+) -> None:
     net = network(**changes)
     save_published(net, tmp_path / "a", family, **options)
     loaded = load_published(tmp_path / "a")
@@ -237,7 +278,9 @@ def test_round_trip(tmp_path: Path, family: str, changes: dict[str, Any], option
 @pytest.mark.parametrize(
     ("family", "config"), [("sedd", SEDD), ("mdlm", MDLM), ("bd3lm", BD3LM), ("radd", RADD)]
 )
-def test_what_is_written_is_the_published_layout(tmp_path: Path, family: str, config: dict[str, Any]) -> None:
+def test_what_is_written_is_the_published_layout(
+    tmp_path: Path, family: str, config: dict[str, Any]
+) -> None:
     """Every published key that says something about the network comes back with its published value."""
     changes: dict[str, Any] = {
         "sedd": {"scale_by_sigma": True},

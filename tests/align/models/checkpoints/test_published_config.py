@@ -41,7 +41,10 @@ def without(config: dict[str, Any], key: str) -> dict[str, Any]:
             {**SEDD, "noise": {"type": "geometric", "sigma_min": 2, "sigma_max": 1}},
             "noise.sigma_min=2 and sigma_max=1 must be numbers",
         ),
-        ({**SEDD, "model": {**SEDD["model"], "n_heads": 3}}, "config.json: ddit config: hidden_size=16 must"),
+        (
+            {**SEDD, "model": {**SEDD["model"], "n_heads": 3}},
+            "config.json: ddit config: hidden_size=16 must",
+        ),
         (
             {**SEDD, "model": {**SEDD["model"], "n_heads": 4}},
             r"rotary_emb.inv_freq has shape \(4,\), expected \(2,\)",
@@ -91,7 +94,8 @@ def test_foreign_objects_are_not_unpickled(tmp_path: Path) -> None:
     content = {"state_dict": state(net, "backbone."), "hyper_parameters": {"config": Foreign()}}
     run = write_run(tmp_path, MDLM_RUN, "checkpoints/last.ckpt", content)
     says = refuses(
-        run, r"holds \S*test_published_config.Foreign objects, not tensors alone, and is not unpickled"
+        run,
+        r"holds \S*test_published_config.Foreign objects, not tensors alone, and is not unpickled",
     )
     command = says.split('python -c "')[1].split('"')[0]
     exec(command, {})  # the line it gives is one that works

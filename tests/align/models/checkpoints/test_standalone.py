@@ -66,7 +66,11 @@ def test_whatever_can_be_trained_can_be_saved(
     made = make_standalone(target, DrafterConfig(kind="ddit", block_size=3, **FRESH, **options))  # type: ignore[arg-type]
     save_standalone(made, tmp_path)
     again = load_standalone(tmp_path, target)
-    assert again.config == made.config and again.schedule == made.schedule and again.mask_id == made.mask_id
+    assert (
+        again.config == made.config
+        and again.schedule == made.schedule
+        and again.mask_id == made.mask_id
+    )
     assert isinstance(again.network, DDiT) and isinstance(made.network, DDiT)
     assert again.network.config == made.network.config
     for name, weight in made.network.state_dict().items():
@@ -96,9 +100,15 @@ def test_radd_from_the_hub(target: Target, tmp_path: Path) -> None:
     assert loaded.config.prediction == "logits"
 
 
-def test_the_attention_that_was_asked_for_is_kept_with_a_start(target: Target, tmp_path: Path) -> None:
-    save_standalone(make_standalone(target, DrafterConfig(kind="ddit", attention="full", **FRESH)), tmp_path)  # type: ignore[arg-type]
-    options = DrafterConfig(kind="ddit", attention="full", init=str(tmp_path), attention_backend="flash_attn")
+def test_the_attention_that_was_asked_for_is_kept_with_a_start(
+    target: Target, tmp_path: Path
+) -> None:
+    save_standalone(
+        make_standalone(target, DrafterConfig(kind="ddit", attention="full", **FRESH)), tmp_path
+    )  # type: ignore[arg-type]
+    options = DrafterConfig(
+        kind="ddit", attention="full", init=str(tmp_path), attention_backend="flash_attn"
+    )
     made = make_standalone(target, options)
     with pytest.raises(UserError, match="'flash_attn'"):  # not here: and not silently another
         DiffusionContext(made, 20).denoise(torch.full((3,), made.mask_id))
@@ -128,7 +138,9 @@ def test_a_broken_record_is_one_line(
 
 def test_more_rows_than_tokens_with_a_tokenizer_of_its_own(target: Target, tmp_path: Path) -> None:
     """Published embeddings are padded: Dream has 152064 rows and 151667 tokens."""
-    save_published(DDiT(DDiTConfig(320, 32, 2, 2, 16, time_input="zero")), tmp_path, "mdlm", mask_id=270)
+    save_published(
+        DDiT(DDiTConfig(320, 32, 2, 2, 16, time_input="zero")), tmp_path, "mdlm", mask_id=270
+    )
     with pytest.raises(UserError, match="needs its tokenizer"):
         load_standalone(tmp_path, target)
     loaded = load_standalone(tmp_path, target, 272)

@@ -13,7 +13,9 @@ from align.target.interface import install
 from tests.target_models import tiny_model
 
 
-@pytest.mark.parametrize(("kind", "attends", "recurrent"), [("llama", 4, False), ("qwen3_next", 2, True)])
+@pytest.mark.parametrize(
+    ("kind", "attends", "recurrent"), [("llama", 4, False), ("qwen3_next", 2, True)]
+)
 def test_layers_and_what_they_keep(kind: str, attends: int, recurrent: bool) -> None:
     model = tiny_model(kind, 260)
     install(model)
@@ -34,7 +36,11 @@ def test_layers_are_found_where_they_lie(kind: str, layers: int, kept: int) -> N
     model = tiny_model(kind, 260)
     install(model)
     found = examine(model, decoder(model))
-    assert len(found.layers) == layers and len(found.shapes) == kept and found.repeats is (layers != kept)
+    assert (
+        len(found.layers) == layers
+        and len(found.shapes) == kept
+        and found.repeats is (layers != kept)
+    )
 
 
 def test_context_and_ends() -> None:
@@ -51,5 +57,7 @@ def test_context_and_ends() -> None:
     assert ends([5, 2], 7) == (2, 5) and ends(5, 7) == (5,)
     assert ends(None) == (4,) and ends([], 7) == (4, 7)  # `generate` would never end
     assert ends([*range(3, 1_000_000)]) == (3, 4, 5, 6, 7, 8) and ends(9) == ()
-    with pytest.raises(UserError, match="generation_config.json: eos_token_id: .* is no token's id"):
+    with pytest.raises(
+        UserError, match="generation_config.json: eos_token_id: .* is no token's id"
+    ):
         ends("5")

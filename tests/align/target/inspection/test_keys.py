@@ -16,7 +16,9 @@ KINDS = {
     "bloom": ["none"] * 4,  # ALiBi is in the scores
     "deepseek_v3": ["what it keeps as values changes with the position, as compressed ones do"] * 4,
     "lfm2": ["it keeps none of its own", "half 0 8"] * 2,  # convolutions
-    "hunyuan_v1_dense": ["its keys are normalised after their rotation, each number by a weight of its own"]
+    "hunyuan_v1_dense": [
+        "its keys are normalised after their rotation, each number by a weight of its own"
+    ]
     * 4,
 }
 
@@ -38,7 +40,8 @@ def test_layers_have_bases_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "rotary", [Rotary("half", 2, (1.0, 0.3)), Rotary("pairs", 0, (1.0, 0.3, 0.1)), plain_rotary(8, 1e4)]
+    "rotary",
+    [Rotary("half", 2, (1.0, 0.3)), Rotary("pairs", 0, (1.0, 0.3, 0.1)), plain_rotary(8, 1e4)],
 )
 def test_scores_depend_on_the_distance_alone(rotary: Rotary) -> None:
     q, k = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))

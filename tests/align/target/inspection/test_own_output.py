@@ -14,14 +14,17 @@ from tests.target_models import tiny_model, tiny_target
 
 
 @pytest.mark.parametrize(
-    ("kind", "scale", "cap"), [("granite", 0.25, None), ("cohere", 0.25, None), ("gemma2", 1.0, 5.0)]
+    ("kind", "scale", "cap"),
+    [("granite", 0.25, None), ("cohere", 0.25, None), ("gemma2", 1.0, 5.0)],
 )
 def test_what_follows_the_head_is_part_of_p(kind: str, scale: float, cap: float | None) -> None:
     target, model = tiny_target(kind), tiny_model(kind, 260)
     own = own_output(model, target.tokenizer)
     assert (target.logit_form.scale, target.logit_form.cap) == (scale, cap)
     with torch.no_grad():
-        torch.testing.assert_close(target.head(own.head_input_LD), own.logits_LV, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            target.head(own.head_input_LD), own.logits_LV, atol=1e-4, rtol=1e-4
+        )
     product, columns = own.head_input_LD @ target.head_weight_VD.T, torch.arange(3, 40, 2)
     assert target.finish is not None
     finished = target.finish(product[:, columns], columns)
@@ -40,5 +43,7 @@ def test_positions_are_given_as_generate_gives_them_and_residuals_may_be_wider()
 
 
 def test_several_heads_are_refused() -> None:
-    with pytest.raises(UserError, match="does not run: it has more than one head over a vocabulary"):
+    with pytest.raises(
+        UserError, match="does not run: it has more than one head over a vocabulary"
+    ):
         tiny_target("musicgen")

@@ -50,7 +50,9 @@ def test_the_last_norm_and_gates() -> None:
     assert weight is not None and torch.equal(weight, target.body.norm.weight)
     gate, up = target.layers[1].mlp.gate_up_proj.weight.chunk(2)
     found = layer_parts(target, 1)
-    assert torch.equal(found["mlp.gate_proj.weight"], gate) and torch.equal(found["mlp.up_proj.weight"], up)
+    assert torch.equal(found["mlp.gate_proj.weight"], gate) and torch.equal(
+        found["mlp.up_proj.weight"], up
+    )
     assert torch.equal(
         found["post_attention_layernorm.weight"], target.layers[1].post_attention_layernorm.weight
     )

@@ -15,14 +15,19 @@ from tests.target_models import some_text, tiny_model
 
 
 @pytest.mark.skipif(rows_library() is None, reason="no C library")
-@pytest.mark.parametrize(("name", "kept"), [("mamba", "mixer.dt_proj"), ("dots3_note_text", "weights_proj")])
+@pytest.mark.parametrize(
+    ("name", "kept"), [("mamba", "mixer.dt_proj"), ("dots3_note_text", "weights_proj")]
+)
 def test_a_bf16_checkpoint_of_such_a_model_is_p(name: str, kept: str) -> None:
     tokenizer = debug_model("Llama")[1]
     model = tiny_model(name, len(tokenizer)).bfloat16().float()
     stock, fast = (
-        prove_target(copy.deepcopy(model), tokenizer, ModelSource(name), fast=fast) for fast in (False, True)
+        prove_target(copy.deepcopy(model), tokenizer, ModelSource(name), fast=fast)
+        for fast in (False, True)
     )
-    types = {n: m.weight.dtype for n, m in fast.body.named_modules() if type(m).__name__ == "RowsLinear"}
+    types = {
+        n: m.weight.dtype for n, m in fast.body.named_modules() if type(m).__name__ == "RowsLinear"
+    }
     whole = {n for n, dtype in types.items() if dtype == torch.float32}
     assert whole and all(n.endswith(kept) for n in whole) and len(whole) < len(types)
     tokens = some_text(fast, 6)

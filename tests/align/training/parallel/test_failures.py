@@ -22,8 +22,12 @@ def arguments(output: Path, data: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "plant"), [("ddp", "1 dies"), ("ddp", "1 stops"), ("fsdp", "1 sleeps")])
-def test_the_others_do_not_wait_for_ever(tmp_path: Path, debug_data: Path, strategy: str, plant: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "plant"), [("ddp", "1 dies"), ("ddp", "1 stops"), ("fsdp", "1 sleeps")]
+)
+def test_the_others_do_not_wait_for_ever(
+    tmp_path: Path, debug_data: Path, strategy: str, plant: str
+) -> None:
     output = tmp_path / "two"
     more = (f"launch.strategy={strategy}", "trainer.max_steps=6", "launch.timeout=10")
     mine = arguments(output, debug_data, *more)
@@ -45,7 +49,9 @@ def test_a_killed_process_is_named(tmp_path: Path, debug_data: Path) -> None:
     command = [sys.executable, "-m", "align.train", *arguments(output, debug_data, *more)]
     env = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
     with (tmp_path / "stderr").open("w") as err:
-        run = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=err)
+        run = subprocess.Popen(
+            command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=err
+        )
     seal = output / "checkpoints" / "step-2.json"
     while not seal.exists() and run.poll() is None:
         time.sleep(0.1)

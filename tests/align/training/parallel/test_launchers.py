@@ -22,7 +22,12 @@ LINES = [
     for line in PAGE.partition("## Start a run")[2].partition("\n## ")[0].splitlines()
     if line.startswith("    ") and "align.train" in line
 ]
-TINY = {"recipe": "debug_block", "trainer.batch_size": "2", "launch.devices": "2", "launch.num_nodes": "1"}
+TINY = {
+    "recipe": "debug_block",
+    "trainer.batch_size": "2",
+    "launch.devices": "2",
+    "launch.num_nodes": "1",
+}
 SRUN = {
     "SLURM_NODEID": "0",
     "SLURM_STEP_NUM_TASKS": "2",
@@ -35,7 +40,10 @@ def tiny(line: str, output: Path, data: Path) -> tuple[list[str], list[str]]:
     """The launcher with its options, and the words of `align.train`, for two processes of this machine."""
     before, _, after = line.partition("align.train ")
     launcher = shlex.split(before.replace("8", "2"))
-    words = {key: TINY.get(key, value) for key, _, value in (w.partition("=") for w in shlex.split(after))}
+    words = {
+        key: TINY.get(key, value)
+        for key, _, value in (w.partition("=") for w in shlex.split(after))
+    }
     words |= {"output": str(output), "launch.accelerator": "cpu", "data.path": str(data)}
     words |= {"trainer.max_steps": "2", "trainer.warmup_steps": "1"}
     return launcher, [f"{key}={value}" for key, value in words.items()]
@@ -57,7 +65,9 @@ def test_a_line_of_the_page(
     if launcher[0] == "python" or launcher[0] == "srun":
         # processes are forked from one that has imported torch; srun is not here, its tasks know who they are by its variables
         processes = 1 if "launch.devices=2" not in words else 2
-        done = train_in_forks(words, tmp_path, processes, slurm=SRUN if launcher[0] == "srun" else None)
+        done = train_in_forks(
+            words, tmp_path, processes, slurm=SRUN if launcher[0] == "srun" else None
+        )
     else:
         env = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
         env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
@@ -66,7 +76,9 @@ def test_a_line_of_the_page(
             port = str(free.getsockname()[1])
         name = "--master-port" if launcher[0] == "torchrun" else "--master_port"
         command = [launcher[0], name, port, *launcher[1:], "align.train", *words]
-        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(
+            command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=600
+        )
     assert done.returncode == 0, done.stderr
     assert (output / "drafter" / "model.safetensors").is_file()
     with (output / "metrics.csv").open(newline="") as file:

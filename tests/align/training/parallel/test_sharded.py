@@ -30,7 +30,12 @@ def test_an_absent_target_holds_no_memory_of_its_layers() -> None:
 
 
 def train(output: Path, recipe: str, processes: int, *words: str) -> list[float]:
-    own = [f"recipe={recipe}", f"output={output}", f"launch.devices={processes}", "launch.accelerator=cpu"]
+    own = [
+        f"recipe={recipe}",
+        f"output={output}",
+        f"launch.devices={processes}",
+        "launch.accelerator=cpu",
+    ]
     done = train_in_forks([*own, *words], output.parent, processes)
     assert done.returncode == 0, done.stderr
     with (output / "metrics.csv").open(newline="") as file:
@@ -40,7 +45,8 @@ def train(output: Path, recipe: str, processes: int, *words: str) -> list[float]
 def same_drafter(output: Path, other: Path) -> bool:
     mine, its = (load_file(str(o / "drafter" / "model.safetensors")) for o in (output, other))
     return mine.keys() == its.keys() and all(
-        (mine[n].float() - its[n].float()).abs().max() <= 2e-2 * its[n].float().abs().max() for n in its
+        (mine[n].float() - its[n].float()).abs().max() <= 2e-2 * its[n].float().abs().max()
+        for n in its
     )
 
 
@@ -62,21 +68,25 @@ def test_every_kind_trains_as_in_one_process(
 ) -> None:
     words = [*KINDS[recipe], "trainer.max_steps=4", f"data.path={debug_data}", "trainer.ema=0.9"]
     alone = train(tmp_path / "one", recipe, 1, *words)
-    assert train(tmp_path / "two", recipe, 2, *words, f"launch.strategy={strategy}") == pytest.approx(
-        alone, rel=1e-5
-    )
+    assert train(
+        tmp_path / "two", recipe, 2, *words, f"launch.strategy={strategy}"
+    ) == pytest.approx(alone, rel=1e-5)
     assert same_drafter(tmp_path / "two", tmp_path / "one")
 
 
 @pytest.mark.slow
 def test_another_number_of_processes_goes_on(tmp_path: Path, debug_data: Path) -> None:
-    words = ["launch.strategy=fsdp", "trainer.min_learning_rate_ratio=1", "trainer.checkpoint_every=3"]
+    words = [
+        "launch.strategy=fsdp",
+        "trainer.min_learning_rate_ratio=1",
+        "trainer.checkpoint_every=3",
+    ]
     words += [f"data.path={debug_data}", "trainer.ema=0.9", "trainer.warmup_steps=1"]
     whole_run = train(tmp_path / "one", "debug_block", 1, *words, "trainer.max_steps=6")
     train(tmp_path / "two", "debug_block", 2, *words, "trainer.max_steps=3")
-    assert train(tmp_path / "two", "debug_block", 1, *words, "trainer.max_steps=6") == pytest.approx(
-        whole_run, rel=1e-5
-    )
+    assert train(
+        tmp_path / "two", "debug_block", 1, *words, "trainer.max_steps=6"
+    ) == pytest.approx(whole_run, rel=1e-5)
     assert same_drafter(tmp_path / "two", tmp_path / "one")
 
 
@@ -84,7 +94,10 @@ def test_another_number_of_processes_goes_on(tmp_path: Path, debug_data: Path) -
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ("debug_block", ["target.parallel=tp", "launch.strategy=deepspeed_3", "trainer.features_gb=1"]),
+        (
+            "debug_block",
+            ["target.parallel=tp", "launch.strategy=deepspeed_3", "trainer.features_gb=1"],
+        ),
         ("debug_mdlm", ["target.parallel=fsdp", "launch.strategy=fsdp"]),
     ],
 )
@@ -99,7 +112,9 @@ def test_a_target_in_parts_is_the_same_target(
         "trainer.features_dtype=fp32",
     ]
     alone = train(tmp_path / "one", recipe, 1, *common)
-    assert train(tmp_path / "two", recipe, 2, *common, *words) == pytest.approx(alone, rel=1e-5, abs=1e-7)
+    assert train(tmp_path / "two", recipe, 2, *common, *words) == pytest.approx(
+        alone, rel=1e-5, abs=1e-7
+    )
     assert same_drafter(tmp_path / "two", tmp_path / "one")
 
 

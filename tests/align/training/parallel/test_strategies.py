@@ -32,11 +32,15 @@ def start(
     return train_in_forks(full(output, data, *words, steps=steps), output.parent, processes)
 
 
-def start_one(output: Path, data: Path, *words: str, steps: int = 6) -> subprocess.CompletedProcess[str]:
+def start_one(
+    output: Path, data: Path, *words: str, steps: int = 6
+) -> subprocess.CompletedProcess[str]:
     """As typed: the process starts the others."""
     command = [sys.executable, "-m", "align.train", *full(output, data, *words, steps=steps)]
     env = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, env=env, cwd=output.parent, capture_output=True, text=True, timeout=600)
+    return subprocess.run(
+        command, env=env, cwd=output.parent, capture_output=True, text=True, timeout=600
+    )
 
 
 def full(output: Path, data: Path, *words: str, steps: int) -> list[str]:
@@ -63,7 +67,11 @@ def test_two_processes_train_like_one(
 ) -> None:
     """The first ZeRO stage and DDP as typed, the others from a launcher."""
     output = tmp_path / "two"
-    words = (f"launch.strategy={strategy}", "launch.devices=2", f"launch.offload={str(offload).lower()}")
+    words = (
+        f"launch.strategy={strategy}",
+        "launch.devices=2",
+        f"launch.offload={str(offload).lower()}",
+    )
     if strategy == "ddp" and offload:
         return  # refused: tests/align/config/test_parser.py
     if not offload and strategy in ("ddp", "deepspeed_1"):
@@ -77,7 +85,8 @@ def test_two_processes_train_like_one(
     assert mine.keys() == one.keys()
     # saved in bf16: a last bit may fall the other way
     assert all(
-        (mine[n].float() - one[n].float()).abs().max() <= 2e-2 * one[n].float().abs().max() for n in one
+        (mine[n].float() - one[n].float()).abs().max() <= 2e-2 * one[n].float().abs().max()
+        for n in one
     )
 
 
@@ -138,4 +147,6 @@ def test_zero_does_not_run_what_a_checkpoint_holds(tmp_path: Path, debug_data: P
     checkpoints.seal(checkpoint, checkpoints.read_seal(checkpoint))
     for resume in ("auto", checkpoint):
         again = start(output, debug_data, *words, f"trainer.resume={resume}")
-        assert not ran.exists() and "is not unpickled" in again.stderr and again.returncode == 2, again.stderr
+        assert not ran.exists() and "is not unpickled" in again.stderr and again.returncode == 2, (
+            again.stderr
+        )
