@@ -82,4 +82,4 @@ def test_the_writer_of_the_architecture_page_keeps_the_other_results() -> None:
     assert updated(page, {}) == page
     changed = read_results(updated(page, {"llama": "refused: it is blue", "xlm": "none"}))
     assert changed == read_results(page) | {"llama": "refused: it is blue", "xlm": "none"}
-    assert {*changed} == {*NAMES.split(), *WRAPPERS.split()}
+    assert {*changed} >= {*NAMES.split(), *WRAPPERS.split()}
