@@ -111,9 +111,6 @@ def test_damaged_metrics_are_left_out_line_by_line(
     path.write_bytes(raw)
     assert [row["step"] for row in MetricsFile(path).read()] == steps
     MetricsFile(path).rewind(9)
-    path.write_bytes(b'step,a\n1,"' + b"x" * 200_000 + b'"\n')
-    with pytest.raises(UserError, match="metrics.csv: not readable"):
-        MetricsFile(path).read()
 
 
 @pytest.mark.slow
