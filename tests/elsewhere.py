@@ -169,7 +169,7 @@ def main() -> None:
     from align.target import loading
     from decode import generate
 
-    loading._device = lambda name: DEVICE
+    loading.find_device = lambda name: DEVICE  # type: ignore[attr-defined]
     with Elsewhere(), tempfile.TemporaryDirectory() as folder:
         data = f"data.path={folder}/data"
         for recipe in ("debug_block", "debug_taps"):

@@ -39,7 +39,7 @@ def test_wrong_words_are_refused_before_torch(tmp_path: Path) -> None:
         (["target.device=tpu"], "target.device='tpu'"),
         (["target.dtype=x"], "target.dtype='x'"),
         ([f"target.name={tmp_path / 'empty'}"], "has no config.json"),
-        ([f"drafter.init={plain}"], "that is no block drafter"),
+        ([f"drafter.init={plain}"], "not a block drafter"),
     ]
     cases = []
     for name in ("generate", "eval", "verify"):
