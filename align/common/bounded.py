@@ -20,7 +20,7 @@ GROWTH = 1 << 30
 
 @contextlib.contextmanager
 def bounded(what: str, seconds: float | None = None) -> Iterator[None]:
-    """Inside this context the process may take so many seconds (`SECONDS`; known on the main thread
+    """Inside this context the process may take `seconds` (`SECONDS`; known on the main thread
     alone) and so much more memory (Linux).
 
     Raises:

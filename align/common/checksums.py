@@ -1,5 +1,5 @@
 """Checksums of a drafter's weights, and of all files of a folder that was made by ourselves, in a
-file beside them that other loaders pass over."""
+file next to them that other loaders pass over."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def interpreter() -> str:
 
 
 def command(module: str, *words: str) -> str:
-    """`.venv/bin/python -m MODULE WORD …`; the words are quoted where a shell asks for it."""
+    """`.venv/bin/python -m MODULE WORD …`; arguments are quoted where a shell asks for it."""
     return " ".join([interpreter(), "-m", module, *map(shlex.quote, words)])
 
 

@@ -71,9 +71,9 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Call `write(temporary path)` in a folder beside `path`, then rename: a kill or a power cut
+    """Call `write(temporary path)` in a folder next to `path`, then rename: a kill or a power cut
     leaves the old file or the new, never a part. In a folder of its own, because libraries write
-    beside the path that they are given.
+    next to the path that they are given.
 
     Raises:
         OSError: it can't be written; names `path`.
@@ -101,7 +101,7 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def remove_parts(path: Path) -> None:
-    """What killed writers of a file left beside it goes; for a file in a folder that no command
+    """What killed writers of a file left next to it is removed; for a file in a folder that no command
     claims."""
     for part in path.parent.glob(f".{glob.escape(path.name[:200])}.*{UNFINISHED}"):
         shutil.rmtree(part, ignore_errors=True)

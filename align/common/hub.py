@@ -224,7 +224,7 @@ def missing(
     hint: str = "",
     files: bool = False,
 ) -> UserError:
-    """What is said of a name behind which there is nothing, in one line with what there is nearby.
+    """The error for a name behind which there is nothing, in one line with what there is nearby.
 
     Args:
         what: how the line begins: key and value. said: what the name is not. hint: where nothing is

@@ -24,7 +24,7 @@ def printable(text: str) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """The text as Markdown shows it in a line or a table's cell: no HTML, no link, no cell's
+    """The text as Markdown shows it inline or in a table's cell: no HTML, no link, no cell's
     end."""
     plain = html.escape(" ".join(printable(text).split()), quote=False)
     return plain.replace("|", "\\|").replace("](", "]\\(").replace("`", "\\`")

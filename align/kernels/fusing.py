@@ -20,7 +20,7 @@ from torch import Tensor
 
 def fused_on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of tensors, the first of which says where it runs. Compiled at its first call on a
-    GPU; where that fails a warning says so, and the function runs as it stands from then on."""
+    GPU; where that fails a warning reports it, and the function runs as it stands from then on."""
     compiled: Callable[..., Any] | None = None
     given_up = False
 

@@ -14,7 +14,7 @@ Found = TypeVar("Found")
 
 def without_gradients(function: Callable[Given, Found]) -> Callable[Given, Found]:
     """As `torch.no_grad()` before a function. Where gradients are off already it costs next to
-    nothing: within a round of decoding, after a call of the target has swept the caches, each
+    nothing: within a round of decoding, after a forward pass of the target has swept the caches, each
     `no_grad` takes some 15 µs."""
 
     @wraps(function)

@@ -344,7 +344,7 @@ class LayerStack:
 class RepeatedCall:
     """Drafts of one request: calls of a stack for blocks that differ in their first row alone, a
     token's embedding, and stay apart from the memory that they follow. What does not change between
-    calls is laid out once: after a call of the target every operator of Python or torch finds the
+    calls is prepared once: after a forward pass of the target every operator of Python or torch finds the
     caches swept, so that each takes some 10 µs, and a small drafter's layers take 700.
 
     Args:
@@ -387,7 +387,7 @@ class RepeatedCall:
     def __call__(self, token: int, state_1D: Tensor, tables_2Sw: Tensor, past: int) -> Tensor:
         """Last hidden states (R, D) of the block that begins with `token`, at the positions from
         `past` on. `state_1D`: the target's before it. `tables_2Sw`: the rotary tables of at least
-        so many positions. Everything in fp32 and contiguous.
+        this many positions. Everything in fp32 and contiguous.
 
         Raises:
             ValueError: inputs of another shape, type or layout, a token outside the embeddings, or

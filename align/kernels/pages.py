@@ -1,5 +1,5 @@
 """Memory on pages of two megabytes (Linux): what decoding reads from one end to the other at every
-token then needs a five-hundredth of the addresses looked up. A call of SmolLM2 in fp32 takes 6 to
+token then needs a five-hundredth of the addresses looked up. A forward pass of SmolLM2 in fp32 takes 6 to
 8% less time, whatever the number of rows."""
 
 from __future__ import annotations

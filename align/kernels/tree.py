@@ -77,7 +77,7 @@ class TreeHead:
 
     @staticmethod
     def takes(levels: int) -> bool:
-        """Whether it builds trees of so many levels."""
+        """Whether it builds trees of this many levels."""
         return 0 < levels <= MOST_ROWS
 
     def __call__(

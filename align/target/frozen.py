@@ -139,7 +139,7 @@ class FrozenModel:
         self._find_ends()
 
     def split_heads(self, parts: int) -> None:
-        """Cache the keys and values of one of so many equal parts of the heads."""
+        """Cache the keys and values of one of `parts` equal parts of the heads."""
         shapes = [s and s._replace(heads=s.heads // parts) for s in self.anatomy.shapes]
         self.anatomy = replace(self.anatomy, shapes=shapes)
 

@@ -56,7 +56,7 @@ class PromptReader:
         return len(self.tokens(conversation)) - self.template.bare
 
     def read(self, conversation: Conversation, where: str = "") -> Prompt:
-        """A conversation as a prompt, cut if it is too long and the recipe says so.
+        """A conversation as a prompt, cut if it is too long and the recipe asks for it.
 
         Raises:
             UserError: a token that the target lacks; the message begins with `where`.

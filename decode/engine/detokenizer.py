@@ -45,7 +45,7 @@ class TextStream:
         self.emit = emit
         self.marks = {index: chr(_LAST_MARK - i) for i, index in enumerate(special or {})}
         """In `text` and in stop strings a character stands for each special token, so that its
-        spelt-out text is another one."""
+        spelt-out text differs."""
         self.unmark = {ord(mark): None for mark in self.marks.values()}
         self.stops = tuple(
             dict.fromkeys([*stops, *(self._marked(stop, special or {}) for stop in stops)])

@@ -1,4 +1,4 @@
-"""Refuse what a call of `generate` asks for and drafts can't honour."""
+"""Refuse what `generate` is asked for and drafts can't honour."""
 
 from __future__ import annotations
 

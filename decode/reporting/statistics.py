@@ -180,7 +180,7 @@ class Acceptance:
 
     position: int
     calls: int
-    """Calls that drafted at least so many tokens and whose verdict on this one is known."""
+    """Calls that drafted at least this many tokens and whose verdict on this one is known."""
     unconditional: float
     conditional: float | None
     """None where no call accepted everything before."""

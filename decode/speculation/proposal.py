@@ -165,7 +165,7 @@ class Proposal:
                 f"law {self.law!r} {'needs' if self.steps_K is None else 'has no'} unmask steps"
             )
         if self.state_only and self.law != "unmasked":
-            raise ValueError(f"state_only is said of unmasked drafts, not of law {self.law!r}")
+            raise ValueError(f"state_only belongs to unmasked drafts, not to law {self.law!r}")
         if self.parents is not None:
             if self.law == "unmasked":
                 raise ValueError(

@@ -45,7 +45,7 @@ def best_first(levels: int, nodes: int, children: Children) -> tuple[list[int], 
 
 
 def rank_candidates(levels: int, nodes: int, children: Children) -> list[Candidate]:
-    """The nodes of `best_first`, the most probable path first. The first so many of them are a tree
+    """The nodes of `best_first`, the most probable path first. The first n of them are a tree
     as well."""
     found: list[Candidate] = []
     level: Sequence[Candidate | None] = [None]

@@ -8,7 +8,7 @@ from decode.suites.prompt import Prompt, Row, Suite, text
 
 
 def read(row: Row, number: int) -> Prompt | None:
-    """`problem` on the hub; the package's file holds other benchmarks too, told apart by
+    """`problem` on the hub; the package's file holds other benchmarks too, distinguished by
     `source`."""
     if row.get("source", "AIME2025") != "AIME2025":
         return None

@@ -83,7 +83,7 @@ def _read_suite(suite: Suite, rows: Sequence[Any], source: str) -> Loaded:
 
 
 def _with_unique_ids(prompts: list[Prompt]) -> list[Prompt]:
-    """The prompts, repeated ids numbered: records are told apart by them."""
+    """The prompts, repeated ids numbered: records are identified by them."""
     taken = {prompt.id for prompt in prompts}
     seen: set[str] = set()
     result = []

@@ -134,8 +134,8 @@ def _check_kind(kind: str, folder: str, note: Callable[[str], object]) -> None:
 
 
 def kind_of(spec: str) -> str:
-    """A drafter's kind by its small files: a block drafter, or D²SD's second one if its training
-    says so; a causal language model; anything else counts as a standalone diffusion drafter.
+    """A drafter's kind by its small files: a block drafter, or D²SD's second one if it was
+    trained as one; a causal language model; anything else counts as a standalone diffusion drafter.
 
     Raises:
         UserError: a file, or neither a folder nor an available hub id.

@@ -413,7 +413,7 @@ def _matched(bounds: Sequence[tuple[float, float]], u_K: Tensor) -> Tensor:
 
 
 def check_commit(recorder: Recorder, asked: Sequence[Asked], target: Target, tally: Tally) -> None:
-    """The text of each request, put together again from its rounds."""
+    """The text of each request, rebuilt from its rounds."""
     for number, request in enumerate(asked):
         out, place = recorder.engines[number].out, {"request": number}
         rounds = recorder.rounds_of(number)

@@ -43,7 +43,7 @@ _ULPS = {torch.float32: 256.0, torch.bfloat16: 16.0, torch.float16: 16.0}
 Measured on SmolLM2-135M (30 layers), widths 4, 9 and 16 against 1: the bound is 20 to 47 such units
 in fp32, 0 to 8.4 in bf16."""
 _CHOSEN = (("top_k_index", "top_k_weights"), ("router_indices", "routing_weights"))
-"""What the experts of transformers' models are called with beside their states: (rows, experts a
+"""What the experts of transformers' models are called with in addition to their states: (rows, experts a
 token)."""
 
 

@@ -26,7 +26,7 @@ NEGLIGIBLE, MOVED = 1e-3, 4
 epsilon is allowed on top."""
 MOST_RUNS = 400
 WANTED = 1e4
-"""A logit beside which no other counts."""
+"""A logit so large that no other counts."""
 
 
 def generated(reference: Reference, prompt: Sequence[int], new: int) -> list[int]:

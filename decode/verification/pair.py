@@ -257,7 +257,7 @@ def of_methods(
 
 
 def _unverifiable(method: Method) -> str | None:
-    """Why there is nothing to verify, in a line that names the method, or None."""
+    """Why there is nothing to verify, in an error that names the method, or None."""
     if not method.system.drafts:
         return f"method {method.name!r}: it drafts nothing"
     if method.verifier.startswith(LOSSY):

@@ -128,7 +128,7 @@ class Run:
         self.letters: list[int] = []
 
     def run(self) -> list[Tally]:
-        """Run all checks, and report each batch in a line."""
+        """Run all checks, and report each batch."""
         new = self.config.max_new_tokens
         with self._time_check("end_to_end") as tally:
             texts = end_to_end.check_plain(self.plain, self.prompts, new, self.reference, tally)

@@ -92,7 +92,7 @@ class Anatomy:
     def arguments(
         self, tokens_BL: torch.Tensor, positions_BL: torch.Tensor, cache: Any
     ) -> dict[str, Any]:
-        """The arguments of a call of the decoder."""
+        """The arguments of the decoder."""
         arguments: dict[str, Any] = {"input_ids": tokens_BL, "use_cache": cache is not None}
         if cache is not None:
             arguments[self.cache_name] = cache

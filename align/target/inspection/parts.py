@@ -51,7 +51,7 @@ def embeds_rows(target: Target) -> bool:
 
 @dataclass
 class Call:
-    """A call of a module: its name in its layer, what it read and what it wrote, flat, for one
+    """One forward pass of a module: its name in its layer, what it read and what it wrote, flat, for one
     token."""
 
     name: str

@@ -1,4 +1,4 @@
-"""A target as a causal language model of text alone: what it is, or what it wraps beside towers for
+"""A target as a causal language model of text alone: what it is, or what it wraps next to towers for
 images and sound."""
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def test_proposals_that_branch() -> None:
         Proposal(torch.tensor([0, 0]), "independent", q, parents=(-1, -1), siblings="sorted")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="unmasked out of order cannot branch"):
         Proposal(torch.tensor([0, 0]), "unmasked", q, torch.tensor([0, 1]), parents=(-1, 0))
-    with pytest.raises(ValueError, match="state_only is said of unmasked"):
+    with pytest.raises(ValueError, match="state_only belongs to unmasked"):
         Proposal(torch.tensor([0, 0]), "independent", q, state_only=True)
 
 
