@@ -72,7 +72,7 @@ def naming(path: Path) -> Iterator[None]:
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     """Call `write(temporary path)` in a folder next to `path`, then rename: a kill or a power cut
-    leaves the old file or the new, never a part. In a folder of its own, because libraries write
+    leaves the old file or the new, never a part. In a separate folder, because libraries write
     next to the path that they are given.
 
     Raises:

@@ -3,7 +3,6 @@ torch."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import subprocess
@@ -80,17 +79,6 @@ def git_commit() -> str | None:
     """The commit of this checkout, `-dirty` when files differ from it; None outside a checkout."""
     state = git_state()
     return state["git_commit"] and state["git_commit"] + ("-dirty" if state["git_dirty"] else "")
-
-
-def code_hash() -> str:
-    """Of the sources of `align` and `decode`, whatever git knows of them."""
-    found = hashlib.sha256()
-    for path in sorted(
-        p for package in ("align", "decode") for p in (CHECKOUT / package).rglob("*")
-    ):
-        if path.suffix in (".py", ".c"):
-            found.update(f"{path.relative_to(CHECKOUT)}\0".encode() + path.read_bytes() + b"\0")
-    return found.hexdigest()
 
 
 def machine() -> dict[str, Any]:

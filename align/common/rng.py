@@ -1,5 +1,5 @@
 """The global random generators of torch, numpy and Python, as a checkpoint keeps them; and
-generators of their own."""
+separate generators."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ PARTS = {
     "self_conditioning": "estimate.",
     "confidence": "confidence.",
 }
-"""Parts of a block drafter that may have a learning rate of their own, with a substring of their
+"""Parts of a block drafter that may have their own learning rate, with a substring of their
 weights' names."""
 
 

@@ -121,7 +121,7 @@ def shared_keys(target: Target, options: DrafterConfig) -> tuple[list[int], list
     rotaries.
 
     Raises:
-        UserError: layers without keys of their own, of several shapes, or with an unknown position
+        UserError: layers without their own keys, of several shapes, or with an unknown position
             encoding.
     """
     named = named_layers(target, options.target_layers)
@@ -175,7 +175,7 @@ def check_taps(target: Target, layers: Sequence[int]) -> None:
 
 
 def own_shape(target: Target) -> LayerShape:
-    """Heads of a drafter that makes keys of its own: the target's, else of the usual width."""
+    """Heads of a drafter that makes its own keys: the target's, else of the usual width."""
     heads, width = target.num_kv_heads, target.head_dim
     if not (target.anatomy.attends and width % 2 == 0 and target.num_heads % heads == 0):
         width = min(64, target.hidden_size // 2 * 2)

@@ -131,7 +131,7 @@ class DiffusionDrafter(nn.Module):
             raise UserError(
                 f"the drafter has {size} tokens with its mask, target {target.spec!r} has "
                 f"{config.vocab_size} without: a "
-                "drafter with a vocabulary of its own needs its tokenizer (--drafter-tokenizer)"
+                "drafter with its own vocabulary needs its tokenizer (--drafter-tokenizer)"
             )
 
     @property

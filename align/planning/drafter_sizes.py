@@ -219,7 +219,7 @@ def _size_published(options: DrafterConfig, values: dict[str, Any]) -> DrafterSi
 def _size_layers(
     target: TargetSizes, options: DrafterConfig, layers: Sequence[int], tables: int
 ) -> DrafterSizes:
-    """A drafter made of the target's layers, with this many numbers in tables of its own."""
+    """A drafter made of the target's layers, with this many numbers in its own tables."""
     parameters = sum(target.layers[i] for i in layers) + target.last_norm + tables
     updates = len(layers) * _count_updates(options, target.linears)
     return DrafterSizes(

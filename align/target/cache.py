@@ -26,7 +26,7 @@ class KVCache(Cache):
     of different lengths).
 
     Args:
-        shapes: of each layer; None = it caches no keys of its own.
+        shapes: of each layer; None = it caches no keys.
         rows: B.
         capacity: positions.
         others: by layer, transformers' own cache layer where that is no plain attention.

@@ -151,7 +151,7 @@ def check_asked(what: str, spec: str | Path, error: Exception) -> None:
     """Raises UserError where the error asks for trust_remote_code."""
     if "trust_remote_code" in str(error):
         raise UserError(
-            f"{what} {str(spec)!r} comes with Python code of its own, which is not run unless you "
+            f"{what} {str(spec)!r} comes with custom Python code, which is not run unless you "
             "ask for it: read it, then "
             "give --trust-remote-code (of recipes: target.trust_remote_code=true)"
         ) from None

@@ -26,8 +26,8 @@ _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 """The largest difference that is rounding, in standard deviations of the logits."""
 _UNSUPPORTED = {
     "doge": "it selects keys by the number of tokens in a forward pass",
-    "minimax": "it keeps its past in a cache class of its own",
-    "xlstm": "it keeps its past in a cache class of its own",
+    "minimax": "it keeps its past in a custom cache class",
+    "xlstm": "it keeps its past in a custom cache class",
 }
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SPACING = 8
 """Single tokens between two snapshots; a pass over several tokens has its own."""
 MOST_REPLAYED = 16
-"""With more tokens to replay they get a pass of their own, and a snapshot after it."""
+"""With more tokens to replay they get their own pass, and a snapshot after it."""
 _FLAGS = (
     "is_conv_states_initialized",
     "is_recurrent_states_initialized",

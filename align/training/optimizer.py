@@ -124,12 +124,6 @@ def orthogonalise(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return moved.T if tall else moved
 
 
-def orthogonal_flops(shape: tuple[int, int]) -> int:
-    """Floating-point operations of `orthogonalise`."""
-    short, long = sorted(shape)
-    return _ROUNDS * (4 * short * short * long + 2 * short**3)
-
-
 def parameter_groups(
     trained: Mapping[str, torch.nn.Parameter], t: TrainerConfig
 ) -> list[dict[str, Any]]:

@@ -1,5 +1,5 @@
 """Hierarchical speculative decoding (arXiv 2510.19705): a middle model M decodes speculatively with
-a cheaper drafter of its own, and M's output is the draft for the target.
+its own cheaper drafter, and M's output is the draft for the target.
 
 M's speculation is lossless, so its k tokens are draws from M whatever drafted for it: law `causal`
 with q_i = M(· | text, x_<i), the row that verified them; at temperature 0 M's argmax, law `point`.
@@ -29,7 +29,7 @@ DRAFT_TOKENS = 8
 
 
 class HierarchicalDrafter:
-    """A causal language model with a cheaper drafter of its own.
+    """A causal language model with its own cheaper drafter.
 
     Args:
         model: M, over the target's vocabulary and on its device.

@@ -50,10 +50,10 @@ def serve_assistant(config: BlockConfig, target: ServedTarget, folder: str) -> l
 
 
 def open_assistant(folder: Path, model: Any) -> EngineDrafter:
-    """An export in transformers' class. Raises UserError for one with code of its own."""
+    """An export in transformers' class. Raises UserError for one with custom code."""
     if "auto_map" in read_config(folder):
         raise UserError(
-            "comes with Python code of its own, which is not run; decode.export writes none"
+            "comes with custom Python code, which is not run; decode.export writes none"
         )
     quiet_loading()
     # trust_remote_code: if it is not given, transformers asks on the terminal

@@ -92,7 +92,7 @@ def has_own_head(folder: Path, tensors: dict[str, Tensor]) -> bool:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
         embedding, head = embedding_names(model)
-    except (OSError, ValueError, StopIteration):  # a class with code of its own
+    except (OSError, ValueError, StopIteration):  # a class with custom code
         return False
     if head not in tensors:
         return False

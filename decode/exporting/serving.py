@@ -201,7 +201,7 @@ def fit_machine(
         return plain
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError):  # a model with code of its own
+    except (OSError, ValueError):  # a model with custom code
         return plain
     text = config.get_text_config(decoder=True)
     target_bytes = _cache_bytes(text, int(text.num_hidden_layers))

@@ -151,7 +151,7 @@ def _group_key(one: Round) -> Hashable:
     if not one.by_rule:
         return form
     q = None if proposal.q is None else proposal.q.probs.dtype
-    # chains have formulas of their own, which round otherwise than those of trees
+    # chains have their own formulas, which round otherwise than those of trees
     return (
         form,
         one.verifier,

@@ -181,7 +181,7 @@ def _masked_plan(config: _Values, family: str, rows: int) -> NetworkPlan:
     tokenizer = data.get("tokenizer_name_or_path") if isinstance(data, dict) else None
     if tokenizer is not None and "gpt2" not in str(tokenizer) and "mask_token_id" not in values:
         raise UserError(
-            f"{where}: tokenizer {str(tokenizer)!r} may have a mask token of its own: add "
+            f"{where}: tokenizer {str(tokenizer)!r} may have its own mask token: add "
             "mask_token_id: "
             "ID at the top"
         )

@@ -155,7 +155,7 @@ def _match(target: Target, layer: int, keys: dict[int, Tensor]) -> Rotary | str:
     if any(
         error(rotary, weight) < _TOLERANCE[target.dtype] for weight in of_heads for rotary in known
     ):
-        return "its keys are normalised after their rotation, each number by a weight of its own"
+        return "its keys are normalised after their rotation, each number by its own weight"
     return "its keys at two positions differ by no rotation that is known"
 
 

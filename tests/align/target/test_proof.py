@@ -113,7 +113,7 @@ def test_an_indexer_that_does_not_choose_so_few_is_made_to(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("xlstm", "is not supported: it keeps its past in a cache class of its own"),
+        ("xlstm", "is not supported: it keeps its past in a custom cache class"),
         ("bert", "can't be run exactly: its logits are not its head's product"),
     ],
 )

@@ -85,5 +85,5 @@ def test_code_of_its_own_is_asked_for_as_everywhere(folder: Path, tmp_path: Path
     config = json.loads((folder / "config.json").read_text())
     own = {"model_type": "other", "auto_map": {"AutoConfig": "code.Config"}}
     (tmp_path / "own/config.json").write_text(json.dumps({**config, **own}))
-    with pytest.raises(UserError, match="code of its own.*trust_remote_code=true"):
+    with pytest.raises(UserError, match="custom Python code.*trust_remote_code=true"):
         outline(recipe_of(tmp_path / "own"))

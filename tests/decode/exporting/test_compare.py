@@ -138,6 +138,6 @@ def test_code_in_a_folder_is_not_run(tmp_path: Path, model: Any) -> None:
     (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: ...\n")
     open_engine = FORMATS["transformers"].open_engine
     assert open_engine is not None
-    with pytest.raises(ValueError, match="code of its own"):
+    with pytest.raises(ValueError, match="custom Python code"):
         open_engine(tmp_path, model)
     assert not (tmp_path / "ran").exists()

@@ -56,7 +56,7 @@ def without(config: dict[str, Any], key: str) -> dict[str, Any]:
         ({**BD3LM, "causal": True}, "an autoregressive model"),
         (
             {**MDLM_RUN, "data": {"tokenizer_name_or_path": "bert-base-uncased"}},
-            "tokenizer 'bert-base-uncased' may have a mask token of its own",
+            "tokenizer 'bert-base-uncased' may have its own mask token",
         ),
     ],
 )

@@ -17,7 +17,7 @@ KINDS = {
     "deepseek_v3": ["what it keeps as values changes with the position, as compressed ones do"] * 4,
     "lfm2": ["it keeps none of its own", "half 0 8"] * 2,  # convolutions
     "hunyuan_v1_dense": [
-        "its keys are normalised after their rotation, each number by a weight of its own"
+        "its keys are normalised after their rotation, each number by its own weight"
     ]
     * 4,
 }
