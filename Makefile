@@ -44,7 +44,7 @@ ifeq ($(origin PYTHON),command line)
 	test "$$made" = "$$asked" || { echo "error: $(VENV) has Python $$made and $(PYTHON) is $$asked: make clean first, or take another folder (VENV=.venv-$$asked)"; exit 1; }
 endif
 
-$(STAMP): pyproject.toml $(wildcard align/kernels/*.c align/kernels/*.h)
+$(STAMP): pyproject.toml $(wildcard specalign/kernels/*.c specalign/kernels/*.h)
 	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON) here: Python 3.11 to 3.13 is needed; make PYTHON=python3.12 …"; exit 1; }
 	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); sys.exit(0 if ok else f"error: Python 3.11 to 3.13 is needed, {sys.executable} is {sys.version.split()[0]}; make PYTHON=python3.12 …")'
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(if $(SYSTEM_PACKAGES),--system-site-packages) $(VENV)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from align.common.commands import print_listing
-from align.common.errors import cli
+from specalign.common.commands import print_listing
+from specalign.common.errors import cli
 
 
 @cli

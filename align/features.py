@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import sys
 
-from align.common.claims import Claim
-from align.common.errors import UserError, cli
 from align.config.launching import use_deterministic_products
 from align.config.parser import parse_command
 from align.config.preflight import check_training
+from specalign.common.claims import Claim
+from specalign.common.errors import UserError, cli
 
 
 @cli

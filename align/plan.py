@@ -14,15 +14,15 @@ STARTED = time.monotonic()
 
 from dataclasses import replace  # noqa: E402
 
-from align.common.commands import OptionParser, path  # noqa: E402
-from align.common.errors import UserError, cli  # noqa: E402
-from align.common.files import remove_parts, write_json  # noqa: E402
-from align.common.provenance import load_average, machine  # noqa: E402
-from align.common.text import say  # noqa: E402
 from align.config.help import help_text  # noqa: E402
 from align.config.parser import load_recipe  # noqa: E402
 from align.config.preflight import check_file  # noqa: E402
 from align.planning.hardware import find_hardware, find_local_hardware  # noqa: E402
+from specalign.common.commands import OptionParser, path  # noqa: E402
+from specalign.common.errors import UserError, cli  # noqa: E402
+from specalign.common.files import remove_parts, write_json  # noqa: E402
+from specalign.common.provenance import load_average, machine  # noqa: E402
+from specalign.common.text import say  # noqa: E402
 
 OPTIONS = """options of align.plan:
   --hardware NAME[xN]   h100, h200, a100, a100-40, l40s, rtx4090; h100x8 = eight of them; default: this machine

@@ -12,13 +12,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from align.common.claims import Claim
-from align.common.commands import OptionParser, path
-from align.common.errors import UserError, cli, nearest
-from align.common.files import expand_path, write_text
-from align.common.text import say
 from align.sweeping.config import list_trials, read_arguments, read_sweep
 from align.sweeping.run import render_table, run_sweep
+from specalign.common.claims import Claim
+from specalign.common.commands import OptionParser, path
+from specalign.common.errors import UserError, cli, nearest
+from specalign.common.files import expand_path, write_text
+from specalign.common.text import say
 
 SHIPPED = Path(__file__).resolve().parents[1] / "recipes" / "sweeps"
 

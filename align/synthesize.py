@@ -10,14 +10,14 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from align.common.claims import Claim
-from align.common.commands import command
-from align.common.errors import cli
-from align.common.text import say
 from align.config.launching import use_deterministic_products
 from align.config.parser import parse_command
 from align.config.preflight import check_generation
 from align.data.text_sources import check_sources
+from specalign.common.claims import Claim
+from specalign.common.commands import command
+from specalign.common.errors import cli
+from specalign.common.text import say
 
 
 @cli

@@ -13,9 +13,6 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from align.common.claims import Claim
-from align.common.errors import UserError, cli
-from align.common.text import say
 from align.config.hardware import main_process
 from align.config.launching import (
     RESUMES,
@@ -30,6 +27,9 @@ from align.config.recipe import Recipe
 from align.config.wandb_runs import check_login, trial_note
 from align.data.text_sources import check_sources
 from align.training.checkpoints import check_named
+from specalign.common.claims import Claim
+from specalign.common.errors import UserError, cli
+from specalign.common.text import say
 
 
 @cli

@@ -11,14 +11,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from align.common.errors import UserError
-    from align.rows.conversation import Conversation
     from decode.engine.decoder import Decoder
     from decode.engine.output import Generation
     from decode.engine.stream import Stream
     from decode.speculation.sampling import Sampling
     from decode.systems.custom_generate import custom_generate
     from decode.systems.load import load
+    from specalign.common.errors import UserError
+    from specalign.rows.conversation import Conversation
 
 __all__ = [
     "Conversation",
@@ -32,12 +32,12 @@ __all__ = [
 ]
 
 _HOME = {
-    "Conversation": "align.rows.conversation",
+    "Conversation": "specalign.rows.conversation",
     "Decoder": "decode.engine.decoder",
     "Generation": "decode.engine.output",
     "Sampling": "decode.speculation.settings",
     "Stream": "decode.engine.stream",
-    "UserError": "align.common.errors",
+    "UserError": "specalign.common.errors",
     "custom_generate": "decode.systems.custom_generate",
     "load": "decode.systems.load",
 }

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from align.common.claims import Claim
-from align.common.errors import cli
-from align.common.files import write_json, write_text
-from align.common.provenance import load_average, machine
-from align.common.text import markdown_text, say
-from align.target.names import DEFAULT_TARGET, check_given
 from decode.cli import Parser, path, whole
+from specalign.common.claims import Claim
+from specalign.common.errors import cli
+from specalign.common.files import write_json, write_text
+from specalign.common.provenance import load_average, machine
+from specalign.common.text import markdown_text, say
+from specalign.lm.names import DEFAULT_TARGET, check_given
 
 
 def parser() -> Parser:
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     check_given(options.target, options.device, options.dtype)
     with Claim(options.out, "--out"):
-        from decode.suites.registry import prompts_of
+        from specalign.suites.registry import prompts_of
 
         suites, skipped = prompts_of(
             options.suite, options.prompts, options.data_dir, options.limit, options.prompts_column
@@ -134,11 +134,11 @@ def write_advice(options: argparse.Namespace, prompts: Sequence[Any]) -> str:
     Raises:
         UserError: a target or drafter that is unavailable or can't draft.
     """
-    from align.target.loading import load_target
     from decode.advising.advice import advise, list_contexts
     from decode.advising.observation import open_decoders
     from decode.advising.render import render, to_dict
     from decode.advising.run import MeasurementOptions, measure_costs
+    from specalign.lm.loading import load_target
 
     name = options.target or DEFAULT_TARGET
     target = load_target(

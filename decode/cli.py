@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from align.common.commands import OptionParser, path
-from align.common.errors import UserError, nearest
-from align.folder.chat import merge_kwargs, read_kwargs
 from decode.speculation.settings import MOST_NODES, Sampling
 from decode.systems.registry import LOSSY, ORDERS, VERIFIERS, GivenDrafter
+from specalign.common.commands import OptionParser, path
+from specalign.common.errors import UserError, nearest
+from specalign.folder.chat import merge_kwargs, read_kwargs
 
 __all__ = ["Parser", "number", "path", "pop_drafting", "pop_sampling", "template_kwargs", "whole"]
 
@@ -153,7 +153,7 @@ def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
 
 
 def template_kwargs(text: str) -> dict[str, Any]:
-    """Variables of a chat template: `align.folder.chat.read_kwargs`."""
+    """Variables of a chat template: `specalign.folder.chat.read_kwargs`."""
     try:
         return read_kwargs(text)
     except UserError as error:

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from align.common.claims import Claim
-from align.common.errors import cli
-from align.common.files import write_atomically, write_text
-from align.common.terminal import PlainConsole
-from align.common.text import format_title, markdown_text
 from decode.cli import Parser, path, pop_sampling, whole
 from decode.speculation.settings import Sampling
-from decode.suites.registry import GROUPS, SUITES, prompts_of
 from decode.systems.parsing import Method, read_method
+from specalign.common.claims import Claim
+from specalign.common.errors import cli
+from specalign.common.files import write_atomically, write_text
+from specalign.common.terminal import PlainConsole
+from specalign.common.text import format_title, markdown_text
+from specalign.suites.registry import GROUPS, SUITES, prompts_of
 
 FOLDER = Path(__file__).resolve().parents[1] / "recipes" / "compare"
 RECIPES = (f"{FOLDER}/ours.yaml", f"{FOLDER}/dflash.yaml")
@@ -133,10 +133,10 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
     for line in skipped:
         console.say(f"left out: {line}", wrap=False)
     # only now: torch and transformers take seconds to import
-    from align.target.loading import load_target
-    from decode.benchmark import comparison
-    from decode.benchmark.runner import GenerationSettings
-    from decode.reporting.learning import curves, points, table
+    from decode.evaluation import comparison
+    from decode.evaluation.learning import curves, points, table
+    from decode.evaluation.runner import GenerationSettings
+    from specalign.lm.loading import load_target
 
     candidates = comparison.read_candidates(config.recipes, config.overrides)
     method = config.method

@@ -16,24 +16,24 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from align.common.claims import Claim
-from align.common.commands import command
-from align.common.errors import UserError, cli
-from align.common.terminal import PlainConsole
-from align.folder.chat import Chat
-from align.target.debug import DEBUG
-from align.target.names import check_given
-from decode.benchmark.config import DEFAULT_METHODS, TUNING_PROMPTS, TUNING_SUITE, EvalConfig
-from decode.benchmark.folder import check_out
 from decode.cli import Parser, path, pop_drafting, pop_sampling, whole
-from decode.suites.registry import GROUPS, SUITES, prompts_of, resolve
-from decode.suites.sources import Loaded
+from decode.evaluation.config import DEFAULT_METHODS, TUNING_PROMPTS, TUNING_SUITE, EvalConfig
+from decode.evaluation.folder import check_out
 from decode.systems.drafter_folders import check_methods, read_drafters
 from decode.systems.parsing import read_methods, read_sweep
 from decode.systems.registry import COMBINED, DRAFTER, LOOKUP, PLAIN, ROLES, SYSTEMS, list_systems
+from specalign.common.claims import Claim
+from specalign.common.commands import command
+from specalign.common.errors import UserError, cli
+from specalign.common.terminal import PlainConsole
+from specalign.folder.chat import Chat
+from specalign.lm.debug import DEBUG
+from specalign.lm.names import check_given
+from specalign.suites.registry import GROUPS, SUITES, prompts_of, resolve
+from specalign.suites.sources import Loaded
 
 if TYPE_CHECKING:
-    from decode.reporting.summary import Summary
+    from decode.evaluation.summary import Summary
 
 
 def parser() -> Parser:
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         summary, folder = evaluate(
             config, console, shlex.join(["python", "-m", "decode.eval", *words])
         )
-    from decode.reporting.render import print_report
+    from decode.evaluation.render import print_report
 
     print_report(summary, folder, console, sources=False)  # `evaluate` has printed them
     console.say(suggest_next(summary, config), wrap=False)
@@ -127,9 +127,9 @@ def evaluate(config: EvalConfig, console: PlainConsole, typed: str = "") -> tupl
         SystemExit: exit code 1, --tune found an output that changed beyond rounding.
     """
     suites, skipped = check(config)
-    from decode.benchmark.plan import make_all_decoders, make_plan
-    from decode.benchmark.session import begin
-    from decode.benchmark.tuning import OutputChanged, tune
+    from decode.evaluation.plan import make_all_decoders, make_plan
+    from decode.evaluation.session import begin
+    from decode.evaluation.tuning import OutputChanged, tune
 
     plan, left_out = make_plan(config, console.say)
     skipped += left_out
@@ -175,7 +175,7 @@ def check(config: EvalConfig) -> tuple[list[Loaded], list[str]]:
 
 def suggest_next(summary: Summary, config: EvalConfig) -> str:
     """The next command."""
-    from decode.reporting.summary import value_of
+    from decode.evaluation.summary import value_of
 
     if summary.bugs:
         return f"Next: the page names each difference; {command('decode.verify')} looks closer"

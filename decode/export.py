@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from align.common.commands import command
-from align.common.errors import UserError, cli, in_one_line, nearest
-from align.common.hub import is_repository, local_path
-from align.common.text import plural, say
 from decode.cli import Parser, path, whole
 from decode.exporting import EXPORTS
 from decode.systems.drafter_folders import check_there, kind_of, target_for
+from specalign.common.commands import command
+from specalign.common.errors import UserError, cli, in_one_line, nearest
+from specalign.common.hub import is_repository, local_path
+from specalign.common.text import plural, say
 
 if TYPE_CHECKING:
     from decode.exporting.verdict import Verdict
@@ -141,7 +141,7 @@ def _push(folder: Path, repo: str, target: str, places: Sequence[str]) -> None:
     must not be in its texts."""
     from huggingface_hub import HfApi
 
-    from align.folder.publishing import published_texts
+    from specalign.folder.publishing import published_texts
 
     texts = published_texts(folder, target)
     check_public(folder, places, texts)

@@ -8,20 +8,20 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from align.common.errors import UserError, cli
-from align.common.text import plural, say
-from align.target.names import DEFAULT_TARGET, check_given
 from decode.cli import Parser, number, pop_drafting, pop_sampling, whole
 from decode.engine.output import MAX_NEW_TOKENS
 from decode.speculation.settings import Sampling
 from decode.systems.drafter_folders import AUTO, check_methods, check_there, read_drafters
 from decode.systems.parsing import read_method
 from decode.systems.registry import LOSSY, GivenDrafter
+from specalign.common.errors import UserError, cli
+from specalign.common.text import plural, say
+from specalign.lm.names import DEFAULT_TARGET, check_given
 
 if TYPE_CHECKING:
-    from align.target.model import Target
     from decode.engine.decoder import Decoder
     from decode.engine.output import Generation
+    from specalign.lm.model import Target
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from align.common.errors import UserError, cli, nearest
-from align.common.text import say
 from decode.cli import Parser, path, whole
 from decode.systems.drafter_folders import BLOCKS, check_there, kind_of, target_for
+from specalign.common.errors import UserError, cli, nearest
+from specalign.common.text import say
 
 ENGINES = ("transformers", "dflash", "vllm")
 VLLM = "http://127.0.0.1:8000"
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     from decode.exporting.exports import DrafterPair, check_engine
     from decode.exporting.server import check_server
-    from decode.suites.registry import prompts_of
+    from specalign.suites.registry import prompts_of
 
     suites, _ = prompts_of(
         options.suite, options.prompts, options.data_dir, options.limit, options.prompts_column

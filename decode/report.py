@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from align.common.claims import check_folder
-from align.common.errors import cli
-from align.common.terminal import PlainConsole
-from align.common.text import say
 from decode.cli import Parser, path
+from specalign.common.claims import check_folder
+from specalign.common.errors import cli
+from specalign.common.terminal import PlainConsole
+from specalign.common.text import say
 
 
 @cli
@@ -26,8 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.folder.is_dir():
         check_folder(options.folder, "DIR")
-    from decode.reporting.render import make_report, print_report
-    from decode.reporting.tables import markdown
+    from decode.evaluation.render import make_report, print_report
+    from decode.evaluation.tables import markdown
 
     summary, _ = make_report(options.folder)
     if options.markdown:

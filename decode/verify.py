@@ -20,12 +20,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from align.common.claims import Claim
-from align.common.errors import cli
-from align.common.text import say
 from decode.cli import Parser, path, whole
 from decode.verification.pair import LIMIT, NEW_TOKENS, VerifyConfig, check
 from decode.verification.verdict import read_replay, write_verdict
+from specalign.common.claims import Claim
+from specalign.common.errors import cli
+from specalign.common.text import say
 
 
 def parser() -> Parser:

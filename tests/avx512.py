@@ -1,5 +1,5 @@
 """The kernels' AVX512 branch on a processor without AVX512: its instructions become SIMDe's, which compute the same with AVX2, and the
-tests of `align/kernels` run with that library.
+tests of `specalign/kernels` run with that library.
 
     git clone https://github.com/simd-everywhere/simde
     python -m tests.avx512 simde
@@ -19,8 +19,8 @@ import tempfile
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from align.common.errors import UserError, cli
 from decode.cli import Parser
+from specalign.common.errors import UserError, cli
 
 HOUSE = Path(__file__).parents[1]
 FLAGS = "-O2 -w -Wno-psabi -mavx2 -mfma -mf16c -fwrapv -pthread -fopenmp -fPIC -shared -DROWS512"
@@ -58,12 +58,12 @@ def main() -> None:
         house = copy_tree(Path(scratch))
         emulate(house / "align" / "kernels", args.simde.resolve())
         python, paths = sys.executable, os.environ | {"PYTHONPATH": str(house)}
-        opened = "import sys; from align.kernels.linear import opened; sys.exit(opened('_rows512') is None)"
+        opened = "import sys; from specalign.kernels.linear import opened; sys.exit(opened('_rows512') is None)"
         if subprocess.run([python, "-c", opened], cwd=house, env=paths).returncode:
             raise UserError(
                 "the library was compiled and can't be opened: has this processor AVX2?"
             )
-        tests = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/align/kernels"]
+        tests = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/specalign/kernels"]
         sys.exit(subprocess.run(tests, cwd=house, env=paths).returncode)
 
 
@@ -76,7 +76,7 @@ def copy_tree(to: Path) -> Path:
 
 
 def emulate(kernels: Path, simde: Path) -> None:
-    """Compile `_rows512` in this copy of `align/kernels`. Raises UserError where the sources are no longer what is changed here."""
+    """Compile `_rows512` in this copy of `specalign/kernels`. Raises UserError where the sources are no longer what is changed here."""
     used: set[str] = set()
     for path in (*kernels.glob("*.h"), *kernels.glob("*.c")):
         text = path.read_text()

@@ -12,8 +12,8 @@ from transformers.activations import ACT2FN
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from align.common.files import load_safetensors
-from align.common.schema import read_config
+from specalign.common.files import load_safetensors
+from specalign.common.schema import read_config
 
 
 class PublishedDrafter:

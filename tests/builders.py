@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from align.common.batch import Anchors, Batch
-from align.common.hub import DEFAULT_TARGET
 from align.config.drafter import DrafterConfig
 from align.config.parser import load_recipe
 from align.data import shards as data
@@ -21,24 +19,26 @@ from align.data.draft_vocab import frequent_tokens
 from align.makers.block import from_target
 from align.makers.causal import make_causal
 from align.makers.standalone import make_standalone
-from align.models.block import BlockDrafter
-from align.models.causal import CausalDrafter
-from align.models.checkpoints.block import save_drafter
-from align.models.ddit import DDiT
-from align.models.ddit_layers import DDiTConfig
-from align.models.standalone import DiffusionDrafter
-from align.models.target_features import target_features
-from align.target.loading import load_target
-from align.target.model import Target
-from align.target.source import ModelSource
 from align.training.base_module import DrafterModule
 from align.training.run import train
-from decode.drafters.autoregressive import AutoregressiveDrafter, AutoregressiveSession
-from decode.drafters.diffusion import DiffusionProposer
 from decode.engine.decoder import Decoder
 from decode.engine.engine import Engine
+from decode.proposers.autoregressive import AutoregressiveDrafter, AutoregressiveSession
+from decode.proposers.diffusion import DiffusionProposer
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import Sampling
+from specalign.common.batch import Anchors, Batch
+from specalign.common.hub import DEFAULT_TARGET
+from specalign.formats.block import save_drafter
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.lm.source import ModelSource
+from specalign.models.block import BlockDrafter
+from specalign.models.causal import CausalDrafter
+from specalign.models.ddit import DDiT
+from specalign.models.ddit_layers import DDiTConfig
+from specalign.models.standalone import DiffusionDrafter
+from specalign.models.target_features import target_features
 
 PROMPT = [4, 90, 17, 203, 90, 17]
 PROMPTS = [[4, 90, 17, 203, 90, 17], [5], [1, 90, 17, 2, 3, 1, 40, 0, 90]]

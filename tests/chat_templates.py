@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from align.target.model import Target
-from align.target.source import ModelSource
+from specalign.lm.model import Target
+from specalign.lm.source import ModelSource
 from tests import tokenizers
 
 _SYSTEM = "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}{% set messages = messages[1:] %}{% else %}{% set s = '' %}{% endif %}"

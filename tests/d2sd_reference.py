@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from align.models.block import BlockDrafter
-from align.models.block_session import BlockSession
-from decode.drafters.base import Request
-from decode.drafters.d2sd import D2SDSession, boundary_scores
+from decode.proposers.base import Request
+from decode.proposers.d2sd import D2SDSession, boundary_scores
 from decode.speculation.sampling import probs
+from specalign.models.block import BlockDrafter
+from specalign.models.block_session import BlockSession
 
 
 def read(

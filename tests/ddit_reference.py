@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from align.models.ddit import DDiT
+from specalign.models.ddit import DDiT
 
 
 def dot(a: Any, b: Any) -> float:

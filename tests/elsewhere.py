@@ -19,7 +19,7 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from align.common.text import say
+from specalign.common.text import say
 
 NAME = "elsewhere"
 aten = torch.ops.aten
@@ -166,8 +166,8 @@ def main() -> None:
 
     lightning.Trainer = there  # type: ignore[assignment, misc]
     from align import train
-    from align.target import loading
     from decode import generate
+    from specalign.lm import loading
 
     loading.find_device = lambda name: DEVICE  # type: ignore[attr-defined]
     with Elsewhere(), tempfile.TemporaryDirectory() as folder:

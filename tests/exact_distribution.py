@@ -10,8 +10,8 @@ import torch
 from decode.speculation.sampling import probs
 
 if TYPE_CHECKING:
-    from align.target.model import Target
     from decode.speculation.sampling import Sampling
+    from specalign.lm.model import Target
 
 Law = dict[tuple[int, ...], float]
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from align.common.errors import UserError, cli
-from align.common.text import say
 from align.config.parser import load_recipe
 from align.outputs.served import serve_words
 from align.outputs.stand_ins import layers_asked
-from align.target.loading import load_target, resolve_folder
 from align.training.build import conditioning
+from specalign.common.errors import UserError, cli
+from specalign.common.text import say
+from specalign.lm.loading import load_target, resolve_folder
 from tests.serve_check import find_python, serve, vllm_parser
 
 LARGEST = 1e-2

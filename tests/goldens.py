@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from align.common.text import say
+from specalign.common.text import say
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("block", "taps", "variable_prefix", "mdlm", "sedd", "autoregressive")

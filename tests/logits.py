@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from align.diffusion.parameterization import LOG_ZERO
 from align.losses.divergences import DIVERGENCES, DraftRows, RowStatistics, row_statistics
 from align.losses.target_places import TargetPlaces, target_places
+from specalign.diffusion.parameterization import LOG_ZERO
 
 ALL = frozenset(DIVERGENCES)
 

@@ -25,8 +25,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from align.target.model import Target
 from decode.engine.decoder import Decoder
+from specalign.lm.model import Target
 
 FAULTS = ("429", "500", "dropped", "wrong ids", "slow", "truncated", "no choices")
 """What may befall a request in place of its answer."""

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from align.models.checkpoints.masked_lm import from_config
-from align.models.masked_lm import MaskedLM
+from specalign.formats.masked_lm import from_config
+from specalign.models.masked_lm import MaskedLM
 
 NO_TOKENS = torch.empty(1, 0, dtype=torch.int64)
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from align.common.terminal import PlainConsole
 from decode import eval
-from decode.reporting.records import Divergence, Record, Run, append, write_run
-from decode.reporting.summary import Summary
+from decode.evaluation.records import Divergence, Record, Run, append, write_run
+from decode.evaluation.summary import Summary
+from specalign.common.terminal import PlainConsole
 
 
 def record(

@@ -16,11 +16,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from align.common.errors import cli
-from align.common.text import say
-from align.target.names import DEFAULT_TARGET
-from decode.reporting.statistics import paired_ratio
-from decode.suites.registry import prompts_of
+from decode.evaluation.statistics import paired_ratio
+from specalign.common.errors import cli
+from specalign.common.text import say
+from specalign.lm.names import DEFAULT_TARGET
+from specalign.suites.registry import prompts_of
 
 HERE = Path(__file__).resolve().parents[1]
 MARK = "answer:"

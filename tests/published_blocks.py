@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from align.target.model import Target
+from specalign.lm.model import Target
 
 ROWS, TAPS, LAYERS = 5, [0, 2], 2
 IDS = torch.cat((torch.arange(2, 3), torch.arange(10, 250, 2)))

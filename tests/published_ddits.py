@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from align.common.errors import UserError
-from align.models.checkpoints.published import load_published
-from align.models.ddit import DDiT
-from align.models.ddit_layers import DDiTConfig
+from specalign.common.errors import UserError
+from specalign.formats.published import load_published
+from specalign.models.ddit import DDiT
+from specalign.models.ddit_layers import DDiTConfig
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16,

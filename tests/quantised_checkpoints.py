@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.bitnet import pack_weights
 
-from align.target.debug import debug_model
+from specalign.lm.debug import debug_model
 from tests.target_models import tiny_model
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)

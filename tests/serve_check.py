@@ -26,10 +26,10 @@ from urllib.request import urlopen
 
 import torch
 
-from align.common.errors import UserError, cli
-from align.common.text import say
-from align.target.loading import resolve_folder
-from align.target.names import DEFAULT_TARGET
+from specalign.common.errors import UserError, cli
+from specalign.common.text import say
+from specalign.lm.loading import resolve_folder
+from specalign.lm.names import DEFAULT_TARGET
 
 FIXED = Path(__file__).with_name("vllm_processor.py").resolve()
 START_SECONDS = 600.0

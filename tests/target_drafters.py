@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from align.common.batch import Anchors, Step
-from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
 from align.config.parser import load_recipe
 from align.data import packing
@@ -18,16 +16,18 @@ from align.data import shards as data
 from align.makers.block import from_target
 from align.makers.causal import make_causal
 from align.makers.standalone import make_standalone
-from align.models.block import BlockDrafter
-from align.models.checkpoints.causal import save_causal
-from align.models.checkpoints.standalone import load_standalone, save_standalone
-from align.target.loading import load_target
-from align.target.model import Target
 from align.training.block_module import BlockDrafterModule
-from decode.drafters.autoregressive import AutoregressiveDrafter
-from decode.drafters.block import BlockProposer
-from decode.drafters.diffusion import DiffusionProposer
 from decode.engine.decoder import Decoder
+from decode.proposers.autoregressive import AutoregressiveDrafter
+from decode.proposers.block import BlockProposer
+from decode.proposers.diffusion import DiffusionProposer
+from specalign.common.batch import Anchors, Step
+from specalign.common.errors import UserError
+from specalign.formats.causal import save_causal
+from specalign.formats.standalone import load_standalone, save_standalone
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
 from tests.compared import Plain, Same, same
 from tests.target_models import WINDOW
 

@@ -17,10 +17,10 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-from align.target.debug import debug_model
-from align.target.model import Target
-from align.target.proof import prove_target
-from align.target.source import ModelSource
+from specalign.lm.debug import debug_model
+from specalign.lm.model import Target
+from specalign.lm.proof import prove_target
+from specalign.lm.source import ModelSource
 
 WINDOW = 24
 """Tokens that a sliding layer sees; texts in tests are longer."""

@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers.models.auto import modeling_auto
 
-from align.target.debug import debug_model
+from specalign.lm.debug import debug_model
 from tests.target_models import COMMON, OWN, WINDOW, _takes
 
 CLASSES = (

@@ -30,17 +30,17 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.cache_utils import DynamicCache
 
-from align.common.errors import UserError, cli, nearest
-from align.common.text import say
-from align.target.debug import debug_model
-from align.target.inspection.anatomy import cache_name
-from align.target.inspection.own_output import positions
-from align.target.loading import load_target
-from align.target.model import Target
-from align.target.proof import prove_target
-from align.target.source import ModelSource
-from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
+from decode.proposers.lookup import LookupDrafter
+from specalign.common.errors import UserError, cli, nearest
+from specalign.common.text import say
+from specalign.lm.debug import debug_model
+from specalign.lm.inspection.anatomy import cache_name
+from specalign.lm.inspection.own_output import positions
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.lm.proof import prove_target
+from specalign.lm.source import ModelSource
 from tests.compared import Plain, same
 from tests.target_drafters import cell, compared, of_own_layers, trained_drafter
 from tests.target_models import WINDOW, generated, some_text, tiny_model, tiny_target
@@ -218,7 +218,7 @@ def limits(cells: list[str]) -> str:
 
 
 def prove_out_of_bf16(own: Any, name: str) -> None:
-    """Weights out of bf16 stay so in memory (align/kernels/linear.py); with them it is p as well.
+    """Weights out of bf16 stay so in memory (specalign/kernels/linear.py); with them it is p as well.
 
     Raises:
         AssertionError: it is refused with them, and not with the same weights in fp32.

@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from align import plan, sweep, synthesize, train
-from align.common import hub
 from align.config.recipe import keys
 from align.config.recipe_files import shipped
-from align.models.checkpoints.block import save_drafter
-from align.rows import hub_rows
-from align.target.loading import load_target
 from decode import advise, compare, eval, export, generate, parity, report, verify
+from specalign.common import hub
+from specalign.formats.block import save_drafter
+from specalign.lm.loading import load_target
+from specalign.rows import hub_rows
 from tests.builders import block_network
 from tests.target_models import write_gguf
 

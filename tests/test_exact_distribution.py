@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
-from align.target.loading import load_target
 from decode.speculation.sampling import Sampling
+from specalign.lm.loading import load_target
 from tests.exact_distribution import chi_square, chi_square_tail, exact_law
 from tests.fakes import TableTarget
 

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from align import synthesize
 from align.outputs import store
-from align.target.loading import load_target
+from specalign.lm.loading import load_target
 from tests.builders import saved_taps_drafter
 from tests.forks import fork_server
 

@@ -12,11 +12,11 @@ from tokenizers import processors
 import decode
 from align import synthesize
 from align.data.index import read_samples
-from align.target.debug import debug_model
-from align.target.loading import load_target
-from align.target.model import Target
-from decode.suites.sources import load_prompts_file
-from decode.suites.tokenized import tokenize_prompts
+from decode.evaluation.tokenized import tokenize_prompts
+from specalign.lm.debug import debug_model
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.suites.sources import load_prompts_file
 from tests.row_shapes import CALL, GPT, HI, TALK
 
 SMALL = (

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.models.checkpoints.block import save_drafter
-from align.target.loading import load_target
-from align.target.names import DEFAULT_TARGET
+from specalign.formats.block import save_drafter
+from specalign.lm.loading import load_target
+from specalign.lm.names import DEFAULT_TARGET
 from tests import serve_check
 from tests.builders import block_network
 

@@ -19,8 +19,8 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from align.common.hub import cache_folder
-from align.target.loading import load_target
+from specalign.common.hub import cache_folder
+from specalign.lm.loading import load_target
 
 TEXT = [
     "The law of a proposal says how the tokens were drawn; the target tests every one of them.",

@@ -15,11 +15,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from align.common.errors import UserError, cli
-from align.common.text import say
 from align.data.index import read_samples
-from align.target.loading import resolve_folder
-from decode.suites.registry import prompts_of
+from specalign.common.errors import UserError, cli
+from specalign.common.text import say
+from specalign.lm.loading import resolve_folder
+from specalign.suites.registry import prompts_of
 from tests.serve_check import find_python, serve, vllm_parser
 
 

@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from align.common.errors import UserError, nearest
-from align.common.schema import parse_json, read_object, type_name
-from align.common.strict_yaml import parse_yaml
-from align.common.text import short
 from align.config.recipe import GROUPS, keys
+from specalign.common.errors import UserError, nearest
+from specalign.common.schema import parse_json, read_object, type_name
+from specalign.common.strict_yaml import parse_yaml
+from specalign.common.text import short
 
 COMMAND_LINE = "command line"
 """The place in messages."""

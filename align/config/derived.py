@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from align.common.errors import UserError, nearest
 from align.config.data import DataConfig
 from align.config.drafter import DrafterConfig
 from align.config.recipe import keys
 from align.config.trainer import TrainerConfig
-from align.importing.kinds import DrafterKind, kind_of_drafter
+from specalign.common.errors import UserError, nearest
+from specalign.formats.kinds import DrafterKind, kind_of_drafter
 
 Layer = tuple[str, dict[str, Any]]
 """A source of values, a file's name or the command line, and its values by dotted key."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from align.common.errors import nearest
 from align.config.option import Section, option, require
+from specalign.common.errors import nearest
 
 LOSS_NAMES = (
     "cross_entropy",

@@ -9,9 +9,9 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
-from align.common.errors import check_all
 from align.config.option import require
 from align.config.recipe import Recipe
+from specalign.common.errors import check_all
 
 
 def main_process() -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import textwrap
 
-from align.common.commands import command
-from align.common.schema import type_name
 from align.config.recipe import keys
 from align.config.recipe_files import FOLDER, shipped
+from specalign.common.commands import command
+from specalign.common.schema import type_name
 
 COMMON_KEYS = (
     "output", "target.name", "data.samples", "data.prompts", "data.path", "drafter.init", "drafter.block_size",

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from align.common.errors import UserError
-from align.common.text import say
 from align.config.recipe import Recipe
+from specalign.common.errors import UserError
+from specalign.common.text import say
 
 RESUMES = "rerun the command to resume from the newest checkpoint"
 _PRINTED = (2, 130)

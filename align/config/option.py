@@ -7,7 +7,7 @@ import math
 from dataclasses import field, fields
 from typing import Any, ClassVar
 
-from align.common.errors import UserError
+from specalign.common.errors import UserError
 
 LARGEST = 2**53
 """Limit of every number in a recipe, in either direction."""

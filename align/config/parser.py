@@ -9,12 +9,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from align.common.errors import UserError, nearest
-from align.common.files import expand_path
-from align.common.hub import DEFAULT_TARGET
-from align.common.schema import SHORT_DTYPES, convert
-from align.common.strict_yaml import dump_yaml
-from align.common.text import say, short
 from align.config.arguments import COMMAND_LINE, as_text, read_arguments, read_value
 from align.config.derived import Layer, Value, check_required, insert_kind, shorten_to_run
 from align.config.drafter import DrafterConfig
@@ -23,6 +17,12 @@ from align.config.help import help_text
 from align.config.recipe import GROUPS, Recipe, keys, resolve
 from align.config.recipe_files import find, flatten, read_with_bases, shipped, unique
 from align.config.wandb_runs import read_agent_parameters, separate_trial
+from specalign.common.errors import UserError, nearest
+from specalign.common.files import expand_path
+from specalign.common.hub import DEFAULT_TARGET
+from specalign.common.schema import SHORT_DTYPES, convert
+from specalign.common.strict_yaml import dump_yaml
+from specalign.common.text import say, short
 
 _MAPPINGS = ("objective.terms", "trainer.learning_rates", "data.template_kwargs")
 """Keys whose entries can be given one by one: `objective.terms.forward_kl=1`."""

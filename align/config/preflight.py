@@ -7,20 +7,20 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from align.common.claims import check_folder
-from align.common.commands import command
-from align.common.errors import UserError, check_all
-from align.common.files import check_ordinary
-from align.common.hub import check_obtainable, is_hub_id, local_path, missing
-from align.common.schema import read_object
 from align.config.drafter import DrafterConfig
 from align.config.hardware import check_devices, check_packages
 from align.config.option import require
 from align.config.recipe import Recipe
 from align.config.recipe_files import shipped
 from align.config.run_record import check_record
-from align.importing.layouts import is_block
-from align.target.names import WHEELS, check_name
+from specalign.common.claims import check_folder
+from specalign.common.commands import command
+from specalign.common.errors import UserError, check_all
+from specalign.common.files import check_ordinary
+from specalign.common.hub import check_obtainable, is_hub_id, local_path, missing
+from specalign.common.schema import read_object
+from specalign.formats.layouts import is_block
+from specalign.lm.names import WHEELS, check_name
 
 Check = Callable[[], object]
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from align.common.errors import UserError, nearest
-from align.common.files import expand_path
-from align.common.strict_yaml import parse_yaml
-from align.common.text import short
 from align.config.recipe import GROUPS, keys
+from specalign.common.errors import UserError, nearest
+from specalign.common.files import expand_path
+from specalign.common.strict_yaml import parse_yaml
+from specalign.common.text import short
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from align.common.errors import UserError
-from align.common.files import read_text, write_json, write_text
-from align.common.provenance import training_versions
-from align.common.strict_yaml import dump_yaml, parse_yaml
-from align.common.text import short
 from align.config.recipe import Recipe, resolve
+from specalign.common.errors import UserError
+from specalign.common.files import read_text, write_json, write_text
+from specalign.common.provenance import training_versions
+from specalign.common.strict_yaml import dump_yaml, parse_yaml
+from specalign.common.text import short
 
 _CHANGEABLE = (
     "name", "output", "launch", "target.name", "target.device", "target.revision", "target.trust_remote_code",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from align.common.errors import nearest
 from align.config.data import check_writer, server_address
 from align.config.drafter import PARTS
 from align.config.option import Section, option, require
+from specalign.common.errors import nearest
 
 LOGGERS = ("csv", "tensorboard", "wandb")
 

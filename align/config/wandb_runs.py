@@ -12,11 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from align.common.errors import UserError
-from align.common.files import read_text
-from align.common.strict_yaml import parse_yaml
-from align.common.text import cut, short
 from align.config.recipe import GROUPS, Recipe, keys
+from specalign.common.errors import UserError
+from specalign.common.files import read_text
+from specalign.common.strict_yaml import parse_yaml
+from specalign.common.text import cut, short
 
 RUN_ID = "WANDB_RUN_ID"
 SWEEP_ID = "WANDB_SWEEP_ID"

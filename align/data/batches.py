@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
-from align.common.text import plural, say
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.near_duplicates import NearDuplicates
 from align.writing.generation import Row
 from align.writing.rows import Plan, Progress, Source, ignore_progress
+from specalign.common.text import plural, say
 
 MakeSource = Callable[[Plan], Source]
 """Opens what writes the rows of a plan."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from align.data.shards import Samples, Texts
-from align.target.model import Target
+from specalign.lm.model import Target
 
 
 def frequent_tokens(

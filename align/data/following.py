@@ -7,11 +7,6 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import Any
 
-from align.common.batch import PackedRow
-from align.common.claims import Claim
-from align.common.commands import command
-from align.common.errors import UserError
-from align.common.text import say
 from align.config.hardware import main_process
 from align.config.recipe import Recipe
 from align.data import shards as data
@@ -19,7 +14,12 @@ from align.data.packing import PackedRows, pack
 from align.data.shards import Samples, ShardSamples, Texts
 from align.data.stream import seeded_permutation
 from align.data.synthesis import Synthesis
-from align.target.model import Target
+from specalign.common.batch import PackedRow
+from specalign.common.claims import Claim
+from specalign.common.commands import command
+from specalign.common.errors import UserError
+from specalign.common.text import say
+from specalign.lm.model import Target
 
 WAIT_SECONDS = 0.5
 """Between looks at what another process writes."""

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from align.config.recipe import Recipe
-from align.rows.conversation import Conversation
-from align.target.model import Target
 from align.writing.template import TargetInfo, Template, chat_template
+from specalign.lm.model import Target
+from specalign.rows.conversation import Conversation
 
 
 def identity(

@@ -7,8 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, overload
 
-from align.common.errors import UserError
 from align.data.shards import Samples, ShardSamples, read_manifest, read_shard, shard_path
+from specalign.common.errors import UserError
 
 OPEN_SHARDS = 8192
 """A process may map some 65,000 files."""

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator
 from html import unescape
 from typing import Any
 
-from align.benchmarks.own import BUILTIN, TASKS
-from align.benchmarks.places import PLACES, Place
-from align.common.errors import UserError, nearest
-from align.common.files import expand_path
-from align.common.hub import package_file
-from align.rows.hub_rows import hub_rows, is_hub_usable
-from align.rows.json_forms import EVERY
-from align.rows.tables import read_rows
+from specalign.common.errors import UserError, nearest
+from specalign.common.files import expand_path
+from specalign.common.hub import package_file
+from specalign.rows.hub_rows import hub_rows, is_hub_usable
+from specalign.rows.json_forms import EVERY
+from specalign.rows.tables import read_rows
+from specalign.suites.own import BUILTIN, TASKS
+from specalign.suites.places import PLACES, Place
 
 GRAM = 13
 """Words in a row that two texts must share, as for GPT-3 (arXiv 2005.14165, appendix C)."""

@@ -8,10 +8,10 @@ from typing import overload
 import numpy as np
 import torch
 
-from align.common.batch import Batch, PackedRow
-from align.common.errors import UserError
-from align.common.text import plural
 from align.data.shards import Texts
+from specalign.common.batch import Batch, PackedRow
+from specalign.common.errors import UserError
+from specalign.common.text import plural
 
 
 def split_validation(samples: Texts, fraction: float) -> tuple[Texts, Texts]:

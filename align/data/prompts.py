@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from align.common.errors import UserError
-from align.common.files import expand_path
-from align.common.hub import is_hub_id, missing
-from align.rows.conversation import Conversation
-from align.rows.folders import table_files
-from align.rows.hub_rows import hub_rows
-from align.rows.prompts import read_prompt_rows
-from align.rows.tables import kind_of, nearest_kind, read_rows
+from specalign.common.errors import UserError
+from specalign.common.files import expand_path
+from specalign.common.hub import is_hub_id, missing
+from specalign.rows.conversation import Conversation
+from specalign.rows.folders import table_files
+from specalign.rows.hub_rows import hub_rows
+from specalign.rows.prompts import read_prompt_rows
+from specalign.rows.tables import kind_of, nearest_kind, read_rows
 
 
 def check_source(source: str | None) -> None:

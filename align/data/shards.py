@@ -20,11 +20,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from align.common.commands import command
-from align.common.errors import UserError
-from align.common.files import load_safetensors, sha256_file, write_atomically, write_text
-from align.common.schema import convert, read_json
-from align.common.text import short
+from specalign.common.commands import command
+from specalign.common.errors import UserError
+from specalign.common.files import load_safetensors, sha256_file, write_atomically, write_text
+from specalign.common.schema import convert, read_json
+from specalign.common.text import short
 
 NOT_WRITTEN = -1.0
 """The temperature of text that the target did not write."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from align.common.batch import PackedRow
+from specalign.common.batch import PackedRow
 
 TEXT = 1 << 40
 

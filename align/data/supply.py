@@ -9,10 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from align.common.claims import claim_when_free, tidy
-from align.common.commands import command
-from align.common.errors import UserError
-from align.common.text import say, short
 from align.config.hardware import main_process
 from align.config.recipe import Recipe
 from align.data import shards as data
@@ -24,8 +20,12 @@ from align.data.shards import Texts
 from align.data.stream import Shuffled, Stream, TextFirst
 from align.data.synthesis import synthesize
 from align.data.texts import is_read, open_text, read_text_manifest, read_texts, text_folder
-from align.target.model import Target
 from align.writing.agreement import PROBES, check_answers
+from specalign.common.claims import claim_when_free, tidy
+from specalign.common.commands import command
+from specalign.common.errors import UserError
+from specalign.common.text import say, short
+from specalign.lm.model import Target
 
 TEXT_STREAM = 7
 WAIT_SECONDS = 1.0

@@ -9,22 +9,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from align.common.errors import UserError
-from align.common.text import say
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.batches import Batches, MakeSource, with_folder_batch
 from align.data.identity import identity, is_same
 from align.data.index import ShardFolder
 from align.data.prompts import read_prompts
-from align.folder.clock import note_clock
-from align.target.model import Target
 from align.writing.in_process import InProcess
 from align.writing.journal import forget_until
 from align.writing.progress import WritingProgress
 from align.writing.rows import Plan, Progress, Source, ignore_progress
 from align.writing.survey import describe_survey, survey_prompts
 from align.writing.template import TargetInfo, chat_template
+from specalign.common.errors import UserError
+from specalign.common.text import say
+from specalign.folder.clock import note_clock
+from specalign.lm.model import Target
 
 FRUITLESS_BATCHES = 20
 """In a row, all of whose samples were dropped, after which the writing stops."""

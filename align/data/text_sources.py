@@ -9,18 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from align.common.errors import UserError, check_all, nearest
-from align.common.files import check_ordinary, expand_path, read_text
-from align.common.hub import is_hub_id, missing
 from align.config.data import DataConfig
 from align.data.overlap import check_excluded
 from align.data.prompts import check_source
-from align.rows.folders import visible_files
-from align.rows.hub_rows import hub_rows
-from align.rows.messages import is_conversation
-from align.rows.shapes import CONVERSATIONS
-from align.rows.splits import belongs_to, split_of
-from align.rows.tables import check_plain_text, kind_of, read_rows, suffix_of
+from specalign.common.errors import UserError, check_all, nearest
+from specalign.common.files import check_ordinary, expand_path, read_text
+from specalign.common.hub import is_hub_id, missing
+from specalign.rows.folders import visible_files
+from specalign.rows.hub_rows import hub_rows
+from specalign.rows.messages import is_conversation
+from specalign.rows.shapes import CONVERSATIONS
+from specalign.rows.splits import belongs_to, split_of
+from specalign.rows.tables import check_plain_text, kind_of, read_rows, suffix_of
 
 TABLES = (".jsonl", ".ndjson", ".parquet", ".arrow", ".csv", ".tsv")
 """Files of rows in a folder, where .json may be anything; a single .json file is read."""

@@ -13,18 +13,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from align.common.commands import command
-from align.common.errors import UserError
-from align.common.text import say
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.identity import is_same
 from align.data.index import ShardFolder, read_samples
 from align.data.overlap import Passages, read_excluded
 from align.data.text_sources import Document, HubOptions, read_documents
-from align.folder.tokenizer import text_ids
-from align.target.model import Target
 from align.writing.template import TargetInfo, first_tokens
+from specalign.common.commands import command
+from specalign.common.errors import UserError
+from specalign.common.text import say
+from specalign.folder.tokenizer import text_ids
+from specalign.lm.model import Target
 
 SHARD_TOKENS = 1 << 18
 """A shard ends with the document that reaches this many tokens."""

@@ -14,8 +14,8 @@ import math
 import torch
 from torch import Tensor
 
-from align.diffusion.graphs import Absorbing, Graph, excess, on_rows
-from align.diffusion.parameterization import (
+from specalign.diffusion.graphs import Absorbing, Graph, excess, on_rows
+from specalign.diffusion.parameterization import (
     full_precision,
     logsumexp_and_label,
     time_weight,

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from align.diffusion.parameterization import LOG_ZERO
-from align.kernels.fusing import fused_on_gpu
-from align.kernels.linear import many_rows
 from align.losses.target_places import TargetPlaces, TopTokens
+from specalign.diffusion.parameterization import LOG_ZERO
+from specalign.kernels.fusing import fused_on_gpu
+from specalign.kernels.linear import many_rows
 
 ALWAYS = ("log_q_label", "acceptance", "p_label", "match", "greedy_label")
 """The statistics that are always computed; divergences follow."""

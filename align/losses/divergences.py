@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from align.common.errors import UserError, nearest
 from align.losses.divergence_gradients import (
     ALWAYS,
     ChunkInputs,
@@ -25,6 +24,7 @@ from align.losses.divergence_gradients import (
     factor_dtype,
 )
 from align.losses.target_places import TargetPlaces
+from specalign.common.errors import UserError, nearest
 
 DIVERGENCES = ("forward_kl", "reverse_kl", "jensen_shannon", "total_variation")
 _CPU_CHUNK_BYTES = 4 << 20  # of fp32 logits: what a CPU's cache holds

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from align.common.errors import UserError, nearest
-from align.diffusion.parameterization import LOG_ZERO
 from align.losses.divergences import DIVERGENCES, RowStatistics
+from specalign.common.errors import UserError, nearest
+from specalign.diffusion.parameterization import LOG_ZERO
 
 # ---- weights over the K positions of a block: constants, no gradient ----
 

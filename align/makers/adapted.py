@@ -11,12 +11,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from align.common.errors import UserError
-from align.models.checkpoints.masked_lm import ADAPTED, adapted_from
-from align.models.checkpoints.opened import refuse_on_error
-from align.models.masked_lm import MaskedLM
-from align.target.inspection.text_model import TextModel, text_model, tied
-from align.target.model import Target
+from specalign.common.errors import UserError
+from specalign.formats.masked_lm import ADAPTED, adapted_from
+from specalign.formats.opened import refuse_on_error
+from specalign.lm.inspection.text_model import TextModel, text_model, tied
+from specalign.lm.model import Target
+from specalign.models.masked_lm import MaskedLM
 
 
 def own_layers(target: Target, layers: Sequence[int]) -> TextModel:

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from align.common.errors import UserError
-from align.common.text import say
 from align.config.drafter import DrafterConfig
 from align.makers.choices import lora_alpha, mask_token, note_ignored
 from align.makers.geometry import (
@@ -28,9 +26,15 @@ from align.makers.geometry import (
     start_layers,
     tap_layers,
 )
-from align.models.block import BlockDrafter
-from align.models.block_config import BlockConfig
-from align.models.block_parts import (
+from specalign.common.errors import UserError
+from specalign.common.text import say
+from specalign.formats.block import load_drafter
+from specalign.lm.inspection.keys import Rotary, plain_rotary
+from specalign.lm.model import Target
+from specalign.lm.slabs import LayerShape
+from specalign.models.block import BlockDrafter
+from specalign.models.block_config import BlockConfig
+from specalign.models.block_parts import (
     add_confidence,
     add_convolution,
     add_self_conditioning,
@@ -40,11 +44,7 @@ from align.models.block_parts import (
     replace_markov,
     with_low_rank,
 )
-from align.models.checkpoints.block import load_drafter
-from align.models.markov import OLD_NAMES
-from align.target.inspection.keys import Rotary, plain_rotary
-from align.target.model import Target
-from align.target.slabs import LayerShape
+from specalign.models.markov import OLD_NAMES
 
 
 def make_block(

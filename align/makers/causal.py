@@ -7,20 +7,20 @@ import torch
 import transformers
 from torch import Tensor
 
-from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
 from align.makers.adapted import own_layers
 from align.makers.choices import note_ignored
 from align.makers.geometry import first_layers
-from align.models.causal import CausalConfig, CausalDrafter
-from align.models.checkpoints.opened import check_served, first_tokens_logits, refusal_error
-from align.models.families import BASES
-from align.target.interface import OWN, register
-from align.target.loading import load_target
-from align.target.model import Target
-from align.target.opening import quiet_loading
-from align.target.proof import prove_target
-from align.target.source import ModelSource
+from specalign.common.errors import UserError
+from specalign.formats.opened import check_served, first_tokens_logits, refusal_error
+from specalign.lm.interface import OWN, register
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.lm.opening import quiet_loading
+from specalign.lm.proof import prove_target
+from specalign.lm.source import ModelSource
+from specalign.models.causal import CausalConfig, CausalDrafter
+from specalign.models.families import BASES
 
 
 def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from align.common.errors import UserError
-from align.common.text import say
 from align.config.drafter import DrafterConfig
-from align.folder.chat import TOOL, Chat, chat_ids
-from align.rows.conversation import Conversation, Message
-from align.target.model import Target
+from specalign.common.errors import UserError
+from specalign.common.text import say
+from specalign.folder.chat import TOOL, Chat, chat_ids
+from specalign.lm.model import Target
+from specalign.rows.conversation import Conversation, Message
 
 _SPARE = re.compile(
     r"\[MASK\]|<\|?_?mask_?\|?>|<\|?mdm_mask\|?>|[<\[]\|?_?((reserved|unused|extra|dummy|place_?holder)[\w -]*|(special|control)_?\d+)\|?[>\]]",

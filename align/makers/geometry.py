@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
-from align.target.inspection.keys import Rotary, key_rotaries
-from align.target.model import Target
-from align.target.slabs import LayerShape
+from specalign.common.errors import UserError
+from specalign.lm.inspection.keys import Rotary, key_rotaries
+from specalign.lm.model import Target
+from specalign.lm.slabs import LayerShape
 
 _INNER = (
     "intermediate_size",

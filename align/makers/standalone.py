@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
 from align.makers.adapted import adapt
 from align.makers.choices import lora_alpha, mask_token, note_ignored
 from align.makers.geometry import first_layers
-from align.models.checkpoints.standalone import architecture, load_standalone
-from align.models.ddit import DDiT
-from align.models.ddit_layers import DDiTConfig
-from align.models.masked_lm import MaskedLM, with_lora
-from align.models.standalone import DiffusionConfig, DiffusionDrafter
-from align.target.model import Target
+from specalign.common.errors import UserError
+from specalign.formats.standalone import architecture, load_standalone
+from specalign.lm.model import Target
+from specalign.models.ddit import DDiT
+from specalign.models.ddit_layers import DDiTConfig
+from specalign.models.masked_lm import MaskedLM, with_lora
+from specalign.models.standalone import DiffusionConfig, DiffusionDrafter
 
 
 def make_standalone(target: Target, options: DrafterConfig, seed: int = 0) -> DiffusionDrafter:

@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from align.common.batch import Batch, Step
 from align.config.trainer import TrainerConfig
 from align.losses.target_places import TargetPlaces, TopTokens, target_places
-from align.models.block_config import BlockConfig
-from align.models.target_features import Features, TargetFeatures, target_features
 from align.outputs.row import DTYPES, RowKey, RowOutputs, compute_row, row_key
 from align.outputs.store import OutputStore, describe
-from align.target.model import Target
+from specalign.common.batch import Batch, Step
+from specalign.lm.model import Target
+from specalign.models.block_config import BlockConfig
+from specalign.models.target_features import Features, TargetFeatures, target_features
 
 
 @dataclass

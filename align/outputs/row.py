@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from align.common.batch import Batch
 from align.losses.target_places import TopTokens, target_places
-from align.models.block_config import BlockConfig
-from align.models.target_features import Features, TargetFeatures, target_features
-from align.target.model import Target
+from specalign.common.batch import Batch
+from specalign.lm.model import Target
+from specalign.models.block_config import BlockConfig
+from specalign.models.target_features import Features, TargetFeatures, target_features
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 RowKey = tuple[str, float]

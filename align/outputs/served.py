@@ -21,16 +21,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from align.common.batch import Batch
-from align.common.errors import UserError
-from align.common.text import plural, say
 from align.config.recipe import Recipe
-from align.models.block_config import BlockConfig
-from align.models.target_features import TargetFeatures, document_places, each_document
 from align.outputs.stand_ins import StandIns, distance, layers_asked, own_states
 from align.outputs.state_files import StateFiles
-from align.target.model import Target
 from align.writing.client import Client, RetryPolicy, choose_model
+from specalign.common.batch import Batch
+from specalign.common.errors import UserError
+from specalign.common.text import plural, say
+from specalign.lm.model import Target
+from specalign.models.block_config import BlockConfig
+from specalign.models.target_features import TargetFeatures, document_places, each_document
 
 KEY = "trainer.features_writer"
 NEAR = 0.05

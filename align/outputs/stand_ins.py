@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from align.common.batch import Batch
-from align.common.text import short
-from align.models.block_config import BlockConfig
-from align.models.target_features import TargetFeatures, target_features
-from align.target.model import Target
+from specalign.common.batch import Batch
+from specalign.common.text import short
+from specalign.lm.model import Target
+from specalign.models.block_config import BlockConfig
+from specalign.models.target_features import TargetFeatures, target_features
 
 CLOSE = 1e-3
 """The largest relative distance of features between the whole target and the one without its

@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from align.common.errors import UserError
+from specalign.common.errors import UserError
 
 _POLL_SECONDS = 0.005
 

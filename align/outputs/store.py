@@ -17,13 +17,13 @@ from typing import Any, TypedDict
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from align.common.errors import UserError, system_number
-from align.common.files import sha256_file, write_atomically, write_json, write_text
-from align.common.schema import convert, read_json
-from align.common.text import say
-from align.models.block_config import BlockConfig
 from align.outputs.row import RowKey, RowOutputs
-from align.target.model import Target
+from specalign.common.errors import UserError, system_number
+from specalign.common.files import sha256_file, write_atomically, write_json, write_text
+from specalign.common.schema import convert, read_json
+from specalign.common.text import say
+from specalign.lm.model import Target
+from specalign.models.block_config import BlockConfig
 
 SHARD_BYTES = 1 << 26
 """A shard is written when its rows have this many bytes: what a kill loses at most."""

@@ -10,21 +10,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from align.common.errors import UserError
-from align.common.hub import is_hub_id, missing, model_folder
-from align.common.schema import read_config
 from align.config.drafter import PARTS, DrafterConfig
 from align.config.recipe import Recipe
 from align.makers.block import asked_markov, check_rank, fresh_config
 from align.makers.geometry import check_count, first_layers, named_layers, shared_layers, tap_layers
 from align.makers.standalone import ddit_config
-from align.models.block import BlockDrafter
-from align.models.block_config import BlockConfig
-from align.models.checkpoints.masked_lm import from_config
-from align.models.checkpoints.published_config import read_plan
-from align.models.ddit import DDiT
 from align.planning.target_sizes import TargetSizes, read_target_sizes
-from align.target.slabs import LayerShape
+from specalign.common.errors import UserError
+from specalign.common.hub import is_hub_id, missing, model_folder
+from specalign.common.schema import read_config
+from specalign.formats.masked_lm import from_config
+from specalign.formats.published_config import read_plan
+from specalign.lm.slabs import LayerShape
+from specalign.models.block import BlockDrafter
+from specalign.models.block_config import BlockConfig
+from specalign.models.ddit import DDiT
 
 
 @dataclass(frozen=True)

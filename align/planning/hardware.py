@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from align.common.errors import UserError, nearest
-from align.common.provenance import machine, memory_bytes
 from align.config.hardware import accelerator, check_devices, check_packages, gpu_count
 from align.config.recipe import Recipe
+from specalign.common.errors import UserError, nearest
+from specalign.common.provenance import machine, memory_bytes
 
 GB = 1e9
 KNOWN = {

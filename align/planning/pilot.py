@@ -13,22 +13,22 @@ from pathlib import Path
 
 import numpy as np
 
-from align.common.batch import PackedRow
-from align.common.claims import scratch
-from align.common.errors import UserError
 from align.config.hardware import target_device
 from align.config.recipe import Recipe
 from align.data.stream import Stream
 from align.data.supply import open_supply
 from align.data.synthesis import Synthesis
 from align.planning.text import TextSize, measure_samples
-from align.target.loading import load_target
-from align.target.model import Target
 from align.training.base_module import Interrupted, NonFiniteLoss
 from align.training.build import KINDS, draft_vocab
 from align.training.datamodule import RowsModule
 from align.training.run import fit
 from align.training.step_times import StepTimes
+from specalign.common.batch import PackedRow
+from specalign.common.claims import scratch
+from specalign.common.errors import UserError
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
 
 SAMPLES = 16
 """Samples that a pilot writes at most."""

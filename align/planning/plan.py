@@ -17,7 +17,7 @@ from align.planning.pilot import StageSeconds
 from align.planning.target_sizes import TargetSizes, read_target_sizes
 from align.planning.tau import ExpectedTau, predict_tau
 from align.planning.text import FILL, TextSize, read_text_size
-from align.target.dtypes import has_fast_bf16
+from specalign.lm.dtypes import has_fast_bf16
 
 GIB = 2**30
 SPLIT = "with several launch.devices"

@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-from align.common.errors import UserError
-from align.common.hub import hub_reachable, is_hub_id
-from align.target.debug import DEBUG, debug_model
-from align.target.inspection.anatomy import (
+from specalign.common.errors import UserError
+from specalign.common.hub import hub_reachable, is_hub_id
+from specalign.lm.debug import DEBUG, debug_model
+from specalign.lm.inspection.anatomy import (
     context_limit,
     decoder,
     decoder_layers,
     examine,
     query_heads,
 )
-from align.target.loading import resolve_folder
-from align.target.names import check_sizes, similar
-from align.target.opening import check_asked, check_hub_files, opener, quiet_loading
+from specalign.lm.loading import resolve_folder
+from specalign.lm.names import check_sizes, similar
+from specalign.lm.opening import check_asked, check_hub_files, opener, quiet_loading
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from align.common.errors import UserError, nearest
-from align.common.files import read_text
-from align.common.schema import convert, finite
-from align.common.strict_yaml import parse_yaml
-from align.common.text import short
+from specalign.common.errors import UserError, nearest
+from specalign.common.files import read_text
+from specalign.common.schema import convert, finite
+from specalign.common.strict_yaml import parse_yaml
+from specalign.common.text import short
 
 KEYS = (
     "method", "metric", "parameters", "command", "program", "run_cap", "name", "description", "project", "entity",

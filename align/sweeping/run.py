@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
-from align.common.errors import UserError, nearest
-from align.common.files import check_ordinary, write_json
-from align.common.text import markdown_text, say
 from align.config.parser import load_recipe
 from align.config.wandb_runs import TRIAL_VARIABLES, text_folder_name
 from align.planning.tau import t_quantile
 from align.sweeping.config import Sweep
 from align.training.loggers import MetricsFile
+from specalign.common.errors import UserError, nearest
+from specalign.common.files import check_ordinary, write_json
+from specalign.common.text import markdown_text, say
 
 FINISHED = "finished.json"
 

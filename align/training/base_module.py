@@ -18,19 +18,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from align.common.batch import Step
-from align.common.files import write_atomically
-from align.common.rng import random_state, seed_global, set_random_state
 from align.config.hardware import process_number
 from align.config.recipe import Recipe
 from align.losses.acceptance import expected_accepted_token, kept_greedy, kept_token
 from align.losses.divergences import RowStatistics
 from align.losses.objective import Objective
-from align.models.block import BlockDrafter
-from align.models.block_config import BlockConfig
-from align.models.causal import CausalDrafter
-from align.models.standalone import DiffusionDrafter
-from align.models.target_features import target_features
 from align.outputs.cache import TargetOutputCache, TargetOutputs, compute_target_outputs
 from align.training.ema import EMA
 from align.training.metrics import StepSums, TrainingProgress, ValidationSums
@@ -38,6 +30,14 @@ from align.training.optimizer import make_optimizer, peak_rate
 from align.training.parallel.sharded import Sharded
 from align.training.parallel.target import AbsentTarget, SharedTarget
 from align.training.schedule import Schedule, first_schedule
+from specalign.common.batch import Step
+from specalign.common.files import write_atomically
+from specalign.common.rng import random_state, seed_global, set_random_state
+from specalign.models.block import BlockDrafter
+from specalign.models.block_config import BlockConfig
+from specalign.models.causal import CausalDrafter
+from specalign.models.standalone import DiffusionDrafter
+from specalign.models.target_features import target_features
 
 Drafter = BlockDrafter | DiffusionDrafter | CausalDrafter
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from align.common.batch import Step
-from align.common.rng import keyed_generator
-from align.diffusion.noise import clean_prefixes
 from align.losses.divergences import DraftRows, RowStatistics, row_statistics
 from align.losses.objective import after_prefix
-from align.models.block import BlockDrafter
-from align.models.block_config import BlockConfig
 from align.training.base_module import DrafterModule
+from specalign.common.batch import Step
+from specalign.common.rng import keyed_generator
+from specalign.diffusion.noise import clean_prefixes
+from specalign.models.block import BlockDrafter
+from specalign.models.block_config import BlockConfig
 
 
 class BlockDrafterModule(DrafterModule):

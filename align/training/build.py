@@ -12,25 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from align.common.checksums import CHECKSUMS, write_checksums
-from align.common.errors import UserError
 from align.config.recipe import Recipe
 from align.data.draft_vocab import coverage, frequent_tokens
 from align.data.supply import Supply
-from align.folder.chat import Chat
-from align.folder.trained_chat import save_chat
 from align.makers.block import block_config, make_block
 from align.makers.causal import make_causal
 from align.makers.choices import lora_alpha
 from align.makers.standalone import make_standalone
-from align.models.block import BlockDrafter
-from align.models.block_config import BlockConfig
-from align.models.block_parts import merge_low_rank, with_low_rank
-from align.models.checkpoints.block import load_drafter, save_drafter
-from align.models.checkpoints.causal import save_causal
-from align.models.checkpoints.standalone import save_standalone
-from align.models.standalone import DiffusionDrafter
-from align.target.model import Target
 from align.training.base_module import Drafter, DrafterModule
 from align.training.block_module import BlockDrafterModule
 from align.training.causal_module import CausalDrafterModule
@@ -44,6 +32,18 @@ from align.training.model_card import (
     describe_standalone,
     write_card,
 )
+from specalign.common.checksums import CHECKSUMS, write_checksums
+from specalign.common.errors import UserError
+from specalign.folder.chat import Chat
+from specalign.folder.trained_chat import save_chat
+from specalign.formats.block import load_drafter, save_drafter
+from specalign.formats.causal import save_causal
+from specalign.formats.standalone import save_standalone
+from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
+from specalign.models.block_config import BlockConfig
+from specalign.models.block_parts import merge_low_rank, with_low_rank
+from specalign.models.standalone import DiffusionDrafter
 
 
 @dataclass(frozen=True)

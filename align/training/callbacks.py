@@ -15,11 +15,11 @@ from typing import Any
 import lightning
 from lightning.pytorch.callbacks import Callback
 
-from align.common.text import clock, say
 from align.config.trainer import TrainerConfig
 from align.training import checkpoints
 from align.training.base_module import DrafterModule, Interrupted
 from align.training.loggers import CSVFile
+from specalign.common.text import clock, say
 
 
 def training_line(

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import torch
 
-from align.common.batch import Step
 from align.losses.divergences import DraftRows, RowStatistics, logit_statistics, row_statistics
-from align.models.causal import CausalDrafter
 from align.training.base_module import DrafterModule
+from specalign.common.batch import Step
+from specalign.models.causal import CausalDrafter
 
 
 class CausalDrafterModule(DrafterModule):

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from align.common.errors import UserError
-from align.common.files import expand_path, sha256_file, to_disk, write_atomically
-from align.common.schema import convert, read_object
-from align.common.text import say
+from specalign.common.errors import UserError
+from specalign.common.files import expand_path, sha256_file, to_disk, write_atomically
+from specalign.common.schema import convert, read_object
+from specalign.common.text import say
 
 _START_OVER = "use trainer.resume=never or another output"
 _SEAL_HASH = "seal_sha256"

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from align.common.batch import Anchors, Batch, PackedRow, Step
-from align.common.rng import keyed_generator
 from align.config.recipe import Recipe
 from align.data.packing import collate, pack
 from align.data.shards import Texts
 from align.data.stream import TEXT, Stream
-from align.diffusion.noise import sample_anchors
+from specalign.common.batch import Anchors, Batch, PackedRow, Step
+from specalign.common.rng import keyed_generator
+from specalign.diffusion.noise import sample_anchors
 
 Place = tuple[int, int, int]  # (micro-batch, place in the stream = key of the anchors, row)
 _VALIDATION_SEED = 0x7A11D

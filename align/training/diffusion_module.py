@@ -18,19 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from align.common.batch import Anchors, Corrupted, Step
-from align.common.files import naming
-from align.common.rng import keyed_generator
-from align.diffusion.noise import corrupt_blocks, corrupt_suffix, random_prefixes
-from align.diffusion.schedules import van_der_corput
 from align.losses.diffusion_losses import masked_nll, score_entropy
 from align.losses.divergences import RowStatistics, logit_statistics
-from align.models.diffusion_context import DiffusionContext
-from align.models.masked_lm import annealed_see
-from align.models.standalone import Annealed, DiffusionDrafter
 from align.outputs.cache import TargetOutputs
 from align.training.base_module import DrafterModule
 from align.training.metrics import StepSums
+from specalign.common.batch import Anchors, Corrupted, Step
+from specalign.common.files import naming
+from specalign.common.rng import keyed_generator
+from specalign.diffusion.noise import corrupt_blocks, corrupt_suffix, random_prefixes
+from specalign.diffusion.schedules import van_der_corput
+from specalign.models.diffusion_context import DiffusionContext
+from specalign.models.masked_lm import annealed_see
+from specalign.models.standalone import Annealed, DiffusionDrafter
 
 _VALIDATION_SEED = 0x0B0E
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
-from align.common.errors import UserError
-from align.common.files import naming, write_text
 from align.config.hardware import main_process
 from align.config.recipe import Recipe
 from align.config.trainer import TrainerConfig
 from align.config.wandb_runs import RUN_ID, RUN_ID_FILE, is_offline
-from align.folder.publishing import published_texts
+from specalign.common.errors import UserError
+from specalign.common.files import naming, write_text
+from specalign.folder.publishing import published_texts
 
 
 class MetricsFile:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from align.common.commands import command
-from align.common.hub import DEFAULT_TARGET
 from align.config.recipe import Recipe
-from align.folder.chat import Chat
 from align.training.base_module import DrafterModule
 from align.training.checkpoints import Checkpoint
 from align.training.schedule import describe_change
+from specalign.common.commands import command
+from specalign.common.hub import DEFAULT_TARGET
+from specalign.folder.chat import Chat
 
 
 def list_notes(module: DrafterModule, resume: Checkpoint | None) -> list[str]:

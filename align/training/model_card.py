@@ -8,17 +8,17 @@ from typing import Any
 
 import yaml
 
-from align.common.errors import UserError
-from align.common.hub import DEFAULT_TARGET, card_metadata, card_value, hub_id, model_folder
-from align.common.provenance import training_versions
-from align.common.text import markdown_text
 from align.config.recipe import Recipe, resolve
-from align.folder.chat import Chat, quote_arguments
-from align.folder.publishing import opening_name
-from align.models.block_config import BlockConfig
-from align.models.block_parts import FRESH
-from align.models.causal import CausalConfig
-from align.models.standalone import DiffusionConfig
+from specalign.common.errors import UserError
+from specalign.common.hub import DEFAULT_TARGET, card_metadata, card_value, hub_id, model_folder
+from specalign.common.provenance import training_versions
+from specalign.common.text import markdown_text
+from specalign.folder.chat import Chat, quote_arguments
+from specalign.folder.publishing import opening_name
+from specalign.models.block_config import BlockConfig
+from specalign.models.block_parts import FRESH
+from specalign.models.causal import CausalConfig
+from specalign.models.standalone import DiffusionConfig
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from align.common.errors import UserError
 from align.config.drafter import PARTS
 from align.config.trainer import TrainerConfig
-from align.target.dtypes import target_dtype
+from specalign.common.errors import UserError
+from specalign.lm.dtypes import target_dtype
 
 _OPTIONS = {
     "markov": "markov_rank",

@@ -9,14 +9,11 @@ from pathlib import Path
 import lightning
 import torch
 
-from align.common.text import say
 from align.config.hardware import main_process, target_placement
 from align.config.launching import thread_share
 from align.config.recipe import Recipe
 from align.config.run_record import save_run_record
 from align.data.supply import Supply, open_supply
-from align.target.loading import load_target
-from align.target.model import Target
 from align.training import checkpoints
 from align.training.base_module import Drafter, DrafterModule
 from align.training.build import KINDS, conditioning, draft_vocab, save_trained
@@ -29,6 +26,9 @@ from align.training.parallel.strategies import is_one_file
 from align.training.schedule import resume_schedule
 from align.training.stored_rows import check_stored_rows
 from align.training.trainer import build_trainer, check_resume
+from specalign.common.text import say
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
 
 
 def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> DrafterModule:

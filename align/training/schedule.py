@@ -10,10 +10,10 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from align.common.text import plural
 from align.config.recipe import Recipe
 from align.config.trainer import TrainerConfig
 from align.training.checkpoints import Seal
+from specalign.common.text import plural
 
 _KEYS = (
     "max_steps",

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import chain
 
-from align.common.text import say
 from align.config.hardware import target_device
 from align.config.recipe import Recipe
 from align.data.packing import collate
@@ -15,9 +14,10 @@ from align.data.supply import open_supply
 from align.outputs.cache import TargetOutputCache
 from align.outputs.row import row_key
 from align.outputs.served import Item, ServedStates, check_server
-from align.target.loading import load_target
 from align.training.build import conditioning
 from align.training.datamodule import distinct_places, validation_rows
+from specalign.common.text import say
+from specalign.lm.loading import load_target
 
 LINE_EVERY = 30.0
 """Seconds between progress lines."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from itertools import chain
 
-from align.common.commands import command
-from align.common.errors import UserError
-from align.common.text import plural
 from align.data.packing import collate
 from align.outputs.row import row_key
 from align.training.base_module import DrafterModule
 from align.training.datamodule import RowsModule, distinct_places
+from specalign.common.commands import command
+from specalign.common.errors import UserError
+from specalign.common.text import plural
 
 
 def check_stored_rows(module: DrafterModule, rows: RowsModule) -> None:

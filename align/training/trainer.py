@@ -10,13 +10,13 @@ from typing import Any, Literal
 import lightning
 import torch
 
-from align.common.errors import UserError
 from align.config.hardware import accelerator, devices, main_process
 from align.config.recipe import Recipe
 from align.training.callbacks import CheckpointCallback, ProgressLogger
 from align.training.checkpoints import Checkpoint, Settings, check_same_run
 from align.training.loggers import build_loggers
 from align.training.parallel.strategies import build_plugins, build_strategy, checkpoint_kind
+from specalign.common.errors import UserError
 
 
 def build_trainer(

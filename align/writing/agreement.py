@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import torch
 
-from align.common.errors import UserError
-from align.rows.conversation import Conversation
-from align.target.model import Target
 from align.writing.rows import Plan
+from specalign.common.errors import UserError
+from specalign.lm.model import Target
+from specalign.rows.conversation import Conversation
 
 PROBES = 8
 PROBE_TOKENS = 16

@@ -19,9 +19,9 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from align.common.errors import UserError, nearest
-from align.common.text import say, short
 from align.config.data import API_KEY
+from specalign.common.errors import UserError, nearest
+from specalign.common.text import say, short
 
 _RETRYABLE_STATUSES = {408, 409, 425, 429}
 _LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1"}

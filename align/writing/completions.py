@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
 
-from align.common.errors import UserError
-from align.common.text import short
 from align.writing.client import Client, RequestRefused, RetryableError
 from align.writing.template import TargetInfo
+from specalign.common.errors import UserError
+from specalign.common.text import short
 
 T = TypeVar("T")
 _TRIES = 3

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from align.rows.conversation import Conversation, Message
-from align.target.cache import KVCache
-from align.target.model import Target
+from specalign.lm.cache import KVCache
+from specalign.lm.model import Target
+from specalign.rows.conversation import Conversation, Message
 
 _BLOCK = 128  # vocabulary entries summed together in the first level of the inverse CDF
 _LOGITS_AT_ONCE_CPU = 1 << 19  # 2 MB, so that every pass but the first stays in the CPU cache

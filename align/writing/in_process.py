@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from align.target.model import Target
 from align.writing.generation import Row, Writer
 from align.writing.rows import Plan, Progress, Source, batch_seed
+from specalign.lm.model import Target
 
 
 class InProcess(Source):

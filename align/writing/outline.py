@@ -11,18 +11,18 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, GenerationConfig
 
-from align.common.errors import UserError
-from align.common.hub import model_folder
-from align.common.provenance import memory_bytes
 from align.config.recipe import Recipe
-from align.folder.chat import Chat, chat_ids
-from align.rows.conversation import Conversation
-from align.rows.shapes import as_conversation
-from align.target.debug import DEBUG
-from align.target.inspection.anatomy import context_limit, eos_ids
-from align.target.loading import adapter_behind, load_target, resolve_folder
-from align.target.model import Target
-from align.target.opening import check_asked, processors_template, target_tokenizer
+from specalign.common.errors import UserError
+from specalign.common.hub import model_folder
+from specalign.common.provenance import memory_bytes
+from specalign.folder.chat import Chat, chat_ids
+from specalign.lm.debug import DEBUG
+from specalign.lm.inspection.anatomy import context_limit, eos_ids
+from specalign.lm.loading import adapter_behind, load_target, resolve_folder
+from specalign.lm.model import Target
+from specalign.lm.opening import check_asked, processors_template, target_tokenizer
+from specalign.rows.conversation import Conversation
+from specalign.rows.shapes import as_conversation
 
 _LOADING_FACTOR = 4
 """Memory needed per byte of weights on disk: they may be widened and copied."""

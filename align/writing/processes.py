@@ -17,16 +17,16 @@ from typing import Any
 
 import torch
 
-from align.common.errors import UserError
 from align.config.hardware import accelerator
 from align.config.recipe import Recipe
-from align.target.loading import load_target
-from align.target.model import Target
 from align.writing.generation import Row
 from align.writing.in_process import InProcess
 from align.writing.outline import Outline, open_beside_server
 from align.writing.rows import Plan, Progress, Source, ignore_progress
 from align.writing.template import TargetInfo, Template
+from specalign.common.errors import UserError
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
 
 
 @contextmanager

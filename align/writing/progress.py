@@ -8,8 +8,8 @@ import time
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from align.common.terminal import PlainConsole
-from align.common.text import say
+from specalign.common.terminal import PlainConsole
+from specalign.common.text import say
 
 LINE_EVERY = 30.0
 """Seconds between lines without a terminal."""

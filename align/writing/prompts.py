@@ -6,11 +6,11 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from align.config.recipe import Recipe
-from align.folder.chat import Chat, chat_ids
-from align.folder.rendering import TemplateRefusal
-from align.rows.conversation import Conversation, Message
 from align.writing.generation import common_start
 from align.writing.template import TargetInfo, Template
+from specalign.folder.chat import Chat, chat_ids
+from specalign.folder.rendering import TemplateRefusal
+from specalign.rows.conversation import Conversation, Message
 
 TOO_LONG = "prompt too long"
 REFUSED = "prompt refused by the chat template"

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from align.common.errors import UserError
 from align.config.recipe import Recipe
-from align.folder.rendering import TemplateRefusal
-from align.folder.tokenizer import text_ids
-from align.rows.conversation import Conversation
 from align.writing.generation import Row, WriterSettings
 from align.writing.prompts import REFUSED, TOO_LONG, PromptReader, first_turn
 from align.writing.template import TargetInfo, Template
+from specalign.common.errors import UserError
+from specalign.folder.rendering import TemplateRefusal
+from specalign.folder.tokenizer import text_ids
+from specalign.rows.conversation import Conversation
 
 EMPTY_PROMPT = "empty prompt"
 

@@ -9,15 +9,15 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from align.common.errors import UserError
-from align.common.text import say
-from align.target.model import Target
 from align.writing.agreement import PROBE_TOKENS, check_answers, make_probes
 from align.writing.client import Client, RetryPolicy, choose_model
 from align.writing.completions import Completions, MismatchError, Request
 from align.writing.generation import Row
 from align.writing.journal import Journal
 from align.writing.rows import Plan, Progress, Source, ignore_progress, row_seed
+from specalign.common.errors import UserError
+from specalign.common.text import say
+from specalign.lm.model import Target
 
 
 @dataclass

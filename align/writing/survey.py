@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from align.common.errors import UserError
-from align.folder.ignored import find_ignored, ignored_notes
-from align.rows.conversation import Conversation
 from align.writing.prompts import REFUSED, PromptReader
+from specalign.common.errors import UserError
+from specalign.folder.ignored import find_ignored, ignored_notes
+from specalign.rows.conversation import Conversation
 
 
 @dataclass

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from align.common.errors import UserError
-from align.folder.chat import Chat, chat_ids
-from align.folder.clock import reads_clock, today
-from align.folder.rendering import TemplateRefusal, render
-from align.folder.tokenizer import first_ids, text_ids
-from align.rows.conversation import Conversation
 from align.writing.generation import common_start
+from specalign.common.errors import UserError
+from specalign.folder.chat import Chat, chat_ids
+from specalign.folder.clock import reads_clock, today
+from specalign.folder.rendering import TemplateRefusal, render
+from specalign.folder.tokenizer import first_ids, text_ids
+from specalign.rows.conversation import Conversation
 
 _MARK = "\u2402PROMPT\u2402"
 _TEXTS = ("Hello", "the", "I", "a", "What is 17 times 23?", "1", "(a)", "été", "你好", "`x`")

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from align.target.cache import KVCache
-from align.target.model import Target
+from specalign.lm.cache import KVCache
+from specalign.lm.model import Target
 
 SHORT = 64
 """The context at which batches are timed."""

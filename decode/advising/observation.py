@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from align.common.errors import UserError
-from align.target.model import Target
 from decode.advising.costs import ForwardCosts
 from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
@@ -16,6 +14,8 @@ from decode.speculation.sampling import Sampling
 from decode.systems.construction import assemble, open_drafters
 from decode.systems.drafter_folders import NO_FOLDERS, check_there, kind_of, shipped_for
 from decode.systems.parsing import read_method
+from specalign.common.errors import UserError
+from specalign.lm.model import Target
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from align.common.text import say
-from align.target.model import Target
 from decode.advising.advice import DecodingCosts
 from decode.advising.costs import measure_forward_costs
 from decode.advising.observation import BATCH, PLAIN, DraftSize, Observation, observe
 from decode.engine.decoder import Decoder
 from decode.engine.prompts import Prompt, prompt_tokens
 from decode.speculation.sampling import Sampling
+from specalign.common.text import say
+from specalign.lm.model import Target
 
 TIMED_BATCHES = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 TREE_TEMPERATURES = 0.7
-"""Trees are chosen, not drawn: they are tried up to this temperature (`decode.drafters.block`)."""
+"""Trees are chosen, not drawn: they are tried up to this temperature (`decode.proposers.block`)."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from dataclasses import fields
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from align.common.errors import UserError, nearest
 from decode.speculation.settings import Sampling
+from specalign.common.errors import UserError, nearest
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from align.common.errors import UserError
-from align.kernels.linear import RowsLinear, fast_linear
-from align.target.attention import WIDE
-from align.target.cache import KVCache, SharedCache
-from align.target.loading import reload
-from align.target.model import Target
-from align.target.slabs import Slab
+from specalign.common.errors import UserError
+from specalign.kernels.linear import RowsLinear, fast_linear
+from specalign.lm.attention import WIDE
+from specalign.lm.cache import KVCache, SharedCache
+from specalign.lm.loading import reload
+from specalign.lm.model import Target
+from specalign.lm.slabs import Slab
 
 
 def compiled(target: Target) -> Target:

@@ -11,19 +11,19 @@ from typing import Any, Unpack
 import numpy as np
 from torch import Tensor
 
-from align.common.errors import UserError
-from align.common.text import short
-from align.rows.messages import is_message
-from align.target.model import Target
-from decode.drafters.base import Drafter
 from decode.engine.call_options import checks_options
 from decode.engine.engine import Engine, run_together
 from decode.engine.output import MAX_NEW_TOKENS, Generation
 from decode.engine.prompts import Prompt, Tool, add_tools, prompt_tokens, read_tools
 from decode.engine.stream import Stream
+from decode.proposers.base import Drafter
 from decode.speculation.sampling import Sampling
 from decode.speculation.settings import SamplingOptions, check_sampling, named
 from decode.speculation.verifiers import check_pair, choose, find
+from specalign.common.errors import UserError
+from specalign.common.text import short
+from specalign.lm.model import Target
+from specalign.rows.messages import is_message
 
 
 class Decoder:

@@ -17,18 +17,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from align.common.errors import UserError
-from align.kernels.gradients import without_gradients
-from align.target.model import Target, TargetOutput
-from decode.drafters.base import Drafter, DraftSession, Request
 from decode.engine.detokenizer import TextStream, special_tokens_in
 from decode.engine.output import Generation, Tree
+from decode.proposers.base import Drafter, DraftSession, Request
 from decode.speculation.processors import History
 from decode.speculation.proposal import NO_DRAFTS, Proposal
 from decode.speculation.sampling import Sampling, apply_penalties, make_generator, position_noise
 from decode.speculation.tree import MOST_NODES, ancestors, node_depths
 from decode.speculation.verification import Outcome, Round
 from decode.speculation.verification import verify_rounds as verify_rounds
+from specalign.common.errors import UserError
+from specalign.kernels.gradients import without_gradients
+from specalign.lm.model import Target, TargetOutput
 
 PREFILL_CHUNK = 2048
 

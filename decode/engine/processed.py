@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from align.common.errors import UserError
-from align.target.model import Target
-from decode.drafters.base import Drafter
 from decode.engine.engine import Engine
+from decode.proposers.base import Drafter
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import Sampling
 from decode.speculation.verification import Outcome, Round
+from specalign.common.errors import UserError
+from specalign.lm.model import Target
 
 Processors = Callable[[Tensor, Tensor], Tensor]
 """Texts (1, n) and their next logits (1, V) → logits (1, V), as transformers'

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from align.common.errors import UserError, in_one_line
-from align.common.text import say_once, short
-from align.folder.ignored import find_ignored, note_ignored
-from align.rows.conversation import Conversation
-from align.rows.shapes import parse_prompt
-from align.target.model import Target
+from specalign.common.errors import UserError, in_one_line
+from specalign.common.text import say_once, short
+from specalign.folder.ignored import find_ignored, note_ignored
+from specalign.lm.model import Target
+from specalign.rows.conversation import Conversation
+from specalign.rows.shapes import parse_prompt
 
 Messages = Sequence[Mapping[str, Any]]
 Tokens = Sequence[int] | Tensor | np.ndarray[Any, Any]

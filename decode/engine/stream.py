@@ -8,9 +8,9 @@ from types import TracebackType
 
 import torch
 
-from align.common.errors import UserError
 from decode.engine.engine import Engine, run_rounds
 from decode.engine.output import Generation
+from specalign.common.errors import UserError
 
 
 class Stream:

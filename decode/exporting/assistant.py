@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from transformers import AutoModel
 
-from align.common.errors import UserError
-from align.common.schema import read_config
-from align.importing.layouts import ASSISTANT
-from align.models.block import BlockDrafter
-from align.models.block_config import BlockConfig
-from align.target.opening import quiet_loading
 from decode.exporting import qwen3
 from decode.exporting.base import EngineDrafter, Format
 from decode.exporting.folder import Exported
 from decode.exporting.serving import ServedTarget, Snippet, python_text, transformers_script
+from specalign.common.errors import UserError
+from specalign.common.schema import read_config
+from specalign.formats.layouts import ASSISTANT
+from specalign.lm.opening import quiet_loading
+from specalign.models.block import BlockDrafter
+from specalign.models.block_config import BlockConfig
 
 _NAMES = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
 _UNUSED = ("vocab_size", "attention_bias", "tie_word_embeddings", "num_target_layers", "is_causal")

@@ -14,13 +14,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from align.common.schema import read_config
-from align.importing.layouts import layout_of
-from align.importing.tensors import read_tensors
-from align.models.block import BlockDrafter
-from align.models.block_config import BlockConfig
-from align.models.checkpoints.block import import_drafter
-from align.target.model import Target
 from decode.exporting.folder import (
     EMBEDDING,
     Exported,
@@ -31,6 +24,13 @@ from decode.exporting.folder import (
     write_folder,
 )
 from decode.exporting.serving import ServedTarget, Snippet
+from specalign.common.schema import read_config
+from specalign.formats.block import import_drafter
+from specalign.formats.layouts import layout_of
+from specalign.formats.tensors import read_tensors
+from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
+from specalign.models.block_config import BlockConfig
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Format:
         return made.config
 
     def restore(self, held: Exported, folder: Path, target: Target) -> BlockDrafter:
-        """A drafter out of what a folder holds, as `align.importing` reads it. Raises UserError."""
+        """A drafter out of what a folder holds, as `specalign.formats` reads it. Raises UserError."""
         return import_drafter(
             held.config, dict(held.tensors), layout_of(held.config), folder, target
         )

@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from align.common.batch import Anchors, Batch
-from align.common.errors import UserError, in_one_line
-from align.models.block import BlockDrafter
-from align.models.target_features import target_features
-from align.target.model import Target
-from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
+from decode.evaluation.tokenized import tokenize_prompts
 from decode.exporting.base import EngineDrafter
 from decode.exporting.custom_generate import run_generate
 from decode.exporting.registry import FORMATS
 from decode.exporting.verdict import Verdict
-from decode.suites.prompt import Prompt
-from decode.suites.tokenized import tokenize_prompts
+from decode.proposers.block import BlockProposer
+from specalign.common.batch import Anchors, Batch
+from specalign.common.errors import UserError, in_one_line
+from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
+from specalign.models.target_features import target_features
+from specalign.suites.prompt import Prompt
 
 TOLERANCE = 2e-3
 """Of a quantity's root mean square, in fp32: another order of sums stays a hundred times below."""

@@ -12,18 +12,18 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
-from align.common.errors import UserError, in_one_line
-from align.models.block import BlockDrafter
-from align.models.block_config import BlockConfig
-from align.models.checkpoints.block import ARCHITECTURE, load_drafter
-from align.target.interface import install
-from align.target.model import Target
 from decode.exporting.base import Format
 from decode.exporting.folder import Exported
 from decode.exporting.qwen3 import check_last_layer
 from decode.exporting.serving import ServedTarget, Snippet, python_text, transformers_script
 from decode.portable import checks, generate
 from decode.portable import drafter as network
+from specalign.common.errors import UserError, in_one_line
+from specalign.formats.block import ARCHITECTURE, load_drafter
+from specalign.lm.interface import install
+from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
+from specalign.models.block_config import BlockConfig
 
 REQUIREMENTS = "torch>=2.5\ntransformers>=5.0\nsafetensors\n"
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from align.models.block import BlockDrafter
-from align.models.block_config import BlockConfig
-from align.target.inspection.parts import embedding_scale
 from decode.exporting import qwen3
 from decode.exporting.base import EngineDrafter, Format
 from decode.exporting.folder import Exported
 from decode.exporting.serving import ServedTarget, Snippet, sglang_line, vllm_line
+from specalign.lm.inspection.parts import embedding_scale
+from specalign.models.block import BlockDrafter
+from specalign.models.block_config import BlockConfig
 
 
 def make_dflash(drafter: BlockDrafter, name: str = "dflash") -> Exported:

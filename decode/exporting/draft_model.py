@@ -11,19 +11,6 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from align.common.checksums import check_checksums
-from align.common.errors import UserError, in_one_line
-from align.common.files import write_json
-from align.common.hub import model_folder
-from align.common.schema import read_config, read_object
-from align.importing.kinds import RECORD as DRAFTER_RECORD
-from align.importing.layouts import RECORD
-from align.models.checkpoints.weights import read_weights, weight_files, write_weights
-from align.target.inspection.text_model import embedding_names
-from align.target.loading import load_target
-from align.target.model import Target
-from align.target.opening import quiet_loading
-from decode.drafters.autoregressive import check_vocabulary
 from decode.exporting.compare import (
     GreedyText,
     Stages,
@@ -41,6 +28,19 @@ from decode.exporting.serving import (
     vllm_line,
 )
 from decode.exporting.verdict import Verdict
+from decode.proposers.autoregressive import check_vocabulary
+from specalign.common.checksums import check_checksums
+from specalign.common.errors import UserError, in_one_line
+from specalign.common.files import write_json
+from specalign.common.hub import model_folder
+from specalign.common.schema import read_config, read_object
+from specalign.formats.kinds import RECORD as DRAFTER_RECORD
+from specalign.formats.layouts import RECORD
+from specalign.formats.weights import read_weights, weight_files, write_weights
+from specalign.lm.inspection.text_model import embedding_names
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.lm.opening import quiet_loading
 
 FORMAT = "draft_model"
 DRAFTS = 5

@@ -3,13 +3,13 @@ heads."""
 
 from __future__ import annotations
 
-from align.models.block import BlockDrafter
-from align.models.block_config import BlockConfig
-from align.models.checkpoints.dspark import KINDS, dspark_tensors
 from decode.exporting import qwen3
 from decode.exporting.base import Format
 from decode.exporting.folder import Exported
 from decode.exporting.serving import ServedTarget, Snippet, sglang_line, vllm_line
+from specalign.formats.dspark import KINDS, dspark_tensors
+from specalign.models.block import BlockDrafter
+from specalign.models.block_config import BlockConfig
 
 _BASIS = "markov_head.markov_w2.weight"
 

@@ -9,13 +9,6 @@ from pathlib import Path
 
 import torch
 
-from align.common.claims import scratch
-from align.common.errors import UserError
-from align.common.hub import hub_id, local_path, model_folder
-from align.models.block import BlockDrafter
-from align.models.checkpoints.block import load_drafter
-from align.target.loading import load_target
-from align.target.model import Target
 from decode.engine.compiled import stock_model
 from decode.exporting.compare import compare_export, decode_texts, encode_prompts
 from decode.exporting.draft_model import FORMAT as DRAFT_MODEL
@@ -29,8 +22,15 @@ from decode.exporting.folder import check_free, read_format
 from decode.exporting.registry import FORMATS, make_export
 from decode.exporting.serving import ServedTarget, find_served_target, shared_name
 from decode.exporting.verdict import Verdict
-from decode.suites.prompt import Prompt
-from decode.suites.registry import prompts_of
+from specalign.common.claims import scratch
+from specalign.common.errors import UserError
+from specalign.common.hub import hub_id, local_path, model_folder
+from specalign.formats.block import load_drafter
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
+from specalign.suites.prompt import Prompt
+from specalign.suites.registry import prompts_of
 
 STANDALONE = (
     "a standalone diffusion drafter is decoded by this project only; for other engines train with "

@@ -13,15 +13,15 @@ from typing import Any
 
 from torch import Tensor
 
-from align.common.claims import Claim, check_folder, remove_dead
-from align.common.errors import UserError
-from align.common.files import naming, to_disk
-from align.common.hub import card_metadata, card_value, hub_id
-from align.common.schema import read_object
-from align.common.text import markdown_text
-from align.importing.layouts import RECORD
 from decode.exporting import EXPORTS
 from decode.exporting.serving import Snippet
+from specalign.common.claims import Claim, check_folder, remove_dead
+from specalign.common.errors import UserError
+from specalign.common.files import naming, to_disk
+from specalign.common.hub import card_metadata, card_value, hub_id
+from specalign.common.schema import read_object
+from specalign.common.text import markdown_text
+from specalign.formats.layouts import RECORD
 
 EMBEDDING = "embed_tokens.weight"
 """A drafter's own input embeddings, stored in fp32: scaled rows have more digits than the

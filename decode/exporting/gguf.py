@@ -16,19 +16,19 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, qu
 from torch import Tensor
 from torch.nn import functional as F
 
-from align.common.errors import UserError, in_one_line
-from align.gguf.header import read_header
-from align.models.block import BlockDrafter
-from align.models.block_config import BlockConfig
-from align.models.checkpoints.block import import_drafter
-from align.target.inspection.parts import embedding_scale
-from align.target.model import Target
 from decode.exporting import qwen3
 from decode.exporting.base import Format
 from decode.exporting.dflash import make_dflash
 from decode.exporting.dspark import make_dspark
 from decode.exporting.folder import EMBEDDING, Exported
 from decode.exporting.serving import ServedTarget, Snippet
+from specalign.common.errors import UserError, in_one_line
+from specalign.formats.block import import_drafter
+from specalign.gguf.header import read_header
+from specalign.lm.inspection.parts import embedding_scale
+from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
+from specalign.models.block_config import BlockConfig
 
 ARCHITECTURE = "dflash"
 FILE = "drafter.gguf"

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from align.common.errors import UserError
-from align.models.block import BlockDrafter
-from align.models.block_config import BlockConfig
-from align.target.inspection.parts import embedding_scale, embeds_rows
 from decode.exporting.folder import EMBEDDING, Exported
+from specalign.common.errors import UserError
+from specalign.lm.inspection.parts import embedding_scale, embeds_rows
+from specalign.models.block import BlockDrafter
+from specalign.models.block_config import BlockConfig
 
 WHOLE_VOCABULARY = "the drafter was trained over a part of the vocabulary, and its engine drafts over the target's whole one"
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from align.common.errors import UserError
-from align.models.block import BlockDrafter
 from decode.exporting.assistant import TRANSFORMERS
 from decode.exporting.custom_generate import CUSTOM_GENERATE
 from decode.exporting.dflash import DFLASH
@@ -13,6 +11,8 @@ from decode.exporting.dspark import DSPARK
 from decode.exporting.folder import Exported
 from decode.exporting.gguf import GGUF
 from decode.exporting.speculators import SPECULATORS
+from specalign.common.errors import UserError
+from specalign.models.block import BlockDrafter
 
 FORMATS = {
     form.name: form for form in (DFLASH, SPECULATORS, DSPARK, TRANSFORMERS, GGUF, CUSTOM_GENERATE)

@@ -15,15 +15,6 @@ from typing import Any
 import httpx2
 import torch
 
-from align.common.claims import scratch
-from align.common.errors import UserError
-from align.common.text import short
-from align.models.block import BlockDrafter
-from align.models.checkpoints.block import load_drafter
-from align.target.model import Target
-from decode.drafters.autoregressive import AutoregressiveDrafter
-from decode.drafters.base import Drafter
-from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder
 from decode.exporting.compare import GreedyText, compare_export, decode_texts, encode_prompts
 from decode.exporting.draft_model import FORMAT as DRAFT_MODEL
@@ -32,7 +23,16 @@ from decode.exporting.exports import DrafterPair, prepare_draft_model, prepare_e
 from decode.exporting.folder import read_format
 from decode.exporting.registry import find_fitting_formats
 from decode.exporting.verdict import Verdict
-from decode.suites.prompt import Prompt
+from decode.proposers.autoregressive import AutoregressiveDrafter
+from decode.proposers.base import Drafter
+from decode.proposers.block import BlockProposer
+from specalign.common.claims import scratch
+from specalign.common.errors import UserError
+from specalign.common.text import short
+from specalign.formats.block import load_drafter
+from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
+from specalign.suites.prompt import Prompt
 
 SERVED_FORMATS = ("dflash", "speculators", "dspark", "gguf", DRAFT_MODEL)
 SERVED = 0.05

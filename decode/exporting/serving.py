@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from align.common.errors import UserError, in_one_line
-from align.common.hub import hub_id, local_path
-from align.common.provenance import memory_bytes
-from align.folder.merging import merge_script
-from align.folder.publishing import opening_name, plain_name
-from align.models.block_config import BlockConfig
-from align.target.debug import DEBUG
-from align.target.inspection.anatomy import context_limit
-from align.target.loading import adapter_behind, resolve_folder
+from specalign.common.errors import UserError, in_one_line
+from specalign.common.hub import hub_id, local_path
+from specalign.common.provenance import memory_bytes
+from specalign.folder.merging import merge_script
+from specalign.folder.publishing import opening_name, plain_name
+from specalign.lm.debug import DEBUG
+from specalign.lm.inspection.anatomy import context_limit
+from specalign.lm.loading import adapter_behind, resolve_folder
+from specalign.models.block_config import BlockConfig
 
 GIB = 1 << 30
 CACHE_SHARE = 0.25

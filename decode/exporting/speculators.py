@@ -7,12 +7,12 @@ from shlex import join
 
 import torch
 
-from align.models.block import BlockDrafter
-from align.models.block_config import BlockConfig
 from decode.exporting import qwen3
 from decode.exporting.base import Format
 from decode.exporting.folder import Exported
 from decode.exporting.serving import ServedTarget, Snippet, vllm_line
+from specalign.models.block import BlockDrafter
+from specalign.models.block_config import BlockConfig
 
 
 def make_speculators(drafter: BlockDrafter) -> Exported:

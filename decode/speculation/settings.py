@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, TypedDict
 
-from align.common.errors import UserError
-from align.common.schema import finite
-from align.common.text import say_once, short
+from specalign.common.errors import UserError
+from specalign.common.schema import finite
+from specalign.common.text import say_once, short
 
 MIN_TEMPERATURE = 1e-3
 MOST_NODES = 512
@@ -41,7 +41,7 @@ class Sampling:
     multiplied; 1 = off."""
     seed: int | None = None
     """Seeds the random generator of a request, 0 to 2**63 - 1. The same seed and settings give the
-    same output, unless the drafter looks at the clock (decode/drafters/controllers.py). None:
+    same output, unless the drafter looks at the clock (decode/proposers/controllers.py). None:
     `decode.Decoder` draws a new seed for each request and records it in `Generation.seed`."""
     min_p: float = 0.0
     """Keep the tokens at least this many times as probable as the most probable one; 0 = all."""

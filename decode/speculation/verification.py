@@ -16,7 +16,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from align.kernels.gradients import without_gradients
 from decode.speculation.proposal import SEEN_AT_ONCE, Proposal
 from decode.speculation.sampling import (
     ProcessorState,
@@ -29,6 +28,7 @@ from decode.speculation.sampling import (
 )
 from decode.speculation.tree import depths, path_to, walk
 from decode.speculation.verifiers import check_proposal, find, run_verifier
+from specalign.kernels.gradients import without_gradients
 
 TOGETHER, TOGETHER_ON_CPU = 2**24, 2**20
 """Numbers in the largest block of p. On a CPU a larger one leaves the caches, and what is saved is

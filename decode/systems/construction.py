@@ -8,32 +8,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from align.common.checksums import check_checksums
-from align.common.errors import UserError
-from align.common.hub import local_path
-from align.common.text import say
-from align.folder.trained_chat import chat_note
-from align.models.block import BlockDrafter
-from align.models.checkpoints.standalone import load_standalone, open_drafter
-from align.models.standalone import DiffusionDrafter
-from align.target.loading import load_target, load_tokenizer, reload
-from align.target.model import Target
-from decode.drafters.autoregressive import AutoregressiveDrafter, AutoregressiveWriter
-from decode.drafters.base import Drafter
-from decode.drafters.block import BlockProposer
-from decode.drafters.controllers import AdaptiveLength, CostAware, adaptive_range
-from decode.drafters.corpus import read_corpus
-from decode.drafters.d2sd import D2SDDrafter
-from decode.drafters.diffusion import DiffusionProposer, DiffusionWriter
-from decode.drafters.diffuspec import DiffuSpecDrafter
-from decode.drafters.hierarchical import HierarchicalDrafter
-from decode.drafters.lookup import LookupDrafter
-from decode.drafters.retrieval import RetrievalDrafter
-from decode.drafters.specdiff2 import SpecDiff2Drafter
-from decode.drafters.suffix_automaton import Datastore
-from decode.drafters.tolerator import ToleratorDrafter
 from decode.engine import compiled
 from decode.engine.decoder import Decoder
+from decode.proposers.adaptive import AdaptiveDrafter, SwitchingDrafter
+from decode.proposers.autoregressive import AutoregressiveDrafter, AutoregressiveWriter
+from decode.proposers.base import Drafter
+from decode.proposers.block import BlockProposer
+from decode.proposers.controllers import AdaptiveLength, CostAware, adaptive_range
+from decode.proposers.copying import CopyingDrafter
+from decode.proposers.corpus import read_corpus
+from decode.proposers.d2sd import D2SDDrafter
+from decode.proposers.diffusion import DiffusionProposer, DiffusionWriter
+from decode.proposers.diffuspec import DiffuSpecDrafter
+from decode.proposers.hierarchical import HierarchicalDrafter
+from decode.proposers.lookup import LookupDrafter
+from decode.proposers.merged import MergedDrafter
+from decode.proposers.overlapped import OverlappedDrafter
+from decode.proposers.retrieval import RetrievalDrafter
+from decode.proposers.specdiff2 import SpecDiff2Drafter
+from decode.proposers.suffix_automaton import Datastore
+from decode.proposers.tolerator import ToleratorDrafter
+from decode.proposers.translated import TranslatedDrafter
+from decode.proposers.vocabularies import VocabularyMap
 from decode.speculation.proposal import Siblings
 from decode.speculation.verifiers import find
 from decode.systems import registry
@@ -41,12 +37,16 @@ from decode.systems.declaration import System
 from decode.systems.drafter_folders import check_there
 from decode.systems.parsing import Method, check_drafters, first_kind
 from decode.systems.registry import ANY, AUTOREGRESSIVE, DIFFUSION, ORDERS, SYSTEMS, DraftingSystem
-from decode.wrappers.adaptive import AdaptiveDrafter, SwitchingDrafter
-from decode.wrappers.copying import CopyingDrafter
-from decode.wrappers.merged import MergedDrafter
-from decode.wrappers.overlapped import OverlappedDrafter
-from decode.wrappers.translated import TranslatedDrafter
-from decode.wrappers.vocabularies import VocabularyMap
+from specalign.common.checksums import check_checksums
+from specalign.common.errors import UserError
+from specalign.common.hub import local_path
+from specalign.common.text import say
+from specalign.folder.trained_chat import chat_note
+from specalign.formats.standalone import load_standalone, open_drafter
+from specalign.lm.loading import load_target, load_tokenizer, reload
+from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
+from specalign.models.standalone import DiffusionDrafter
 
 NO_STEPS = "steps and order belong to standalone drafters (DDiT, masked language model)"
 NO_TREES = "tree_nodes belongs to block and standalone diffusion drafters; this one drafts chains (tree_nodes=0)"

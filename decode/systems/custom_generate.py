@@ -19,19 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from align.common.errors import UserError
-from align.common.hub import local_path
-from align.common.text import say
-from align.models.block import BlockDrafter
-from align.models.standalone import DiffusionDrafter
-from align.target.interface import install
-from align.target.model import Target
-from align.target.proof import prove_target
-from align.target.source import ModelSource
-from decode.drafters.base import Drafter
 from decode.engine.decoder import Decoder
 from decode.engine.engine import run_together
 from decode.engine.processed import ProcessedEngine
+from decode.proposers.base import Drafter
 from decode.speculation.sampling import Sampling
 from decode.speculation.verifiers import find
 from decode.systems.generate_call import arguments_of_generate, check_call, masks_of
@@ -39,6 +30,15 @@ from decode.systems.generate_output import output_of
 from decode.systems.load import load
 from decode.systems.parsing import read_method
 from decode.systems.registry import Compiled
+from specalign.common.errors import UserError
+from specalign.common.hub import local_path
+from specalign.common.text import say
+from specalign.lm.interface import install
+from specalign.lm.model import Target
+from specalign.lm.proof import prove_target
+from specalign.lm.source import ModelSource
+from specalign.models.block import BlockDrafter
+from specalign.models.standalone import DiffusionDrafter
 
 _ATTRIBUTE = "_specalign"
 """Where a model keeps its `OpenModel`."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, dataclass_transform
 
-from align.common.errors import UserError, nearest
 from decode.speculation.settings import MOST_NODES
+from specalign.common.errors import UserError, nearest
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class System:
 
     Class arguments:
         paper: arXiv ids. needs: the kinds of its drafters, or `ANY`. has_variants: whether one request may
-        switch between variants (decode/wrappers/adaptive.py). in_all: whether `all` includes it. grid: values
+        switch between variants (decode/proposers/adaptive.py). in_all: whether `all` includes it. grid: values
         that `--tune` tries.
 
     Raises:

@@ -6,16 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from align.common.errors import UserError, nearest
-from align.common.files import expand_path
-from align.common.hub import hub_id, is_hub_id, local_path, missing, model_folder
-from align.common.provenance import CHECKOUT
-from align.common.schema import read_object
-from align.importing.kinds import RECORD, kind_of_config
-from align.importing.layouts import layout_of, made_for
-from align.target.names import DEFAULT_TARGET, WHEELS, check_name
 from decode.systems.parsing import Method, check_drafters
 from decode.systems.registry import AUTOREGRESSIVE, BLOCK, DIFFUSION, LOOKUP, ROLES, VARIABLE_PREFIX
+from specalign.common.errors import UserError, nearest
+from specalign.common.files import expand_path
+from specalign.common.hub import hub_id, is_hub_id, local_path, missing, model_folder
+from specalign.common.provenance import CHECKOUT
+from specalign.common.schema import read_object
+from specalign.formats.kinds import RECORD, kind_of_config
+from specalign.formats.layouts import layout_of, made_for
+from specalign.lm.names import DEFAULT_TARGET, WHEELS, check_name
 
 AUTO = "auto"
 """In place of a drafter: the shipped one where it was made for the target, else lookup."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from align.common.errors import UserError
+from specalign.common.errors import UserError
 
 _PREPARED = {"attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}  # fmt: skip
 """What `generate` itself prepares."""

@@ -8,16 +8,9 @@ from typing import Any
 
 import torch
 
-from align.common.errors import UserError
-from align.common.text import say
-from align.models.block import BlockDrafter
-from align.models.standalone import DiffusionDrafter
-from align.target.loading import load_target
-from align.target.model import Target
-from align.target.names import DEFAULT_TARGET
-from decode.drafters.base import Drafter
 from decode.engine.call_options import checks_options
 from decode.engine.decoder import Decoder
+from decode.proposers.base import Drafter
 from decode.systems.construction import (
     NO_STEPS,
     NO_TREES,
@@ -38,6 +31,13 @@ from decode.systems.drafter_folders import (
 )
 from decode.systems.parsing import Method, check_drafters, format_method, read_method
 from decode.systems.registry import ANY, DRAFTER, LOOKUP, ORDERS, PLAIN, GivenDrafter
+from specalign.common.errors import UserError
+from specalign.common.text import say
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.lm.names import DEFAULT_TARGET
+from specalign.models.block import BlockDrafter
+from specalign.models.standalone import DiffusionDrafter
 
 AnyDrafter = str | os.PathLike[str] | Drafter | BlockDrafter | DiffusionDrafter | Target
 
@@ -69,18 +69,18 @@ def load(
             note), a trained drafter's folder or hub id, `lookup` (copies from the text), None or
             `none` (plain decoding), or one already loaded.
         verifier: see `Decoder`.
-        dtype: of the target: auto (see `align.target.loading.load_target`), float32, bfloat16 or
+        dtype: of the target: auto (see `specalign.lm.loading.load_target`), float32, bfloat16 or
             float16.
         device: of the target: auto, cpu, cuda or cuda:N.
         draft_tokens: draft at most this many tokens ahead; default: the drafter's own number.
         tree_nodes: drafted tokens verified per round, as a tree; 0 = a chain of `draft_tokens`.
-            Default: by temperature (`decode.drafters.block`). Verifiers that are exact for drawn
+            Default: by temperature (`decode.proposers.block`). Verifiers that are exact for drawn
             drafts alone get a chain by default; in a tree for them, siblings are drawn.
         steps, order: of standalone drafters: how many passes unmask a draft, and in which order
-            (`decode.drafters.diffusion`).
+            (`decode.proposers.diffusion`).
         drafter_tokenizer: hub id or folder of the tokenizer of a standalone drafter with a
             vocabulary of its own.
-        copying: copy instead of drafting where the text repeats itself (`decode.wrappers.copying`).
+        copying: copy instead of drafting where the text repeats itself (`decode.proposers.copying`).
             Default: yes with a trained drafter, no with `method`.
         method: a system by name with its options, `specdiff:steps=4` (`decode.systems.registry`).
             `drafter` then names the drafters that it needs, FOLDER or KIND=FOLDER,…; options after

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from align.common.errors import UserError, nearest
 from decode.systems.declaration import System
 from decode.systems.registry import (
     ALIASES,
@@ -22,6 +21,7 @@ from decode.systems.registry import (
     DraftingSystem,
     option_name,
 )
+from specalign.common.errors import UserError, nearest
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from align.common.errors import UserError
-from align.common.files import expand_path
 from decode.speculation.settings import MOST_NODES
 from decode.systems.declaration import (
     SYSTEMS as SYSTEMS,
@@ -23,6 +21,8 @@ from decode.systems.declaration import (
     steps_option,
     tree_nodes_option,
 )
+from specalign.common.errors import UserError
+from specalign.common.files import expand_path
 
 PLAIN, LOOKUP, DRAFTER, COMBINED = "plain", "lookup", "drafter", "combined"
 MAIN = DRAFTER
@@ -38,7 +38,7 @@ VERIFIERS = (
 )  # fmt: skip
 """The keys of `decode.speculation.verifiers.VERIFIERS`."""
 ORDERS = ("left_to_right", "blockwise", "random", "confidence")
-"""`decode.drafters.diffusion.ORDERS`: in which order masked positions are filled."""
+"""`decode.proposers.diffusion.ORDERS`: in which order masked positions are filled."""
 CONTROLLERS = ("fixed", "adl", "cost")
 """Draft lengths: fixed; DiffuSpec's adaptive one; the one with the most tokens per second."""
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from align.target.model import Target
 from decode.speculation.drafts import Drafts
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import Sampling, make_generator
@@ -20,6 +19,7 @@ from decode.verification.divergence import dtype_limit
 from decode.verification.recording import RecordedRound, Recorder
 from decode.verification.reference import Reference, end_of, interval, law, noise, scores
 from decode.verification.tally import Tally
+from specalign.lm.model import Target
 
 EDGE = 1e-5
 """A token may be on either side of a truncation's edge that is nearer than this."""
@@ -42,7 +42,7 @@ class Asked:
 
 def drafts(drafter: Any, how: str) -> bool:
     """Whether a drafter, or one that it wraps, drafts in this way
-    (`decode.drafters.base.Drafter`)."""
+    (`decode.proposers.base.Drafter`)."""
     while drafter is not None:
         if getattr(drafter, how, False):
             return True

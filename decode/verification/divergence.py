@@ -29,12 +29,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from align.target.model import Target
-from decode.drafters.base import common_prefix_length
 from decode.engine.engine import PREFILL_CHUNK
 from decode.engine.output import Tree
-from decode.reporting.records import Divergence
+from decode.evaluation.records import Divergence
+from decode.proposers.base import common_prefix_length
 from decode.speculation.tree import ancestors
+from specalign.lm.model import Target
 
 TIE, BUG = "rounding tie", "BUG"
 

@@ -8,10 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from align.common.errors import UserError, nearest
-from align.target.names import check_given
-from decode.suites.prompt import Prompt
-from decode.suites.registry import prompts_of
 from decode.systems.drafter_folders import (
     BLOCKS,
     check_methods,
@@ -24,11 +20,15 @@ from decode.systems.drafter_folders import (
 )
 from decode.systems.parsing import Method, check_drafters, read_method, read_methods
 from decode.systems.registry import LOSSY, ORDERS, SYSTEMS
+from specalign.common.errors import UserError, nearest
+from specalign.lm.names import check_given
+from specalign.suites.prompt import Prompt
+from specalign.suites.registry import prompts_of
 
 if TYPE_CHECKING:
-    from align.target.model import Target
     from decode.engine.decoder import Decoder
     from decode.systems.construction import OpenDrafters
+    from specalign.lm.model import Target
 
 LIMIT, NEW_TOKENS = 4, 32
 """For a verdict within 90 seconds on two cores with the shipped pair."""
@@ -132,8 +132,8 @@ def cases_of(config: VerifyConfig, say: Callable[[str], object]) -> tuple[Cases,
         UserError: a drafter that is not there or can't be opened, or a method that there is nothing
             to verify of.
     """
-    from align.target.loading import load_target
-    from align.target.names import DEFAULT_TARGET
+    from specalign.lm.loading import load_target
+    from specalign.lm.names import DEFAULT_TARGET
 
     spec = DEFAULT_TARGET if config.target is None else config.target
     shipped = shipped_for(spec)

@@ -14,8 +14,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from decode.drafters.base import DraftSession
 from decode.engine.engine import Engine
+from decode.proposers.base import DraftSession
 from decode.speculation import sampling as sampling_module
 from decode.speculation import verification, verifiers
 from decode.speculation.proposal import Proposal

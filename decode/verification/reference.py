@@ -14,10 +14,10 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from align.target.inspection.own_output import positions
-from align.target.model import Target
 from decode.speculation.sampling import Sampling
 from decode.verification.divergence import dtype_limit
+from specalign.lm.inspection.own_output import positions
+from specalign.lm.model import Target
 
 TIE = 1e-12
 """Taken off each logit times its id, so that transformers' processors take the lowest id among

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from align.kernels import choice
 from decode.speculation import verification, verifiers
 from decode.speculation.drafts import Drafts, normalise
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
@@ -35,6 +34,7 @@ from decode.verification.enumeration import (
 from decode.verification.recording import RecordedRound
 from decode.verification.reference import interval, noise
 from decode.verification.tally import Tally
+from specalign.kernels import choice
 
 SHAPES = (
     (-1,),

@@ -14,23 +14,23 @@ from unittest import mock
 
 import torch
 
-from align.common.errors import UserError
-from align.common.provenance import decoding_versions, git_commit, machine
-from align.kernels.linear import rows_library
-from align.target.loading import own_model
 from decode.engine import engine as engine_module
 from decode.engine.decoder import Decoder
 from decode.engine.detokenizer import UNFINISHED
 from decode.engine.engine import PREFILL_CHUNK, Engine
+from decode.evaluation.tokenized import tokenize_prompts
 from decode.speculation.sampling import Sampling
-from decode.suites.prompt import Prompt
-from decode.suites.tokenized import tokenize_prompts
 from decode.verification import checks, end_to_end, proposals, rules
 from decode.verification.checks import Asked
 from decode.verification.pair import Cases, VerifyConfig, cases_of
 from decode.verification.recording import RecordedRound, Recorder
 from decode.verification.reference import Reference
 from decode.verification.tally import TITLES, Tally
+from specalign.common.errors import UserError
+from specalign.common.provenance import decoding_versions, git_commit, machine
+from specalign.kernels.linear import rows_library
+from specalign.lm.loading import own_model
+from specalign.suites.prompt import Prompt
 
 SHORT = 12
 """Tokens of a prompt, counted from its end, that most requests continue."""

@@ -11,18 +11,18 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from align.target.cache import KVCache
-from align.target.loading import own_model
-from decode.drafters import autoregressive, block, diffusion
 from decode.engine.engine import Engine
+from decode.evaluation.tokenized import tokenize_prompts
+from decode.proposers import autoregressive, block, diffusion
 from decode.speculation import drafts, processors, rules, sampling, tree, verification, verifiers
 from decode.speculation.proposal import DraftProbs
 from decode.speculation.sampling import ProcessorState, Sampling
 from decode.speculation.verification import Outcome
-from decode.suites.prompt import Prompt
-from decode.suites.tokenized import tokenize_prompts
 from decode.verification.pair import VerifyConfig, cases_of
 from decode.verification.run import Run
+from specalign.lm.cache import KVCache
+from specalign.lm.loading import own_model
+from specalign.suites.prompt import Prompt
 
 Patch = tuple[Any, str, Any]
 

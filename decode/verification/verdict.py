@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from align.common.errors import UserError
-from align.common.files import write_text
-from align.common.schema import read_object
-from align.common.text import markdown_text
 from decode.verification.tally import TITLES, Tally
+from specalign.common.errors import UserError
+from specalign.common.files import write_text
+from specalign.common.schema import read_object
+from specalign.common.text import markdown_text
 
 SHOWN = 5
 """Differences of a check that the page lists."""

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 from align import features
-from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.outputs.row import RowOutputs
 from align.training.run import train
+from specalign.common.errors import UserError
 from tests.builders import train_debug_block as run
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from align.config.parser import load_recipe
-from align.target.loading import load_target
+from specalign.lm.loading import load_target
 from tests.loopback_server import Loopback
 
 ROOT = Path(__file__).resolve().parents[2]

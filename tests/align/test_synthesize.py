@@ -11,7 +11,7 @@ import pytest
 
 from align import synthesize
 from align.config.recipe_files import FOLDER
-from align.target.loading import load_target
+from specalign.lm.loading import load_target
 from tests.loopback_server import Loopback
 
 DEBUG = "recipe=debug_block"

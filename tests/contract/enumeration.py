@@ -10,7 +10,6 @@ from functools import lru_cache
 
 import torch
 
-from align.common.text import say
 from decode.speculation.tree import chain, depths
 from decode.speculation.verifiers import VERIFIERS, Verifier
 from decode.verification.enumeration import (
@@ -23,6 +22,7 @@ from decode.verification.enumeration import (
     outcomes,
     pairs,
 )
+from specalign.common.text import say
 
 WRONG = 1e-3
 MOST_DRAFTS = 800

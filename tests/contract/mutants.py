@@ -14,7 +14,6 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from align.common.text import say
 from decode.speculation import drafts as drafts_module
 from decode.speculation import rules
 from decode.speculation.rules import Drafts, Outcomes
@@ -32,6 +31,7 @@ from decode.verification.enumeration import (
     rows,
     unmasked,
 )
+from specalign.common.text import say
 
 TWO, CHAIN = (-1, -1), (-1, 0)
 Make = Callable[[Toy], Case]

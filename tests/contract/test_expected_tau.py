@@ -16,26 +16,26 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.common.batch import Step
 from align.config.parser import load_recipe
 from align.data import packing
 from align.data import shards as data
 from align.data.index import read_samples
 from align.data.synthesis import synthesize
 from align.losses.acceptance import expected_accepted_token
-from align.models.block import BlockDrafter
-from align.models.checkpoints.standalone import open_drafter
-from align.models.standalone import DiffusionDrafter
-from align.target.loading import load_target
 from align.training.base_module import DrafterModule
 from align.training.block_module import BlockDrafterModule
 from align.training.datamodule import make_batch
 from align.training.diffusion_module import DiffusionDrafterModule
 from align.training.run import train
-from decode.drafters.block import BlockProposer
-from decode.drafters.diffusion import DiffusionProposer
 from decode.engine.engine import Engine, run_together
+from decode.proposers.block import BlockProposer
+from decode.proposers.diffusion import DiffusionProposer
 from decode.speculation.sampling import Sampling
+from specalign.common.batch import Step
+from specalign.formats.standalone import open_drafter
+from specalign.lm.loading import load_target
+from specalign.models.block import BlockDrafter
+from specalign.models.standalone import DiffusionDrafter
 from tests.estimates import Estimate
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decode import Decoder, Sampling
-from decode.drafters.base import Request
+from decode.proposers.base import Request
 from decode.speculation.proposal import DraftProbs, Proposal, Siblings
 from decode.speculation.rules import Outcomes
 from decode.speculation.tree import chain, depths

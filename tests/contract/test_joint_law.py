@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from align.common.errors import UserError
-from decode.drafters.base import Request
-from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
+from decode.proposers.base import Request
+from decode.proposers.lookup import LookupDrafter
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import Sampling
+from specalign.common.errors import UserError
 from tests.fakes import (
     DRAFTERS,
     LENGTH,

@@ -14,24 +14,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from align.kernels import choice
-from align.kernels.linear import rows_library
-from align.target.cache import KVCache
-from align.target.debug import debug_model
-from align.target.loading import load_target
-from align.target.model import Target
-from decode.drafters import base, block, specdiff2
-from decode.drafters.autoregressive import AutoregressiveDrafter
-from decode.drafters.block import BlockDrafts, BlockProposer
-from decode.drafters.diffusion import DiffusionProposer
-from decode.drafters.lookup import LookupDrafter
-from decode.drafters.specdiff2 import SpecDiff2Drafter
 from decode.engine import decoder as decoder_module
 from decode.engine import engine as engine_module
 from decode.engine.decoder import Decoder
 from decode.engine.detokenizer import TextStream
 from decode.engine.engine import Engine
 from decode.engine.processed import ProcessedEngine
+from decode.proposers import base, block, specdiff2
+from decode.proposers.autoregressive import AutoregressiveDrafter
+from decode.proposers.block import BlockDrafts, BlockProposer
+from decode.proposers.copying import CopyingDrafter, CopyingSession
+from decode.proposers.diffusion import DiffusionProposer
+from decode.proposers.lookup import LookupDrafter
+from decode.proposers.overlapped import OverlappedDrafter
+from decode.proposers.specdiff2 import SpecDiff2Drafter
 from decode.speculation import drafts, rules, sampling, tree, tree_drafts, verification, verifiers
 from decode.speculation.processors import History
 from decode.speculation.proposal import Proposal
@@ -44,8 +40,12 @@ from decode.verification.pair import Cases, VerifyConfig
 from decode.verification.rules import check_rules
 from decode.verification.run import Batch, Run
 from decode.verification.tally import Tally
-from decode.wrappers.copying import CopyingDrafter, CopyingSession
-from decode.wrappers.overlapped import OverlappedDrafter
+from specalign.kernels import choice
+from specalign.kernels.linear import rows_library
+from specalign.lm.cache import KVCache
+from specalign.lm.debug import debug_model
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
 from tests.builders import block_network, diffusion_drafter
 from tests.fakes import ScriptedDrafter, oracle
 

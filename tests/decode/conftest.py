@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from align.target.loading import load_target
-from align.target.model import Target
-from decode.reporting import figures
+from decode.evaluation import figures
 from decode.systems.construction import OpenDrafters
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
 from tests.builders import diffusion_drafter as drafter
 from tests.builders import shallow_target
 from tests.builders import sharp_block_network as network
@@ -35,7 +35,7 @@ def prompts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """tests/decode/reporting/test_figures.py and test_render.py draw them."""
+    """tests/decode/evaluation/test_figures.py and test_render.py draw them."""
     monkeypatch.setattr(figures, "picture", lambda *args: b"png")
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from align.common.errors import UserError
 from decode.cli import Parser, number, path, whole
+from specalign.common.errors import UserError
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.target.loading import load_target
 from decode import Decoder, Sampling
-from decode.drafters.block import BlockProposer
+from decode.proposers.block import BlockProposer
 from decode.systems.construction import OpenDrafters, build
 from decode.systems.parsing import read_method
 from decode.systems.registry import SYSTEMS
+from specalign.lm.loading import load_target
 from tests.builders import PROMPT, block_network
 
 SAMPLINGS = (

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 import pytest
 from torch import Tensor
 
-from align.models.checkpoints.block import load_drafter
-from align.target.loading import load_target
-from align.target.model import Target
 from decode import Decoder, Sampling
-from decode.drafters.base import Drafter, DraftSession, Request
+from decode.proposers.base import Drafter, DraftSession, Request
 from decode.speculation import sampling as drawing
 from decode.speculation.proposal import Proposal
 from decode.systems.construction import OpenDrafters, build, make_given
 from decode.systems.parsing import read_method
 from decode.systems.registry import SYSTEMS, GivenDrafter
+from specalign.formats.block import load_drafter
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
 from tests.builders import BLOCK_VARIANTS, PROMPT, block_network, diffusion_drafter
 from tests.published_blocks import backbone, pruned, speculators_config, write
 

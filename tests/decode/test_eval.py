@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 import torch
 
-from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
 from align.makers.block import from_target
-from align.models.checkpoints.block import save_drafter
-from align.models.checkpoints.standalone import save_standalone
-from align.target.model import Target
 from decode import eval
-from decode.benchmark import runner as measure
 from decode.engine.output import Tree
-from decode.reporting.records import Divergence, Run, read_records
-from decode.reporting.summary import summarise
-from decode.suites import registry as chosen
-from decode.suites.prompt import Prompt, Suite
+from decode.evaluation import runner as measure
+from decode.evaluation.records import Divergence, Run, read_records
+from decode.evaluation.summary import summarise
 from decode.systems.registry import SYSTEMS
+from specalign.common.errors import UserError
+from specalign.formats.block import save_drafter
+from specalign.formats.standalone import save_standalone
+from specalign.lm.model import Target
+from specalign.suites import registry as chosen
+from specalign.suites.prompt import Prompt, Suite
 from tests.builders import diffusion_drafter
 from tests.measurements import QUIET, record
 from tests.measurements import run_eval as run
@@ -92,7 +92,7 @@ def test_the_command_prints_table_sources_verdict_and_what_is_next(
 def test_a_group_leaves_out_what_no_source_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from decode.suites.sources import Loaded
+    from specalign.suites.sources import Loaded
 
     def load_suite(suite: Suite, data_dir: Path | None) -> Loaded:
         if suite.name != "gsm8k":

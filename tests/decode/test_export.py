@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from align.common.errors import UserError
-from align.folder.publishing import published_texts
-from align.models.checkpoints.block import save_drafter
-from align.models.checkpoints.causal import save_causal
-from align.models.checkpoints.standalone import save_standalone
-from align.target.model import Target
 from decode import export
 from decode.exporting import EXPORTS
 from decode.exporting.verdict import Verdict
+from specalign.common.errors import UserError
+from specalign.folder.publishing import published_texts
+from specalign.formats.block import save_drafter
+from specalign.formats.causal import save_causal
+from specalign.formats.standalone import save_standalone
+from specalign.lm.model import Target
 from tests.builders import block_network, causal_drafter, diffusion_drafter, saved_taps_drafter
 from tests.target_models import asking_target, write_gguf
 

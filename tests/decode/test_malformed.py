@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from align.common import hub
-from align.rows import hub_rows
 from decode import eval, report
+from specalign.common import hub
+from specalign.rows import hub_rows
 from tests.measurements import quiet
 
 QUIET = quiet(4)

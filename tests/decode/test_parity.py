@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from align.target.model import Target
 from decode import export, parity
+from specalign.lm.model import Target
 from tests.builders import saved_taps_drafter
 
 

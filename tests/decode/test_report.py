@@ -33,7 +33,7 @@ def test_a_folder_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = fill(tmp_path / "o")
-    monkeypatch.setattr("align.common.claims.os.access", lambda path, mode: False)
+    monkeypatch.setattr("specalign.common.claims.os.access", lambda path, mode: False)
     with pytest.raises(SystemExit, match="2"):
         main([str(folder)])
     assert f"DIR={folder}: can't be written" in capsys.readouterr().err

@@ -8,12 +8,12 @@ from unittest import mock
 
 import pytest
 
-from align.models.checkpoints.block import save_drafter
-from align.models.checkpoints.causal import save_causal
-from align.models.checkpoints.standalone import save_standalone
-from align.target.loading import load_target
 from decode.verification import self_test
 from decode.verify import main
+from specalign.formats.block import save_drafter
+from specalign.formats.causal import save_causal
+from specalign.formats.standalone import save_standalone
+from specalign.lm.loading import load_target
 from tests.builders import block_network as network
 from tests.builders import causal_drafter
 from tests.builders import diffusion_drafter as standalone

@@ -18,10 +18,10 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
 from torch import nn
 
-from align.common.files import load_tensors, naming
 from align.config.launching import is_launched
 from align.config.recipe import Recipe
 from align.training.parallel.sharded import Sharded
+from specalign.common.files import load_tensors, naming
 
 
 class Zero(DeepSpeedStrategy):

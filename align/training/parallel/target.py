@@ -22,12 +22,12 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from align.common.batch import Batch
-from align.common.commands import command
-from align.common.errors import UserError
-from align.models.block_config import BlockConfig
-from align.models.target_features import TargetFeatures, target_features
-from align.target.model import Target
+from specalign.common.batch import Batch
+from specalign.common.commands import command
+from specalign.common.errors import UserError
+from specalign.lm.model import Target
+from specalign.models.block_config import BlockConfig
+from specalign.models.target_features import TargetFeatures, target_features
 
 _STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 _REPLICATED = ("replicated_with_grad_allreduce", "replicate", "replicated")

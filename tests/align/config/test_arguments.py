@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from align.common.errors import UserError
 from align.config.arguments import read_arguments, read_value
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
 from align.config.wandb_runs import TRIAL_VARIABLES
+from specalign.common.errors import UserError
 
 wandb_agent = pytest.importorskip("wandb.wandb_agent")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from align.common.errors import UserError
 from align.config.parser import load_recipe
+from specalign.common.errors import UserError
 from tests.builders import write_recipe as write
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from align.common.errors import UserError
 from align.config import hardware
 from align.config.hardware import accelerator, check_devices, devices, main_process, target_device
 from align.config.parser import load_recipe
+from specalign.common.errors import UserError
 
 
 def recipe(*words: str) -> Any:

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from align.common.errors import UserError
 from align.config.launching import (
     adopt_slurm,
     is_launched,
     run_processes,
 )
 from align.config.parser import load_recipe
+from specalign.common.errors import UserError
 
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from align.common.errors import UserError
-from align.common.hub import DEFAULT_TARGET
-from align.common.strict_yaml import parse_yaml
 from align.config.drafter import LOSS_NAMES
 from align.config.help import help_text
 from align.config.parser import load_recipe, parse_command
 from align.config.recipe import keys
 from align.config.recipe_files import FOLDER, shipped
+from specalign.common.errors import UserError
+from specalign.common.hub import DEFAULT_TARGET
+from specalign.common.strict_yaml import parse_yaml
 from tests.builders import needed_words as needed
 from tests.builders import write_recipe as write
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from align.common.errors import UserError, UserErrors
 from align.config.parser import load_recipe
 from align.config.preflight import check_file, check_generation, check_training
 from align.training.checkpoints import check_named
+from specalign.common.errors import UserError, UserErrors
 
 TRAIN, WRITE = "align.train", "align.synthesize"
 
@@ -74,7 +74,7 @@ def test_all_that_is_missing_is_named_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("align.common.hub.hub_reachable", lambda: False)
+    monkeypatch.setattr("specalign.common.hub.hub_reachable", lambda: False)
     monkeypatch.setattr("align.config.hardware.find_spec", lambda name: None)
     words = [
         "target.name=me/finetune",
@@ -125,7 +125,9 @@ def test_finished_data_need_not_be_writable(
         ["recipe=debug_block", f"output={tmp_path / 'o'}", f"data.path={tmp_path / 'd'}"]
     )
     (tmp_path / "d").mkdir()
-    monkeypatch.setattr("align.common.claims.os.access", lambda path, mode: path != tmp_path / "d")
+    monkeypatch.setattr(
+        "specalign.common.claims.os.access", lambda path, mode: path != tmp_path / "d"
+    )
     with pytest.raises(UserError, match="data.path=.*can't be written"):
         check_training(recipe)
     (tmp_path / "d/manifest.json").touch()

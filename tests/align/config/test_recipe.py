@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from align.common.errors import UserError
-from align.common.strict_yaml import dump_yaml
 from align.config.option import LARGEST, Section, option
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe, keys, resolve
 from align.config.recipe_files import shipped
+from specalign.common.errors import UserError
+from specalign.common.strict_yaml import dump_yaml
 from tests.builders import needed_words as needed
 from tests.builders import write_recipe as write
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from align.common.errors import UserError
 from align.config.recipe_files import find, read_with_bases, shipped
+from specalign.common.errors import UserError
 from tests.builders import write_recipe as write
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.run_record import check_record, save_run_record
+from specalign.common.errors import UserError
 
 
 def test_the_run_record(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from align.common.errors import UserError
 from align.config import wandb_runs
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
 from align.config.wandb_runs import check_login, is_offline
+from specalign.common.errors import UserError
 
 BOTH = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "r1"}
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.data.batches import with_folder_batch
 from align.data.index import read_samples
 from align.data.synthesis import synthesize
-from align.target.model import Target
 from align.writing.template import chat_template
+from specalign.common.errors import UserError
+from specalign.lm.model import Target
 
 
 @pytest.mark.slow

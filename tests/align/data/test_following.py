@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from align.common import claims
-from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
 from align.data import following
 from align.data import shards as data
 from align.data.following import Followed, ShardsAsWritten
 from align.data.synthesis import Synthesis, synthesize
-from align.target.model import Target
+from specalign.common import claims
+from specalign.common.errors import UserError
+from specalign.lm.model import Target
 
 
 def recipe_of(folder: Path, *words: str) -> Recipe:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from align.benchmarks.places import PLACES, Place
-from align.common.errors import UserError
 from align.data import overlap
-from decode.suites.registry import SUITES
+from specalign.common.errors import UserError
+from specalign.suites.places import PLACES, Place
+from specalign.suites.registry import SUITES
 
 LONG = "A train leaves the station at noon and the second one leaves an hour later going faster than the first"
 WHOLE = "Write a poem about the moon and tides"  # eight words

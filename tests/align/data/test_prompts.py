@@ -11,11 +11,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from align.common.errors import UserError
-from align.common.hub import hub_reachable
 from align.data import prompts
-from align.rows.conversation import Conversation
-from decode.suites.sources import load_prompts_file
+from specalign.common.errors import UserError
+from specalign.common.hub import hub_reachable
+from specalign.rows.conversation import Conversation
+from specalign.suites.sources import load_prompts_file
 from tests.row_shapes import SHAPES, UNUSABLE
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.common.errors import UserError
 from align.data import index, packing
 from align.data import shards as data
 from align.data.draft_vocab import coverage, frequent_tokens
 from align.data.index import ShardFolder, read_samples
 from align.data.stream import TEXT, Shuffled, TextFirst
-from align.target.model import Target
+from specalign.common.errors import UserError
+from specalign.lm.model import Target
 from tests.builders import manifest
 
 FIRST = data.from_lists([[1, 2, 3, 4], [5, 6], list(range(10, 22))], [2, 1, 4], [0.0, 1.0, 0.5])

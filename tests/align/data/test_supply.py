@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.common.claims import LOCK
-from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.draft_vocab import frequent_tokens
 from align.data.stream import TEXT
 from align.data.supply import is_missing, open_supply
-from align.target.model import Target
+from specalign.common.claims import LOCK
+from specalign.common.errors import UserError
+from specalign.lm.model import Target
 from tests.target_models import tiny_target
 
 

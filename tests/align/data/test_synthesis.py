@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.data import shards as data
 from align.data import synthesis
 from align.data.index import read_samples
 from align.data.synthesis import synthesize
-from align.folder.chat import Chat
-from align.rows.conversation import Conversation
-from align.rows.shapes import as_conversation
-from align.target.model import Target
+from specalign.common.errors import UserError
+from specalign.folder.chat import Chat
+from specalign.lm.model import Target
+from specalign.rows.conversation import Conversation
+from specalign.rows.shapes import as_conversation
 from tests.builders import shallow_target, switching_target
 from tests.loopback_server import Loopback
 

@@ -12,9 +12,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from align.common.errors import UserError
 from align.data.text_sources import HubOptions
 from align.data.text_sources import read_documents as documents
+from specalign.common.errors import UserError
 
 
 def read(source: Path | str, options: HubOptions | None = None) -> tuple[list[str], dict[str, int]]:
@@ -59,7 +59,7 @@ def test_a_folder_in_the_order_of_its_names(tmp_path: Path) -> None:
 def test_what_is_wrong_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | bytes, says: str
 ) -> None:
-    monkeypatch.setattr("align.common.files.MOST_BYTES", 1000)
+    monkeypatch.setattr("specalign.common.files.MOST_BYTES", 1000)
     path = tmp_path / (name or "gone.txt")
     path.parent.mkdir(exist_ok=True)
     if name:
@@ -76,10 +76,10 @@ def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         return [{"body": "one"}, {"body": "two"}]
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    monkeypatch.setattr("align.rows.hub_rows.hub_reachable", lambda: True)
+    monkeypatch.setattr("specalign.rows.hub_rows.hub_reachable", lambda: True)
     assert read("owner/name", HubOptions("body", "train", "en", "v1"))[0] == ["one", "two"]
     assert asked == [("owner/name", "en", "train", "v1", True)]
-    monkeypatch.setattr("align.rows.hub_rows.hub_reachable", lambda: False)
+    monkeypatch.setattr("specalign.rows.hub_rows.hub_reachable", lambda: False)
     with pytest.raises(UserError, match="data.text='owner/name': no column 'text'"):
         read("owner/name")
 

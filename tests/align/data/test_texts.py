@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data import texts
-from align.target.model import Target
+from specalign.common.errors import UserError
+from specalign.lm.model import Target
 
 SECRET = "the quick brown fox jumps over the lazy dog every single morning before breakfast"
 

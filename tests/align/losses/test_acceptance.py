@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from align.diffusion.parameterization import LOG_ZERO
 from align.losses.acceptance import expected_accepted_token, kept_greedy, kept_token
+from specalign.diffusion.parameterization import LOG_ZERO
 
 V, K = 3, 3
 Path = tuple[int, ...]

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from align.diffusion.graphs import Absorbing, Graph, Uniform
-from align.diffusion.parameterization import time_weight
-from align.diffusion.schedules import Cosine, Geometric, LogLinear, Schedule
 from align.losses.diffusion_losses import (
     masked_cross_entropy,
     masked_nll,
     score_entropy,
 )
+from specalign.diffusion.graphs import Absorbing, Graph, Uniform
+from specalign.diffusion.parameterization import time_weight
+from specalign.diffusion.schedules import Cosine, Geometric, LogLinear, Schedule
 
 F64 = torch.float64
 SCHEDULES: list[Schedule] = [LogLinear(), LogLinear(0.2), Geometric(), Cosine()]

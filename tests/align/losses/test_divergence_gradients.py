@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from align.common.errors import UserError
-from align.diffusion.parameterization import LOG_ZERO
 from align.losses import divergences as module
 from align.losses.divergences import DIVERGENCES, DraftRows, logit_statistics, row_statistics
 from align.losses.target_places import target_places
+from specalign.common.errors import UserError
+from specalign.diffusion.parameterization import LOG_ZERO
 from tests.logits import DIFFERENTIABLE, KINDS, Case, make
 
 

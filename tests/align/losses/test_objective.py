@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from align.common.errors import UserError
-from align.diffusion.parameterization import LOG_ZERO
 from align.losses.objective import (
     LOSSES,
     WEIGHTINGS,
@@ -23,6 +21,8 @@ from align.losses.objective import (
     streak,
 )
 from align.losses.target_places import target_places
+from specalign.common.errors import UserError
+from specalign.diffusion.parameterization import LOG_ZERO
 from tests.logits import DIFFERENTIABLE, Case, make
 
 

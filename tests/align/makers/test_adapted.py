@@ -12,13 +12,13 @@ import transformers
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from align.common.errors import UserError
 from align.makers.adapted import adapt
-from align.models.checkpoints.masked_lm import load_masked_lm, save_masked_lm
-from align.models.masked_lm import annealed_see
-from align.target.interface import register
-from align.target.model import Target
-from align.target.source import ModelSource
+from specalign.common.errors import UserError
+from specalign.formats.masked_lm import load_masked_lm, save_masked_lm
+from specalign.lm.interface import register
+from specalign.lm.model import Target
+from specalign.lm.source import ModelSource
+from specalign.models.masked_lm import annealed_see
 from tests.masked_lms import QWEN
 from tests.masked_lms import masked_block_logits as block_session
 from tests.masked_lms import partly_masked as tokens

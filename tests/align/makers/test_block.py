@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
 from align.config.parser import load_recipe
 from align.config.recipe_files import shipped
 from align.data import shards as data
 from align.makers.block import asked_markov, from_target, make_block
 from align.makers.geometry import tap_layers
-from align.models.block import BlockDrafter
-from align.models.checkpoints.block import load_drafter, save_drafter
 from align.planning.drafter_sizes import plan_drafter_sizes
 from align.planning.target_sizes import read_target_sizes
-from align.target.model import Target
+from specalign.common.errors import UserError
+from specalign.formats.block import load_drafter, save_drafter
+from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
 from tests.builders import block_options as options
 from tests.builders import needed_words, trained_block
 from tests.target_models import tiny_target

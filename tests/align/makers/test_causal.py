@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
 from align.makers.causal import make_causal
-from align.target.debug import debug_model
-from align.target.loading import load_target
-from align.target.proof import prove_target
-from align.target.source import ModelSource
+from specalign.common.errors import UserError
+from specalign.lm.debug import debug_model
+from specalign.lm.loading import load_target
+from specalign.lm.proof import prove_target
+from specalign.lm.source import ModelSource
 from tests.target_drafters import of_own_layers
 from tests.target_models import some_text, tiny_target
 from tests.target_wrappers import tiny_wrapper

@@ -10,8 +10,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from align.common.errors import UserError
 from align.makers.choices import mask_token
+from specalign.common.errors import UserError
 from tests.tokenizers import smollm2
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from align.common.errors import UserError
 from align.makers.block import block_config
 from align.makers.geometry import (
     activation,
@@ -14,7 +13,8 @@ from align.makers.geometry import (
     shared_layers,
     start_layers,
 )
-from align.target.slabs import LayerShape
+from specalign.common.errors import UserError
+from specalign.lm.slabs import LayerShape
 from tests.builders import block_options as options
 from tests.target_models import tiny_target
 

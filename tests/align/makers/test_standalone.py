@@ -10,8 +10,8 @@ import torch
 
 from align.config.drafter import DrafterConfig
 from align.makers.standalone import make_standalone
-from align.models.checkpoints.standalone import save_standalone
-from align.target.model import Target
+from specalign.formats.standalone import save_standalone
+from specalign.lm.model import Target
 
 
 @pytest.mark.parametrize("kind", ["ddit", "masked_lm"])

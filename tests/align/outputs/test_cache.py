@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.common.batch import Step
 from align.config.drafter import DrafterConfig
 from align.config.trainer import TrainerConfig
 from align.data import packing
 from align.data import shards as data
 from align.losses.divergences import logit_statistics
 from align.makers.block import from_target
-from align.models.block_config import BlockConfig
 from align.outputs import cache as target_cache
-from align.target.loading import load_target
-from align.target.model import Target
 from align.training.datamodule import make_batch
+from specalign.common.batch import Step
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.models.block_config import BlockConfig
 
 
 def scene(context: str) -> tuple[BlockConfig, Step]:

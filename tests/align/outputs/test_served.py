@@ -12,17 +12,17 @@ import torch
 from safetensors.torch import load_file
 
 from align import features
-from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
 from align.makers.block import block_config
-from align.models.block_config import BlockConfig
-from align.models.target_features import target_features
 from align.outputs.served import ServedStates
 from align.outputs.stand_ins import layers_asked
-from align.target.loading import load_target
-from align.target.model import Target
 from align.training.build import conditioning
+from specalign.common.errors import UserError
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.models.block_config import BlockConfig
+from specalign.models.target_features import target_features
 from tests.builders import block_options, packed_batch
 from tests.loopback_server import Loopback
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from align.common.batch import Batch
 from align.makers.block import block_config
-from align.models.target_features import target_features
 from align.outputs.stand_ins import StandIns, layers_asked, own_states
+from specalign.common.batch import Batch
+from specalign.models.target_features import target_features
 from tests.builders import block_options
 from tests.target_models import tiny_target
 

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.common.batch import Batch
-from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
 from align.config.trainer import TrainerConfig
 from align.data import packing
 from align.data import shards as data
 from align.makers.block import from_target
-from align.models.block_config import BlockConfig
 from align.outputs import store as store_module
 from align.outputs.cache import TargetOutputCache
 from align.outputs.row import RowOutputs, compute_row, round_to, row_key
-from align.target.loading import load_target
-from align.target.model import Target
+from specalign.common.batch import Batch
+from specalign.common.errors import UserError
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.models.block_config import BlockConfig
 from tests.builders import block_network, packed_batch
 
 TARGET = load_target("debug")

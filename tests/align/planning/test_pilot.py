@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.planning.pilot import Pilot, run_pilot, scale_seconds
 from align.planning.text import TextSize, read_text_size
 from align.training.base_module import Interrupted, NonFiniteLoss
+from specalign.common.errors import UserError
 
 
 @pytest.mark.parametrize(

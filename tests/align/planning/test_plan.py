@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.data.packing import collate
 from align.data.shards import read_manifest
@@ -23,8 +22,9 @@ from align.planning.plan import TrainingPlan, make_plan
 from align.planning.render import format_count, render
 from align.planning.target_sizes import read_target_sizes
 from align.planning.text import read_text_size
-from align.target.loading import load_target
 from align.training.build import conditioning
+from specalign.common.errors import UserError
+from specalign.lm.loading import load_target
 
 H100 = find_hardware("h100")
 SMALL = replace(H100, memory=1e9)

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.recipe_files import shipped
 from align.makers.block import make_block
-from align.models.checkpoints.block import save_drafter
 from align.planning.drafter_sizes import plan_drafter_sizes
 from align.planning.target_sizes import read_target_sizes
-from align.target.debug import DEBUG
-from align.target.loading import load_target
 from align.training.build import KINDS
+from specalign.common.errors import UserError
+from specalign.formats.block import save_drafter
+from specalign.lm.debug import DEBUG
+from specalign.lm.loading import load_target
 from tests.target_models import tiny_model, tiny_target
 from tests.target_wrappers import save_wrapper, tiny_wrapper
 
@@ -99,7 +99,7 @@ def test_a_target_without_a_usable_config_is_one_line(
     config.write_text(json.dumps({**MIXTURE, **code}))
     with pytest.raises(UserError, match="trust_remote_code=true"):
         read_target_sizes(str(tmp_path))
-    monkeypatch.setattr("align.target.loading.hub_reachable", lambda: False)
+    monkeypatch.setattr("specalign.lm.loading.hub_reachable", lambda: False)
     with pytest.raises(UserError, match=r"owner/nothing.*config\.json.*target\.name=FOLDER"):
         read_target_sizes("owner/nothing")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from align.common.errors import UserError
 from align.sweeping.config import list_trials, read_sweep
+from specalign.common.errors import UserError
 
 GOOD = """
 method: grid

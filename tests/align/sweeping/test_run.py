@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.recipe_files import FOLDER
 from align.config.wandb_runs import TRIAL_VARIABLES
 from align.sweeping.config import Sweep, SweepParameter, list_trials, read_sweep
 from align.sweeping.run import TrialResult, build_arguments, render_table, run_sweep
+from specalign.common.errors import UserError
 
 SHIPPED = sorted((FOLDER / "sweeps").glob("*.yaml"))
 METRIC = "validation/tau_sampling"

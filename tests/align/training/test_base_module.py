@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.common.batch import Step
 from align.config.parser import load_recipe
-from align.target.model import Target
 from align.training.base_module import NonFiniteLoss
 from align.training.block_module import BlockDrafterModule
+from specalign.common.batch import Step
+from specalign.lm.model import Target
 from tests.builders import ANCHORS, block_network, packed_batch
 
 

@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from align.common.batch import Anchors, Batch, Step
-from align.common.rng import keyed_generator
 from align.config.parser import load_recipe
 from align.data import packing
 from align.data import shards as data
-from align.diffusion.noise import clean_prefixes, sample_anchors
 from align.losses.divergences import RowStatistics
 from align.losses.objective import LOSSES, Objective, after_prefix
-from align.models.block import BlockDrafter
-from align.models.block_session import BlockSession
-from align.models.target_features import target_features
-from align.target.model import Target
 from align.training.block_module import BlockDrafterModule
+from specalign.common.batch import Anchors, Batch, Step
+from specalign.common.rng import keyed_generator
+from specalign.diffusion.noise import clean_prefixes, sample_anchors
+from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
+from specalign.models.block_session import BlockSession
+from specalign.models.target_features import target_features
 from tests.builders import TRAINED_BLOCKS as VARIANTS
 from tests.builders import trained_block as build
 

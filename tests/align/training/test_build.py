@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
-from align.models.checkpoints.block import load_drafter
-from align.models.checkpoints.published import save_published
-from align.models.checkpoints.published_config import ScheduleSpec
-from align.models.checkpoints.standalone import load_standalone
-from align.models.ddit import DDiT
-from align.models.ddit_layers import DDiTConfig
-from align.target.loading import load_target
-from align.target.model import Target
 from align.training.run import train
+from specalign.common.errors import UserError
+from specalign.formats.block import load_drafter
+from specalign.formats.published import save_published
+from specalign.formats.published_config import ScheduleSpec
+from specalign.formats.standalone import load_standalone
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.models.ddit import DDiT
+from specalign.models.ddit_layers import DDiTConfig
 from tests.builders import needed_words
 from tests.published_blocks import backbone, pruned, speculators_config, write
 

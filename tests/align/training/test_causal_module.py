@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.common.batch import Anchors, Step
 from align.config.parser import load_recipe
-from align.models.causal import CausalDrafter
-from align.target.loading import load_target
-from align.target.model import Target
 from align.training.base_module import DrafterModule
 from align.training.causal_module import CausalDrafterModule
 from align.training.run import train
+from specalign.common.batch import Anchors, Step
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.models.causal import CausalDrafter
 from tests.builders import ANCHORS
 from tests.builders import causal_drafter as drafter
 from tests.builders import packed_batch as batch

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from align.common.errors import UserError
 from align.config.trainer import TrainerConfig
 from align.training.callbacks import CheckpointCallback
 from align.training.checkpoints import (
@@ -30,6 +29,7 @@ from align.training.checkpoints import (
     seal,
 )
 from align.training.parallel.strategies import SafeCheckpoints
+from specalign.common.errors import UserError
 from tests.builders import train_debug_block as run
 
 SEAL = Seal(step=1, seconds=0.0, target_sha256="0", drafter={}, draft_vocab=None)

@@ -12,19 +12,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from align.common.batch import Corrupted, Step
 from align.config.parser import load_recipe
-from align.diffusion.parameterization import time_weight
-from align.diffusion.schedules import Cosine, Geometric
 from align.losses.diffusion_losses import masked_nll, score_entropy
 from align.makers.standalone import make_standalone
-from align.models.checkpoints.standalone import open_drafter, save_standalone
-from align.models.ddit import DDiT
-from align.models.standalone import DiffusionDrafter
-from align.target.loading import load_target
-from align.target.model import Target
 from align.training.diffusion_module import DiffusionDrafterModule
 from align.training.run import train
+from specalign.common.batch import Corrupted, Step
+from specalign.diffusion.parameterization import time_weight
+from specalign.diffusion.schedules import Cosine, Geometric
+from specalign.formats.standalone import open_drafter, save_standalone
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.models.ddit import DDiT
+from specalign.models.standalone import DiffusionDrafter
 from tests.builders import ANCHORS
 from tests.builders import packed_batch as batch
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.recipe_files import FOLDER
 from align.training.loggers import MetricsFile, find_run_id
 from align.training.run import train
+from specalign.common.errors import UserError
 from tests.wandb_stand_in import StandIn
 
 SWEEP = FOLDER / "sweeps" / "block_objective.yaml"

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from align.common.hub import DEFAULT_TARGET
 from align.config.parser import load_recipe
 from align.training.model_card import Description, RunNumbers, write_card
+from specalign.common.hub import DEFAULT_TARGET
 from tests.builders import train_debug_block as run
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from align.common.errors import UserError
 from align.config.trainer import TrainerConfig
-from align.target import dtypes
 from align.training.optimizer import MATRICES, make_optimizer, orthogonalise, peak_rate
+from specalign.common.errors import UserError
+from specalign.lm import dtypes
 
 
 def test_parts_have_rates_of_their_own() -> None:

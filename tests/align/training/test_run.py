@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.data.synthesis import synthesize
-from align.target.loading import load_target
-from align.target.model import Target
 from align.training.base_module import DrafterModule
 from align.training.run import train
+from specalign.common.errors import UserError
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
 from tests.builders import train_debug_block as run
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "debug_block.json"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from align.common.errors import UserError
 from align.config.parser import load_recipe
-from align.target.loading import load_target
-from align.target.model import Target
 from align.writing.agreement import check_answers, make_probes, measure_agreement
 from align.writing.rows import Plan
 from align.writing.template import chat_template
 from decode.engine.decoder import Decoder
+from specalign.common.errors import UserError
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
 
 
 def test_another_models_answers_are_told_from_the_targets(target: Target) -> None:

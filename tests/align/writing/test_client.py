@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from align.common.errors import UserError
 from align.config.data import API_KEY
 from align.config.parser import load_recipe
 from align.data.synthesis import synthesize
-from align.target.model import Target
 from align.writing.client import Client, RequestRefused, RetryPolicy, choose_model
+from specalign.common.errors import UserError
+from specalign.lm.model import Target
 from tests.loopback_server import Loopback
 
 BODY = {"model": "debug", "prompt": [1, 5, 9], "max_tokens": 3, "temperature": 0.0, "seed": 0}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from align.common.errors import UserError
-from align.target.model import Target
 from align.writing.client import Client, RetryableError, RetryPolicy
 from align.writing.completions import Completions, Dialect, MismatchError, Request
+from specalign.common.errors import UserError
+from specalign.lm.model import Target
 from tests.loopback_server import Loopback
 
 REQUEST = Request((1, 40, 41), 6, 0.7, 11, frozenset((2, 7)))

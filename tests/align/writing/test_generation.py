@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from align.target.model import Target
 from align.writing.generation import Row, Writer, WriterSettings, draw
+from specalign.lm.model import Target
 
 
 def test_draw_has_the_softmax_law() -> None:

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.supply import open_supply
 from align.data.synthesis import synthesize
-from align.target.loading import load_target
-from align.target.model import Target
 from align.writing import outline as module
 from align.writing.outline import Outline, open_beside_server, outline
 from align.writing.template import chat_template
+from specalign.common.errors import UserError
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
 from tests.builders import shallow_target
 from tests.loopback_server import Loopback
 

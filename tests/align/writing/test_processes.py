@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from align.common.errors import UserError
 from align.config.hardware import check_devices
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.synthesis import synthesize
-from align.target.model import Target
 from align.writing.in_process import InProcess
 from align.writing.processes import Processes, open_writer
 from align.writing.rows import Plan, ignore_progress
 from align.writing.template import chat_template
+from specalign.common.errors import UserError
+from specalign.lm.model import Target
 
 WORDS = [
     "recipe=debug_block", "data.samples=20", "data.batch_size=4", "data.max_answer_tokens=6", "target.device=cpu",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from align.config.parser import load_recipe
-from align.rows.conversation import Conversation
-from align.rows.shapes import as_conversation
-from align.target.model import Target
 from align.writing.prompts import REFUSED, TOO_LONG, PromptReader, first_turn, without_oldest_turn
 from align.writing.template import chat_template
+from specalign.lm.model import Target
+from specalign.rows.conversation import Conversation
+from specalign.rows.shapes import as_conversation
 from tests.builders import switching_target
 from tests.chat_templates import talking
 

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from align.common.errors import UserError
 from align.config.parser import load_recipe
-from align.rows.conversation import Conversation
-from align.target.model import Target
 from align.writing.rows import Plan, batch_seed, row_seed
 from align.writing.template import chat_template
+from specalign.common.errors import UserError
+from specalign.lm.model import Target
+from specalign.rows.conversation import Conversation
 from tests.builders import switching_target
 
 

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from align.common.errors import UserError
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.index import read_samples
 from align.data.synthesis import Synthesis, synthesize
-from align.folder.chat import Chat
-from align.target.loading import load_target
-from align.target.model import Target
-from align.target.names import DEFAULT_TARGET
 from align.writing.rows import Plan, ignore_progress
 from align.writing.served import Served
 from align.writing.template import chat_template
+from specalign.common.errors import UserError
+from specalign.folder.chat import Chat
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.lm.names import DEFAULT_TARGET
 from tests.builders import shallow_target, switching_target
 from tests.loopback_server import FAULTS, SLOW, Loopback
 

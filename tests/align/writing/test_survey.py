@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from align.common.errors import UserError
 from align.config.parser import load_recipe
-from align.rows.conversation import Conversation
-from align.rows.shapes import as_conversation
-from align.target.loading import load_target
-from align.target.model import Target
 from align.writing.prompts import PromptReader
 from align.writing.survey import describe_survey, survey_prompts
 from align.writing.template import chat_template
+from specalign.common.errors import UserError
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.rows.conversation import Conversation
+from specalign.rows.shapes import as_conversation
 from tests.chat_templates import talking
 
 

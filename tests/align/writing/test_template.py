@@ -7,14 +7,14 @@ import dataclasses
 import pytest
 
 from align.config.parser import load_recipe
-from align.folder.chat import Chat
-from align.rows.conversation import Conversation
-from align.rows.shapes import as_conversation
-from align.target.model import Target
 from align.writing.generation import Row
 from align.writing.in_process import InProcess
 from align.writing.rows import Plan, ignore_progress
 from align.writing.template import chat_template
+from specalign.folder.chat import Chat
+from specalign.lm.model import Target
+from specalign.rows.conversation import Conversation
+from specalign.rows.shapes import as_conversation
 from tests.chat_templates import KINDS, SHAPES, talking
 
 TEXTS = ("Hello", "the law of a proposal", "Why?", " spaces around ", "def law(self):", "größer")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from align.common.errors import UserError
-from align.target.loading import load_target
 from decode.advising.costs import _fill_cache, _time_forward, measure_forward_costs
 from decode.advising.observation import PLAIN, DraftSize, open_decoders
 from decode.advising.run import MeasurementOptions, list_chains, measure_costs
+from specalign.common.errors import UserError
+from specalign.lm.loading import load_target
 
 
 def test_a_timed_forward_pass_leaves_the_caches_as_they_were() -> None:

@@ -8,9 +8,9 @@ from dataclasses import fields
 import pytest
 
 import decode
-from align.common.errors import UserError
 from decode.engine.call_options import check_options
 from decode.speculation.settings import Sampling, SamplingOptions
+from specalign.common.errors import UserError
 
 
 @pytest.mark.parametrize("call", ["generate", "generate_batch", "stream"])

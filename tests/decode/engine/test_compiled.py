@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from align.common.errors import UserError
-from align.target.loading import load_target
-from align.target.model import Target
 from decode.engine.compiled import compiled, stock_model
 from decode.engine.decoder import Decoder
+from specalign.common.errors import UserError
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
 from tests.builders import PROMPT
 from tests.target_models import asking_target, tiny_target
 

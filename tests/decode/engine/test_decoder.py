@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from align.common.errors import UserError
-from align.target.model import Target
-from decode.drafters.block import BlockProposer
-from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
+from decode.proposers.block import BlockProposer
+from decode.proposers.copying import CopyingDrafter
+from decode.proposers.lookup import LookupDrafter
 from decode.speculation.sampling import Sampling
 from decode.speculation.tree import ancestors
 from decode.systems.load import load as load  # whose options are known then
-from decode.wrappers.copying import CopyingDrafter
+from specalign.common.errors import UserError
+from specalign.lm.model import Target
 from tests.builders import PROMPT
 from tests.builders import block_network as network
 from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget

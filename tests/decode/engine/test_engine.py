@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from align.target.loading import load_target
-from align.target.model import Target
-from decode.drafters.base import Drafter, Request
-from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
 from decode.engine.engine import Engine, run_together
 from decode.engine.output import Generation
+from decode.proposers.base import Drafter, Request
+from decode.proposers.lookup import LookupDrafter
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import Sampling
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
 from tests.fakes import (
     DRAFTERS,
     ScriptedDrafter,

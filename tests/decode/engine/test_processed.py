@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from align.common.errors import UserError
-from align.target.model import Target
 from decode.engine.engine import run_together
 from decode.engine.processed import ProcessedEngine
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import Sampling
+from specalign.common.errors import UserError
+from specalign.lm.model import Target
 from tests.builders import PROMPT
 
 

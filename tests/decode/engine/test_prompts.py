@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import BatchEncoding
 
-from align.common.errors import UserError
-from align.common.text import say_once
-from align.rows.conversation import Conversation
-from align.rows.shapes import parse_row
-from align.target.loading import load_target
-from align.target.model import Target
 from decode.engine.prompts import add_tools, prompt_tokens
+from specalign.common.errors import UserError
+from specalign.common.text import say_once
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.rows.conversation import Conversation
+from specalign.rows.shapes import parse_row
 from tests.row_shapes import SHAPES
 
 TEMPLATE = (

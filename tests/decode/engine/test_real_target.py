@@ -7,14 +7,14 @@ import pytest
 import torch
 
 import decode
-from align.common.hub import cache_folder
-from align.target.loading import load_target
-from align.target.model import Target
-from align.target.names import DEFAULT_TARGET
 from decode import Decoder, Sampling
 from decode.engine.decoder import prompt_tokens
 from decode.speculation.tree import ancestors, path_to
 from decode.systems.drafter_folders import DEFAULT_DRAFTER
+from specalign.common.hub import cache_folder
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.lm.names import DEFAULT_TARGET
 
 PARENTS = (-1, -1, 0, 0, 1, 2, 4, 2, -1, 8)
 QUESTIONS = (

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from align.common.errors import UserError
-from align.target.model import Target
-from decode.drafters.block import BlockProposer
-from decode.drafters.lookup import LookupDrafter
 from decode.engine import stream
 from decode.engine.decoder import Decoder
 from decode.engine.engine import Engine
+from decode.proposers.block import BlockProposer
+from decode.proposers.lookup import LookupDrafter
+from specalign.common.errors import UserError
+from specalign.lm.model import Target
 from tests.builders import PROMPT
 from tests.builders import block_network as network
 

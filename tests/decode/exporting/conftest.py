@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from align.target.model import Target
+from specalign.lm.model import Target
 from tests.target_models import write_gguf
 
 

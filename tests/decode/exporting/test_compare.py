@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from align.target.model import Target
 from decode.engine.compiled import stock_model
 from decode.exporting import compare
 from decode.exporting.compare import GreedyText, compare_export
 from decode.exporting.registry import FORMATS
 from decode.exporting.verdict import Verdict
+from specalign.lm.model import Target
 from tests.builders import PROMPT, block_network
 
 Fault = Callable[[dict[str, Any], dict[str, Tensor]], None]

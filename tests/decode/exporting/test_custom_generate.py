@@ -8,16 +8,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from align.common.errors import UserError
-from align.models.checkpoints.block import load_drafter, save_drafter
-from align.target.loading import load_target
-from align.target.model import Target
 from decode.engine.compiled import stock_model
 from decode.engine.decoder import Decoder
 from decode.exporting.compare import compare_export, decode_texts
 from decode.exporting.exports import DrafterPair, ExportOptions, export_drafter
 from decode.exporting.registry import FORMATS
 from decode.exporting.verdict import Verdict
+from specalign.common.errors import UserError
+from specalign.formats.block import load_drafter, save_drafter
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
 from tests.builders import PROMPT, block_network, overfit_block_network
 from tests.target_models import tiny_target
 

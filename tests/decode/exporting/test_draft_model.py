@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from align.common.errors import UserError
-from align.models.checkpoints.causal import save_causal
-from align.target.debug import debug_model
-from align.target.model import Target
 from decode.exporting.exports import DrafterPair, ExportOptions, check_engine, export_drafter
 from decode.exporting.verdict import Verdict
-from decode.suites.prompt import Prompt
+from specalign.common.errors import UserError
+from specalign.formats.causal import save_causal
+from specalign.lm.debug import debug_model
+from specalign.lm.model import Target
+from specalign.suites.prompt import Prompt
 from tests.builders import PROMPT, causal_drafter
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from align.common.errors import UserError
-from align.models.checkpoints.block import save_drafter
-from align.target.model import Target
 from decode.exporting.exports import DrafterPair, ExportOptions, check_engine, export_drafter
 from decode.exporting.verdict import Verdict
-from decode.suites.prompt import Prompt
+from specalign.common.errors import UserError
+from specalign.formats.block import save_drafter
+from specalign.lm.model import Target
+from specalign.suites.prompt import Prompt
 from tests.builders import block_network
 from tests.target_models import asking_target, write_gguf
 
@@ -123,6 +123,6 @@ def test_nothing_is_written_where_one_format_refuses(
 def test_a_place_that_cannot_be_written_is_refused_before_anything_is_opened(
     tmp_path: Path, role: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("align.common.claims.os.access", lambda path, mode: path != tmp_path)
+    monkeypatch.setattr("specalign.common.claims.os.access", lambda path, mode: path != tmp_path)
     with pytest.raises(UserError, match="--out=.*out/dflash: .*can't be written"):
         export("nowhere", "nowhere", {"dflash": tmp_path / "out/dflash"}, role)

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.common.claims import Claim
-from align.common.errors import UserError
-from align.models.block import BlockDrafter
-from align.target.model import Target
 from decode.exporting.registry import FORMATS
 from decode.exporting.serving import ServedTarget
+from specalign.common.claims import Claim
+from specalign.common.errors import UserError
+from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
 from tests.builders import block_network
 
 DFLASH = FORMATS["dflash"]

@@ -12,16 +12,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from align.common.errors import UserError
-from align.models.block import BlockDrafter
-from align.models.checkpoints.block import load_drafter, save_drafter
-from align.target.inspection.parts import embedding_scale
-from align.target.model import Target
 from decode.engine.compiled import stock_model
 from decode.exporting.compare import GreedyText, compare_export, distance, trace_drafter
 from decode.exporting.folder import EMBEDDING
 from decode.exporting.registry import FORMATS
 from decode.exporting.verdict import Verdict
+from specalign.common.errors import UserError
+from specalign.formats.block import load_drafter, save_drafter
+from specalign.lm.inspection.parts import embedding_scale
+from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
 from tests.block_definition import PublishedDrafter
 from tests.builders import PROMPT, block_network
 from tests.published_blocks import (

@@ -10,13 +10,13 @@ import pytest
 import torch
 from gguf import GGUFWriter
 
-from align.common.errors import UserError
-from align.models.checkpoints.block import load_drafter
-from align.target.model import Target
 from decode.exporting.compare import GreedyText, compare_export
 from decode.exporting.gguf import FILE, from_gguf_name, to_gguf_name
 from decode.exporting.registry import FORMATS
 from decode.exporting.verdict import Verdict
+from specalign.common.errors import UserError
+from specalign.formats.block import load_drafter
+from specalign.lm.model import Target
 from tests.builders import PROMPT, block_network
 from tests.published_blocks import backbone, dflash_config, write
 

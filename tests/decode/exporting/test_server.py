@@ -14,22 +14,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from align.common.errors import UserError
-from align.models.block import BlockDrafter
-from align.models.checkpoints.block import save_drafter
-from align.models.checkpoints.causal import save_causal
-from align.target.loading import load_target
-from align.target.model import Target
 from decode import parity as parity_command
-from decode.drafters.autoregressive import AutoregressiveDrafter
-from decode.drafters.base import Drafter
-from decode.drafters.block import BlockProposer
 from decode.engine.decoder import Decoder, prompt_tokens
 from decode.exporting.exports import DrafterPair
 from decode.exporting.registry import FORMATS
 from decode.exporting.server import Counts, Server, check_server
 from decode.exporting.verdict import Verdict
-from decode.suites.prompt import Prompt
+from decode.proposers.autoregressive import AutoregressiveDrafter
+from decode.proposers.base import Drafter
+from decode.proposers.block import BlockProposer
+from specalign.common.errors import UserError
+from specalign.formats.block import save_drafter
+from specalign.formats.causal import save_causal
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
+from specalign.suites.prompt import Prompt
 from tests.builders import PROMPT, block_network, causal_drafter, overfit_block_network
 
 PROMPTS = [

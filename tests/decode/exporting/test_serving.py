@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from align.target.model import Target
 from decode.exporting import EXPORTS, serving
 from decode.exporting.registry import FORMATS
 from decode.exporting.serving import (
@@ -22,6 +21,7 @@ from decode.exporting.serving import (
     resolved_name,
     sglang_line,
 )
+from specalign.lm.model import Target
 from tests.builders import block_network
 from tests.target_models import asking_target, write_gguf
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from align.models.block import BlockDrafter
-from align.models.block_session import BlockSession
-from align.models.checkpoints.block import load_drafter
-from align.target.model import Target
-from decode.drafters.block import BlockProposer
 from decode.engine.compiled import stock_model
 from decode.engine.decoder import Decoder
 from decode.exporting.registry import FORMATS
 from decode.portable.drafter import Drafter
 from decode.portable.generate import _Text, generate
+from decode.proposers.block import BlockProposer
+from specalign.formats.block import load_drafter
+from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
+from specalign.models.block_session import BlockSession
 from tests.builders import PROMPT, block_network
 from tests.published_blocks import IDS, backbone, markov_tensors, pruned, speculators_config, write
 from tests.target_drafters import trained_drafter

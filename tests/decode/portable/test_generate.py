@@ -24,10 +24,10 @@ from transformers import (
     SynthIDTextWatermarkingConfig,
 )
 
-from align.target.loading import load_target
-from align.target.model import Target
 from decode.engine.compiled import stock_model
 from decode.exporting.registry import FORMATS
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
 from tests.builders import PROMPT, block_network, overfit_block_network
 from tests.fakes import Streamer
 from tests.target_models import tiny_model

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from align.common.errors import UserError
-from align.common.text import say_once
 from decode.speculation.settings import Sampling, named
+from specalign.common.errors import UserError
+from specalign.common.text import say_once
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 import decode
-from align.target.loading import load_target
-from align.target.model import Target
 from decode import Decoder, Sampling
-from decode.drafters.block import BlockDrafts, BlockProposer
 from decode.engine.engine import Engine
+from decode.proposers.block import BlockDrafts, BlockProposer
 from decode.speculation.processors import History
 from decode.speculation.proposal import Proposal, Siblings
 from decode.speculation.sampling import ProcessorState, draw_at, position_noise, probs, uniform
 from decode.speculation.tree import ancestors, depths, path_to, walk
 from decode.speculation.verification import Outcome, Round, verify_rounds
 from decode.verification.divergence import replay
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
 from tests.builders import BLOCK_VARIANTS as VARIANTS
 from tests.builders import PROMPT, VARIED
 from tests.builders import block_network as network
@@ -287,7 +287,7 @@ def test_a_replay_over_trees_gives_the_very_logits(
 
 
 def test_options(target: Target) -> None:
-    from align.common.errors import UserError
+    from specalign.common.errors import UserError
 
     with pytest.raises(UserError, match="tree_nodes=-1"):
         decode.load(target, "lookup", tree_nodes=-1)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from align.common.errors import UserError
 from decode.speculation import verification
 from decode.speculation.processors import History
 from decode.speculation.proposal import NO_DRAFTS, DraftProbs, Proposal
@@ -29,6 +28,7 @@ from decode.speculation.sampling import (
 from decode.speculation.tree import depths, path_to, walk
 from decode.speculation.verification import Outcome, Round, outcome_of, verify_rounds
 from decode.speculation.verifiers import VERIFIERS, run_verifier
+from specalign.common.errors import UserError
 from tests.fakes import DRAFTERS, SETTINGS
 
 V, CPU = 7, torch.device("cpu")

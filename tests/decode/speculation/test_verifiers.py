@@ -3,7 +3,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from align.common.errors import UserError
 from decode.speculation.drafts import Drafts
 from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.rules import Outcomes
@@ -16,6 +15,7 @@ from decode.speculation.verifiers import (
     resolve,
     run_verifier,
 )
+from specalign.common.errors import UserError
 
 TOKENS = torch.tensor([3, 1])
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from align.models.checkpoints.block import save_drafter
-from align.target.loading import load_target
+from specalign.formats.block import save_drafter
+from specalign.lm.loading import load_target
 from tests.builders import PROMPT, overfit_block_network
 
 

@@ -10,23 +10,23 @@ import pytest
 import torch
 
 import decode
-from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
-from align.folder.chat import Chat
-from align.folder.trained_chat import save_chat
-from align.kernels.linear import RowsLinear, fast_linear
 from align.makers.standalone import make_standalone
-from align.models.checkpoints.block import save_drafter
-from align.models.checkpoints.standalone import save_standalone
-from align.models.diffusion_context import DiffusionContext
-from align.target.loading import load_target
-from align.target.model import Target
 from decode import Decoder, Sampling
+from decode.proposers.adaptive import AdaptiveDrafter
+from decode.proposers.copying import CopyingDrafter
 from decode.systems.construction import OpenDrafters, build, open_drafters, open_one
 from decode.systems.parsing import read_method
 from decode.systems.registry import SYSTEMS
-from decode.wrappers.adaptive import AdaptiveDrafter
-from decode.wrappers.copying import CopyingDrafter
+from specalign.common.errors import UserError
+from specalign.folder.chat import Chat
+from specalign.folder.trained_chat import save_chat
+from specalign.formats.block import save_drafter
+from specalign.formats.standalone import save_standalone
+from specalign.kernels.linear import RowsLinear, fast_linear
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.models.diffusion_context import DiffusionContext
 from tests.builders import PROMPT, VARIED, block_network, diffusion_drafter
 from tests.exact_distribution import exact_law
 from tests.fakes import frequencies, plausible

@@ -16,12 +16,12 @@ from transformers import (
 )
 
 import decode
-from align.common.errors import UserError
-from align.target.loading import load_target
 from decode.engine.engine import run_together
 from decode.engine.processed import ProcessedEngine
 from decode.speculation.sampling import Sampling
 from decode.systems.custom_generate import _as_target
+from specalign.common.errors import UserError
+from specalign.lm.loading import load_target
 from tests.builders import PROMPT
 from tests.fakes import Streamer
 from tests.own_processors import EndsAt, NoRepeats, RowEnds, Sure

@@ -8,13 +8,8 @@ from pathlib import Path
 import pytest
 
 import decode
-from align.common.errors import UserError
 from align.config.drafter import DrafterConfig
 from align.makers.causal import make_causal
-from align.models.checkpoints.block import save_drafter
-from align.models.checkpoints.causal import save_causal
-from align.models.checkpoints.standalone import save_standalone
-from align.target.names import DEFAULT_TARGET
 from decode.systems.construction import OpenDrafters, build, open_drafters
 from decode.systems.drafter_folders import (
     DEFAULT_DRAFTER,
@@ -28,6 +23,11 @@ from decode.systems.drafter_folders import (
     target_of,
 )
 from decode.systems.parsing import read_method
+from specalign.common.errors import UserError
+from specalign.formats.block import save_drafter
+from specalign.formats.causal import save_causal
+from specalign.formats.standalone import save_standalone
+from specalign.lm.names import DEFAULT_TARGET
 from tests.published_blocks import backbone, dflash_config, speculators_config, write
 
 

@@ -18,13 +18,13 @@ from transformers import (
 )
 
 import decode
-from align.common.errors import UserError
 from decode.systems.generate_call import (
     _changes_nothing,
     arguments_of_generate,
     check_call,
     masks_of,
 )
+from specalign.common.errors import UserError
 from tests.builders import PROMPT
 from tests.own_processors import NoRepeats
 from tests.target_models import tiny_model

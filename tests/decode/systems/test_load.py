@@ -10,17 +10,17 @@ import pytest
 import torch
 
 import decode
-from align.common.errors import UserError
-from align.models.checkpoints.block import save_drafter
-from align.models.checkpoints.standalone import save_standalone
-from align.target.loading import load_target, reload
-from align.target.model import Target
-from align.target.names import DEFAULT_TARGET
 from decode import Decoder, Sampling
-from decode.drafters.block import BlockProposer
 from decode.engine.call_options import check_options
+from decode.proposers.block import BlockProposer
 from decode.systems import drafter_folders
 from decode.systems import load as module
+from specalign.common.errors import UserError
+from specalign.formats.block import save_drafter
+from specalign.formats.standalone import save_standalone
+from specalign.lm.loading import load_target, reload
+from specalign.lm.model import Target
+from specalign.lm.names import DEFAULT_TARGET
 from tests.builders import PROMPT, diffusion_drafter, switching_target
 from tests.builders import block_network as network
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from align.common.errors import UserError
 from decode.systems.parsing import (
     Method,
     check_drafters,
@@ -14,6 +13,7 @@ from decode.systems.parsing import (
     sweep_methods,
 )
 from decode.systems.registry import SYSTEMS, GivenDrafter, SpecDiff, SpecDiff2
+from specalign.common.errors import UserError
 
 
 def test_a_method_is_a_typed_object() -> None:

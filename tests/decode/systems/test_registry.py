@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from align.common.errors import UserError
-from decode.drafters import diffusion
+from decode.proposers import diffusion
 from decode.speculation import verifiers
 from decode.systems.registry import (
     ANY,
@@ -21,6 +20,7 @@ from decode.systems.registry import (
     list_systems,
     option_name,
 )
+from specalign.common.errors import UserError
 
 
 def test_names_that_need_no_torch_are_those_of_the_code() -> None:

@@ -9,13 +9,10 @@ from unittest import mock
 import pytest
 import torch
 
-from align.target.debug import debug_model
-from align.target.loading import load_target
-from align.target.model import Target
-from decode.drafters.block import BlockProposer
-from decode.drafters.diffusion import DiffusionProposer
-from decode.drafters.lookup import LookupDrafter
 from decode.engine.decoder import Decoder
+from decode.proposers.block import BlockProposer
+from decode.proposers.diffusion import DiffusionProposer
+from decode.proposers.lookup import LookupDrafter
 from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.sampling import Sampling
 from decode.verification import end_to_end, rules, self_test
@@ -25,6 +22,9 @@ from decode.verification.proposals import every_outcome, judge
 from decode.verification.reference import Reference
 from decode.verification.run import Batch, Run
 from decode.verification.tally import Tally
+from specalign.lm.debug import debug_model
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
 from tests.builders import block_network, diffusion_drafter
 
 PROMPTS = [[4, 90, 17, 203, 90, 17], [5, 9, 30], [1, 90, 17, 40, 60, 90]]

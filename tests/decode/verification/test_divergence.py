@@ -9,11 +9,9 @@ import pytest
 import torch
 
 import decode
-from align.target.loading import load_target
-from align.target.model import Target
 from decode.engine.decoder import Decoder
 from decode.engine.output import Tree
-from decode.reporting.records import Divergence
+from decode.evaluation.records import Divergence
 from decode.verification.divergence import (
     BUG,
     TIE,
@@ -23,6 +21,8 @@ from decode.verification.divergence import (
     first_difference,
     replay,
 )
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
 from tests.target_models import some_text, tiny_target
 
 PROMPT = [5, 6, 7]

@@ -6,17 +6,17 @@ from unittest import mock
 
 import pytest
 
-from align.models.checkpoints.block import save_drafter
-from align.models.checkpoints.causal import save_causal
-from align.models.checkpoints.standalone import save_standalone
-from align.target.debug import debug_model
-from align.target.loading import load_target
 from decode.speculation.sampling import Sampling
 from decode.systems.registry import SYSTEMS
 from decode.verification import end_to_end
 from decode.verification.pair import Cases, of_methods
 from decode.verification.reference import Reference
 from decode.verification.tally import Tally
+from specalign.formats.block import save_drafter
+from specalign.formats.causal import save_causal
+from specalign.formats.standalone import save_standalone
+from specalign.lm.debug import debug_model
+from specalign.lm.loading import load_target
 from tests.builders import block_network, causal_drafter, diffusion_drafter
 
 PROMPT = [4, 90, 17, 203, 90, 17, 203, 90, 17]

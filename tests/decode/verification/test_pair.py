@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from align.models.checkpoints.block import save_drafter
-from align.models.checkpoints.causal import save_causal
-from align.models.checkpoints.standalone import save_standalone
-from align.target.debug import debug_model
-from align.target.loading import load_target
-from align.target.model import Target
 from decode.verify import main
+from specalign.formats.block import save_drafter
+from specalign.formats.causal import save_causal
+from specalign.formats.standalone import save_standalone
+from specalign.lm.debug import debug_model
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
 from tests.builders import block_network, causal_drafter, diffusion_drafter
 from tests.target_models import tiny_model
 from tests.tokenizers import byte_level

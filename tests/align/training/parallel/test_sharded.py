@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from align.common.errors import UserError
-from align.target.loading import load_target
 from align.training.parallel import target as shared
 from align.training.parallel.target import AbsentTarget, SharedTarget
+from specalign.common.errors import UserError
+from specalign.lm.loading import load_target
 from tests.forks import train_in_forks
 from tests.target_models import tiny_target
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from align.common.errors import UserError
 from align.training import checkpoints
 from align.training.parallel.strategies import load_zero
+from specalign.common.errors import UserError
 from tests.builders import train_debug_block
 from tests.forks import ONE_THREAD, train_in_forks
 

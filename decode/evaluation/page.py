@@ -1,0 +1,143 @@
+"""The report as one HTML file: it holds its pictures, runs no script and fetches nothing."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+
+from decode.evaluation.records import Record
+from decode.evaluation.summary import Summary, format_number
+from decode.evaluation.tables import (
+    AGAINST,
+    COLUMNS,
+    against_first,
+    baseline_line,
+    headline,
+    overview,
+    rows,
+    source_lines,
+)
+from specalign.common.text import html_text
+
+_STYLE = """
+body{font:16px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#222}
+table{border-collapse:collapse;margin:1rem 0;font-size:.92rem}
+td,th{padding:.3rem .7rem;border-bottom:1px solid #ddd;text-align:right}
+td:first-child,th:first-child,td:nth-child(2),th:nth-child(2){text-align:left}
+.verdict{background:#eef4f6;padding:1rem 1.2rem;border-left:4px solid #1f6f8b}
+img{max-width:100%}pre{white-space:pre-wrap;font-size:.85rem}.bug{color:#b00020;font-weight:bold}
+"""
+
+_DIVERGENCE = (
+    "suite", "prompt", "method", "repeat", "first difference", "tokens", "gap", "rounding bound", "verdict",
+)  # fmt: skip
+
+
+def page(summary: Summary, records: Sequence[Record], png: bytes) -> str:
+    """The whole page, with the plots in `png`."""
+    baseline = baseline_line(summary.run.baseline)
+    gains = [
+        f"<h3>{html_text(t)}</h3>{_table(AGAINST, body)}"
+        for t, body in against_first(summary).items()
+    ]
+    parts = [
+        "<h1>How much faster, and is it the same?</h1>",
+        f"<p>{html_text(headline(summary))}</p>",
+        f'<p class="verdict">{html_text(summary.verdict)}</p>',
+        _table(*overview(summary)) if len(summary.suites) > 1 else "",
+        _table(COLUMNS, [tuple(row.values()) for row in rows(summary)]),
+        *gains,
+        f"<p>{html_text(baseline)}</p>" if baseline else "",
+        f'<img alt="plots" src="data:image/png;base64,{base64.b64encode(png).decode()}">',
+        "<h2>Lossless?</h2>" + _losslessness(summary, records),
+        "<h2>Prompts</h2>" + _list(source_lines(summary)),
+        "<h2>How it was measured</h2>" + _list(_method_notes(summary)),
+        "<h2>Settings and machine</h2>" + _facts(summary),
+    ]
+    head = f'<meta charset="utf-8"><title>Speed report</title><style>{_STYLE}</style>'
+    return (
+        f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
+    )
+
+
+def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    def line(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html_text(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    return f"<table>{line(header, 'th')}{''.join(line(row, 'td') for row in body)}</table>"
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{html_text(line)}</li>" for line in lines) + "</ul>"
+
+
+def _losslessness(summary: Summary, records: Sequence[Record]) -> str:
+    lossy = [f"{method} ({f.verifier})" for method, f in summary.overall.items() if f.lossy]
+    warning = ""
+    if lossy:
+        which = html_text(", ".join(lossy))
+        warning = f'<p class="bug">Not lossless, by the verifier that was asked for: {which}.</p>'
+    if not summary.greedy:
+        return f"{warning}<p>Sampled outputs are random and not compared. Exact verifiers keep the target's distribution.</p>"
+    body = []
+    for r in records:
+        if (d := r.divergence) is not None:
+            tokens = f"{d.plain_token} / {d.token}"
+            gap, bound = format_number(d.gap, 6), format_number(d.bound, 6)
+            body.append(
+                (
+                    r.suite,
+                    r.prompt,
+                    r.method,
+                    str(r.repeat),
+                    str(d.index),
+                    tokens,
+                    gap,
+                    bound,
+                    d.kind,
+                )
+            )
+    if not body:
+        return f"{warning}<p>Every greedy output of an exact verifier equals plain decoding's, token for token.</p>"
+    style = ' class="bug"' if summary.bugs else ""
+    note = (
+        "Where the gap is within the bound, rounding explains the difference; any other is a bug."
+    )
+    found = f"<p{style}>{len(body)} outputs differ from plain decoding's. {note}</p>"
+    return warning + found + _table(_DIVERGENCE, body)
+
+
+def _method_notes(summary: Summary) -> list[str]:
+    settings = summary.settings
+    repeats, warmup = settings.get("repeats", 1), settings.get("warmup", 0)
+    tuned = settings.get("tuned")
+    return [
+        *([f"Settings tuned on other prompts: {'; '.join(tuned)}."] if tuned else []),
+        "Every method runs on a prompt before the next prompt begins, in changing order; "
+        f"{repeats} repeat(s) of each prompt, after {warmup} untimed round(s).",
+        "Speed-up: plain decoding's time per token, averaged over prompts, divided by the "
+        "method's, both without the "
+        "prefill and its token. The interval is a paired bootstrap over prompts (95%).",
+        "τ: tokens committed per verifying target call, that is the accepted drafts and the "
+        "target's own token, without the "
+        "prefill's token and whatever follows an end of sequence or a limit. Its interval is over "
+        "the same resamples.",
+        "Acceptance at position k: of the calls that drafted at least k tokens, the share that "
+        "accepted the k-th; dashed, "
+        "of those that accepted all before it.",
+    ]
+
+
+def _facts(summary: Summary) -> str:
+    run = summary.run
+    facts = {
+        "settings": run.settings,
+        "machine": run.machine,
+        "load_average": summary.load_average,
+        "versions": run.versions,
+        "git_commit": run.git_commit,
+        "started": run.started,
+    }
+    shown = json.dumps(facts, indent=1, ensure_ascii=False)
+    return f"<pre>{html_text(run.command)}\n{html_text(shown)}</pre>"

@@ -1,0 +1,257 @@
+"""The figures of a measurement, computed from run.json and the records."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from decode.evaluation.records import Record, Run
+from decode.evaluation.statistics import (
+    Acceptance,
+    Estimate,
+    acceptance,
+    counts,
+    decode_time,
+    paired_ratio,
+    tau,
+    tau_macro,
+    times,
+    whole_time,
+)
+from decode.systems.registry import PLAIN
+
+BUG = "BUG"
+_ESTIMATES = ("speedup", "speedup_with_prefill", "tau", "speed")
+"""Fields that summary.json writes as `name`, `name_lo` and `name_hi`."""
+
+
+@dataclass
+class Figures:
+    """One method over some records, compared with plain decoding on the same prompts.
+
+    `identical`: prompts of which every repeat gave plain decoding's tokens; None when sampling, as
+    are the
+        ties and bugs.
+    """
+
+    verifier: str | None
+    lossy: bool
+    speedup: Estimate | None
+    speedup_with_prefill: Estimate | None
+    speedup_median: float | None
+    tau: Estimate | None
+    tau_macro: float | None
+    mean_accepted: float | None
+    mean_drafted: float | None
+    tokens_per_s: float | None
+    prompts: int
+    identical: int | None
+    rounding_ties: int | None
+    bugs: int | None
+    new_tokens: int
+    calls: int
+    draft_ms: float | None
+    verify_ms: float | None
+    draft_share: float | None
+    finish: dict[str, int]
+    acceptance: list[Acceptance]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a point of a sweep gains over the first one, prompt by prompt: a difference of τ and a
+    ratio of speeds.
+
+    `first` and `point`: the swept options of both.
+    """
+
+    system: str
+    first: str
+    point: str
+    method: str
+    prompts: int
+    tau: Estimate | None
+    speed: Estimate | None
+
+
+@dataclass
+class Summary:
+    """A measurement: figures by method, over all suites and per suite, and where they come from."""
+
+    run: Run
+    overall: dict[str, Figures]
+    suites: dict[str, dict[str, Figures]]
+    bugs: int
+    records: int
+    plain_spread: float | None
+    """The longest over the shortest of plain decoding's seconds per token; None below five
+    outputs."""
+    load_average: dict[str, float] | None
+    against_first: list[Gain] = field(default_factory=list)
+    verdict: str = ""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.run.settings
+
+    @property
+    def greedy(self) -> bool:
+        return bool(self.settings["temperature"] == 0)
+
+    @property
+    def sampling(self) -> str:
+        """`greedy`, or the temperature."""
+        return "greedy" if self.greedy else f"temperature {self.settings['temperature']:g}"
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """Suite name → its title."""
+        return {source["name"]: source["title"] for source in self.run.suites}
+
+    def as_json(self) -> dict[str, Any]:
+        """What summary.json holds."""
+        run = self.run
+        return {
+            "overall": {method: _flatten(f) for method, f in self.overall.items()},
+            "suites": {
+                suite: {method: _flatten(f) for method, f in methods.items()}
+                for suite, methods in self.suites.items()
+            },
+            "bugs": self.bugs,
+            "sources": run.suites,
+            "skipped": run.skipped,
+            "settings": run.settings,
+            "target_hash": run.settings.get("target_hash"),
+            "drafter_hash": run.settings.get("drafter_hash"),
+            "baseline": run.baseline,
+            "machine": run.machine,
+            "plain_spread": self.plain_spread,
+            "load_average": self.load_average,
+            "versions": run.versions,
+            "git_commit": run.git_commit,
+            "command": run.command,
+            "started": run.started,
+            "records": self.records,
+            "against_first": [_flatten(gain) for gain in self.against_first],
+            "verdict": self.verdict,
+        }
+
+
+def _flatten(figures: Figures | Gain) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in asdict(figures).items():
+        if name in _ESTIMATES:
+            estimate = value or {"value": None, "lo": None, "hi": None}
+            flat |= {
+                name: estimate["value"],
+                f"{name}_lo": estimate["lo"],
+                f"{name}_hi": estimate["hi"],
+            }
+        else:
+            flat[name] = value
+    return flat
+
+
+def summarise(run: Run, records: Sequence[Record]) -> Summary:
+    """The figures of a run's records."""
+    measured = {record.method for record in records}
+    methods = [method for method in run.settings["methods"] if method in measured]
+    greedy = run.settings["temperature"] == 0
+    seed = int(run.settings.get("seed", 0))
+
+    def compute(rows: Sequence[Record]) -> dict[str, Figures]:
+        return {method: method_figures(rows, method, greedy, seed) for method in methods}
+
+    suites = dict.fromkeys(record.suite for record in records)
+    return Summary(
+        run=run,
+        overall=compute(records),
+        suites={suite: compute([r for r in records if r.suite == suite]) for suite in suites},
+        bugs=sum(r.divergence is not None and r.divergence.kind == BUG for r in records),
+        records=len(records),
+        plain_spread=_plain_spread(records),
+        load_average=_load_range([r.load for r in records if r.load is not None]),
+    )
+
+
+def method_figures(records: Sequence[Record], method: str, greedy: bool, seed: int = 0) -> Figures:
+    """The figures of one method over some records."""
+    rows = [record for record in records if record.method == method]
+    seconds = sum(r.seconds for r in rows)
+    calls = sum(r.calls for r in rows)
+    draft_seconds = sum(r.draft_seconds for r in rows)
+    plain, mine = times(records, PLAIN), times(records, method)
+    counted = counts(records, method)
+    ratios = [plain[key] / mine[key] for key in plain.keys() & mine.keys()]
+    whole = paired_ratio(
+        times(records, PLAIN, whole_time), times(records, method, whole_time), seed
+    )
+    prompts = {(r.suite, r.prompt) for r in rows}
+    different = {(r.suite, r.prompt) for r in rows if not r.identical}
+    kinds = Counter(r.divergence.kind for r in rows if r.divergence is not None)
+
+    def per_call(total: float) -> float | None:
+        return total / calls if calls else None
+
+    return Figures(
+        verifier=", ".join(sorted({r.verifier for r in rows if r.verifier})) or None,
+        lossy=any(r.lossy for r in rows),
+        speedup=paired_ratio(plain, mine, seed),
+        speedup_with_prefill=whole,
+        speedup_median=float(np.median(ratios)) if ratios else None,
+        tau=tau(counted),
+        tau_macro=tau_macro(counted),
+        mean_accepted=per_call(sum(sum(r.accepted) for r in rows)),
+        mean_drafted=per_call(sum(sum(r.nodes or r.drafted) for r in rows)),
+        tokens_per_s=sum(r.committed for r in rows) / seconds if seconds > 0 else None,
+        prompts=len(prompts),
+        identical=len(prompts - different) if greedy else None,
+        rounding_ties=kinds.total() - kinds[BUG] if greedy else None,
+        bugs=kinds[BUG] if greedy else None,
+        new_tokens=sum(r.new_tokens for r in rows),
+        calls=calls,
+        draft_ms=per_call(1000 * draft_seconds),
+        verify_ms=per_call(1000 * sum(r.verify_seconds for r in rows)),
+        draft_share=draft_seconds / seconds if seconds > 0 else None,
+        finish=dict(Counter(r.finish for r in rows)),
+        acceptance=acceptance(rows),
+    )
+
+
+def _plain_spread(records: Sequence[Record]) -> float | None:
+    seconds = [decode_time(r) for r in records if r.method == PLAIN and r.committed > 0]
+    return None if len(seconds) < 5 else max(seconds) / min(seconds)
+
+
+def _load_range(values: Sequence[float]) -> dict[str, float] | None:
+    """Of the one-minute load averages during the run; None where the machine has none."""
+    if not values:
+        return None
+    return {"min": min(values), "median": float(np.median(values)), "max": max(values)}
+
+
+def format_estimate(estimate: Estimate | None, unit: str = "×", form: str = ".2f") -> str:
+    """A figure with its 95% interval, `1.62× [1.55, 1.70]`."""
+    if estimate is None:
+        return "n/a"
+    value = f"{estimate.value:{form}}{unit}"
+    if estimate.lo is None:
+        return f"{value} [no interval]"
+    return f"{value} [{estimate.lo:{form}}, {estimate.hi:{form}}]"
+
+
+def format_method(method: str, figures: Figures) -> str:
+    """The method, with its verifier if that is lossy."""
+    return f"{method}, {figures.verifier}" if figures.lossy else method
+
+
+def format_number(value: float | None, digits: int = 2, unit: str = "") -> str:
+    return "n/a" if value is None else f"{value:.{digits}f}{unit}"
+
+
+def value_of(estimate: Estimate | None) -> float | None:
+    return None if estimate is None else estimate.value

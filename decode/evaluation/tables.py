@@ -1,0 +1,223 @@
+"""A summary as text: tables for the terminal, the page and Markdown, the sources of the prompts,
+the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from decode.evaluation.summary import (
+    Figures,
+    Summary,
+    format_estimate,
+    format_method,
+    format_number,
+    value_of,
+)
+from decode.evaluation.verdict import note_above_tau
+from decode.systems.registry import MAIN, PLAIN
+from specalign.common.text import format_title, markdown_text, plural
+from specalign.folder.chat import Chat
+
+SUITE, METHOD, SPEED, SPEEDUP, WHOLE, TAU, TAU_MACRO, POSITIONS, TIMES, SAME, PROMPTS = COLUMNS = (
+    "suite", "method", "tokens/s", "speed-up [95%]", "with prefill", "τ [95%]", "τ macro", "accepted at 1, 2, 4, 8",
+    "draft + verify, ms a call", "identical", "prompts",
+)  # fmt: skip
+ON_TERMINAL = (SUITE, METHOD, SPEED, SPEEDUP, TAU, SAME)
+"""The columns that fit into 80 characters, τ without its interval."""
+AGAINST = ("point", "τ, difference [95%]", "speed, ratio [95%]", "prompts")
+
+
+def headline(summary: Summary) -> str:
+    """Target, sampling, dtype, suites, and the options of the chat template."""
+    settings = summary.settings
+    chat = Chat(settings.get("template_kwargs") or {}, settings.get("system"))
+    target = format_title(settings["target"], settings.get("weights"))
+    parts = [target, summary.sampling, settings["dtype"], ", ".join(summary.titles.values())]
+    return " · ".join([*parts, chat.description] if chat else parts)
+
+
+def rows(summary: Summary) -> list[dict[str, str]]:
+    """One dict of `COLUMNS` per suite and method; a last block over all suites if there are
+    several."""
+    blocks = [(summary.titles.get(name, name), methods) for name, methods in summary.suites.items()]
+    if len(blocks) > 1:
+        blocks.append(("all", summary.overall))
+    return [
+        _row(title, method, figures)
+        for title, methods in blocks
+        for method, figures in methods.items()
+    ]
+
+
+def _row(title: str, method: str, figures: Figures) -> dict[str, str]:
+    plain = method == PLAIN
+    times = f"{format_number(figures.draft_ms, 1)} + {format_number(figures.verify_ms, 1)}"
+    tau = format_number(value_of(figures.tau)) if plain else format_estimate(figures.tau, "")
+    return {
+        SUITE: title,
+        METHOD: format_method(method, figures),
+        SPEED: format_number(figures.tokens_per_s, 1),
+        SPEEDUP: "1" if plain else format_estimate(figures.speedup),
+        WHOLE: "1" if plain else format_number(value_of(figures.speedup_with_prefill), 2, "×"),
+        TAU: tau,
+        TAU_MACRO: format_number(figures.tau_macro),
+        POSITIONS: " ".join(
+            f"{a.unconditional:.2f}" for a in figures.acceptance if a.position in (1, 2, 4, 8)
+        ),
+        TIMES: "" if plain else times,
+        SAME: _describe_identity(figures),
+        PROMPTS: str(figures.prompts),
+    }
+
+
+def _describe_identity(figures: Figures) -> str:
+    if figures.identical is None:
+        return "n/a (sampled)"
+    notes = []
+    if figures.bugs:
+        notes.append(plural(figures.bugs, "BUG"))
+    if figures.rounding_ties:
+        notes.append(plural(figures.rounding_ties, "tie"))
+    return f"{figures.identical}/{figures.prompts}" + (f" ({', '.join(notes)})" if notes else "")
+
+
+def table(summary: Summary) -> Table:
+    """The table for the terminal."""
+    result = Table(title=headline(summary), title_justify="left")
+    lossy = any(figures.lossy for figures in summary.overall.values())
+    # the headline names a single suite; the name of a lossy verifier takes the place of the speed
+    hidden = (SUITE if len(summary.suites) == 1 else None, SPEED if lossy else None)
+    shown = [name for name in ON_TERMINAL if name not in hidden]
+    for name in shown:
+        breaks = name in (SUITE, METHOD, SAME)  # figures never break
+        result.add_column(
+            "τ" if name == TAU else name,
+            justify="left" if name in (SUITE, METHOD) else "right",
+            no_wrap=not breaks,
+            overflow="fold",
+            min_width=7 if breaks else None,
+        )
+    before = None
+    for row in rows(summary):
+        first = row[SUITE] != before
+        if before is not None and first:
+            result.add_section()
+        before = row[SUITE]
+        cells = {**row, TAU: row[TAU].partition(" [")[0], SUITE: row[SUITE] if first else ""}
+        style = "bold" if row[METHOD].startswith(MAIN) else ""
+        result.add_row(*(cells[name] for name in shown), style=style)
+    return result
+
+
+def against_first(summary: Summary) -> dict[str, list[list[str]]]:
+    """Title → rows of `AGAINST` for each swept system: what each point gains over the first, prompt
+    by prompt."""
+    blocks: dict[str, list[list[str]]] = {}
+    for gain in summary.against_first:
+        title = f"{gain.system} against {gain.first}, prompt by prompt"
+        tau, speed = format_estimate(gain.tau, "", "+.3f"), format_estimate(gain.speed)
+        blocks.setdefault(title, []).append([gain.point, tau, speed, str(gain.prompts)])
+    return blocks
+
+
+def against_tables(summary: Summary) -> list[Table]:
+    """`against_first` for the terminal."""
+    tables = []
+    for title, body in against_first(summary).items():
+        result = Table(title=title, title_justify="left")
+        for name in AGAINST:
+            result.add_column(name, no_wrap=name != AGAINST[0], overflow="fold")
+        for row in body:
+            result.add_row(*row)
+        tables.append(result)
+    return tables
+
+
+def overview(summary: Summary) -> tuple[list[str], list[list[str]]]:
+    """Several suites in one table, header and rows: each method over all of them, and its speed-up
+    on each."""
+    shown = (METHOD, SPEED, SPEEDUP, TAU, POSITIONS, TIMES, SAME, PROMPTS)
+    header = [*shown, *(summary.titles.get(name, name) for name in summary.suites)]
+    body = []
+    for method, figures in summary.overall.items():
+        row = _row("all", method, figures)
+        speedups = [value_of(methods[method].speedup) for methods in summary.suites.values()]
+        body.append([*(row[name] for name in shown), *(format_number(s, 2, "×") for s in speedups)])
+    return header, body
+
+
+def markdown(summary: Summary) -> str:
+    """Headline, machine and table as Markdown, for a README or a model card; of several suites the
+    overview."""
+    settings, machine = summary.settings, summary.run.machine
+    if len(summary.suites) > 1:
+        header, body = overview(summary)
+    else:
+        header, body = list(COLUMNS), [list(row.values()) for row in rows(summary)]
+    processor = markdown_text(machine.get("processor", "unknown processor"))
+    lines = [
+        f"**{markdown_text(headline(summary))}**, up to {settings['max_new_tokens']} new tokens, "
+        "batch 1, "
+        f"{plural(settings['threads'], 'thread')}, {processor}",
+        "",
+        *_markdown(header, body),
+    ]
+    for title, points in against_first(summary).items():
+        lines += ["", f"{markdown_text(title)}:", "", *_markdown(AGAINST, points)]
+    if note := note_above_tau(summary):
+        lines += ["", markdown_text(note)]
+    return "\n".join(lines)
+
+
+def _markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(map(markdown_text, row)) + " |" for row in (header, *body)]
+    return [lines[0], "|" + "---|" * len(header), *lines[1:]]
+
+
+def source_lines(summary: Summary) -> list[str]:
+    """A line for each source of prompts, and for each thing that was left out."""
+    sources = [
+        f"{s['name']}: {plural(s['prompts'], 'prompt')} from {s['source']}"
+        for s in summary.run.suites
+    ]
+    return sources + [f"left out: {line}" for line in summary.run.skipped]
+
+
+FAIR = 0.97
+"""From this ratio to transformers' speed on the baseline is strong."""
+TOY = 10_000_000
+"""Below this many parameters a baseline is not judged: a token costs less than the code around
+it."""
+
+
+def baseline_line(check: Mapping[str, Any] | None) -> str:
+    """Plain decoding against transformers' own generate, in one sentence; empty if it was not
+    timed."""
+    if check is None:
+        return ""
+    if "error" in check:
+        return f"transformers' own generate could not be timed: {check['error']}"
+    same = "the same tokens" if check["identical"] else "other tokens: the two round differently"
+    ratios = check.get("ratios") or []  # old reports have none
+    each = f", {min(ratios):.2f} to {max(ratios):.2f} each" if ratios else ""
+    return (
+        f"Plain decoding: {check['plain_tokens_per_s']:.1f} tokens/s; transformers' own generate: "
+        f"{check['transformers_tokens_per_s']:.1f} ({check['ratio']:.2f}× by the best of "
+        f"{check.get('repeats', 3)}{each}, "
+        f"one prompt, prefill included, {same}){_judge_baseline(check, ratios)}."
+    )
+
+
+def _judge_baseline(check: Mapping[str, Any], ratios: Sequence[float]) -> str:
+    """What the ratio means; nothing for a toy, or if a repeat disagrees."""
+    if check.get("parameters", TOY) < TOY:
+        return ""
+    fair = [ratio >= FAIR for ratio in (check["ratio"], *ratios)]
+    if all(fair):
+        return ": the baseline is strong"
+    if any(fair):
+        return ": the repeats differ too much to judge the baseline"
+    return ": SLOWER than transformers, so the speed-ups are too high"

@@ -1,0 +1,172 @@
+"""The verdict of a measurement in plain words: how fast, how certain, and whether the output
+changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from decode.evaluation.statistics import FEWEST
+from decode.evaluation.summary import Figures, Summary, format_number, value_of
+from decode.systems.registry import MAIN, PLAIN, TITLES
+from specalign.common.text import plural
+
+_MOST_SENTENCES = 5
+"""With more methods than this, only the best one has its own sentence."""
+STEADY = 2.0
+"""On an idle machine plain decoding's slowest prompt takes less than this times the seconds per
+token of its fastest one: 1.4 and 1.5 over MT-Bench, 4 to 10 next to another process."""
+
+
+def verdict(summary: Summary) -> str:
+    """One paragraph."""
+    settings, overall = summary.settings, summary.overall
+    others = [method for method in overall if method != PLAIN]
+    if not others:
+        return "Only plain decoding was measured: nothing to compare it with."
+    if settings.get("race"):
+        return (
+            "A race between settings, not a measurement: the slower ones left early, so their "
+            "figures rest on fewer prompts, "
+            "and the winners were chosen by these same figures."
+        )
+    best = max(others, key=lambda m: (m == MAIN, value_of(overall[m].speedup) or 0.0))
+    count, sources = overall[best].prompts, summary.run.suites
+    titles = ", ".join(source["title"] for source in sources if source["prompts"])
+    where = f"{plural(count, 'prompt')} ({titles}), {summary.sampling}"
+    sentences = [
+        f"{_subject(best, overall[best])} {_describe_speed(overall[best])} on {where}, "
+        f"up to {settings['max_new_tokens']} new tokens, {settings['dtype']}, "
+        f"with τ = {format_number(value_of(overall[best].tau))} tokens per target call."
+    ]
+    if len(others) <= _MOST_SENTENCES:
+        rest = [method for method in others if method != best]
+        sentences += [f"{_subject(m, overall[m])} {_describe_speed(overall[m])}." for m in rest]
+    exact = [method for method in others if not overall[method].lossy]
+    if exact:
+        sentences.append(_describe_losslessness(summary, exact))
+    sentences += [_describe_lossy(m, overall[m]) for m in others if overall[m].lossy]
+    sentences += _warnings(summary, count)
+    return " ".join(sentences)
+
+
+def _warnings(summary: Summary, count: int) -> Iterator[str]:
+    """What makes the figures doubtful. `count`: prompts of the best method."""
+    if note := note_above_tau(summary):
+        yield note
+    expected = sum(source["prompts"] for source in summary.run.suites)
+    if 0 < count < expected:
+        yield f"UNFINISHED: {count} of {plural(expected, 'prompt')}; the same command continues."
+    if 1 < count < FEWEST:
+        yield "So few prompts say little about others."
+    spread = summary.plain_spread
+    if spread is not None and spread > STEADY:
+        yield (
+            f"The machine was disturbed (plain decoding's own speed varied {spread:.1f}-fold "
+            "between prompts): "
+            "do not trust the ratios; repeat on an idle one."
+        )
+    load, cores = summary.load_average, summary.run.machine.get("cores") or 1
+    if (
+        load is not None
+        and load["median"] > max(int(summary.settings.get("threads") or 1), 1) + 0.5
+    ):
+        yield (
+            f"The machine was not idle (load {load['median']:.1f} on {plural(cores, 'core')}): "
+            "repeat on an idle one before quoting the speed."
+        )
+
+
+def exceeds_tau(figures: Figures) -> bool:
+    """Whether a speed-up exceeds τ beyond both intervals: drafting saves at most τ − 1 of τ target
+    forwards."""
+    speedup, tau = figures.speedup, figures.tau
+    if speedup is None or tau is None:
+        return False
+    least = speedup.value if speedup.lo is None else speedup.lo
+    most = tau.value if tau.hi is None else tau.hi
+    return bool(least > most + 1e-9)
+
+
+def note_above_tau(summary: Summary) -> str:
+    """A sentence on methods that are faster than their drafts allow, over all suites or on one;
+    empty if there are none."""
+    found: list[str] = []
+    for method in summary.overall:
+        if method == PLAIN:
+            continue
+        places = [("", summary.overall[method])]
+        if len(summary.suites) > 1:
+            for suite, methods in summary.suites.items():
+                if method in methods:
+                    places.append((f" on {summary.titles.get(suite, suite)}", methods[method]))
+        for place, figures in places:
+            if exceeds_tau(figures):
+                speedup, tau = value_of(figures.speedup), value_of(figures.tau)
+                found.append(f"{method}{place} {speedup:.2f}× at τ {tau:.2f}")
+                break
+    if not found:
+        return ""
+    return (
+        f"NOTE: a speed-up above τ ({'; '.join(found)}) can't come from drafting alone: the "
+        "baseline is slow here, or the "
+        "machine was busy while it ran; measure again before quoting it."
+    )
+
+
+def _subject(method: str, figures: Figures) -> str:
+    return TITLES.get(method, method) + (" (LOSSY)" if figures.lossy else "")
+
+
+def _describe_lossy(method: str, figures: Figures) -> str:
+    same = ""
+    if figures.identical is not None:
+        same = (
+            f": {figures.identical} of {plural(figures.prompts, 'output')} equal plain decoding's"
+        )
+    return f"NOT LOSSLESS: {method} was verified by {figures.verifier}, which changes the output's distribution{same}."
+
+
+def _describe_speed(figures: Figures) -> str:
+    speedup = figures.speedup
+    if speedup is None:
+        return "can't be compared with plain decoding (no output was longer than one token)"
+    if speedup.lo is None or speedup.hi is None:
+        return (
+            f"ran at {speedup.value:.2f}× plain decoding's speed (too few prompts for an interval)"
+        )
+    interval = f"{speedup.value:.2f}× (95% interval {speedup.lo:.2f} to {speedup.hi:.2f})"
+    if (figures.mean_accepted or 0.0) < 0.005 and speedup.hi >= 1:
+        return f"can't make the target faster: hardly any draft was accepted, the difference is noise: {interval}"
+    if speedup.lo > 1:
+        return f"makes the target faster by {interval}"
+    if speedup.hi < 1:
+        return f"makes the target SLOWER: {interval}"
+    return f"makes no measurable difference: {interval}"
+
+
+def _describe_losslessness(summary: Summary, methods: Sequence[str]) -> str:
+    if not summary.greedy:
+        return (
+            "Sampled outputs differ from draw to draw, so identity does not apply; "
+            f"{', '.join(methods)}: verified exactly, which keeps the target's distribution."
+        )
+    figures = {method: summary.overall[method] for method in methods}
+    if summary.bugs:
+        count = plural(summary.bugs, "difference")
+        who = ", ".join(method for method, f in figures.items() if f.bugs)
+        return f"OUTPUT CHANGED by {who}: {count} that rounding does not explain. Don't use it."
+    counts = {method: f"{f.identical} of {f.prompts}" for method, f in figures.items()}
+    if len(set(counts.values())) == 1:
+        where = f"{counts[methods[0]]} prompts"
+    else:
+        where = ", ".join(
+            f"{counts[method]} prompts ({_subject(method, figures[method]).lower()})"
+            for method in methods
+        )
+    same = f"The output is identical to plain decoding's on {where}"
+    ties = sum(f.rounding_ties or 0 for f in figures.values())
+    if not ties:
+        return f"{same}, so accuracy is unchanged."
+    over = " (over all methods)" if len(methods) > 1 else ""
+    hint = "" if summary.settings["dtype"] == "float32" else " (hardly any with --dtype float32)"
+    return f"{same}; {plural(ties, 'difference')}{over} start at a rounding tie between two tokens{hint}."

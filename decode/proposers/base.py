@@ -1,0 +1,143 @@
+"""The interface between engine and drafters. A drafter is the model, shared by all requests; a
+session is its state for one request."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from decode.speculation.processors import History
+from decode.speculation.proposal import Law, Proposal
+from decode.speculation.sampling import ProcessorState, Sampling, best, couple, draw, probs
+from decode.speculation.tree import MOST_NODES
+from specalign.common.errors import UserError
+from specalign.lm.cache import KVCache
+from specalign.lm.model import Target, TargetOutput
+
+
+def common_prefix_length(one: list[int], other: list[int]) -> int:
+    """The length of the longest prefix that both texts share."""
+    count = min(len(one), len(other))
+    if one[:count] == other[:count]:
+        return count
+    return next(i for i in range(count) if one[i] != other[i])
+
+
+def check_range(name: str, value: int | None, least: int, most: int | None = MOST_NODES) -> None:
+    """Raises UserError for a given option that is out of range; `most` None = no upper limit."""
+    if value is not None and (value < least or (most is not None and value > most)):
+        limits = f"at least {least}" if most is None else f"{least} to {most}"
+        raise UserError(f"{name}={value!r}: must be {limits}")
+
+
+@dataclass
+class Request:
+    """One request's state. The engine owns it; a drafter's session reads it.
+
+    tokens: prompt and committed output. cache: the target's; it holds all tokens but the last.
+    history: the state of the processors after `tokens`; q goes through the same processors as p.
+    noise: under the verifier `gumbel`, the noise (V,) that the target will add at an absolute
+    position.
+        A drafter that adds the same noise drafts the target's own token wherever q is near p.
+    """
+
+    target: Target
+    tokens: list[int]
+    cache: KVCache
+    sampling: Sampling
+    generator: torch.Generator
+    history: History
+    noise: Callable[[int], Tensor] | None = None
+
+    def law(self, drafter: Drafter) -> Law:
+        """How this drafter draws here: with `noise` its drafts have no q."""
+        return drafter.law(self.sampling) if self.noise is None else "point"
+
+    def choose(
+        self,
+        law: Law,
+        logits_RV: Tensor,
+        before: ProcessorState,
+        ahead: Iterable[int],
+        ids_V: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Choose or draw a column per row of logits; returns columns and, where they were drawn, q.
+
+        Args:
+            logits_RV: overwritten.
+            ahead: of each row, how many drafts lie between the text and it.
+            ids_V: the tokens of the columns; None = all.
+        """
+        noise = self.noise
+        if noise is None and law == "point":
+            return best(logits_RV, self.sampling, before, overwrite=True), None
+        q_RV = probs(logits_RV, self.sampling, before, overwrite=True)
+        if noise is None:
+            return draw(q_RV, self.generator), q_RV
+        columns = slice(None) if ids_V is None else ids_V
+        positions = [len(self.tokens) + i for i in ahead]
+        return couple(q_RV, lambda position: noise(position)[columns], positions), None
+
+
+class Drafter(Protocol):
+    """What makes proposals; by default its tokens are chosen, not drawn.
+
+    A class that sets `in_background` drafts in another thread, `by_clock` by measured times (a seed
+    may give other tokens of the same distribution), `in_rounds` with more random numbers than it
+    has drafts. `decode.verify` asks for these.
+    """
+
+    name: str
+    draft_tokens: int
+    """K: the most tokens that it drafts per target call; of a tree, its levels."""
+    draft_nodes: int
+    """The most tokens in one proposal: `draft_tokens` unless it drafts trees."""
+
+    def law(self, sampling: Sampling) -> Law:
+        """How the tokens of every proposal are drawn (decode/speculation/proposal.py)."""
+        return "point"
+
+    def start(self, request: Request) -> DraftSession:
+        """Begin a request, before the target reads its prompt."""
+
+
+class DraftSession(ABC):
+    """A drafter's state for one request. By default it needs only the text (`request.tokens`)."""
+
+    taps: tuple[int, ...] = ()
+    """Target layers whose outputs `observe` needs."""
+    rewinds = False
+    """Whether the text may change, or become shorter, between calls."""
+
+    def observe(self, output: TargetOutput, kept: int) -> None:  # noqa: B027
+        """A target forward whose first `kept` ≥ 1 positions are committed and in the cache."""
+
+    @abstractmethod
+    def propose(self, k: int) -> Proposal | None:
+        """Draft at most k ≥ 1 tokens (of a tree: levels) after `request.tokens`; None = no drafts.
+
+        Whether a position is drafted may depend on the values drawn before it, never on its own,
+        unless the law is `point`.
+        """
+
+    def close(self) -> None:  # noqa: B027
+        """The request has ended or failed: wait for background work. May be called repeatedly."""
+
+
+class WrappingSession(DraftSession):
+    """A session around another one, to which it forwards everything."""
+
+    def __init__(self, inner: DraftSession) -> None:
+        self.inner = inner
+        self.taps = inner.taps
+
+    def observe(self, output: TargetOutput, kept: int) -> None:
+        self.inner.observe(output, kept)
+
+    def close(self) -> None:
+        self.inner.close()

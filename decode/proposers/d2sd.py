@@ -1,0 +1,222 @@
+"""D²SD (arXiv 2606.04446): two block drafters; the second drafts again from where the first is
+probably wrong.
+
+The first drafts a block. Boundary i assumes that its first i tokens are right and the next one is
+wrong; by the first drafter's confidences c_k = max_v q_k(v) that has the probability r(i) =
+(Π_{k≤i} c_k)·(1 − c_{i+1}). After each of the most probable boundaries the second drafts again,
+given the tokens before it, all in one pass. It is trained with `objective.prefix_decay`
+(specalign/diffusion/noise.py: `clean_prefixes`).
+
+All drafts form one tree. At temperature 0, and with `keep_q` off, the most probable tokens are
+chosen and drafts are merged where they share a prefix: law `point`. Otherwise every token is drawn
+from its q, law `causal`; the second drafter's first token after a boundary is an independent
+sibling, with another q, of the first draft's token there. Boundaries are then scored without the
+Markov bias, that is before any token is drawn, so that the tree's shape does not depend on its
+tokens.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from decode.proposers.base import DraftSession, Request, check_range
+from decode.speculation.proposal import DraftProbs, Law, Proposal
+from decode.speculation.sampling import NOTHING, Sampling, apply_penalties, draw, probs
+from decode.speculation.tree import MOST_NODES, chain
+from decode.speculation.tree_drafts import concatenate_q, prefix_tree
+from specalign.common.errors import UserError
+from specalign.lm.model import TargetOutput
+from specalign.models.block import BlockDrafter
+from specalign.models.block_session import BlockSession
+
+
+class D2SDDrafter:
+    """Two trained block drafters of one target.
+
+    Args:
+        first: drafts the block.
+        second: drafts it again after the boundaries; may be `first` itself if that was trained with
+            prefixes: then not after boundary 0, where it would draft the same.
+        boundaries: how many of them, at most all.
+        draft_tokens: K, default the shorter one's block.
+        keep_q: above temperature 0 draw the tokens from q; else choose them there too, which is
+            accepted less often (τ on SmolLM2 drawn and chosen: 1.63 and 1.30 at temperature 1, 1.71
+            and 1.55 at 0.6).
+
+    Raises:
+        UserError: drafters of two targets, an option out of range, or more nodes than a tree may
+            have.
+    """
+
+    name = "d2sd"
+
+    def __init__(
+        self,
+        first: BlockDrafter,
+        second: BlockDrafter,
+        boundaries: int = 4,
+        draft_tokens: int | None = None,
+        keep_q: bool = True,
+    ) -> None:
+        if first.target is not second.target:
+            raise UserError(
+                f"the second drafter is of target {second.target.spec!r}, the first of "
+                f"{first.target.spec!r}: both must be loaded for one"
+            )
+        check_range("draft_tokens", draft_tokens, 1, None)
+        if boundaries < 1:
+            raise UserError(
+                f"boundaries={boundaries!r}: must be at least 1 (without any: the block drafter)"
+            )
+        block = min(first.config.block_size, second.config.block_size)
+        self.first, self.second = first.eval(), second.eval()
+        self.draft_tokens = min(draft_tokens or block, block)
+        self.boundaries, self.lowest, self.keep_q = boundaries, int(first is second), keep_q
+        # the branch after boundary i shares its first i tokens with the first draft
+        branches = range(self.draft_tokens - self.lowest, 0, -1)
+        self.draft_nodes = self.draft_tokens + sum(branches[:boundaries])
+        if self.draft_nodes > MOST_NODES:
+            raise UserError(
+                f"boundaries={boundaries} after {self.draft_tokens} tokens: a tree of "
+                f"{self.draft_nodes} "
+                f"nodes, at most {MOST_NODES}; give fewer boundaries or draft_tokens"
+            )
+
+    def law(self, sampling: Sampling) -> Law:
+        return "causal" if self.keep_q and not sampling.greedy else "point"
+
+    def start(self, request: Request) -> D2SDSession:
+        return D2SDSession(self, request)
+
+
+class WrittenTokens(NamedTuple):
+    """Of every token that was filled in: the penalised logits (R, Vd), for drawn tokens without the
+    Markov bias; what it was drawn from, None where it was chosen; its block and position."""
+
+    logits_RV: Tensor
+    q: DraftProbs | None
+    rows: list[tuple[int, int]]
+
+
+class D2SDSession(DraftSession):
+    """One request's drafts. Both networks share the target's cache and tapped layers."""
+
+    def __init__(self, proposer: D2SDDrafter, request: Request) -> None:
+        self.proposer, self.request = proposer, request
+        self.law: Law = request.law(proposer)
+        self.sessions = [
+            BlockSession(network, request.cache, request.cache.capacity)
+            for network in dict.fromkeys((proposer.first, proposer.second))
+        ]
+        self.first, self.second = self.sessions[0], self.sessions[-1]
+        self.taps = tuple(sorted({i for session in self.sessions for i in session.taps}))
+
+    def observe(self, output: TargetOutput, kept: int) -> None:
+        for session in self.sessions:
+            taps_BLFD = output.taps_BLFD
+            if taps_BLFD is not None and session.taps != self.taps:
+                taps_BLFD = taps_BLFD[:, :, [self.taps.index(i) for i in session.taps]]
+            session.observe(output.hidden_BLD, taps_BLFD, kept)
+
+    def propose(self, k: int) -> Proposal:
+        k = min(k, self.proposer.draft_tokens)
+        draft_1J = torch.tensor(
+            [[self.request.tokens[-1]] + [0] * k], device=self.request.target.device
+        )
+        written = self._write(self.first, draft_1J, [0])
+        # at temperature 0 rank by q at temperature 1
+        scale = self.request.sampling.temperature or 1.0
+        confidence_K = (written.logits_RV / scale).softmax(-1).amax(-1)
+        scores_K = boundary_scores(confidence_K)
+        boundaries = rank_boundaries(scores_K, self.proposer.boundaries, self.proposer.lowest)
+        if not boundaries:
+            return Proposal(draft_1J[0, 1:], self.law, written.q)
+        branches_NJ = draft_1J.repeat(len(boundaries), 1)
+        rewritten = self._write(self.second, branches_NJ, boundaries)
+        if self.law == "point":
+            drafts = torch.cat((draft_1J, branches_NJ))[:, 1:].tolist()
+            return prefix_tree(drafts, draft_1J.device)
+        return self._build_drawn_tree(
+            draft_1J[0, 1:], branches_NJ[:, 1:], boundaries, written, rewritten
+        )
+
+    def _build_drawn_tree(
+        self,
+        draft_K: Tensor,
+        branches_NK: Tensor,
+        boundaries: list[int],
+        written: WrittenTokens,
+        rewritten: WrittenTokens,
+    ) -> Proposal:
+        """The first draft, then what was drawn after each boundary; equal tokens stay separate
+        nodes."""
+        parents, tokens, order = list(chain(len(draft_K))), [draft_K], []
+        for n, (branch_K, i) in enumerate(zip(branches_NK, boundaries, strict=True)):
+            for k in range(i, len(draft_K)):
+                parents.append(i - 1 if k == i else len(parents) - 1)
+                order.append(rewritten.rows.index((n, k)))
+            tokens.append(branch_K[i:])
+        assert written.q is not None and rewritten.q is not None
+        qs = (written.q, rewritten.q.take(torch.tensor(order)))
+        q = concatenate_q(qs)
+        if q is None:  # over other ids
+            q = DraftProbs(torch.cat([x.dense(self.request.target.vocab_size) for x in qs]))
+        return Proposal(
+            torch.cat(tokens), self.law, q, parents=tuple(parents), siblings="independent"
+        )
+
+    def _write(self, session: BlockSession, blocks_NJ: Tensor, shown: list[int]) -> WrittenTokens:
+        """Fill blocks of the last token and J−1 drafts, in place, position by position, after the
+        first `shown` drafts of each."""
+        network, sampling, ids = session.drafter, self.request.sampling, session.drafter.draft_vocab
+        size, count = network.config.rows, blocks_NJ.shape[1] - 1
+        # positions not drafted yet are masked, and the last draft is no input of the layout
+        # anchor_first
+        blocks_NR = F.pad(blocks_NJ, (0, size))[:, :size]
+        shown_N = torch.tensor(shown, device=blocks_NJ.device)
+        hidden_NKD = session.hidden_of_blocks(network.masked(blocks_NR, shown_N))
+        open_blocks = {
+            k: [n for n, i in enumerate(shown) if i <= k] for k in range(min(shown), count)
+        }
+        hidden_RD = torch.cat([hidden_NKD[blocks, k] for k, blocks in open_blocks.items()])
+        widths = [len(blocks) for blocks in open_blocks.values()]
+        logits_RV, inputs_Rr = network.logits(hidden_RD), session.bias_inputs(hidden_RD)
+        inputs = [None] * len(widths) if inputs_Rr is None else inputs_Rr.split(widths)
+        scored, qs = [], []
+        for (k, blocks), logits, line in zip(
+            open_blocks.items(), logits_RV.split(widths), inputs, strict=True
+        ):
+            before = self.request.history.ahead(k, 1).columns(ids)
+            biased = logits if line is None else logits + session.bias(line, blocks_NJ[blocks, k])
+            if self.law == "point":
+                scored.append(apply_penalties(biased, sampling, before))
+                columns, _ = self.request.choose(
+                    "point", scored[-1].clone(), NOTHING, [k] * len(blocks), ids
+                )
+            else:
+                scored.append(apply_penalties(logits, sampling, before))
+                qs.append(probs(biased, sampling, before))
+                columns = draw(qs[-1], self.request.generator)
+            blocks_NJ[blocks, k + 1] = columns if ids is None else ids[columns]
+        q = DraftProbs(torch.cat(qs), ids) if qs else None
+        return WrittenTokens(
+            torch.cat(scored), q, [(n, k) for k, own in open_blocks.items() for n in own]
+        )
+
+
+def boundary_scores(confidence_K: Tensor) -> Tensor:
+    """r(i) = (Π_{k≤i} c_k)·(1 − c_{i+1}), i = 0..K−1, (K,): the probability, by the confidences
+    c_1..c_K, that the first wrong token follows i right ones."""
+    reached_K = torch.cat((torch.ones_like(confidence_K[:1]), confidence_K[:-1].cumprod(0)))
+    return reached_K * (1 - confidence_K)
+
+
+def rank_boundaries(scores_K: Tensor, count: int, lowest: int = 0) -> list[int]:
+    """The `count` boundaries from `lowest` on with the highest scores, ascending; the earlier of
+    equals."""
+    order = scores_K[lowest:].argsort(descending=True, stable=True)[:count] + lowest
+    return sorted(order.tolist())

@@ -1,0 +1,162 @@
+"""Hierarchical speculative decoding (arXiv 2510.19705): a middle model M decodes speculatively with
+its own cheaper drafter, and M's output is the draft for the target.
+
+M's speculation is lossless, so its k tokens are draws from M whatever drafted for it: law `causal`
+with q_i = M(· | text, x_<i), the row that verified them; at temperature 0 M's argmax, law `point`.
+M always decodes exactly k tokens, so their number does not depend on their values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from decode.proposers.autoregressive import CausalContext, check_vocabulary
+from decode.proposers.base import Drafter, DraftSession, Request, check_range, common_prefix_length
+from decode.proposers.block import BlockProposer
+from decode.proposers.d2sd import D2SDDrafter
+from decode.speculation.proposal import NO_DRAFTS, DraftProbs, Law, Proposal
+from decode.speculation.sampling import Sampling, probs
+from decode.speculation.verification import Outcome, Round, outcome_of, verify_rounds
+from decode.speculation.verifiers import choose, run_verifier
+from specalign.common.errors import UserError
+from specalign.kernels.gradients import without_gradients
+from specalign.lm.model import Target
+
+DRAFT_TOKENS = 8
+
+
+class HierarchicalDrafter:
+    """A causal language model with its own cheaper drafter.
+
+    Args:
+        model: M, over the target's vocabulary and on its device.
+        inner: drafts for M, of any law, from the text alone (a block drafter would need M's hidden
+            states).
+        draft_tokens: K, of M's tokens.
+
+    Raises:
+        UserError: fewer than one draft, an inner drafter that reads hidden states; when a request
+            begins, another vocabulary or device than the target's.
+    """
+
+    in_rounds = True
+
+    def __init__(self, model: Target, inner: Drafter, draft_tokens: int = DRAFT_TOKENS) -> None:
+        check_range("draft_tokens", draft_tokens, 1, None)
+        innermost = inner
+        while hasattr(innermost, "inner"):
+            innermost = innermost.inner
+        if isinstance(innermost, BlockProposer | D2SDDrafter):
+            raise UserError(
+                f"inner drafter {inner.name!r} reads its verifier's hidden states: a hierarchical "
+                "drafter takes "
+                "one that reads the text alone (lookup, autoregressive, a standalone diffusion "
+                "drafter)"
+            )
+        self.model, self.inner = model, inner
+        self.name = f"hierarchical+{inner.name}"
+        self.draft_tokens = self.draft_nodes = draft_tokens
+
+    def law(self, sampling: Sampling) -> Law:
+        return "point" if sampling.greedy else "causal"
+
+    def start(self, request: Request) -> HierarchicalSession:
+        check_vocabulary(self.model, request.target)
+        if self.model.device != request.target.device:
+            raise UserError(
+                f"drafter {self.model.spec!r} is on {self.model.device}, target "
+                f"{request.target.spec!r} on "
+                f"{request.target.device}: a hierarchical drafter needs the same device"
+            )
+        return HierarchicalSession(self, request)
+
+
+class HierarchicalSession(DraftSession):
+    """One request's drafts. `middle` is M's own request: the text followed by M's tokens of this
+    round."""
+
+    rewinds = True
+
+    def __init__(self, drafter: HierarchicalDrafter, request: Request) -> None:
+        self.drafter, self.request = drafter, request
+        self.law: Law = request.law(drafter)
+        self.context = CausalContext(
+            drafter.model, request.cache.capacity + drafter.inner.draft_nodes
+        )
+        self.middle = replace(
+            request,
+            target=drafter.model,
+            tokens=list(request.tokens),
+            cache=self.context.cache,
+            history=request.history.fork(),
+        )
+        self.inner = drafter.inner.start(self.middle)
+
+    def propose(self, k: int) -> Proposal | None:
+        # the last draft is not read
+        k = min(k, self.drafter.model.context_limit + 1 - len(self.request.tokens))
+        if k < 1:
+            return None
+        self._reset_text()
+        first, rows = len(self.middle.tokens), list[Tensor]()
+        while (left := first + k - len(self.middle.tokens)) > 0:
+            rows.append(self._decode_round(left))
+        tokens_K = torch.tensor(self.middle.tokens[first:], device=self.drafter.model.device)
+        return Proposal(
+            tokens_K, self.law, None if self.law == "point" else DraftProbs(torch.cat(rows))
+        )
+
+    def _reset_text(self) -> None:
+        """Reset M's text to the committed one. An inner session that cannot rewind is started
+        again."""
+        middle, text = self.middle, self.request.tokens
+        shortened = common_prefix_length(middle.tokens, text) < len(middle.tokens)
+        middle.tokens[:] = text
+        middle.history = self.request.history.fork()
+        if shortened and not self.inner.rewinds:
+            self.inner.close()
+            self.inner = self.drafter.inner.start(middle)
+
+    @without_gradients
+    def _decode_round(self, left: int) -> Tensor:
+        """One call of M, which adds 1 to `left` tokens; returns the rows that they were drawn from,
+        (R, V)."""
+        middle, model = self.middle, self.drafter.model
+        # a call adds its accepted drafts and one more token
+        most = min(self.drafter.inner.draft_tokens, left - 1)
+        draft = (self.inner.propose(most) if most > 0 else None) or NO_DRAFTS
+        draft = draft.cut(most)
+        if draft.branches and model.chains_only:
+            raise UserError(
+                f"drafter {model.spec!r} {model.why_chains_only}: drafts may not branch"
+            )
+        unread = self.context.follow(middle.tokens)
+        logits_MV = self.context.read(unread, draft.tokens_K.tolist(), draft.parents)
+        outcome, p_MV = self._verify(logits_MV, draft)
+        self.context.keep(len(draft), outcome.path)
+        tokens = [*outcome.accepted, outcome.following]
+        middle.tokens.extend(tokens)
+        middle.history.extend(tokens)
+        return p_MV[outcome.rows]
+
+    def _verify(self, logits_MV: Tensor, draft: Proposal) -> tuple[Outcome, Tensor]:
+        """M's verification of the drafts, and its p at every node (for law `point` the logits)."""
+        middle, sampling = self.middle, self.middle.sampling
+        before = middle.history.rows(draft.tokens_K, draft.tree)
+        if self.law == "point":
+            verifier, first = "greedy" if sampling.greedy else "gumbel", len(middle.tokens)
+            one = Round(
+                logits_MV, draft, verifier, sampling, before, middle.generator, middle.noise, first
+            )
+            return verify_rounds([one])[0], logits_MV
+        p_MV = probs(logits_MV, sampling, before, overwrite=True)
+        verifier = choose(draft.law, sampling.temperature)
+        return outcome_of(
+            draft, *run_verifier(verifier, [draft], p_MV[None], [middle.generator])
+        ), p_MV
+
+    def close(self) -> None:
+        self.inner.close()

@@ -1,0 +1,125 @@
+"""Drafting while the target verifies (DuoDecoding, arXiv 2503.00784; Double, 2601.05524). As soon
+as a draft is proposed, a thread begins the next one, on the guess that the draft will be accepted
+whole and followed by the drafter's own next token. If the guess is right the next draft costs no
+time; else it is made again.
+
+The law is that of the inner drafter. The next draft is drawn from q after the guessed text, with a
+generator of its own. Whether the guess is right depends on tokens drawn before and on the target,
+so given that it is, the tokens are draws from q.
+
+It needs a drafter on another device than the target, or idle cores: on shared ones each slows the
+other down.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+import torch
+
+from decode.proposers.base import Drafter, Request, WrappingSession
+from decode.speculation.proposal import Law, Proposal
+from decode.speculation.sampling import Sampling, make_generator
+from specalign.common.errors import UserError
+
+_OWN_STREAM = 0x0A17
+"""XORed with the request's seed, it seeds the generator of drafts made ahead."""
+
+
+class OverlappedDrafter:
+    """`inner`, drafting one round ahead.
+
+    Args:
+        inner: drafts chains from the text alone, and its text can be rewound. Its last drafted
+            token is the guess.
+
+    Raises:
+        UserError: it drafts fewer than two tokens; when a request begins: it cannot rewind.
+    """
+
+    in_background = True
+
+    def __init__(self, inner: Drafter) -> None:
+        if inner.draft_tokens < 2:
+            raise UserError(
+                f"drafter {inner.name!r} drafts one token: drafting ahead needs at least 2, the "
+                "last one is the guess"
+            )
+        self.inner = inner
+        self.name = f"{inner.name}+overlap"
+        self.draft_tokens = self.draft_nodes = inner.draft_tokens - 1
+
+    def law(self, sampling: Sampling) -> Law:
+        return self.inner.law(sampling)
+
+    def start(self, request: Request) -> OverlappedSession:
+        return OverlappedSession(self.inner, request)
+
+
+class OverlappedSession(WrappingSession):
+    """One request's drafts."""
+
+    rewinds = True
+
+    def __init__(self, drafter: Drafter, request: Request) -> None:
+        device, seed = request.target.device, request.sampling.fixed_seed
+        self.request = request
+        self.guessed = replace(
+            request,
+            tokens=list(request.tokens),
+            generator=make_generator(seed ^ _OWN_STREAM, device),
+            history=request.history.fork(),
+        )
+        super().__init__(drafter.start(self.guessed))
+        if not self.inner.rewinds:
+            raise UserError(
+                f"drafter {drafter.name!r} can't run ahead: it reads the target's states, or its "
+                "text can't go back"
+            )
+        self.worker = ThreadPoolExecutor(1)
+        self.ahead: Future[Proposal | None] | None = None
+
+    def propose(self, k: int) -> Proposal | None:
+        ahead = self._join()
+        if ahead is not None and self.guessed.tokens == self.request.tokens:
+            draft = ahead.result()
+        else:
+            self._set_guess([])
+            draft = self._draft(k + 1)
+        if draft is None:
+            return None
+        if draft.branches:
+            return draft.cut(k)
+        tokens = draft.tokens_K.tolist()
+        if len(tokens) > k:
+            self._set_guess(tokens[: k + 1])
+        if len(self.request.tokens) < len(self.guessed.tokens) < self.request.cache.capacity - k:
+            # A thread lives for one draft: OpenMP keeps a team per living thread, and with more of
+            # them than cores every team sleeps between products, which halves the speed of all
+            # later decoding in the process.
+            self.worker = ThreadPoolExecutor(1)
+            self.ahead = self.worker.submit(self._draft, k + 1)
+            self.worker.shutdown(wait=False)
+        return draft.cut(k)
+
+    def _set_guess(self, tokens: list[int]) -> None:
+        """Set the text that the inner drafter sees: the committed one followed by `tokens`."""
+        self.guessed.tokens[:] = [*self.request.tokens, *tokens]
+        self.guessed.history = self.request.history.fork()
+        self.guessed.history.extend(tokens)
+
+    @torch.no_grad()
+    def _draft(self, k: int) -> Proposal | None:
+        return self.inner.propose(k)
+
+    def _join(self) -> Future[Proposal | None] | None:
+        """Wait for the thread to end, shortly after its draft is done; returns the draft, if there
+        was one."""
+        self.worker.shutdown()
+        ahead, self.ahead = self.ahead, None
+        return ahead
+
+    def close(self) -> None:
+        self._join()
+        super().close()

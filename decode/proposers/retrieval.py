@@ -1,0 +1,130 @@
+"""Retrieval (SAM Decoding, arXiv 2411.10666; REST, arXiv 2311.08252): propose what most often
+followed the longest suffix of the text that occurred before, in the text itself or in a datastore.
+No model, no training.
+
+The source with the longer match drafts; the text itself if both are equal. Tokens are chosen by
+counts: law `point`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from decode.proposers.base import Drafter, DraftSession, Request, check_range
+from decode.proposers.suffix_automaton import (
+    ROOT,
+    Continuation,
+    Datastore,
+    SuffixAutomaton,
+    TextAutomaton,
+)
+from decode.speculation.proposal import Proposal
+from decode.speculation.tree_drafts import best_first
+
+
+class RetrievalDrafter(Drafter):
+    """Proposes what followed in prompt and output, or in a datastore.
+
+    Args:
+        draft_tokens: K, how many tokens to draft ahead, of a tree its levels.
+        shortest: nothing is proposed after a match of fewer tokens.
+        tree_nodes: tokens of a tree of the most frequent continuations; 0 = a chain of the most
+            frequent one at each step.
+        datastore: other texts, as the target's tokens (`decode.proposers.corpus.read_corpus`).
+    """
+
+    name = "retrieval"
+
+    def __init__(
+        self,
+        draft_tokens: int = 8,
+        shortest: int = 2,
+        tree_nodes: int = 0,
+        datastore: Datastore | None = None,
+    ) -> None:
+        check_range("draft_tokens", draft_tokens, 1)
+        check_range("shortest", shortest, 1, None)
+        check_range("tree_nodes", tree_nodes, 0)
+        self.draft_tokens, self.shortest, self.tree_nodes = draft_tokens, shortest, tree_nodes
+        self.draft_nodes = max(draft_tokens, tree_nodes)
+        self.datastore = datastore
+
+    def start(self, request: Request) -> RetrievalSession:
+        return RetrievalSession(self, request)
+
+
+class RetrievalSession(DraftSession):
+    """One request's drafts. `text`: the automaton of all its tokens; `match`: state and length of
+    their longest ending in the datastore."""
+
+    def __init__(self, proposer: RetrievalDrafter, request: Request) -> None:
+        # options are read at every draft; the datastore must stay the one that `match` belongs to
+        self.proposer, self.datastore, self.request = proposer, proposer.datastore, request
+        self.text = TextAutomaton()
+        self.match = (ROOT, 0)
+        self.indexed = 0
+
+    def propose(self, k: int) -> Proposal | None:
+        for token in self.request.tokens[self.indexed :]:
+            self.text.extend(token)
+            if self.datastore is not None:
+                self.match = self.datastore.match(*self.match, token)
+        self.indexed = len(self.request.tokens)
+        source: SuffixAutomaton = self.text
+        state, length = self.text.repeated
+        if self.datastore is not None and self.match[1] > length:
+            source, (state, length) = self.datastore, self.match
+        if length < self.proposer.shortest:
+            return None
+        parents: tuple[int, ...] | None = None
+        if self.proposer.tree_nodes:
+            tokens, parents = self._draft_tree(source, state, k)
+        else:
+            tokens = self._draft_chain(source, state, k)
+        if not tokens:
+            return None
+        tokens_K = torch.tensor(tokens, dtype=torch.int64, device=self.request.target.device)
+        return Proposal(tokens_K, "point", parents=parents)
+
+    def _draft_chain(self, source: SuffixAutomaton, state: int, k: int) -> list[int]:
+        """The most frequent continuation at each step; past the end of the text the drafted tokens
+        are continued."""
+        tokens: list[int] = []
+        while len(tokens) < k and (found := source.continuations(state, self.proposer.shortest)):
+            tokens.append(found[0].token)
+            if tokens[-1] in self.request.target.eos_ids:
+                break
+            state = found[0].state
+        return tokens
+
+    def _draft_tree(
+        self, source: SuffixAutomaton, state: int, k: int
+    ) -> tuple[list[int], tuple[int, ...]]:
+        """The nodes with the most frequent paths, by the product of their shares."""
+        most, shortest, ends = (
+            self.proposer.tree_nodes,
+            self.proposer.shortest,
+            self.request.target.eos_ids,
+        )
+        # to `best_first` a node is an index into this, which keeps equal tokens apart
+        nodes: list[Continuation] = []
+
+        def children(level: int, above: Sequence[int | None]) -> list[tuple[list[float], range]]:
+            rows = []
+            for parent in above:
+                if parent is None:
+                    found = source.continuations(state, shortest)[:most]
+                elif nodes[parent].token in ends:
+                    found = []
+                else:
+                    found = source.continuations(nodes[parent].state, shortest)[:most]
+                rows.append(
+                    ([x.log_share for x in found], range(len(nodes), len(nodes) + len(found)))
+                )
+                nodes.extend(found)
+            return rows
+
+        chosen, parents = best_first(k, most, children)
+        return [nodes[i].token for i in chosen], parents

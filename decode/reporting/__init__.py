@@ -1,1 +1,0 @@
-"""Records, statistics, tables, figures and the page. Needs no torch."""

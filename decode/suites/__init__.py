@@ -1,1 +1,0 @@
-"""Benchmark prompts: one file per suite."""

@@ -1,0 +1,179 @@
+"""JSON from disk, and values of any origin, as the types that the code expects; else one line that
+says which value is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import types
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from specalign.common.errors import UserError, nearest
+from specalign.common.files import check_ordinary
+from specalign.common.text import cut, short
+
+SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""The short names of number types, and the full ones."""
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file.
+
+    Raises:
+        UserError: not there, not readable, or no JSON.
+    """
+    try:
+        check_ordinary(path)
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not readable JSON (byte {error.start} is not UTF-8)") from None
+    except OSError as error:
+        raise UserError(f"{path}: not readable ({error.strerror or error})") from None
+    return parse_json(text, str(path))
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises UserError as `read_json` does, and for a value of another
+    kind."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: must hold an object, not {type(value).__name__}")
+    return value
+
+
+def parse_json(text: str, where: str) -> Any:
+    """The value of a JSON text. Raises UserError, with `where`, also for NaN, which is none, and
+    for nesting without end."""
+
+    def no_number(name: str) -> NoReturn:
+        raise ValueError(f"{name} is no number")
+
+    try:
+        value = json.loads(text, parse_constant=no_number)
+        if re.search(r"\\u[dD][89a-fA-F]", text):  # which can be half a pair, and then is no text
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except RecursionError:
+        raise UserError(f"{where}: not readable JSON (nested too deeply)") from None
+    except ValueError as error:
+        raise UserError(f"{where}: not readable JSON ({cut(str(error), 120)})") from None
+
+
+def convert(value: Any, kind: Any, name: str, where: str) -> Any:
+    """`value` as `kind`, without guessing: an int may stand for a float, a mapping for a dataclass.
+
+    Args:
+        kind: a plain type, Literal, X | None, list[X], dict[str, X], Any, a dataclass or a
+            TypedDict (whose other keys stay).
+        name, where: of the value and of its source, for the message.
+
+    Raises:
+        UserError: it is something else.
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None and types.NoneType in arguments:
+            return None
+        return convert(value, next(a for a in arguments if a is not types.NoneType), name, where)
+    if origin is Literal:
+        if isinstance(value, str) and value in arguments:
+            return value
+        raise UserError(
+            f"{where}: {name}={short(value)} is unknown{nearest(str(value), arguments)}"
+        )
+    if origin is list:
+        if isinstance(value, list):
+            return [convert(v, arguments[0], f"{name}[{i}]", where) for i, v in enumerate(value)]
+    elif origin is dict:
+        if isinstance(value, dict):
+            return {
+                str(k): convert(v, arguments[1], f"{name}.{k}", where) for k, v in value.items()
+            }
+    elif is_dataclass(kind) or is_typeddict(kind):
+        if isinstance(value, dict):
+            return _members(value, kind, name, where)
+    elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return _float(value, name, where)
+    elif type(value) is kind:  # exactly: a bool is an int
+        return value
+    raise UserError(f"{where}: {name}={short(value)} must be {type_name(kind)}")
+
+
+def finite(value: Any) -> bool:
+    """Whether it is a number, no truth value, that a float holds: JSON's whole numbers have no
+    end."""
+    try:
+        return (
+            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        )
+    except OverflowError:
+        return False
+
+
+def _float(value: float, name: str, where: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise UserError(f"{where}: {name}={short(value)} must be a number below 1e308") from None
+
+
+def _members(value: dict[str, Any], kind: Any, name: str, where: str) -> Any:
+    hints, prefix = _hints(kind), f"{name}." if name else ""
+    if is_typeddict(kind):
+        needed = kind.__required_keys__
+        make: Callable[..., Any] = lambda **known: {**value, **known}  # noqa: E731
+    else:
+        needed = {
+            f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING
+        }
+        make = kind
+    if missing := sorted(needed - value.keys()):
+        raise UserError(f"{where}: {prefix}{missing[0]} is missing")
+    return make(
+        **{
+            k: convert(value[k], hint, f"{prefix}{k}", where)
+            for k, hint in hints.items()
+            if k in value
+        }
+    )
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def type_name(kind: Any) -> str:
+    """A type in words: `an integer`, `a list of numbers`."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return " or ".join("null" if a is types.NoneType else type_name(a) for a in arguments)
+    if origin is Literal:
+        return "|".join(arguments)
+    if origin is list:
+        if arguments[0] is Any:
+            return "a list"
+        return (
+            f"a list of {type_name(arguments[0]).removeprefix('a ').removeprefix('an ')}s".replace(
+                "texts", "text"
+            )
+        )
+    if origin is dict and arguments[1] is float:
+        return "a mapping of names to numbers"
+    if origin is dict or is_dataclass(kind) or is_typeddict(kind):
+        return "a mapping"
+    return {int: "an integer", float: "a number", bool: "true or false", str: "text"}[kind]
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json as a dict. Raises UserError where it is missing or broken."""
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder}: no config.json")
+    return read_object(folder / "config.json")

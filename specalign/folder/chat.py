@@ -1,0 +1,253 @@
+"""How a target is prompted: its chat template's switches (`enable_thinking`) and a system
+prompt."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from inspect import signature
+from typing import Any, Protocol
+
+from specalign.common.bounded import bounded
+from specalign.common.errors import UserError, in_one_line
+from specalign.common.text import cut, short
+from specalign.folder.rendering import (
+    TEMPLATE,
+    TemplateRefusal,
+    check_chosen,
+    check_template_name,
+    render,
+)
+from specalign.folder.tokenizer import opening_ids, text_ids
+from specalign.rows.conversation import Conversation
+
+_MARK = "\u2402SYSTEM\u2402"
+_ALWAYS_GIVEN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "description": "F",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+"""A tool that a template is tried with."""
+
+
+class Templated(Protocol):
+    """A target, with its weights or without."""
+
+    spec: str
+    tokenizer: Any
+    chat: Chat
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Chat:
+    """How a target's chat template is called.
+
+    kwargs: its variables by name, JSON values. system: the system prompt of conversations without
+    one; "" is one too. date: of the template's clock, ISO; None = today.
+    """
+
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    system: str | None = None
+    date: str | None = None
+
+    @classmethod
+    def of(cls, template_kwargs: Any, system: Any) -> Chat:
+        """From arguments of the Python API. Raises UserError for those of another type."""
+        if template_kwargs is not None and not isinstance(template_kwargs, Mapping):
+            value = short(template_kwargs, 60)
+            raise UserError(f"template_kwargs must map names to values, not {value}")
+        if system is not None and not isinstance(system, str):
+            raise UserError(f"system must be a text, not {short(system, 60)}")
+        return cls(dict(template_kwargs or {}), system)
+
+    def __bool__(self) -> bool:
+        return bool(self.kwargs) or self.system is not None
+
+    def apply(self, conversation: Conversation) -> Conversation:
+        """The conversation with the system prompt in front of it."""
+        messages = conversation.messages
+        if self.system is None or (messages and messages[0]["role"] in ("system", "developer")):
+            return conversation
+        system = {"role": "system", "content": self.system}
+        return replace(conversation, messages=(system, *messages))
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The command-line arguments of `decode` that prompt in the same way."""
+        found = []
+        for key, value in self.kwargs.items():
+            found += ["--template-kwargs", f"{key}={_format(value)}"]
+        if self.system is not None:
+            found += ["--system", self.system]
+        return tuple(found)
+
+    @property
+    def description(self) -> str:
+        """For titles: `enable_thinking=false · system prompt "Be brief."`"""
+        parts = [f"{key}={_format(value)}" for key, value in self.kwargs.items()]
+        if self.system is not None:
+            parts.append(f"system prompt {json.dumps(cut(self.system, 60), ensure_ascii=False)}")
+        return " · ".join(parts)
+
+    def check(self, tokenizer: Any, spec: str) -> None:
+        """Raises UserError for a variable that the tokenizer's template does not read, and a system
+        prompt that it does not take; `spec`: the target's name."""
+        if self.system is not None:
+            try:
+                self.system.encode()
+            except UnicodeEncodeError as error:
+                message = f"system: not valid Unicode at character {error.start}"
+                raise UserError(message) from None
+        if not getattr(tokenizer, "chat_template", None):
+            if self.kwargs:
+                raise UserError(f"template_kwargs: target {spec!r} has no chat template")
+            return
+        self._check_kwargs(tokenizer, spec)
+        if self.system is not None:
+            _check_system(tokenizer, self.kwargs, spec)
+
+    def _check_kwargs(self, tokenizer: Any, spec: str) -> None:
+        others = dict(self.kwargs)
+        if TEMPLATE in others:
+            check_template_name(tokenizer, others.pop(TEMPLATE), spec)
+        known = find_variables(tokenizer, spec, self.kwargs.get(TEMPLATE)) if others else []
+        for name, value in others.items():
+            if name not in known:
+                close = get_close_matches(name, known, n=1, cutoff=0.5)
+                hint = f" (did you mean {close[0]!r}?)" if close else ""
+                raise UserError(
+                    f"template_kwargs: the chat template of target {spec!r} has no switch "
+                    f"{short(name)}: it reads "
+                    f"{', '.join(known) or 'nothing but the messages'}{hint}"
+                )
+            try:
+                json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError):
+                message = f"template_kwargs: {name}={short(value)} is no JSON value"
+                raise UserError(message) from None
+
+
+def _format(value: Any) -> str:
+    """A value as `read_kwargs` reads it back."""
+    if isinstance(value, str) and _parse(value) == value:
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def read_kwargs(text: str) -> dict[str, Any]:
+    """`key=value`, the value as JSON if it is that, else as text; or a JSON object.
+
+    Raises:
+        UserError: neither, or a truth value that would be taken for text.
+    """
+    if text.lstrip().startswith("{"):
+        kwargs = _parse(text)
+        if not isinstance(kwargs, dict):
+            raise UserError(f"{short(text)} is no JSON object")
+        return kwargs
+    key, equals, value_text = text.partition("=")
+    if not equals or not key.isidentifier():
+        raise UserError(f"{short(text)} is not key=value (enable_thinking=false)")
+    value = _parse(value_text)
+    in_json = {"True": "true", "False": "false", "None": "null"}
+    if isinstance(value, str) and value in in_json:
+        raise UserError(f"{short(text)}: {value} is text here (did you mean {in_json[value]!r}?)")
+    return {key: value}
+
+
+def merge_kwargs(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Several results of `read_kwargs` as one. Raises UserError for a key that is given twice."""
+    merged: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            if key in merged:
+                raise UserError(f"--template-kwargs: {key} is given twice")
+            merged[key] = value
+    return merged
+
+
+def quote_arguments(arguments: Sequence[str]) -> str:
+    """Arguments quoted for a shell, with a space in front; "" for none."""
+    return f" {shlex.join(arguments)}" if arguments else ""
+
+
+def find_variables(tokenizer: Any, spec: str, template: str | None = None) -> list[str]:
+    """The variables of the tokenizer's chat template, except those that every template is given.
+
+    Args:
+        template: the name of one of several chat templates; None = the default one.
+
+    Raises:
+        UserError: it is no template, or none was chosen and there is no default.
+    """
+    from jinja2 import meta  # slow to import
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    check_chosen(tokenizer, template, spec)
+    with in_one_line(f"target {spec!r}: its chat template can't be read"), bounded("it"):
+        source = tokenizer.get_chat_template(template)
+        environment = _compile_jinja_template(source).environment
+        found = meta.find_undeclared_variables(environment.parse(source))
+    parameters = {*signature(tokenizer.apply_chat_template).parameters} - {"tools", "documents"}
+    known = {*environment.globals} | {*tokenizer.special_tokens_map}
+    return sorted(found - _ALWAYS_GIVEN - parameters - known)
+
+
+def chat_ids(
+    tokenizer: Any, conversation: Conversation, chat: Chat, rows: int, spec: str, where: str = ""
+) -> list[int]:
+    """A conversation as the tokens that the target continues, rendered and tokenised in one piece.
+    Training, decoding and evaluation all call this. Without a chat template: the messages' texts
+    after the tokenizer's opening tokens.
+
+    Args:
+        rows: the number of the target's tokens.
+        spec: the target's name. where: what is read. Both for messages.
+
+    Raises:
+        TemplateRefusal: the template refuses the conversation.
+        UserError: a token that the target lacks, or a template that takes too long.
+    """
+    name = f"{where}: target {spec!r}" if where else f"target {spec!r}"
+    text = chat_text(tokenizer, conversation, chat, spec)
+    if getattr(tokenizer, "chat_template", None):
+        own = "".join(message["content"] for message in chat.apply(conversation).messages)
+        return text_ids(tokenizer, text, rows, name, own)
+    return [*opening_ids(tokenizer, rows, name), *text_ids(tokenizer, text, rows, name)]
+
+
+def chat_text(tokenizer: Any, conversation: Conversation, chat: Chat, spec: str) -> str:
+    """The text that `chat_ids` tokenises. Raises as it does."""
+    conversation = chat.apply(conversation)
+    if getattr(tokenizer, "chat_template", None):
+        return render(tokenizer, conversation, chat.kwargs, spec, chat.date)
+    return "\n\n".join(message["content"] for message in conversation.messages)
+
+
+def _check_system(tokenizer: Any, kwargs: Mapping[str, Any], spec: str) -> None:
+    """Raises UserError if the template refuses a system prompt or silently drops it."""
+    conversation = Chat(system=_MARK).apply(Conversation.from_text("Hello"))
+    where = f"system: the chat template of target {spec!r}"
+    try:
+        text = render(tokenizer, conversation, kwargs, spec)
+    except TemplateRefusal as refusal:
+        raise UserError(f"{where} takes no system prompt: {refusal.reason}") from None
+    if _MARK not in text:
+        raise UserError(f"{where} leaves a system prompt out")

@@ -1,0 +1,145 @@
+"""Renders conversations through a tokenizer's chat template."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from specalign.common.bounded import bounded
+from specalign.common.errors import UserError, nearest
+from specalign.common.text import short
+from specalign.rows.conversation import Conversation, Message
+
+TEMPLATE = "chat_template"
+"""The template variable that chooses one of several chat templates by its name."""
+
+
+class TemplateRefusal(UserError):
+    """A chat template raised an error over a conversation. reason: its message, in one line."""
+
+    def __init__(self, spec: str, reason: str) -> None:
+        super().__init__(f"target {spec!r}: its chat template refuses this: {reason}")
+        self.reason = reason
+
+
+def check_template_name(tokenizer: Any, name: object, spec: str) -> None:
+    """Raises UserError if the tokenizer has no chat template of that name; `spec`: the target."""
+    templates = tokenizer.chat_template
+    if not isinstance(templates, Mapping):
+        raise UserError(
+            f"template_kwargs: target {spec!r} has one chat template, without a name: omit "
+            f"{TEMPLATE}"
+        )
+    if name not in templates:
+        hint = nearest(str(name), templates)
+        raise UserError(
+            f"template_kwargs: target {spec!r} has no chat template {short(name)}{hint}"
+        )
+
+
+def check_chosen(tokenizer: Any, name: object, spec: str) -> None:
+    """Raises UserError if there are several chat templates, no default one, and none is chosen."""
+    templates = tokenizer.chat_template
+    if name is None and isinstance(templates, Mapping) and "default" not in templates:
+        raise UserError(
+            f"target {spec!r} has chat templates by name and no default one "
+            f"({', '.join(sorted(templates))}): choose with --template-kwargs {TEMPLATE}=NAME, in "
+            "a "
+            f"recipe data.template_kwargs.{TEMPLATE}=NAME"
+        )
+
+
+def render(
+    tokenizer: Any,
+    conversation: Conversation,
+    kwargs: Mapping[str, Any] | None = None,
+    spec: str = "",
+    date: str | None = None,
+) -> str:
+    """A conversation in the tokenizer's chat template, up to where the answer begins. A template is
+    a program that comes with the model, so its time and memory are bounded.
+
+    Args:
+        kwargs: the template's variables.
+        spec: the target's name, for messages.
+        date: of the template's clock, ISO; None = today.
+
+    Raises:
+        TemplateRefusal: the template raises an error.
+        UserError: it takes too long or too much memory; there are several and none is chosen.
+    """
+    kwargs = dict(kwargs or {})
+    tools = list(conversation.tools) or kwargs.pop("tools", None)
+    check_chosen(tokenizer, kwargs.get(TEMPLATE), spec)
+    messages = [_with_parsed_arguments(message) for message in conversation.messages]
+
+    def apply(messages: list[dict[str, Any]]) -> str:
+        with bounded("it"), _fixed_date(date):
+            text: str = tokenizer.apply_chat_template(
+                messages, tools=tools, tokenize=False, add_generation_prompt=True, **kwargs
+            )
+        return text
+
+    try:
+        text = apply(messages)
+    except UserError as error:
+        raise UserError(f"target {spec!r}: its chat template refuses this: {error}") from None
+    except Exception as error:  # whatever a program raises
+        line = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+        raise TemplateRefusal(spec, line) from None
+    last = messages[-1]["content"].strip() if messages else ""
+    if last not in text:  # templates of vision models read a list of parts
+        with suppress(Exception):
+            parts = apply(
+                [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+            )
+            text = parts if last in parts else text
+    return text
+
+
+@contextmanager
+def _fixed_date(date: str | None) -> Iterator[None]:
+    """Set the clock of templates to noon of a date, ISO. transformers passes no argument of ours to
+    `strftime_now`, which reads `datetime` of its module."""
+    if date is None:
+        yield
+        return
+    from transformers.utils import chat_template_utils  # slow to import
+
+    noon = datetime.datetime.fromisoformat(date).replace(hour=12)
+
+    class FixedDatetime(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Any:
+            return noon.replace(tzinfo=tz)
+
+    module: Any = chat_template_utils
+    original = module.datetime
+    module.datetime = FixedDatetime
+    try:
+        yield
+    finally:
+        module.datetime = original
+
+
+def _with_parsed_arguments(message: Message) -> dict[str, Any]:
+    """A message with the arguments of tool calls as objects, which OpenAI writes as JSON
+    strings."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list | tuple):
+        return dict(message)
+    return {**message, "tool_calls": [_parse_arguments(call) for call in calls]}
+
+
+def _parse_arguments(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    with suppress(ValueError, RecursionError):
+        arguments = json.loads(function["arguments"] or "{}")
+        if isinstance(arguments, dict):
+            return {**call, "function": {**function, "arguments": arguments}}
+    return call

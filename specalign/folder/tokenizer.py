@@ -1,0 +1,114 @@
+"""The tokenizer of a model's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from specalign.common.checksums import CHECKSUMS
+from specalign.common.errors import UserError, in_one_line
+from specalign.common.schema import read_object
+from specalign.common.text import say_once
+
+
+def open_tokenizer(folder: Path | str, **options: Any) -> Any:
+    """The tokenizer of a folder in Hub layout or a Hub id. One that we converted from a GGUF file
+    is opened as written: for its architecture transformers may choose another class (Qwen2's reads
+    a SentencePiece vocabulary as bytes)."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    config = Path(folder) / "tokenizer_config.json"
+    opener: Any = AutoTokenizer
+    converted = isinstance(folder, Path) and (folder / CHECKSUMS).is_file() and config.is_file()
+    if converted and read_object(config).get("tokenizer_class") == "TokenizersBackend":
+        opener = PreTrainedTokenizerFast
+    return opener.from_pretrained(str(folder), **options)
+
+
+def text_ids(
+    tokenizer: Any, text: str, rows: int, where: str, given: str | None = None, **options: Any
+) -> list[int]:
+    """The tokens of a text without opening tokens. Some tokenizers have more tokens than the model
+    (Gemma 3 1B's has one for images).
+
+    Args:
+        rows: the number of the model's tokens.
+        where: what is read, for the message.
+        given: the part of the text that is not the chat template's; None = all of it.
+        options: of the tokenizer's call.
+
+    Raises:
+        UserError: a token that the model lacks; whatever the tokenizer raises.
+    """
+    with in_one_line(f"{where}: its tokenizer can't read a text"):
+        ids = list(tokenizer(text, add_special_tokens=False, **options)["input_ids"])
+    beyond = next((i for i in ids if i >= rows), None)
+    if beyond is None:
+        return ids
+    name = tokenizer.decode([beyond])
+    of_template = given is not None and name not in given and name in text
+    place = "take that out of its chat template" if of_template else "leave that out of the text"
+    raise UserError(
+        f"{where}: its tokenizer knows {name!r} as token {beyond}, its embedding has {rows} rows: "
+        f"{place}"
+    )
+
+
+def opening_ids(tokenizer: Any, rows: int, where: str) -> tuple[int, ...]:
+    """The tokens that the tokenizer puts before every text, usually BOS or nothing.
+
+    Args:
+        rows: the number of the model's tokens.
+        where: what is read, for the message.
+
+    Raises:
+        UserError: the model lacks one of these tokens.
+    """
+    special = {*tokenizer.all_special_ids}
+    for probe in chain(("a",), tokenizer.get_vocab()):
+        bare = list(tokenizer(probe, add_special_tokens=False)["input_ids"])
+        if bare and special.isdisjoint(bare):
+            break
+    full = list(tokenizer(probe)["input_ids"])
+    places = range(len(full) - len(bare) + 1)
+    start = next((i for i in places if full[i : i + len(bare)] == bare), 0)
+    for token in full[:start]:
+        _check_row(tokenizer, token, rows, where)
+    return tuple(full[:start])
+
+
+def first_ids(tokenizer: Any, eos_ids: Sequence[int], rows: int, where: str) -> tuple[int, ...]:
+    """The tokens before a whole text for training, at least one: the tokenizer's opening tokens,
+    else BOS, else the first end-of-text token; a note names the latter two.
+
+    Raises:
+        UserError: there is none of these, or the model lacks it.
+    """
+    opening = opening_ids(tokenizer, rows, where)
+    if opening:
+        return opening
+    first = tokenizer.bos_token_id
+    if first is None:
+        first = next(iter(eos_ids), None)
+    if first is None:
+        raise UserError(
+            f"{where}: its files name no token that begins a text, and none that ends one"
+        )
+    _check_row(tokenizer, first, rows, where)
+    say_once(
+        f"note: {where}: its tokenizer puts nothing in front of a text; whole texts for training "
+        "begin "
+        f"with {tokenizer.convert_ids_to_tokens(first)!r}, as they need a first token"
+    )
+    return (first,)
+
+
+def _check_row(tokenizer: Any, token: int, rows: int, where: str) -> None:
+    if token >= rows:
+        name = tokenizer.convert_ids_to_tokens(token)
+        raise UserError(
+            f"{where}: its tokenizer begins a text with {name!r}, token {token}, its embedding has "
+            f"{rows} rows: take bos_token out of tokenizer_config.json"
+        )

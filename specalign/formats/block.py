@@ -1,0 +1,281 @@
+"""Saving and loading block drafters: a folder in hub layout, config.json + model.safetensors +
+README.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from specalign.common.checksums import CHECKSUMS, check_checksums
+from specalign.common.errors import UserError, in_one_line
+from specalign.common.files import write_atomically, write_json, write_text
+from specalign.common.hub import model_folder
+from specalign.common.schema import read_config
+from specalign.common.text import say, short
+from specalign.formats.heads import take_heads
+from specalign.formats.layouts import RECORD, layout_of, made_for
+from specalign.formats.rotary import scaled_entry
+from specalign.formats.settings import read_settings
+from specalign.formats.tensors import (
+    INDEX,
+    MASK,
+    check_embedding,
+    read_tensors,
+    read_vocabulary,
+    rename_tensors,
+)
+from specalign.formats.weights import check_tensors
+from specalign.lm.model import Target
+from specalign.lm.names import check_sizes
+from specalign.lm.slabs import LayerShape
+from specalign.models.block import BlockDrafter
+from specalign.models.block_config import BlockConfig
+
+ARCHITECTURE = "TargetConditionedBlockDrafter"
+FILES = (
+    "config.json",
+    "model*.safetensors",
+    INDEX,
+    MASK,
+    RECORD,
+    "README.md",
+    CHECKSUMS,
+    "specalign.json",
+)
+"""The files to download from a hub id."""
+
+
+def save_drafter(
+    drafter: BlockDrafter,
+    folder: Path,
+    card: str | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """Write the folder: weights in `dtype`, config.json, and README.md if a card is given."""
+    if drafter.updates:
+        raise ValueError("merge_low_rank(drafter) before it is saved")
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        name: p.detach().to(dtype).contiguous().cpu() for name, p in drafter.named_parameters()
+    }
+    if drafter.draft_vocab is not None:
+        tensors["draft_vocab"] = drafter.draft_vocab.to(torch.int32).cpu()
+    if drafter.head is not None:
+        tensors["head"] = drafter.head.to(dtype).contiguous().cpu()
+    config = {
+        "architectures": [ARCHITECTURE],
+        "model_type": "block_drafter",
+        **drafter.config.to_dict(),
+    }
+    write_atomically(
+        folder / "model.safetensors",
+        lambda part: save_file(tensors, str(part), metadata={"format": "pt"}),
+    )
+    write_json(folder / "config.json", config)
+    if card is not None:
+        write_text(folder / "README.md", card)
+
+
+def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
+    """A saved drafter, or another engine's (`specalign.formats`), from a folder or hub id, in fp32.
+
+    Raises:
+        UserError: not a drafter folder, broken weights, or a drafter for a target of another shape.
+            (One for other weights of that shape drafts worse, never wrongly.)
+    """
+    path = model_folder(str(folder), "drafter", FILES)
+    check_checksums(path)
+    values = read_config(path)
+    check_sizes(path, f"drafter {path}")
+    if (layout := layout_of(values)) and values.get("architectures") != [ARCHITECTURE]:
+        drafter = import_drafter(values, read_tensors(path), layout, path, target)
+    else:
+        drafter = _load_saved(values, path, target)
+    _note_other_target(drafter.config.target, target, path)
+    return drafter
+
+
+def _load_saved(values: dict[str, Any], path: Path, target: Target) -> BlockDrafter:
+    """What `save_drafter` wrote."""
+    if values.get("architectures") != [ARCHITECTURE]:
+        raise UserError(
+            f"{path}/config.json: architectures is {values.get('architectures')}, not a block "
+            "drafter "
+            f"({ARCHITECTURE})"
+        )
+    config = BlockConfig.from_dict(values, f"{path}/config.json")
+    _check_sizes(config, target, path)
+    where = f"{path}/model.safetensors"
+    tensors = check_tensors(read_tensors(path), where)
+    vocab, head = tensors.pop("draft_vocab", None), tensors.pop("head", None)
+    if vocab is not None:
+        vocab = _check_vocabulary(vocab, target.vocab_size, where)
+    if (0 if vocab is None else len(vocab)) != config.draft_vocab_size:
+        raise UserError(
+            f"{path}: draft_vocab does not have the {config.draft_vocab_size} entries that "
+            "config.json says"
+        )
+    if config.own_head != (head is not None):
+        flag = str(config.own_head).lower()
+        raise UserError(f"{path}: config.json says own_head={flag}, model.safetensors differs")
+    if head is not None and head.shape != (config.draft_vocab_size, config.hidden_size):
+        raise UserError(f"{where}: head has shape {tuple(head.shape)}")
+    return _build(config, tensors, vocab, None if head is None else head.float(), target, path)
+
+
+def import_drafter(
+    values: dict[str, Any],
+    tensors: dict[str, Tensor],
+    layout: str,
+    path: Path,
+    target: Target,
+    frequency_factors: Tensor | None = None,
+) -> BlockDrafter:
+    """Another engine's drafter from its config and tensors.
+
+    Args:
+        layout: from `layout_of`. path: for messages, and for the target's name. frequency_factors:
+            by how much each pair of a head turns more slowly than by `rope_theta`, (d / 2).
+
+    Raises:
+        UserError: what the network here does not compute, or a drafter for a target of another
+            shape.
+    """
+    where = f"{path}/config.json"
+    if not layout:
+        raise UserError(f"{where}: unknown layout")
+    found = read_settings(values, layout, where, target)
+    if frequency_factors is not None:
+        found["rotary"] = [scaled_entry(found["rope_theta"], frequency_factors)]
+    found |= {"target": made_for(path, values), "target_sha256": ""}
+    headless = {**found, "confidence_head": False, "confidence_input": ""}
+    _check_sizes(BlockConfig.from_dict(headless, where), target, path)
+    check_tensors(tensors, f"{path}/model.safetensors")
+    check_embedding(tensors, layout, target, path)
+    vocab, head = read_vocabulary(tensors, target, path)
+    stated, count = (
+        values.get("draft_vocab_size"),
+        found["vocab_size"] if vocab is None else len(vocab),
+    )
+    if (vocab is not None or layout == "speculators") and stated not in (None, count):
+        held = "no d2t" if vocab is None else f"a d2t for {count} draft tokens"
+        raise UserError(
+            f"{where}: draft_vocab_size={short(stated, 40)}, and model.safetensors holds {held}"
+        )
+    heads = take_heads(tensors, found, found["hidden_size"], path)
+    sizes = {"draft_vocab_size": 0 if vocab is None else len(vocab), "own_head": head is not None}
+    settings = {**found, **heads.settings, **sizes, "target": found["target"] or target.spec}
+    config = BlockConfig.from_dict(settings, where)
+    return _build(config, rename_tensors(tensors, path) | heads.tensors, vocab, head, target, path)
+
+
+def _build(
+    config: BlockConfig,
+    tensors: dict[str, Tensor],
+    vocab: Tensor | None,
+    head: Tensor | None,
+    target: Target,
+    path: Path,
+) -> BlockDrafter:
+    where = f"{path}/model.safetensors"
+    with (
+        in_one_line(f"{path}/config.json"),
+        torch.device("meta"),
+    ):  # no memory before shapes are check_tensors
+        expected = dict(BlockDrafter(config, target, vocab, head).named_parameters())
+    for name in sorted(expected.keys() - tensors.keys()):
+        raise UserError(f"{where} misses {name!r}")
+    for name in sorted(tensors.keys() - expected.keys()):
+        raise UserError(f"{where} has an unknown tensor {name!r}")
+    for name, tensor in tensors.items():
+        shape = tuple(expected[name].shape)
+        if tensor.shape != shape:
+            raise UserError(f"{where}: {name} has shape {tuple(tensor.shape)}, expected {shape}")
+    drafter = BlockDrafter(config, target, vocab, head)
+    with torch.no_grad():
+        for name, parameter in drafter.named_parameters():
+            parameter.copy_(tensors[name].float())
+    _check_tables(drafter.to(target.device), path)
+    return drafter
+
+
+def _note_other_target(made_for: str, target: Target, path: Path) -> None:
+    """Compares the last parts of the names: hashes differ by dtype, and a folder may have moved."""
+    unnamed = type(target.model).__name__  # as decode.custom_generate names a model without a name
+    theirs, ours = (
+        name.rstrip("/").rpartition("/")[2].casefold() for name in (made_for, target.spec)
+    )
+    if theirs and theirs != ours and target.spec != unnamed:
+        say(
+            f"note: drafter {path} was made for {short(made_for)}; where {short(target.spec)} has "
+            "other "
+            "weights, its "
+            "drafts are worse (outputs stay exact)",
+            error=True,
+        )
+
+
+def _check_sizes(config: BlockConfig, target: Target, path: Path) -> None:
+    """Raises UserError for a drafter made for a target of another shape."""
+    sizes = {
+        "vocab_size": target.vocab_size,
+        "hidden_size": target.hidden_size,
+        "num_target_layers": target.num_layers,
+    }
+    if config.context == "shared_kv" and config.num_target_layers == target.num_layers:
+        for i in config.target_layer_ids:  # it attends to the target's own keys
+            shape = target.anatomy.shapes[i] or LayerShape(0, 0, 0)
+            sizes |= {"num_key_value_heads": shape.heads, "head_dim": shape.key}
+            if shape.value != (config.value_dim or config.head_dim):
+                sizes["value_dim"] = shape.value
+    for name, value in sizes.items():
+        own = getattr(config, name)
+        if own != value:
+            made = f"; it was made for {config.target!r}" if config.target else ""
+            raise UserError(
+                f"drafter {path}: {name} is {own}, target {target.spec!r} has {value}{made}"
+            )
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise UserError(
+            f"{path}/config.json: num_attention_heads={config.num_attention_heads} is no multiple "
+            "of "
+            f"num_key_value_heads={config.num_key_value_heads}"
+        )
+
+
+@torch.no_grad()
+def _check_tables(drafter: BlockDrafter, path: Path) -> None:
+    """Raises UserError if it needs the target's own rotary tables and the target has none that
+    fit."""
+    config, target = drafter.config, drafter.target
+    if config.rotaries:
+        return
+    x = torch.zeros(1, 1, config.hidden_size, device=target.device)
+    try:
+        cos, sin = drafter.rotary_tables(
+            x, torch.zeros(1, 1, dtype=torch.int64, device=target.device)
+        )
+        fits = cos.shape == sin.shape == (1, 1, config.head_dim)
+    except Exception:  # modules of this name have many signatures
+        fits = False
+    if not fits:
+        raise UserError(
+            f"drafter {path} uses its target's rotary tables, and target {target.spec!r} has none "
+            "that "
+            "fit; it was "
+            f"made for {config.target!r}"
+        )
+
+
+def _check_vocabulary(vocab: Tensor, vocab_size: int, where: str) -> Tensor:
+    """The ids, int64. Raises UserError unless they are distinct and ascending, as token
+    verification needs them."""
+    if vocab.dim() == 1 and len(vocab) and not vocab.is_floating_point():
+        vocab = vocab.long()
+        if bool((vocab.diff() > 0).all()) and int(vocab[0]) >= 0 and int(vocab[-1]) < vocab_size:
+            return vocab
+    raise UserError(f"{where}: draft_vocab must be ascending token ids within 0..{vocab_size - 1}")

@@ -1,0 +1,60 @@
+"""An autoregressive drafter as an ordinary causal-LM folder."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from specalign.common.files import write_text
+from specalign.formats.kinds import RECORD
+from specalign.formats.weights import write_weights
+from specalign.models.causal import CausalDrafter
+
+
+def save_causal(
+    drafter: CausalDrafter,
+    folder: Path,
+    weights: dict[str, Tensor] | None = None,
+    card: str | None = None,
+) -> None:
+    """Write the folder: an ordinary causal LM in fp32 with the target's tokenizer, `drafter.json`,
+    and README.md if a card is given. `weights`: replace its own parameters.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    model, target = drafter.model, drafter.target
+    own = dict(drafter.named_parameters()) if weights is None else weights
+    tensors = {name.removeprefix("model."): tensor for name, tensor in own.items()}
+    buffers = {
+        n: t for n, t in model.state_dict().items() if n not in tensors and n not in drafter.names
+    }
+    tensors |= buffers  # such as a router's
+    embedding, head = drafter.names
+    tensors[embedding] = drafter.embedding_VD
+    network_config = copy.deepcopy(model.config)
+    if not (
+        model.config.tie_word_embeddings and _same(drafter.embedding_VD, drafter.head_weight_VD)
+    ):
+        network_config.tie_word_embeddings = (
+            False  # it is loaded with the head that it was trained with
+        )
+        tensors[head] = drafter.head_weight_VD
+    write_weights(
+        {n: t.detach().to("cpu", torch.float32).contiguous() for n, t in tensors.items()}, folder
+    )
+    texts = {
+        "generation_config.json": target.model.generation_config.to_json_string(),
+        RECORD: json.dumps({"kind": "autoregressive", **drafter.config.to_dict()}, indent=2) + "\n",
+        **({} if card is None else {"README.md": card}),
+        "config.json": network_config.to_json_string(),
+    }
+    target.tokenizer.save_pretrained(str(folder))
+    for name, text in texts.items():
+        write_text(folder / name, text)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.float(), other.float())

@@ -1,0 +1,268 @@
+"""Folders of masked-diffusion language models (specalign/models/masked_lm.py), read and written.
+
+Published families (`specalign.models.families`) have their own parameter names and config.json.
+Drafters made from a target (`align.makers.adapted`) have transformers' names, and the target's
+config under `base_config`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from specalign.common.errors import UserError, in_one_line, nearest
+from specalign.common.files import write_json
+from specalign.common.hub import model_folder
+from specalign.common.schema import read_config, read_object
+from specalign.formats.opened import check_opened, refuse_on_error
+from specalign.formats.weights import SAFE, read_weights, weight_files, write_weights
+from specalign.lm.inspection.text_model import embedding_names
+from specalign.lm.interface import register
+from specalign.lm.model import Target
+from specalign.lm.names import check_sizes
+from specalign.lm.opening import quiet_loading
+from specalign.models.families import BASES, Family, family_of
+from specalign.models.masked_lm import MaskedLM, is_lora
+
+ADAPTED = Family(
+    name="adapted",
+    hub_ids=(),
+    model_type="adapted_masked_lm",
+    architectures=("AdaptedMaskedLM",),
+    base="",
+    mask_token_id=0,
+    shift=1,
+)
+"""What `adapt` makes; base, attention, cache and mask are filled in from its config.json."""
+ATTENTIONS = ("full", "prefix_causal")
+_LOADING = {
+    "architectures",
+    "auto_map",
+    "model_type",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "_name_or_path",
+}
+"""Keys of a config.json that describe loading, not the network."""
+_BUFFER = re.compile(r"\.(rotary_emb\.inv_freq|attn\.(masked_)?bias)$")
+"""Tensors that older versions of transformers stored."""
+
+
+def load_masked_lm(spec: str | Path, target: Target | None = None) -> MaskedLM:
+    """A published masked-diffusion language model or an adapted drafter, in fp32 and evaluation
+    mode.
+
+    Args:
+        target: for an adapted drafter that shares its target's embedding and head.
+
+    Raises:
+        UserError: no known family; missing, unknown, misshapen or non-finite tensors.
+    """
+    folder = model_folder(str(spec), "drafter", ["*.json", "*.safetensors"])
+    values = read_config(folder)
+    adapted = values.get("architectures") == list(ADAPTED.architectures)
+    family = ADAPTED if adapted else family_of(values, str(spec))
+    files = weight_files(folder)
+    if not files:
+        folder = model_folder(str(spec), "drafter", ["*.json", "pytorch_model*.bin"])
+        files = weight_files(folder)
+    if not files:
+        raise UserError(f"drafter {str(spec)!r}: {folder} has neither {SAFE} nor pytorch_model.bin")
+    check_sizes(folder, f"drafter {str(spec)!r}")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        found = read_weights(file).items()
+        tensors |= {family.ours(name): tensor for name, tensor in found if not _BUFFER.search(name)}
+    if adapted:
+        return adapted_from(values, str(folder), tensors, target)
+    config = _make_config(family.base, _rename_config(family, values), str(folder))
+    if family.resized:
+        embedding, _ = embedding_names(_skeleton(family.base, config, str(folder)))
+        config.vocab_size = len(tensors.get(embedding, range(config.vocab_size)))
+    model = _fill(family, config, tensors, str(folder))
+    return MaskedLM(
+        model, _with_ids(family, values, folder, config.vocab_size, str(folder)), values
+    )
+
+
+def save_masked_lm(network: MaskedLM, folder: Path, max_shard_size: str = "5GB") -> None:
+    """Write the folder in the layout that the network was read from: its family's names, its own
+    config.json.
+
+    Raises:
+        ValueError: LoRA weights are not merged.
+    """
+    if is_lora(network):
+        raise ValueError("merge_lora(network) before it is saved")
+    folder.mkdir(parents=True, exist_ok=True)
+    tied = network.model.config.tie_word_embeddings
+    tensors = {
+        network.family.theirs(name): tensor.detach().cpu().contiguous()
+        for name, tensor in network.model.state_dict().items()
+        if not (tied and name == "lm_head.weight")
+    }
+    write_weights(tensors, folder, max_shard_size)
+    write_json(folder / "config.json", network.source)
+
+
+def adapted_from(
+    source: dict[str, Any], where: str, tensors: dict[str, Tensor], target: Target | None
+) -> MaskedLM:
+    """The network of an adapted drafter's config.json and tensors."""
+    for key in ("base", "base_config", "attention", "mask_token_id", "share_embedding"):
+        if key not in source:
+            raise UserError(f"{where}: missing key {key!r}, so this is not an adapted drafter")
+    base, kind = str(source["base"]), str(source["attention"])
+    if base not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        raise UserError(
+            f"{where}: its architecture {base!r} can't be adapted{nearest(base, BASES)}"
+        )
+    if kind not in ATTENTIONS:
+        raise UserError(f"{where}: attention={kind!r} is unknown{nearest(kind, ATTENTIONS)}")
+    family = replace(
+        ADAPTED,
+        base=base,
+        attention="full" if kind == "full" else "prefix_causal",
+        cache="none" if kind == "full" else "exact",
+        shift=1 if source.get("shift", 1) else 0,
+    )
+    config = _make_config(base, source["base_config"], where)
+    shared = target if source["share_embedding"] else None
+    if source["share_embedding"]:
+        if target is None:
+            raise UserError(
+                f"{where}: made for target {source.get('target')!r}, which has to be given"
+            )
+        sizes = {"vocab_size": target.vocab_size, "hidden_size": target.hidden_size}
+        for key, value in sizes.items():
+            if getattr(config, key) != value:
+                raise UserError(
+                    f"{where}: {key} is {getattr(config, key)}, target {target.spec!r} has "
+                    f"{value}; "
+                    f"it was made for {source.get('target')!r}"
+                )
+        names = embedding_names(_skeleton(base, config, where))
+        tensors |= dict(zip(names, (target.embedding_VD, target.head_weight_VD), strict=True))
+    with nullcontext() if base in BASES else refuse_on_error(where, "masked_lm"):
+        model = _fill(family, config, tensors, where)
+    network = MaskedLM(
+        model, _with_ids(family, source, None, config.vocab_size, where), source, shared
+    )
+    if base not in BASES:
+        check_opened(network, where)
+    return network
+
+
+def from_config(
+    values: Mapping[str, Any], where: str = "config.json", dtype: torch.dtype = torch.float32
+) -> MaskedLM:
+    """A network of a published family with random weights, from its config.json.
+
+    Raises:
+        UserError: no known family, or a value that does not fit.
+    """
+    family = family_of(values, where)
+    config = _make_config(family.base, _rename_config(family, values), where)
+    with in_one_line(where):
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=register()
+        )
+    return MaskedLM(model, _with_ids(family, values, None, config.vocab_size, where), dict(values))
+
+
+def _rename_config(family: Family, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Their config.json under transformers' names, without keys that only their own code reads."""
+    if family.config:
+        return {
+            ours: values[key] for key, ours in family.config.items() if values.get(key) is not None
+        }
+    return {key: value for key, value in values.items() if key not in _LOADING}
+
+
+def _make_config(base: str, values: Mapping[str, Any], where: str) -> Any:
+    with in_one_line(where):
+        return getattr(transformers, base).config_class(
+            **{k: v for k, v in values.items() if k not in _LOADING}
+        )
+
+
+def _skeleton(base: str, config: Any, where: str) -> Any:
+    """The architecture on the meta device."""
+    with in_one_line(where), torch.device("meta"):
+        return getattr(transformers, base)(config)
+
+
+def _with_ids(
+    family: Family, values: Mapping[str, Any], folder: Path | None, vocab_size: int, where: str
+) -> Family:
+    """The family with this checkpoint's mask and block."""
+    mask = values.get("mask_token_id")
+    if mask is None and folder is not None:
+        mask = _tokenizer_mask(folder)
+    if mask is None:
+        mask = family.mask_token_id
+    if type(mask) is not int or not 0 <= mask < vocab_size:
+        raise UserError(f"{where}: mask_token_id={mask!r} is not within 0..{vocab_size - 1}")
+    block = family.block_size
+    if family.attention == "block_causal":
+        block = values.get("block_size", block)
+        if type(block) is not int or block < 1:
+            raise UserError(f"{where}: block_size={block!r} must be a whole number of at least 1")
+    return replace(family, mask_token_id=mask, block_size=block)
+
+
+def _tokenizer_mask(folder: Path) -> int | None:
+    """The id of the mask token that tokenizer_config.json names."""
+    path = folder / "tokenizer_config.json"
+    values = read_object(path) if path.is_file() else {}
+    named, added = values.get("mask_token"), values.get("added_tokens_decoder")
+    text = named.get("content") if isinstance(named, dict) else named
+    if text is None or not isinstance(added, dict):
+        return None
+    for index, token in added.items():
+        if isinstance(token, dict) and token.get("content") == text and index.isdecimal():
+            return int(index)
+    return None
+
+
+def _fill(family: Family, config: Any, tensors: dict[str, Tensor], where: str) -> Any:
+    """The transformers model, in fp32, with exactly these tensors, under transformers' names."""
+    empty = _skeleton(family.base, config, where)
+    expected = {name: tensor.shape for name, tensor in empty.state_dict().items()}
+    embedding, head = embedding_names(empty)
+    if config.tie_word_embeddings:
+        del expected[head]
+        own = tensors.pop(head, None)
+        if own is not None and embedding in tensors and not torch.equal(own, tensors[embedding]):
+            raise UserError(
+                f"{where}: {family.theirs(head)!r} differs from the embedding that it is tied to"
+            )
+    for name in sorted(expected.keys() - tensors.keys()):
+        raise UserError(f"{where}: its checkpoint misses {family.theirs(name)!r}")
+    for name in sorted(tensors.keys() - expected.keys()):
+        raise UserError(f"{where}: its checkpoint has an unknown tensor {family.theirs(name)!r}")
+    for name, shape in expected.items():
+        if tensors[name].shape != shape:
+            raise UserError(
+                f"{where}: {family.theirs(name)} has shape {tuple(tensors[name].shape)}, expected "
+                f"{tuple(shape)}"
+            )
+    quiet_loading()
+    with in_one_line(where):
+        return getattr(transformers, family.base).from_pretrained(
+            None,
+            config=config,
+            state_dict=tensors,
+            dtype=torch.float32,
+            attn_implementation=register(),
+        )

@@ -1,0 +1,156 @@
+"""Converts a GGUF file into a hub-layout folder in the cache, once, with transformers' reader."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from specalign.common.checksums import unchanged, write_checksums
+from specalign.common.errors import UserError
+from specalign.common.files import UNFINISHED, naming, sha256_file, to_disk
+from specalign.common.hub import cache_folder
+from specalign.common.text import say
+from specalign.gguf.config import complete_config
+from specalign.gguf.header import HINT, Header, read_header, split_parts
+from specalign.gguf.split import join_parts
+from specalign.gguf.tokenizer import answer_ends, complete_tokenizer, make_tokenizer, special_id
+
+_VERSION = 7
+"""Of the conversion; folders of other versions are not reused."""
+_OWN_TOKENIZERS = ("llama", "qwen2", "qwen3")
+
+
+def converted_folder(path: Path, check: Callable[[Path], Header]) -> Path:
+    """The hub-layout folder of a GGUF file: converted at the first call, then reused while
+    unchanged.
+
+    Args:
+        check: reads and checks the header, before a conversion.
+
+    Raises:
+        UserError: the file cannot be converted.
+    """
+    first, *others = split_parts(path)
+    name = first.stem if first.suffix.lower() == ".gguf" else first.name
+    digest = "".join(sha256_file(part)[:12] for part in (first, *others))
+    folder = cache_folder() / "targets" / f"{name[:100]}-{digest[:96]}-{_VERSION}"
+    if unchanged(folder):
+        return folder
+    check(path)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if unchanged(folder):  # converted by another process meanwhile
+            return folder
+        if folder.exists():
+            say(
+                f"{folder}: has changed since it was converted; converting {path.name} again",
+                error=True,
+            )
+            shutil.rmtree(folder)
+        unfinished = Path(f"{folder}{UNFINISHED}")
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a killed conversion
+        unfinished.mkdir()
+        try:
+            _convert(path, read_header(path, arrays=True), unfinished)
+            write_checksums(unfinished, "*")
+            for file in (*unfinished.iterdir(), unfinished):
+                to_disk(file)
+            os.replace(unfinished, folder)
+            to_disk(folder.parent)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def _convert(path: Path, header: Header, folder: Path) -> None:
+    say(f"converting {path.name} ({header.architecture}) once; this can take minutes", error=True)
+    with tempfile.TemporaryDirectory(prefix="specalign-gguf-") as room:
+        file = Path(room) / "model.gguf"
+        parts = split_parts(path)
+        if len(parts) > 1:
+            join_parts(parts, file)
+        else:
+            file.symlink_to(path.absolute())  # the name may have no suffix
+        config = AutoConfig.from_pretrained(room, gguf_file="model.gguf")
+        complete_config(path, header, config)
+        model, tensors = _load_model(path, header, config, room)
+        if header.architecture in _OWN_TOKENIZERS:
+            tokenizer: Any = make_tokenizer(header.values)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(room, gguf_file="model.gguf")
+            complete_tokenizer(tokenizer, header.values)
+    with naming(folder):
+        save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    tokenizer.save_pretrained(str(folder))
+    config = model.config
+    config.architectures = [type(model).__name__]
+    config.dtype = torch.float32
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    config.save_pretrained(str(folder))
+    ends = answer_ends(header.values)
+    if set(ends) - {config.eos_token_id}:
+        pad = special_id(header.values, "padding")
+        generation = {
+            "eos_token_id": ends,
+            "bos_token_id": config.bos_token_id,
+            "pad_token_id": pad,
+        }
+        (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+
+
+def _load_model(
+    path: Path, header: Header, config: Any, room: str
+) -> tuple[Any, dict[str, torch.Tensor]]:
+    """The model in float32, and its tensors without tied copies.
+
+    Raises:
+        UserError: the file lacks tensors of the model, or has others that would be dropped.
+    """
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        room, gguf_file="model.gguf", config=config, dtype=torch.float32,
+        output_loading_info=True, ignore_mismatched_sizes=True,
+    )  # fmt: skip
+    model, report = loaded
+    tensors: dict[str, torch.Tensor] = {}
+    pointers = set[int]()
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() not in pointers:
+            tensors[name] = tensor.contiguous()
+            pointers.add(tensor.data_ptr())
+    architecture = header.architecture
+    for name in sorted(report["missing_keys"]):
+        raise UserError(f"{path}: lacks {name!r} of a {architecture} model")
+    for name in sorted(key[0] for key in report["mismatched_keys"]):
+        raise UserError(
+            f"{path}: {name!r} has another shape than in a {architecture} model with this "
+            f"metadata; {HINT}"
+        )
+    stored = sum(
+        math.prod(tensor.shape)
+        for name, tensor in header.tensors.items()
+        if not name.startswith("rope_") and not _is_draft_layer(name, config.num_hidden_layers)
+    )
+    built = sum(tensor.numel() for tensor in tensors.values())
+    if stored != built:
+        raise UserError(
+            f"{path}: holds {stored:,} weights, the {architecture} model built from it {built:,}; "
+            f"{HINT}"
+        )
+    return model, tensors
+
+
+def _is_draft_layer(name: str, layers: int) -> bool:
+    """Layers after the model's last one are for multi-token prediction (Qwen3.5)."""
+    return name.startswith("blk.") and int(name.split(".")[1]) >= layers

@@ -1,0 +1,321 @@
+"""Linear layers for few rows on a CPU: decoding one token, or verifying a short draft, reads all
+weights to multiply a few rows.
+
+torch's default product is optimised for many rows. Two AVX2 cores, SmolLM2-135M's 106M parameters
+in layers, idle:
+
+    rows                      1     2     5     9    16
+    torch's default, ms      29    46    48    66    66
+    oneDNN, packed, ms       21    22    25    33    40
+    rows.c, ms               19    18    18    22    36
+
+In fp32 `rows.c` is used where the installation compiled it and the processor has AVX2, else
+oneDNN's packed form; in bf16 oneDNN's. `rows.c` sums a row in the same order whatever other rows
+come with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from specalign.kernels.pages import together
+
+MOST_ROWS = 32
+"""With more rows, `rows.c` has more arithmetic than it can hide behind the reading. For 17 it takes
+14 ms where torch takes 33 (53M parameters, AVX512), for 32 26 where it takes 42."""
+
+
+LIBRARIES = ("_rows512", "_rows")
+"""The same files, compiled for AVX512 and for AVX2."""
+
+
+@cache
+def rows_library() -> Any:
+    """`rows.c` as a library, the fastest that this processor runs; None where none was compiled or
+    the processor lacks AVX2."""
+    return next((library for name in LIBRARIES if (library := opened(name)) is not None), None)
+
+
+@cache
+def opened(name: str) -> Any:
+    """One of `LIBRARIES`; None where it was not compiled, from older files too, or not for this
+    processor."""
+    for suffix in EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"{name}{suffix}")
+        if path.is_file():
+            try:
+                library = ctypes.CDLL(str(path))  # torch is loaded: they share one OpenMP
+                pointers, number = ctypes.c_void_p, ctypes.c_int64
+                for function, arguments, result in (
+                    (library.matrix_product, [pointers] * 3 + [number] * 3, None),
+                    (library.rows_rounded, [number], ctypes.c_int),
+                    (library.matrix_row, [pointers] + [number] * 2 + [pointers], None),
+                    (library.layers_layout, [], number),
+                    (library.layers_scratch, [pointers] * 2 + [number], number),
+                    (library.layers_forward, [pointers] * 6 + [number] + [pointers] * 2, None),
+                    (library.tree_scratch, [pointers] + [number] * 2, number),
+                    (
+                        library.draft_tree,
+                        [pointers] * 2 + [number] * 3 + [ctypes.c_float] + [pointers] * 4,
+                        number,
+                    ),
+                    (
+                        library.draw_chain,
+                        [pointers] * 2 + [number] * 2 + [ctypes.c_float] + [pointers] * 4,
+                        None,
+                    ),
+                    (library.largest_of_rows, [pointers] + [number] * 2 + [pointers], None),
+                    (library.verify_chain, [pointers] * 5, number),
+                ):
+                    function.argtypes, function.restype = arguments, result
+                return library if library.rows_available() else None
+            except (OSError, AttributeError):
+                return None
+    return None
+
+
+class MatrixFields(ctypes.Structure):
+    """`Matrix` of lanes.h."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("weight", "bias", "scale")] + [
+        ("kind", ctypes.c_int64)
+    ]
+
+
+_TINY = 1e-30
+"""A row of no larger number is rounded to zeros (bytes.h)."""
+
+KINDS = (torch.float32, torch.bfloat16, torch.int8)
+"""Of a weight's numbers, by their number in lanes.h."""
+
+
+class Matrix(NamedTuple):
+    """A weight (out, in) in fp32, bf16 or int8, its bias (out,), and what the rows of an int8
+    weight are multiplied by (out,), both in fp32."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: Tensor | None = None
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """The weight in this type, whatever it is kept in."""
+        weight = self.weight.to(dtype)
+        return weight if self.scale is None else weight * self.scale[:, None].to(dtype)
+
+
+def rounded(weight: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Matrix:
+    """A weight (out, in) rounded to this type; to int8 row by row, so that the largest number of
+    each becomes ±127."""
+    if dtype != torch.int8:
+        return Matrix(weight.to(dtype), bias)
+    scale = weight.float().abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny) / 127
+    return Matrix((weight.float() / scale[:, None]).round().to(torch.int8), bias, scale)
+
+
+def settled(*matrices: Matrix) -> list[Matrix]:
+    """The same matrices with their weights copied into one piece of memory (`pages.together`)."""
+    places = together([matrix.weight for matrix in matrices])
+    return [
+        matrix._replace(weight=at.copy_(matrix.weight))
+        for matrix, at in zip(matrices, places, strict=True)
+    ]
+
+
+def eight_bits(matrix: Matrix) -> bool:
+    """Whether `rows.c` multiplies this matrix with rows that are rounded to eight bits too: an int8
+    weight of up to 16,384 columns (AVX512 VNNI, or AVX2 alone)."""
+    library = rows_library()
+    return (
+        library is not None
+        and matrix.weight.dtype == torch.int8
+        and bool(library.rows_rounded(matrix.weight.shape[1]))
+    )
+
+
+def rounded_rows(x: Tensor) -> Tensor:
+    """Rows (…, in) rounded so that the largest number of each becomes ±127 steps, as `rows.c` does
+    where `eight_bits`."""
+    most = x.abs().amax(dim=-1, keepdim=True)
+    return (x * torch.where(most > _TINY, 127 / most, 0.0)).round() * (most / 127)
+
+
+def few_rows(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None
+) -> Tensor:
+    """`F.linear(x, weight, bias)` without gradients, (…, in) → (…, out); by `rows.c` where it
+    applies.
+
+    `x` in fp32 may be multiplied with a weight in bf16, or in int8 with a `scale` for each row
+    (`rounded`): a half or a quarter is read; sums are fp32. Where `eight_bits`, x is rounded as
+    well, and sums are exact.
+    """
+    outputs, inputs = weight.shape
+    rows = x.numel() // inputs
+    fits = 0 < rows <= MOST_ROWS and weight.is_contiguous() and weight.device.type == "cpu"
+    known = x.dtype == torch.float32 and weight.dtype in KINDS
+    if not fits or not known or rows_library() is None:
+        matrix = Matrix(weight, bias, scale)
+        return many_rows(rounded_rows(x) if eight_bits(matrix) else x, matrix.dense(x.dtype), bias)
+    x = x.contiguous()
+    y = x.new_empty((*x.shape[:-1], outputs))
+    where = [None if t is None else t.data_ptr() for t in (weight, bias, scale)]
+    given = MatrixFields(*where, KINDS.index(weight.dtype))
+    rows_library().matrix_product(
+        ctypes.byref(given), x.data_ptr(), y.data_ptr(), rows, inputs, outputs
+    )
+    return y
+
+
+def many_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear(x, weight, bias)` without gradients, (…, in) → (…, out); in fp32 on a CPU by oneDNN
+    where it applies, which takes half the time of torch's own product (MKL) on AMD's processors
+    with AVX512.
+
+    On two dimensions: for (1, L, D) cut from a longer tensor, contiguous or not, oneDNN's bf16
+    product takes 60 ms over 49k columns, for (L, D) 4.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    known = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and _one_dnn()
+    y = _pointwise(rows, weight, bias) if known else F.linear(rows, weight, bias)
+    return y.view(*x.shape[:-1], weight.shape[0])
+
+
+def _pointwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+@cache
+def _one_dnn() -> bool:
+    """Whether torch's operator for oneDNN's products is there and right for a plain and a
+    transposed weight."""
+    x, weight = (
+        torch.linspace(-1, 1, 40 * 32).view(40, 32),
+        torch.linspace(-1, 1, 32 * 48).view(32, 48).t(),
+    )
+    try:
+        found = [_pointwise(x, w, None) for w in (weight, weight.contiguous())]
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return False
+    return all(torch.allclose(y, F.linear(x, weight), atol=1e-5) for y in found)
+
+
+class RowsLinear(nn.Module):
+    """`F.linear(x, weight, bias)` without gradients, fp32, (…, in) → (…, out), through `rows.c`.
+
+    A weight whose numbers are all bf16 is kept in bf16: half is read, and the result is the same to
+    the bit. `round_to`, bf16 or int8, rounds any other weight too.
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, round_to: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        kept = rounded(weight.detach(), round_to or torch.bfloat16)
+        if round_to is None and not torch.equal(kept.weight.float(), weight):
+            kept = Matrix(weight.detach())
+        self.weight = nn.Parameter(kept.weight.contiguous(), requires_grad=False)
+        self.bias = (
+            None if bias is None else nn.Parameter(bias.detach().contiguous(), requires_grad=False)
+        )
+        self.scale = None if kept.scale is None else nn.Parameter(kept.scale, requires_grad=False)
+        self.in_features, self.out_features = weight.shape[1], weight.shape[0]
+
+    @property
+    def matrix(self) -> Matrix:
+        """What it multiplies with."""
+        return Matrix(self.weight, self.bias, self.scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():  # torch.compile can't trace C
+            return torch.ops.specalign.few_rows(x, *self.matrix)
+        return few_rows(x, *self.matrix)
+
+
+class RowsConv1D(RowsLinear):
+    """The same in place of transformers' `Conv1D` (GPT-2): `weight` is (in, out) for who asks, and
+    lies in memory as (out, in)."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, round_to: torch.dtype | None = None
+    ) -> None:
+        super().__init__(weight.t(), bias, round_to)
+        self.weight = nn.Parameter(self.weight.t(), requires_grad=False)
+        self.nx, self.nf = weight.shape
+
+    @property
+    def matrix(self) -> Matrix:
+        """What it multiplies with."""
+        return Matrix(self.weight.t(), self.bias, self.scale)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether it is a layer that `speed_up_linears` may replace."""
+    return type(module) is nn.Linear or is_conv1d(module)
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether it is transformers' `Conv1D`, by its name: nothing here needs transformers."""
+    kind = type(module)
+    return (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
+
+
+_operators = torch.library.Library("specalign", "DEF")
+_operators.define("few_rows(Tensor x, Tensor weight, Tensor? bias, Tensor? scale) -> Tensor")
+_operators.impl("few_rows", few_rows, "CPU")
+_operators.impl(
+    "few_rows", lambda x, weight, *_: x.new_empty((*x.shape[:-1], weight.shape[0])), "Meta"
+)
+
+
+class PackedLinear(nn.Module):
+    """`F.linear(x, weight, bias)` without gradients, (…, in) → (…, out), from a copy of the weight
+    in oneDNN's layout.
+
+    `weight` (out, in) stays reachable, unpacked, under the name that `nn.Linear` gives it.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, rows: int = 8) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.in_features, self.out_features = weight.shape[1], weight.shape[0]
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), rows)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _pointwise(x, self.packed, self.bias)
+
+
+def fast_linear(
+    dtype: torch.dtype, device: torch.device
+) -> type[RowsLinear] | type[PackedLinear] | None:
+    """The layer class that is fastest for few rows on this machine, tested on a small example; None
+    = torch's own."""
+    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
+        return None
+    if dtype == torch.float32 and rows_library() is not None and _right(RowsLinear, dtype):
+        return RowsLinear
+    return (
+        PackedLinear
+        if torch.backends.mkldnn.is_available() and _right(PackedLinear, dtype)
+        else None
+    )
+
+
+def _right(kind: type[RowsLinear] | type[PackedLinear], dtype: torch.dtype) -> bool:
+    try:
+        weight = torch.linspace(-1, 1, 64 * 32, dtype=torch.float32).reshape(64, 32).to(dtype)
+        rows = torch.linspace(-1, 1, 3 * 32, dtype=torch.float32).reshape(3, 32).to(dtype)
+        got = kind(weight, None)(rows)
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return False
+    return torch.allclose(
+        got.float(), F.linear(rows, weight).float(), atol=1e-5 if dtype == torch.float32 else 0.2
+    )

@@ -1,0 +1,133 @@
+"""`tree.c` from Python: a block drafter's drafts in one call, the most probable paths or a chain of
+drawn tokens."""
+
+from __future__ import annotations
+
+from ctypes import Structure, byref, c_double, c_int64, c_void_p
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specalign.kernels.layers import matrix_fields, pointer_of
+from specalign.kernels.linear import MOST_ROWS, Matrix, MatrixFields, rows_library
+
+
+class _Head(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("width", "columns", "rank")),
+        *((name, MatrixFields) for name in ("head", "hidden", "previous", "basis")),
+        ("embedding", MatrixFields),
+        ("ids", c_void_p),
+        ("kind", c_int64),
+    ]
+
+
+KINDS = ("silu", "tanh", "linear")
+"""Of Markov heads that `tree.c` knows, by their number there."""
+
+
+class MarkovWeights(NamedTuple):
+    """The bias basis·φ(hidden·h + previous·e(x)) on the logits after a token x, φ the `kind`, silu
+    or tanh; `linear`: the bias basis·previous·e(x), without `hidden`. Matrices (r, D), (r, D) and
+    (Vd, r), the embedding (V, D) in fp32 or bf16."""
+
+    hidden: Matrix | None
+    previous: Matrix
+    basis: Matrix
+    embedding_VD: Tensor
+    kind: str = "silu"
+
+
+class TreeHead:
+    """A block drafter's head, ready for `tree.c`.
+
+    Args:
+        head: (Vd, D). ids_Vd: the tokens of its lines, None = all of the vocabulary.
+        markov: None = the logits do not depend on the token before.
+
+    Raises:
+        ValueError: weights of other shapes or types, a kind that the library does not know.
+    """
+
+    def __init__(self, head: Matrix, ids_Vd: Tensor | None, markov: MarkovWeights | None) -> None:
+        self._held: list[Any] = []
+        self.columns, self.width = head.weight.shape
+        self._library = rows_library()
+        rank = 0 if markov is None else len(markov.previous.weight)
+        self._head = _Head(self.width, self.columns, rank)
+        self._head.head = matrix_fields(head, (self.columns, self.width), self._held)
+        if markov is not None:
+            self._head.kind = KINDS.index(markov.kind)
+            if markov.kind != "linear":
+                if markov.hidden is None:
+                    raise ValueError(f"{markov.kind} without a matrix for hidden states")
+                self._head.hidden = matrix_fields(markov.hidden, (rank, self.width), self._held)
+            self._head.previous = matrix_fields(markov.previous, (rank, self.width), self._held)
+            self._head.basis = matrix_fields(markov.basis, (self.columns, rank), self._held)
+            tokens = len(markov.embedding_VD)
+            self._head.embedding = matrix_fields(
+                Matrix(markov.embedding_VD), (tokens, self.width), self._held
+            )
+            if ids_Vd is not None and not 0 <= int(ids_Vd.min()) <= int(ids_Vd.max()) < tokens:
+                raise ValueError(f"tokens outside 0..{tokens - 1}")
+        if ids_Vd is not None:
+            self._head.ids = pointer_of(ids_Vd, (self.columns,), torch.int64, self._held)
+        self.tokens = None if markov is None else len(markov.embedding_VD)
+
+    @staticmethod
+    def takes(levels: int) -> bool:
+        """Whether it builds trees of this many levels."""
+        return 0 < levels <= MOST_ROWS
+
+    def __call__(
+        self, hidden_KD: Tensor, last: int, nodes: int, scale: float
+    ) -> tuple[list[int], list[int], list[float]]:
+        """The tree of the most probable paths of at most K tokens after the token `last`, by
+        softmax(logits / scale): tokens, parents' places (−1 = the root) and ln q of each path, the
+        most probable first; at most `nodes` of them.
+
+        Raises:
+            ValueError: no hidden states (K, D) in fp32, K ≤ 32, or a token outside the vocabulary.
+        """
+        hidden_KD, scratch = self._given(hidden_KD, last, nodes)
+        tokens, parents, log_q = (c_int64 * nodes)(), (c_int64 * nodes)(), (c_double * nodes)()
+        count = self._library.draft_tree(
+            byref(self._head), hidden_KD.data_ptr(), len(hidden_KD), last, nodes, scale, tokens, parents, log_q, scratch.data_ptr(),
+        )  # fmt: skip
+        return tokens[:count], parents[:count], log_q[:count]
+
+    def chain(
+        self, hidden_KD: Tensor, last: int, scale: float, u_K: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """A chain after the token `last`: columns (K,), each drawn with its number of `u_K`, fp64
+        in [0, 1), and q (K, Vd), what they were drawn from: softmax(logits / scale) given those
+        before.
+
+        Raises:
+            ValueError: as `__call__`, or not as many numbers as hidden states.
+        """
+        hidden_KD, scratch = self._given(hidden_KD, last, 1)
+        levels = len(hidden_KD)
+        if u_K.dtype != torch.float64 or tuple(u_K.shape) != (levels,):
+            raise ValueError(f"{tuple(u_K.shape)} numbers in {u_K.dtype} for {levels} draws")
+        u_K = u_K.contiguous()
+        columns_K, q_KV = (
+            torch.empty(levels, dtype=torch.int64),
+            torch.empty(levels, self.columns, dtype=torch.float32),
+        )
+        self._library.draw_chain(
+            byref(self._head), hidden_KD.data_ptr(), levels, last, scale, u_K.data_ptr(), columns_K.data_ptr(), q_KV.data_ptr(),
+            scratch.data_ptr(),
+        )  # fmt: skip
+        return columns_K, q_KV
+
+    def _given(self, hidden_KD: Tensor, last: int, nodes: int) -> tuple[Tensor, Tensor]:
+        """The hidden states, contiguous, and room to work in."""
+        levels = len(hidden_KD)
+        if hidden_KD.dtype != torch.float32 or tuple(hidden_KD.shape) != (levels, self.width):
+            raise ValueError(f"hidden states {tuple(hidden_KD.shape)} in {hidden_KD.dtype}")
+        if not self.takes(levels) or nodes < 1 or (self.tokens and not 0 <= last < self.tokens):
+            raise ValueError(f"{levels} levels of {nodes} nodes after the token {last}")
+        size = self._library.tree_scratch(byref(self._head), levels, nodes)  # by the threads of now
+        return hidden_KD.contiguous(), torch.empty(size, dtype=torch.uint8)

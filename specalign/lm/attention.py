@@ -1,0 +1,207 @@
+"""Attention of target and drafter: grouped queries without repeating keys, through SDPA.
+
+`attend` is for our own networks: SDPA, or flash-attn. `biased_attention` is for targets with capped
+scores or sinks. Targets call these through `specalign.lm.interface`.
+
+transformers repeats K and V for every query head as soon as a mask is given (9 heads read 3 times
+the memory on SmolLM2). Here the query heads of a group become extra query rows of their shared key
+head instead.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from specalign.common.errors import UserError, nearest
+
+BACKENDS = ("sdpa", "flash_attn")
+WIDE = 64  # with more rows, repeating the keys is cheap next to the product
+
+
+def block_mask(
+    see_LL: Tensor | None,
+    length: int,
+    past: int,
+    groups: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor | None:
+    """The mask of `length` tokens that attend to `past` earlier ones and, by `see_LL`, to each
+    other, made once for all layers.
+
+    `see_LL`: bool, itself included; None = causal. Returns None for one token, which sees
+    everything; for few, an additive mask in the order of the query rows of `grouped_attention`, (1,
+    1, groups·L, S), so no layer has to convert it; else a boolean one, (1, 1, L, S).
+    """
+    if length == 1:
+        return None
+    return laid_out(visible_mask(see_LL, length, past, device), groups, dtype)
+
+
+def visible_mask(see_LL: Tensor | None, length: int, past: int, device: torch.device) -> Tensor:
+    """What each of `length` tokens attends to, bool (L, past + L): all of the past, and each other
+    by `see_LL` (None: causal)."""
+    see_LS = torch.ones(length, past + length, dtype=torch.bool, device=device)
+    if see_LL is None:
+        return see_LS.tril_(past)
+    see_LS[:, past:] = see_LL
+    return see_LS
+
+
+def laid_out(see_LS: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """A mask, bool (L, S), in the form that is fastest for `grouped_attention`: for few tokens
+    additive, by its query rows."""
+    if groups == 1 or len(see_LS) > WIDE:
+        return see_LS[None, None]
+    added = torch.zeros(see_LS.shape, dtype=dtype, device=see_LS.device).masked_fill_(
+        ~see_LS, -torch.inf
+    )
+    return added.repeat(groups, 1)[None, None]
+
+
+def clean_then_noisy(clean: int, noisy: int, device: torch.device) -> Tensor:
+    """Attention among clean tokens and a noisy block after them, bool (L, L): clean tokens are
+    causal, the block attends to everything."""
+    see_LL = torch.ones(clean + noisy, clean + noisy, dtype=torch.bool, device=device).tril()
+    see_LL[clean:] = True
+    return see_LL
+
+
+def grouped_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    causal: bool = False,
+) -> Tensor:
+    """Attention of (B, H, L, d) queries over (B, Hkv, S, d) keys and values, H a multiple of Hkv →
+    (B, H, L, d).
+
+    `mask` is boolean (B or 1, 1, L, S), True = attend, or what `block_mask` made; None =
+    everything, or causal when L = S and `causal`.
+    """
+    batch, heads, length, width = query.shape
+    kv_heads, size = key.shape[1], key.shape[2]
+    groups = heads // kv_heads
+    if causal and mask is None and length > 1:
+        mask = torch.ones(length, size, dtype=torch.bool, device=query.device).tril(size - length)[
+            None, None
+        ]
+    if groups == 1 or length > WIDE:
+        if groups > 1:
+            key, value = (
+                t[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for t in (key, value)
+            )
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    rows = query.reshape(batch, kv_heads, groups * length, width)
+    if mask is not None and length > 1 and mask.shape[-2] == length:
+        mask = mask.expand(-1, -1, length, -1).repeat(1, 1, groups, 1)
+    out = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scale)
+    return out.reshape(batch, heads, length, value.shape[-1])
+
+
+def biased_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    cap: float | None = None,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
+    """`grouped_attention` with capped scores, cap·tanh(s/cap), and with a sink: a logit per head
+    that takes a share of the softmax and has no value. Softmax in fp32."""
+    batch, heads, length, width = query.shape
+    kv_heads, size = key.shape[1], key.shape[2]
+    groups = heads // kv_heads
+    rows = query.reshape(batch, kv_heads, groups * length, width)
+    scores = (rows @ key.transpose(-1, -2) * scale).view(batch, kv_heads, groups, length, size)
+    if cap is not None:
+        scores = torch.tanh(scores / cap) * cap
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask[:, :, None], torch.finfo(scores.dtype).min)
+    elif mask is not None:
+        scores = scores + mask.view(1, 1, groups, length, size)
+    scores = scores.float()
+    if sinks_H is not None:
+        sink = sinks_H.float().view(1, kv_heads, groups, 1, 1).expand(batch, -1, -1, length, 1)
+        scores = torch.cat((scores, sink), dim=-1)
+    weights = scores.softmax(-1)[..., :size].to(value.dtype)
+    out = weights.view(batch, kv_heads, groups * length, size) @ value
+    return out.reshape(batch, heads, length, value.shape[-1])
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding, half-split, of (…, d) with tables that broadcast."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, backend: str = "sdpa"
+) -> Tensor:
+    """softmax(q·kᵀ/√d)·v of (B, H, L, d) queries over (B, Hkv, S, d) keys → (B, H, L, d).
+
+    `mask` as in `grouped_attention`; None = everything. `backend` is a name of `BACKENDS`.
+
+    Raises:
+        UserError: flash_attn can't run here or would compute something else.
+    """
+    if backend == "sdpa":
+        return grouped_attention(query, key, value, mask, query.shape[-1] ** -0.5)
+    if backend not in BACKENDS:
+        raise UserError(f"attention backend {backend!r} is unknown{nearest(backend, BACKENDS)}")
+    starts = None if mask is None else segment_starts(mask)
+    if reason := _flash_refusal(query, starts is None and mask is not None):
+        raise UserError(f"attention backend 'flash_attn' {reason}; 'sdpa' does it")
+    if starts is None:
+        from flash_attn import flash_attn_func
+
+        out: Tensor = flash_attn_func(
+            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        )
+        return out.transpose(1, 2)
+    from flash_attn import flash_attn_varlen_func
+
+    rows, longest = len(query), int(starts.diff().max())
+    flat = (t.transpose(1, 2).expand(rows, -1, -1, -1).flatten(0, 1) for t in (query, key, value))
+    out = flash_attn_varlen_func(*flat, starts, starts, longest, longest)
+    return out.unflatten(0, (rows, query.shape[2])).transpose(1, 2)
+
+
+def segment_starts(mask: Tensor) -> Tensor | None:
+    """Where the segments of a block-diagonal mask begin (packed documents): int32, cumulative over
+    the concatenated rows, the end included. None = another kind of mask.
+
+    `mask`: bool (B, 1, L, L).
+    """
+    if (
+        mask.dtype != torch.bool
+        or mask.dim() != 4
+        or mask.shape[1] != 1
+        or mask.shape[2] != mask.shape[3]
+    ):
+        return None
+    see_BLL = mask[:, 0]
+    first_BL = torch.ones_like(see_BLL[:, 0])
+    first_BL[:, 1:] = ~see_BLL.diagonal(1, 1, 2)
+    segment_BL = first_BL.long().cumsum(1)
+    if not torch.equal(segment_BL[:, :, None] == segment_BL[:, None], see_BLL):
+        return None
+    starts = first_BL.flatten().nonzero()[:, 0]
+    return torch.cat((starts, starts.new_tensor([first_BL.numel()]))).int()
+
+
+def _flash_refusal(query: Tensor, masked: bool) -> str:
+    if find_spec("flash_attn") is None:
+        return "is not installed"
+    if query.device.type != "cuda":
+        return f"needs a GPU, not {query.device.type}"
+    if query.dtype not in (torch.float16, torch.bfloat16):
+        return f"computes in float16 or bfloat16, not {str(query.dtype).removeprefix('torch.')}"
+    return "takes block-diagonal masks only" if masked else ""

@@ -1,0 +1,243 @@
+"""A preallocated key/value cache: writing advances a length, rolling back reduces it, nothing is
+copied.
+
+Recurrent states (convolutions, linear attention) are rolled back by snapshots instead
+(`specalign.lm.recurrent`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
+
+from specalign.lm.recurrent import Recurrence
+from specalign.lm.slabs import Block, IndexedSlab, LayerShape, MixedSlab, Slab
+
+
+class KVCache(Cache):
+    """A model's keys and values, allocated once; the first `length` positions count.
+
+    `cache.length = n` with n ≤ the current length rolls back. With `slots_B` set, (B,), a forward
+    pass over one token per row writes row b at `slots_B[b]` instead (batched generation with rows
+    of different lengths).
+
+    Args:
+        shapes: of each layer; None = it caches no keys.
+        rows: B.
+        capacity: positions.
+        others: by layer, transformers' own cache layer where that is no plain attention.
+
+    Attributes:
+        views: derived from its memory (`specalign.kernels.layers.Memory`): cleared when that moves,
+            told which positions change.
+        text_BL, long: the tokens in it, and whether their keys are those of a long text
+            (`specalign.lm.long_tables`).
+        recurrence: its recurrent states, if any.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape | None],
+        rows: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        others: dict[int, Any] | None = None,
+    ) -> None:
+        self._length = 0
+        self._end = 0
+        self.rows, self.capacity = rows, capacity
+        self.slots_B: Tensor | None = None
+        self.slots_end = 0
+        self.views: dict[Any, Any] = {}
+        self.text_BL: Tensor | None = None
+        self.long = False
+        others = others or {}
+        layers: list[Any] = []
+        for i, shape in enumerate(shapes):
+            if shape is None:
+                layers.append(others[i])
+            elif i in others:
+                layers.append(MixedSlab(self, others[i].number_of_states))
+            else:
+                layers.append(IndexedSlab(self) if shape.indexer else Slab(self))
+        self._blocks: list[Block] = []
+        for shape in dict.fromkeys(s for s in shapes if s is not None):
+            same = [layer for layer, its in zip(layers, shapes, strict=True) if its == shape]
+            self._blocks.append(Block(same, shape, rows, capacity, dtype, device))
+        self.slabs = layers
+        recurrent = [layer for layer in layers if isinstance(layer, LinearAttentionLayer)]
+        self.recurrence = Recurrence(recurrent) if recurrent else None
+        Cache.__init__(self, layers=list(layers))
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @length.setter
+    def length(self, value: int) -> None:
+        if not 0 <= value <= self._length:
+            raise ValueError(
+                f"cache length can only be rolled back: {value} is not within 0..{self._length}"
+            )
+        self._length = self._end = value
+        self._note_change(value)
+        if self.recurrence is not None:
+            self.recurrence.roll_back(value)
+
+    def _note_change(self, start: int) -> None:
+        """The positions from `start` on have changed."""
+        for view in self.views.values():
+            view.roll_back(start)
+
+    def write(self, memory: Tensor, new: Tensor) -> Tensor:
+        """Write new keys or values, (B, H, L, width), into their memory, (B, H, capacity, width);
+        returns all up to them."""
+        if self.slots_B is None:
+            end = self._length + new.shape[2]
+            memory[:, :, self._length : end] = new
+        else:  # one token per row, each at its own position
+            memory[torch.arange(len(new), device=new.device), :, self.slots_B] = new[:, :, 0]
+            self._note_change(0)
+            end = self.slots_end
+        self._end = end
+        return memory[:, :, :end]
+
+    @property
+    def end(self) -> int:
+        """The end of what layers have written; between forward passes the length."""
+        return max(self._length, self._end)
+
+    def note(self, tokens_BL: Tensor) -> None:
+        """Remember the next tokens; before `advance`."""
+        seen = self.text_BL
+        self.text_BL = (
+            tokens_BL if seen is None else torch.cat((seen[:, : self._length], tokens_BL), dim=1)
+        )
+
+    def advance(self, tokens: int) -> None:
+        """Add `tokens` positions, already written, to the length."""
+        self._length += tokens
+        self._end = self._length
+
+    def check_room(self, tokens: int) -> None:
+        """Raises ValueError when `tokens` more positions would not fit."""
+        if self._length + tokens > self.capacity:
+            raise ValueError(
+                f"cache of {self.capacity} positions is full: {self._length} + {tokens}"
+            )
+
+    def k(self, layer: int) -> Tensor:
+        """(B, Hkv, length, width) view of the layer's keys, rotary positions already applied."""
+        return self.slabs[layer].keys[:, :, : self._length]
+
+    def v(self, layer: int) -> Tensor:
+        """(B, Hkv, length, width) view of the layer's values."""
+        return self.slabs[layer].values[:, :, : self._length]
+
+    def select(self, rows: Tensor) -> None:
+        """Keep the batch rows at `rows`, in that order."""
+        self.views.clear()
+        for block in self._blocks:
+            block.select(rows)
+        if self.text_BL is not None:
+            self.text_BL = self.text_BL[rows]
+        if self.recurrence is not None:
+            self.recurrence.select(rows)
+
+    def keep(self, start: int, offsets: Sequence[int]) -> None:
+        """Of the positions written from `start` on, keep those at the ascending `offsets`, made
+        contiguous; the length becomes start + len(offsets). This rolls back to one path of a
+        tree."""
+        count = len(offsets)
+        if list(offsets) != list(range(count)):
+            self._note_change(start)
+            for block in self._blocks:
+                block.move(start, offsets)
+            if (text := self.text_BL) is not None:
+                kept = torch.tensor(offsets, device=text.device) + start
+                self.text_BL = torch.cat((text[:, :start], text[:, kept]), dim=1)
+        self.length = start + count
+
+    def fill(self, source: KVCache) -> None:
+        """Copy the one-row `source` to the start of every row; the length does not change."""
+        self._note_change(0)
+        for block, other in zip(self._blocks, source._blocks, strict=True):
+            for mine, its in zip(block.parts, other.parts, strict=True):
+                mine[..., : source.length, :] = its[..., : source.length, :]
+        if source.text_BL is not None:
+            self.text_BL, self.long = (
+                source.text_BL[:, : source.length].expand(self.rows, -1),
+                source.long,
+            )
+        if self.recurrence is not None and source.recurrence is not None:
+            self.recurrence.fill(source.recurrence, self.rows)
+
+    def rewind(self) -> Tensor | None:
+        """Before a forward pass: back to what recurrent states have seen. Returns the tokens (B, R)
+        to run again, if any."""
+        if self.recurrence is None or (lost := self.recurrence.take_lost()) is None:
+            return None
+        self._length = self._end = self.recurrence.at
+        self._note_change(self._length)
+        return lost
+
+
+class Parts(NamedTuple):
+    """Keys or values of several requests in one forward pass, and how many new tokens each has
+    there."""
+
+    tensors: list[Tensor]
+    widths: list[int]
+
+
+class _SharedSlab(CacheLayerMixin):
+    """One layer of `SharedCache`."""
+
+    def __init__(self, owner: SharedCache, layer: int) -> None:
+        super().__init__()
+        self.owner, self.layer = owner, layer
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """The requests' caches are there."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        owner = self.owner
+        split = (key_states.split(owner.widths, dim=2), value_states.split(owner.widths, dim=2))
+        pairs = [
+            c.slabs[self.layer].update(k, v) for c, k, v in zip(owner.caches, *split, strict=True)
+        ]
+        keys, values = ([pair[i] for pair in pairs] for i in range(2))
+        return Parts(keys, owner.widths), Parts(values, owner.widths)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class SharedCache(Cache):
+    """One-row caches of several requests, for one forward pass over their concatenated new tokens:
+    attention is per request, and nothing is padded.
+
+    Args:
+        caches: one row each, of any lengths.
+        widths: new tokens of each.
+    """
+
+    def __init__(self, caches: Sequence[KVCache], widths: list[int]) -> None:
+        self.caches, self.widths = list(caches), widths
+        layers: list[Any] = [
+            _SharedSlab(self, i) if isinstance(slab, Slab) else slab
+            for i, slab in enumerate(caches[0].slabs)
+        ]
+        super().__init__(layers=layers)

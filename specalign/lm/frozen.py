@@ -1,0 +1,274 @@
+"""A frozen causal language model as it was loaded: what is known of it, its embedding and head, its
+tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specalign.folder.chat import chat_ids
+from specalign.folder.clock import note_clock, reads_clock
+from specalign.folder.tokenizer import opening_ids, text_ids
+from specalign.kernels.replacing import speed_up_linears
+from specalign.lm.fused import FusedLayers, fuse_layers
+from specalign.lm.inspection.anatomy import (
+    Anatomy,
+    context_limit,
+    decoder,
+    eos_ids,
+    examine,
+    query_heads,
+)
+from specalign.lm.inspection.own_output import placeholder_ids
+from specalign.lm.interface import install
+from specalign.lm.logits import PLAIN, LogitForm, Readout
+from specalign.lm.long_tables import switch_length
+from specalign.lm.source import ModelSource
+from specalign.rows.conversation import Conversation
+from specalign.rows.shapes import as_conversation
+
+
+class FrozenModel:
+    """A frozen causal language model, its embedding and head, and its tokenizer, without forward
+    passes through a cache.
+
+    Args:
+        model: of transformers, with its own eager attention.
+        readout: what the model does to its head's product.
+        fast: replace linear layers by faster ones for few rows (CPU).
+        own_attention: keep the model's attention instead of ours.
+        fuse: run the layers in one call for few rows, where they are of that kind.
+        read_past: layers whose weights are read without calling them.
+
+    Attributes:
+        chains_only: whether drafts cannot branch. together: whether one forward pass takes several
+            requests.
+        stepwise: whether recurrent states advance by single tokens only.
+        switch: the longest text under the first of two rotary tables; None = one table.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        source: ModelSource,
+        readout: Readout | None = None,
+        *,
+        fast: bool = True,
+        own_attention: bool = False,
+        fuse: bool = True,
+        read_past: Collection[nn.Module] = (),
+    ) -> None:
+        self.spec, self.revision = source.spec, source.revision
+        self.trust_remote_code = source.trust_remote_code
+        self.weights, self.chat = source.weights, source.chat
+        self.tokenizer = tokenizer
+        self.model = model.eval().requires_grad_(False)
+        self.config = config = model.config.get_text_config(decoder=True)
+        self.device, self.dtype = model.device, model.dtype
+        install(model, own_attention)
+        self.body = decoder(model)
+        self.anatomy: Anatomy = examine(model, self.body)
+        self.layers = self.anatomy.layers
+        self.num_layers: int = len(self.layers)
+        self.hidden_size: int = config.hidden_size
+        self.num_heads: int = query_heads(config)
+        self.num_kv_heads, self.head_dim = self.anatomy.heads()
+        self.groups = self.anatomy.groups
+        self.chains_only = self.anatomy.chains_only
+        self.together = self.anatomy.ours and not self.anatomy.recurrent
+        self.stepwise = False
+        self.readout = readout or Readout()
+        self.context_limit: int = context_limit(config)
+        self.switch: int | None = switch_length(config, self.context_limit)
+        if self.switch is not None and self.anatomy.recurrent:
+            raise NotImplementedError(
+                "it has recurrent states and a rotary table that changes with the length"
+            )
+        self.head_bias_V: Tensor | None = getattr(model.get_output_embeddings(), "bias", None)
+        self.vocab_size: int = len(model.get_output_embeddings().weight)
+        self.eos_ids = eos_ids(model, tokenizer)
+        self.placeholder_ids = placeholder_ids(model)
+        self.fast = fast
+        self._read_past = read_past
+        if fast:
+            speed_up_linears(model, self.dtype, self.device, None, read_past)
+        self._find_ends()
+        self.fused: FusedLayers | None = (
+            fuse_layers(model, self.body, self.layers) if fuse else None
+        )
+
+    def _find_ends(self) -> None:
+        """Note the embedding and the head. Either may be in bf16 where the model multiplies in fp32
+        (specalign/kernels/replacing.py)."""
+        self.head_weight_VD: Tensor = self.model.get_output_embeddings().weight
+        self.embedding_VD: Tensor = self.model.get_input_embeddings().weight
+
+    # ---- what may change after loading ----
+
+    def restrict(
+        self, *, chains_only: bool = False, stepwise: bool = False, one_by_one: bool = False
+    ) -> None:
+        """Note what the proof found it cannot do exactly: branches, several recurrent steps, or
+        several requests per forward pass."""
+        self.chains_only |= chains_only
+        self.stepwise |= stepwise
+        self.together &= not one_by_one
+
+    def unfuse(self) -> None:
+        """Run through the model's modules from now on, as they are about to change."""
+        self.fused = None
+
+    def round_weights(self) -> None:
+        """Round the linear layers to bf16 where that halves what is read. For drafters, never for
+        p."""
+        speed_up_linears(self.model, self.dtype, self.device, torch.bfloat16, self._read_past)
+        self._find_ends()
+        self.fast, self.fused = True, fuse_layers(self.model, self.body, self.layers)
+
+    def note_moved(self, device: torch.device) -> None:
+        """The model's tensors were moved to this device."""
+        self.device = device
+        self._find_ends()
+
+    def split_heads(self, parts: int) -> None:
+        """Cache the keys and values of one of `parts` equal parts of the heads."""
+        shapes = [s and s._replace(heads=s.heads // parts) for s in self.anatomy.shapes]
+        self.anatomy = replace(self.anatomy, shapes=shapes)
+
+    @contextmanager
+    def overridden(
+        self, eos_ids: tuple[int, ...] | None, context_limit: int | None
+    ) -> Iterator[None]:
+        """Within it, it has these ends of text and this context; None = its own."""
+        own = self.eos_ids, self.context_limit
+        if eos_ids is not None:
+            self.eos_ids = eos_ids
+        if context_limit is not None:
+            self.context_limit = context_limit
+        try:
+            yield
+        finally:
+            self.eos_ids, self.context_limit = own
+
+    def fix_date(self, date: str) -> None:
+        """Set the clock that the chat template reads to this day, ISO."""
+        self.chat = replace(self.chat, date=date)
+
+    # ---- properties ----
+
+    @property
+    def logit_form(self) -> LogitForm:
+        return self.readout.form
+
+    @property
+    def never_V(self) -> Tensor | None:
+        return self.readout.never_V
+
+    @property
+    def dtype_name(self) -> str:
+        """`float32`, `bfloat16` or `float16`, as `load_target` takes it."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def attention(self) -> str:
+        """Which attention it runs, in words."""
+        if not self.anatomy.attends:
+            return "none"
+        return "grouped" if self.anatomy.ours else "its own, eager"
+
+    @property
+    def why_chains_only(self) -> str:
+        """Why drafts cannot branch, where `chains_only`."""
+        if self.anatomy.recurrent:
+            return "has recurrent states"
+        if self.anatomy.chains_only:
+            return "windows its attention by place"
+        return "computes something else over branches than over each text"
+
+    @property
+    def rope_theta(self) -> float:
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        theta: Any = rope.get("rope_theta") or getattr(self.config, "rope_theta", None) or 10000.0
+        return float(theta)
+
+    @cached_property
+    def hash(self) -> str:
+        """sha256 (hex) over every weight's name, dtype, shape and bytes: it identifies p."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            if self.dtype == torch.float32 and tensor.dtype == torch.bfloat16:
+                tensor = tensor.float()  # kept in half the memory (specalign/kernels/linear.py)
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+    # ---- embedding and head ----
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings, (…) → (…, D)."""
+        return self.model.get_input_embeddings()(tokens)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits in fp32, (…, D) → (…, V): all that the model does from its last hidden state
+        on."""
+        return self.readout(self.head_product(hidden))
+
+    def head_product(self, hidden: Tensor) -> Tensor:
+        """The head's product alone, in fp32, (…, D) → (…, V)."""
+        return self.model.get_output_embeddings()(hidden.contiguous()).float()
+
+    @property
+    def finish(self) -> Callable[[Tensor, Tensor | None], Tensor] | None:
+        """Makes logits of hidden @ head_weight_VD.T: (product (…, columns), the columns' ids or
+        None = all) → logits. None = they are the product."""
+        if self.head_bias_V is None and self.logit_form == PLAIN and self.never_V is None:
+            return None
+        return self._finish
+
+    def _finish(self, product: Tensor, columns: Tensor | None) -> Tensor:
+        if self.head_bias_V is not None:
+            bias = self.head_bias_V if columns is None else self.head_bias_V[columns]
+            product = product + bias.to(product.dtype)
+        return self.readout(product, columns)
+
+    # ---- text ----
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+    @property
+    def reads_clock(self) -> bool:
+        """Whether its chat template writes the date."""
+        return reads_clock(self)
+
+    def chat_tokens(self, prompt: str | Sequence[dict[str, Any]] | Conversation) -> list[int]:
+        """A user's text, messages or a conversation as tokens, up to where the answer begins, with
+        `chat`'s switches and system prompt; a base model gets the plain text after its BOS, if it
+        has one.
+
+        Raises:
+            UserError: malformed messages, or a conversation that the chat template refuses.
+        """
+        conversation = as_conversation(prompt)
+        ids = chat_ids(self.tokenizer, conversation, self.chat, len(self.embedding_VD), self.spec)
+        note_clock(self)
+        return ids
+
+    def text_tokens(self, text: str) -> list[int]:
+        """Plain text as tokens, after those that the tokenizer puts in front (`opening_ids`)."""
+        where = f"target {self.spec!r}"
+        rows = len(self.embedding_VD)
+        opening = opening_ids(self.tokenizer, rows, where)
+        return [*opening, *text_ids(self.tokenizer, text, rows, where)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=True)

@@ -1,0 +1,226 @@
+"""A target's layers in one call for few rows on a CPU (`specalign.kernels.layers`), where they are
+those of Llama, Mistral, Qwen2 or Qwen3 without windows. Every other model runs through its own
+modules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
+from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen3 import modeling_qwen3
+
+from specalign.kernels.gradients import without_gradients
+from specalign.kernels.layers import LayerStack, Memory, Rows, Weights
+from specalign.kernels.linear import MOST_ROWS, RowsLinear, rows_library
+from specalign.kernels.replacing import gives_rows
+from specalign.lm.cache import KVCache
+from specalign.lm.masks import Layout, Together
+
+_MODULES = {
+    "Llama": modeling_llama,
+    "Mistral": modeling_mistral,
+    "Qwen2": modeling_qwen2,
+    "Qwen3": modeling_qwen3,
+}
+_FIXED_ROTARY = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary tables that do not depend on the length of the text."""
+
+
+class FusedLayers:
+    """The decoder of a target, from embeddings to the last hidden state."""
+
+    def __init__(self, stack: LayerStack, body: Any, fixed: bool) -> None:
+        self.stack, self.body, self.fixed = stack, body, fixed
+        self._tables_2Sw: Tensor | None = None
+
+    def takes(self, tokens_BL: Tensor, layout: Layout | Together, cache: Any) -> bool:
+        """Whether it can run a forward pass: few rows of one-row caches, at positions from 0 on."""
+        if cache is None or len(tokens_BL) != 1 or not 0 < tokens_BL.shape[1] <= MOST_ROWS:
+            return False
+        if isinstance(layout, Together):
+            return all(c.rows == 1 for c in cache.caches) and all(map(_takes_layout, layout.parts))
+        return cache.rows == 1 and _takes_layout(layout)
+
+    @without_gradients
+    def __call__(
+        self,
+        tokens_1L: Tensor,
+        layout: Layout | Together,
+        positions_1L: Tensor,
+        cache: Any,
+        taps: Sequence[int],
+    ) -> tuple[Tensor, Tensor | None]:
+        """Last hidden states (1, L, D), and the outputs of the layers `taps`, (1, L, F, D)."""
+        parts = layout.parts if isinstance(layout, Together) else [layout]
+        caches: Sequence[KVCache] = cache.caches if isinstance(layout, Together) else [cache]
+        rows = []
+        for its_cache, part in zip(caches, parts, strict=True):
+            see = None if part.see_LL is None else part.see_LL.contiguous()
+            rows.append(Rows(memory_of(its_cache), part.past, part.positions_BL.shape[1], see))
+        # calling the module takes twice as long
+        x_LD = torch.embedding(self.body.embed_tokens.weight, tokens_1L[0]).float()
+        cos_Lw, sin_Lw = self.rotary(x_LD, positions_1L[0], max(p.span[1] for p in parts) + 1)
+        hidden_LD, taps_FLD = self.stack(x_LD, cos_Lw, sin_Lw, rows, taps)
+        return hidden_LD[None], None if taps_FLD is None else taps_FLD.transpose(0, 1)[None]
+
+    def rotary(self, x_LD: Tensor, positions_L: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """The model's own rotary tables at these positions, all below `end`, (L, width) each."""
+        if (tables_2Sw := self.tables(end)) is None:
+            cos, sin = self.body.rotary_emb(x_LD[None], positions_L[None])
+            return cos[0], sin[0]
+        cos_Lw, sin_Lw = tables_2Sw[:, positions_L]
+        return cos_Lw, sin_Lw
+
+    def tables(self, end: int) -> Tensor | None:
+        """Cosines and sines of all positions below `end`, and of more, (2, S, width); None where
+        they depend on the length of the text."""
+        if self.fixed and (self._tables_2Sw is None or self._tables_2Sw.shape[1] < end):
+            places = torch.arange(max(512, 2 * end))[None]
+            self._tables_2Sw = torch.cat(
+                self.body.rotary_emb(self.body.embed_tokens.weight[:1].float(), places)
+            )
+        return self._tables_2Sw
+
+
+def _takes_layout(layout: Layout) -> bool:
+    positions, see = layout.positions_BL, layout.see_LL
+    plain = layout.mask is None and not layout.slots and len(positions) == 1 and layout.span[0] >= 0
+    return plain and (
+        see is None or (see.dtype == torch.bool and tuple(see.shape) == (positions.shape[1],) * 2)
+    )
+
+
+def memory_of(cache: KVCache, layers: tuple[int, ...] | None = None) -> Memory:
+    """A one-row cache as `specalign.kernels` reads and writes it, all layers or these."""
+    if (found := cache.views.get(layers)) is None:
+        slabs = cache.slabs if layers is None else [cache.slabs[i] for i in layers]
+        found = cache.views[layers] = Memory(
+            [slab.keys for slab in slabs], [slab.values for slab in slabs]
+        )
+    memory: Memory = found
+    return memory
+
+
+def fuse_layers(model: Any, body: Any, layers: nn.ModuleList) -> FusedLayers | None:
+    """The model's layers in one call; None where its modules, its config or its shapes are of
+    another kind, or no C library is there."""
+    if rows_library() is None or not (_is_plain(model, layers) and _has_modules(body, layers)):
+        return None
+    constants = {_constants(layer) for layer in layers}
+    if len(constants) > 1 or None in constants:
+        return None
+    config = model.config.get_text_config(decoder=True)
+    first: Any = layers[0]
+    attention = first.self_attn
+    weights = [layer_weights(layer) for layer in layers]
+    width = int(attention.head_dim)
+    try:
+        stack = LayerStack(
+            weights,
+            heads=weights[0].q[0].shape[0] // width,
+            kv_heads=weights[0].k[0].shape[0] // width,
+            head_width=width,
+            scale=float(attention.scaling),
+            eps=float(first.input_layernorm.variance_epsilon),
+            last_norm=body.norm.weight,
+            head_eps=float(attention.q_norm.variance_epsilon)
+            if hasattr(attention, "q_norm")
+            else 0.0,
+        )
+    except ValueError:  # of other shapes
+        return None
+    rope = getattr(config, "rope_parameters", None) or {}
+    return FusedLayers(stack, body, rope.get("rope_type", "default") in _FIXED_ROTARY)
+
+
+def _constants(layer: Any) -> tuple[float, ...] | None:
+    """The numbers of a layer that are no weights; None where its norms differ in them."""
+    whole, of_heads = ([norm.variance_epsilon for norm in norms] for norms in _norms(layer))
+    if len({*whole}) > 1 or len({*of_heads}) > 1:
+        return None
+    return (layer.self_attn.head_dim, layer.self_attn.scaling, *whole, *of_heads)
+
+
+def _linears(layer: Any) -> list[Any]:
+    """q, k, v, output, gate, up, down."""
+    attention, mlp = layer.self_attn, layer.mlp
+    own = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+    return [*own, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+
+
+def _norms(layer: Any) -> tuple[list[Any], list[Any]]:
+    """Those before attention and feed-forward, and those of the heads' queries and keys, where it
+    has some."""
+    attention = layer.self_attn
+    of_heads = [
+        getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)
+    ]
+    return [layer.input_layernorm, layer.post_attention_layernorm], of_heads
+
+
+def layer_weights(layer: Any) -> Weights:
+    """The weights of a layer under Llama's names, a target's or a block drafter's."""
+    q, k, v, o, gate, up, down = (linear.matrix for linear in _linears(layer))
+    whole, of_heads = _norms(layer)
+    return Weights(q, k, v, o, gate, up, down, *(norm.weight for norm in (*whole, *of_heads)))
+
+
+def is_silu(module: nn.Module) -> bool:
+    """Whether it is the activation that `layers.c` computes."""
+    return type(module) in (nn.SiLU, type(ACT2FN["silu"]))
+
+
+def _is_plain(model: Any, layers: nn.ModuleList) -> bool:
+    """Whether it runs in fp32 on a CPU, without windows."""
+    config = model.config.get_text_config(decoder=True)
+    kinds = getattr(config, "layer_types", None) or ["full_attention"]
+    # a layer that says it has no window has none, whatever the config says; Mistral's ask the
+    # config
+    windowless = all(
+        getattr(layer.self_attn, "sliding_window", 0) is None
+        for layer in layers
+        if hasattr(layer, "self_attn")
+    )
+    full = set(kinds) == {"full_attention"} and (
+        not getattr(config, "sliding_window", None) or windowless
+    )
+    return full and model.dtype == torch.float32 and model.device.type == "cpu"
+
+
+def _has_modules(body: Any, layers: nn.ModuleList) -> bool:
+    """Whether its modules are those that `layers.c` computes."""
+    if any(module._forward_hooks or module._forward_pre_hooks for module in body.modules()):
+        return False
+    return (
+        _is(body, "Model")
+        and _is(body.norm, "RMSNorm")
+        and gives_rows(body.embed_tokens)
+        and all(map(_has_parts, layers))
+    )
+
+
+def _has_parts(layer: Any) -> bool:
+    if (
+        not _is(layer, "DecoderLayer")
+        or not _is(layer.self_attn, "Attention")
+        or not _is(layer.mlp, "MLP")
+    ):
+        return False
+    whole, of_heads = _norms(layer)
+    return (
+        all(_is(norm, "RMSNorm") for norm in (*whole, *of_heads))
+        and all(isinstance(linear, RowsLinear) for linear in _linears(layer))
+        and is_silu(layer.mlp.act_fn)
+    )
+
+
+def _is(module: nn.Module, part: str) -> bool:
+    """Whether a module is this part of one of `_MODULES`, with its own forward."""
+    classes = [getattr(source, name + part) for name, source in _MODULES.items()]
+    return type(module) in classes and "forward" not in vars(module)

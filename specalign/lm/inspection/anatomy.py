@@ -1,0 +1,223 @@
+"""The structure of a model: what each layer caches for a token and which attention it runs.
+
+One token goes through the model once, and its cache tells the shapes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache, LinearAttentionLayer
+
+from specalign.folder.ends import end_ids
+from specalign.lm.masks import Layout, laid
+from specalign.lm.slabs import LayerShape
+
+UNLIMITED = 1 << 20
+"""The context of a model whose config names none (ALiBi, recurrent states)."""
+_CONTEXTS = (
+    "max_position_embeddings",
+    "max_target_positions",
+    "max_seq_len",
+    "seq_length",
+    "n_positions",
+    "n_ctx",
+)
+_BY_BLOCKS = "MiniMaxM3VLSparseCacheLayer"
+"""Selects keys by blocks of consecutive cache entries."""
+_KNOWN_LAYERS = {
+    "DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer",
+    "LinearAttentionAndSlidingWindowAttentionLayer", "DummyLayer", "DynamicIndexedLayer", _BY_BLOCKS,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """A model's layers, and how its decoder is called.
+
+    shapes: what each layer caches for every token. others: layers that cache something else as
+    well, or instead. ours: whether layers attend through our function. groups: query heads per key
+    head, 1 where layers differ. recurrent: whether a layer has a state that cannot be shortened by
+    a token. by_place: whether a token's position is its cache entry, so drafts cannot branch.
+    apart: whether texts packed into one row run one by one, because no mask separates them.
+    """
+
+    layers: nn.ModuleList
+    config: Any
+    cache_name: str
+    takes_positions: bool
+    shapes: Sequence[LayerShape | None] = ()
+    others: Sequence[int] = ()
+    ours: bool = False
+    groups: int = 1
+    recurrent: bool = False
+    by_place: bool = False
+    apart: bool = False
+
+    @property
+    def attends(self) -> bool:
+        return any(shape is not None for shape in self.shapes)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether layers run, and cache, several times for each token."""
+        return len(self.shapes) != len(self.layers)
+
+    @property
+    def chains_only(self) -> bool:
+        return self.by_place or self.recurrent
+
+    def empty_cache(self) -> Cache:
+        """A growing cache of transformers."""
+        return DynamicCache(config=self.config)
+
+    def other_layers(self) -> dict[int, Any]:
+        """New cache layers, by number, of `others`."""
+        if not self.others:
+            return {}
+        fresh = self.empty_cache().layers
+        return {i: fresh[i] for i in self.others}
+
+    def heads(self) -> tuple[int, int]:
+        """Key heads and the width of a key, of the first layer that attends."""
+        first = next((shape for shape in self.shapes if shape is not None), None)
+        return (1, self.config.hidden_size) if first is None else (first.heads, first.key)
+
+    def arguments(
+        self, tokens_BL: torch.Tensor, positions_BL: torch.Tensor, cache: Any
+    ) -> dict[str, Any]:
+        """The arguments of the decoder."""
+        arguments: dict[str, Any] = {"input_ids": tokens_BL, "use_cache": cache is not None}
+        if cache is not None:
+            arguments[self.cache_name] = cache
+        else:  # without a mask transformers would look for packed documents in the positions
+            arguments["attention_mask"] = torch.ones_like(tokens_BL)
+        if self.takes_positions:
+            arguments["position_ids"] = positions_BL
+        return arguments
+
+
+@torch.no_grad()
+def examine(model: Any, body: Any) -> Anatomy:
+    """Run one token through the decoder.
+
+    Raises:
+        NotImplementedError: no layer caches anything, or one caches what cannot be rolled back.
+    """
+    config = model.config.get_text_config(decoder=True)
+    layers = decoder_layers(body, config.num_hidden_layers)
+    takes_positions = "position_ids" in inspect.signature(body.forward).parameters
+    bare = Anatomy(layers, config, cache_name(body), takes_positions)
+    cache = bare.empty_cache()
+    kinds = {type(layer).__name__ for layer in cache.layers}
+    if unknown := kinds - _KNOWN_LAYERS:
+        raise NotImplementedError(f"its layers keep a {min(unknown)}, which can't be rolled back")
+    token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    layout = Layout(token, 0, 1, model.dtype)
+    with laid(layout):
+        body(**bare.arguments(token, token, cache))
+    shapes = [_shape(layer) for layer in cache.layers]
+    states = [isinstance(layer, LinearAttentionLayer) for layer in cache.layers]
+    if not any(states) and all(shape is None for shape in shapes):
+        raise NotImplementedError("it keeps nothing in a cache")
+    recurrent, by_blocks, alibi = any(states), _BY_BLOCKS in kinds, _has_alibi(config)
+    return replace(
+        bare,
+        shapes=shapes,
+        others=[i for i, shape in enumerate(shapes) if shape is None or states[i]],
+        ours=bool(layout.groups_seen),
+        groups=layout.groups_seen.pop() if len(layout.groups_seen) == 1 else 1,
+        recurrent=recurrent,
+        by_place=not takes_positions or alibi or by_blocks or _windows_by_place(config),
+        apart=recurrent or by_blocks or not (takes_positions or alibi),
+    )
+
+
+def _has_alibi(config: Any) -> bool:
+    """Whether scores depend on the distance of cache entries."""
+    return config.model_type in ("bloom", "mpt") or bool(getattr(config, "alibi", False))
+
+
+def _windows_by_place(config: Any) -> bool:
+    """GPT-Neo's local layers select cache entries, not positions."""
+    return "local" in (getattr(config, "attention_layers", None) or ())
+
+
+def cache_name(module: Any) -> str:
+    """The name of a module's cache argument."""
+    names = inspect.signature(module.forward).parameters
+    return next((n for n in ("cache", "past_key_values", "cache_params") if n in names), "cache")
+
+
+def decoder(model: Any) -> Any:
+    """The part of a causal LM that ends with its last hidden state."""
+    body = model.get_decoder()
+    if body is model or not isinstance(body, PreTrainedModel):
+        inner = [child for child in model.children() if isinstance(child, PreTrainedModel)]
+        if not inner:
+            raise NotImplementedError("it has no decoder apart from its head")
+        body = inner[0]
+    return (
+        decoder(body) if body.get_output_embeddings() is not None else body
+    )  # a causal LM in a wrapper
+
+
+def _shape(layer: Any) -> LayerShape | None:
+    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+    if keys is None or values is None:
+        return None
+    of_indexer = (getattr(layer, name, None) for name in ("indexer_keys", "idx_keys"))
+    index = next((t.shape[-1] for t in of_indexer if t is not None), 0)
+    return LayerShape(keys.shape[1], keys.shape[-1], values.shape[-1], index)
+
+
+def decoder_layers(body: nn.Module, count: int) -> nn.ModuleList:
+    """The list of layers, whatever its name; a layer may count several times (LongCat's attends
+    twice)."""
+    lists = [m for m in body.children() if isinstance(m, nn.ModuleList)]
+    lists += [
+        m for child in body.children() for m in child.children() if isinstance(m, nn.ModuleList)
+    ]
+    found = [m for m in lists if len(m) == count] or [
+        m for m in lists if len(m) > 1 and count % len(m) == 0
+    ]
+    if not found:
+        raise NotImplementedError("its decoder has no list of layers")
+    return found[0]
+
+
+def query_heads(config: Any) -> int:
+    """Query heads of the first layer."""
+    layers = getattr(config, "per_layer_config", None)
+    return int(getattr(layers[0] if layers else config, "num_attention_heads", 1))
+
+
+def context_limit(config: Any) -> int:
+    """The longest text, in tokens."""
+    found = [getattr(config, name, None) for name in _CONTEXTS]
+    return next((int(value) for value in found if value), UNLIMITED)
+
+
+def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """The tokens that end a text, ascending: those of the generation config, at which `generate`
+    stops; where it names none, those of the model's config and tokenizer. Ids beyond the vocabulary
+    are left out.
+
+    Raises:
+        UserError: the config names something that is no token id.
+    """
+    config = model.config.get_text_config(decoder=True)
+    found = end_ids(
+        getattr(model.generation_config, "eos_token_id", None), "generation_config.json"
+    )
+    if not found:
+        found = end_ids(getattr(config, "eos_token_id", None), "config.json")
+        found |= end_ids(tokenizer.eos_token_id, "the tokenizer")
+    size = getattr(config, "vocab_size", None)
+    return tuple(sorted(i for i in found if size is None or i < size))

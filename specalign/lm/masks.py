@@ -1,0 +1,152 @@
+"""Attention masks by position (causal, sliding, chunked), over a cache that keeps everything.
+
+A model asks for a mask for each kind of layer, by a rule of positions
+(`transformers.masking_utils`). The rule is evaluated at our tokens' positions, wherever they lie in
+the cache: a node of a tree has its depth, so a sliding window is exact in every branch, after every
+rollback and for every request of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
+
+from specalign.lm.attention import block_mask, laid_out, visible_mask
+
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Whether a query attends to a key: (row, head, query's position, key's position), integers that
+broadcast → bool."""
+
+
+@dataclass
+class Layout:
+    """Positions of the new tokens of one request, or of rows of one length.
+
+    Args:
+        positions_BL: of the new tokens, (B or 1, L).
+        past: cache entries before them; an entry's index is its position.
+        groups: query heads per key head, 1 where layers differ.
+        see_LL: bool, which of the new tokens each one sees; None = those up to itself.
+        mask: bool (B or 1, 1, L, S), instead of `see_LL`: over all S entries.
+        slots: whether the new tokens lie among the S entries, each at its position.
+        groups_seen: query heads per key head of the layers that called our attention function.
+    """
+
+    positions_BL: Tensor
+    past: int
+    groups: int
+    dtype: torch.dtype
+    see_LL: Tensor | None = None
+    mask: Tensor | None = None
+    slots: bool = False
+    groups_seen: set[int] = field(default_factory=set)
+
+    @cached_property
+    def span(self) -> tuple[int, int]:
+        """The first and the last position of the new tokens."""
+        positions = self.positions_BL.flatten().tolist()
+        return min(positions), max(positions)
+
+    def visible(self, rule: Rule | None) -> Tensor:
+        """The mask, bool (B or 1, 1, L, S); `rule`: None = the order of the tokens alone."""
+        length, device = self.positions_BL.shape[1], self.positions_BL.device
+        see = self.mask
+        if see is None:
+            see = visible_mask(self.see_LL, length, self.past, device)[None, None]
+        if rule is None:
+            return see
+        size = see.shape[-1]
+        old = torch.arange(size if self.slots else size - length, device=device)[None]
+        rows = len(self.positions_BL)
+        new = self.positions_BL[:, :0] if self.slots else self.positions_BL
+        keys_BS = torch.cat((old.expand(rows, -1), new), dim=1)
+        row = torch.arange(rows, device=device)[:, None, None, None]
+        return see & rule(
+            row, row.new_zeros(1), self.positions_BL[:, None, :, None], keys_BS[:, None, None]
+        )
+
+    def for_grouped(self, rule: Rule | None) -> Tensor | None:
+        """The mask as `attention.grouped_attention` takes it."""
+        length = self.positions_BL.shape[1]
+        if rule is None and self.mask is None:
+            return block_mask(
+                self.see_LL, length, self.past, self.groups, self.dtype, self.positions_BL.device
+            )
+        see = self.visible(rule)
+        if self.mask is not None:
+            return see
+        if length == 1:
+            return None if bool(see.all()) else see
+        return laid_out(see[0, 0], self.groups, self.dtype)
+
+    def for_eager(self, rule: Rule | None) -> Tensor:
+        """An additive mask, (B or 1, 1, L, S), for a model's own attention."""
+        see = self.visible(rule)
+        return torch.zeros_like(see, dtype=self.dtype).masked_fill_(
+            ~see, torch.finfo(self.dtype).min
+        )
+
+
+@dataclass
+class Together:
+    """Several requests side by side in one row, each with its own layout."""
+
+    parts: Sequence[Layout]
+    groups_seen: set[int] = field(default_factory=set)
+
+    def for_grouped(self, rule: Rule | None) -> Tensor:
+        """A stand-in that carries each request's mask, as `.parts`."""
+        mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=self.parts[0].positions_BL.device)
+        mask.parts = [part.for_grouped(rule) for part in self.parts]  # type: ignore[attr-defined]
+        return mask
+
+    def for_eager(self, rule: Rule | None) -> Tensor:
+        raise NotImplementedError("a model's own attention takes one request at a time")
+
+
+_CURRENT: ContextVar[Layout | Together | None] = ContextVar("layout", default=None)
+
+
+@contextmanager
+def laid(layout: Layout | Together) -> Iterator[None]:
+    """Within it, models with the attention of `specalign.lm.interface` attend by this layout."""
+    token = _CURRENT.set(layout)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def note_attended(groups: int) -> None:
+    """Note that our attention function ran. Not in compiled layers, which would be compiled for
+    each reading."""
+    if torch.compiler.is_compiling():
+        return
+    if (layout := _CURRENT.get()) is not None:
+        layout.groups_seen.add(groups)
+
+
+def grouped_mask(**call: Any) -> Tensor | None:
+    """Called by transformers for a mask of ours; without a layout the one that it would make
+    itself."""
+    layout = _CURRENT.get()
+    return sdpa_mask(**call) if layout is None else layout.for_grouped(_rule(call))
+
+
+def own_mask(**call: Any) -> Tensor | None:
+    """The same for a model's own eager attention."""
+    layout = _CURRENT.get()
+    return eager_mask(**call) if layout is None else layout.for_eager(_rule(call))
+
+
+def _rule(call: dict[str, Any]) -> Rule | None:
+    rule = call.get("mask_function", causal_mask_function)
+    return None if rule is causal_mask_function else rule

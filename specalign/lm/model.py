@@ -1,0 +1,222 @@
+"""The target: a frozen causal language model p, with everything that drafters read of it.
+
+It offers logits, its last hidden state, the hidden states after chosen layers, its key/value cache,
+its embedding and its head. Everywhere in this project p is the target's distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specalign.common.errors import UserError
+from specalign.common.provenance import memory_bytes
+from specalign.kernels.gradients import without_gradients
+from specalign.lm.cache import KVCache, SharedCache
+from specalign.lm.frozen import FrozenModel
+from specalign.lm.long_tables import States, across, steady
+from specalign.lm.masks import Layout, Together, laid
+from specalign.lm.recurrent import replaying
+
+
+@dataclass
+class TargetOutput:
+    """One forward: `logits_BLV` (fp32) unless switched off, the normalised last hidden state,
+    tapped layer outputs."""
+
+    logits_BLV: Tensor | None
+    hidden_BLD: Tensor
+    taps_BLFD: Tensor | None
+
+    def at(self, places: Sequence[int]) -> TargetOutput:
+        """The hidden states and taps of these positions, without logits."""
+        index = torch.tensor(places, device=self.hidden_BLD.device)
+        taps = None if self.taps_BLFD is None else self.taps_BLFD[:, index]
+        return TargetOutput(None, self.hidden_BLD[:, index], taps)
+
+
+class Target(FrozenModel):
+    """A frozen causal language model p. Load it with `load_target`: the constructor does not check
+    that p is the model's own."""
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        """An empty cache of `capacity` positions for `batch` rows. Raises MemoryError where the
+        machine is too small for it."""
+        shapes = self.anatomy.shapes
+        attending = [shape for shape in shapes if shape is not None]
+        numbers = sum(shape.numbers for shape in attending)
+        if (
+            self.fused is not None and batch == 1
+        ):  # the keys once more (specalign.kernels.layers.Memory)
+            numbers += sum(shape.heads * shape.key for shape in attending)
+        size = batch * capacity * numbers * self.dtype.itemsize
+        if self.device.type == "cpu" and size > (memory_bytes() or size):
+            raise MemoryError(
+                f"a cache of {batch} rows of {capacity} tokens takes {size / 2**30:,.0f} GiB"
+            )
+        return KVCache(
+            shapes, batch, capacity, self.dtype, self.device, self.anatomy.other_layers()
+        )
+
+    @without_gradients
+    def forward(
+        self,
+        tokens_BL: Tensor,
+        *,
+        cache: KVCache | None = None,
+        positions_BL: Tensor | None = None,
+        mask: Tensor | None = None,
+        see_LL: Tensor | None = None,
+        taps: Sequence[int] = (),
+        logits: bool = True,
+    ) -> TargetOutput:
+        """Run the model over L tokens after those in the cache; writes their keys and values,
+        advances its length.
+
+        Args:
+            tokens_BL: int64 token ids.
+            cache: from `new_cache`; None = no past and nothing kept.
+            positions_BL: the tokens' positions; default: continued from the cache's length.
+            mask: bool (B or 1, 1, L, S), True = attend, S = cache length + L; default: causal.
+                Layers with a window apply it to the mask, by position.
+            see_LL: instead of a mask, bool (L, L): which of the L tokens each one sees, itself
+                included; all see the cache. A tree: its ancestors. The default position is then the
+                depth.
+            taps: layer ids whose outputs are wanted; id i is the output of layer i,
+                `hidden_states[i + 1]`.
+            logits: False skips the head.
+
+        Raises:
+            ValueError: the cache has no room for L more tokens.
+            UserError: branches, of a target with recurrent states.
+        """
+
+        def run(
+            tokens: Tensor, positions: Tensor | None = None, see: Tensor | None = None
+        ) -> States:
+            return self._states(tokens, cache, positions, mask, see, taps)
+
+        if cache is not None and cache.recurrence is not None:
+            if see_LL is not None and not torch.equal(see_LL, torch.ones_like(see_LL).tril()):
+                raise UserError(
+                    f"target {self.spec!r} has recurrent states: drafts may not branch "
+                    "(tree_nodes=0)"
+                )
+            if cache.slots_B is None:
+                states = replaying(run, cache, tokens_BL, self.stepwise)
+            else:
+                states = run(tokens_BL, positions_BL)
+        elif self.switch is not None and cache is not None and mask is None:
+            cache.check_room(tokens_BL.shape[1])
+            if positions_BL is None:
+                positions_BL = self._next_positions(cache.length, tokens_BL.shape[1], see_LL)
+            states = across(run, self.switch, cache, tokens_BL, positions_BL, see_LL)
+        else:
+            states = run(tokens_BL, positions_BL, see_LL)
+        return TargetOutput(self.head(states[0]) if logits else None, *states)
+
+    def _next_positions(self, past: int, length: int, see_LL: Tensor | None) -> Tensor:
+        """Positions (1, L) continued from the cache's length; in a tree by depth."""
+        if see_LL is None:
+            return torch.arange(past, past + length, device=self.device)[None]
+        return (past - 1 + see_LL.sum(1))[None]
+
+    def _states(
+        self,
+        tokens_BL: Tensor,
+        cache: KVCache | None,
+        positions_BL: Tensor | None,
+        mask: Tensor | None,
+        see_LL: Tensor | None,
+        taps: Sequence[int],
+    ) -> States:
+        """The states of the new tokens; writes their keys and values, advances the cache's
+        length."""
+        length = tokens_BL.shape[1]
+        past = cache.length if cache is not None else 0
+        slots = cache is not None and cache.slots_B is not None
+        if cache is not None and not slots:
+            cache.check_room(length)
+        if positions_BL is None:
+            positions_BL = self._next_positions(past, length, see_LL)
+        layout = Layout(positions_BL, past, self.groups, self.dtype, see_LL, mask, slots)
+        states = self._run(tokens_BL, layout, positions_BL, cache, taps)
+        if cache is not None and not slots:
+            self._advance(cache, tokens_BL)
+        return states
+
+    def _advance(self, cache: KVCache, tokens_BL: Tensor) -> None:
+        if self.switch is not None:
+            cache.note(tokens_BL)
+        cache.advance(tokens_BL.shape[1])
+
+    def _run(
+        self,
+        tokens_BL: Tensor,
+        layout: Layout | Together,
+        positions_BL: Tensor,
+        cache: Any,
+        taps: Sequence[int],
+    ) -> States:
+        """Normalised last hidden state and tapped layer outputs."""
+        if self.fused is not None and self.fused.takes(tokens_BL, layout, cache):
+            return self.fused(tokens_BL, layout, positions_BL, cache, taps)
+        found: dict[int, Tensor] = {}
+        hooks = [self.layers[i].register_forward_hook(_tap(found, i)) for i in taps]
+        try:
+            with laid(layout):
+                output = self.body(**self.anatomy.arguments(tokens_BL, positions_BL, cache))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        taps_BLFD = torch.stack([found[i] for i in taps], dim=2).to(self.dtype) if taps else None
+        return output.last_hidden_state.to(
+            self.dtype
+        ), taps_BLFD  # Mamba's residuals are always fp32
+
+    @without_gradients
+    def forward_together(
+        self,
+        tokens: Sequence[Tensor],
+        caches: Sequence[KVCache],
+        see: Sequence[Tensor | None],
+        taps: Sequence[int] = (),
+    ) -> list[TargetOutput]:
+        """`forward` with logits for several requests at once, each after its own past: (1, L)
+        tokens, a one-row cache and `see_LL` of each → its output. The weights are read once for all
+        of them; nothing is padded. Targets with their own attention, recurrent states, or requests
+        about the length where a rotary table changes run them one by one."""
+        widths = [t.shape[1] for t in tokens]
+        if not self.together or not steady(self.switch, caches, widths):
+            requests = zip(tokens, caches, see, strict=True)
+            return [self.forward(t, cache=c, see_LL=s, taps=taps) for t, c, s in requests]
+        layouts = []
+        for cache, see_LL, width in zip(caches, see, widths, strict=True):
+            cache.check_room(width)
+            positions_1L = self._next_positions(cache.length, width, see_LL)
+            layouts.append(Layout(positions_1L, cache.length, self.groups, self.dtype, see_LL))
+        hidden_BLD, taps_BLFD = self._run(
+            torch.cat(list(tokens), dim=1),
+            Together(layouts),
+            torch.cat([layout.positions_BL for layout in layouts], dim=1),
+            SharedCache(caches, widths),
+            taps,
+        )
+        for new, cache in zip(tokens, caches, strict=True):
+            self._advance(cache, new)
+        logits, hidden = (x.split(widths, dim=1) for x in (self.head(hidden_BLD), hidden_BLD))
+        tapped = [None] * len(widths) if taps_BLFD is None else taps_BLFD.split(widths, dim=1)
+        return [TargetOutput(z, h, t) for z, h, t in zip(logits, hidden, tapped, strict=True)]
+
+
+def _tap(found: dict[int, Tensor], layer: int) -> Any:
+    """A hook that keeps a layer's output."""
+
+    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+        found[layer] = output[0] if isinstance(output, tuple) else output
+
+    return keep

@@ -1,0 +1,179 @@
+"""Opening a folder or hub id with transformers: its class, all of its weights, one line for each
+error."""
+
+from __future__ import annotations
+
+import os
+from logging import LogRecord, getLogger
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub.utils.tqdm import enable_progress_bars
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
+from transformers.models.auto import modeling_auto
+from transformers.utils import logging
+
+from specalign.common.errors import UserError
+from specalign.common.hub import hub_reachable, is_hub_id, nearby
+from specalign.common.schema import read_object
+from specalign.common.text import quiet_libraries, say
+from specalign.folder.adapter import CONFIG as ADAPTER_CONFIG
+from specalign.folder.adapter import Adapter
+from specalign.folder.tokenizer import open_tokenizer
+from specalign.gguf.files import names_hub_layout
+from specalign.lm.interface import OWN
+from specalign.lm.names import similar
+
+
+def opener(folder: Path | str, spec: str, options: dict[str, Any]) -> Any:
+    """The class of transformers that opens it: a causal language model, else one with towers for
+    images or audio.
+
+    Raises:
+        UserError: a model whose text follows another input.
+    """
+    config = AutoConfig.from_pretrained(str(folder), **options)
+    own = getattr(config, "auto_map", None) or {}
+    if type(config) in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in own:
+        return AutoModelForCausalLM
+    names = (
+        ", ".join(map(str, getattr(config, "architectures", None) or [])) or "no architecture named"
+    )
+    what = f"target {spec!r}: architecture {config.model_type!r} ({names})"
+    if getattr(config, "is_encoder_decoder", False):
+        raise UserError(
+            f"{what} is an encoder and a decoder: it continues no text; decoders alone can be "
+            "targets"
+        )
+    if type(config) not in modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING:
+        raise UserError(f"{what} is no language model that writes text from left to right")
+    return AutoModelForMultimodalLM
+
+
+def with_weights(
+    opener: Any, folder: Path | str, spec: str, options: dict[str, Any], place: torch.device
+) -> Any:
+    """The model with all its weights, on `place`; a note names surplus ones. Raises UserError where
+    its checkpoint lacks some."""
+    asked = {"output_loading_info": True, "ignore_mismatched_sizes": True, "use_safetensors": None}
+    pair: Any = opener.from_pretrained(str(folder), attn_implementation=OWN, **asked, **options)
+    model, found = pair
+    lacking = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
+    if lacking:  # transformers would go on with random numbers in their place
+        more = f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        hint = ": if its head is its embedding, set tie_word_embeddings=true in config.json"
+        of_head = lacking == ["lm_head.weight"] and not model.config.tie_word_embeddings
+        raise UserError(
+            f"target {spec!r}: its checkpoint lacks {lacking[0]!r}, or has it in another "
+            f"shape{more}{hint if of_head else ''}"
+        )
+    surplus = sorted(found["unexpected_keys"])
+    if surplus:
+        more = f", and {len(surplus) - 1} more" if len(surplus) > 1 else ""
+        what = "its checkpoint holds weights that the network has not, and that are left out"
+        say(f"note: {spec}: {what}: {surplus[0]!r}{more}", error=True)
+    there = model.device.type == place.type and place.index in (None, model.device.index)
+    return model if there else model.to(place)  # quantised ones may not be moved
+
+
+def target_tokenizer(folder: Path | str, adapter: Adapter | None, **options: Any) -> Any:
+    """A target's tokenizer, from its folder. An adapter may bring its own tokenizer or chat
+    template."""
+    own_folder = None if adapter is None else adapter.tokenizer_folder
+    tokenizer = open_tokenizer(own_folder or folder, **options)
+    template = None if adapter is None or own_folder else adapter.chat_template
+    if template is not None:
+        tokenizer.chat_template = template
+    return tokenizer
+
+
+def processors_template(folder: Path | str, revision: str | None) -> str | None:
+    """The chat template of a model's image processor."""
+    name = "chat_template.json"
+    path = folder / name if isinstance(folder, Path) else of_hub(folder, name, revision)
+    if path is None or not path.is_file():
+        return None
+    found = read_object(path).get("chat_template")
+    return found if isinstance(found, str) else None
+
+
+def of_hub(name: str, file: str, revision: str | None) -> Path | None:
+    """A file of a hub id; None = unavailable."""
+    try:
+        return Path(
+            hf_hub_download(name, file, revision=revision, local_files_only=not hub_reachable())
+        )
+    except Exception:  # of many kinds; transformers says what it is
+        return None
+
+
+def check_hub_files(name: str) -> None:
+    """Raises UserError for a hub id that holds an adapter, or GGUF files and no model in hub
+    layout."""
+    if not hub_reachable():
+        return
+    try:
+        files = list(HfApi().list_repo_files(name))
+    except Exception:  # of many kinds; reported on loading
+        return
+    fetch = f"hf download {name}"
+    if ADAPTER_CONFIG in files:
+        raise UserError(
+            f"target {name!r}: holds an adapter: fetch it ({fetch} --local-dir FOLDER) and name "
+            "that folder"
+        )
+    ggufs = sorted(file for file in files if file.lower().endswith(".gguf"))
+    if ggufs and not names_hub_layout(files):
+        more = ", …" if len(ggufs) > _SHOWN else ""
+        raise UserError(
+            f"target {name!r}: holds GGUF files and no model in hub layout: fetch one ({fetch} "
+            "FILE --local-dir FOLDER) and name it: "
+            f"{', '.join(ggufs[:_SHOWN])}{more}"
+        )
+
+
+def quiet_loading() -> None:
+    """No progress bar and no table of keys while weights load: errors are one line."""
+    quiet_libraries()
+    getLogger("transformers.modeling_utils").addFilter(_no_table_of_keys)
+    logging.disable_progress_bar()
+    if not os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS"):
+        enable_progress_bars()  # a download may take minutes
+
+
+def _no_table_of_keys(record: LogRecord) -> bool:
+    return "LOAD REPORT" not in str(record.msg)
+
+
+def check_asked(what: str, spec: str | Path, error: Exception) -> None:
+    """Raises UserError where the error asks for trust_remote_code."""
+    if "trust_remote_code" in str(error):
+        raise UserError(
+            f"{what} {str(spec)!r} comes with custom Python code, which is not run unless you "
+            "ask for it: read it, then "
+            "give --trust-remote-code (of recipes: target.trust_remote_code=true)"
+        ) from None
+
+
+_SHOWN = 6
+_LACKS = {
+    "instantiate the backend tokenizer": "it has no tokenizer (tokenizer.json, or tokenizer.model)",
+    "no file named model.safetensors": "it has no weights (model.safetensors)",
+}
+"""What is missing, by transformers' message."""
+
+
+def cannot_load(what: str, spec: str | Path, error: Exception) -> UserError:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    check_asked(what, spec, error)
+    known = (
+        similar(str(spec)) or nearby(Path(spec))
+        if is_hub_id(str(spec)) and "not a valid model identifier" in str(error)
+        else ""
+    )
+    why = " ".join(line.strip() for line in lines[: 1 + lines[0].rstrip().endswith(":")])
+    for said, ours in _LACKS.items():
+        why = ours if said in why else why
+    return UserError(f"{what} {str(spec)!r} can't be loaded{known}: {why}")

@@ -1,0 +1,296 @@
+"""The proof that p is the model's own: on a few tokens, what we compute equals what the model
+computes by itself.
+
+The model runs first as transformers runs it, with its own attention and cache. Then we run it:
+whole, in pieces through our cache with a tree of drafts and a rollback between them, and two
+requests in one forward pass. A target that differs by more than rounding is refused; one that
+differs only over branches takes chains only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specalign.common.errors import UserError
+from specalign.lm.inspection.own_output import CUT, LENGTH, OwnOutput, own_output
+from specalign.lm.logits import LogitForm, Readout, candidates
+from specalign.lm.model import Target
+from specalign.lm.source import ModelSource
+
+_TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
+"""The largest difference that is rounding, in standard deviations of the logits."""
+_UNSUPPORTED = {
+    "doge": "it selects keys by the number of tokens in a forward pass",
+    "minimax": "it keeps its past in a custom cache class",
+    "xlstm": "it keeps its past in a custom cache class",
+}
+
+
+def prove_target(
+    model: Any, tokenizer: Any, source: ModelSource, fast: bool = True, round_to_bf16: bool = False
+) -> Target:
+    """The target, proved; with our attention where that equals the model's, else with the model's
+    own.
+
+    Args:
+        model: as transformers loaded it, with its own eager attention.
+        fast, round_to_bf16: as in `specalign.lm.loading.load_target`. Weights are rounded after the
+            proof.
+
+    Raises:
+        UserError: it does not run, or its outputs differ from the model's own: what differs, in one
+            line.
+    """
+    _check_supported(model, source.spec)
+    quick = fast and not round_to_bf16
+    with _choosing_few(model):
+        own = _run_own(model.eval(), tokenizer, source.spec)
+        target = _first_exact(model, tokenizer, source, own, quick)
+    if fast and round_to_bf16:
+        target.round_weights()
+    return target
+
+
+def _check_supported(model: Any, spec: str) -> None:
+    """Raises UserError for an architecture or a dtype that is not run."""
+    if reason := _UNSUPPORTED.get(model.config.model_type):
+        raise UserError(
+            f"target {spec!r}: architecture {model.config.model_type!r} is not supported: {reason}"
+        )
+    if model.dtype not in _TOLERANCE:
+        raise UserError(
+            f"target {spec!r}: its weights are {_name(model.dtype)}; float32, bfloat16 and float16 "
+            "are run"
+        )
+    dynamic = (
+        name for name, part in model.named_modules() if "quantized.dynamic" in type(part).__module__
+    )
+    if part := next(dynamic, ""):
+        raise UserError(
+            f"target {spec!r}: {part} is quantised by torch.ao.quantization, with one scale for "
+            "all rows of a forward pass, so drafts "
+            "would change the text; give the model as it was before"
+        )
+
+
+@contextmanager
+def _choosing_few(model: Any) -> Iterator[None]:
+    """Within it, indexers select fewer keys than the proof has tokens. Not in 16 bits, where so few
+    would tie too often."""
+    indexers = [m for m in model.modules() if isinstance(getattr(m, "index_topk", None), int)]
+    own = [m.index_topk for m in indexers]
+    if model.dtype == torch.float32:
+        for module in indexers:
+            module.index_topk = min(module.index_topk, CUT // 2)
+    try:
+        yield
+    finally:
+        for module, most in zip(indexers, own, strict=True):
+            module.index_topk = most
+
+
+def _run_own(model: Any, tokenizer: Any, spec: str) -> OwnOutput:
+    """What the model computes by itself. Raises UserError where it does not run, or gives no
+    numbers."""
+    try:
+        own = own_output(model, tokenizer)
+    except Exception as error:  # a model's failures have no common class
+        wraps = model.config.get_text_config(decoder=True) is not model.config
+        alone = f" on text alone (it is a {type(model).__name__})" if wraps else ""
+        name = model.config.model_type
+        raise UserError(
+            f"target {spec!r}: architecture {name!r} does not run{alone}: {first_line(error)}"
+        ) from None
+    if bool((own.logits_LV.isnan() | (own.logits_LV == torch.inf)).any()):
+        raise UserError(
+            f"target {spec!r}: its logits are NaN or infinite: its weights are damaged, or "
+            f"{_name(model.dtype)} is too narrow for them "
+            "(then: dtype float32)"
+        )
+    return own
+
+
+def _first_exact(
+    model: Any, tokenizer: Any, source: ModelSource, own: OwnOutput, fast: bool
+) -> Target:
+    """The model by the fastest way that equals it: fused layers, its modules with our attention,
+    its own attention."""
+    reason, was_fused = "", True
+    for way in ("fused", "modules", "own attention"):
+        if way == "modules" and not was_fused:  # these were tried just now
+            continue
+        try:
+            readout = Readout(_find_form(model, own), own.never_V)
+            target = Target(
+                model,
+                tokenizer,
+                source,
+                readout,
+                fast=fast,
+                own_attention=way == "own attention",
+                fuse=way == "fused",
+                read_past=own.read_past,
+            )
+            was_fused = target.fused is not None
+            reason = _difference(target, own)
+        except Exception as error:
+            reason = first_line(error)
+        if not reason:
+            return target
+    if _looks_ahead(model, own):
+        reason = "it reads a text in both directions"
+        if getattr(model.config, "is_decoder", None) is False:
+            reason += " (config.json: is_decoder=false)"
+    name = model.config.model_type
+    raise UserError(f"target {source.spec!r}: architecture {name!r} can't be run exactly: {reason}")
+
+
+@torch.no_grad()
+def _looks_ahead(model: Any, own: OwnOutput) -> bool:
+    """Whether the last tokens change the logits of the first ones."""
+    try:
+        whole, first = (
+            model(input_ids=own.tokens_1L[:, :n], use_cache=False).logits[0] for n in (LENGTH, CUT)
+        )
+    except Exception:  # then another reason stands
+        return False
+    return float((whole[:CUT] - first).abs().max() / own.written_LV.std()) > 0.5
+
+
+def first_line(error: Exception) -> str:
+    """An error in one line, with its class unless it is one of ours."""
+    lines = str(error).strip().splitlines() or [""]
+    known = isinstance(error, NotImplementedError | UserError)
+    return lines[0] if known else f"{type(error).__name__}: {lines[0]}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@torch.no_grad()
+def _find_form(model: Any, own: OwnOutput) -> LogitForm:
+    """The form that makes the model's own logits of its head's product.
+
+    Raises:
+        NotImplementedError: none does.
+    """
+    product = model.get_output_embeddings()(own.head_input_LD).float()
+    wanted_LV = own.written_LV
+    if own.never_V is not None:
+        product = product[:, ~own.never_V]
+
+    def error(form: LogitForm) -> float:
+        return float((form(product) - wanted_LV).abs().max())
+
+    best = min(candidates(model.config.get_text_config(decoder=True)), key=error)
+    if error(best) > (1e-4 if model.dtype == torch.float32 else 0.03) * float(
+        wanted_LV.abs().max()
+    ):
+        raise NotImplementedError(
+            "its logits are not its head's product, scaled or capped as its config says"
+        )
+    return best
+
+
+def _difference(target: Target, own: OwnOutput) -> str:
+    """What differs from the model's own output; "" = nothing. Restricts the target to what it does
+    exactly."""
+    dtype, most = target.dtype, _TOLERANCE[target.dtype]
+    whole = target.forward(own.tokens_1L).logits_BLV
+    if (found := _distance(whole, own, range(LENGTH), dtype)) > most:
+        return f"its logits differ from the model's own by {found:.2g} standard deviations"
+    if not target.chains_only and _in_pieces(target, own, True, torch.float32) > most:
+        target.restrict(chains_only=True)
+    if target.anatomy.recurrent:
+        if (
+            found := _after_rejection(target, own)
+        ) > most / 10:  # the same sums twice: hardly any rounding
+            return (
+                f"a rejected draft changes the logits behind it by {found:.2g} standard "
+                "deviations: "
+                "it keeps a state outside its cache"
+            )
+        target.restrict(stepwise=_in_pieces(target, own, False, torch.float32) > most)
+    if target.chains_only and (found := _in_pieces(target, own, False, dtype)) > most:
+        return f"through a cache its logits differ from the model's own by {found:.2g} standard deviations"
+    if target.together:
+        target.restrict(one_by_one=_side_by_side(target, own, dtype) > most)
+    return ""
+
+
+def _distance(
+    logits_1LV: Tensor | None, own: OwnOutput, places: Sequence[int], dtype: torch.dtype
+) -> float:
+    """How far logits are from the model's own at these places. In 16 bits the median of the places
+    counts: an expert's router may flip at one of them."""
+    assert logits_1LV is not None
+    wanted = own.logits_LV[list(places)]
+    apart_L = (logits_1LV[0] - wanted).abs().amax(-1) / own.written_LV.std()
+    return float(apart_L.max() if dtype == torch.float32 else apart_L.median())
+
+
+def _in_pieces(target: Target, own: OwnOutput, branching: bool, dtype: torch.dtype) -> float:
+    """The largest difference of a prefix, drafts of which one is rejected, and the rest, through
+    our cache."""
+    tokens, cache = own.tokens_1L, target.new_cache(1, LENGTH + 2)
+    found = [
+        _distance(target.forward(tokens[:, :CUT], cache=cache).logits_BLV, own, range(CUT), dtype)
+    ]
+    wrong, a, b, c = tokens[:, :1], *(tokens[:, CUT + i : CUT + i + 1] for i in range(3))
+    try:
+        if branching:  # `wrong` and `b` are siblings
+            see_LL = torch.tensor(
+                [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=torch.bool
+            )
+            drafts, rows = torch.cat((a, wrong, b, c), 1), [0, 2, 3]
+            logits = target.forward(drafts, cache=cache, see_LL=see_LL.to(target.device)).logits_BLV
+        else:
+            drafts, rows = torch.cat((a, b, wrong, wrong), 1), [0, 1]
+            logits = target.forward(drafts, cache=cache).logits_BLV
+    except RuntimeError:
+        if branching:  # its own attention does not take such a mask
+            return float("inf")
+        raise
+    assert logits is not None
+    found.append(_distance(logits[:, rows], own, range(CUT, CUT + len(rows)), dtype))
+    cache.keep(CUT, rows)
+    rest = target.forward(tokens[:, CUT + len(rows) :], cache=cache).logits_BLV
+    return max(*found, _distance(rest, own, range(CUT + len(rows), LENGTH), dtype))
+
+
+def _after_rejection(target: Target, own: OwnOutput) -> float:
+    """How far two different rejected drafts move the logits after them apart: nothing, where a
+    rollback is exact."""
+    found = []
+    for wrong in own.tokens_1L[0, :2].tolist():
+        cache = target.new_cache(1, LENGTH + 2)
+        target.forward(own.tokens_1L[:, :CUT], cache=cache)
+        drafts = torch.tensor([[wrong, wrong]], device=target.device)
+        target.forward(drafts, cache=cache)
+        cache.keep(CUT, [])
+        found.append(target.forward(own.tokens_1L[:, CUT : CUT + 1], cache=cache).logits_BLV)
+    one, other = found
+    assert one is not None and other is not None
+    return float((one - other).abs().max() / own.written_LV.std())
+
+
+def _side_by_side(target: Target, own: OwnOutput, dtype: torch.dtype) -> float:
+    """The largest difference of two requests of different lengths in one forward pass, twice."""
+    tokens, found = own.tokens_1L, [0.0]
+    caches = [target.new_cache(1, LENGTH) for _ in range(2)]
+    try:
+        for parts in ([(0, CUT), (0, 3)], [(CUT, LENGTH), (3, 5)]):
+            outputs = target.forward_together(
+                [tokens[:, a:b] for a, b in parts], caches, [None, None]
+            )
+            for output, (a, b) in zip(outputs, parts, strict=True):
+                found.append(_distance(output.logits_BLV, own, range(a, b), dtype))
+    except (RuntimeError, AttributeError, TypeError, NotImplementedError):
+        return float("inf")
+    return max(found)

@@ -1,0 +1,340 @@
+"""The block drafter: one network that drafts K tokens in one pass over a block [last token, MASK ×
+…].
+
+It is conditioned on the target in one of two ways:
+
+- `shared_kv`: layer i starts from a target layer and attends to that layer's own keys and values
+  for the
+  context; the target's last hidden state before the block is projected and added to every
+  position's input.
+- `taps` (DFlash, arXiv 2602.06036): hidden states after chosen target layers are fused, `H_ctx =
+  RMSNorm(fc[h_1; …; h_F])`, and every layer computes context keys and values from them. Parameter
+  names are the published ones.
+
+The block attends to itself in both directions. Embedding and head are the target's, frozen and not
+stored. A block has R rows, row r at the r-th place after the last token. `block_layout` says which
+rows draft: in `anchor_first` R = K and row r predicts the token of place r+1; in `fill_in` R = K+1
+and row r ≥ 1 predicts the token of its own place. Hidden states that leave this module are those of
+the K rows that draft.
+
+With self-conditioning the block is read twice: the second pass adds to each position's input what
+the first pass predicted about its token. Both depend on the context only, so q stays exact.
+
+A variable-prefix drafter (D²SD, arXiv 2606.04446) is the same network also trained over [last
+token, x_1..x_j, MASK …]: given the first j drafts it predicts those after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from specalign.common.batch import Anchors, Batch
+from specalign.kernels.layers import LayerStack
+from specalign.kernels.linear import Matrix, RowsLinear, fast_linear, few_rows, rounded, settled
+from specalign.kernels.replacing import speed_up_linears
+from specalign.kernels.tree import TreeHead
+from specalign.lm.model import Target
+from specalign.models.block_config import BlockConfig
+from specalign.models.block_layers import BlockLayer, ConfidenceHead, RMSNorm
+from specalign.models.block_stack import draft_stack, tree_head
+from specalign.models.markov import MarkovHead, VanillaHead, markov_head
+from specalign.models.target_features import TargetFeatures
+
+KeysValues = tuple[Tensor, Tensor]
+
+
+@dataclass
+class _RoundedWeights:
+    """Rounded for drafting: the head's rows (Vd, D), and the Markov basis times its last layer (Vd,
+    r)."""
+
+    head: Matrix
+    basis: Matrix | None
+
+
+class BlockDrafter(nn.Module):
+    """The network q. Its parameters are the trainable ones; the target is referenced, not owned.
+
+    Args:
+        head_VdD: the head's rows for the draft vocabulary, if they are not the target's.
+    """
+
+    draft_vocab: Tensor | None
+    head: Tensor | None
+
+    def __init__(
+        self,
+        config: BlockConfig,
+        target: Target,
+        draft_vocab: Tensor | None = None,
+        head_VdD: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self._target = [target]  # in a list, so that it is not a submodule
+        width = config.hidden_size
+        self.blocks = [BlockLayer(config, i) for i in range(len(config.init_layer_ids))]
+        self.layers = nn.ModuleList(self.blocks)  # under their published names
+        self.norm = RMSNorm(width, config.rms_norm_eps)
+        sources = len(config.target_layer_ids) if config.context == "taps" else 1
+        self.fc = nn.Linear(width * sources, width, bias=False)
+        self.hidden_norm = RMSNorm(width, config.rms_norm_eps)
+        self.register_buffer("draft_vocab", draft_vocab, persistent=draft_vocab is not None)
+        if config.own_head != (head_VdD is not None):
+            raise ValueError("own_head and the head's rows go together")
+        self.register_buffer("head", head_VdD, persistent=head_VdD is not None)
+        self.markov = self.new_markov() if config.markov_rank else None
+        self.confidence = self.new_confidence() if config.confidence_head else None
+        self.places = nn.Parameter(torch.zeros(config.rows, width)) if config.places else None
+        self.estimate: nn.Linear | None = None
+        if config.self_conditioning:
+            self.add_estimate()
+        self._head: Tensor | None = None
+        self._rounded: _RoundedWeights | None = None
+        self.updates: list[Any] = []
+        """Low-rank updates in training (`specalign.models.block_parts.with_low_rank`), until they are
+        merged."""
+        self.stack: LayerStack | None = None
+        """All layers in one call of the C kernel, if `prepare_for_drafting` can build that."""
+        self.tree: TreeHead | None = None
+        """Trees of drafts in one call of the C kernel, likewise."""
+
+    def add_estimate(self) -> None:
+        """What a second pass reads of the first; zero at first, and no random numbers are drawn for
+        it."""
+        width, device = self.config.hidden_size, self.norm.weight.device
+        self.estimate = nn.utils.skip_init(nn.Linear, width, width, bias=False, device=device)
+        nn.init.zeros_(self.estimate.weight)
+
+    def new_markov(self) -> MarkovHead:
+        """A Markov head after the config, its weights not yet initialised."""
+        c = self.config
+        return markov_head(
+            c.markov,
+            c.hidden_size,
+            c.markov_rank,
+            c.markov_width,
+            self.draft_size,
+            c.vocab_size,
+            c.markov_bias,
+        )
+
+    def new_confidence(self) -> ConfidenceHead:
+        """A fresh confidence head after the config."""
+        c = self.config
+        before = {"": c.hidden_size, "markov": c.markov_rank, "hidden": 0}[c.confidence_input]
+        return ConfidenceHead(c.hidden_size, before)
+
+    @property
+    def target(self) -> Target:
+        return self._target[0]
+
+    @property
+    def draft_size(self) -> int:
+        """Vd: how many tokens the drafter can propose."""
+        return self.config.draft_vocab_size or self.config.vocab_size
+
+    @property
+    def head_weight_VdD(self) -> Tensor:
+        """The frozen head's rows for the draft vocabulary: the target's, or those stored with the
+        drafter."""
+        if self.head is not None:
+            return self.head
+        weight = self.target.head_weight_VD.detach()
+        # a sharded target moves after the drafter is made
+        if self._head is None or self._head.device != weight.device:
+            self._head = (
+                weight if self.draft_vocab is None else weight[self.draft_vocab].contiguous()
+            )
+        return self._head
+
+    # ---- inputs of a block ----
+
+    def masked(self, tokens: Tensor, clean: Tensor | int = 0) -> Tensor:
+        """Blocks (…, R) with MASK in place of all but the anchor and the `clean` (…) tokens after
+        it."""
+        steps = torch.arange(tokens.shape[-1], device=tokens.device)
+        kept = steps <= (clean[..., None] if isinstance(clean, Tensor) else clean)
+        return torch.where(kept, tokens, self.config.mask_token_id)
+
+    def add_places(self, embedded: Tensor) -> Tensor:
+        """Embedded blocks (…, R, D) plus the vectors of their places, if the drafter has them."""
+        return embedded if self.places is None else embedded + self.places[: embedded.shape[-2]]
+
+    def add_state(self, x: Tensor, hidden_before: Tensor) -> Tensor:
+        """Input rows (…, R, D) plus the projected target state before each block (…, D); `taps`:
+        unchanged."""
+        if self.config.context == "taps":
+            return x
+        return x + self.fc(self.hidden_norm(hidden_before))[..., None, :]
+
+    def estimate_inputs(self, hidden: Tensor) -> Tensor:
+        """What the first pass's hidden states (…, R, D) add to the second pass's inputs, (…, R, D):
+        to each token's row the estimate of the row that predicts it; nothing to the anchor's."""
+        assert self.estimate is not None
+        predicted = hidden[..., 1:, :] if self.config.fill_in else hidden[..., :-1, :]
+        return F.pad(self.estimate(predicted), (0, 0, 1, 0))
+
+    def select_drafts(self, hidden: Tensor) -> Tensor:
+        """The rows that draft, (…, R, D) → (…, K, D)."""
+        return hidden[..., 1:, :] if self.config.fill_in else hidden
+
+    # ---- rotary tables ----
+
+    def rotary_tables(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin at (rows, L) positions, by the target's module or each layer's `Rotary`,
+        (rows, L, w)."""
+        rotaries = self.config.rotaries
+        if not rotaries:
+            cos, sin = self.target.body.rotary_emb(x, positions)
+            return cos, sin
+        tables = [rotary.tables(positions, self.config.head_dim) for rotary in rotaries]
+        cos, sin = (torch.cat(parts, dim=-1).to(x.dtype) for parts in zip(*tables, strict=True))
+        return cos, sin
+
+    def cached_tables(self, x: Tensor, positions_1L: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """`rotary_tables` of one row of positions below `end`, from the target's cached tables if
+        possible."""
+        cached = self.target.fused
+        if cached is None or self.config.rotaries:
+            return self.rotary_tables(x, positions_1L)
+        cos, sin = cached.rotary(x[0], positions_1L[0], end)
+        return cos[None], sin[None]
+
+    # ---- training ----
+
+    def forward(
+        self,
+        batch: Batch,
+        features: TargetFeatures,
+        anchors: Anchors,
+        clean_BA: Tensor | None = None,
+        conditioned_BA: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states of all blocks' drafts, (B, A, K, D), ready for the head.
+
+        `clean_BA`: how many tokens after its anchor each block shows; None = none.
+        `conditioned_BA`: with self-conditioning, the blocks whose second pass sees the first one's
+        estimates; None = all, as in decoding.
+        """
+        index, size, length = anchors.index_BA, self.config.rows, batch.tokens_BL.shape[1]
+        rows = torch.arange(index.shape[0], device=index.device)[:, None]
+        before = features.hidden_BLD[rows, (index - 1).clamp_min(0)]
+        tokens = batch.tokens_BL[rows[..., None], anchors.places(length, size)]
+        embedded = self._embed(self.masked(tokens, 0 if clean_BA is None else clean_BA))
+        x = self.add_state(self.add_places(embedded), before)
+        positions = batch.positions_BL[rows, index][..., None] + torch.arange(
+            size, device=index.device
+        )
+        tables = self.rotary_tables(x, positions.flatten(0, 1))
+        cos, sin = (t.unflatten(0, index.shape) for t in tables)
+        earlier = torch.arange(length, device=index.device) < index[..., None]
+        see = earlier & (batch.document_BL[:, None, :] == batch.document_BL[rows, index][..., None])
+        if self.config.context == "shared_kv":
+            contexts = list(zip(features.keys, features.values, strict=True))
+        else:
+            assert features.taps_BLFD is not None
+            contexts = self.context_keys_values(features.taps_BLFD, batch.positions_BL)
+        if self.estimate is not None:
+            with torch.no_grad():  # an estimate is an input like any other
+                first = self.run_layers(x, cos, sin, contexts, see)
+            added = self.estimate_inputs(first)
+            if conditioned_BA is not None:
+                added = added * conditioned_BA[..., None, None]
+            x = x + added
+        return self.select_drafts(self.run_layers(x, cos, sin, contexts, see))
+
+    def run_layers(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        contexts: Sequence[KeysValues],
+        see: Tensor | None,
+    ) -> Tensor:
+        """Input rows of blocks (B, A, R, D) → normalised hidden states; `contexts`: each layer's
+        keys and values, (B, Hkv, L, d); `see`: which places each block sees, (B, A, L), None =
+        all."""
+        for layer, context in zip(self.blocks, contexts, strict=True):
+            x = layer(x, cos, sin, context, see)
+        return self.norm(x)
+
+    def context_keys_values(self, taps_BLFD: Tensor, positions_BL: Tensor) -> list[KeysValues]:
+        """`taps` context: each layer's keys and values of the fused features, (B, Hkv, L, d)."""
+        fused = self.hidden_norm(self.fc(taps_BLFD.flatten(2)))
+        cos, sin = self.rotary_tables(fused, positions_BL)
+        return [layer.keys_values(fused, cos, sin) for layer in self.blocks]
+
+    def markov_factors(
+        self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """Teacher-forced low-rank bias: (z (B, A, K, r), basis (r, Vd)), or None without a Markov
+        head."""
+        if self.markov is None:
+            return None
+        z = self.markov(hidden_BAKD, self._previous_tokens(batch, anchors), self._embed)
+        return z, self.markov.basis
+
+    def confidence_logits(
+        self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor
+    ) -> Tensor | None:
+        """Teacher-forced confidence, (B, A, K), or None without that head. No gradient leaves the
+        head."""
+        if self.confidence is None:
+            return None
+        inputs = self.confidence_inputs(self._previous_tokens(batch, anchors))
+        return self.confidence(hidden_BAKD.detach(), inputs.to(hidden_BAKD.dtype)).float()
+
+    def confidence_inputs(self, previous: Tensor) -> Tensor:
+        """What the confidence head reads of the previous tokens, (…) → (…, w), constants."""
+        kind = self.config.confidence_input
+        if kind == "markov":
+            assert isinstance(self.markov, VanillaHead)
+            return self.markov.table(previous).detach()
+        embedded = self._embed(previous)
+        return embedded[..., :0] if kind == "hidden" else embedded
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """The target's embeddings, (…) → (…, D), constants."""
+        return self.target.embed(tokens).detach()
+
+    def _previous_tokens(self, batch: Batch, anchors: Anchors) -> Tensor:
+        """The tokens before those that the rows predict, (B, A, K)."""
+        rows = torch.arange(anchors.index_BA.shape[0], device=batch.tokens_BL.device)[:, None, None]
+        return batch.tokens_BL[rows, anchors.places_BAK(batch.tokens_BL.shape[1])]
+
+    # ---- drafting ----
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Draft logits before any Markov bias, fp32, (…, D) → (…, Vd). Without gradients."""
+        head = (
+            Matrix(self.head_weight_VdD.to(hidden.dtype))
+            if self._rounded is None
+            else self._rounded.head
+        )
+        return few_rows(hidden.contiguous(), *head).float()
+
+    @torch.no_grad()
+    def prepare_for_drafting(self) -> None:
+        """Prepare for drafting on a CPU, irreversibly: linear layers that are fastest for few rows,
+        rounded to int8 where that reads a quarter. Rounding may change drafts, never the
+        distribution of the output."""
+        device, dtype = self.target.device, self.norm.weight.dtype
+        kept = torch.int8 if fast_linear(dtype, device) is RowsLinear else dtype
+        head, basis = rounded(self.head_weight_VdD, kept), None
+        if self.markov is not None:  # one product less per token: basis ∘ out
+            basis = rounded(self.markov.basis_Vr(folded=True), kept)
+        if not speed_up_linears(self, dtype, device, torch.int8):
+            return
+        if kept == torch.int8:  # else the head may be the target's own
+            head, *rest = settled(*(m for m in (head, basis) if m is not None))
+            basis = rest[0] if rest else None
+        self._rounded = _RoundedWeights(head, basis)
+        self.stack = draft_stack(self)
+        self.tree = tree_head(self, head, basis)

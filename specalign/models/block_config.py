@@ -1,0 +1,232 @@
+"""What a block drafter's config.json says: read, checked and written under its published names.
+
+A block's layout says which rows the network reads and which of them draft:
+
+| `block_layout` | input | drafts | stored `block_size` | stored `sample_from_anchor` |
+|---|---|---|---|---|
+| `anchor_first` (DSpark) | [anchor, MASK × (K−1)] | row k drafts token k+1, k = 0..K−1 | K | true |
+| `fill_in` (DFlash) | [anchor, MASK × K] | row k drafts token k, k = 1..K; row 0 nothing | K + 1 | false |
+
+In a file `block_size` is the number of input rows, as published drafters of both kinds have it; in
+`BlockConfig` and in recipes it is K, the number of drafts. `block_layout` is written where it is
+not `anchor_first`, `sample_from_anchor` always; a file without `block_layout` is of the layout that
+`sample_from_anchor` says, and without either of `anchor_first`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from transformers.activations import ACT2FN
+
+from specalign.common.errors import UserError, nearest
+from specalign.common.schema import convert, finite
+from specalign.lm.inspection.keys import LAYOUTS, Rotary
+from specalign.models.markov import KINDS as MARKOV_KINDS
+from specalign.models.markov import OLD_NAMES, TABLES
+
+CONTEXTS = ("shared_kv", "taps")
+LAYOUTS_OF_BLOCKS = ("anchor_first", "fill_in")
+CONFIDENCE_INPUTS = ("", "markov", "hidden")
+"""Besides the hidden state: the previous token's embedding, its row of the Markov table, or
+nothing."""
+
+
+@dataclass
+class BlockConfig:
+    """The architecture, as stored in config.json. Sizes are the target's unless noted otherwise.
+
+    target_layer_ids: `shared_kv`: whose keys and values; `taps`: whose outputs (id i =
+    hidden_states[i + 1]). init_layer_ids: target layers that this drafter's layers started from; -1
+    = unknown (another engine's). draft_vocab_size: 0 = the target's whole vocabulary. markov_rank:
+    0 = positions are independent given the context. markov: the kind of that head, "" = silu.
+    markov_width: of the first layer of an mlp head; 0 = twice the rank. markov_bias: of gated and
+    rnn. convolution: two-tap convolutions around attention and feed-forward. self_conditioning: a
+    second pass that reads the first one's estimates. confidence_head: predicts each position's
+    acceptance; it reads the hidden state and `confidence_input`. value_dim: width of a value where
+    it is not a key's; 0 = head_dim. rotary: `specalign.lm.inspection.keys.Rotary` of all layers or
+    of each one; empty = the target's own module. places: a learned vector for each row of a block,
+    for keys without positions. own_head: the head's rows for the draft vocabulary are stored here,
+    not the target's.
+    """
+
+    context: str
+    block_size: int  # K, drafted tokens, in either layout
+    target_layer_ids: list[int]
+    init_layer_ids: list[int]
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    hidden_act: str
+    vocab_size: int
+    mask_token_id: int
+    num_target_layers: int
+    rope_theta: float
+    target: str
+    target_sha256: str
+    qk_norm: bool = False
+    attention_bias: bool = False
+    draft_vocab_size: int = 0
+    markov_rank: int = 0
+    markov: str = ""
+    markov_width: int = 0
+    convolution: bool = False
+    self_conditioning: bool = False
+    confidence_head: bool = False
+    block_layout: str = "anchor_first"
+    value_dim: int = 0
+    rotary: list[dict[str, Any]] = field(default_factory=list)
+    places: bool = False
+    markov_bias: bool = False
+    confidence_input: str = ""
+    own_head: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        kind = OLD_NAMES.get(self.markov, self.markov)
+        self.markov = "" if kind == "silu" else kind
+        self._check_choices()
+        self._check_sizes()
+        layers = len(self.init_layer_ids)
+        if self.confidence_input == "markov" and self.markov_kind not in TABLES:
+            raise _error(f"confidence_input=markov needs markov one of {', '.join(TABLES)}")
+        if self.own_head and not self.draft_vocab_size:
+            raise _error("own_head needs a draft vocabulary (draft_vocab_size)")
+        if self.context == "shared_kv" and len(self.target_layer_ids) != layers:
+            raise _error("shared_kv needs one target layer for each drafter layer")
+        if len(self.rotary) not in (0, 1, layers):
+            raise _error("rotary needs one entry, or one for each drafter layer")
+        self.rotaries = [_read_rotary(entry, self.head_dim) for entry in self.rotary]
+
+    def _check_choices(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise _error(f"{name}={value!r} is unknown{nearest(value, choices)}")
+
+    def _check_sizes(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            least = _LEAST.get(f.name, 1)
+            if f.type in ("int", "float") and not (finite(value) and value >= least):
+                raise _error(f"{f.name}={value} must be at least {least:g}")
+        if self.block_size > _MAX_BLOCK:
+            raise _error(f"block_size={self.block_size} must be at most {_MAX_BLOCK}")
+        if len(self.init_layer_ids) > _MAX_LAYERS:
+            raise _error(f"{len(self.init_layer_ids)} layers, more than {_MAX_LAYERS}")
+        if self.mask_token_id >= self.vocab_size:
+            raise _error(
+                f"mask_token_id={self.mask_token_id} is not within 0..{self.vocab_size - 1}"
+            )
+        for i in self.target_layer_ids:
+            if not 0 <= i < self.num_target_layers:
+                raise _error(f"target layer {i} is not within 0..{self.num_target_layers - 1}")
+
+    @property
+    def markov_kind(self) -> str:
+        """One of the Markov heads' `KINDS`; "" = no such head."""
+        return (self.markov or "silu") if self.markov_rank else ""
+
+    @property
+    def fill_in(self) -> bool:
+        """Whether row k drafts the token in its own place, so that the anchor's row drafts
+        nothing."""
+        return self.block_layout == "fill_in"
+
+    @property
+    def sample_from_anchor(self) -> bool:
+        """The layout under its published name."""
+        return not self.fill_in
+
+    @property
+    def rows(self) -> int:
+        """R: rows of a block's input, K or K + 1."""
+        return self.block_size + self.fill_in
+
+    def rotary_of(self, layer: int) -> Rotary | None:
+        """How positions are written in a layer; None = by the target's module."""
+        return self.rotaries[min(layer, len(self.rotaries) - 1)] if self.rotaries else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As stored. Fields that later versions added are left out where they have their
+        default."""
+        values = {k: v for k, v in asdict(self).items() if v != _OMITTED_DEFAULTS.get(k)}
+        return {**values, "block_size": self.rows, "sample_from_anchor": self.sample_from_anchor}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], where: str = "config.json") -> BlockConfig:
+        """The config in a file's values; other keys are ignored.
+
+        Raises:
+            UserError: a missing key, or a value that does not fit.
+        """
+        rows = convert(values.get("block_size", 0), int, "block_size", where)
+        sampled = convert(values.get("sample_from_anchor", True), bool, "sample_from_anchor", where)
+        layout = values.get("block_layout", "anchor_first" if sampled else "fill_in")
+        contradicted = layout in LAYOUTS_OF_BLOCKS and sampled != (layout == "anchor_first")
+        if "sample_from_anchor" in values and contradicted:
+            flag = str(sampled).lower()
+            raise UserError(
+                f"{where}: sample_from_anchor={flag} contradicts block_layout={layout!r}"
+            )
+        if layout == "fill_in" and rows == 1:
+            raise UserError(
+                f"{where}: block_size=1 must be at least 2 in the layout fill_in: row 0 drafts "
+                "nothing"
+            )
+        stored = {"block_layout": layout, "block_size": rows - (layout == "fill_in")}
+        known = {**values, **stored} if "block_size" in values else values
+        try:
+            return convert(known, cls, "", where)
+        except UserError as error:
+            raise UserError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from None
+
+
+_OMITTED_DEFAULTS: dict[str, Any] = {
+    "value_dim": 0,
+    "rotary": [],
+    "places": False,
+    "block_layout": "anchor_first",
+    "markov_bias": False,
+    "confidence_input": "",
+    "own_head": False,
+}
+_CHOICES = {
+    "context": CONTEXTS,
+    "block_layout": LAYOUTS_OF_BLOCKS,
+    "hidden_act": ACT2FN,
+    "markov": ("", *MARKOV_KINDS),
+    "confidence_input": CONFIDENCE_INPUTS,
+}
+_LEAST = {
+    "mask_token_id": 0,
+    "draft_vocab_size": 0,
+    "markov_rank": 0,
+    "markov_width": 0,
+    "value_dim": 0,
+    "rope_theta": 1e-6,
+    "rms_norm_eps": 0,
+}
+"""The smallest valid value of a number, 1 for those that are not named."""
+_MAX_BLOCK, _MAX_LAYERS = 512, 1024
+
+
+def _error(message: str) -> UserError:
+    return UserError(f"drafter config: {message}")
+
+
+def _read_rotary(entry: dict[str, Any], width: int) -> Rotary:
+    layout, start = entry.get("layout", "half"), entry.get("start", 0)
+    table, scale = entry.get("inv_freq", []), entry.get("scale", 1.0)
+    if layout not in LAYOUTS:
+        raise _error(f"rotary layout={layout!r} is unknown{nearest(str(layout), LAYOUTS)}")
+    numbers = isinstance(table, list) and all(finite(f) for f in table)
+    if not numbers or type(start) is not int or start < 0 or start + 2 * len(table) > width:
+        raise _error(f"rotary: start and inv_freq must lie within head_dim={width}")
+    if not finite(scale) or scale <= 0:
+        raise _error(f"rotary: scale must be a number above 0, not {scale!r:.60}")
+    return Rotary(layout, start, tuple(float(f) for f in table), float(scale))

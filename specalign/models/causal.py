@@ -1,0 +1,119 @@
+"""A small causal language model as a drafter, for targets without a smaller sibling: some of the
+target's layers, its norm, embedding and head (layer skipping as in LayerSkip, arXiv 2404.16710, but
+as a separate model).
+
+It is saved as an ordinary causal-LM folder, which `load_target` and transformers open.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from specalign.common.batch import Batch
+from specalign.lm.inspection.anatomy import decoder
+from specalign.lm.inspection.text_model import embedding_names
+from specalign.lm.masks import Layout, laid
+from specalign.lm.model import Target
+
+
+@dataclass(frozen=True)
+class CausalConfig:
+    """What the network's own config.json does not say.
+
+    block_size: K, the drafts that training predicts τ for. layers: of the target that it started
+    from, if any. network: its architecture, to tell one checkpoint from another.
+    """
+
+    block_size: int
+    vocab_size: int
+    layers: list[int]
+    target: str = ""
+    target_sha256: str = ""
+    network: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class CausalDrafter(nn.Module):
+    """The network q. Its parameters are those of layers and norm; embedding and head are frozen
+    references.
+
+    Args:
+        model: a transformers causal LM, whose embedding and head are removed.
+        own: the model's own embedding and head, (V, D) each; None = the target's.
+    """
+
+    draft_vocab: Tensor | None = None
+    """None: it drafts over the whole vocabulary."""
+
+    def __init__(
+        self,
+        model: Any,
+        config: CausalConfig,
+        target: Target,
+        own: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self.names = embedding_names(model)
+        scale = getattr(model.get_input_embeddings(), "embed_scale", None)
+        self._scale = [scale if scale is None else torch.as_tensor(scale).detach()]
+        body, bare = decoder(model), cast(Any, nn.Identity())
+        bare.bias = None  # BERT reads it
+        model.set_input_embeddings(nn.Identity())
+        model.set_output_embeddings(bare)
+        self.model, self.config = model, config
+        self._takes_positions = "position_ids" in inspect.signature(body.forward).parameters
+        # in lists, so that they are neither submodules nor parameters
+        self._target, self._body = [target], [body]
+        self._own = None if own is None else [weight_VD.detach() for weight_VD in own]
+
+    @property
+    def target(self) -> Target:
+        return self._target[0]
+
+    @property
+    def head_weight_VD(self) -> Tensor:
+        """The frozen output matrix, (V, D)."""
+        return self.target.head_weight_VD.detach() if self._own is None else self._own_matrix(1)
+
+    @property
+    def embedding_VD(self) -> Tensor:
+        """The frozen input embedding, (V, D)."""
+        return self.target.embedding_VD.detach() if self._own is None else self._own_matrix(0)
+
+    @property
+    def has_targets_head(self) -> bool:
+        return self._own is None
+
+    def _own_matrix(self, which: int) -> Tensor:
+        """One of its own matrices, on the device of its parameters."""
+        assert self._own is not None
+        self._own[which] = self._own[which].to(next(self.parameters()).device)
+        return self._own[which]
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Normalised hidden states over packed rows, (B, L, D): row i predicts token i + 1."""
+        inputs_BLD = F.embedding(batch.tokens_BL, self.embedding_VD).to(self.model.dtype)
+        if (scale := self._scale[0]) is not None:
+            inputs_BLD = inputs_BLD * scale.to(inputs_BLD)
+        positions = {"position_ids": batch.positions_BL} if self._takes_positions else {}
+        layout = Layout(batch.positions_BL, 0, 1, self.model.dtype, mask=batch.attention_mask())
+        with laid(layout):
+            hidden: Tensor = self._body[0](
+                inputs_embeds=inputs_BLD,
+                attention_mask=torch.ones_like(batch.tokens_BL),
+                use_cache=False,
+                **positions,
+            ).last_hidden_state
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(…, D) → (…, V) in fp32."""
+        return F.linear(hidden, self.head_weight_VD.to(hidden.dtype)).float()

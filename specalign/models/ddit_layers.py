@@ -1,0 +1,235 @@
+"""The DDiT's config and layers, under their published names."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from specalign.common.errors import UserError, nearest
+from specalign.common.schema import finite
+from specalign.lm.attention import attend, rotate
+from specalign.lm.slabs import Slab
+
+TIME_INPUTS = ("sigma", "zero", "none")
+ATTENTIONS = ("full", "prefix_causal", "block_causal")
+_SINUSOIDS = 256
+_MAX_PERIOD = 10_000.0
+_ROTARY_BASE = 10_000.0
+_MLP_RATIO = 4
+_MAX_SIZE, _MAX_BLOCKS = 1 << 24, 1024
+
+
+@dataclass
+class DDiTConfig:
+    """The architecture; sizes under their published names.
+
+    time_input: `sigma` = adaLN on the total noise σ; `zero` = the same fed σ = 0 always (MDLM's
+        time_conditioning=false); `none` = no sigma_map and no adaLN (RADD).
+    norm_bias: LayerNorms with a bias, which starts at one (RADD). scale_by_sigma: the log-score is
+    f − log(e^σ−1) − log(V−1) (SEDD, absorbing). attention: `full`; `prefix_causal`, by tokens;
+    `block_causal`, by blocks of `block_size` (BD3-LM).
+    """
+
+    vocab_size: int
+    hidden_size: int
+    n_blocks: int
+    n_heads: int
+    cond_dim: int = 128
+    dropout: float = 0.1
+    time_input: str = "sigma"
+    norm_bias: bool = False
+    scale_by_sigma: bool = False
+    attention: str = "full"
+    block_size: int = 0
+
+    def __post_init__(self) -> None:
+        limits = dict.fromkeys(("vocab_size", "hidden_size", "n_heads", "cond_dim"), _MAX_SIZE)
+        for name, most in {**limits, "n_blocks": _MAX_BLOCKS}.items():
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                raise _error(name, value, f"a whole number from 1 to {most}")
+        if not (finite(self.dropout) and 0 <= self.dropout < 1):
+            raise _error("dropout", self.dropout, "a number within 0..1, 1 excluded")
+        for name in ("norm_bias", "scale_by_sigma"):
+            if not isinstance(getattr(self, name), bool):
+                raise _error(name, getattr(self, name), "true or false")
+        for name, choices in (("time_input", TIME_INPUTS), ("attention", ATTENTIONS)):
+            value = getattr(self, name)
+            if value not in choices:
+                raise UserError(
+                    f"ddit config: {name}={value!r} is unknown{nearest(value, choices)}"
+                )
+        if self.hidden_size % (2 * self.n_heads):
+            raise _error(
+                "hidden_size", self.hidden_size, f"a multiple of 2·n_heads={2 * self.n_heads}"
+            )
+        blocks, size = self.attention == "block_causal", self.block_size
+        if type(size) is not int or (size < 1 if blocks else size != 0):
+            what = (
+                "at least 1 for block_causal attention"
+                if blocks
+                else "0: only block_causal attention has one"
+            )
+            raise _error("block_size", size, what)
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.n_heads
+
+
+def _error(name: str, value: Any, what: str) -> UserError:
+    return UserError(f"ddit config: {name}={value!r:.60} must be {what}")
+
+
+class DDiTNorm(nn.Module):
+    """LayerNorm in fp32, ε = 1e-5, with a weight and, if asked, a bias that starts at one."""
+
+    def __init__(self, width: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.ones(width)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        return F.layer_norm(x.float(), self.weight.shape, self.weight.float(), bias).to(x.dtype)
+
+
+class VocabEmbedding(nn.Module):
+    """Token embedding under its published name."""
+
+    def __init__(self, vocab_size: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(torch.empty(vocab_size, width))
+        nn.init.kaiming_uniform_(self.embedding, a=math.sqrt(5))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self.embedding)
+
+
+class SigmaMap(nn.Module):
+    """σ (…) → (…, cond_dim): 256 sinusoids, cosines first, and a small MLP."""
+
+    def __init__(self, cond_dim: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(
+            nn.Linear(_SINUSOIDS, cond_dim), nn.SiLU(), nn.Linear(cond_dim, cond_dim)
+        )
+
+    def forward(self, sigma: Tensor) -> Tensor:
+        half = _SINUSOIDS // 2
+        steps = torch.arange(half, dtype=torch.float32, device=sigma.device)
+        angles = sigma.float()[..., None] * torch.exp(-math.log(_MAX_PERIOD) / half * steps)
+        waves = torch.cat((angles.cos(), angles.sin()), dim=-1)
+        bias = self.mlp[0].get_parameter("bias")  # the weight may be kept in bf16 for rows in fp32
+        return self.mlp(waves.to(bias.dtype))
+
+
+class Rotary(nn.Module):
+    """Rotary tables at given positions, fp32. `inv_freq` is a buffer because checkpoints have
+    it."""
+
+    inv_freq: Tensor
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.register_buffer("inv_freq", self.frequencies())
+
+    def frequencies(self, device: torch.device | None = None) -> Tensor:
+        steps = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device)
+        return 1.0 / _ROTARY_BASE ** (steps / self.head_dim)
+
+    def forward(self, positions_BL: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin, (B, 1, L, d). Not from the buffer, which half precision rounds."""
+        angles = positions_BL[:, None, :, None].float() * self.frequencies(positions_BL.device)
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos(), angles.sin()
+
+
+def _zero_linear(inputs: int, outputs: int) -> nn.Linear:
+    linear = nn.Linear(inputs, outputs)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear
+
+
+def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return x * (1 + scale) + shift
+
+
+class DDiTBlock(nn.Module):
+    """Pre-norm attention and MLP, both modulated by the noise level (adaLN) unless `time_input` is
+    none."""
+
+    def __init__(self, config: DDiTConfig, backend: str) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.heads, self.dropout, self.backend = config.n_heads, config.dropout, backend
+        self.norm1 = DDiTNorm(width, config.norm_bias)
+        self.attn_qkv = nn.Linear(width, 3 * width, bias=False)
+        self.attn_out = nn.Linear(width, width, bias=False)
+        self.norm2 = DDiTNorm(width, config.norm_bias)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, _MLP_RATIO * width),
+            nn.GELU(approximate="tanh"),
+            nn.Linear(_MLP_RATIO * width, width),
+        )
+        adaptive = config.time_input != "none"
+        self.adaLN_modulation = _zero_linear(config.cond_dim, 6 * width) if adaptive else None
+
+    def forward(
+        self,
+        x_BLD: Tensor,
+        condition: Tensor | None,
+        rotary: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        slab: Slab | None,
+    ) -> Tensor:
+        """`condition`: (B, 1 or L, cond_dim). `slab`: cached keys and values; the new ones are
+        appended."""
+        x = x_BLD
+        if self.adaLN_modulation is None:
+            x = x + self._drop(self._attention(self.norm1(x), rotary, mask, slab))
+            return x + self._drop(self.mlp(self.norm2(x)))
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.adaLN_modulation(condition).chunk(
+            6, dim=-1
+        )
+        attended = self._attention(_modulate(self.norm1(x), shift, scale), rotary, mask, slab)
+        x = x + gate * self._drop(attended)
+        return x + mlp_gate * self._drop(self.mlp(_modulate(self.norm2(x), mlp_shift, mlp_scale)))
+
+    def _attention(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, slab: Slab | None
+    ) -> Tensor:
+        q, k, v = self.attn_qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k = (rotate(t.float(), *rotary).to(v.dtype) for t in (q, k))
+        if slab is not None:
+            k, v = slab.update(k, v)
+        return self.attn_out(attend(q, k, v, mask, self.backend).transpose(1, 2).flatten(2))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+class DDiTHead(nn.Module):
+    """Final norm, modulated, and the untied output projection, which starts at zero."""
+
+    def __init__(self, config: DDiTConfig) -> None:
+        super().__init__()
+        self.norm_final = DDiTNorm(config.hidden_size, config.norm_bias)
+        self.linear = _zero_linear(config.hidden_size, config.vocab_size)
+        adaptive = config.time_input != "none"
+        self.adaLN_modulation = (
+            _zero_linear(config.cond_dim, 2 * config.hidden_size) if adaptive else None
+        )
+
+    def forward(self, hidden: Tensor, condition: Tensor | None) -> Tensor:
+        x = self.norm_final(hidden)
+        if self.adaLN_modulation is not None:
+            x = _modulate(x, *self.adaLN_modulation(condition).chunk(2, dim=-1))
+        return self.linear(x)

@@ -1,0 +1,88 @@
+"""A standalone drafter's state over one request: the clean text so far, and the noisy block after
+it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specalign.lm.cache import KVCache
+from specalign.models.masked_lm import MaskedLM
+from specalign.models.standalone import DiffusionDrafter
+
+
+class DiffusionContext:
+    """The clean text of one request and logits of the noisy block after it, without gradients.
+
+    A network that caches a prefix runs each committed token once, together with the first noisy
+    block after it (a block-causal one when its block is full); one of full attention recomputes its
+    window in every pass.
+    """
+
+    def __init__(self, drafter: DiffusionDrafter, capacity: int) -> None:
+        self.drafter, self.tokens = drafter, list[int]()
+        # with a shift: the last cached token's hidden state, which predicts the block's first
+        # position
+        self.before_1D: Tensor | None = None
+        network = drafter.network
+        self.cache: KVCache | None = None
+        if drafter.cached or drafter.caches_blocks:
+            capacity += drafter.block
+            self.cache = network.new_cache(capacity)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.drafter.parameters()).device
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens. The network sees them with the next block."""
+        self.tokens.extend(tokens)
+
+    def keep(self, count: int) -> None:
+        """Roll back to the first `count` tokens."""
+        del self.tokens[count:]
+        if self.cache is None:
+            return
+        network = self.drafter.network
+        size = network.kept_at_once
+        whole = count // size * size
+        shift = isinstance(network, MaskedLM) and network.family.shift
+        if shift and (self.before_1D is None or self.cache.length > whole):
+            # rerun the last token for its hidden state
+            whole, self.before_1D = max(whole - size, 0), None
+        self.cache.length = min(self.cache.length, whole)
+
+    @torch.no_grad()
+    def denoise(self, block_K: Tensor) -> Tensor:
+        """Logits over the target's vocabulary of a block of tokens and masks, (K,) → (K, V)
+        fp32."""
+        drafter, network, block_1K = self.drafter, self.drafter.network, block_K[None]
+        if self.cache is None:
+            return drafter.target_logits(self._window_logits(block_1K))
+        new_1C = torch.tensor(
+            [self.tokens[self.cache.length :]], dtype=torch.int64, device=self.device
+        )
+        if isinstance(network, MaskedLM):
+            f_1KV, self.before_1D = network.denoise(new_1C, block_1K, self.cache, self.before_1D)
+        else:
+            share = (block_K == drafter.mask_id).float().mean()
+            f_1KV = network.denoise(
+                new_1C, block_1K, drafter.sigma_for_mask_fraction(share)[None], self.cache
+            ).float()
+        return drafter.target_logits(f_1KV[0])
+
+    def _window_logits(self, block_1K: Tensor) -> Tensor:
+        drafter = self.drafter
+        clean = torch.tensor(
+            [self.tokens[-drafter.config.window :]], dtype=torch.int64, device=self.device
+        )
+        tokens_1S = torch.cat((clean, block_1K), 1)
+        sigma_1 = drafter._window_sigma(tokens_1S, torch.ones_like(tokens_1S, dtype=torch.bool))
+        positions, see = torch.arange(tokens_1S.shape[1], device=self.device)[None], None
+        if drafter.block:
+            start = len(self.tokens) - clean.shape[1]
+            see = drafter._visible(positions + start, torch.ones_like(tokens_1S, dtype=torch.bool))
+        hidden_1SD = drafter._hidden(tokens_1S, sigma_1, positions, see)
+        return drafter.logits(hidden_1SD[0, clean.shape[1] :], sigma_1.expand(block_1K.shape[1]))

@@ -1,0 +1,167 @@
+"""Chooses the files of a data set in a folder: by its card, else by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import metadata_load
+
+from specalign.common.errors import UserError, in_one_line, nearest
+from specalign.common.text import say
+from specalign.rows.splits import NoSplit, belongs_to, names_phrase, split_of
+from specalign.rows.tables import READERS, kind_of
+
+_METADATA = ("dataset_infos.json", "dataset_info.json", "state.json")
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """All files below a folder in the order of their names, without hidden ones and metadata."""
+    return [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and path.name not in _METADATA
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
+
+
+def table_files(folder: Path, split: str, config: str | None, key: str) -> list[Path]:
+    """The files of one configuration and split, all of the first kind of `READERS` that is there
+    (Hub folders often hold a data set twice). A note names the others.
+
+    Args:
+        key: the option that names the folder (data.prompts), for messages.
+
+    Raises:
+        UserError: several configurations and none chosen, or one that is missing.
+        NoSplit: no file of this split.
+    """
+    files = [file for file in visible_files(folder) if kind_of(file)]
+    if not files:
+        return []
+    patterns = _choose_config(folder, config, key)
+    if split in patterns:
+        chosen = _match_split(folder, files, patterns, split)
+    elif patterns and None not in patterns:
+        raise UserError(f"{key}_split={split!r}: unknown{nearest(split, map(str, patterns))}")
+    else:
+        if patterns:
+            candidates = _match(folder, files, patterns[None])
+        elif config is not None:
+            candidates = [f for f in files if names_phrase(f.relative_to(folder), config)]
+            if not candidates:
+                raise UserError(f"{key}_config={config!r}: no file of {folder} has it in its name")
+        else:
+            candidates = files
+        chosen = _choose_by_name(folder, candidates, split, f"{key}={str(folder)!r}")
+    chosen = _one_kind(chosen)
+    others = [file.relative_to(folder).as_posix() for file in files if file not in chosen]
+    if others:
+        listed = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if others[3:] else "")
+        say(f"note: {key}={str(folder)!r}: left out: {listed} ({key}_split)", error=True)
+    return chosen
+
+
+def _choose_by_name(folder: Path, files: Sequence[Path], split: str, where: str) -> list[Path]:
+    chosen = [file for file in files if belongs_to(file.relative_to(folder), split)]
+    if not chosen and len(files) == 1 and names_phrase(Path(files[0].name), split):
+        chosen = list(files)  # train_test.jsonl
+    if not chosen and files:
+        splits = {split_of(file.relative_to(folder)) or "train" for file in files}
+        raise NoSplit(f"{where}: no split {split!r}{nearest(split, splits)}")
+    return chosen
+
+
+def suite_files(folder: Path, split: str, config: str | None, where: str) -> list[Path]:
+    """The files of a benchmark's local copy. A copy may be partial: without a name that matches the
+    configuration or the split, files that name none are used.
+
+    Raises:
+        NoSplit: all files name other splits.
+    """
+    files = [file for file in visible_files(folder) if kind_of(file) not in (None, ".txt")]
+    named = [f for f in files if config and names_phrase(f.relative_to(folder), config)]
+    files = named or files
+    chosen = [file for file in files if belongs_to(file.relative_to(folder), split)]
+    chosen = chosen or [file for file in files if split_of(file.relative_to(folder)) is None]
+    if files and not chosen:
+        splits = {split_of(file.relative_to(folder)) for file in files}
+        raise NoSplit(f"{where}: no split {split!r}{nearest(split, map(str, splits))}")
+    return _one_kind(chosen)
+
+
+def _one_kind(files: Sequence[Path]) -> list[Path]:
+    """The files of the first kind of `READERS` that is there."""
+    by_kind = [[file for file in files if kind_of(file) == kind] for kind in READERS]
+    return next((same for same in by_kind if same), [])
+
+
+def _match_split(folder: Path, files: Sequence[Path], patterns: Patterns, split: str) -> list[Path]:
+    """The files that the card lists for a split. Of a wide pattern's files those are left out that
+    the card or their name gives to another split."""
+    others = {f for s in patterns if s != split for f in _match(folder, files, patterns[s])}
+    matches = _match(folder, files, patterns[split])
+    matches = [file for file in matches if file not in others] or matches
+    named = {file: split_of(file.relative_to(folder)) for file in matches}
+    if split in named.values():
+        matches = [file for file in matches if named[file] in (split, None)]
+    return matches
+
+
+def _match(folder: Path, files: Sequence[Path], patterns: Sequence[str]) -> list[Path]:
+    patterns = [f"{pattern}/*" if pattern.endswith("**") else pattern for pattern in patterns]
+    matches = {file for pattern in patterns for file in folder.glob(pattern)}
+    return [file for file in files if file in matches]
+
+
+Patterns = dict[str | None, list[str]]
+"""File name patterns by split; None = the card names no split."""
+
+
+def _choose_config(folder: Path, config: str | None, key: str) -> Patterns:
+    """The patterns of a configuration in the data set's card; empty without a card."""
+    configs = _read_card(folder / "README.md")
+    if not configs:
+        return {}
+    if config is None and len(configs) > 1:
+        listed = ", ".join(configs)
+        raise UserError(f"{key}={str(folder)!r} has {listed}: choose one ({key}_config)")
+    name = next(iter(configs)) if config is None else config
+    if name not in configs:
+        raise UserError(f"{key}_config={name!r}: unknown{nearest(name, configs)}")
+    return configs[name]
+
+
+def _read_card(card: Path) -> dict[str, Patterns]:
+    """The `data_files` of each configuration in a card's metadata."""
+    if not card.is_file():
+        return {}
+    configs: dict[str, Patterns] = {}
+    with in_one_line(str(card)):
+        for entry in (metadata_load(card) or {}).get("configs", []):
+            files = entry.get("data_files")
+            if files is None and entry.get("data_dir"):
+                files = f"{entry['data_dir']}/**"
+            if files is not None:
+                configs[str(entry["config_name"])] = _read_patterns(files)
+    return configs
+
+
+def _read_patterns(files: Any) -> Patterns:
+    """`data_files` in any form: a pattern, several, or either for each split."""
+    pairs: list[tuple[str | None, Any]]
+    if isinstance(files, dict):
+        pairs = [(str(split), patterns) for split, patterns in files.items()]
+    elif isinstance(files, list) and all(isinstance(entry, dict) for entry in files):
+        pairs = [(str(entry["split"]), entry["path"]) for entry in files]
+    else:
+        pairs = [(None, files)]
+    found: Patterns = {}
+    for split, patterns in pairs:
+        patterns = [patterns] if isinstance(patterns, str) else patterns
+        if any(Path(p).is_absolute() or ".." in Path(p).parts for p in patterns):
+            raise ValueError(f"data_files: {patterns} is outside of the folder")
+        found.setdefault(split, []).extend(patterns)
+    return found

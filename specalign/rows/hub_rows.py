@@ -1,0 +1,81 @@
+"""Rows of a data set on the Hub or in the local cache of `datasets`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import is_dataclass, replace
+from typing import Any
+
+from specalign.common.errors import UserError
+from specalign.common.files import expand_path
+from specalign.common.hub import hub_reachable, missing
+
+
+def is_hub_usable() -> bool:
+    """Whether to ask `datasets`: the Hub answers, or HF_HUB_OFFLINE=1 says that the cache has what
+    is needed. Otherwise `datasets` would retry for half a minute."""
+    names = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+    offline = any(os.environ.get(name, "").lower() in {"1", "true", "yes", "on"} for name in names)
+    return offline or hub_reachable()
+
+
+def hub_rows(
+    name: str,
+    split: str,
+    config: str | None = None,
+    revision: str | None = None,
+    key: str = "",
+    streaming: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """The rows of a data set; without access to the Hub, from the local cache.
+
+    Args:
+        name: a Hub id, or a folder that `datasets` reads.
+        key: the option that names it (data.prompts), for messages; "" = the reason alone.
+        streaming: download only what is read, if the Hub is reachable.
+
+    Raises:
+        UserError: it can't be read.
+    """
+    import datasets  # slow to import
+    from huggingface_hub import constants
+
+    online = expand_path(name).exists() or hub_reachable()
+    options: dict[str, Any] = {"split": split}
+    if revision is not None:
+        options["revision"] = revision
+    if streaming:
+        options["streaming"] = online
+    was_offline = constants.HF_HUB_OFFLINE
+    # offline, `datasets` goes to its cache without retrying the Hub for a minute
+    constants.HF_HUB_OFFLINE = was_offline or not online
+    try:
+        try:
+            table = datasets.load_dataset(name, config, **options)
+        finally:
+            constants.HF_HUB_OFFLINE = was_offline
+        yield from _disable_decoding(table)
+    except Exception as error:  # `datasets` raises many kinds
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if not key:
+            raise UserError(reason[:400]) from None
+        if "Config name is missing" in reason:
+            reason += f" ({key}_config)"
+        if "scripts are no longer supported" in reason:
+            reason += f"; its converted files: {key}_revision=refs/convert/parquet"
+        if online:
+            raise UserError(f"{key}={name!r} can't be read: {reason[:400]}") from None
+        reason = (
+            "no such file or folder, the hub does not answer, and the cache of datasets does not "
+            f"hold it: {reason[:300]}"
+        )
+        raise missing(f"{key}={name!r}", name, reason, files=True) from None
+
+
+def _disable_decoding(table: Any) -> Any:
+    """The table with images and sound as bytes: no row needs them decoded."""
+    for name, feature in (getattr(table, "features", None) or {}).items():
+        if is_dataclass(feature) and hasattr(feature, "decode") and not isinstance(feature, type):
+            table = table.cast_column(name, replace(feature, decode=False))
+    return table

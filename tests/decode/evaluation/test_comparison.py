@@ -1,0 +1,226 @@
+"""Recipes side by side: what may be compared, what is measured again, and that the figures are the
+records'."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from align.config.parser import load_recipe
+from align.config.recipe import resolve
+from decode.evaluation import comparison, runner
+from decode.evaluation.comparison import Candidate, measure, read_candidates
+from decode.evaluation.learning import points, table
+from decode.proposers.block import BlockProposer
+from decode.speculation.sampling import Sampling
+from decode.systems.parsing import read_method
+from decode.systems.registry import PLAIN
+from specalign.common.errors import UserError
+from specalign.common.terminal import PlainConsole
+from specalign.formats.block import save_drafter
+from specalign.lm.model import Target
+from specalign.suites.prompt import Prompt
+from specalign.suites.sources import Loaded
+from tests.builders import sharp_block_network as network
+
+SUITE = Loaded(
+    "mine", "Mine", "", [Prompt("a", "Why is the sky blue?"), Prompt("b", "Count: 1 2 1")], "here"
+)
+SETTINGS = runner.GenerationSettings(Sampling(), 12)
+QUIET = PlainConsole(quiet=True)
+
+
+def candidate(folder: Path, recipe: str) -> Candidate:
+    words = (
+        f"recipe=recipes/compare/debug_{recipe}.yaml",
+        f"output={folder / recipe}",
+        f"name={recipe}",
+    )
+    return Candidate(words, resolve(load_recipe([*words, "trainer.milestones=[10, 30]"])))
+
+
+@pytest.fixture
+def pair(target: Target, tmp_path: Path) -> list[Candidate]:
+    """Two recipes with drafters at both milestones."""
+    found = [candidate(tmp_path, "ours"), candidate(tmp_path, "dflash")]
+    for own, options in zip(
+        found, ({"context": "shared_kv", "markov_rank": 4}, {"context": "taps"}), strict=True
+    ):
+        for seed, milestone in enumerate(own.milestones):
+            save_drafter(network(target, seed, size=3, layers=1, **options), own.folder(milestone))  # type: ignore[arg-type]
+    return found
+
+
+def test_every_milestone_decodes_every_prompt_once(
+    target: Target, pair: list[Candidate], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the drafter alone, without copies; greedy outputs are plain decoding's; what is there is not run
+    again, what changed is."""
+    out, ran = tmp_path / "out", []
+    whole = runner.run_task
+
+    def run(decoders: Any, task: Any, *args: Any) -> Any:
+        ran.append(task)
+        assert all(
+            isinstance(d.drafter, BlockProposer) for name, d in decoders.items() if name != PLAIN
+        )
+        return whole(decoders, task, *args)
+
+    monkeypatch.setattr(runner, "run_task", run)
+    records = measure(pair, target, [SUITE], SETTINGS, out, QUIET)
+    methods = [PLAIN, "ours@10", "ours@30", "dflash@10", "dflash@30"]
+    assert sorted(r.key for r in records) == sorted(
+        ("mine", p, m, 0) for p in "ab" for m in methods
+    )
+    assert all(record.identical for record in records) and len(ran) == 2
+    assert {r.key for r in measure(pair, target, [SUITE], SETTINGS, out, QUIET)} == {
+        r.key for r in records
+    }
+    assert len(ran) == 2
+    save_drafter(
+        network(target, 9, "taps", size=3, layers=1), pair[1].folder(pair[1].milestones[1])
+    )
+    again = measure(pair, target, [SUITE], SETTINGS, out, QUIET)
+    assert len(ran) == 4 and sorted(r.key for r in again) == sorted(r.key for r in records)
+    with pytest.raises(UserError, match="another max_new_tokens: give another --out"):
+        measure(pair, target, [SUITE], runner.GenerationSettings(Sampling(), 13), out, QUIET)
+    found = points([m for c in pair for m in c.milestones], again)
+    own = [r for r in again if r.method == "ours@30"]
+    assert found[1].tau.value == sum(r.committed for r in own) / sum(r.calls for r in own)
+    assert found[1].identical == "2/2" and found[3].ratio is None
+    sizes = {c.name: c.parameters for c in pair}
+    assert sizes["ours"] == sum(
+        p.numel()
+        for p in network(target, 0, "shared_kv", size=3, layers=1, markov_rank=4).parameters()
+    )
+    assert len(table(found, sizes).splitlines()) == 2 + 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    {
+        "order": ({"seed": 3}, "dflash: seed=3, ours has 0"),
+        "text": ({"data": {"samples": 9}}, "data.samples=9, ours has 48"),
+        "steps": ({"trainer": {"max_steps": 13}}, "trainer.max_steps=13"),
+        "size": ({"drafter": {"layers": 2}}, "drafter.layers=2"),
+        "name": ({"name": "ours"}, "recipes need different names"),
+        "none": ({"trainer": {"milestones": []}}, "trainer.milestones is empty"),
+    }.values(),
+)
+def test_only_what_is_alike_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], says: str
+) -> None:
+    one, other = (
+        candidate(tmp_path, "ours").values,
+        copy.deepcopy(candidate(tmp_path, "dflash").values),
+    )
+    for key, value in changes.items():
+        other[key] = {**other[key], **value} if isinstance(value, dict) else value
+    printed = iter((one, other))
+    monkeypatch.setattr(comparison, "_run_align", lambda *words, capture: "")
+    monkeypatch.setattr(comparison, "parse_yaml", lambda text, where: next(printed))
+    with pytest.raises(UserError, match=says):
+        read_candidates(["ours", "dflash"], [])
+
+
+def test_all_decode_as_it_is_asked(target: Target, pair: list[Candidate], tmp_path: Path) -> None:
+    """`--method`: chains for everyone, τ of which is another; the folder says how, and refuses the other
+    way."""
+    measure(pair, target, [SUITE], SETTINGS, tmp_path / "trees", QUIET)
+    chains = measure(pair, target, [SUITE], SETTINGS, tmp_path / "chains", QUIET, "block:gamma=2")
+    assert max(max(r.drafted) for r in chains if r.method != PLAIN) == 2
+    assert all(r.identical for r in chains)
+    with pytest.raises(UserError, match="another method: give another --out"):
+        measure(pair, target, [SUITE], SETTINGS, tmp_path / "chains", QUIET)
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    {
+        "none": (
+            "plain",
+            "--method plain takes no drafter; ours trains one of the kind block: try --method drafter",
+        ),
+        "another": ("specdiff", "--method specdiff needs a diffusion drafter; ours"),
+        "two": ("d2sd", "--method d2sd needs a block drafter and a variable_prefix drafter; ours"),
+    }.values(),
+)
+def test_a_method_of_other_drafters_is_refused_before_training(
+    tmp_path: Path, method: str, says: str
+) -> None:
+    found = [candidate(tmp_path, "ours")]
+    with pytest.raises(UserError, match=says):
+        comparison.check_method(read_method(method), found)
+    for good in ("drafter", "block:gamma=2", "block_tree:nodes=3"):
+        comparison.check_method(read_method(good), found)
+
+
+@pytest.fixture
+def trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In Python's place a script: `align.train` waits till two of it run, says something, and ends with 3
+    where `fails` is among its words. It logs what was started."""
+    script, log = tmp_path / "python", tmp_path / "log"
+    script.write_text(
+        f"""#!/bin/sh
+echo "$@" >> {log}
+case "$*" in *align.synthesize*) exit 0;; esac
+for i in $(seq 100); do [ "$(grep -c align.train {log})" -ge 2 ] && break; sleep 0.1; done
+[ "$(grep -c align.train {log})" -ge 2 ] && echo both run
+case " $* " in *" fails "*) echo no such thing >&2; exit 3;; esac
+for word in "$@"; do case "$word" in output=*) folder="${{word#output=}}";; esac; done
+for n in 10 30; do mkdir -p "$folder/milestones/$n"; : > "$folder/milestones/$n/model.safetensors"; done
+"""
+    )
+    script.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(script))
+    return log
+
+
+def test_several_are_trained_at_once(
+    tmp_path: Path, trainings: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their text is written first, by one process; whose line is whose is said."""
+    found = [candidate(tmp_path, "ours"), candidate(tmp_path, "dflash")]
+    comparison.train(found, PlainConsole(), jobs=2)
+    started = trainings.read_text().splitlines()
+    assert "align.synthesize" in started[0] and len(started) == 3
+    said = capsys.readouterr().out
+    assert "ours: both run" in said and "dflash: both run" in said
+    assert all(c.reached == c.milestones for c in found)
+
+
+def test_one_that_fails_does_not_end_the_others(
+    tmp_path: Path, trainings: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours, broken = candidate(tmp_path, "ours"), candidate(tmp_path, "dflash")
+    broken = Candidate((*broken.words, "fails"), broken.values)
+    with pytest.raises(UserError, match="align.train .*debug_dflash.yaml ended with exit code 3"):
+        comparison.train([broken, ours], PlainConsole(), jobs=2)
+    assert "dflash: no such thing" in capsys.readouterr().out and ours.reached == ours.milestones
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_prompts_decoded_together_give_the_same_records(
+    target: Target, pair: list[Candidate], tmp_path: Path, temperature: float
+) -> None:
+    """But for the times."""
+    settings = runner.GenerationSettings(Sampling(temperature, seed=5), 12)
+    alone = measure(pair, target, [SUITE], settings, tmp_path / "alone", QUIET)
+    together = measure(pair, target, [SUITE], settings, tmp_path / "together", QUIET, batch=8)
+    assert [r.key for r in alone] == [r.key for r in together]
+    for one, other in zip(alone, together, strict=True):
+        for name in (
+            "tokens",
+            "calls",
+            "accepted",
+            "drafted",
+            "nodes",
+            "identical",
+            "verifier",
+            "position",
+            "finish",
+        ):
+            assert getattr(one, name) == getattr(other, name), name

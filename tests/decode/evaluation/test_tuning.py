@@ -1,0 +1,277 @@
+"""The race between a system's settings: who leaves, who wins, going on after a stop; and the command around
+it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decode.evaluation import runner as measure
+from decode.evaluation.records import Divergence, Record, read_records, read_run
+from decode.evaluation.runner import Task
+from decode.evaluation.summary import Summary
+from decode.evaluation.tuning import find_survivors, list_candidates, race
+from decode.systems.parsing import read_method, read_sweep
+from decode.systems.registry import SYSTEMS
+from specalign.common.errors import UserError
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.suites.prompt import Prompt
+from tests.builders import diffusion_drafter as standalone
+from tests.measurements import record
+from tests.measurements import run_eval as measured
+
+GROUPS = {"a": ["a1", "a2", "a3"], "b": ["b1", "b2"]}
+SECONDS = {"plain": 9.0, "a1": 1.0, "a2": 1.02, "a3": 2.0, "b1": 8.0, "b2": 5.0}
+"""Per round; a2 is as good as a1 within the noise of `records_of`."""
+
+
+def tasks(count: int) -> list[Task]:
+    order = tuple(SECONDS)
+    return [Task("s", Prompt(f"p{i}", "?", ""), (1,), 0, order) for i in range(count)]
+
+
+def records_of(task: Task) -> list[Record]:
+    number = int(task.prompt.id[1:])
+    noise = {"a2": 0.1 * (-1) ** number}
+    return [record(m, task.prompt.id, SECONDS[m] + noise.get(m, 0.0)) for m in task.order]
+
+
+def test_the_fastest_of_each_group_wins_and_the_slow_ones_leave() -> None:
+    ran: list[tuple[str, ...]] = []
+
+    def run(task: Task) -> list[Record]:
+        ran.append(task.order)
+        return records_of(task)
+
+    left: list[int] = []
+    assert race(GROUPS, tasks(8), [], run, lambda number, count: left.append(count)) == {
+        "a": "a1",
+        "b": "b2",
+    }
+    assert all(
+        set(order) == {*SECONDS} for order in ran[:5]
+    )  # nobody leaves before there is an interval
+    assert all(set(order) == {"plain", "a1", "a2", "b2"} for order in ran[5:])
+    assert left == [5, 5, 5, 5, 3, 3, 3, 3] and len(set(ran[:5])) > 1  # neighbours change
+
+
+def test_a_race_that_was_stopped_goes_on_as_it_would_have() -> None:
+    whole: list[Record] = []
+    orders: list[tuple[str, ...]] = []
+
+    def run(task: Task) -> list[Record]:
+        orders.append(task.order)
+        whole.extend(made := records_of(task))
+        return made
+
+    won = race(GROUPS, tasks(9), [], run)
+    for stopped in (3, 5, 7, 9):
+        before = [r for r in whole if int(r.prompt[1:]) < stopped]
+        again: list[tuple[str, ...]] = []
+
+        def goes_on(task: Task, again: list[tuple[str, ...]] = again) -> list[Record]:
+            again.append(task.order)
+            return records_of(task)
+
+        assert race(GROUPS, tasks(9), before, goes_on) == won and again == orders[stopped:]
+
+
+def test_only_settings_of_one_system_are_compared() -> None:
+    seen = [r for task in tasks(6) for r in records_of(task)]
+    alive = find_survivors({"a": ["a3"], "b": ["b1"]}, ["a3", "b1"], seen)
+    assert alive == ["a3", "b1"]  # a1 is out of this race, and b1 has no rival
+
+
+@pytest.mark.parametrize("name", [name for name, s in SYSTEMS.items() if s.grid])
+def test_every_grid_is_of_the_systems_own_options(name: str) -> None:
+    made = list_candidates([read_method(name)], read_sweep([]))[name]
+    assert len(made) > 1 and all(method.given for method in made)
+
+
+def test_what_is_given_stays_and_a_sweep_replaces_the_grid() -> None:
+    def names(text: str, sweep: Sequence[str] = ()) -> list[str]:
+        return [m.name for m in list_candidates([read_method(text)], read_sweep(sweep))[text]]
+
+    assert names("specdiff:gamma=2:steps=1:nodes=0") == ["specdiff:gamma=2:steps=1:nodes=0"]
+    assert names("specdiff:gamma=2:nodes=0") == [
+        f"specdiff:gamma=2:nodes=0:steps={t}" for t in (1, 2)
+    ]
+    asked = read_method("lookup")
+    assert list_candidates([asked], read_sweep([]), fixed=("draft_tokens",)) == {"lookup": [asked]}
+    assert names("lookup", ["gamma=3,5"]) == ["lookup:gamma=3", "lookup:gamma=5"]
+    assert names("lookup", ["longest=1,2", "gamma=3"]) == [
+        "lookup:gamma=3:longest=1",
+        "lookup:gamma=3:longest=2",
+    ]
+    with pytest.raises(UserError, match="no method here has the option 'steps'"):
+        names("lookup", ["steps=1,2"])
+    assert names("lookup", ["draft_tokens=3"]) == ["lookup:draft_tokens=3"]
+    assert names("compiled") == ["compiled"]
+
+
+# ---- the command ----
+
+pytestmark = pytest.mark.usefixtures("no_plots")
+
+
+def run(*words: Any) -> tuple[Summary, Path]:
+    return measured("--max-new-tokens", 6, *words)
+
+
+def changing(monkeypatch: pytest.MonkeyPatch, change: Callable[[Record], None]) -> None:
+    """Every record of a task is changed before anybody sees it."""
+    honest = measure.run_task
+
+    def run_task(*arguments: Any) -> list[Record]:
+        records = honest(*arguments)
+        for made in records:
+            change(made)
+        return records
+
+    monkeypatch.setattr(measure, "run_task", run_task)
+
+
+def test_the_command_tunes_on_other_prompts_then_measures(
+    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def timed(r: Record) -> None:
+        r.seconds = r.committed * (1.0 if r.method == "lookup:gamma=4" else 2.0)
+
+    changing(monkeypatch, timed)
+    words = [
+        "--methods",
+        "lookup,retrieval:gamma=2",
+        "--tune",
+        6,
+        "--out",
+        tmp_path / "o",
+        "--prompts",
+    ]
+    summary, folder = run(*words, prompts)
+    assert list(summary.overall) == ["plain", "lookup:gamma=4", "retrieval:gamma=2"]
+    assert summary.settings["tuned"] == ["lookup:gamma=4, of 4 settings on 6 prompts of builtin"]
+    assert summary.settings["sweep"] == [] and summary.settings["tune"] == 6
+    assert "lookup:gamma=4, of 4 settings" in (folder / "report.html").read_text()
+    tuning = read_records(folder / "tuning")
+    assert {r.suite for r in tuning} == {"builtin"} and len({r.prompt for r in tuning}) == 6
+    assert {r.method for r in tuning if r.prompt == tuning[-1].prompt} == {
+        "plain",
+        "lookup:gamma=4",
+    }
+    assert read_run(folder / "tuning").settings["max_new_tokens"] == 6
+    said = json.loads((folder / "tuning" / "summary.json").read_text())["verdict"]
+    assert (
+        said.startswith("A race between settings, not a measurement") and "UNFINISHED" not in said
+    )
+    assert not {r.prompt for r in tuning} & {r.prompt for r in read_records(folder)}
+
+    def never(*args: Any) -> list[Record]:
+        raise AssertionError("all of it is there")
+
+    monkeypatch.setattr(measure, "run_task", never)
+    again, _ = run(*words, prompts)
+    assert again.overall == summary.overall
+    with pytest.raises(
+        UserError, match=r"\(seed: 0 there, 1 now\)"
+    ):  # before the race, not after it
+        run(*words, prompts, "--seed", 1)
+
+
+def test_replacing_empties_the_old_measurement_before_the_race(
+    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--methods", "lookup", "--tune", 5, "--out", tmp_path / "o", "--prompts", prompts]
+    run(*words)
+
+    def stop(*args: Any) -> list[Record]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "run_task", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(*words, "--no-resume")
+    assert not (tmp_path / "o" / "records.jsonl").exists()
+
+
+def test_a_changed_output_ends_the_race(
+    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(r: Record) -> None:
+        if r.method == "lookup:gamma=8":
+            r.divergence = Divergence(0, 1, 2, "BUG")
+
+    changing(monkeypatch, broken)
+    for _ in range(2):  # the same command again does not get past it
+        with pytest.raises(SystemExit) as stop:
+            run("--methods", "lookup", "--tune", 5, "--out", tmp_path / "o", "--prompts", prompts)
+        assert stop.value.code == 1
+    assert {r.prompt for r in read_records(tmp_path / "o" / "tuning")} == {"builtin-chat-1"}
+
+
+def test_settings_that_cannot_decode_are_left_out_of_the_race(
+    prompts: Path, tmp_path: Path
+) -> None:
+    """Trees on a target that takes chains alone show it only while they decode; a verifier, before."""
+    from specalign.formats.standalone import save_standalone
+
+    target = load_target("debug-gptneo", dtype="float32", device="cpu")
+    save_standalone(standalone(target, "ddit"), tmp_path / "d")
+    words = [
+        "--target",
+        "debug-gptneo",
+        "--drafter",
+        tmp_path / "d",
+        "--prompts",
+        prompts,
+        "--tune",
+        5,
+    ]
+    _, folder = run(*words, "--methods", "specdiff:gamma=3:steps=1", "--out", tmp_path / "o")
+    assert {r.method for r in read_records(folder)} == {"plain", "specdiff:gamma=3:steps=1:nodes=0"}
+    words += ["--methods", "specdiff:gamma=3:steps=1:verifier=block", "--temperature", 1]
+    _, folder = run(*words, "--out", tmp_path / "p")
+    name = "specdiff:gamma=3:steps=1:verifier=block:nodes=0"
+    assert {r.method for r in read_records(folder)} == {"plain", name}
+
+
+def test_settings_that_a_drafter_cannot_do_are_left_out(
+    target: Target, prompts: Path, tmp_path: Path
+) -> None:
+    from align.config.drafter import DrafterConfig
+    from align.makers.block import from_target
+    from specalign.formats.block import save_drafter
+
+    save_drafter(
+        from_target(target, DrafterConfig(block_size=3, layers=1, markov_rank=0), None),
+        tmp_path / "d",
+    )
+    words = [
+        "--drafter",
+        tmp_path / "d",
+        "--methods",
+        "block",
+        "--prompts",
+        prompts,
+        "--out",
+        tmp_path / "o",
+    ]
+    summary, folder = run(*words, "--tune", 5, "--sweep", "gamma=1,3,4")
+    racing = {r.method for r in read_records(folder / "tuning")}
+    assert racing == {"plain", "block:gamma=1", "block:gamma=3"}
+    words[-1] = tmp_path / "p"
+    summary, folder = run(*words, "--tune", 5, "--sweep", "gamma=4,3,1")  # in whichever order
+    assert {r.method for r in read_records(folder / "tuning")} == racing
+    with pytest.raises(UserError, match="drafts at most 3 tokens"):
+        run(*words[:-1], tmp_path / "q", "--tune", 5, "--sweep", "gamma=4,5")
+    assert next(m for m in summary.overall if m != "plain") in racing
+
+
+def test_one_does_not_choose_on_what_one_measures(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--tune uses the prompts of builtin: measure on others"):
+        run("--methods", "lookup", "--tune", "--out", tmp_path / "o")
+    with pytest.raises(UserError, match="--tune uses"):
+        run("--suite", "mtbench,builtin", "--methods", "lookup", "--tune", "--out", tmp_path / "o")

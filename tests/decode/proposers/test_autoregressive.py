@@ -1,0 +1,168 @@
+"""A causal language model as the drafter: same output, honest q, a context that goes back exactly."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from decode import Decoder, Sampling
+from decode.proposers.autoregressive import (
+    AutoregressiveDrafter,
+    AutoregressiveWriter,
+    CausalContext,
+)
+from decode.proposers.translated import TranslatedDrafter
+from decode.proposers.vocabularies import VocabularyMap
+from decode.speculation.proposal import Proposal
+from decode.speculation.sampling import probs
+from decode.speculation.tree import path_to
+from specalign.common.errors import UserError
+from specalign.lm.model import Target
+from tests.builders import PROMPTS, watched
+from tests.builders import smaller_model as smaller
+from tests.fakes import LETTERS, SETTINGS, TableTarget
+from tests.tokenizers import byte_level
+
+
+@pytest.fixture(scope="module")
+def model(target: Target) -> Target:
+    return smaller(target)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(1.0), Sampling(0.8, top_k=20, repetition_penalty=1.3, min_new_tokens=9, banned=(9,))],
+)
+def test_q_is_what_each_token_was_drawn_from(
+    target: Target, model: Target, sampling: Sampling
+) -> None:
+    """After rejections too: every row of q equals that of one fresh forward over the text and the drafts before it."""
+    seen: list[tuple[list[int], Proposal]] = []
+    rejected = accepted = 0
+    for seed in range(3):
+        drafter = watched(AutoregressiveDrafter(model), seen)
+        out = Decoder(target, drafter).generate(
+            PROMPTS[0], max_new_tokens=24, sampling=replace(sampling, seed=seed)
+        )
+        rejected += sum(out.drafted) - sum(out.accepted)
+        accepted += sum(out.accepted)
+    assert rejected > 10 and accepted > 10
+    for text, proposal in seen:
+        assert proposal.law == "causal" and proposal.q is not None
+        row = [*text, *proposal.tokens_K.tolist()]
+        logits = model.forward(torch.tensor([row])).logits_BLV
+        assert logits is not None
+        for k, found in enumerate(proposal.q.dense(260)):
+            before, done = row[: len(text) + k], len(text) + k - len(PROMPTS[0])
+            barred = {9, *target.eos_ids} if done < sampling.min_new_tokens else {*sampling.banned}
+            values = logits[0, len(text) + k - 1].clone()
+            for token in set(before) if sampling.repetition_penalty != 1 else ():
+                values[token] *= sampling.repetition_penalty ** (-1 if values[token] > 0 else 1)
+            values[list(barred if sampling.banned else ())] = -torch.inf
+            plain = Sampling(sampling.temperature, top_k=sampling.top_k)
+            torch.testing.assert_close(found, probs(values, plain), atol=1e-5, rtol=1e-3)
+            assert float(found[row[len(text) + k]]) > 0
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_drafter_that_is_the_target_is_always_right(setting: str) -> None:
+    """q = p, penalties included; under Gumbel coupling the very tokens."""
+    target = TableTarget(6, seed=4)
+    for verifier in ("token", "block", "gumbel"):
+        for seed in range(5):
+            decoder = Decoder(target, AutoregressiveDrafter(target, 4), verifier)  # type: ignore[arg-type]
+            sampling = replace(SETTINGS[setting], seed=seed)
+            out = decoder.generate(LETTERS, max_new_tokens=21, sampling=sampling)
+            assert out.accepted == out.drafted
+            if verifier == "gumbel":
+                plain = Decoder(target, None, "gumbel")  # type: ignore[arg-type]
+                assert (
+                    out.tokens
+                    == plain.generate(LETTERS, max_new_tokens=21, sampling=sampling).tokens
+                )
+
+
+def test_a_context_goes_back_exactly(target: Target) -> None:
+    context = CausalContext(target, 40)
+
+    def fresh(text: list[int]) -> torch.Tensor:
+        logits = target.forward(torch.tensor([text])).logits_BLV
+        assert logits is not None
+        return logits[0]
+
+    text = [5, 6, 7, 8]
+    for change in ([], [9, 10], [30], [31, 32, 33]):
+        for cut in (0, 1, 3):
+            text = [*text[: len(text) - cut], *change, 40]
+            unread = context.follow(text)
+            assert len(unread) >= 1 and [*context.tokens, *unread] == text
+            torch.testing.assert_close(
+                context.read(unread)[0], fresh(text)[-1], atol=1e-4, rtol=1e-3
+            )
+    again = context.follow(text)  # nothing new: the last token is read once more
+    assert again == text[-1:]
+    parents, drafts = (-1, 0, -1, 2, 1), [50, 51, 52, 53, 54]
+    logits = context.read(again, drafts, parents)
+    assert len(logits) == 6
+    for node in range(6):
+        path = [drafts[i] for i in path_to(parents, node)]
+        torch.testing.assert_close(logits[node], fresh([*text, *path])[-1], atol=1e-4, rtol=1e-3)
+    context.keep(5, [2, 3])
+    text += [52, 53]
+    assert context.tokens == text and context.cache.length == len(text)
+    torch.testing.assert_close(context.read([60])[0], fresh([*text, 60])[-1], atol=1e-4, rtol=1e-3)
+
+
+def test_long_prompts_are_read_in_parts(model: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decode.proposers.autoregressive._READ_AT_ONCE", 5)
+    prompt = [(7 * i) % 200 + 4 for i in range(33)]
+    context = CausalContext(model, 60)
+    logits = model.forward(torch.tensor([[*prompt, 8, 9]])).logits_BLV
+    assert logits is not None
+    torch.testing.assert_close(context.read(prompt, [8, 9]), logits[0, -3:], atol=1e-4, rtol=1e-3)
+
+
+def test_a_drafter_with_the_shorter_context_falls_silent() -> None:
+    target, model = TableTarget(4), TableTarget(4, context_limit=12)
+    out = Decoder(target, AutoregressiveDrafter(model, 4)).generate(LETTERS, max_new_tokens=20)  # type: ignore[arg-type]
+    assert out.tokens == Decoder(target).generate(LETTERS, max_new_tokens=20).tokens  # type: ignore[arg-type]
+    room = [
+        12 + 1 - (len(LETTERS) + 1)
+    ]  # the first round's: 12 tokens are read and one more is drafted
+    assert out.drafted[0] == min(4, *room) and out.drafted[-1] == 0
+
+
+def test_another_vocabulary_needs_a_translation(target: Target) -> None:
+    other = smaller(target, vocab_size=300)
+    with pytest.raises(
+        UserError, match="'smaller' has a vocabulary of 300, target 'debug' has 260: it needs"
+    ):
+        Decoder(target, AutoregressiveDrafter(other)).generate(PROMPTS[0], max_new_tokens=9)
+    tokenizer = byte_level()
+    inner = AutoregressiveWriter(smaller(target, vocab_size=len(tokenizer)), 5)
+    drafter = TranslatedDrafter(inner, VocabularyMap(tokenizer, target.tokenizer))
+    out = Decoder(target, drafter).generate("Say a word.", max_new_tokens=30)
+    assert sum(out.drafted) > 0
+    assert out.tokens == Decoder(target).generate("Say a word.", max_new_tokens=30).tokens
+
+
+def test_a_writers_drafts_are_the_models_own(target: Target) -> None:
+    target = copy.copy(target)
+    target.eos_ids = ()
+    session, text = AutoregressiveWriter(target, 4).start(), [4, 90, 17]
+    expected = Decoder(target).generate(text, max_new_tokens=9).tokens
+    assert session.propose(text, 4) == expected[:4]
+    assert session.propose([*text, *expected[:2]], 4) == expected[2:6]
+    changed = [*text, expected[0], 99]
+    assert session.propose(changed, 3) == Decoder(target).generate(changed, max_new_tokens=3).tokens
+
+
+def test_a_writer_stops_at_its_models_context(target: Target) -> None:
+    """The last draft is not read: a text of all but two places leaves room for three."""
+    target = copy.copy(target)
+    target.eos_ids, target.context_limit = (), 9
+    session, text = AutoregressiveWriter(target, 6).start(), list(range(4, 14))
+    assert [len(session.propose(text[:n], 6)) for n in (7, 9, 10, 0)] == [3, 1, 0, 0]

@@ -1,0 +1,274 @@
+"""The block drafter inside the engine: same output, honest q, context in step. Random networks: wiring,
+nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from decode import Decoder, Sampling
+from decode.engine.engine import Engine
+from decode.proposers.block import BlockDrafts, BlockProposer
+from decode.speculation.sampling import ProcessorState, probs
+from specalign.common.errors import UserError
+from specalign.kernels.linear import rows_library
+from specalign.kernels.tree import KINDS as TREE_KINDS
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
+from specalign.models.block_session import BlockSession
+from tests.builders import BLOCK_VARIANTS as VARIANTS
+from tests.builders import PROMPT, VARIED
+from tests.builders import block_network as network
+from tests.target_drafters import compared, trained_drafter
+from tests.target_models import WINDOW, some_text, tiny_target
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    target = load_target("debug", dtype="float32", device="cpu")
+    target.eos_ids = ()
+    return target
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("nodes", [0, 9])
+def test_the_drafters_context_keeps_step_with_the_text(
+    target: Target, variant: str, nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before every proposal the session equals one that has seen the committed text in a single forward."""
+    net = network(target, **VARIANTS[variant])
+    propose, seen = BlockDrafts.propose, []
+
+    def watched(self: BlockDrafts, k: int) -> Any:
+        seen.append((list(self.request.tokens), self.session.hidden(self.request.tokens[-1])))
+        return propose(self, k)
+
+    monkeypatch.setattr(BlockDrafts, "propose", watched)
+    accepted = 0
+    for seed in range(
+        20
+    ):  # a random drafter's acceptance is small and differs from machine to machine
+        accepting = Sampling(1.0, top_k=40, seed=seed)
+        drafter, verifier = BlockProposer(net, tree_nodes=nodes), "point_mass" if nodes else "token"
+        accepted += sum(Engine(target, PROMPT, 24, accepting, drafter, verifier).run().accepted)
+        if accepted > 3:
+            break
+    assert accepted > 3 and len(seen) > 5
+    for tokens, hidden in seen:
+        cache = target.new_cache(1, len(tokens))
+        session = BlockSession(net, cache, len(tokens))
+        forward = target.forward(
+            torch.tensor([tokens[:-1]]), cache=cache, taps=session.taps, logits=False
+        )
+        session.observe(forward.hidden_BLD, forward.taps_BLFD, len(tokens) - 1)
+        torch.testing.assert_close(hidden, session.hidden(tokens[-1]), atol=1e-4, rtol=1e-3)
+
+
+def proposals(
+    target: Target, net: BlockDrafter, sampling: Sampling, count: int
+) -> tuple[BlockDrafts, list[Any]]:
+    """Many proposals from the same state."""
+    engine = Engine(target, PROMPT, 20, sampling, BlockProposer(net), "token")
+    with torch.no_grad():
+        engine.begin()
+        assert isinstance(engine.session, BlockDrafts)
+        return engine.session, [engine.session.propose(3) for _ in range(count)]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_q_is_the_processed_softmax(target: Target, variant: str) -> None:
+    """By the definition, from the head's own rows. (That tokens are drawn from it: tests/decode/test_draws.py.)"""
+    net = network(target, **VARIANTS[variant])
+    sampling = Sampling(0.9, top_k=3, repetition_penalty=1.2, seed=5)
+    drafts, found = proposals(target, net, sampling, 8)
+    ids = torch.arange(target.vocab_size) if net.draft_vocab is None else net.draft_vocab
+    seen = torch.tensor([int(t) in drafts.request.tokens for t in ids])
+    hidden = drafts.session.hidden(drafts.request.tokens[-1])
+    for proposal in found:
+        assert proposal.law == ("causal" if net.markov else "independent") and len(proposal) == 3
+        assert (proposal.q.ids is None) == (net.draft_vocab is None)
+        path = [drafts.request.tokens[-1], *proposal.tokens_K.tolist()]
+        for k, previous in enumerate(path[:-1]):
+            inputs = drafts.session.bias_inputs(hidden[k])
+            bias = 0 if inputs is None else drafts.session.bias(inputs, torch.tensor(previous))
+            expected = torch.zeros(target.vocab_size)
+            expected[ids] = probs(net.logits(hidden[k]) + bias, sampling, ProcessorState(seen))
+            torch.testing.assert_close(
+                proposal.q.dense(target.vocab_size)[k], expected, atol=1e-5, rtol=1e-4
+            )
+
+
+@pytest.mark.parametrize("variant", ["confidence", "markov confidence"])
+def test_a_draft_stops_where_its_confidence_ends(target: Target, variant: str) -> None:
+    """Before the first position, the first one aside, whose path so far is too unlikely to be accepted, and nowhere else."""
+    net = network(target, **VARIANTS[variant])
+    drafts, whole = proposals(target, net, Sampling(1.0, seed=1), 60)
+    last, hidden = drafts.request.tokens[-1], drafts.session.hidden(drafts.request.tokens[-1])
+
+    def reach(tokens_K: torch.Tensor) -> torch.Tensor:
+        """How probably a draft gets as far as each position, from the definition."""
+        assert net.confidence is not None
+        before = torch.tensor([last, *tokens_K.tolist()])[: len(hidden)]
+        return net.confidence(hidden[: len(before)], target.embed(before)).sigmoid().cumprod(0)
+
+    least = float(torch.stack([reach(x.tokens_K)[2] for x in whole]).median())
+    drafts.proposer.confidence = least
+    stopped = [drafts.propose(4) for _ in range(60)]
+    for proposal in stopped:
+        reached, size = reach(proposal.tokens_K), len(proposal)
+        assert bool((reached[1:size] >= least).all()) and (
+            size == 4 or float(reached[size]) < least
+        )
+        assert proposal.q is not None and len(proposal.q.dense(target.vocab_size)) == size
+    assert len({len(x) for x in stopped}) > 1
+
+
+def test_passes_are_those_that_were_asked_for(target: Target) -> None:
+    """By default as trained; every further one sees the one before."""
+    net = network(target, **VARIANTS["mlp twice"])
+    hidden = {}
+    for passes in (None, 1, 2, 3):
+        engine = Engine(
+            target, PROMPT, 20, Sampling(1.0, seed=5), BlockProposer(net, passes=passes), "token"
+        )
+        with torch.no_grad():
+            engine.begin()
+            assert isinstance(engine.session, BlockDrafts)
+            engine.session.propose(3)
+            hidden[passes] = engine.session.session.hidden(engine.session.request.tokens[-1])
+    assert torch.equal(hidden[None], hidden[2])
+    assert not torch.equal(hidden[1], hidden[2]) and not torch.equal(hidden[3], hidden[2])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_tree_by_cost_is_the_beginning_of_the_whole_one(
+    target: Target, temperature: float
+) -> None:
+    """Whatever the costs say; greedy outputs are plain decoding's; a round is measured once."""
+    net = network(target, **VARIANTS["shared markov"])
+    drafter, whole = (
+        BlockProposer(net, tree_nodes=9, by_cost=True),
+        BlockProposer(net, tree_nodes=9),
+    )
+    sampling = Sampling(temperature, seed=2)
+    assert drafter.sizes is not None and drafter.law(sampling) == "point"
+    proposed: list[int] = []
+    for wanted in (1, 2, 5, 9):
+        drafter.sizes.choose = lambda paths, wanted=wanted: proposed.append(len(paths)) or wanted  # type: ignore
+        trees = []
+        for proposer in (drafter, whole):
+            engine = Engine(target, PROMPT, 20, sampling, proposer, "point_mass")
+            with torch.no_grad():
+                engine.begin()
+                assert engine.session is not None
+                trees.append(engine.session.propose(4))
+        assert trees[0].parents == trees[1].parents[:wanted] and len(trees[0]) == wanted
+        assert torch.equal(trees[0].tokens_K, trees[1].tokens_K[:wanted])
+    assert proposed == [9] * 4
+    fresh = BlockProposer(net, tree_nodes=9, by_cost=True)
+    assert fresh.sizes is not None
+    seen: list[tuple[int, int]] = []
+    observe = fresh.sizes.observe
+    fresh.sizes.observe = lambda n, e, kept, *times: (
+        seen.append((n, kept)),
+        observe(n, e, kept, *times),
+    )  # type: ignore
+    out = Engine(target, PROMPT, 24, sampling, fresh, "point_mass").run()
+    assert [n for n, _ in seen] == out.nodes[: len(seen)] and len(seen) >= out.calls - 1
+    assert [n for n, _ in seen][:4] == [9, 4, 2, 1]
+    assert [kept for _, kept in seen] == out.accepted[: len(seen)]
+    if temperature == 0:
+        assert out.tokens == Engine(target, PROMPT, 24, sampling, None).run().tokens
+
+
+@pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_trees_in_one_call_are_those_built_level_by_level(
+    target: Target, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With penalties, a minimum length and banned tokens as well, which the one call does not know."""
+    net = network(target, **VARIANTS[variant])
+    net.prepare_for_drafting()
+    propose, calls, kept = BlockDrafts.propose, [], net.tree
+    assert (kept is None) == (net.config.markov_kind not in ("", *TREE_KINDS))
+
+    def recorded(self: BlockDrafts, k: int) -> Any:
+        found = propose(self, k)
+        calls.append((found.tokens_K.tolist(), found.parents))
+        return found
+
+    monkeypatch.setattr(BlockDrafts, "propose", recorded)
+    for settings in (
+        Sampling(),
+        Sampling(0.6, seed=0),
+        VARIED,
+        Sampling(min_new_tokens=9, banned=(5, 6)),
+    ):
+        seen = []
+        for tree in (kept, None):
+            net.tree, calls = tree, []
+            decoder = Decoder(target, BlockProposer(net, tree_nodes=7))
+            decoder.generate(PROMPT, max_new_tokens=20, sampling=settings)
+            seen.append(calls)
+        assert seen[0] == seen[1] and max(len(tokens) for tokens, _ in calls) == 7
+
+
+@pytest.mark.parametrize(
+    ("kind", "context"),
+    [("gpt2", "shared_kv"), ("glm", "shared_kv"), ("gemma3_text", "taps"), ("lfm2", "taps")],
+)
+def test_targets_of_all_kinds_write_the_same(kind: str, context: str) -> None:
+    """Greedy, in a batch, in trees and coupled: the text is the target's own. All architectures: python -m tests.targets."""
+    target = tiny_target(kind)
+    prompts = [some_text(target, WINDOW + 9 + i, i)[0].tolist() for i in range(2)]
+    texts = [p + some_text(target, 12, 5)[0].tolist() for p in prompts]
+    drafter = trained_drafter(target, texts, context, steps=2)
+    assert compared(target, drafter, prompts, 8) == "yes"
+
+
+@pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_chain_in_one_call_is_that_drawn_token_by_token(target: Target, variant: str) -> None:
+    """The same tokens from the same numbers, and the same q; where more than a temperature is asked for, it is not taken."""
+    net = network(target, **VARIANTS[variant])
+    net.prepare_for_drafting()
+    kept = net.tree
+    for sampling, whole in ((Sampling(0.8, seed=3), True), (Sampling(0.8, top_k=5, seed=3), False)):
+        drafts, found = proposals(target, net, sampling, 8)
+        assert (drafts._draw_chain_in_c(torch.zeros(3, target.hidden_size)) is not None) == (
+            whole and kept is not None
+        )
+        net.tree = None
+        _, expected = proposals(target, net, sampling, 8)
+        net.tree = kept
+        for mine, theirs in zip(found, expected, strict=True):
+            assert mine.tokens_K.tolist() == theirs.tokens_K.tolist() and mine.law == theirs.law
+            torch.testing.assert_close(mine.q.probs, theirs.q.probs, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"draft_tokens": 0}, "draft_tokens=0: must be 1 to 512"),
+        ({"confidence": 0.5}, r"confidence=0.5 needs .* recipe=smollm2_confidence"),
+        ({"confidence": 1.5}, "confidence=1.5 must be within 0..1"),
+        ({"passes": 2}, r"passes=2 needs a drafter .* drafter.self_conditioning=true"),
+        ({"by_cost": True}, "by_cost=true chooses a tree's nodes"),
+        (
+            {"by_cost": True, "tree_nodes": 5, "siblings": "iid"},
+            "by_cost=true chooses a tree's nodes",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(target: Target, options: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        BlockProposer(network(target, "shared_kv"), **options)
+
+
+def test_confidence_stops_chains_alone(target: Target) -> None:
+    with pytest.raises(UserError, match="a tree of 5 nodes"):
+        BlockProposer(network(target, "shared_kv", confidence=True), tree_nodes=5, confidence=0.5)

@@ -1,0 +1,262 @@
+"""D²SD: its boundaries are the rank_boundaries first mistakes, its branches what the second network says behind them, one pass
+for all; the output is the target's. Random networks: wiring, nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from decode import Decoder, Sampling
+from decode.engine.engine import Engine
+from decode.proposers import d2sd
+from decode.proposers.d2sd import D2SDDrafter, D2SDSession, boundary_scores, rank_boundaries
+from decode.speculation.proposal import Proposal
+from decode.speculation.sampling import position_noise
+from decode.speculation.tree import chain
+from specalign.common.errors import UserError
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
+from specalign.models.block_session import BlockSession
+from tests.builders import DRAFT_IDS as IDS
+from tests.builders import PROMPT, VARIED
+from tests.builders import sharp_block_network as network
+from tests.builders import tree_prefixes as prefixes
+from tests.d2sd_reference import by_definition, rows_by_definition
+from tests.exact_distribution import exact_law
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    target = load_target("debug", dtype="float32", device="cpu")
+    target.eos_ids = ()
+    return target
+
+
+PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
+    "one network": ({"context": "shared_kv", "markov_rank": 8}, None),
+    "shared, shared markov": ({"context": "shared_kv"}, {"context": "shared_kv", "markov_rank": 8}),
+    "taps, other taps": ({"context": "taps"}, {"context": "taps", "target_layers": [2, 0], "whole": True, "block_layout": "fill_in"}),
+    "taps, shared longer": ({"context": "taps", "block_layout": "fill_in"}, {"context": "shared_kv", "size": 6, "whole": True}),
+}  # fmt: skip
+
+
+@cache
+def networks(target: Target, name: str, ids: Tensor) -> tuple[BlockDrafter, BlockDrafter]:
+    """Made once: drafting changes no network."""
+    one, two = PAIRS[name]
+    first = network(target, 1, ids=ids, **one)
+    return first, first if two is None else network(target, 2, ids=ids, **two)
+
+
+def pair(target: Target, name: str, ids: Tensor = IDS, **options: Any) -> D2SDDrafter:
+    return D2SDDrafter(*networks(target, name, ids), **options)
+
+
+# ---- boundaries ----
+
+
+def test_boundary_scores_are_the_chance_of_the_first_mistake() -> None:
+    confidence = torch.tensor([0.9, 0.5, 1.0, 0.25])
+    expected = [0.1, 0.9 * 0.5, 0.9 * 0.5 * 0.0, 0.9 * 0.5 * 1.0 * 0.75]
+    torch.testing.assert_close(boundary_scores(confidence), torch.tensor(expected))
+
+
+def test_the_most_probable_boundaries_are_kept() -> None:
+    assert rank_boundaries(torch.tensor([0.1, 0.4, 0.2, 0.3]), 2) == [1, 3]
+    assert rank_boundaries(torch.tensor([0.2, 0.2, 0.0, 0.2]), 2) == [0, 1]
+    assert (
+        rank_boundaries(torch.zeros(3), 9) == [0, 1, 2]
+        and rank_boundaries(torch.zeros(1), 4, 1) == []
+    )
+    assert rank_boundaries(torch.tensor([0.9, 0.1, 0.2, 0.3]), 2, 1) == [2, 3]
+
+
+# ---- the one pass ----
+
+
+# ---- what is proposed ----
+
+
+@cache
+def likely(target: Target) -> Tensor:
+    """Tokens that the target says soon after the prompt: a draft of them is accepted now and then."""
+    law = exact_law(target, PROMPT, 4, Sampling(1.0, top_k=2))
+    return torch.tensor(sorted({token for x in law for token in x}))
+
+
+def begun(
+    target: Target, drafter: D2SDDrafter, sampling: Sampling, verifier: str = "point_mass"
+) -> D2SDSession:
+    """A request after its prompt and first token."""
+    engine = Engine(
+        target, PROMPT, 20, sampling, drafter, "greedy" if sampling.greedy else verifier
+    )
+    with torch.no_grad():
+        engine.begin()
+    assert isinstance(engine.session, D2SDSession)
+    return engine.session
+
+
+def paths(tree: Proposal) -> list[tuple[int, ...]]:
+    parents = chain(len(tree)) if tree.parents is None else tree.parents
+    return prefixes(tuple(tree.tokens_K.tolist()), parents)[1:]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("k", [1, 3, 4])
+def test_the_tree_is_the_first_draft_and_the_seconds_branches(
+    target: Target, name: str, k: int
+) -> None:
+    boundaries, wider = [], 0
+    for sampling in (Sampling(), VARIED, Sampling(0.8, seed=3), Sampling(0.2, seed=3)):
+        drafter = pair(target, name, boundaries=2, keep_q=False)
+        drafts = begun(target, drafter, sampling)
+        tree = drafts.propose(k)
+        expected, kept = by_definition(drafts, k)
+        found = paths(tree)
+        assert len(found) == len(set(found)) and set(found) == expected
+        assert tree.law == "point" and tree.q is None and tree.depth == k
+        assert len(tree) <= drafter.draft_nodes
+        boundaries.append(kept)
+        wider += len(tree) > k
+    assert wider or (name, k) == ("one network", 1), "no branch ever said anything else"
+    if k == 4:
+        assert any(kept[1] > 2 for kept in boundaries) and (name == "one network") == all(
+            kept[0] > 0 for kept in boundaries
+        )
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("k", [1, 3, 4])
+def test_drawn_tokens_come_with_their_q(target: Target, name: str, k: int) -> None:
+    for sampling in (Sampling(1.0, seed=3), replace(VARIED, temperature=0.9)):
+        drafter = pair(target, name, boundaries=2, keep_q=True)
+        drafts = begun(target, drafter, sampling, "recursive")
+        tree = drafts.propose(k)
+        assert tree.law == "causal" and tree.q is not None and tree.depth == k
+        q_NV = tree.q.dense(target.vocab_size)
+        torch.testing.assert_close(q_NV.sum(1), torch.ones(len(tree)))
+        tokens, parents = tree.tokens_K.tolist(), tree.parents or chain(len(tree))
+        assert parents[:k] == chain(k)
+        torch.testing.assert_close(
+            q_NV[:k],
+            rows_by_definition(drafts, drafter.first, [], tokens[:k]),
+            atol=1e-5,
+            rtol=1e-3,
+        )
+        starts = [n for n in range(k, len(tree)) if parents[n] != n - 1 or parents[n] < k - 1]
+        kept = [parents[n] + 1 for n in starts]
+        assert len(set(kept)) == len(kept) == min(2, k - drafter.lowest) and kept == sorted(kept)
+        for n, i in zip(starts, kept, strict=True):
+            draft = [*tokens[:i], *tokens[n : n + k - i]]
+            assert parents[n : n + k - i] == (i - 1, *range(n, n + k - i - 1))
+            expected = rows_by_definition(drafts, drafter.second, draft[:i], draft)[i:]
+            torch.testing.assert_close(q_NV[n : n + k - i], expected, atol=1e-5, rtol=1e-3)
+        assert (tree.siblings == "independent") == bool(kept)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_shape_is_settled_before_a_token_is_drawn(
+    target: Target, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whether a sibling is there would say something of the tokens drawn."""
+    seen, confidences = {}, []
+
+    def watched(confidence_K: Tensor) -> Tensor:
+        confidences.append(confidence_K)
+        return boundary_scores(confidence_K)
+
+    monkeypatch.setattr(d2sd, "boundary_scores", watched)
+    for seed in range(12):
+        drafts = begun(target, pair(target, name, boundaries=2), Sampling(1.0, seed=4))
+        drafts.request.generator.manual_seed(seed)
+        tree = drafts.propose(4)
+        seen[tuple(tree.tokens_K.tolist())] = tree.parents
+    assert len(seen) > 3 and len(set(seen.values())) == 1
+    assert all(torch.equal(x, confidences[0]) for x in confidences)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_coupled_drafts_use_the_noise_of_their_positions(target: Target, name: str) -> None:
+    sampling = Sampling(1.0, seed=5)
+    drafts = begun(target, pair(target, name), sampling, "gumbel")
+    assert drafts.request.noise is not None
+    noise = position_noise(5, 8, target.vocab_size, target.device)
+    assert torch.equal(drafts.request.noise(8), noise)
+    assert set(paths(drafts.propose(4))) == by_definition(drafts, 4)[0]
+
+
+def test_nodes_are_as_many_as_may_be_at_most(target: Target) -> None:
+    drafter = pair(target, "one network", boundaries=2)
+    assert (drafter.draft_tokens, drafter.draft_nodes) == (4, 4 + 3 + 2)
+    assert pair(target, "one network", boundaries=99).draft_nodes == 4 + 3 + 2 + 1
+    assert pair(target, "shared, shared markov", boundaries=2).draft_nodes == 4 + 4 + 3
+    assert pair(target, "taps, shared longer", draft_tokens=2).draft_nodes == 2 + 2 + 1
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_both_contexts_keep_step_with_the_text(
+    target: Target, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before every proposal both sessions equal new ones that see the committed text in a single forward."""
+    drafter, propose, seen = pair(target, name, likely(target)), D2SDSession.propose, []
+
+    def watched(self: D2SDSession, k: int) -> Proposal:
+        last = self.request.tokens[-1]
+        seen.append((list(self.request.tokens), self.first.hidden(last), self.second.hidden(last)))
+        return propose(self, k)
+
+    monkeypatch.setattr(D2SDSession, "propose", watched)
+    accepted = 0
+    for seed in range(
+        40
+    ):  # a random drafter's acceptance is small and differs from machine to machine
+        sampling = Sampling(1.0, top_k=2, seed=seed)
+        # drawn as well as chosen: both keep step
+        drafter.keep_q = bool(seed % 2)
+        accepted += sum(Engine(target, PROMPT, 8, sampling, drafter, "point_mass").run().accepted)
+        if accepted > 3:
+            break
+    assert accepted > 3 and len(seen) > 5
+    for tokens, *states in seen:
+        for net, hidden in zip((drafter.first, drafter.second), states, strict=True):
+            cache = target.new_cache(1, len(tokens))
+            session = BlockSession(net, cache, len(tokens))
+            output = target.forward(
+                torch.tensor([tokens[:-1]]), cache=cache, taps=session.taps, logits=False
+            )
+            session.observe(output.hidden_BLD, output.taps_BLFD, len(tokens) - 1)
+            torch.testing.assert_close(hidden, session.hidden(tokens[-1]), atol=1e-4, rtol=1e-3)
+
+
+# ---- the output ----
+
+
+# ---- options ----
+
+
+def test_options_are_checked(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = network(target, 1, "shared_kv")
+    for options, says in (
+        ({"boundaries": 0}, "boundaries=0: must be at least 1"),
+        ({"draft_tokens": 0}, "draft_tokens=0: must be at least 1"),
+    ):
+        with pytest.raises(UserError, match=says):
+            D2SDDrafter(net, net, **options)
+    other = load_target("debug", dtype="float32", device="cpu")
+    with pytest.raises(UserError, match="both must be loaded for one"):
+        D2SDDrafter(net, network(other, 1, "shared_kv"))
+    monkeypatch.setattr(d2sd, "MOST_NODES", 10)
+    with pytest.raises(
+        UserError, match="boundaries=2 after 4 tokens: a tree of 11 nodes, at most 10"
+    ):
+        D2SDDrafter(net, network(target, 2, "shared_kv"), 2)
+    assert D2SDDrafter(net, net, 2).draft_nodes == 9
+    with pytest.raises(UserError, match="these fit: point_mass"):
+        Decoder(target, D2SDDrafter(net, net, 1, keep_q=False), "token").verifier_for(Sampling(1.0))

@@ -1,0 +1,143 @@
+"""Path search: candidates by hand, the beam against all paths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+
+import pytest
+import torch
+
+from decode.proposers.diffuspec_search import Column, NgramModel, find_best_path, find_candidates
+
+END = 0
+
+
+def log(*pairs: tuple[int, float]) -> Column:
+    return [(token, pytest.approx(math.log(q))) for token, q in pairs]
+
+
+def test_the_fewest_tokens_that_hold_the_mass() -> None:
+    q = torch.tensor(
+        [[0.01, 0.05, 0.6, 0.24, 0.1], [0.0, 0.9, 0.1, 0.0, 0.0], [0.2, 0.2, 0.2, 0.2, 0.2]]
+    )
+    assert find_candidates(q, 0.8, 15, ())[:2] == [log((2, 0.6), (3, 0.24)), log((1, 0.9))]
+    assert find_candidates(q, 0.85, 15, ())[0] == log((2, 0.6), (3, 0.24), (4, 0.1))
+    assert find_candidates(q, 0.95, 15, ())[1] == log(
+        (1, 0.9), (2, 0.1)
+    )  # nothing of probability 0
+    assert find_candidates(q, 1.0, 15, ())[1] == log((1, 0.9), (2, 0.1))
+    assert [len(c) for c in find_candidates(q, 0.7, 15, ())] == [2, 1, 4]
+
+
+def test_at_most_so_many_where_the_mass_is_never_reached() -> None:
+    q = torch.full((2, 40), 1 / 40)
+    assert [len(c) for c in find_candidates(q, 0.8, 15, ())] == [15, 15]
+    assert [len(c) for c in find_candidates(q, 0.8, 99, ())] == [32, 32]
+
+
+def test_the_likeliest_end_is_kept() -> None:
+    q = torch.tensor([[0.01, 0.05, 0.6, 0.24, 0.1]])
+    kept = log((2, 0.6), (3, 0.24))
+    assert find_candidates(q, 0.8, 5, (END,)) == [[*kept, *log((END, 0.01))]]
+    assert find_candidates(q, 0.8, 2, (END,)) == [[*kept, *log((END, 0.01))]]  # fifth of two
+    assert find_candidates(q, 0.8, 5, (END, 1)) == [[*kept, *log((1, 0.05))]]
+    assert find_candidates(q, 0.8, 5, (END, 3)) == [kept]  # there already
+    assert find_candidates(torch.tensor([[0.0, 0.5, 0.5]]), 0.3, 3, (END,)) == [log((1, 0.5))]
+
+
+def reader(seed: int, V: int):  # type: ignore[no-untyped-def]
+    """Any left-to-right model: its distribution depends on the two tokens before."""
+    table = torch.randn(V + 1, V + 1, V, generator=torch.Generator().manual_seed(seed)).log_softmax(
+        -1
+    )
+
+    def read(path: tuple[int, ...], tokens: Sequence[int]) -> list[float]:
+        a, b = [V, V, *path][-2:]
+        return table[a, b, list(tokens)].tolist()
+
+    return read
+
+
+@pytest.mark.parametrize("ends", [(), (END,), (END, 1)])
+@pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_wide_beam_finds_the_best_of_all_paths(
+    seed: int, weight: float, ends: tuple[int, ...]
+) -> None:
+    V, K = 4, 4
+    q = (torch.randn(K, V, generator=torch.Generator().manual_seed(seed)) * 2).softmax(-1)
+    lattice, read = find_candidates(q, 0.95, V, ends), reader(seed, V)
+
+    def per_token(path: tuple[int, ...]) -> float:
+        total = 0.0
+        for i, token in enumerate(path):
+            total += weight * dict(lattice[i])[token] + (1 - weight) * read(path[:i], [token])[0]
+        return total / len(path)
+
+    every = {
+        path
+        for n in range(1, K + 1)
+        for path in product(*([t for t, _ in column] for column in lattice[:n]))
+        if not set(path[:-1]) & set(ends) and (n == K or path[-1] in ends)
+    }
+    found = find_best_path(lattice, read, weight, V**K, ends)
+    assert tuple(found) in every and per_token(tuple(found)) == pytest.approx(
+        max(map(per_token, every))
+    )
+
+
+def test_nothing_follows_an_end_and_an_early_one_does_not_win_by_being_early() -> None:
+    def flat(path: tuple[int, ...], tokens: Sequence[int]) -> list[float]:
+        return [math.log(0.1)] * len(tokens)
+
+    unsure = [(5, math.log(0.5)), (END, math.log(0.01))]
+    assert find_best_path([unsure] * 6, flat, 0.5, 3, (END,)) == [5] * 6
+    sure = [(END, math.log(0.9)), (5, math.log(0.05))]
+    assert find_best_path([unsure, sure, unsure], flat, 0.5, 3, (END,)) == [5, END]
+    assert find_best_path([sure, unsure], flat, 0.5, 1, (END,)) == [END]
+    assert (
+        find_best_path([], flat, 0.5, 3, (END,)) == [] == find_best_path([[]], flat, 0.5, 3, (END,))
+    )
+
+
+V = 6
+
+
+TEXT = torch.randint(
+    4, (50,), generator=torch.Generator().manual_seed(0)
+).tolist()  # 4 and 5 are never seen
+
+
+def test_against_the_formula() -> None:
+    model = NgramModel(V, 3, 0.5)
+    model.extend(TEXT)
+
+    def count(*ngram: int) -> int:
+        n = len(ngram)
+        return sum(tuple(TEXT[i : i + n]) == ngram for i in range(len(TEXT) - n + 1))
+
+    for a, b, c in [(0, 1, 2), (3, 3, 1), (2, 5, 0), (5, 0, 3), (1, 2, 4)]:
+        p = (count(c) + 0.5 / V) / (len(TEXT) + 0.5)
+        # the text's last token was followed by nothing
+        for context in ((b,), (a, b)):
+            followed = sum(count(*context, x) for x in range(V))
+            p = (count(*context, c) + 0.5 * p) / (followed + 0.5)
+        assert model.log_probs([9, a, b], [c]) == [pytest.approx(math.log(p))]
+
+
+def test_texts_are_apart_and_a_base_stays_as_it_is() -> None:
+    base = NgramModel(V)
+    base.read([[0, 1], [2, 3]])
+    assert (1, 2) not in base.counts and base.counts[2, 3] == 1
+    before = (dict(base.counts), dict(base.followed))
+    model = base.continue_text()
+    model.extend([0, 1, 2])
+    assert (dict(base.counts), dict(base.followed)) == before
+    both = NgramModel(V)
+    both.read([[0, 1], [2, 3], [0, 1, 2]])
+    for context in ([], [0], [1], [0, 1]):
+        assert model.log_probs(context, range(V)) == pytest.approx(
+            both.log_probs(context, range(V))
+        )

@@ -1,0 +1,178 @@
+"""Drafts of a drafter that speculates itself: always k, drawn from the middle model, q the rows that verified them."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from decode import Decoder, Sampling
+from decode.proposers.autoregressive import AutoregressiveDrafter
+from decode.proposers.base import Request
+from decode.proposers.block import BlockProposer
+from decode.proposers.copying import CopyingDrafter
+from decode.proposers.hierarchical import HierarchicalDrafter
+from decode.proposers.lookup import LookupDrafter
+from decode.speculation.processors import History
+from decode.speculation.proposal import Proposal
+from decode.speculation.sampling import probs
+from specalign.common.errors import UserError
+from specalign.lm.model import Target
+from tests.builders import PROMPTS, watched
+from tests.builders import block_network as network
+from tests.builders import smaller_model as smaller
+from tests.fakes import (
+    DRAFTERS,
+    LETTERS,
+    SETTINGS,
+    ScriptedDrafter,
+    TableTarget,
+    plausible,
+)
+
+INNER: dict[str, Any] = {
+    "lookup": lambda: LookupDrafter(3),
+    "autoregressive": lambda: AutoregressiveDrafter(TableTarget(3, seed=7), 2),  # type: ignore[arg-type]
+    "copying": lambda: CopyingDrafter(AutoregressiveDrafter(TableTarget(3, seed=7), 2), 2, 4),  # type: ignore[arg-type]
+    "hierarchical": lambda: HierarchicalDrafter(TableTarget(3, seed=7), LookupDrafter(2), 2),  # type: ignore[arg-type]
+} | {kind: lambda kind=kind: ScriptedDrafter(*DRAFTERS[kind]) for kind in DRAFTERS}
+
+
+def tables(kind: str, k: int = 4, seed: int = 9) -> HierarchicalDrafter:
+    return HierarchicalDrafter(TableTarget(3, seed=seed), INNER[kind](), k)  # type: ignore[arg-type]
+
+
+def request(target: Any, text: list[int], sampling: Sampling) -> Request:
+    device = torch.device("cpu")
+    history = History(sampling, text, target.vocab_size, (), device)
+    generator = torch.Generator().manual_seed(sampling.fixed_seed)
+    return Request(target, text, target.new_cache(1, 60), sampling, generator, history)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", INNER)
+def test_drafts_have_the_middle_models_joint_law(kind: str) -> None:
+    """k tokens every time, distributed as the middle model says them by itself; every row of q is its own."""
+    middle, penalties = TableTarget(3, seed=9), kind in ("lookup", "autoregressive", "hierarchical")
+    sampling = Sampling(1.1, presence_penalty=1.2) if penalties else SETTINGS["plain"]
+    session = tables(kind).start(request(TableTarget(3), list(LETTERS), sampling))
+    law = middle.law(LETTERS, 4, sampling)
+    found: Counter[tuple[int, ...]] = Counter()
+    for _ in range(200):
+        proposal = session.propose(4)
+        assert proposal is not None and proposal.law == "causal" and len(proposal) == 4
+        assert proposal.q is not None and proposal.parents is None
+        tokens = tuple(proposal.tokens_K.tolist())
+        found[tokens] += 1
+        chance = proposal.q.dense(3)[range(4), tokens].double().prod()
+        assert float(chance) == pytest.approx(law[tokens], rel=1e-4)
+    assert plausible(found, law, 200)
+
+
+@pytest.mark.parametrize("kind", INNER)
+def test_at_temperature_0_drafts_are_the_middle_models_own(kind: str) -> None:
+    for seed in range(5):
+        drafter = tables(kind, seed=seed)
+        if kind not in (
+            "lookup",
+            "autoregressive",
+            "copying",
+            "hierarchical",
+            "guessed",
+            "branching",
+        ):
+            continue  # scripted ones draw at every temperature
+        middle = TableTarget(3, seed=seed)
+        text = list(LETTERS)
+        own = request(TableTarget(3), text, Sampling())
+        session = drafter.start(own)
+        for change in ([], [1], [2, 0], [0, 0, 0]):  # the target says something else now and then
+            text += change
+            proposal = session.propose(4)
+            expected = Decoder(middle).generate(text, max_new_tokens=4).tokens  # type: ignore[arg-type]
+            assert proposal is not None and proposal.law == "point" and proposal.q is None
+            assert proposal.tokens_K.tolist() == expected
+            text += expected[: len(change)]
+
+
+@pytest.mark.parametrize("kind", ["lookup", "autoregressive", "copying", "branching"])
+def test_coupled_output_is_the_same_with_and_without_drafts(kind: str) -> None:
+    """And where the middle model is the target every draft is right."""
+    target, sampling = TableTarget(3, seed=9), Sampling(1.1, repetition_penalty=1.3)
+    for seed in range(4):
+        own = replace(sampling, seed=seed)
+        for other in (target, TableTarget(3, seed=1)):
+            expected = Decoder(other, None, "gumbel").generate(
+                LETTERS, max_new_tokens=21, sampling=own
+            )  # type: ignore[arg-type]
+            out = Decoder(other, tables(kind), "gumbel").generate(
+                LETTERS, max_new_tokens=21, sampling=own
+            )  # type: ignore[arg-type]
+            assert out.tokens == expected.tokens
+            assert other is not target or out.accepted == out.drafted
+
+
+# ---- networks ----
+
+
+@pytest.fixture(scope="module")
+def middle(target: Target) -> Target:
+    return smaller(target)
+
+
+def test_q_is_the_middle_models_after_rejections_too(target: Target, middle: Target) -> None:
+    """Rows of q against one fresh forward of the middle model over the text and the drafts before each."""
+    seen: list[tuple[list[int], Proposal]] = []
+    inner = AutoregressiveDrafter(smaller(target, 2), 3)
+    drafter = watched(HierarchicalDrafter(middle, inner, 6), seen)  # type: ignore[arg-type]
+    target = copy.copy(target)
+    target.eos_ids = ()
+    accepted = rejected = 0
+    for seed in range(3):
+        sampling = Sampling(0.7, top_k=5, seed=seed)
+        out = Decoder(target, drafter).generate(
+            PROMPTS[0] * 3, max_new_tokens=16, sampling=sampling
+        )
+        accepted += sum(out.accepted)
+        rejected += sum(out.drafted) - sum(out.accepted)
+    assert accepted > 5 and rejected > 5
+    for text, proposal in seen:
+        tokens = proposal.tokens_K.tolist()
+        logits = middle.forward(torch.tensor([[*text, *tokens]])).logits_BLV
+        assert logits is not None and proposal.q is not None
+        expected = probs(logits[0, len(text) - 1 : -1], Sampling(0.7, top_k=5))
+        torch.testing.assert_close(proposal.q.dense(260), expected, atol=1e-5, rtol=1e-3)
+
+
+def test_who_may_draft_for_the_middle_model(target: Target, middle: Target) -> None:
+    block = BlockProposer(network(target, "shared_kv"))
+    for drafter in (block, CopyingDrafter(block), BlockProposer(network(target, "taps"))):
+        with pytest.raises(
+            UserError, match="reads its verifier's hidden states: a hierarchical drafter takes"
+        ):
+            HierarchicalDrafter(middle, drafter)
+    with pytest.raises(UserError, match="draft_tokens=0"):
+        HierarchicalDrafter(middle, LookupDrafter(), 0)
+    other = smaller(target, vocab_size=300)
+    with pytest.raises(UserError, match="vocabulary of 300"):
+        Decoder(target, HierarchicalDrafter(other, LookupDrafter())).generate(
+            PROMPTS[0], max_new_tokens=9
+        )
+    away = copy.copy(middle)
+    away.device = torch.device("meta")
+    with pytest.raises(UserError, match="is on meta, target 'debug' on cpu"):
+        Decoder(target, HierarchicalDrafter(away, LookupDrafter())).generate(
+            PROMPTS[0], max_new_tokens=9
+        )
+
+
+def test_a_shorter_context_falls_silent() -> None:
+    target, model = TableTarget(3), TableTarget(3, context_limit=12)
+    drafter = HierarchicalDrafter(model, LookupDrafter(3), 4)  # type: ignore[arg-type]
+    out = Decoder(target, drafter).generate(LETTERS, max_new_tokens=20)  # type: ignore[arg-type]
+    assert out.tokens == Decoder(target).generate(LETTERS, max_new_tokens=20).tokens  # type: ignore[arg-type]
+    assert out.drafted[0] == 4 and out.drafted[-1] == 0

@@ -1,0 +1,116 @@
+"""Retrieval in the engine: what is drafted, from where, and that the output keeps the target's law."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from decode.proposers.retrieval import RetrievalDrafter, RetrievalSession
+from decode.proposers.suffix_automaton import Datastore
+from decode.speculation.proposal import Proposal
+from decode.speculation.tree import path_to
+
+
+def session(
+    tokens: list[int], eos_ids: tuple[int, ...] = (), **options: object
+) -> RetrievalSession:
+    target = SimpleNamespace(device=torch.device("cpu"), eos_ids=eos_ids)
+    request = SimpleNamespace(tokens=tokens, target=target)
+    return RetrievalDrafter(**options).start(request)  # type: ignore[arg-type]
+
+
+def drafted(tokens: list[int], k: int = 4, **options: object) -> list[int] | None:
+    proposal = session(tokens, **options).propose(k)  # type: ignore[arg-type]
+    return None if proposal is None else proposal.tokens_K.tolist()
+
+
+def paths(proposal: Proposal) -> set[tuple[int, ...]]:
+    assert proposal.parents is not None
+    count = range(1, len(proposal) + 1)
+    return {tuple(proposal.tokens_K[path_to(proposal.parents, i)].tolist()) for i in count}
+
+
+def test_the_longest_ending_wins() -> None:
+    assert drafted([1, 2, 3, 50, 9, 3, 60, 3, 60, 1, 2, 3], 1) == [50]
+    assert drafted([1, 2, 3, 7, 8, 9, 6, 1, 2, 3]) == [7, 8, 9, 6]
+
+
+def test_the_most_frequent_continuation_at_each_step() -> None:
+    text = [1, 2, 3, 30, 1, 2, 3, 31, 1, 2, 4, 1, 2, 3, 31, 5, 1, 2]
+    assert drafted(text, 2) == [3, 31]
+    assert drafted([1, 2, 4, 1, 2, 3, 1, 2], 1) == [3]  # once each: the new one
+
+
+def test_a_cycle_is_continued() -> None:
+    assert drafted([1, 2, 1, 2, 1, 2], 7) == [1, 2, 1, 2, 1, 2, 1]
+    assert drafted([4, 4, 4], 3) == [4, 4, 4]
+
+
+def test_where_a_text_ends_nothing_shorter_goes_on() -> None:
+    """After 1 2 3 9 nothing stands; after 9 alone 7 does."""
+    store = Datastore([[1, 2, 3, 9], [9, 7, 5]])
+    for shortest, expected in ((1, [3, 9, 7, 5]), (2, [3, 9])):
+        assert drafted([4, 1, 2], 4, shortest=shortest, datastore=store) == expected
+
+
+@pytest.mark.parametrize("shortest", [1, 2, 3, 4])
+def test_nothing_below_the_shortest_match(shortest: int) -> None:
+    for n in (1, 2, 3):
+        text = [11, 12, 13][-n:] + [14, 15, 16, 17, 18] + [11, 12, 13][-n:]
+        assert (drafted(text, 2, shortest=shortest) == [14, 15]) == (n >= shortest)
+        store = Datastore([[11, 12, 13][-n:] + [24, 25]])
+        found = drafted([9, *[11, 12, 13][-n:]], 2, shortest=shortest, datastore=store)
+        assert (found == [24, 25]) == (n >= shortest)
+    assert drafted([1], shortest=shortest) is None
+    # of one state with [1, 2] but matched by its last token alone
+    assert drafted([7, 2], 1, shortest=shortest, datastore=Datastore([[1, 2, 3]])) == (
+        [3] if shortest == 1 else None
+    )
+
+
+def test_the_longer_match_drafts_and_on_a_tie_the_text_itself() -> None:
+    text = [1, 2, 3, 40, 41, 9, 2, 3]
+    for other, expected in (([2, 3, 50, 51], [40, 41]), ([9, 2, 3, 50, 51], [50, 51])):
+        assert drafted(text, 2, datastore=Datastore([other])) == expected
+    assert drafted(text, 2, datastore=Datastore([[7, 7]])) == [40, 41]
+
+
+def test_a_draft_ends_with_its_text_and_at_the_end_of_sequence() -> None:
+    store = Datastore([[1, 2, 3, 4], [5, 6, 7, 8]])
+    assert drafted([1, 2], 6, datastore=store) == [3, 4]
+    text = [1, 2, 3, 0, 4, 5, 1, 2]
+    assert drafted(text, 6) == [3, 0, 4, 5, 1, 2]
+    assert drafted(text, 6, eos_ids=(0,)) == [3, 0]
+    tree = session(text, (0,), tree_nodes=6).propose(6)
+    assert tree is not None and paths(tree) == {(3,), (3, 0)}
+
+
+def test_a_tree_of_the_most_frequent_paths() -> None:
+    # after [1, 2]: 3 four times (then 5 three times, 6 once), 4 twice (then 5 each time)
+    store = Datastore([[1, 2, 3, 5, 7]] * 3 + [[1, 2, 3, 6, 8]] + [[1, 2, 4, 5, 9]] * 2)
+    ranked = [(3,), (3, 5), (3, 5, 7), (4,), (4, 5), (4, 5, 9), (3, 6), (3, 6, 8)]
+    for nodes in range(1, 9):
+        tree = session([1, 2], tree_nodes=nodes, datastore=store).propose(3)
+        assert tree is not None and tree.law == "point" and len(tree) == nodes
+        assert paths(tree) <= set(ranked)
+        if nodes not in (2, 5, 7):  # where the cut runs through equals any of them may be there
+            assert paths(tree) == set(ranked[:nodes])
+    shallow = session([1, 2], tree_nodes=8, datastore=store).propose(2)
+    assert shallow is not None and shallow.depth == 2 and len(shallow) == 5
+
+
+@pytest.mark.parametrize("nodes", [0, 5])
+def test_the_index_grows_with_the_text(nodes: int) -> None:
+    store = Datastore([[3, 9, 9, 9], [1, 2, 9, 8]])
+    tokens = [1, 2, 3]
+    growing = session(tokens, tree_nodes=nodes, datastore=store)
+    for new in ([9, 1], [2], [3, 9, 9, 1, 2, 3], [3, 9, 9, 9]):
+        tokens.extend(new)
+        found = growing.propose(4)
+        fresh = session(list(tokens), tree_nodes=nodes, datastore=store).propose(4)
+        assert (found is None) == (fresh is None)
+        if found is not None and fresh is not None:
+            assert found.law == "point" and found.parents == fresh.parents
+            assert torch.equal(found.tokens_K, fresh.tokens_K)

@@ -1,0 +1,52 @@
+"""Several drafts from one step's marginals, and drafts that are looked at again: laws, shapes, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from decode import Sampling
+from decode.proposers.specdiff2 import SpecDiff2Drafter
+from decode.proposers.tolerator import ToleratorDrafter
+from decode.speculation.tree import depths
+from specalign.common.errors import UserError
+from specalign.lm.model import Target
+from tests.builders import diffusion_drafter as drafter
+from tests.builders import session_after_prefill as sessions
+
+
+def test_candidates_are_draws_from_one_steps_marginals_at_the_draft_temperature(
+    target: Target,
+) -> None:
+    own = drafter(target, "ddit")
+    drafts = SpecDiff2Drafter(own, 4, 5, draft_temperature=1.5, keep_q=True)
+    _, session = sessions(target, drafts, Sampling(0.7, seed=1))  # type: ignore[arg-type]
+    with torch.no_grad():
+        proposal = session.propose(4)
+        q_KV = (session.context.denoise(session.append_masks(4)) / 1.5).softmax(-1)
+    assert proposal.law == "independent" and proposal.siblings == "iid" and len(proposal) == 20
+    q_NV = proposal.q.dense(target.vocab_size)
+    torch.testing.assert_close(
+        q_NV, q_KV[torch.tensor(depths(proposal.parents)) - 1], atol=1e-5, rtol=1e-4
+    )
+
+
+def test_merged_candidates_stand_once(target: Target) -> None:
+    _, session = sessions(target, SpecDiff2Drafter(drafter(target, "ddit"), 4, 3), Sampling())  # type: ignore[arg-type]
+    tree = session.propose(4)
+    nodes = list(zip(tree.parents, tree.tokens_K.tolist(), strict=True))
+    assert (
+        tree.law == "point"
+        and len(set(nodes)) == len(nodes) <= 12
+        and max(depths(tree.parents)) == 4
+    )
+
+
+def test_numbers_out_of_range(target: Target) -> None:
+    own = drafter(target, "ddit")
+    with pytest.raises(UserError, match="candidates=0: must be 1 to 128"):
+        SpecDiff2Drafter(own, 4, 0)
+    with pytest.raises(UserError, match="draft_temperature=0"):
+        SpecDiff2Drafter(own, 4, 2, draft_temperature=0)
+    with pytest.raises(UserError, match="rounds=-1"):
+        ToleratorDrafter(own, rounds=-1)

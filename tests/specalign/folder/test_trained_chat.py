@@ -1,0 +1,58 @@
+"""What a drafter was trained with is in its folder, and a difference is a note."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specalign.common.errors import UserError
+from specalign.folder.chat import Chat
+from specalign.folder.trained_chat import RECORD, chat_note, read_chat, save_chat
+from specalign.lm.loading import load_target
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if enable_thinking is not defined or enable_thinking %}"
+    "<think>{% endif %}"
+)
+
+
+@pytest.fixture
+def tokenizer() -> Any:
+    found = load_target("debug").tokenizer
+    found.chat_template = TEMPLATE
+    return found
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    assert read_chat(str(tmp_path)) is None  # a folder of before, or of others
+    for chat in (Chat(), Chat({"enable_thinking": False}, "Be\nbrief."), Chat({}, "")):
+        save_chat(tmp_path, chat)
+        assert read_chat(str(tmp_path)) == chat
+    (tmp_path / RECORD).write_text(json.dumps({"template_kwargs": 3, "system": None}))
+    with pytest.raises(UserError, match=r"specalign.json"):
+        read_chat(str(tmp_path))
+
+
+def test_a_difference_is_a_note_with_the_options_that_mend_it(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    save_chat(tmp_path, Chat({"enable_thinking": False}, "Be brief."))
+    note = chat_note(str(tmp_path), Chat(), tokenizer) or ""
+    assert (
+        "was trained with enable_thinking=false" in note
+        and "no template switches and no system prompt" in note
+    )
+    assert (
+        note.endswith("(--template-kwargs enable_thinking=false --system 'Be brief.')")
+        and "\n" not in note
+    )
+    assert (
+        chat_note(str(tmp_path), Chat({"enable_thinking": False}, "Be brief."), tokenizer) is None
+    )
+    save_chat(tmp_path, Chat())
+    assert "decoding uses system prompt" in (
+        chat_note(str(tmp_path), Chat({}, "Be brief."), tokenizer) or ""
+    )

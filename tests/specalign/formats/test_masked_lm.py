@@ -1,0 +1,189 @@
+"""Folders of masked-diffusion language models: published names, mask ids, broken files."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specalign.common.errors import UserError
+from specalign.formats.masked_lm import from_config, load_masked_lm, save_masked_lm
+from tests.masked_lms import CONFIGS, DIFFUGPT, DIFFULLAMA, DREAM, LLADA, SDAR, small_masked_lm
+from tests.masked_lms import partly_masked as tokens
+
+QWEN_LAYER = (
+    "input_layernorm.weight", "mlp.down_proj.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight",
+    "post_attention_layernorm.weight", "self_attn.k_proj.weight", "self_attn.o_proj.weight", "self_attn.q_proj.weight",
+    "self_attn.v_proj.weight",
+)  # fmt: skip
+
+
+PUBLISHED = {  # as the checkpoints have them: the layer's, then the rest
+    "llada": (
+        "model.transformer.blocks.{i}.",
+        ("attn_norm.weight", "attn_out.weight", "ff_norm.weight", "ff_out.weight", "ff_proj.weight", "k_proj.weight",
+         "q_proj.weight", "up_proj.weight", "v_proj.weight"),
+        ("model.transformer.ff_out.weight", "model.transformer.ln_f.weight", "model.transformer.wte.weight"),
+    ),
+    "dream": (
+        "model.layers.{i}.",
+        (*QWEN_LAYER, "self_attn.k_proj.bias", "self_attn.q_proj.bias", "self_attn.v_proj.bias"),
+        ("lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"),
+    ),
+    "sdar": (
+        "model.layers.{i}.",
+        (*QWEN_LAYER, "self_attn.k_norm.weight", "self_attn.q_norm.weight"),
+        ("lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"),
+    ),
+    "diffullama": (
+        "denoise_model.layers.{i}.", QWEN_LAYER, ("denoise_model.norm.weight", "embed_tokens.weight", "lm_head.weight"),
+    ),
+    "diffugpt": (
+        "denoise_model.h.{i}.",
+        tuple(f"{part}.{kind}" for part in ("attn.c_attn", "attn.c_proj", "ln_1", "ln_2", "mlp.c_fc", "mlp.c_proj")
+              for kind in ("weight", "bias")),
+        ("denoise_model.ln_f.bias", "denoise_model.ln_f.weight", "denoise_model.wpe.weight", "embed_tokens.weight"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_folder_has_the_published_names_and_loads_again(name: str, tmp_path: Path) -> None:
+    network = small_masked_lm(name)
+    save_masked_lm(network, tmp_path)
+    prefix, layer, rest = PUBLISHED[name]
+    expected = {prefix.format(i=i) + part for i in range(2) for part in layer} | set(rest)
+    assert set(load_file(str(tmp_path / "model.safetensors"))) == expected
+    assert json.loads((tmp_path / "config.json").read_text()) == CONFIGS[name]
+    loaded = load_masked_lm(tmp_path)
+    assert (loaded.family.name, loaded.mask_token_id) == (name, 36)
+    torch.testing.assert_close(loaded(tokens()), network(tokens()), atol=0, rtol=0)
+    for number in ("5KB", "5GB"):  # in shards, and whole again beside what was there
+        save_masked_lm(loaded, tmp_path, max_shard_size=number)
+        assert (tmp_path / "model.safetensors.index.json").exists() == (number == "5KB")
+        torch.testing.assert_close(
+            load_masked_lm(tmp_path)(tokens()), network(tokens()), atol=0, rtol=0
+        )
+    whole = load_file(str(tmp_path / "model.safetensors"))
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(whole, tmp_path / "pytorch_model.bin")
+    torch.testing.assert_close(
+        load_masked_lm(tmp_path)(tokens()), network(tokens()), atol=0, rtol=0
+    )
+
+
+def test_broken_folders_say_why_in_one_line(tmp_path: Path) -> None:
+    def write(config: dict[str, Any] | None = None, **tensors: Any) -> None:
+        save_masked_lm(small_masked_lm("llada"), tmp_path)
+        whole = {**load_file(str(tmp_path / "model.safetensors")), **tensors}
+        save_file(
+            {k: v for k, v in whole.items() if v is not None}, str(tmp_path / "model.safetensors")
+        )
+        if config is not None:
+            (tmp_path / "config.json").write_text(json.dumps(config))
+
+    def fails(words: str) -> None:
+        with pytest.raises(UserError, match=re.escape(words)) as caught:
+            load_masked_lm(tmp_path)
+        assert "\n" not in str(caught.value)
+
+    with pytest.raises(UserError, match="no such folder"):
+        load_masked_lm(tmp_path / "nowhere")
+    fails("no config.json")
+    write(**{"model.transformer.blocks.1.up_proj.weight": None})
+    fails("misses 'model.transformer.blocks.1.up_proj.weight'")
+    write(**{"model.transformer.extra": torch.zeros(1)})
+    fails("unknown tensor 'model.transformer.extra'")
+    write(**{"model.transformer.blocks.0.attn_out.weight": torch.zeros(32, 31)})
+    fails("model.transformer.blocks.0.attn_out.weight has shape (32, 31), expected (32, 32)")
+    write(**{"model.transformer.ln_f.weight": torch.full((32,), torch.nan)})
+    fails("ln_f.weight holds values that are no numbers")
+    for key, value, words in (
+        ("model_type", "lada", "model_type='lada'"),
+        ("alibi", True, "alibi=True; llada needs False"),
+        ("mask_token_id", 40, "mask_token_id=40 is not within 0..39"),
+        ("mask_token_id", "x", "mask_token_id='x'"),
+        ("n_heads", 0, "config"),
+        ("d_model", "wide", "hidden_size"),
+    ):
+        write({**LLADA, key: value})
+        if key != "n_heads":
+            fails(words)
+    write({**LLADA, "weight_tying": True})
+    fails("'model.transformer.ff_out.weight' differs from the embedding that it is tied to")
+    write()
+    (tmp_path / "model.safetensors").write_bytes(b"torn")
+    fails("not readable")
+    (tmp_path / "model.safetensors").unlink()
+    fails("has neither model.safetensors nor pytorch_model.bin")
+    for index in ("{", '{"weight_map": {"a": "../a.safetensors"}}'):
+        (tmp_path / "model.safetensors.index.json").write_text(index)
+        fails("model.safetensors.index.json")
+    (tmp_path / "model.safetensors.index.json").unlink()
+    torch.save({"a": print}, tmp_path / "pytorch_model.bin")
+    fails("holds print objects, not tensors alone")
+    torch.save([torch.zeros(1)], tmp_path / "pytorch_model.bin")
+    fails("no table of tensors")
+    with pytest.raises(UserError, match="block_size=0"):
+        small_masked_lm("sdar", block_size=0)
+
+
+def test_mask_ids_come_from_the_config_the_tokenizer_or_the_record(tmp_path: Path) -> None:
+    config = {k: v for k, v in DIFFUGPT.items() if k != "mask_token_id"}
+    network = small_masked_lm(
+        "diffugpt", vocab_size=42
+    )  # rows for a mask that config.json does not count
+    network.source = {**config, "vocab_size": 40}
+    save_masked_lm(network, tmp_path)
+    with pytest.raises(UserError, match=r"mask_token_id=10541 is not within 0\.\.41"):
+        load_masked_lm(tmp_path)
+    added = {"40": {"content": "[M]"}, "39": {"content": "x"}}
+    for named in ("[M]", {"content": "[M]"}):
+        values = {"mask_token": named, "added_tokens_decoder": added}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(values))
+        loaded = load_masked_lm(tmp_path)
+        assert loaded.mask_token_id == 40 and loaded.head_weight_VD.shape == (42, 32)
+
+
+LLADA_8B = {
+    **LLADA, "d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32, "mlp_hidden_size": 12288,
+    "embedding_size": 126464, "vocab_size": 126464, "max_sequence_length": 4096, "mask_token_id": 126336,
+}  # fmt: skip
+DREAM_7B = {
+    **DREAM, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+    "num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings": 131072, "mask_token_id": 151666,
+}  # fmt: skip
+SDAR_17B = {
+    **SDAR, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "mask_token_id": 151669,
+}  # fmt: skip
+LLAMA_7B = {
+    **DIFFULLAMA, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 32, "vocab_size": 32000,
+}  # fmt: skip
+GPT2 = {**DIFFUGPT, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024}
+
+
+@pytest.mark.parametrize(
+    ("config", "count"),
+    [
+        (LLADA_8B, 8_015_581_184),
+        (DREAM_7B, 7_615_616_512),
+        ({**SDAR_17B, "tie_word_embeddings": True}, 1_720_574_976),
+        (SDAR_17B, 1_720_574_976 + 151_936 * 2048),
+        (LLAMA_7B, 6_738_415_616),
+        ({**GPT2, "vocab_size": 50257}, 124_439_808),
+        ({**GPT2, "vocab_size": 50258}, 124_439_808 + 768),
+    ],
+)
+def test_published_sizes(config: dict[str, Any], count: int) -> None:
+    with torch.device("meta"):
+        network = from_config(config)
+    assert sum(p.numel() for p in network.parameters()) == count
+    if "d_model" in config or "rope_theta" in config:
+        assert network.model.config.rope_parameters["rope_theta"] == config["rope_theta"]

@@ -1,0 +1,224 @@
+"""A config.json that does not fit is refused in one line that names the key; published defaults hold where a key is left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specalign.common.errors import UserError
+from specalign.formats.block import load_drafter
+from specalign.formats.layouts import layout_of
+from specalign.formats.settings import read_settings
+from specalign.lm.model import Target
+from tests.published_blocks import (
+    ROWS,
+    backbone,
+    dflash_config,
+    dspark_config,
+    speculators_config,
+    write,
+)
+
+
+def nested(target: Target, **changes: Any) -> dict[str, Any]:
+    config = dflash_config(target)
+    return {**config, "dflash_config": {**config["dflash_config"], **changes}}
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("dflash", {"architectures": ["DFlash2DraftModel"]}, "architectures=.*DFlashDraftModel alone"),
+    ("dflash", {"model_type": "laguna"}, "model_type='laguna'"),
+    ("dflash", {"hidden_size": 72, "head_dim": 8}, "hidden_size is 72, target 'debug' has 64"),
+    ("dflash", {"num_target_layers": 36}, "num_target_layers is 36, target 'debug' has 4"),
+    ("dflash", {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 9]}}, "target_layer_ids has 9"),
+    ("dflash", {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 3]}}, "has 3, the target's last layer"),
+    ("dflash", {"dflash_config": {"target_layer_ids": [0, 2]}}, "missing key 'mask_token_id'"),
+    ("dflash", {"block_size": None}, "missing key 'block_size'"),
+    ("dflash", {"block_size": 1}, "block_size=1 must be at least 2"),
+    ("dflash", {"num_key_value_heads": 3}, "num_attention_heads=4 is no multiple of num_key_value_heads=3"),
+    ("dflash", {"hidden_act": "no_such"}, "hidden_act='no_such' is unknown"),
+    ("dflash", {"is_causal": True}, "is_causal=true"),
+    ("dflash", {"is_causal": False, "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 2], "causal": True}}, " causal=true"),
+    ("speculators", {"causal": True}, "causal=true: a block's rows"),
+    ("dflash", {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}, "sliding_attention"),
+    ("dflash", {"layer_types": None, "use_sliding_window": True, "max_window_layers": 0, "sliding_window": 64}, "sliding_attention"),
+    ("dflash", {"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
+    ("dflash", {"output_multiplier": 0.5}, "output_multiplier=0.5"),
+    ("dflash", {"rope_is_neox_style": False}, "rope_is_neox_style=False is not decoded here; True is"),
+    ("dflash", {"dflash_config": {"mask_token_id": 3, "attention_value_scale": 0.707}}, "attention_value_scale=0.707"),
+    ("dflash", {"dflash_config": {"mask_token_id": 3, "conditioning_source": "target_kv"}}, "conditioning_source='target_kv' is not known"),
+    ("dflash", {"shift_label": True}, "shift_label=true: each row drafts the token behind its own"),
+    ("speculators", {"use_aux_hidden_state": False}, "use_aux_hidden_state=False"),
+    ("dflash", {"input_embedding_scale": 8.0}, "input_embedding_scale=8.0"),
+    ("dflash", {"projector_type": "domino"}, "projector_type='domino'"),
+    ("dflash", {"selector_rank": 256}, "selector_rank=256: DFlash 2"),
+    ("dflash", {"attention_mode": "mla"}, "attention_mode='mla'"),
+    ("dspark", {"markov_head_type": "lstm"}, "markov_head_type='lstm'"),
+    ("dspark", {"markov_rank": 0, "enable_confidence_head": True, "confidence_head_with_markov": True}, "needs markov_rank"),
+    ("dspark", {"sample_from_anchor": 1}, "sample_from_anchor must be true or false"),
+    ("speculators", {"speculators_model_type": "eagle3"}, "speculators_model_type='eagle3'"),
+    ("speculators", {"aux_hidden_state_layer_ids": [0, 2]}, "aux_hidden_state_layer_ids has 0: .* the layers 1 to 4"),
+    ("speculators", {"target_hidden_size": 128}, "target_hidden_size=128"),
+    ("dflash", {"architectures": "DFlashDraftModel"}, r"architectures='DFlashDraftModel': must be a list, as \['DFlashDraftModel'\]"),
+    ("speculators", {"transformer_layer_config": "qwen3"}, "transformer_layer_config must be an object"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layout", "changes", "says"), REFUSED)
+def test_what_does_not_fit_is_refused_by_its_key(
+    tmp_path: Path, target: Target, layout: str, changes: dict[str, Any], says: str
+) -> None:
+    config = {
+        "dflash": dflash_config(target),
+        "dspark": dspark_config(target, "vanilla", 4),
+        "speculators": speculators_config(target),
+    }[layout] | changes
+    folder = write(tmp_path / "theirs", config, backbone(target))
+    with pytest.raises(UserError, match=says) as refused:
+        load_drafter(folder, target)
+    assert "\n" not in str(refused.value) and str(folder) in str(refused.value)
+
+
+def test_defaults_are_the_published_ones(target: Target) -> None:
+    """Taps evenly spread, a head's width from the model's, the block's size inside of `dflash_config`."""
+    config = nested(target, block_size=7)
+    del config["dflash_config"]["target_layer_ids"], config["block_size"], config["head_dim"]
+    found = read_settings({**config, "num_hidden_layers": 1}, "dflash", "here", target)
+    assert found["target_layer_ids"] == [2] and found["head_dim"] == target.hidden_size // 4
+    assert (found["block_size"], found["sample_from_anchor"], found["init_layer_ids"]) == (
+        7,
+        False,
+        [-1],
+    )
+    many = {**config, "num_target_layers": 36, "num_hidden_layers": 5}
+    with pytest.raises(UserError, match="target_layer_ids has 9"):  # [1, 9, 17, 25, 33]
+        read_settings(many, "dflash", "here", target)
+
+
+def test_a_window_that_holds_every_text_is_none(target: Target) -> None:
+    kinds = {"layer_types": ["sliding_attention"] * 2, "sliding_window": target.context_limit}
+    assert read_settings(
+        {**dflash_config(target), **kinds, "is_causal": False}, "dflash", "here", target
+    )
+    with pytest.raises(UserError, match="sliding_attention"):  # causal, where nothing else is said
+        read_settings({**dflash_config(target), **kinds}, "dflash", "here", target)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "said", "wanted"),
+    [
+        (
+            "dspark",
+            None,
+            None,
+            False,
+        ),  # written before there was the key: the first row is the anchor's
+        ("dspark", ROWS, None, True),
+        ("dspark", ROWS - 1, None, False),
+        ("dspark", None, True, True),
+        ("dflash", None, None, False),
+    ],
+)
+def test_the_anchors_row_in_speculators_folders(
+    target: Target, kind: str, tokens: int | None, said: bool | None, wanted: bool
+) -> None:
+    config = speculators_config(target, kind, sample_from_anchor=said)
+    if tokens is not None:
+        config["speculators_config"]["proposal_methods"] = [{"speculative_tokens": tokens}]
+    assert read_settings(config, "speculators", "here", target)["sample_from_anchor"] is wanted
+
+
+def test_specforges_own_section_of_heads_is_read(target: Target) -> None:
+    """As in its config for Inkling: the taps in one section, the heads in another."""
+    flat = dspark_config(target, "vanilla", 4)
+    names = (
+        "markov_rank",
+        "markov_head_type",
+        "enable_confidence_head",
+        "confidence_head_with_markov",
+    )
+    heads = {name: flat.pop(name) for name in names}
+    taps = {name: flat.pop(name) for name in ("mask_token_id", "target_layer_ids")}
+    config = {**flat, "dflash_config": {**taps, "projector_type": "dspark"}, "dspark_config": heads}
+    found = read_settings(config, "dspark", "here", target)
+    assert (found["markov_rank"], found["markov"], found["sample_from_anchor"]) == (
+        4,
+        "vanilla",
+        True,
+    )
+
+
+# Heads of config.json as they lie on the hub or in their trainers' own recipes, small: what each says beside the sizes.
+REAL: dict[str, tuple[str, dict[str, Any], str]] = {
+    "z-lab/Qwen3-4B-DFlash-b16": ("dflash", {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 2]}}, ""),
+    "z-lab/Qwen3.6-35B-A3B-DFlash": (  # all of it inside
+        "dflash", {"block_size": None, "use_sliding_window": True, "sliding_window": 4096,
+                   "dflash_config": {"block_size": 5, "mask_token_id": 3, "target_layer_ids": [0, 2]}}, ""),
+    "DFlash 2": (
+        "dflash", {"architectures": ["DFlash2DraftModel"], "is_causal": False,
+                   "dflash_config": {"block_size": 16, "conv_group_size": 16, "conv_kernel_size": 2, "mask_token_id": 3}}, "architectures="),
+    "XiaomiMiMo/MiMo-V2.5-Pro-FP4-DFlash": (
+        "dflash", {"dflash_config": {"use_swa": True, "swa_window_size": 1024, "attention_value_scale": 0.612,
+                                     "attention_sink_bias": True, "mask_token_id": 3}}, "attention_value_scale=0.612"),
+    "a fork's Qwen3.6-27B DSpark under DFlash's name": (  # with fields of its target's config
+        "dspark", {"architectures": ["DFlashDraftModel"], "attn_output_gate": True, "full_attention_interval": 4, "num_anchors": 64,
+                   "rope_parameters": {"rope_theta": 1e7, "rope_type": "default"},
+                   "dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 2], "markov_rank": 4}}, ""),
+    "satgeze/Qwen3.6-27B-DSpark": (  # its target's share of a head that is turned, which layers of its own don't heed
+        "dspark", {"partial_rotary_factor": 0.25, "rope_parameters": {
+            "rope_theta": 1e7, "rope_type": "default", "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]}}, ""),
+    "stanleyphoong/Ornith-1.0-9B-DSpark": (
+        "dspark", {"architectures": ["Qwen35DSparkModel"], "model_type": "qwen3_5"}, "architectures="),
+    "satgeze/Qwen3.5-0.8B-DSpark": ("dspark", {"model_type": "qwen3_5_text"}, "model_type='qwen3_5_text'"),
+    "RadixArk/Qwen3.8-27B-DSpark": (
+        "dspark", {"architectures": ["DSparkDraftModel"], "rope_parameters": {
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 8192, "rope_theta": 1e7,
+            "rope_type": "yarn"}, "dflash_config": {
+                "attention_mode": "gqa", "confidence_head_alpha": 1.0, "confidence_head_with_markov": False, "mask_token_id": 3,
+                "projector_type": "dspark", "target_layer_ids": [0, 2]}}, ""),
+    "SpecForge's qwen3-8b-dspark": (
+        "dspark", {"architectures": ["DSparkDraftModel"], "mask_token_id": None, "target_layer_ids": None, "dflash_config": {
+            "mask_token_id": 3, "target_layer_ids": [0, 2], "projector_type": "dspark", "markov_rank": 4,
+            "markov_head_type": "vanilla", "confidence_head_alpha": 1.0}}, ""),
+    "SpecForge's qwen3-8b-dspark-causal": ("dspark", {"is_causal": True}, "is_causal=true"),
+    "SpecForge's qwen3.5-4b-dspark-kv": (
+        "dspark", {"dflash_config": {"projector_type": "dspark", "conditioning_source": "target_kv", "target_kv_heads": 4}},
+        "conditioning_source='target_kv'"),
+    "LiquidAI/LFM2.5-2.6B-DSpark": (
+        "dspark", {"architectures": ["Lfm2DSparkDraftModel"], "rope_is_neox_style": False}, "architectures="),
+    "DaoCloud/Muse-Glimmer-30B-DSpark": (
+        "speculators", {"speculators_model_type": "dspark", "sample_from_anchor": True, "sliding_window_non_causal": False,
+                        "layer_types": ["sliding_attention"] * 2, "sliding_window": 64}, "sliding_attention"),
+    "RedHatAI/Qwen3.6-35B-A3B-speculator.dspark": (
+        "speculators", {"speculators_model_type": "dspark", "markov_rank": 4, "markov_head_type": "vanilla", "speculators_config": {
+            "algorithm": "dspark", "proposal_methods": [{"speculative_tokens": ROWS}], "verifier": {"name_or_path": "x"}}}, ""),
+    "transformers' own assistant": (
+        "transformers", {"architectures": ["MuseGlimmerAssistantModel"], "model_type": "muse_glimmer_assistant",
+                         "layer_types": ["sliding_attention"] * 2, "sliding_window": 64, "mask_token_id": 3,
+                         "target_layer_ids": [0, 2]}, "sliding_attention"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_configs_as_they_are_published(target: Target, name: str) -> None:
+    """Each key that one of them uses is known, or refused by its name."""
+    layout, changes, says = REAL[name]
+    base = {
+        "dflash": dflash_config(target), "dspark": dspark_config(target, "vanilla", 4),
+        "speculators": speculators_config(target), "transformers": dflash_config(target, dflash_config=None),
+    }[layout]  # fmt: skip
+    config = {**base, **changes}
+    assert layout_of(config) == layout
+    if says:
+        with pytest.raises(UserError, match=says):
+            read_settings(config, layout, "here", target)
+    else:
+        found = read_settings(config, layout, "here", target)
+        assert (found["target_layer_ids"], found["block_size"], found["head_dim"]) == (
+            [0, 2],
+            ROWS,
+            8,
+        )
+        assert found["sample_from_anchor"] is ("DSpark" in name or "dspark" in name)

@@ -1,0 +1,147 @@
+"""Standalone drafters as files: saved, loaded, published, refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from align.config.drafter import DrafterConfig
+from align.makers.standalone import make_standalone
+from specalign.common.errors import UserError
+from specalign.formats.published import save_published
+from specalign.formats.standalone import load_standalone, save_standalone
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.models.ddit import DDiT
+from specalign.models.ddit_layers import DDiTConfig
+from specalign.models.diffusion_context import DiffusionContext
+from tests.builders import DIFFUSION_KINDS as KINDS
+from tests.builders import diffusion_drafter as drafter
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return load_target("debug", dtype="float32", device="cpu")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_drafters_come_back(target: Target, kind: str, tmp_path: Path) -> None:
+    made = drafter(target, kind)
+    if kind == "ddit, blocks":
+        pytest.skip("published by BD3-LM; not made here")
+    save_standalone(made, tmp_path / "d", "# card")
+    again = load_standalone(tmp_path / "d", target)
+    assert again.config == made.config and again.mask_id == made.mask_id
+    block = torch.full((3,), made.mask_id)
+    rows = []
+    for one in (made, again):
+        context = DiffusionContext(one.eval(), 20)
+        context.extend([5, 6, 7])
+        rows.append(context.denoise(block))
+    assert torch.equal(rows[0], rows[1])
+
+
+FRESH = {"hidden_size": 32, "layers": 2, "heads": 2, "cond_dim": 16}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"schedule": "cosine"},
+        {"schedule": "geometric", "prediction": "logits"},
+        {"schedule": "cosine", "prediction": "logits"},
+        {"time_input": "zero"},
+        {"graph": "uniform", "prediction": "logits"},
+        {"graph": "uniform", "time_input": "none", "prediction": "logits"},
+        {"attention": "full"},
+    ],
+    ids=str,
+)
+def test_whatever_can_be_trained_can_be_saved(
+    target: Target, tmp_path: Path, options: dict[str, str]
+) -> None:
+    made = make_standalone(target, DrafterConfig(kind="ddit", block_size=3, **FRESH, **options))  # type: ignore[arg-type]
+    save_standalone(made, tmp_path)
+    again = load_standalone(tmp_path, target)
+    assert (
+        again.config == made.config
+        and again.schedule == made.schedule
+        and again.mask_id == made.mask_id
+    )
+    assert isinstance(again.network, DDiT) and isinstance(made.network, DDiT)
+    assert again.network.config == made.network.config
+    for name, weight in made.network.state_dict().items():
+        assert torch.equal(weight, again.network.state_dict()[name])
+
+
+def test_a_mask_inside_the_vocabulary_stays_where_it_is(target: Target, tmp_path: Path) -> None:
+    """MDLM on LM1B: BERT's [MASK], id 103."""
+    network = DDiT(DDiTConfig(target.vocab_size, 32, 2, 2, 16, time_input="zero"))
+    save_published(network, tmp_path / "one", "mdlm", mask_id=103)
+    loaded = load_standalone(tmp_path / "one", target)
+    save_standalone(loaded, tmp_path / "two")
+    for made in (loaded, load_standalone(tmp_path / "two", target)):
+        assert made.mask_id == 103
+        assert float(made.target_logits(torch.zeros(target.vocab_size))[103]) <= -1e4
+
+
+def test_radd_from_the_hub(target: Target, tmp_path: Path) -> None:
+    """RADD's own config.json has no graph."""
+    config = DDiTConfig(target.vocab_size + 1, 32, 2, 2, 16, time_input="none", norm_bias=True)
+    save_published(DDiT(config), tmp_path, "radd")
+    values = json.loads((tmp_path / "config.json").read_text())
+    del values["graph"]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    loaded = load_standalone(tmp_path, target)
+    assert isinstance(loaded.network, DDiT) and loaded.network.config == config
+    assert loaded.config.prediction == "logits"
+
+
+def test_the_attention_that_was_asked_for_is_kept_with_a_start(
+    target: Target, tmp_path: Path
+) -> None:
+    save_standalone(
+        make_standalone(target, DrafterConfig(kind="ddit", attention="full", **FRESH)), tmp_path
+    )  # type: ignore[arg-type]
+    options = DrafterConfig(
+        kind="ddit", attention="full", init=str(tmp_path), attention_backend="flash_attn"
+    )
+    made = make_standalone(target, options)
+    with pytest.raises(UserError, match="'flash_attn'"):  # not here: and not silently another
+        DiffusionContext(made, 20).denoise(torch.full((3,), made.mask_id))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"graph": "foo"}, "graph='foo' is unknown"),
+        ({"prediction": "score"}, "prediction='score' is unknown"),
+        ({"block_size": 0}, "block_size=0 must be"),
+        ({"window": "a"}, "window='a' must be"),
+        ({"schedule": {"name": "linear"}}, "schedule 'linear' is unknown"),
+        ({"mask_id": 9999}, "mask_id=9999 is not within"),
+        ({"colour": 1}, "colour"),
+    ],
+)
+def test_a_broken_record_is_one_line(
+    target: Target, tmp_path: Path, change: dict[str, object], says: str
+) -> None:
+    save_standalone(make_standalone(target, DrafterConfig(kind="ddit", **FRESH)), tmp_path)  # type: ignore[arg-type]
+    record = tmp_path / "drafter.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), **change}))
+    with pytest.raises(UserError, match=says):
+        load_standalone(tmp_path, target)
+
+
+def test_more_rows_than_tokens_with_a_tokenizer_of_its_own(target: Target, tmp_path: Path) -> None:
+    """Published embeddings are padded: Dream has 152064 rows and 151667 tokens."""
+    save_published(
+        DDiT(DDiTConfig(320, 32, 2, 2, 16, time_input="zero")), tmp_path, "mdlm", mask_id=270
+    )
+    with pytest.raises(UserError, match="needs its tokenizer"):
+        load_standalone(tmp_path, target)
+    loaded = load_standalone(tmp_path, target, 272)
+    assert loaded.target_logits(torch.zeros(2, 320)).shape == (2, 272) and loaded.mask_id == 270

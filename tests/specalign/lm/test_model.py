@@ -1,0 +1,114 @@
+"""The target: forwards with a cache equal forwards without one, taps are the right layers, specs fail in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tokenizers.processors import TemplateProcessing
+
+from specalign.common.errors import UserError
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.lm.proof import prove_target
+from specalign.lm.source import ModelSource
+from tests.target_models import tiny_model
+
+
+def test_forward_equals_transformers_own(target: Target) -> None:
+    """Against the model under transformers' own attention and unpacked layers: an independent path."""
+    plain = load_target("debug", fast=False)
+    plain.model.set_attn_implementation("eager")
+    tokens = torch.randint(
+        4, target.vocab_size, (2, 33), generator=torch.Generator().manual_seed(1)
+    )
+    with torch.no_grad():
+        reference = plain.model(tokens, output_hidden_states=True)
+    output = target.forward(tokens, taps=(0, 2))
+    torch.testing.assert_close(output.logits_BLV, reference.logits, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(output.hidden_BLD, reference.hidden_states[-1], atol=2e-5, rtol=1e-5)
+    assert output.taps_BLFD is not None
+    for column, layer in enumerate((0, 2)):  # id i is hidden_states[i + 1]
+        torch.testing.assert_close(
+            output.taps_BLFD[:, :, column], reference.hidden_states[layer + 1], atol=2e-5, rtol=1e-5
+        )
+
+
+def test_tree_mask_equals_separate_branches(target: Target) -> None:
+    prefix, branches = torch.tensor([[10, 11, 12]]), [[20, 21], [30, 31]]
+    cache = target.new_cache(1, 16)
+    target.forward(prefix, cache=cache)
+    mask = torch.zeros(1, 1, 4, 7, dtype=torch.bool)
+    mask[..., :3] = True
+    mask[0, 0, :, 3:] = torch.tensor(
+        [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+    ).bool()
+    both = target.forward(
+        torch.tensor([[20, 21, 30, 31]]),
+        cache=cache,
+        mask=mask,
+        positions_BL=torch.tensor([[3, 4, 3, 4]]),
+    )
+    for i, branch in enumerate(branches):
+        alone = target.forward(torch.cat([prefix, torch.tensor([branch])], 1)).logits_BLV[:, 3:]
+        torch.testing.assert_close(
+            both.logits_BLV[:, 2 * i : 2 * i + 2], alone, atol=2e-5, rtol=1e-5
+        )
+
+
+def put_in_front(tokenizer: Any, token: str) -> None:
+    """Have the tokenizer begin every text with this token."""
+    first = (token, tokenizer.convert_tokens_to_ids(token))
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{token} $A", special_tokens=[first]
+    )
+
+
+def test_a_base_model_gets_plain_text_as_its_tokenizer_begins_it(target: Target) -> None:
+    base = load_target("debug")
+    base.tokenizer.chat_template = None
+    plain = base.chat_tokens("hi")
+    assert base.decode(plain) == "hi" and plain[0] != base.tokenizer.bos_token_id
+    put_in_front(base.tokenizer, base.tokenizer.bos_token)
+    assert base.chat_tokens("hi") == [base.tokenizer.bos_token_id, *plain]
+    assert len(target.chat_tokens("hi")) > len(plain) + 1
+
+
+def test_a_text_of_tokens_that_the_model_has_not_is_one_line() -> None:
+    """Tokenizers know more than some models' embeddings: Gemma 3 1B's one more, an image's."""
+    small = prove_target(
+        tiny_model("llama", 90), load_target("debug").tokenizer, ModelSource("small")
+    )
+    small.tokenizer.chat_template = "{{ messages[0].content }}"
+    for read in (small.text_tokens, small.chat_tokens):
+        with pytest.raises(
+            UserError, match="'z' as token 93, its embedding has 90 rows: leave that out"
+        ):
+            read("tz")
+    small.tokenizer.chat_template = "{{ messages[0].content }}z"
+    with pytest.raises(
+        UserError, match="'z' as token 93, its embedding has 90 rows: take that out of its chat"
+    ):
+        small.chat_tokens("t")
+    small.tokenizer.chat_template = None
+    put_in_front(small.tokenizer, "z")
+    with pytest.raises(
+        UserError, match="begins a text with 'z', token 93, its embedding has 90 rows"
+    ):
+        small.text_tokens("t")
+
+
+def test_gpt_neo_takes_chains_alone() -> None:
+    """Its local layers window by place in memory; within the window a tree is each branch alone, beyond it is refused."""
+    target = load_target("debug-gptneo", dtype="float32", device="cpu")
+    assert target.chains_only and not load_target("debug-gpt2").chains_only
+    tokens = torch.randint(4, 200, (1, 300), generator=torch.Generator().manual_seed(0))
+    whole = target.model(tokens).logits
+    cache = target.new_cache(1, 320)
+    target.forward(tokens[:, :280], cache=cache)
+    found = [
+        target.forward(part, cache=cache).logits_BLV
+        for part in tokens[:, 280:].split([1, 5, 14], dim=1)
+    ]
+    torch.testing.assert_close(torch.cat(found, 1), whole[:, 280:], atol=1e-4, rtol=1e-4)  # type: ignore[arg-type]

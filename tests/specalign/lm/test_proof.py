@@ -1,0 +1,124 @@
+"""p is the model's own, or it is refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specalign.common.errors import UserError
+from specalign.lm import interface
+from specalign.lm.debug import debug_model
+from specalign.lm.proof import prove_target
+from specalign.lm.slabs import IndexedSlab
+from specalign.lm.source import ModelSource
+from tests.target_models import some_text, tiny_model, tiny_target
+
+
+def test_tokens_that_a_model_never_writes_have_no_probability() -> None:
+    """The padding of Inkling's vocabulary."""
+    never = range(250, 260)
+    target, own = tiny_target("inkling_text"), tiny_model("inkling_text", 260)
+    tokens = some_text(target, 40)
+    p = target.forward(tokens).logits_BLV.softmax(-1)
+    with torch.no_grad():
+        wanted = own(tokens).logits.softmax(-1)
+    torch.testing.assert_close(p[..., : wanted.shape[-1]], wanted, rtol=1e-4, atol=1e-6)
+    assert not p[..., list(never)].any() and target.never_V.nonzero()[:, 0].tolist() == [*never]
+    hidden = target.forward(tokens).hidden_BLD
+    product, columns = hidden @ target.head_weight_VD.T, torch.arange(1, 260, 3)
+    assert target.finish is not None
+    for some in (None, columns):
+        finished = target.finish(product if some is None else product[..., some], some)
+        torch.testing.assert_close(
+            finished, target.head(hidden)[..., slice(None) if some is None else some]
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [("recurrent_gemma", "a rejected draft changes .*: it keeps a state outside"), ("openai-gpt", "it keeps nothing in a cache")],
+)  # fmt: skip
+def test_a_state_that_no_cache_holds_is_refused_however_coarsely_it_rounds(
+    kind: str, says: str, dtype: torch.dtype
+) -> None:
+    """In 16 bits their differences from the model's own pass for rounding: 0.16 and 0.14 standard deviations."""
+    model = tiny_model(kind, 260).to(dtype)
+    with pytest.raises(UserError, match=f"architecture '{kind}' can't be run exactly: {says}"):
+        prove_target(model, debug_model("Llama")[1], ModelSource("mine"))
+
+
+def test_a_model_that_scales_by_a_key_of_its_own_is_refused() -> None:
+    target, model = tiny_target("granite"), tiny_model("granite", 260)
+    plain = model.forward
+
+    def scaled(*args, **kwargs):  # type: ignore[no-untyped-def]
+        output = plain(*args, **kwargs)
+        output.logits = output.logits * 0.7
+        return output
+
+    model.forward = scaled
+    with pytest.raises(
+        UserError,
+        match="architecture 'granite' can't be run exactly: its logits are not its head's",
+    ):
+        prove_target(model, target.tokenizer, ModelSource("mine"))
+
+
+def test_an_attention_that_is_not_the_models_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gpt-oss without its sinks: the model's own attention is used instead, with our masks."""
+    right = interface.biased_attention
+    monkeypatch.setattr(
+        interface,
+        "biased_attention",
+        lambda q, k, v, m, s, cap, sinks: right(q, k, v, m, s, cap, None),
+    )
+    assert tiny_target("gpt_oss").attention == "its own, eager"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(value: float) -> None:
+    model, tokenizer = debug_model("Llama")
+    with torch.no_grad():
+        model.model.norm.weight[3] = value
+    with pytest.raises(UserError, match="target 'x': its logits are NaN or infinite"):
+        prove_target(model, tokenizer, ModelSource("x"))
+
+
+def test_a_scale_in_front_of_the_head_is_part_of_p() -> None:
+    """MiniCPM3's last states are divided before its head sees them."""
+    target = tiny_target("minicpm3")
+    tokens = some_text(target, 20)
+    own = tiny_model("minicpm3", target.vocab_size)
+    assert target.logit_form.scale == own.config.logits_scaling**-1 != 1
+    torch.testing.assert_close(
+        target.forward(tokens).logits_BLV, own(tokens).logits, rtol=1e-4, atol=1e-4
+    )
+
+
+def test_an_indexer_that_does_not_choose_so_few_is_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys written elsewhere change nothing as long as all are chosen: 2,048 in a real model, of the proof's 14."""
+    assert (
+        tiny_target("deepseek_v32", index_topk=2048).layers[0].self_attn.indexer.index_topk == 2048
+    )
+    monkeypatch.setattr(
+        IndexedSlab,
+        "update_index",
+        lambda self, new: torch.cat((self.index[:, :, 1 : self.owner.length + 1], new), 2),
+    )
+    with pytest.raises(UserError, match="through a cache its logits differ"):
+        tiny_target("deepseek_v32", index_topk=2048)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("xlstm", "is not supported: it keeps its past in a custom cache class"),
+        ("bert", "can't be run exactly: its logits are not its head's product"),
+    ],
+)
+def test_an_architecture_that_is_not_supported_is_refused_in_one_line(
+    kind: str, reason: str
+) -> None:
+    with pytest.raises(UserError, match=f"^target '{kind}': architecture '{kind}' {reason}"):
+        tiny_target(kind)

@@ -1,0 +1,237 @@
+"""The block drafter: what is trained is what drafts, for both contexts; folders round-trip; bad folders say why."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from align.data import packing
+from align.data import shards as data
+from align.makers.block import from_target
+from specalign.common.batch import Anchors
+from specalign.diffusion.noise import sample_anchors
+from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
+from specalign.models.block_layers import BlockAttention, TwoTapConvolution
+from specalign.models.block_session import BlockSession
+from specalign.models.markov import KINDS
+from specalign.models.target_features import target_features
+from tests.builders import TRAINED_BLOCKS as VARIANTS
+from tests.builders import block_network, block_options
+from tests.builders import trained_block as build
+from tests.target_models import tiny_target
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_training_graph_equals_drafting(
+    target: Target, samples: data.Samples, variant: dict[str, Any]
+) -> None:
+    """Same hidden states, position by position, from packed rows and from the decoder's session and cache."""
+    check_graphs(build(target, samples, **variant), samples)
+
+
+@pytest.mark.parametrize(
+    ("kind", "context"),
+    [
+        ("gpt2", "shared_kv"),  # keys without positions: a vector for each row of a block
+        ("glm", "shared_kv"),  # a part of each head, in neighbouring pairs
+        ("exaone4", "shared_kv"),  # one layer has positions, the other none
+        ("gemma3n_text", "shared_kv"),  # two bases
+        ("mimo_v2_flash", "shared_kv"),  # values that are narrower than keys
+        ("lfm2", "shared_kv"),  # recurrent states, which packed documents must not share
+        ("mamba", "taps"),
+        ("gemma3_text", "taps"),  # rotary tables of its own
+    ],
+)
+def test_targets_of_all_kinds(samples: data.Samples, kind: str, context: str) -> None:
+    """The same for other targets' keys, positions and states."""
+    check_graphs(build(tiny_target(kind), samples, context=context), samples, 4)
+
+
+def check_graphs(drafter: BlockDrafter, samples: data.Samples, anchors_a_row: int = 12) -> None:
+    target = drafter.target
+    batch = packing.collate(packing.pack(samples, 64, seed=0))
+    anchors = sample_anchors(batch, anchors_a_row, 4, torch.Generator().manual_seed(2))
+    hidden = drafter(batch, target_features(target, batch, drafter.config), anchors)
+    checked = 0
+    for b in range(batch.tokens_BL.shape[0]):
+        for a, place in enumerate(anchors.index_BA[b].tolist()):
+            if not anchors.valid_BAK[b, a, 0]:
+                continue
+            own = batch.document_BL[b] == batch.document_BL[b, place]
+            text = batch.tokens_BL[b][own & (torch.arange(64) <= place)]
+            cache = target.new_cache(1, 64)
+            session = BlockSession(drafter, cache, 64)
+            cut = len(text) // 2
+            for part in (text[:cut], text[cut:-1]):
+                if len(part):
+                    junk = torch.cat([part, torch.tensor([9, 9])])[
+                        None
+                    ]  # two rejected drafts behind every step
+                    output = target.forward(junk, cache=cache, taps=session.taps)
+                    cache.length = cache.length - 2
+                    session.observe(output.hidden_BLD, output.taps_BLFD, len(part))
+            drafted = session.hidden(int(text[-1]))
+            torch.testing.assert_close(drafted, hidden[b, a], atol=2e-4, rtol=1e-4)
+            checked += 1
+    assert checked > anchors_a_row - 2
+
+
+@pytest.mark.parametrize("kind", ["phi3", "glm", "ernie4_5", "gemma2"])
+def test_a_fresh_layer_writes_its_targets_keys(samples: data.Samples, kind: str) -> None:
+    """Weights, norm and positions are those of the layer that it started from: what it makes of that layer's input is in the cache."""
+    target = tiny_target(kind)
+    drafter = from_target(target, block_options(layers=2), None)
+    cache, seen, tokens = target.new_cache(1, 40), [], torch.arange(20, 60)[None]
+    handle = target.layers[3].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    target.forward(tokens, cache=cache)
+    handle.remove()
+    layer, cos_sin = drafter.blocks[1], drafter.rotary_tables(seen[0], torch.arange(40)[None])
+    k, v = layer.self_attn.keys_values(layer.input_layernorm(seen[0]), *cos_sin)
+    torch.testing.assert_close(k, cache.k(3), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(v, cache.v(3), atol=1e-4, rtol=1e-3)
+
+
+def drafted(
+    drafter: BlockDrafter, samples: data.Samples
+) -> tuple[packing.Batch, Anchors, torch.Tensor]:
+    """Packed rows with one block in each, from place 7 on, and the drafter's hidden states of them."""
+    batch = packing.collate(packing.pack(samples, 64, seed=0))
+    rows = batch.tokens_BL.shape[0]
+    anchors = Anchors(torch.tensor([[7]] * rows), torch.ones(rows, 1, 4).bool())
+    return (
+        batch,
+        anchors,
+        drafter(batch, target_features(drafter.target, batch, drafter.config), anchors),
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_markov_bias_in_training_equals_drafting(
+    target: Target, samples: data.Samples, kind: str
+) -> None:
+    drafter = build(target, samples, markov_rank=8, markov=kind)
+    batch, anchors, hidden = drafted(drafter, samples)
+    factors = drafter.markov_factors(batch, anchors, hidden)
+    assert factors is not None
+    session = BlockSession(drafter, target.new_cache(1, 8), 8)
+    for k in range(4):
+        inputs = session.bias_inputs(hidden[0, 0, k].detach())
+        assert inputs is not None
+        bias = session.bias(inputs, batch.tokens_BL[0, 7 + k])
+        torch.testing.assert_close(
+            bias, (factors[0][0, 0, k] @ factors[1]).detach(), atol=1e-5, rtol=1e-5
+        )
+
+
+def test_confidence_in_training_equals_drafting_and_touches_nothing_else(
+    target: Target, samples: data.Samples
+) -> None:
+    drafter = build(target, samples, confidence_head=True)
+    batch, anchors, hidden = drafted(drafter, samples)
+    logits = drafter.confidence_logits(batch, anchors, hidden)
+    assert logits is not None
+    session = BlockSession(drafter, target.new_cache(1, 8), 8)
+    for k in range(4):
+        foretold = session.confidence(hidden[0, 0, k].detach(), batch.tokens_BL[0, 7 + k][None])
+        assert foretold == pytest.approx(float(logits[0, 0, k].sigmoid()), rel=1e-5)
+    logits.sum().backward()
+    reached = {
+        name for name, p in drafter.named_parameters() if p.grad is not None and bool(p.grad.any())
+    }
+    assert reached == {"confidence.out.weight", "confidence.out.bias"}
+
+
+def test_two_tap_convolutions() -> None:
+    """Against sums written out: nothing crosses from one block to another."""
+    generator = torch.Generator().manual_seed(0)
+    layer, width, size = TwoTapConvolution(32), 32, 3
+    x = torch.randn(2, size, width, generator=generator)
+    assert torch.equal(
+        layer(x, lambda rows: rows.cos()), x.cos()
+    )  # the identity at the start, to the bit
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+
+    def by_hand(rows: torch.Tensor, which: int) -> torch.Tensor:
+        out = torch.zeros_like(rows)
+        for b, i in itertools.product(range(2), range(size)):
+            delta = (
+                (layer.delta.weight @ x[b, i])
+                .view(2, 2, width // 16)[which]
+                .repeat_interleave(16, -1)
+            )
+            out[b, i] = (1 + layer.offset[which, 0] + delta[0]) * rows[b, i]
+            if i:
+                out[b, i] += (layer.offset[which, 1] + delta[1]) * rows[b, i - 1]
+        return out
+
+    torch.testing.assert_close(
+        layer(x, torch.cos), by_hand(by_hand(x, 0).cos(), 1), atol=1e-4, rtol=1e-4
+    )
+
+
+def test_a_rows_estimate_is_of_the_token_that_it_predicts(
+    target: Target, samples: data.Samples
+) -> None:
+    """That after it, or that in its own place; nothing is said of the anchor."""
+    for layout, rows in (("anchor_first", slice(0, -1)), ("fill_in", slice(1, None))):
+        drafter = build(target, samples, self_conditioning=True, block_layout=layout)
+        shape = 2, drafter.config.rows, drafter.config.hidden_size
+        hidden = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        added = drafter.estimate_inputs(hidden)
+        assert drafter.estimate is not None and not bool(added[:, 0].any())
+        torch.testing.assert_close(added[:, 1:], hidden[:, rows] @ drafter.estimate.weight.T)
+
+
+@pytest.mark.parametrize("context", ["shared_kv", "taps"])
+def test_both_layouts_read_one_block_and_number_its_rows_apart(
+    target: Target, samples: data.Samples, context: str
+) -> None:
+    """A fill-in block of K drafts has the input of an anchor-first block of K + 1, whose first row is not a draft then: the same
+    hidden states one row further on, in training and in decoding, and the bias of the token before each draft."""
+    common = {"context": context, "markov_rank": 8, "convolution": True}
+    wide = build(target, samples, **common, block_size=5)
+    drafter = build(target, samples, **common, block_size=4, block_layout="fill_in")
+    drafter.load_state_dict(wide.state_dict())
+    batch = packing.collate(packing.pack(samples, 64, seed=0))
+    features = target_features(target, batch, drafter.config)
+    few, many = (
+        sample_anchors(batch, 9, size, torch.Generator().manual_seed(2)) for size in (4, 5)
+    )
+    assert torch.equal(few.index_BA, many.index_BA)
+    hidden, rows = drafter(batch, features, few), wide(batch, features, many)
+    assert hidden.shape[2] == 4 and torch.equal(hidden, rows[:, :, 1:])
+    z, _ = drafter.markov_factors(batch, few, hidden)  # type: ignore[misc]
+    before = batch.tokens_BL[torch.arange(len(batch.tokens_BL))[:, None, None], few.places_BAK(64)]
+    assert drafter.markov is not None
+    torch.testing.assert_close(z, drafter.markov(rows[:, :, 1:], before, target.embed))
+    sessions = [BlockSession(net, target.new_cache(1, 20), 20) for net in (drafter, wide)]
+    for session in sessions:
+        output = target.forward(torch.arange(5, 15)[None], cache=session.cache, taps=session.taps)
+        session.observe(output.hidden_BLD, output.taps_BLFD, 10)
+    alone, whole = (session.hidden(7) for session in sessions)
+    assert len(alone) == 4 and torch.equal(alone, whole[1:])
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_masked_blocks_attend_as_each_alone(target: Target, qk_norm: bool) -> None:
+    config = block_network(target, "taps").config
+    config.qk_norm = qk_norm
+    torch.manual_seed(0)
+    attention, width = BlockAttention(config), config.head_dim
+    x = torch.randn(1, 2, 3, config.hidden_size)  # two blocks of three
+    angle = torch.rand(1, 2, 3, width // 2).repeat(1, 1, 1, 2)
+    cos, sin = angle.cos(), angle.sin()
+    keys, values = (torch.randn(1, config.num_key_value_heads, 7, width) for _ in range(2))
+    see = torch.arange(7) < torch.tensor([[[3], [6]]])  # each block sees what lies before it
+    whole = attention(x, cos, sin, (keys, values), see)
+    for block, length in enumerate((3, 6)):
+        one = slice(block, block + 1)
+        context = keys[:, :, :length], values[:, :, :length]
+        alone = attention(x[:, one], cos[:, one], sin[:, one], context, None)
+        torch.testing.assert_close(whole[:, one], alone, atol=1e-5, rtol=1e-5)

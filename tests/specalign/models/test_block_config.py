@@ -1,0 +1,90 @@
+"""Reading and writing a block drafter's config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specalign.common.errors import UserError
+from specalign.lm.model import Target
+from specalign.models.block_config import BlockConfig
+from tests.builders import block_network
+
+
+@pytest.fixture(scope="module")
+def values(target: Target) -> dict[str, Any]:
+    return block_network(target, "shared_kv").config.to_dict()
+
+
+def test_a_config_round_trips(values: dict[str, Any]) -> None:
+    config = BlockConfig.from_dict({**values, "architectures": ["of another reader"]})
+    assert config.to_dict() == values
+    assert not BlockConfig.from_dict({k: v for k, v in values.items() if k != "qk_norm"}).qk_norm
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"context": "shared"}, "context='shared' is unknown.*did you mean 'shared_kv'"),
+        ({"block_size": 513}, "block_size=513 must be at most 512"),
+        ({"block_size": 0}, "block_size=0 must be at least 1"),
+        ({"block_size": True}, "mine: block_size=True must be an integer"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps=inf must be"),
+        ({"mask_token_id": 10_000}, "mask_token_id=10000 is not within 0"),
+        ({"target_layer_ids": [9, 9]}, "target layer 9 is not within 0..3"),
+        ({"target_layer_ids": [1]}, "shared_kv needs one target layer for each drafter layer"),
+        ({"target_layer_ids": ["a"]}, r"target_layer_ids\[0\]=.a. must be an integer"),
+        ({"rotary": [{}, {}, {}]}, "rotary needs one entry, or one for each drafter layer"),
+        ({"rotary": [{"layout": "pair"}]}, "rotary layout='pair' is unknown.*did you mean 'pairs'"),
+        ({"rotary": [{"inv_freq": [1.0] * 9}]}, "start and inv_freq must lie within head_dim=16"),
+        ({"rotary": [{"scale": 0}]}, "scale must be a number above 0, not 0"),
+        ({"block_layout": "fill-in"}, "block_layout='fill-in' is unknown.*did you mean 'fill_in'"),
+        (
+            {"block_layout": "fill_in"},
+            "mine: sample_from_anchor=true contradicts block_layout='fill_in'",
+        ),
+        ({"sample_from_anchor": "no"}, "mine: sample_from_anchor=.no. must be"),
+        (
+            {"block_layout": "fill_in", "sample_from_anchor": False, "block_size": 1},
+            "block_size=1 must be at least 2",
+        ),
+    ],
+)
+def test_wrong_values_are_refused(
+    values: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        BlockConfig.from_dict({**values, **changes}, "mine")
+
+
+def test_a_missing_key_is_named(values: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="head_dim is missing"):
+        BlockConfig.from_dict({k: v for k, v in values.items() if k != "head_dim"})
+
+
+def test_layouts_are_stored_as_published(values: dict[str, Any]) -> None:
+    """A file's `block_size` counts input rows, ours counts drafts; older files have only `sample_from_anchor`, or neither."""
+    rows = values["block_size"]
+    for layout, first in (("anchor_first", True), ("fill_in", False)):
+        config = BlockConfig.from_dict(
+            {**values, "block_layout": layout, "sample_from_anchor": first}
+        )
+        assert (config.block_size, config.rows) == (rows - (not first), rows)
+        stored = config.to_dict()
+        assert stored["block_size"] == rows and stored["sample_from_anchor"] is first
+        assert BlockConfig.from_dict(stored) == config
+        assert (
+            BlockConfig.from_dict({k: v for k, v in stored.items() if k != "block_layout"})
+            == config
+        )
+    old = {k: v for k, v in values.items() if k not in ("block_layout", "sample_from_anchor")}
+    assert BlockConfig.from_dict(old).block_layout == "anchor_first"
+
+
+def test_old_names_of_markov_heads(values: dict[str, Any]) -> None:
+    for stored, kind in (("", "silu"), ("table", "vanilla"), ("mixed", "silu"), ("tanh", "tanh")):
+        config = BlockConfig.from_dict({**values, "markov": stored, "markov_rank": 8})
+        assert config.markov_kind == kind
+        assert config.to_dict()["markov"] == ("" if kind == "silu" else kind)
+    assert BlockConfig.from_dict(values).markov_kind == ""

@@ -1,0 +1,147 @@
+"""Drafting one request: lightened weights, and several blocks in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from align.data import shards as data
+from specalign.kernels.linear import Matrix, rows_library
+from specalign.lm.loading import load_target
+from specalign.lm.model import Target
+from specalign.models.block_session import BlockSession
+from tests.builders import TRAINED_BLOCKS as VARIANTS
+from tests.builders import block_network, trained_block
+from tests.builders import trained_block as build
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_lightened_drafter_drafts_the_same_up_to_rounding(
+    target: Target, samples: data.Samples, variant: dict[str, Any]
+) -> None:
+    heavy, light = build(target, samples, **variant), build(target, samples, **variant)
+    light.load_state_dict(heavy.state_dict())
+    light.prepare_for_drafting()
+    results = []
+    for drafter in (heavy, light):
+        cache = target.new_cache(1, 20)
+        session = BlockSession(drafter, cache, 20)
+        output = target.forward(torch.arange(5, 15)[None], cache=cache, taps=session.taps)
+        session.observe(output.hidden_BLD, output.taps_BLFD, 10)
+        hidden = session.hidden(7)
+        logits, inputs = drafter.logits(hidden), session.bias_inputs(hidden)
+        results.append(
+            logits if inputs is None else logits + session.bias(inputs[1], torch.tensor(9))
+        )
+    scale = float(results[0].abs().max())
+    torch.testing.assert_close(results[1], results[0], atol=6e-2 * scale, rtol=6e-2)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_blocks_in_one_pass_are_those_drafted_alone(
+    target: Target, samples: data.Samples, variant: dict[str, Any]
+) -> None:
+    """Nothing of one block reaches another: not by attention, convolutions or a second pass."""
+    drafter = build(target, samples, **variant)
+    cache = target.new_cache(1, 12)
+    session = BlockSession(drafter, cache, 12)
+    output = target.forward(torch.arange(5, 12)[None], cache=cache, taps=session.taps)
+    session.observe(output.hidden_BLD, output.taps_BLFD, 7)
+    blocks_NR = torch.tensor([[7, 9, 3, 3, 3], [7, 3, 3, 3, 3], [7, 9, 11, 12, 3]])[
+        :, : drafter.config.rows
+    ]
+    together = session.hidden_of_blocks(blocks_NR)
+    for block_R, hidden_KD in zip(blocks_NR, together, strict=True):
+        torch.testing.assert_close(
+            session.hidden_of_blocks(block_R[None])[0], hidden_KD, atol=1e-4, rtol=1e-4
+        )
+
+
+@pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_block_in_one_call_is_that_of_the_general_way(
+    target: Target, samples: data.Samples, variant: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, round after round, after a rollback and in a cache that has been replaced; where one call can't do it, it is left
+    alone."""
+    drafter = build(target, samples, **variant)
+    drafter.prepare_for_drafting()
+    calls = []
+    in_one = BlockSession._in_one_call
+    monkeypatch.setattr(
+        BlockSession, "_in_one_call", lambda s, last: calls.append(in_one(s, last)) or calls[-1]
+    )
+    session = BlockSession(drafter, cache := target.new_cache(1, 60), 60)
+    for start, length, kept, token in ((5, 10, 10, 7), (20, 6, 2, 9), (30, 3, 3, 11)):
+        output = target.forward(
+            torch.arange(start, start + length)[None], cache=cache, taps=session.taps
+        )
+        cache.keep(cache.length - length, list(range(kept)))
+        session.observe(output.hidden_BLD, output.taps_BLFD, kept)
+        found = session.hidden(token)
+        one, session._in_one_call = calls[-1], lambda last: None  # type: ignore[method-assign]
+        assert torch.equal(found, session.hidden(token))
+        del session._in_one_call
+        config = drafter.config
+        general = config.context == "taps" or config.self_conditioning or config.places
+        assert (one is None) == bool(general)
+        for block in cache._blocks:  # the memory moves
+            old, block.parts = block.parts, [part.clone() for part in block.parts]
+            block._point()
+            for part in old:
+                part.fill_(torch.nan)
+        cache.views.clear()
+
+
+@pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_call_drafts_what_the_modules_draft(
+    target: Target,
+    samples: data.Samples,
+    variant: dict[str, Any],
+    round_rows: Callable[[bool], None],
+) -> None:
+    """With rows as they are: of those rounded to eight bits a number between two steps may take either in the two ways."""
+    round_rows(False)
+    drafter = trained_block(target, samples, **variant)
+    drafter.prepare_for_drafting()
+    stack = drafter.stack
+    assert stack is not None
+    cache = target.new_cache(1, 300)
+    session = BlockSession(drafter, cache, 300)
+    tokens = torch.arange(5, 205)[None]
+    output = target.forward(tokens, cache=cache, taps=session.taps)
+    session.observe(output.hidden_BLD, output.taps_BLFD, 200)
+    before = [t.clone() for slab in cache.slabs for t in (slab.keys, slab.values)]
+    tokens = torch.tensor([[7, 8, 9, 10, 5], [7, 11, 12, 13, 5], [7, 9, 9, 9, 5]])[
+        :, : drafter.config.rows
+    ]
+    blocks = drafter.masked(tokens, torch.tensor([0, 2, 1]))
+    got = [session.hidden(7), session.hidden_of_blocks(blocks)]
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(before, (t for s in cache.slabs for t in (s.keys, s.values)), strict=True)
+    )
+    drafter.stack = None
+    for mine, wanted in zip(
+        got, [session.hidden(7), session.hidden_of_blocks(blocks)], strict=True
+    ):
+        torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-4)
+    drafter.stack = stack
+    many = blocks.repeat(3, 1)  # 36 rows or more: more than one call takes
+    torch.testing.assert_close(session.hidden_of_blocks(many)[:3], got[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
+def test_a_tree_is_built_in_one_call_of_fp32_hidden_states_alone() -> None:
+    """In bf16 a head without a Markov head is of a type that the library takes, and hidden states are not."""
+    from specalign.models.block_stack import tree_head
+
+    for dtype in ("float32", "bfloat16"):
+        target = load_target("debug", dtype=dtype, device="cpu")
+        drafter = block_network(target, "shared_kv").to(target.dtype)
+        tree = tree_head(drafter, Matrix(drafter.head_weight_VdD.to(torch.bfloat16)), None)
+        assert (tree is not None) == (dtype == "float32")

@@ -1,0 +1,252 @@
+"""The DDiT against a float64 reference in plain loops; published sizes; cached drafting = one full forward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from specalign.common.errors import UserError
+from specalign.lm import attention
+from specalign.lm.attention import attend
+from specalign.lm.cache import KVCache
+from specalign.models.ddit import DDiT, prefix_block_mask, prefix_block_positions
+from specalign.models.ddit_layers import DDiTConfig
+from tests.builders import ddit as network
+from tests.builders import ddit_config as config
+from tests.builders import random_tokens as tokens
+from tests.ddit_reference import reference
+
+# ---- published names, shapes, order ----
+
+
+def published_names(n_blocks: int, adaptive: bool, norm_bias: bool) -> list[str]:
+    """Parameters in the published order, written down from the published modules."""
+    norm = ["weight", "bias"] if norm_bias else ["weight"]
+    linear = ["weight", "bias"]
+    names = ["vocab_embed.embedding"]
+    if adaptive:
+        names += [f"sigma_map.mlp.{i}.{kind}" for i in (0, 2) for kind in linear]
+    for i in range(n_blocks):
+        b = f"blocks.{i}."
+        names += [f"{b}norm1.{kind}" for kind in norm] + [
+            f"{b}attn_qkv.weight",
+            f"{b}attn_out.weight",
+        ]
+        names += [f"{b}norm2.{kind}" for kind in norm]
+        names += [f"{b}mlp.{j}.{kind}" for j in (0, 2) for kind in linear]
+        names += [f"{b}adaLN_modulation.{kind}" for kind in linear] if adaptive else []
+    names += [f"output_layer.norm_final.{kind}" for kind in norm]
+    names += [f"output_layer.linear.{kind}" for kind in linear]
+    return names + (
+        [f"output_layer.adaLN_modulation.{kind}" for kind in linear] if adaptive else []
+    )
+
+
+SMALL = {"vocab_size": 50258, "hidden_size": 768, "n_blocks": 12, "n_heads": 12}
+MEDIUM = {"vocab_size": 50258, "hidden_size": 1024, "n_blocks": 24, "n_heads": 16}
+RADD = {**SMALL, "time_input": "none", "norm_bias": True}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "state", "parameters"),
+    [(SMALL, 131, 169_627_218), (MEDIUM, 251, 424_477_010), (RADD, 126, 162_265_682)],
+    ids=["sedd-small", "sedd-medium", "radd-small"],
+)
+def test_published_sizes(sizes: dict[str, Any], state: int, parameters: int) -> None:
+    with torch.device("meta"):
+        net = DDiT(DDiTConfig(**sizes))
+    named = dict(net.named_parameters())
+    assert len(net.state_dict()) == state
+    assert len(named) == state - 1
+    assert net.state_dict().keys() - named.keys() == {"rotary_emb.inv_freq"}
+    assert sum(p.numel() for p in named.values()) == parameters
+    adaptive = sizes.get("time_input") != "none"
+    assert list(named) == published_names(sizes["n_blocks"], adaptive, not adaptive)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"time_input": "none", "norm_bias": True},
+        {"time_input": "none"},
+        {"attention": "prefix_causal"},
+        {"attention": "block_causal", "block_size": 2},
+        {"n_blocks": 1, "n_heads": 4, "hidden_size": 8},
+    ],
+    ids=["sedd", "radd", "no-adaln", "prefix-causal", "block-causal", "other-sizes"],
+)
+@pytest.mark.parametrize("per_token", [False, True], ids=["sigma_B", "sigma_BL"])
+def test_forward_is_the_papers(changes: dict[str, Any], per_token: bool) -> None:
+    net = network(**changes)
+    rows = tokens(2, 5)
+    sigma = torch.tensor([[0.0, 0.0, 0.7, 0.7, 3.1], [0.2, 1.1, 5.0, 0.4, 0.4]])
+    sigma = sigma if per_token else sigma[:, 2]
+    positions = torch.tensor([[0, 1, 2, 3, 4], [3, 4, 0, 1, 2]])
+    f_BLV = net(rows, sigma, positions_BL=positions)
+    size = {"full": 100, "prefix_causal": 1}.get(net.config.attention, net.config.block_size)
+    see = [[s // size <= t // size for s in range(5)] for t in range(5)]
+    for b in range(2):
+        levels = sigma[b].tolist() if per_token else [float(sigma[b])] * 5
+        expected = torch.tensor(
+            reference(net, rows[b].tolist(), levels, positions[b].tolist(), see),
+            dtype=torch.float64,
+        )
+        assert float(expected.abs().max()) > 0.5  # the comparison sees something
+        torch.testing.assert_close(f_BLV[b].double(), expected, atol=2e-5, rtol=2e-5)
+
+
+def test_time_zero_is_sigma_zero_whatever_it_is_given() -> None:
+    """MDLM's time_conditioning=false: sigma_map still runs, on 0."""
+    net, other = network(time_input="zero"), network()
+    rows = tokens(2, 5)
+    expected = other(rows, torch.zeros(2))
+    assert torch.equal(net(rows, torch.tensor([4.0, 0.1])), expected)
+    assert torch.equal(net(rows), expected)
+    torch.testing.assert_close(net.head(net.hidden(rows)[:, 3]), expected[:, 3])
+    assert not torch.allclose(other(rows, torch.tensor([4.0, 0.1])), expected, atol=1e-2)
+
+
+# ---- backends, configs ----
+
+
+def test_flash_attention_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(UserError, match="'flash_atn' is unknown.*'flash_attn'"):
+        attend(x, x, x, None, "flash_atn")
+    with pytest.raises(UserError, match="'flash' is unknown"):
+        DDiT(config(), attention_backend="flash")
+    monkeypatch.setattr(attention, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="is not installed"):
+        DDiT(config(), attention_backend="flash_attn")(tokens(1, 3), torch.zeros(1))
+
+
+def none(rows: int) -> torch.Tensor:
+    return torch.empty(rows, 0, dtype=torch.int64)
+
+
+def extend(net: DDiT, clean: torch.Tensor, cache: KVCache) -> None:
+    """Clean tokens alone."""
+    net.denoise(clean, none(len(clean)), torch.zeros(len(clean)), cache)
+
+
+@torch.no_grad()
+def test_weights_saved_in_bf16_draft_in_fp32() -> None:
+    """Those of the σ map, too, of which drafting keeps in bf16 what bf16 holds."""
+    net, text, noisy = network(attention="prefix_causal"), tokens(1, 5), tokens(1, 3, seed=7)
+    for parameter in net.parameters():
+        parameter.copy_(parameter.bfloat16().float())
+
+    def drafted() -> torch.Tensor:
+        cache = net.new_cache(8)
+        return net.denoise(text, noisy, torch.ones(1), cache)
+
+    before = drafted()
+    net.prepare_for_drafting()
+    after = drafted()
+    assert after.dtype == torch.float32 and torch.allclose(after, before, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["prefix_causal", "block_causal"])
+def test_cached_drafting_is_one_full_forward(attention: str) -> None:
+    """At every split point, for every noise level, twice from the same cache."""
+    size = 3
+    net = network(attention=attention, block_size=size if attention == "block_causal" else 0)
+    text, noisy = tokens(2, 12), tokens(2, size, seed=7)
+    step = size if attention == "block_causal" else 1
+    for split in range(0, 13, step):
+        cache = net.new_cache(12 + size, rows=2)
+        if split:
+            extend(net, text[:, :split], cache)
+        assert cache.length == split
+        total = split + size
+        see = torch.ones(total, total, dtype=torch.bool)
+        if attention == "prefix_causal":
+            see = see.tril()
+            see[split:] = True
+        else:
+            block = torch.arange(total) // size
+            see = block[:, None] >= block
+        for level in (0.2, 3.0):
+            sigma_BL = torch.cat((torch.zeros(2, split), torch.full((2, size), level)), dim=1)
+            full = net(torch.cat((text[:, :split], noisy), dim=1), sigma_BL, see=see[None, None])
+            drafted = net.denoise(none(2), noisy, torch.full((2,), level), cache)
+            assert cache.length == split
+            if split > step:  # the last clean tokens along with the block
+                cache.length = split - step
+                clean = text[:, split - step : split]
+                together = net.denoise(clean, noisy, torch.full((2,), level), cache)
+                assert cache.length == split
+                torch.testing.assert_close(together, drafted, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(drafted, full[:, split:], atol=1e-5, rtol=1e-5)
+        if attention == "block_causal":  # the config's own attention says the same
+            full = net(torch.cat((text[:, :split], noisy), dim=1), sigma_BL)
+            torch.testing.assert_close(drafted, full[:, split:], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_training_rows_are_what_drafting_sees() -> None:
+    """[clean row of packed documents, A noisy blocks] gives each block what cached drafting gives it."""
+    net, size = network(attention="prefix_causal"), 3
+    document = torch.tensor([[0] * 5 + [1] * 6 + [-1], [4] * 12])
+    positions = torch.tensor([[*range(5), *range(6), 0], list(range(12))])
+    anchors = torch.tensor([[0, 4, 5, 10], [3, 3, 7, 11]])
+    clean, noisy = tokens(2, 12), tokens(2, 4, size, seed=2)
+    level = torch.rand(2, 4, generator=torch.Generator().manual_seed(4)) * 3
+    mask = prefix_block_mask(document, anchors, size)
+    assert mask.shape == (2, 1, 24, 24)
+    f = net(
+        torch.cat((clean, noisy.flatten(1)), dim=1),
+        torch.cat((torch.zeros(2, 12), level.repeat_interleave(size, dim=1)), dim=1),
+        positions_BL=prefix_block_positions(positions, anchors, size),
+        see=mask,
+    )
+    assert bool(torch.isfinite(f).all())
+    blocks = f[:, 12:].unflatten(1, (4, size))
+    for b in range(2):
+        for a in range(4):
+            anchor = int(anchors[b, a])
+            mine = (document[b] == document[b, anchor]) & (torch.arange(12) <= anchor)
+            cache = net.new_cache(16)
+            drafted = net.denoise(clean[b][mine][None], noisy[b, a][None], level[b, a][None], cache)
+            torch.testing.assert_close(blocks[b, a], drafted[0], atol=1e-5, rtol=1e-5)
+
+
+def test_half_precision_keeps_norms_and_positions() -> None:
+    """bf16 at position 3001: rotary tables taken from a rounded inv_freq would be off by radians."""
+    net = network()
+    half = network().to(torch.bfloat16)
+    assert half.rotary_emb.inv_freq.dtype == torch.bfloat16
+    cos, _ = half.rotary_emb(torch.tensor([[3001]]))
+    assert torch.equal(cos, net.rotary_emb(torch.tensor([[3001]]))[0])
+    x = 1000 + torch.randn(4, 16, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+    normed, expected = half.output_layer.norm_final(x), net.output_layer.norm_final(x.float())
+    torch.testing.assert_close(normed.float(), expected, atol=0.02, rtol=0.02)
+    f_BLV = half(tokens(2, 5), torch.tensor([0.5, 1.5]))
+    assert f_BLV.dtype == torch.bfloat16
+    torch.testing.assert_close(
+        f_BLV.float(), net(tokens(2, 5), torch.tensor([0.5, 1.5])), atol=0.4, rtol=0.1
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"n_blocks": 0}, "n_blocks=0 must be a whole number from 1 to 1024"),
+        ({"hidden_size": "768"}, "hidden_size='768' must be a whole number"),
+        ({"dropout": 1.0}, "dropout=1.0 must be a number within 0..1"),
+        ({"norm_bias": 1}, "norm_bias=1 must be true or false"),
+        ({"time_input": "sigmas"}, "time_input='sigmas' is unknown.*did you mean 'sigma'"),
+        ({"attention": "causal"}, "attention='causal' is unknown.*block_causal"),
+        ({"hidden_size": 18, "n_heads": 4}, "hidden_size=18 must be a multiple of 2·n_heads=8"),
+        ({"attention": "block_causal"}, "block_size=0 must be at least 1"),
+        ({"block_size": 4}, "block_size=4 must be 0: only block_causal"),
+    ],
+)
+def test_a_bad_config_says_why(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says) as caught:
+        config(**changes)
+    assert "\n" not in str(caught.value)

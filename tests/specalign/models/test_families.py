@@ -1,0 +1,42 @@
+"""Each family is told by its config or its hub id, and has its published mask."""
+
+from __future__ import annotations
+
+import pytest
+
+from specalign.common.errors import UserError
+from specalign.models.families import FAMILIES, family_of
+from tests.masked_lms import DREAM
+
+
+def test_the_hub_id_chooses_among_families_that_share_an_architecture() -> None:
+    for spec, name in {
+        "Dream-org/Dream-v0-Instruct-7B": "dream",
+        "Dream-org/Dream-Coder-v0-Instruct-7B": "dream-coder",
+        "apple/DiffuCoder-7B-cpGRPO": "diffucoder",
+        "/models/DiffuCoder-7B-Base": "diffucoder",
+        "some/finetune": "dream",
+    }.items():
+        assert family_of(DREAM, spec).name == name
+    plain = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
+    assert family_of(plain, "diffusionfamily/diffugpt-m").name == "diffugpt"
+    with pytest.raises(UserError, match="not a masked-diffusion family"):
+        family_of(plain, "openai-community/gpt2")
+    for named in (5, {"a": 1}, [None], [{}]):
+        with pytest.raises(UserError, match="not a masked-diffusion family"):
+            family_of({"model_type": "llama", "architectures": named}, "x")
+    for family in FAMILIES.values():
+        for name in (
+            "lm_head.weight",
+            "model.layers.11.mlp.up_proj.weight",
+            "transformer.h.1.ln_1.bias",
+        ):
+            assert family.ours(family.theirs(name)) == name
+
+
+def test_the_published_masks() -> None:
+    """What is taken where neither config.json nor the tokenizer names one."""
+    masks = {"llada": 126336, "diffullama": 811, "diffugpt": 10541, "sdar": 151669}
+    masks |= dict.fromkeys(("dream", "dream-coder", "diffucoder"), 151666)
+    found = {name: family.mask_token_id for name, family in FAMILIES.items()}
+    assert {name: found[name] for name in masks} == masks

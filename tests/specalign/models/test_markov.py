@@ -1,0 +1,82 @@
+"""Markov heads: silent at the start, and what their formulas say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from align.data import shards as data
+from specalign.lm.model import Target
+from specalign.models.block_parts import replace_markov
+from specalign.models.markov import KINDS, markov_head
+from tests.builders import trained_block as build
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fresh_markov_head_is_silent_and_learns(
+    target: Target, samples: data.Samples, kind: str
+) -> None:
+    """In place of a trained one: no bias yet, the rest as it was, and a gradient for what makes it speak."""
+    drafter = build(target, samples, markov_rank=8)
+    rest = {
+        name: p.clone() for name, p in drafter.named_parameters() if not name.startswith("markov.")
+    }
+    replace_markov(drafter, kind, 6, 0, seed=0)
+    assert drafter.markov is not None and drafter.config.markov_rank == 6
+    z = drafter.markov(
+        torch.randn(3, drafter.config.hidden_size), torch.tensor([1, 2, 3]), target.embed
+    )
+    assert not bool(z.any()) and bool(drafter.markov.basis.any())
+    (z @ drafter.markov.basis)[:, 0].sum().backward()
+    reached = [
+        name
+        for name, p in drafter.markov.named_parameters()
+        if p.grad is not None and bool(p.grad.any())
+    ]
+    speaks = {
+        "linear": ["previous"],
+        "vanilla": ["table"],
+        "gated": ["table"],
+        "rnn": ["table", "hidden"],
+    }.get(kind, ["out"])
+    assert reached == [f"{name}.weight" for name in speaks]
+    assert all(torch.equal(p, rest[name]) for name, p in drafter.named_parameters() if name in rest)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_are_what_they_say(kind: str) -> None:
+    """z by the formulas of the docstrings, and the same bias from the basis that has the last layer multiplied in."""
+    generator = torch.Generator().manual_seed(0)
+    biased = kind in ("gated", "rnn")  # as another engine's may be
+    head = markov_head(kind, 16, 4, 0, 9, 12, biased)
+    w = dict(head.named_parameters())
+    with torch.no_grad():
+        for parameter in w.values():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    embedding = torch.randn(12, 16, generator=generator)
+    h, x = torch.randn(5, 16, generator=generator), torch.tensor([0, 3, 11, 3, 7])
+
+    def silu(v: Tensor) -> Tensor:
+        return v * v.sigmoid()
+
+    def through(name: str, v: Tensor) -> Tensor:
+        return v @ w[f"{name}.weight"].T
+
+    if kind == "linear":
+        expected = through("previous", embedding[x])
+    elif kind == "vanilla":
+        expected = w["table.weight"][x]
+    elif biased:
+        row = w["table.weight"][x]
+        first = through("hidden", h) + w["hidden.bias"] + through("previous", row)
+        expected = first.tanh() if kind == "rnn" else first.sigmoid() * row
+    else:
+        first = through("hidden", h) + through("previous", embedding[x])
+        first = first.tanh() if kind == "tanh" else silu(first)
+        assert first.shape[1] == (8 if kind == "mlp" else 4)
+        expected = through("out", silu(through("middle", first)) if kind == "mlp" else first)
+    z = head(h, x, lambda tokens: embedding[tokens])
+    torch.testing.assert_close(z, expected)
+    mixed = head.mix(head.inputs(h), x, lambda tokens: embedding[tokens])
+    torch.testing.assert_close(mixed @ head.basis_Vr(folded=True).T, z @ w["basis"])

@@ -1,0 +1,187 @@
+"""Masked-diffusion language models: each family's own layout, its mask, its shift; adaptation, caches, folders, LoRA."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from align.makers.adapted import adapt
+from specalign.common.errors import UserError
+from specalign.formats.masked_lm import load_masked_lm, save_masked_lm
+from specalign.lm.debug import debug_model
+from specalign.lm.model import Target
+from specalign.lm.proof import prove_target
+from specalign.lm.source import ModelSource
+from specalign.models.families import FAMILIES
+from specalign.models.masked_lm import annealed_see, merge_lora, with_lora
+from tests.masked_lms import CONFIGS, small_masked_lm
+from tests.masked_lms import NO_TOKENS as NONE
+from tests.masked_lms import masked_block_logits as block_session
+from tests.masked_lms import partly_masked as tokens
+from tests.target_models import tiny_model
+
+
+def llada_reference(w: dict[str, Tensor], tokens_BL: Tensor) -> Tensor:
+    """LLaDA's forward, from its paper and its own names: nothing of transformers."""
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return (
+            x
+            * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt()
+            * w[f"model.transformer.{name}.weight"]
+        )
+
+    def rotated(x: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        frequency = 500000.0 ** (-torch.arange(half) / half)
+        angle = torch.arange(x.shape[-2])[:, None] * frequency
+        a, b = x[..., :half], x[..., half:]
+        return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1)
+
+    x = w["model.transformer.wte.weight"][tokens_BL]
+    for i in range(2):
+        at = f"blocks.{i}."
+        linear = {n: w[f"model.transformer.{at}{n}.weight"].T for n in
+                  ("q_proj", "k_proj", "v_proj", "attn_out", "ff_proj", "up_proj", "ff_out")}  # fmt: skip
+        h = norm(x, at + "attn_norm")
+        q, k, v = (
+            (h @ linear[n]).unflatten(-1, (-1, 8)).transpose(1, 2)
+            for n in ("q_proj", "k_proj", "v_proj")
+        )
+        k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+        mixed = (rotated(q) @ rotated(k).transpose(-1, -2) / 8**0.5).softmax(-1) @ v
+        x = x + mixed.transpose(1, 2).flatten(2) @ linear["attn_out"]
+        h = norm(x, at + "ff_norm")
+        x = x + (F.silu(h @ linear["ff_proj"]) * (h @ linear["up_proj"])) @ linear["ff_out"]
+    return norm(x, "ln_f") @ w["model.transformer.ff_out.weight"].T
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_head_that_is_kept_in_bf16_multiplies_in_fp32(grad: bool) -> None:
+    """The target's, of a bf16 checkpoint."""
+    tokenizer = debug_model("Llama")[1]
+    model = tiny_model("llama", len(tokenizer)).bfloat16().float()
+    stock, fast = (
+        prove_target(copy.deepcopy(model), tokenizer, ModelSource("llama"), fast=fast)
+        for fast in (False, True)
+    )
+    hidden = torch.randn(2, 5, fast.hidden_size)
+    with torch.set_grad_enabled(grad):
+        found, wanted = (adapt(t, [0], 36).head(hidden) for t in (fast, stock))
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_llada_computes_what_its_names_say(tmp_path: Path) -> None:
+    network = small_masked_lm("llada")
+    save_masked_lm(network, tmp_path)
+    with torch.no_grad():
+        expected = llada_reference(load_file(str(tmp_path / "model.safetensors")), tokens())
+        torch.testing.assert_close(network(tokens()), expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_mask_and_shift_equal_transformers_own_eager_attention(name: str) -> None:
+    """Row i predicts position i: the raw row before it where the family has a shift, applied once."""
+    network, family = small_masked_lm(name), FAMILIES[name]
+    plain = getattr(transformers, family.base)(copy.deepcopy(network.model.config))
+    plain.load_state_dict(network.model.state_dict())
+    plain.eval().set_attn_implementation("eager")
+    length = tokens().shape[1]
+    block = torch.arange(length) // (3 if name == "sdar" else length)
+    unseen = torch.zeros(length, length).masked_fill(
+        block[None] > block[:, None], torch.finfo(torch.float32).min
+    )
+    with torch.no_grad():
+        raw = plain(tokens(), attention_mask=unseen[None, None], use_cache=False).logits
+        got = network(tokens())
+    if family.shift:
+        assert not got[:, 0].any()
+        got, raw = got[:, 1:], raw[:, :-1]
+    torch.testing.assert_close(got, raw, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sdar", "adapted"])
+@torch.no_grad()
+def test_cached_denoising_equals_the_whole_forward(name: str, target: Target) -> None:
+    network = small_masked_lm("sdar") if name == "sdar" else adapt(target, [0, 3], 36)
+    prefix, block = tokens(1, 9, seed=5).clamp_max(35), torch.tensor([[36, 36, 36]])
+    cached = block_session(network, prefix, block, [3, 6] if name == "sdar" else [2, 1, 6])
+    whole = network(torch.cat((prefix, block), dim=1))[:, 9:]
+    torch.testing.assert_close(cached, whole, atol=2e-5, rtol=1e-4)
+    half = torch.tensor([[36, 7, 36]])  # partly revealed: still one block
+    cached = block_session(network, prefix, half, [3, 6])
+    whole = network(torch.cat((prefix, half), dim=1))[:, 9:]
+    torch.testing.assert_close(cached, whole, atol=2e-5, rtol=1e-4)
+
+
+def test_caches_are_refused_where_they_would_be_wrong() -> None:
+    with pytest.raises(ValueError, match="full attention: no exact cache"):
+        small_masked_lm("dream").new_cache(8)
+    network = small_masked_lm("sdar")
+    cache = network.new_cache(8)
+    network.denoise(torch.ones(1, 4, dtype=torch.int64), NONE, cache)
+    assert cache.length == 3
+    cache.length = 2
+    with pytest.raises(ValueError, match="no whole blocks of 3"):
+        network.denoise(NONE, torch.ones(1, 3, dtype=torch.int64), cache)
+    cache.length = 0
+    network.denoise(torch.ones(1, 3, dtype=torch.int64), NONE, cache)
+    with pytest.raises(ValueError, match="full"):
+        network.denoise(
+            torch.ones(1, 5, dtype=torch.int64), torch.ones(1, 1, dtype=torch.int64), cache
+        )
+
+
+def test_annealing_goes_from_causal_to_full() -> None:
+    generator = torch.Generator().manual_seed(4)
+    causal = torch.ones(40, 40, dtype=torch.bool).tril()
+    assert torch.equal(annealed_see(40, 0.0, generator)[0, 0], causal)
+    assert bool(annealed_see(40, 1.0, generator).all())
+    for progress in (0.2, 0.7):
+        see = annealed_see(40, progress, generator)[0, 0]
+        assert bool(see[causal].all())
+        share = float(see[~causal].float().mean())
+        assert abs(share - progress) < 4 * (progress * (1 - progress) / 780) ** 0.5
+
+
+def test_lora_starts_at_zero_and_merges_to_what_it_computed(target: Target, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    network = adapt(target, [0, 3], 36)
+    with torch.no_grad():
+        before = network(tokens())
+    with_lora(network, 4, 8.0, ["q_proj", "down_proj"])
+    names = [name for name, p in network.named_parameters() if p.requires_grad]
+    assert len(names) == 8 and all("lora_" in name for name in names)
+    torch.testing.assert_close(network(tokens()), before)
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(6)
+        for parameter in network.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+        tuned = network(tokens())
+    assert not torch.allclose(tuned, before, atol=1e-2)
+    with pytest.raises(ValueError, match="merge_lora"):
+        save_masked_lm(network, tmp_path)
+    merge_lora(network)
+    save_masked_lm(network, tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            load_masked_lm(tmp_path, target=target)(tokens()), tuned, atol=1e-4, rtol=1e-4
+        )
+    with pytest.raises(UserError, match="LoRA"):
+        with_lora(adapt(target, [0], 36), 4, 8.0, ["no_such_layer"])
+
+
+def test_lora_names_the_extra_where_it_is_missing(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "peft", None)
+    with pytest.raises(UserError, match=r"pip install 'specalign\[lora\]'"):
+        with_lora(adapt(target, [0], 36), 4, 8.0, ["q_proj"])

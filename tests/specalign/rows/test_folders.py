@@ -1,0 +1,98 @@
+"""Files of a data set in a folder: by its card, by names, of one kind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specalign.common.errors import UserError
+from specalign.rows.folders import suite_files, table_files
+from specalign.rows.splits import NoSplit
+
+
+def make(folder: Path, *names: str, configs: Any = None) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text('{"prompt": "a"}\n')
+    if configs is not None:
+        (folder / "README.md").write_text(f"---\n{json.dumps({'configs': configs})}\n---\n")
+    return folder
+
+
+def choose(folder: Path, split: str = "train", config: str | None = None) -> list[str]:
+    found = table_files(folder, split, config, "data.prompts")
+    return [file.relative_to(folder).as_posix() for file in found]
+
+
+def test_by_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make(
+        tmp_path / "d", "train-0.jsonl", "train-1.jsonl", "test-0.jsonl", ".hidden/train.jsonl"
+    )
+    assert choose(folder) == ["train-0.jsonl", "train-1.jsonl"]
+    assert choose(folder, "test") == ["test-0.jsonl"]
+    assert "left out: test-0.jsonl (data.prompts_split)" in capsys.readouterr().err
+    assert choose(make(tmp_path / "restrained", "latest.jsonl")) == ["latest.jsonl"]
+    assert choose(make(tmp_path / "both", "train_test.jsonl")) == ["train_test.jsonl"]
+    with pytest.raises(NoSplit, match=r"no split 'validation' \(one of: test, train\)"):
+        choose(folder, "validation")
+
+
+def test_one_kind_is_read_and_the_others_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make(tmp_path, "raw/train.jsonl", "data/train-0.parquet", "test.parquet", "notes.txt")
+    assert choose(folder) == ["data/train-0.parquet"]
+    assert (
+        "left out: notes.txt, raw/train.jsonl, test.parquet (data.prompts_split)"
+        in capsys.readouterr().err
+    )
+    assert choose(make(tmp_path / "only", "train.jsonl", "test.parquet")) == ["train.jsonl"]
+
+
+def test_a_configuration_by_names(tmp_path: Path) -> None:
+    folder = make(tmp_path, "main/train.jsonl", "domain/train.jsonl")
+    assert choose(folder, config="main") == ["main/train.jsonl"]
+    with pytest.raises(UserError, match="data.prompts_config='mian': no file of"):
+        choose(folder, config="mian")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        "*.jsonl",
+        ["train.jsonl", "test.jsonl"],
+        {"train": "*.jsonl"},
+        [{"split": "train", "path": "train.jsonl"}, {"split": "train", "path": ["none*"]}],
+    ],
+)
+def test_a_wide_pattern_of_a_card_gives_no_test_rows(tmp_path: Path, files: Any) -> None:
+    card = [{"config_name": "default", "data_files": files}]
+    assert choose(make(tmp_path, "train.jsonl", "test.jsonl", configs=card)) == ["train.jsonl"]
+
+
+def test_a_card_says_what_no_name_tells(tmp_path: Path) -> None:
+    files = [{"split": "train", "path": "**"}, {"split": "test", "path": "held_out.jsonl"}]
+    card = [{"config_name": "default", "data_files": files}]
+    folder = make(tmp_path, "a.jsonl", "held_out.jsonl", configs=card)
+    assert choose(folder) == ["a.jsonl"] and choose(folder, "test") == ["held_out.jsonl"]
+    card = [{"config_name": n, "data_dir": n} for n in ("de", "en")]
+    folder = make(
+        tmp_path / "two", "de/train.jsonl", "en/train.jsonl", "en/test.jsonl", configs=card
+    )
+    assert choose(folder, config="en") == ["en/train.jsonl"]
+
+
+def test_a_suites_copy_may_be_a_part(tmp_path: Path) -> None:
+    def files(*names: str) -> list[str]:
+        folder = make(tmp_path / names[0].replace("/", "_"), *names)
+        return [
+            f.relative_to(folder).as_posix() for f in suite_files(folder, "test", "main", "suite")
+        ]
+
+    assert files("main/test.jsonl", "main/train.jsonl", "other/test.jsonl") == ["main/test.jsonl"]
+    assert files("question.jsonl", "train.jsonl") == ["question.jsonl"]
+    with pytest.raises(NoSplit, match="suite: no split 'test'"):
+        files("train.jsonl")

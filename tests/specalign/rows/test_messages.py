@@ -1,0 +1,85 @@
+"""Messages in every spelling."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from specalign.rows.conversation import ROLES, Conversation
+from specalign.rows.messages import (
+    UnusableRow,
+    decode_json,
+    is_message,
+    read_messages,
+    read_text_parts,
+)
+
+
+def test_roles_in_every_spelling() -> None:
+    for role, spellings in ROLES.items():
+        for spelling in spellings.split():
+            for written in (
+                spelling,
+                spelling.upper(),
+                f" {spelling.title()} ",
+                spelling.replace("_", "-"),
+            ):
+                assert read_messages([{"role": written, "content": "x"}]) == [
+                    {"role": role, "content": "x"}
+                ]
+    with pytest.raises(UnusableRow, match="an unknown role, 'narrator'$"):
+        read_messages([{"role": "narrator", "content": "x"}])
+    for written, role in (
+        ("asistant", "assistant"),
+        ("Usre", "user"),
+        ("humn", "user"),
+        ("sytem", "system"),
+    ):
+        with pytest.raises(
+            UnusableRow, match=f"an unknown role, '{written}' .did you mean '{role}'"
+        ):
+            read_messages([{"role": written, "content": "x"}])
+
+
+def test_content_is_always_a_string() -> None:
+    part = {"type": "text", "text": "a"}
+    assert [read_text_parts(c) for c in (None, "a", part, [part, "b", None])] == [
+        "",
+        "a",
+        "a",
+        "a\nb",
+    ]
+    for content in (3, [3], [{"type": "image"}], [{"type": "text", "text": None}]):
+        with pytest.raises(UnusableRow, match="no text"):
+            read_text_parts(content)
+
+
+def test_a_message_has_no_other_columns() -> None:
+    """The row of a table may have a role too."""
+    assert is_message({"role": "user", "content": "x", "weight": 1}) and is_message(
+        {"from": "a", "value": "x"}
+    )
+    assert not is_message({"role": "user", "content": "x", "message_id": 1}) and not is_message(
+        {"a": "x"}
+    )
+
+
+def test_what_a_string_holds() -> None:
+    assert decode_json("[1, {'a': None}]") == [1, {"a": None}] == decode_json('[1, {"a": null}]')
+    assert decode_json(json.dumps(json.dumps({"a": 1}))) == {"a": 1}
+    for text in ("[not a list", "{}}", "plain", "", "(1, 2)", "[\\d]", "{'a\0'"):
+        assert decode_json(text) == text
+
+
+def test_prompt_drops_the_assistant_messages_at_the_end() -> None:
+    user, answer = {"role": "user", "content": "A?"}, {"role": "assistant", "content": "a"}
+    tools = ({"name": "search"},)
+    talk = Conversation((user, answer, user, answer, answer), tools)
+    assert talk.prompt == Conversation((user, answer, user), tools)
+    assert talk.prompt.prompt == talk.prompt
+    assert Conversation((answer,)).prompt.messages == ()
+
+
+def test_text_is_one_user_message() -> None:
+    assert Conversation.from_text("Hi").messages == ({"role": "user", "content": "Hi"},)

@@ -1,0 +1,72 @@
+"""What is left out of a source is counted, and told once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specalign.common.errors import UserError
+from specalign.rows.prompts import read_prompt_rows
+from tests.row_shapes import TALK, UNUSABLE, assistant
+
+
+def read(rows: list[Any], column: str | None = None) -> list[tuple[str | None, str, str]]:
+    found = read_prompt_rows(rows, "data.prompts='f'", column, "data.prompts_column")
+    return [(row.conversation.text, row.id, row.category) for row in found]
+
+
+def test_rows_with_their_names() -> None:
+    rows = [{"prompt": "a", "id": None}, {"prompt": "b", "prompt_id": 7, "category": "c"}, "d"]
+    assert read(rows) == [("a", "1", ""), ("b", "7", "c"), ("d", "3", "")]
+
+
+def test_one_note_counts_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"prompt": "a", "answer": "x", "options": ["y"]},
+        {"prompt": "b", "answer": "x"},
+        {"messages": [*TALK, assistant("z")]},
+        {"turns": ["c", "d", "e"]},
+        {"prompt": ""},
+        {"conversations": [{"from": "gpt", "value": "x"}]},
+        {"messages": [{"role": "critic", "content": "x"}]},
+    ]
+    assert len(read(rows)) == 4
+    assert capsys.readouterr().err == (
+        "note: data.prompts='f': 3 of 7 rows skipped (2 without a user's text, 1 with an unknown role, 'critic'); "
+        "the answers that end 1 row are left out: the target writes its own; "
+        "2 later turns left out (a list of messages keeps them); "
+        "columns not used: answer (2), options (1) (data.prompts_column chooses the column)\n"
+    )
+    read([{"prompt": "a", "id": 1}])
+    read_prompt_rows(rows, "f", None, "k", quiet=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_note_names_keys_of_messages(capsys: pytest.CaptureFixture[str]) -> None:
+    message = {"role": "user", "content": "a", "documents": ["d"]}
+    read([{"messages": [message]}, {"messages": [message, assistant("b"), message], "x": 1}])
+    assert capsys.readouterr().err == (
+        "note: data.prompts='f': columns not used: x (1) (data.prompts_column chooses the column); "
+        "keys of messages not used: documents (2)\n"
+    )
+
+
+def test_refused_only_where_nothing_can_be_used() -> None:
+    for rows, column, says in (
+        ([], None, "data.prompts='f' holds no rows"),
+        ([{"promt": "a", "b": 1}], None, r"no prompt among its columns \(promt, b\) \(did you mean data.prompts_column=promt\?\)"),
+        ([{"q": "a", "zz": 1}], None, r"no prompt among its columns \(q, zz\) \(data.prompts_column chooses one\)"),
+        ([{"prompt": "a"}], "promt", r"no column 'promt' \(did you mean 'prompt'\?\)"),
+        ([{"prompt": 1}, {"prompt": [2]}], None, r"no row holds a prompt \(2 .*\); its columns: prompt"),
+        ([row for row, _ in UNUSABLE.values()], None, "no row holds a prompt .* for other reasons"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=says):
+            read(rows, column)
+
+
+def test_how_texts_were_read_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    talk = "\n\nHuman: A?\n\nAssistant: a\n\nHuman: B?"
+    read([{"prompt": talk}, {"prompt": talk}, {"prompt": "plain"}])
+    note = capsys.readouterr().err
+    assert "2 rows split into turns at their marks Human: and Assistant:" in note

