@@ -1,0 +1,47 @@
+"""Aligned discrete-diffusion drafters and lossless speculative decoding.
+
+import specalign
+decoder = specalign.load("HuggingFaceTB/SmolLM2-135M-Instruct")
+print(decoder.generate("Why is the sky blue?"))
+
+The names are `decode`'s; the package itself holds what training and decoding share.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from decode import (
+        Conversation,
+        Decoder,
+        Generation,
+        Sampling,
+        Stream,
+        UserError,
+        custom_generate,
+        load,
+    )
+
+__all__ = [
+    "Conversation",
+    "Decoder",
+    "Generation",
+    "Sampling",
+    "Stream",
+    "UserError",
+    "custom_generate",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: `specalign.common` needs neither torch nor `decode`."""
+    if name not in __all__:
+        raise AttributeError(f"module 'specalign' has no attribute {name!r}")
+    return getattr(import_module("decode"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

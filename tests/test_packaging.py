@@ -6,12 +6,18 @@ import tomllib
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 
 
 def test_every_package_is_listed() -> None:
-    folders = {path.parent for room in ("align", "decode") for path in (ROOT / room).rglob("*.py")}
+    folders = {
+        path.parent
+        for room in ("specalign", "align", "decode")
+        for path in (ROOT / room).rglob("*.py")
+    }
     names = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
     included = SETUPTOOLS["packages"]["find"]["include"]
     for name in names | {"recipes"}:
@@ -21,17 +27,15 @@ def test_every_package_is_listed() -> None:
 
 def test_types_are_taken_along() -> None:
     """PEP 561: type checkers read the annotations of an installed copy."""
-    for package in ("align", "decode"):
+    for package in ("specalign", "align", "decode"):
         assert (
             "py.typed" in SETUPTOOLS["package-data"][package]
             and (ROOT / package / "py.typed").is_file()
         )
 
 
-def test_every_recipe_is_taken_along() -> None:
-    taken = {
-        path
-        for pattern in SETUPTOOLS["package-data"]["recipes"]
-        for path in (ROOT / "recipes").glob(pattern)
-    }
-    assert taken == {path for path in (ROOT / "recipes").rglob("*") if path.is_file()}
+@pytest.mark.parametrize("folder", ["recipes", "pretrained"])
+def test_every_recipe_and_drafter_is_taken_along(folder: str) -> None:
+    patterns = SETUPTOOLS["package-data"][folder]
+    taken = {path for pattern in patterns for path in (ROOT / folder).glob(pattern)}
+    assert taken == {path for path in (ROOT / folder).rglob("*") if path.is_file()}

@@ -1,10 +1,8 @@
-"""Commands as they are read and printed: options, the interpreter that runs, and all of a package
-in a list."""
+"""Commands as they are read and printed: options and the interpreter that runs."""
 
 from __future__ import annotations
 
 import argparse
-import ast
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,7 +11,6 @@ from typing import Any, NoReturn
 
 from specalign.common.errors import UserError
 from specalign.common.files import expand_path
-from specalign.common.text import say
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -56,39 +53,3 @@ def interpreter() -> str:
 def command(module: str, *words: str) -> str:
     """`.venv/bin/python -m MODULE WORD …`; arguments are quoted where a shell asks for it."""
     return " ".join([interpreter(), "-m", module, *map(shlex.quote, words)])
-
-
-def print_listing(package: Path, arguments: Sequence[str] | None = None) -> None:
-    """Print the commands of a package. `arguments`: default: what was typed.
-
-    Raises:
-        UserError: words follow the package's name: `python -m decode verify`.
-    """
-    names = sorted(f"{package.name}.{path.stem}" for path in package.glob("*.py"))
-    typed = sys.argv[1:] if arguments is None else arguments
-    words = [w for w in typed if w not in ("-h", "--help")]
-    if words:
-        meant = f"{package.name}.{words[0]}"
-        shown = (
-            command(meant, *words[1:])
-            if meant in names
-            else f"{command(package.name)} lists the commands"
-        )
-        raise UserError(f"{package.name} is no command and takes no words ({shown})")
-    say(listing(package))
-
-
-def listing(package: Path) -> str:
-    """The commands of a package, each with the sentence that its docstring begins with. Imports
-    none of them."""
-    lines = []
-    for path in sorted(package.glob("*.py")):
-        source = path.read_text(encoding="utf-8")
-        if path.name.startswith("__") or '__name__ == "__main__"' not in source:
-            continue
-        docstring = ast.get_docstring(ast.parse(source)) or ""
-        first = " ".join(docstring.partition("\n\n")[0].split())
-        about = first.rpartition("`: ")[2] or first
-        lines.append(f"  {package.name + '.' + path.stem:<18}{about}")
-    head = f"usage: {interpreter()} -m COMMAND …   (--help: its options)"
-    return "\n".join([head, "", "commands:", *lines])

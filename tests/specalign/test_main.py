@@ -1,0 +1,50 @@
+"""`specalign` lists and runs the commands; `import specalign` is the public API."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import decode
+import specalign
+from specalign.__main__ import find_commands, main
+
+
+def test_every_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    main([])
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert [line.split()[0] for line in lines] == [
+        *("features", "plan", "sweep", "synthesize", "train"),
+        *("advise", "compare", "eval", "export", "generate", "parity", "report", "verify"),
+    ]
+    assert all(len(line.split()) > 5 and len(line) < 125 for line in lines)
+
+
+@pytest.mark.parametrize("package", ["specalign", "align", "decode"])
+def test_a_command_runs_as_its_module_does(package: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", package, "report", str(tmp_path / "missing")]
+    outputs = [
+        subprocess.run(command, capture_output=True, text=True)
+        for command in (words, [sys.executable, "-m", "decode.report", words[-1]])
+    ]
+    assert outputs[0].returncode == outputs[1].returncode == 2
+    assert outputs[0].stderr == outputs[1].stderr
+
+
+def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["vrify"])
+    assert "did you mean 'verify'?" in capsys.readouterr().err
+
+
+def test_the_api_is_that_of_decode_and_loads_no_torch_on_import() -> None:
+    assert specalign.load is decode.load and {*specalign.__all__} <= {*dir(specalign)}
+    with pytest.raises(AttributeError, match="lod"):
+        specalign.lod  # noqa: B018
+    code = "import json, sys, specalign.__main__; print(json.dumps('torch' in sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert json.loads(run.stdout) is False and find_commands()
