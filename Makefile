@@ -5,6 +5,7 @@
 # make systems      a drafter of every kind, then every system at its best setting, in one table (hours)
 # make serve-check  a drafter trained here (ten minutes, where there is none), served by vLLM on the CPU and compared; vLLM as the writer of data and of the target's outputs
 # make lint         style, types
+# make docs         the documentation with an API reference, as a site in site/
 # make setup        the virtual environment alone      (PYTHON=, VENV=, SYSTEM_PACKAGES=1)
 # make clean        remove the environment and caches; runs/ stays
 
@@ -34,7 +35,7 @@ $(1)/bin/python -m pip install --quiet "torch==$(TORCH)+cpu" 2>/dev/null \
 	  || { echo "setup: no CPU build to be had, taking torch as the registry has it"; $(1)/bin/python -m pip install --quiet "torch==$(TORCH)"; }
 endef
 
-.PHONY: quickstart systems test test-fast mutants serve-check lint setup clean
+.PHONY: quickstart systems test test-fast mutants serve-check lint docs setup clean
 .DEFAULT_GOAL := quickstart
 
 setup: $(STAMP)
@@ -134,5 +135,9 @@ lint: setup
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
+docs: setup
+	@$(PY) -m pip install --quiet -e ".[docs]"
+	$(VENV)/bin/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) build mutants *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) build site mutants *.egg-info .pytest_cache .ruff_cache .mypy_cache
