@@ -134,10 +134,15 @@ def write_advice(options: argparse.Namespace, prompts: Sequence[Any]) -> str:
     Raises:
         UserError: a target or drafter that is unavailable or can't draft.
     """
-    from decode.advising.advice import advise, list_contexts
-    from decode.advising.observation import open_decoders
-    from decode.advising.render import render, to_dict
-    from decode.advising.run import MeasurementOptions, measure_costs
+    from decode.evaluation.advice import (
+        CONTEXTS,
+        MeasurementOptions,
+        advise,
+        measure_costs,
+        open_decoders,
+        render,
+        to_dict,
+    )
     from specalign.lm.loading import load_target
 
     name = options.target or DEFAULT_TARGET
@@ -164,9 +169,8 @@ def write_advice(options: argparse.Namespace, prompts: Sequence[Any]) -> str:
         options.seed,
     )
     costs = measure_costs(target, make_decoder, measured)
-    advice = advise(
-        costs, list_contexts(target.context_limit), options.temperatures, options.most_batch
-    )
+    contexts = [c for c in CONTEXTS if c <= target.context_limit] or [target.context_limit]
+    advice = advise(costs, contexts, options.most_batch)
     processor, cores, load = machine()["processor"], machine()["cores"], load_average()
     title = f"{name}, {options.drafter or 'the shipped drafter'}, {target.dtype_name}, {processor}"
     page = f"# {markdown_text(title)}\n\n{render(costs, advice)}"

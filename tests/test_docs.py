@@ -12,7 +12,17 @@ from tests.targets import NAMES, PAGE, WRAPPERS, read_results, updated
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 OTHERS = [ROOT / "tests" / "contract" / "README.md", *sorted(ROOT.glob("pretrained/*/README.md"))]
-TOPS = ("specalign/", "align/", "decode/", "tests/", "recipes/", "docs/", "pretrained/", ".ci/", ".github/")
+TOPS = (
+    "specalign/",
+    "align/",
+    "decode/",
+    "tests/",
+    "recipes/",
+    "docs/",
+    "pretrained/",
+    ".ci/",
+    ".github/",
+)
 
 
 def faults(text: str, page: Path) -> list[str]:

@@ -16,7 +16,7 @@ from decode.evaluation.figures import COLOURS, error_bar, literal_text, set_log_
 from decode.evaluation.records import Record
 from decode.evaluation.statistics import Estimate, accepted_ratio, counts, tau
 from decode.evaluation.summary import format_estimate
-from specalign.common.text import markdown_text
+from specalign.common.text import markdown_table
 
 
 @dataclass(frozen=True)
@@ -71,24 +71,23 @@ def points(milestones: Sequence[Milestone], records: Sequence[Record]) -> list[P
 def table(found: Sequence[Point], parameters: Mapping[str, int]) -> str:
     """Markdown: a row for each milestone. `parameters`: trained ones, by recipe."""
     reference = found[-1].milestone.recipe if found else ""
-    lines = [
-        "| text tokens | recipe | parameters | τ [95%] | accepted, of "
-        f"{markdown_text(reference)}'s | identical | prompts |",
-        "|---|---|---|---|---|---|---|",
+    header = [
+        *("text tokens", "recipe", "parameters", "τ [95%]", f"accepted, of {reference}'s"),
+        *("identical", "prompts"),
     ]
-    for point in sorted(found, key=lambda point: point.milestone.tokens):
-        recipe = point.milestone.recipe
-        cells = (
+    rows = [
+        (
             f"{point.milestone.tokens:,}",
-            markdown_text(recipe),
-            f"{parameters[recipe] / 1e6:.2f}M",
+            point.milestone.recipe,
+            f"{parameters[point.milestone.recipe] / 1e6:.2f}M",
             format_estimate(point.tau, "", ".3f"),
             "" if point.ratio is None else format_estimate(point.ratio, "", ".3f"),
             point.identical,
             str(point.tau.prompts),
         )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        for point in sorted(found, key=lambda point: point.milestone.tokens)
+    ]
+    return markdown_table(header, rows) + "\n"
 
 
 def curves(found: Sequence[Point], title: str) -> bytes:

@@ -18,7 +18,7 @@ from decode.evaluation.summary import (
 )
 from decode.evaluation.verdict import note_above_tau
 from decode.systems.registry import MAIN, PLAIN
-from specalign.common.text import format_title, markdown_text, plural
+from specalign.common.text import format_title, markdown_table, markdown_text, plural
 from specalign.folder.chat import Chat
 
 SUITE, METHOD, SPEED, SPEEDUP, WHOLE, TAU, TAU_MACRO, POSITIONS, TIMES, SAME, PROMPTS = COLUMNS = (
@@ -163,18 +163,13 @@ def markdown(summary: Summary) -> str:
         "batch 1, "
         f"{plural(settings['threads'], 'thread')}, {processor}",
         "",
-        *_markdown(header, body),
+        markdown_table(header, body),
     ]
     for title, points in against_first(summary).items():
-        lines += ["", f"{markdown_text(title)}:", "", *_markdown(AGAINST, points)]
+        lines += ["", f"{markdown_text(title)}:", "", markdown_table(AGAINST, points)]
     if note := note_above_tau(summary):
         lines += ["", markdown_text(note)]
     return "\n".join(lines)
-
-
-def _markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(map(markdown_text, row)) + " |" for row in (header, *body)]
-    return [lines[0], "|" + "---|" * len(header), *lines[1:]]
 
 
 def source_lines(summary: Summary) -> list[str]:

@@ -8,6 +8,7 @@ import logging
 import re
 import sys
 import warnings
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 # C0 but tab and newline, DEL, C1, line separators, the marks that reverse the reading order, halves
@@ -28,6 +29,12 @@ def markdown_text(text: str) -> str:
     end."""
     plain = html.escape(" ".join(printable(text).split()), quote=False)
     return plain.replace("|", "\\|").replace("](", "]\\(").replace("`", "\\`")
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table with escaped cells."""
+    lines = ["| " + " | ".join(map(markdown_text, row)) + " |" for row in (header, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
 
 
 def html_text(text: str) -> str:

@@ -27,7 +27,7 @@ def test_a_page_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ]
     main([*WORDS, *short, "--draft-tokens", "2", "--out", str(tmp_path)])
     page = capsys.readouterr().out
-    assert "## What is fastest" in page
+    assert "## Fastest draft size" in page
     assert (tmp_path / "advice.md").read_text() in page.replace(
         f"\n\n{tmp_path / 'advice.md'}\n", "\n"
     )

@@ -1,1 +1,0 @@
-"""How much to draft and when drafting pays, from measured costs and acceptance."""
