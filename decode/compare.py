@@ -40,7 +40,6 @@ class CompareConfig:
     data_dir: Path | None = None
     limit: int | None = None
     max_new_tokens: int = 128
-    jobs: int = 1
     batch_size: int = 1
     device: str = "auto"
     template_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -77,13 +76,6 @@ def parser() -> Parser:
     )
     add("--limit", type=whole(1), metavar="N", help="N prompts of each suite, evenly spread")
     add("--method", metavar="NAME", help=method)
-    add(
-        "--jobs",
-        type=whole(1),
-        default=1,
-        metavar="N",
-        help="recipes trained at a time (default 1)",
-    )
     add("--batch-size", type=whole(1), default=1, metavar="N", help=batch)
     add("--device", default="auto", help="of decoding: auto (default), cpu, cuda or cuda:N")
     p.add_chat_options()
@@ -142,7 +134,7 @@ def compare(config: CompareConfig, console: PlainConsole) -> str:
     method = config.method
     if method is not None:
         comparison.check_method(method, candidates)
-    comparison.train(candidates, console, config.jobs)
+    comparison.train(candidates, console)
     recipe = candidates[0].values["target"]
     data = candidates[0].values["data"]
     target = load_target(

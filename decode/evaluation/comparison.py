@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -103,25 +102,21 @@ class Candidate:
         return {"seed": values["seed"], **flat}
 
 
-def _run_align(*words: str, capture: bool = False, command: str = "align.train") -> str:
-    """Run a command of `align`; returns its captured output. Raises UserError if it fails: with its
-    own error, unless that was printed."""
+def _run_align(*words: str, capture: bool = False) -> str:
+    """Run `align.train`; returns its captured output. Raises UserError if it fails: with its own
+    error, unless that was printed."""
     pipe = subprocess.PIPE if capture else None
-    done = subprocess.run(
-        [sys.executable, "-m", command, *words], stdout=pipe, stderr=pipe, text=True
-    )
+    command = [sys.executable, "-m", "align.train", *words]
+    done = subprocess.run(command, stdout=pipe, stderr=pipe, text=True)
     errors = [line for line in (done.stderr or "").splitlines() if line.startswith("error: ")]
     if errors:
         raise UserError(errors[-1].removeprefix("error: "))
-    _check_exit_code(f"{command} {words[0]}", done.returncode)
-    return done.stdout or ""
-
-
-def _check_exit_code(what: str, code: int) -> None:
-    if code in (130, -signal.SIGINT):
+    if done.returncode in (130, -signal.SIGINT):
         raise KeyboardInterrupt
-    if code:
-        raise UserError(f"{what} ended with exit code {code}; see its error above")
+    if done.returncode:
+        code = done.returncode
+        raise UserError(f"align.train {words[0]} ended with exit code {code}; see its error above")
+    return done.stdout or ""
 
 
 def read_candidates(recipes: Sequence[str], words: Sequence[str]) -> list[Candidate]:
@@ -175,22 +170,14 @@ def check_method(method: Method, candidates: Sequence[Candidate]) -> None:
         )
 
 
-def train(candidates: Sequence[Candidate], console: PlainConsole, jobs: int = 1) -> None:
-    """Train what has milestones missing, `jobs` recipes at a time, resuming. Of several, each line
-    begins with the recipe's name, and a failure does not end the others.
+def train(candidates: Sequence[Candidate], console: PlainConsole) -> None:
+    """Train what has milestones missing, one recipe after the other, resuming.
 
     Raises:
         UserError: a training failed, or reached none of its milestones.
     """
-    unfinished = [candidate for candidate in candidates if candidate.missing]
-    together = min(jobs, len(unfinished)) > 1
-    if together:
-        _run_align(
-            *unfinished[0].words, command="align.synthesize"
-        )  # one writer for the text that they share
-        _train_together(unfinished, console, jobs)
     for candidate in candidates:
-        if candidate.missing and not together:
+        if candidate.missing:
             console.say(f"training {candidate.name}")
             _run_align(*candidate.words)
         missing = candidate.missing
@@ -199,38 +186,6 @@ def train(candidates: Sequence[Candidate], console: PlainConsole, jobs: int = 1)
             if not candidate.reached:
                 raise UserError(line)
             console.say(f"left out: {line}", wrap=False)
-
-
-def _train_together(candidates: Sequence[Candidate], console: PlainConsole, jobs: int) -> None:
-    running: list[subprocess.Popen[str]] = []
-
-    def train_one(candidate: Candidate) -> None:
-        console.say(f"training {candidate.name}")
-        process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "align.train", *candidate.words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        running.append(process)
-        for line in process.stdout or ():
-            console.say(f"{candidate.name}: {line.rstrip()}", wrap=False)
-        _check_exit_code(f"align.train {candidate.words[0]}", process.wait())
-
-    with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(train_one, candidate) for candidate in candidates]
-        try:
-            wait(futures)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for (
-                process
-            ) in running:  # a terminal's Ctrl-C reaches them, a signal to this process does not
-                process.send_signal(signal.SIGINT)
-            raise
-    for future in futures:
-        future.result()
 
 
 def measure(

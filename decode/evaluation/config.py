@@ -53,8 +53,8 @@ class EvalConfig:
     trust_remote_code: bool = False
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     system: str | None = None
-    race: bool = False
-    """A race between options, not a measurement."""
+    tuning: bool = False
+    """This run chooses options and is no measurement."""
     tuned: list[str] | None = None
     """A line for each method whose options were tuned."""
 

@@ -65,7 +65,7 @@ def describe_settings(
         "corpus_hash": {path: sha256_file(expand_path(path)) for path in plan.corpora},
         "sweep": list(config.sweep.words),
         "tuned": config.tuned,
-        "race": config.race or None,
+        "tuning": config.tuning or None,
         "suites": [suite.name for suite, _ in suites],
         "prompts_hash": _hash(prompts),
         "target_hash": target.hash,
@@ -134,7 +134,7 @@ _OWN = (RECORDS, SUMMARY, "report.png", "report.html", "tuning")
 
 def check_out(config: EvalConfig) -> None:
     """Check, before anything is loaded, that `config.out` may hold this measurement, or that its
-    own can be continued. One that is to be replaced after a race is deleted now: if the race is
+    own can be continued. One that is to be replaced after tuning is deleted now: if tuning is
     interrupted, it must not look like the new one.
 
     Raises:

@@ -19,9 +19,9 @@ def _swept(summary: Summary) -> list[str]:
 
 def _points(summary: Summary) -> dict[str, dict[str, str]]:
     """System with its other options → its points: their swept options as typed → the method. Empty
-    for a race."""
+    for tuning."""
     found: dict[str, dict[str, str]] = {}
-    keys = [] if summary.settings.get("race") else _swept(summary)
+    keys = [] if summary.settings.get("tuning") else _swept(summary)
     for method in summary.overall:
         name, *words = method.split(":")
         options = dict(word.partition("=")[::2] for word in words)

@@ -23,12 +23,8 @@ def verdict(summary: Summary) -> str:
     others = [method for method in overall if method != PLAIN]
     if not others:
         return "Only plain decoding was measured: nothing to compare it with."
-    if settings.get("race"):
-        return (
-            "A race between settings, not a measurement: the slower ones left early, so their "
-            "figures rest on fewer prompts, "
-            "and the winners were chosen by these same figures."
-        )
+    if settings.get("tuning"):
+        return "Tuning, not a measurement: the fastest settings were chosen by these same figures."
     best = max(others, key=lambda m: (m == MAIN, value_of(overall[m].speedup) or 0.0))
     count, sources = overall[best].prompts, summary.run.suites
     titles = ", ".join(source["title"] for source in sources if source["prompts"])

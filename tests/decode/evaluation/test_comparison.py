@@ -158,50 +158,6 @@ def test_a_method_of_other_drafters_is_refused_before_training(
         comparison.check_method(read_method(good), found)
 
 
-@pytest.fixture
-def trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In Python's place a script: `align.train` waits till two of it run, says something, and ends with 3
-    where `fails` is among its words. It logs what was started."""
-    script, log = tmp_path / "python", tmp_path / "log"
-    script.write_text(
-        f"""#!/bin/sh
-echo "$@" >> {log}
-case "$*" in *align.synthesize*) exit 0;; esac
-for i in $(seq 100); do [ "$(grep -c align.train {log})" -ge 2 ] && break; sleep 0.1; done
-[ "$(grep -c align.train {log})" -ge 2 ] && echo both run
-case " $* " in *" fails "*) echo no such thing >&2; exit 3;; esac
-for word in "$@"; do case "$word" in output=*) folder="${{word#output=}}";; esac; done
-for n in 10 30; do mkdir -p "$folder/milestones/$n"; : > "$folder/milestones/$n/model.safetensors"; done
-"""
-    )
-    script.chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(script))
-    return log
-
-
-def test_several_are_trained_at_once(
-    tmp_path: Path, trainings: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Their text is written first, by one process; whose line is whose is said."""
-    found = [candidate(tmp_path, "ours"), candidate(tmp_path, "dflash")]
-    comparison.train(found, PlainConsole(), jobs=2)
-    started = trainings.read_text().splitlines()
-    assert "align.synthesize" in started[0] and len(started) == 3
-    said = capsys.readouterr().out
-    assert "ours: both run" in said and "dflash: both run" in said
-    assert all(c.reached == c.milestones for c in found)
-
-
-def test_one_that_fails_does_not_end_the_others(
-    tmp_path: Path, trainings: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ours, broken = candidate(tmp_path, "ours"), candidate(tmp_path, "dflash")
-    broken = Candidate((*broken.words, "fails"), broken.values)
-    with pytest.raises(UserError, match="align.train .*debug_dflash.yaml ended with exit code 3"):
-        comparison.train([broken, ours], PlainConsole(), jobs=2)
-    assert "dflash: no such thing" in capsys.readouterr().out and ours.reached == ours.milestones
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_prompts_decoded_together_give_the_same_records(
     target: Target, pair: list[Candidate], tmp_path: Path, temperature: float

@@ -83,5 +83,5 @@ def test_every_point_is_compared_with_the_first_prompt_by_prompt() -> None:
     assert (slower.method, slower.prompts, slower.speed.value) == ("a:gamma=16", 2, 0.5)
     ends = [20 / 6 - 20 / 11, 40 / 11 - 40 / 21, 4 - 2]
     assert [slower.tau.lo, slower.tau.value, slower.tau.hi] == pytest.approx(ends)
-    run.settings["race"] = 1
+    run.settings["tuning"] = 1
     assert compare_with_first(summarise(run, records), records) == []

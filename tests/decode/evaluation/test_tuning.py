@@ -1,5 +1,4 @@
-"""The race between a system's settings: who leaves, who wins, going on after a stop; and the command around
-it."""
+"""`decode.eval --tune`: the candidates, the fastest one, and the measurement that follows."""
 
 from __future__ import annotations
 
@@ -12,79 +11,15 @@ import pytest
 
 from decode.evaluation import runner as measure
 from decode.evaluation.records import Divergence, Record, read_records, read_run
-from decode.evaluation.runner import Task
 from decode.evaluation.summary import Summary
-from decode.evaluation.tuning import find_survivors, list_candidates, race
+from decode.evaluation.tuning import list_candidates
 from decode.systems.parsing import read_method, read_sweep
 from decode.systems.registry import SYSTEMS
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
-from specalign.suites.prompt import Prompt
 from tests.builders import diffusion_drafter as standalone
-from tests.measurements import record
 from tests.measurements import run_eval as measured
-
-GROUPS = {"a": ["a1", "a2", "a3"], "b": ["b1", "b2"]}
-SECONDS = {"plain": 9.0, "a1": 1.0, "a2": 1.02, "a3": 2.0, "b1": 8.0, "b2": 5.0}
-"""Per round; a2 is as good as a1 within the noise of `records_of`."""
-
-
-def tasks(count: int) -> list[Task]:
-    order = tuple(SECONDS)
-    return [Task("s", Prompt(f"p{i}", "?", ""), (1,), 0, order) for i in range(count)]
-
-
-def records_of(task: Task) -> list[Record]:
-    number = int(task.prompt.id[1:])
-    noise = {"a2": 0.1 * (-1) ** number}
-    return [record(m, task.prompt.id, SECONDS[m] + noise.get(m, 0.0)) for m in task.order]
-
-
-def test_the_fastest_of_each_group_wins_and_the_slow_ones_leave() -> None:
-    ran: list[tuple[str, ...]] = []
-
-    def run(task: Task) -> list[Record]:
-        ran.append(task.order)
-        return records_of(task)
-
-    left: list[int] = []
-    assert race(GROUPS, tasks(8), [], run, lambda number, count: left.append(count)) == {
-        "a": "a1",
-        "b": "b2",
-    }
-    assert all(
-        set(order) == {*SECONDS} for order in ran[:5]
-    )  # nobody leaves before there is an interval
-    assert all(set(order) == {"plain", "a1", "a2", "b2"} for order in ran[5:])
-    assert left == [5, 5, 5, 5, 3, 3, 3, 3] and len(set(ran[:5])) > 1  # neighbours change
-
-
-def test_a_race_that_was_stopped_goes_on_as_it_would_have() -> None:
-    whole: list[Record] = []
-    orders: list[tuple[str, ...]] = []
-
-    def run(task: Task) -> list[Record]:
-        orders.append(task.order)
-        whole.extend(made := records_of(task))
-        return made
-
-    won = race(GROUPS, tasks(9), [], run)
-    for stopped in (3, 5, 7, 9):
-        before = [r for r in whole if int(r.prompt[1:]) < stopped]
-        again: list[tuple[str, ...]] = []
-
-        def goes_on(task: Task, again: list[tuple[str, ...]] = again) -> list[Record]:
-            again.append(task.order)
-            return records_of(task)
-
-        assert race(GROUPS, tasks(9), before, goes_on) == won and again == orders[stopped:]
-
-
-def test_only_settings_of_one_system_are_compared() -> None:
-    seen = [r for task in tasks(6) for r in records_of(task)]
-    alive = find_survivors({"a": ["a3"], "b": ["b1"]}, ["a3", "b1"], seen)
-    assert alive == ["a3", "b1"]  # a1 is out of this race, and b1 has no rival
 
 
 @pytest.mark.parametrize("name", [name for name, s in SYSTEMS.items() if s.grid])
@@ -159,15 +94,9 @@ def test_the_command_tunes_on_other_prompts_then_measures(
     assert "lookup:gamma=4, of 4 settings" in (folder / "report.html").read_text()
     tuning = read_records(folder / "tuning")
     assert {r.suite for r in tuning} == {"builtin"} and len({r.prompt for r in tuning}) == 6
-    assert {r.method for r in tuning if r.prompt == tuning[-1].prompt} == {
-        "plain",
-        "lookup:gamma=4",
-    }
     assert read_run(folder / "tuning").settings["max_new_tokens"] == 6
     said = json.loads((folder / "tuning" / "summary.json").read_text())["verdict"]
-    assert (
-        said.startswith("A race between settings, not a measurement") and "UNFINISHED" not in said
-    )
+    assert said.startswith("Tuning, not a measurement") and "UNFINISHED" not in said
     assert not {r.prompt for r in tuning} & {r.prompt for r in read_records(folder)}
 
     def never(*args: Any) -> list[Record]:
@@ -176,13 +105,11 @@ def test_the_command_tunes_on_other_prompts_then_measures(
     monkeypatch.setattr(measure, "run_task", never)
     again, _ = run(*words, prompts)
     assert again.overall == summary.overall
-    with pytest.raises(
-        UserError, match=r"\(seed: 0 there, 1 now\)"
-    ):  # before the race, not after it
+    with pytest.raises(UserError, match=r"\(seed: 0 there, 1 now\)"):  # before tuning, not after it
         run(*words, prompts, "--seed", 1)
 
 
-def test_replacing_empties_the_old_measurement_before_the_race(
+def test_replacing_empties_the_old_measurement_before_tuning(
     prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--methods", "lookup", "--tune", 5, "--out", tmp_path / "o", "--prompts", prompts]
@@ -197,7 +124,7 @@ def test_replacing_empties_the_old_measurement_before_the_race(
     assert not (tmp_path / "o" / "records.jsonl").exists()
 
 
-def test_a_changed_output_ends_the_race(
+def test_a_changed_output_ends_the_command(
     prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(r: Record) -> None:
@@ -209,12 +136,10 @@ def test_a_changed_output_ends_the_race(
         with pytest.raises(SystemExit) as stop:
             run("--methods", "lookup", "--tune", 5, "--out", tmp_path / "o", "--prompts", prompts)
         assert stop.value.code == 1
-    assert {r.prompt for r in read_records(tmp_path / "o" / "tuning")} == {"builtin-chat-1"}
+    assert not (tmp_path / "o" / "records.jsonl").exists()
 
 
-def test_settings_that_cannot_decode_are_left_out_of_the_race(
-    prompts: Path, tmp_path: Path
-) -> None:
+def test_settings_that_cannot_decode_are_left_out(prompts: Path, tmp_path: Path) -> None:
     """Trees on a target that takes chains alone show it only while they decode; a verifier, before."""
     from specalign.formats.standalone import save_standalone
 
