@@ -147,10 +147,10 @@ def summary(decoder: Decoder, out: Generation, verifier: str) -> str:
     parts = [f"{len(out.tokens)} tokens ({out.finish})"]
     if out.calls:
         parts.append(f"{out.tokens_per_second:.1f} tokens/s")
-        parts.append(f"{plural(out.calls, 'call')} of the target, τ {out.tau:.2f} tokens each")
+        parts.append(f"{plural(out.calls, 'round')} · τ {out.tau:.2f}")
     if decoder.drafter is not None and out.calls:
         helped = sum(accepted > 0 for accepted in out.accepted)
-        parts.append(f"drafts accepted in {helped / out.calls:.0%} of them")
+        parts.append(f"drafts accepted in {helped / out.calls:.0%} of rounds")
     parts.append(f"prefill {out.prefill_seconds:.2f} s")
     if out.seed is not None:
         parts.append(f"seed {out.seed}")
@@ -162,12 +162,12 @@ def how_it_runs(target: Target) -> str:
     """The line of --verbose: the target's attention, and what limits drafts."""
     parts = [f"{target.attention} attention"]
     if target.fused is not None:
-        parts.append("few rows in one call")
+        parts.append("C kernels for layers of few rows")
     if target.anatomy.recurrent:
-        by_token = ", by single tokens" if target.stepwise else ""
+        by_token = ", token by token" if target.stepwise else ""
         parts.append(f"recurrent states, replayed after rejected drafts{by_token}")
     if target.chains_only:
-        parts.append("chains alone, no trees")
+        parts.append("chains only, no trees")
     if not target.together:
         parts.append("requests of a batch one by one")
     return f"[target, {target.dtype_name} on {target.device}] " + " · ".join(parts)

@@ -118,7 +118,7 @@ def _read_benchmark(place: Place) -> list[Any]:
     if place.hub is not None:
         try:
             if not is_hub_usable():
-                raise UserError("the hub does not answer")
+                raise UserError("the Hub is unreachable")
             return list(hub_rows(place.hub, place.split, place.config))
         except UserError as error:
             errors.append(str(error))

@@ -159,7 +159,7 @@ def _draw_all(summary: Summary, records: Sequence[Record], title: str) -> bytes:
     figure.suptitle(title)
     places = figure.subplots(len(heights), 2, squeeze=False, height_ratios=heights)
     draw_ranked(places[0, 0], summary, "speedup", "speed-up over plain decoding, 95% interval")
-    draw_ranked(places[0, 1], summary, "tau", "τ, tokens per target call, 95% interval")
+    draw_ranked(places[0, 1], summary, "tau", "τ, tokens per target forward pass, 95% interval")
     if count <= MANY:
         draw_acceptance(places[1, 0], summary)
         draw_prompts(places[1, 1], summary, records)

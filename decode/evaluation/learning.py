@@ -117,7 +117,7 @@ def _draw(found: Sequence[Point], title: str) -> bytes:
         lines.append(line)
     set_log_axis(axes, (point.milestone.tokens for point in found))
     axes.set_xlabel("text tokens trained on")
-    axes.set_ylabel("τ, tokens per target call")
+    axes.set_ylabel("τ, tokens per target forward pass")
     axes.set_title(title)
     # given with their lines: matplotlib would hide a label that begins with `_`
     axes.legend(lines, recipes, fontsize=8, frameon=False)

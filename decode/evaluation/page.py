@@ -119,11 +119,11 @@ def _method_notes(summary: Summary) -> list[str]:
         "Speed-up: plain decoding's time per token, averaged over prompts, divided by the "
         "method's, both without the "
         "prefill and its token. The interval is a paired bootstrap over prompts (95%).",
-        "τ: tokens committed per verifying target call, that is the accepted drafts and the "
+        "τ: tokens committed per verifying target forward pass, that is the accepted drafts and the "
         "target's own token, without the "
         "prefill's token and whatever follows an end of sequence or a limit. Its interval is over "
         "the same resamples.",
-        "Acceptance at position k: of the calls that drafted at least k tokens, the share that "
+        "Acceptance at position k: of the rounds that drafted at least k tokens, the share that "
         "accepted the k-th; dashed, "
         "of those that accepted all before it.",
     ]

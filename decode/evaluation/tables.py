@@ -23,7 +23,7 @@ from specalign.folder.chat import Chat
 
 SUITE, METHOD, SPEED, SPEEDUP, WHOLE, TAU, TAU_MACRO, POSITIONS, TIMES, SAME, PROMPTS = COLUMNS = (
     "suite", "method", "tokens/s", "speed-up [95%]", "with prefill", "τ [95%]", "τ macro", "accepted at 1, 2, 4, 8",
-    "draft + verify, ms a call", "identical", "prompts",
+    "draft + verify, ms per round", "identical", "prompts",
 )  # fmt: skip
 ON_TERMINAL = (SUITE, METHOD, SPEED, SPEEDUP, TAU, SAME)
 """The columns that fit into 80 characters, τ without its interval."""

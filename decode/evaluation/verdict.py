@@ -32,7 +32,7 @@ def verdict(summary: Summary) -> str:
     sentences = [
         f"{_subject(best, overall[best])} {_describe_speed(overall[best])} on {where}, "
         f"up to {settings['max_new_tokens']} new tokens, {settings['dtype']}, "
-        f"with τ = {format_number(value_of(overall[best].tau))} tokens per target call."
+        f"with τ = {format_number(value_of(overall[best].tau))} tokens per target forward pass."
     ]
     if len(others) <= _MOST_SENTENCES:
         rest = [method for method in others if method != best]

