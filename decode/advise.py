@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from decode.cli import Parser, path, whole
+from decode.cli import Parser, parse_whole, path
 from specalign.common.claims import Claim
 from specalign.common.errors import cli
 from specalign.common.files import write_json, write_text
@@ -28,69 +28,29 @@ def parser() -> Parser:
         description=(__doc__ or "").partition(": ")[2].partition("\n\n")[0],
     )
     add = p.add_argument
+    drafter = "a drafter's folder, or lookup (default: the shipped one, for the default target)"
+    temps, chain = "default 0,0.5,1,1.5", "the longest chain (default: the drafter's)"
+    trees = "tree sizes, of block drafters (default 5,8)"
+    count, out = parse_whole(1, 64), Path("runs/advice")
     p.add_target_options()
     p.add_chat_options()
-    add(
-        "--drafter",
-        help="a drafter's folder, or lookup (default: the shipped one, for the default target)",
-    )
+    add("--drafter", help=drafter)
     p.add_prompt_options("the prompts (default builtin)")
     add(
-        "--limit",
-        type=whole(2, 1000),
-        default=6,
-        metavar="N",
-        help="prompts of each suite (default 6)",
+        "--temperatures", type=temperatures, default=[0.0, 0.5, 1.0, 1.5], metavar="T,…", help=temps
     )
-    add(
-        "--max-new-tokens",
-        type=whole(4, 4096),
-        default=48,
-        metavar="N",
-        help="of each output (default 48)",
-    )
-    add(
-        "--temperatures",
-        type=temperatures,
-        default=[0.0, 0.5, 1.0, 1.5],
-        metavar="T,…",
-        help="default 0,0.5,1,1.5",
-    )
-    add(
-        "--draft-tokens",
-        type=whole(1, 64),
-        metavar="K",
-        help="the longest chain (default: the drafter's)",
-    )
-    add(
-        "--trees",
-        type=tree_sizes,
-        default=[5, 8],
-        metavar="N,…",
-        help="tree sizes, of block drafters (default 5,8)",
-    )
-    add(
-        "--most-batch",
-        type=whole(1, 32),
-        default=32,
-        metavar="N",
-        help="the largest batch (default 32)",
-    )
-    add(
-        "--long",
-        type=whole(64, 2**20),
-        default=8192,
-        metavar="N",
-        help="the longest context (default 8192)",
-    )
-    add(
-        "--seed",
-        type=whole(0, 2**63 - 1),
-        default=0,
-        metavar="N",
-        help="of sampled outputs (default 0)",
-    )
-    add("--out", type=path, default=Path("runs/advice"), metavar="DIR", help="default runs/advice")
+    add("--draft-tokens", type=count, metavar="K", help=chain)
+    add("--trees", type=tree_sizes, default=[5, 8], metavar="N,…", help=trees)
+    for name, least, most, default, text in (
+        ("--limit", 2, 1000, 6, "prompts of each suite"),
+        ("--max-new-tokens", 4, 4096, 48, "length limit of an output"),
+        ("--most-batch", 1, 32, 32, "the largest batch"),
+        ("--long", 64, 2**20, 8192, "the longest context"),
+        ("--seed", 0, 2**63 - 1, 0, "of sampled outputs"),
+    ):
+        about = f"{text} (default {default})"
+        add(name, type=parse_whole(least, most), default=default, metavar="N", help=about)
+    add("--out", type=path, default=out, metavar="DIR", help=f"default {out}")
     return p
 
 

@@ -15,7 +15,15 @@ from specalign.common.commands import OptionParser, path
 from specalign.common.errors import UserError, nearest
 from specalign.folder.chat import merge_kwargs, read_kwargs
 
-__all__ = ["Parser", "number", "path", "pop_drafting", "pop_sampling", "template_kwargs", "whole"]
+__all__ = [
+    "Parser",
+    "number",
+    "path",
+    "pop_drafting",
+    "pop_sampling",
+    "template_kwargs",
+    "parse_whole",
+]
 
 
 class Parser(OptionParser):
@@ -88,9 +96,9 @@ class Parser(OptionParser):
             "--temperature", type=number, default=0.0, metavar="T", help="0 = greedy (default)"
         )
         self.add_argument("--top-p", type=number, default=1.0, metavar="P", help=mass)
-        self.add_argument("--top-k", type=whole(0), default=0, metavar="N", help=count)
+        self.add_argument("--top-k", type=parse_whole(0), default=0, metavar="N", help=count)
         self.add_argument(
-            "--seed", type=whole(0, 2**63 - 1), default=default_seed, metavar="N", help=seed
+            "--seed", type=parse_whole(0, 2**63 - 1), default=default_seed, metavar="N", help=seed
         )
 
     def add_drafting_options(self, title: str) -> None:
@@ -107,13 +115,13 @@ class Parser(OptionParser):
         vocabulary = "tokenizer of a standalone drafter with its own vocabulary"
         add(
             "--draft-tokens",
-            type=whole(1, MOST_NODES),
+            type=parse_whole(1, MOST_NODES),
             metavar="K",
             help="draft at most K tokens ahead",
         )
-        add("--tree-nodes", type=whole(0, MOST_NODES), metavar="N", help=nodes)
+        add("--tree-nodes", type=parse_whole(0, MOST_NODES), metavar="N", help=nodes)
         add("--verifier", default="auto", metavar="NAME", help=verifiers)
-        add("--steps", type=whole(1, MOST_NODES), default=1, metavar="N", help=steps)
+        add("--steps", type=parse_whole(1, MOST_NODES), default=1, metavar="N", help=steps)
         add("--order", default=ORDERS[0], metavar="NAME", help=order)
         add("--drafter-tokenizer", metavar="FOLDER", help=vocabulary)
 
@@ -135,7 +143,7 @@ def pop_sampling(typed: dict[str, Any]) -> Sampling:
     return Sampling(**{f.name: typed.pop(f.name) for f in fields(Sampling) if f.name in typed})
 
 
-def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
+def parse_whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
     """A parser of whole numbers from `least` to `most`."""
 
     def parse(text: str) -> int:

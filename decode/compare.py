@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from decode.cli import Parser, path, pop_sampling, whole
+from decode.cli import Parser, parse_whole, path, pop_sampling
 from decode.speculation.settings import Sampling
 from decode.systems.parsing import Method, read_method
 from specalign.common.claims import Claim
@@ -74,15 +74,15 @@ def parser() -> Parser:
     p.add_prompt_options(
         f"a comma list of {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)"
     )
-    add("--limit", type=whole(1), metavar="N", help="N prompts of each suite, evenly spread")
+    add("--limit", type=parse_whole(1), metavar="N", help="N prompts of each suite, evenly spread")
     add("--method", metavar="NAME", help=method)
-    add("--batch-size", type=whole(1), default=1, metavar="N", help=batch)
+    add("--batch-size", type=parse_whole(1), default=1, metavar="N", help=batch)
     add("--device", default="auto", help="of decoding: auto (default), cpu, cuda or cuda:N")
     p.add_chat_options()
     p.add_sampling_options("of sampling (default 0)")
     add(
         "--max-new-tokens",
-        type=whole(1),
+        type=parse_whole(1),
         default=128,
         metavar="N",
         help="length limit (default 128)",

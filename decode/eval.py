@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decode.cli import Parser, path, pop_drafting, pop_sampling, whole
+from decode.cli import Parser, parse_whole, path, pop_drafting, pop_sampling
 from decode.evaluation.config import DEFAULT_METHODS, TUNING_PROMPTS, TUNING_SUITE, EvalConfig
 from decode.evaluation.folder import check_out
 from decode.systems.drafter_folders import check_methods, read_drafters
@@ -57,30 +57,35 @@ def parser() -> Parser:
     p.add_prompt_options(
         f"a comma list of {', '.join(SUITES)}; groups {', '.join(GROUPS)} (default builtin)"
     )
-    add("--limit", type=whole(1), metavar="N", help="N prompts of each suite, evenly spread")
+    add("--limit", type=parse_whole(1), metavar="N", help="N prompts of each suite, evenly spread")
     p.add_target_options()
     p.add_chat_options()
     add("--drafter", help=drafter)
     add("--methods", help=named)
     sweep = "every combination: gamma=4,8,16 steps=1,2,4"
     add("--sweep", nargs="+", default=[], metavar="KEY=V,V", help=sweep)
-    add("--tune", type=whole(5), nargs="?", const=TUNING_PROMPTS, metavar="N", help=tune)
+    add("--tune", type=parse_whole(5), nargs="?", const=TUNING_PROMPTS, metavar="N", help=tune)
     p.add_drafting_options(
         "how the methods drafter and combined draft (--draft-tokens: every method)"
     )
     p.add_sampling_options("of sampling, the order of methods and the intervals (default 0)")
     length = "length limit of an output (default 128)"
-    add("--max-new-tokens", type=whole(1), default=128, metavar="N", help=length)
+    add("--max-new-tokens", type=parse_whole(1), default=128, metavar="N", help=length)
     repeats = "generations per prompt and method (default 1)"
-    add("--repeats", type=whole(1, 1000), default=1, metavar="N", help=repeats)
+    add("--repeats", type=parse_whole(1, 1000), default=1, metavar="N", help=repeats)
     add(
         "--warmup",
-        type=whole(0, 1000),
+        type=parse_whole(0, 1000),
         default=1,
         metavar="N",
         help="untimed rounds first (default 1)",
     )
-    add("--threads", type=whole(1), metavar="N", help="CPU threads (default: torch's own choice)")
+    add(
+        "--threads",
+        type=parse_whole(1),
+        metavar="N",
+        help="CPU threads (default: torch's own choice)",
+    )
     add("--out", type=path, metavar="DIR", help="default runs/eval/SUITE-SETTINGS")
     resume = "continue what --out holds, or replace it"
     add("--resume", action=BooleanOptionalAction, default=True, help=resume)

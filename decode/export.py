@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decode.cli import Parser, path, whole
+from decode.cli import Parser, parse_whole, path
 from decode.exporting import EXPORTS
 from decode.systems.drafter_folders import check_there, kind_of, target_for
 from specalign.common.commands import command
@@ -55,12 +55,18 @@ def parser() -> Parser:
     )
     add(
         "--limit",
-        type=whole(1),
+        type=parse_whole(1),
         default=4,
         metavar="N",
         help="built-in prompts that are compared over (default 4)",
     )
-    add("--max-new-tokens", type=whole(2), default=48, metavar="N", help="of each (default 48)")
+    add(
+        "--max-new-tokens",
+        type=parse_whole(2),
+        default=48,
+        metavar="N",
+        help="of each (default 48)",
+    )
     add(
         "--push",
         metavar="REPO",

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from decode.cli import Parser, number, pop_drafting, pop_sampling, whole
+from decode.cli import Parser, number, parse_whole, pop_drafting, pop_sampling
 from decode.engine.output import MAX_NEW_TOKENS
 from decode.speculation.settings import Sampling
 from decode.systems.drafter_folders import AUTO, check_methods, check_there, read_drafters
@@ -92,9 +92,17 @@ def parser() -> Parser:
     add("--repetition-penalty", type=number, default=1.0, metavar="X", help="default 1: off")
     add("--min-p", type=number, default=0.0, metavar="P", help=min_p)
     add("--presence-penalty", type=number, default=0.0, metavar="X", help="default 0: off")
-    add("--ban", dest="banned", type=whole(0), action="append", default=[], metavar="ID", help=ban)
-    add("--max-new-tokens", type=whole(1), default=MAX_NEW_TOKENS, metavar="N", help=limit)
-    add("--min-new-tokens", type=whole(0), default=0, metavar="N", help=least)
+    add(
+        "--ban",
+        dest="banned",
+        type=parse_whole(0),
+        action="append",
+        default=[],
+        metavar="ID",
+        help=ban,
+    )
+    add("--max-new-tokens", type=parse_whole(1), default=MAX_NEW_TOKENS, metavar="N", help=limit)
+    add("--min-new-tokens", type=parse_whole(0), default=0, metavar="N", help=least)
     add("--stop", action="append", default=[], help="end before this string; may be repeated")
     p.add_chat_options()
     add("--raw", action="store_true", help="continue the prompt as plain text, no chat template")

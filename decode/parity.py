@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from decode.cli import Parser, path, whole
+from decode.cli import Parser, parse_whole, path
 from decode.systems.drafter_folders import BLOCKS, check_there, kind_of, target_for
 from specalign.common.errors import UserError, cli, nearest
 from specalign.common.text import say
@@ -40,8 +40,20 @@ def parser() -> Parser:
     )
     p.add_target_options(dtype=False)
     p.add_prompt_options("a suite or several (default builtin)")
-    add("--limit", type=whole(1), default=8, metavar="N", help="prompts of each suite (default 8)")
-    add("--max-new-tokens", type=whole(2), default=64, metavar="N", help="of each (default 64)")
+    add(
+        "--limit",
+        type=parse_whole(1),
+        default=8,
+        metavar="N",
+        help="prompts of each suite (default 8)",
+    )
+    add(
+        "--max-new-tokens",
+        type=parse_whole(2),
+        default=64,
+        metavar="N",
+        help="of each (default 64)",
+    )
     return p
 
 

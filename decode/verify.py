@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from decode.cli import Parser, path, whole
+from decode.cli import Parser, parse_whole, path
 from decode.verification.pair import LIMIT, NEW_TOKENS, VerifyConfig, check
 from decode.verification.verdict import read_replay, write_verdict
 from specalign.common.claims import Claim
@@ -59,14 +59,14 @@ def parser() -> Parser:
     p.add_prompt_options("the prompts (default mtbench)")
     add(
         "--limit",
-        type=whole(1, 100_000),
+        type=parse_whole(1, 100_000),
         default=LIMIT,
         metavar="N",
         help=f"prompts of each suite, evenly spread (default {LIMIT})",
     )
     add(
         "--max-new-tokens",
-        type=whole(4, 100_000),
+        type=parse_whole(4, 100_000),
         default=NEW_TOKENS,
         metavar="N",
         help=f"the length of greedy texts (default {NEW_TOKENS})",

@@ -13,7 +13,7 @@ from decode.engine.decoder import Decoder
 from decode.evaluation.config import TUNING_SUITE, EvalConfig
 from decode.evaluation.plan import EvalPlan, forget_speeds, make_decoders
 from decode.evaluation.records import Record
-from decode.evaluation.session import begin
+from decode.evaluation.session import Measurement, begin
 from decode.evaluation.statistics import times
 from decode.systems.parsing import Method, Sweep, sweep_methods
 from decode.systems.registry import PLAIN, option_name
@@ -77,34 +77,21 @@ def tune(
     lines: list[str] = []
     contested = {asked: group for asked, group in groups.items() if len(group) > 1}
     if contested:
-        names = [PLAIN, *(name for group in contested.values() for name in group)]
+        measured = [PLAIN, *(name for group in contested.values() for name in group)]
         console.say(
-            f"tuning: {plural(len(names) - 1, 'setting')} of {plural(len(contested), 'method')}"
+            f"tuning: {plural(len(measured) - 1, 'setting')} of {plural(len(contested), 'method')}"
         )
-        settings = replace(
-            config,
-            suite=TUNING_SUITE,
-            prompts=None,
-            prompts_column=None,
-            data_dir=None,
-            limit=config.tune,
-            repeats=1,
-            out=config.out and config.out / "tuning",
-            no_hf_check=True,
-            tuning=True,
-        )
-        suites, skipped = prompts_of(TUNING_SUITE, limit=config.tune)
-        chosen = {name: decoders[name] for name in names}
-        measurement = begin(settings, plan, chosen, suites, skipped, console, command)
+        chosen = {name: decoders[name] for name in measured}
+        measurement = _begin_tuning(config, plan, chosen, console, command)
         summary, folder = measurement.finish()
         report = folder / "report.html"
         if summary.bugs:
             changed = ", ".join(m for m, figures in summary.overall.items() if figures.bugs)
             raise OutputChanged(f"OUTPUT CHANGED beyond rounding by {changed}: {report}")
-        for asked, group in contested.items():
-            best[asked] = _find_fastest(group, measurement.records)
+        for asked, settings in contested.items():
+            best[asked] = _find_fastest(settings, measurement.records)
             where = f"{plural(len(measurement.tasks), 'prompt')} of {TUNING_SUITE}"
-            lines.append(f"{best[asked]}, of {plural(len(group), 'setting')} on {where}")
+            lines.append(f"{best[asked]}, of {plural(len(settings), 'setting')} on {where}")
         console.say(f"tuned: {', '.join(best[asked] for asked in contested)} ({report})")
     methods = {name: tried[name] for name in best.values()}
     for name in methods:
@@ -114,6 +101,29 @@ def tune(
         replace(plan, methods=methods),
         {name: decoders[name] for name in methods},
     )
+
+
+def _begin_tuning(
+    config: EvalConfig,
+    plan: EvalPlan,
+    decoders: dict[str, Decoder],
+    console: PlainConsole,
+    command: str,
+) -> Measurement:
+    settings = replace(
+        config,
+        suite=TUNING_SUITE,
+        prompts=None,
+        prompts_column=None,
+        data_dir=None,
+        limit=config.tune,
+        repeats=1,
+        out=config.out and config.out / "tuning",
+        no_hf_check=True,
+        tuning=True,
+    )
+    suites, skipped = prompts_of(TUNING_SUITE, limit=config.tune)
+    return begin(settings, plan, decoders, suites, skipped, console, command)
 
 
 def _find_fastest(names: Sequence[str], records: Sequence[Record]) -> str:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from decode.cli import Parser, number, path, whole
+from decode.cli import Parser, number, parse_whole, path
 from specalign.common.errors import UserError
 
 
 @pytest.fixture
 def parser() -> Parser:
     made = Parser(prog="x")
-    made.add_argument("--limit", type=whole(1))
+    made.add_argument("--limit", type=parse_whole(1))
     made.add_argument("--temperature", type=number)
     made.add_argument("--out", type=path)
     made.add_chat_options()
@@ -25,7 +25,7 @@ def parser() -> Parser:
     [
         (["--limt=3"], "'--limt=3' .did you mean '--limit'"),
         (["--lim", "3"], "'--lim'"),  # no abbreviations
-        (["--limit", "0"], "--limit: '0' is not a whole number, at least 1"),
+        (["--limit", "0"], "--limit: '0' is not a parse_whole number, at least 1"),
         (["--temperature", "nan"], "--temperature: 'nan' is not a number"),
         (["--limit", "9" * 5000], "--limit: '999"),
         (["--limit", "99999999999"], "'99999999999' is more than 2147483647"),

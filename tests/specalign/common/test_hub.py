@@ -106,7 +106,8 @@ def test_a_registry_that_does_not_answer_is_asked_once(
     monkeypatch.setenv("SPECALIGN_CACHE", str(tmp_path))
     for package in ("nowhere", "other"):
         with pytest.raises(
-            UserError, match=f"package {package}==1 can't be .*: the package registry is unreachable"
+            UserError,
+            match=f"package {package}==1 can't be .*: the package registry is unreachable",
         ):
             hub.package_file(package, "1", "rows.json")
     assert asked == ["nowhere==1"]
