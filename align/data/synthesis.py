@@ -17,7 +17,7 @@ from align.data.batches import Batches, MakeSource, with_folder_batch
 from align.data.identity import identity, is_same
 from align.data.index import ShardFolder
 from align.data.prompts import read_prompts
-from align.folder.clock import note_clock
+from align.folder.clock import note_readings
 from align.target.model import Target
 from align.writing.in_process import InProcess
 from align.writing.journal import forget_until
@@ -232,7 +232,7 @@ def _survey_prompts(plan: Plan, folder: Path, quiet: bool) -> int:
     if not quiet:
         for note in notes:
             say(f"note: {note}", error=True)
-        note_clock(plan.target, str(folder), plan.template.date)
+        note_readings(plan.target, str(folder), plan.template.date)
     return expected
 
 
