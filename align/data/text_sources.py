@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,11 +15,11 @@ from align.common.hub import is_hub_id, missing
 from align.config.data import DataConfig
 from align.data.overlap import check_excluded
 from align.data.prompts import check_source
-from align.rows.folders import visible_files
+from align.rows.folders import choose_files, visible_files
 from align.rows.hub_rows import hub_rows
 from align.rows.messages import is_conversation
-from align.rows.shapes import CONVERSATIONS
-from align.rows.splits import belongs_to, split_of
+from align.rows.shapes import CONVERSATIONS, NAMES
+from align.rows.splits import NoSplit, split_of
 from align.rows.tables import check_plain_text, kind_of, read_rows, suffix_of
 
 TABLES = (".jsonl", ".ndjson", ".parquet", ".arrow", ".csv", ".tsv")
@@ -30,6 +30,8 @@ TEXTS = (
     *(".scala", ".js", ".jsx", ".ts", ".tsx", ".rb", ".php", ".pl", ".sh", ".sql", ".r", ".jl"),
     *(".lua", ".hs", ".ml", ".swift", ".cs", ".css", ".toml", ".yaml", ".yml"),
 )
+UNUSED_COLUMN = "values of column"
+"""How `left_out` counts what the columns without the text hold."""
 MOST_CHARACTERS = 200_000
 """Longer texts are split at line ends, so that little is tokenised at a time."""
 _OVERLAP_CHARACTERS = 4_000
@@ -116,6 +118,8 @@ def _read_column(
         columns = row if isinstance(row, dict) else {column: row}
         if isinstance(columns.get(column), str):
             yield columns[column]
+            filled = {str(k) for k, v in columns.items() if v not in (None, "", [], {})}
+            left_out.update(f"{UNUSED_COLUMN} {k!r}" for k in filled - {column, *NAMES})
             continue
         names = {str(name).strip().casefold() for name in columns}
         if is_conversation(row) or is_conversation([row]) or names & {*CONVERSATIONS}:
@@ -141,11 +145,10 @@ def _read_file(path: Path, options: HubOptions, left_out: Counter[str]) -> Itera
 
 
 def _read_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> Iterator[str]:
-    """The visible files in the order of their names. Tables and .txt files whose names say another
-    split are left out."""
+    """The visible files in the order of their names. Tables and .txt files of other splits are left
+    out."""
     files = visible_files(folder)
-    splits = [*TABLES, ".txt"]
-    named = any(split_of(f.relative_to(folder)) for f in files if suffix_of(f) in splits)
+    others = _find_other_splits(folder, files, options)
     found = False
     missing: _NoColumn | None = None
     for path in files:
@@ -153,7 +156,7 @@ def _read_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> I
         if suffix not in TABLES + TEXTS:
             left_out["files of other kinds"] += 1
             continue
-        if named and suffix in splits and not belongs_to(path.relative_to(folder), options.split):
+        if path in others:
             left_out["files of other splits"] += 1
             continue
         try:
@@ -169,6 +172,22 @@ def _read_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> I
             left_out["files that can't be read as text"] += 1
     if missing and not found:
         raise missing
+
+
+def _find_other_splits(folder: Path, files: Sequence[Path], options: HubOptions) -> set[Path]:
+    """The tables and .txt files that the folder's card or their names give to other splits. Raises
+    NoSplit if nothing else is there."""
+    readable = [file for file in files if suffix_of(file) in TABLES + TEXTS]
+    split = [file for file in readable if suffix_of(file) in (*TABLES, ".txt")]
+    tables = any(suffix_of(file) in TABLES for file in split)
+    if not tables and not any(split_of(file.relative_to(folder)) for file in split):
+        return set()
+    try:
+        return {*split} - {*choose_files(folder, split, options.split, options.config, "data.text")}
+    except NoSplit:
+        if len(split) == len(readable):
+            raise
+        return {*split}
 
 
 def _find_fault(text: str) -> str | None:

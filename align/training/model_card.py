@@ -13,6 +13,7 @@ from align.common.hub import DEFAULT_TARGET, card_metadata, card_value, hub_id, 
 from align.common.provenance import training_versions
 from align.common.text import markdown_text
 from align.config.recipe import Recipe, resolve
+from align.data.text_sources import UNUSED_COLUMN
 from align.folder.chat import Chat, quote_arguments
 from align.folder.publishing import opening_name
 from align.models.block_config import BlockConfig
@@ -209,10 +210,12 @@ def _text_row(recipe: Recipe, text: dict[str, Any]) -> str:
     names = ", ".join(
         f"{markdown_text(_name(s['source']))} {s['tokens']:,}" for s in text["sources"]
     )
+    counts = text["left_out"].items()
+    dropped = sum(n for reason, n in counts if not reason.startswith(UNUSED_COLUMN))
     return (
         f"| other text | the first {recipe.data.text_share:.0%} of the steps: {text['tokens']:,} "
         f"tokens ({names}), "
-        f"{sum(text['left_out'].values()):,} documents, pieces and files dropped |"
+        f"{dropped:,} documents, pieces and files dropped |"
     )
 
 

@@ -34,8 +34,10 @@ def test_by_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert choose(folder) == ["train-0.jsonl", "train-1.jsonl"]
     assert choose(folder, "test") == ["test-0.jsonl"]
     assert "left out: test-0.jsonl (data.prompts_split)" in capsys.readouterr().err
-    assert choose(make(tmp_path / "restrained", "latest.jsonl")) == ["latest.jsonl"]
-    assert choose(make(tmp_path / "both", "train_test.jsonl")) == ["train_test.jsonl"]
+    for name in ("latest.jsonl", "train_test.jsonl"):
+        assert choose(make(tmp_path / f"restrained {name}", name)) == [name]
+        note = f"no clear split in the name of {name}: counted as train (data.prompts_split)"
+        assert note in capsys.readouterr().err
     with pytest.raises(NoSplit, match=r"no split 'validation' \(one of: test, train\)"):
         choose(folder, "validation")
 
