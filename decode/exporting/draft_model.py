@@ -32,6 +32,7 @@ from decode.exporting.compare import (
     find_other_tensor,
 )
 from decode.exporting.folder import Exported, check_free, note_target, write_card, write_folder
+from decode.exporting.registry import UnfitFormat
 from decode.exporting.serving import (
     ServedTarget,
     Snippet,
@@ -52,13 +53,13 @@ _HUB = ("*.json", "*.safetensors", "*.bin", "*.model", "*.txt", "*.jinja", "READ
 
 
 def check_format(names: Iterable[str]) -> None:
-    """Raises UserError for a format of block drafters."""
+    """Raises UnfitFormat for a format of block drafters."""
     for name in names:
         if name != FORMAT:
-            raise UserError(
+            raise UnfitFormat(
                 f"--format {name}: holds block drafters, and this one is an autoregressive "
-                "language model; it "
-                f"fits --format {FORMAT}"
+                "language model",
+                [FORMAT],
             )
 
 
