@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,8 @@ TEXTS = (
 )
 UNUSED_COLUMN = "values of column"
 """How `left_out` counts what the columns without the text hold."""
+SEARCHED_ROWS = 1000
+"""Of a table or a Hub data set, without a text, after which it lacks the column."""
 MOST_CHARACTERS = 200_000
 """Longer texts are split at line ends, so that little is tokenised at a time."""
 _OVERLAP_CHARACTERS = 4_000
@@ -111,24 +114,35 @@ class _NoColumn(UserError):
 def _read_column(
     rows: Iterable[Any], source: str, options: HubOptions, left_out: Counter[str]
 ) -> Iterator[str]:
-    """The text of each row that has one; a row that is a string is one. Raises _NoColumn if the
-    first row lacks the column."""
+    """The text of each row that has one; a row that is a string is one. Raises _NoColumn if no row
+    has the column, of the first `SEARCHED_ROWS`."""
     column = options.column
-    for number, row in enumerate(rows):
+    rows = iter(rows)
+    first: list[Any] = []
+    for row in islice(rows, SEARCHED_ROWS):
+        first.append(row)
+        if isinstance(row, str) or isinstance(row, dict) and column in row:
+            break
+    else:
+        if first:
+            raise _NoColumn(f"data.text={source!r}: {_describe_columns(first, column)}")
+    for row in chain(first, rows):
         columns = row if isinstance(row, dict) else {column: row}
         if isinstance(columns.get(column), str):
-            yield columns[column]
             filled = {str(k) for k, v in columns.items() if v not in (None, "", [], {})}
             left_out.update(f"{UNUSED_COLUMN} {k!r}" for k in filled - {column, *NAMES})
-            continue
-        names = {str(name).strip().casefold() for name in columns}
-        if is_conversation(row) or is_conversation([row]) or names & {*CONVERSATIONS}:
-            reason = ": its rows are conversations, which data.prompts reads"
+            yield columns[column]
         else:
-            reason = f" (data.text_column){nearest(column, map(str, columns))}"
-        if number == 0 and (column not in columns or isinstance(row, list)):
-            raise _NoColumn(f"data.text={source!r}: no column {column!r}{reason}")
-        left_out[f"rows whose column {column!r} holds no text"] += 1
+            left_out[f"rows whose column {column!r} holds no text"] += 1
+
+
+def _describe_columns(rows: Sequence[Any], column: str) -> str:
+    """What rows without the column have."""
+    columns = dict.fromkeys(str(name) for row in rows if isinstance(row, dict) for name in row)
+    names = {name.strip().casefold() for name in columns}
+    if names & {*CONVERSATIONS} or any(is_conversation(r) or is_conversation([r]) for r in rows):
+        return f"no column {column!r}: its rows are conversations, which data.prompts reads"
+    return f"no column {column!r} (data.text_column){nearest(column, columns)}"
 
 
 def _read_file(path: Path, options: HubOptions, left_out: Counter[str]) -> Iterator[str]:

@@ -41,7 +41,7 @@ def table_files(folder: Path, split: str, config: str | None, key: str) -> list[
     files = [file for file in visible_files(folder) if kind_of(file)]
     if not files:
         return []
-    chosen = _one_kind(choose_files(folder, files, split, config, key))
+    chosen = choose_files(folder, files, split, config, key, one_kind=True)
     others = [file for file in files if file not in chosen]
     if others:
         listed = _list_names(folder, others)
@@ -50,14 +50,26 @@ def table_files(folder: Path, split: str, config: str | None, key: str) -> list[
 
 
 def choose_files(
-    folder: Path, files: Sequence[Path], split: str, config: str | None, key: str
+    folder: Path,
+    files: Sequence[Path],
+    split: str,
+    config: str | None,
+    key: str,
+    one_kind: bool = False,
 ) -> list[Path]:
     """Of these files of a folder those of one configuration and split. A note names those that
-    count as train because nothing tells. Raises as `table_files`."""
+    count as train because nothing tells.
+
+    Args:
+        one_kind: only those of the first kind of `READERS` that is there.
+
+    Raises as `table_files`.
+    """
     where = f"{key}={str(folder)!r}"
     patterns = _choose_config(folder, config, key)
     if split in patterns:
-        return _match_split(folder, files, patterns, split)
+        chosen = _match_split(folder, files, patterns, split)
+        return _one_kind(chosen) if one_kind else chosen
     if patterns and None not in patterns:
         raise UserError(f"{key}_split={split!r}: unknown{nearest(split, map(str, patterns))}")
     if patterns:
@@ -67,6 +79,7 @@ def choose_files(
         if not files:
             raise UserError(f"{key}_config={config!r}: no file of {folder} has it in its name")
     chosen = _choose_by_name(folder, files, split, where)
+    chosen = _one_kind(chosen) if one_kind else chosen
     unclear = [file for file in chosen if is_unclear(file.relative_to(folder), split)]
     if unclear:
         note = f"no clear split in the name of {_list_names(folder, unclear)}: counted as {split}"

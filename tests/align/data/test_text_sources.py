@@ -115,6 +115,12 @@ def test_rows_and_tables_without_the_column(tmp_path: Path) -> None:
     assert read(tmp_path / "d") == (["first"], {"tables without column 'text'": 1})
 
 
+def test_rows_of_several_shapes(tmp_path: Path) -> None:
+    (tmp_path / "mix.jsonl").write_text('{"content": "first"}\n{"text": "second"}\n')
+    counts = {"rows whose column 'text' holds no text": 1}
+    assert read(tmp_path / "mix.jsonl") == (["second"], counts)
+
+
 def test_what_other_columns_hold_is_counted(tmp_path: Path) -> None:
     rows = [{"id": 1, "text": "a", "title": "T", "tags": []}, {"text": "b", "title": "U"}]
     (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))

@@ -42,6 +42,14 @@ def test_by_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         choose(folder, "validation")
 
 
+def test_a_file_that_is_left_out_does_not_count_as_train(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert choose(make(tmp_path, "a.jsonl", "b.csv")) == ["a.jsonl"]
+    notes = capsys.readouterr().err
+    assert "in the name of a.jsonl: counted as train" in notes and "left out: b.csv" in notes
+
+
 def test_one_kind_is_read_and_the_others_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
