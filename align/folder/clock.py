@@ -51,6 +51,9 @@ def note_readings(target: Templated, folder: str = "", date: str | None = None) 
         date = date or target.chat.date
         day = f"{datetime.date.fromisoformat(date):%d %b %Y}" if date else "today's date"
         texts = f"the samples of {folder}" if folder else "prompts"
-        say_once(f"{start} reads the clock; {texts} say {day}")
+        switch = (
+            f" (its variable {DATE_VARIABLE} sets it)" if DATE_VARIABLE in _source(target) else ""
+        )
+        say_once(f"{start} reads the clock; {texts} say {day}{switch}")
     if draws_at_random(target):
         say_once(f"{start} draws at random; the draw is the same in all prompts (fixed seed)")

@@ -38,7 +38,7 @@ def test_the_date_is_read_fixed_and_reported(capsys: pytest.CaptureFixture[str])
     assert given.tokenizer.decode(given.chat_tokens("Hi")) == "26 Jul 2024Hi"
     target = with_template(DATED + TEXT)
     assert reads_clock(target) and target.chat_tokens("Hi") == target.chat_tokens("Hi")
-    assert capsys.readouterr().err.count("reads the clock; prompts say today's date") == 1
+    assert capsys.readouterr().err.count("today's date (its variable date_string sets it)") == 1
     note_readings(target, "data", "2001-02-03")
     assert "the samples of data say 03 Feb 2001" in capsys.readouterr().err
     hello = Conversation.from_text("Hi")
