@@ -31,13 +31,16 @@ def draws_at_random(target: Templated) -> bool:
 
 
 def _source(target: Templated) -> str:
-    """The source of the chosen chat template; "" without one."""
+    """The source of the chosen chat template, and of that for tools; "" without one."""
     if not target.has_chat_template:
         return ""
     name = target.chat.kwargs.get(TEMPLATE)
+    templates = target.tokenizer.chat_template
     check_chosen(target.tokenizer, name, target.spec)
-    source: str = target.tokenizer.get_chat_template(name)
-    return source
+    if isinstance(templates, str):
+        return templates
+    names = ("default", "tool_use") if name is None else (name,)
+    return "\n".join(templates.get(name, "") for name in names)
 
 
 def note_readings(target: Templated, folder: str = "", date: str | None = None) -> None:
