@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folders = {name: options.out if len(names) == 1 else options.out / name for name in names}
 
     from decode.exporting.exports import DrafterPair, ExportOptions, export_drafter
+    from decode.exporting.registry import UnfitFormat
 
     target = target_for(options.target, options.drafter)
     role = kind_of(options.drafter)
@@ -97,7 +99,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     how = ExportOptions(
         options.dtype, limit, options.max_new_tokens, options.target_gguf, options.push
     )
-    verdicts = export_drafter(pair, folders, how)
+    try:
+        verdicts = export_drafter(pair, folders, how)
+    except UnfitFormat as error:
+        words = sys.argv[1:] if arguments is None else arguments
+        gguf = target.endswith(".gguf")
+        commands = [command("decode.export", *_with_format(words, n, gguf)) for n in error.fitting]
+        _print_refusal(error, commands or _other_commands(options, target))
+        raise SystemExit(2) from None
     for verdict in verdicts:
         _print_verdict(verdict, options)
     codes = [verdict.exit_code for verdict in verdicts if verdict.exit_code]
@@ -116,6 +125,31 @@ def read_names(text: str) -> list[str]:
     if not names:
         raise UserError(f"--format: name one of {', '.join(EXPORTS)}")
     return list(dict.fromkeys(names))
+
+
+def _with_format(arguments: Sequence[str], name: str, gguf: bool) -> list[str]:
+    """The command's arguments with another format. gguf: whether the target is a GGUF file."""
+    words = [word for word in arguments if not word.startswith("--format=")]
+    if "--format" in words:
+        place = words.index("--format")
+        del words[place : place + 2]
+    named = gguf or any(word.startswith("--target-gguf") for word in words)
+    if name == "gguf" and not named:
+        words += ["--target-gguf", "TARGET.gguf"]
+    return [*words, "--format", name]
+
+
+def _other_commands(options: argparse.Namespace, target: str) -> list[str]:
+    """To use a drafter that no format holds, and to train one that a format does."""
+    words = [] if options.target is None else ["--target", target]
+    generate = command("decode.generate", "--drafter", options.drafter, *words, "your prompt")
+    return [generate, command("align.train", "recipe=taps", f"target.name={target}")]
+
+
+def _print_refusal(error: UserError, commands: Sequence[str]) -> None:
+    say(f"error: {error}\n", error=True)
+    for line in commands:
+        say(f"      {line}", error=True)
 
 
 def _print_verdict(verdict: Verdict, options: argparse.Namespace) -> None:

@@ -23,7 +23,7 @@ from align.writing.survey import describe_survey, survey_prompts
 from align.writing.template import TargetInfo, chat_template
 from specalign.common.errors import UserError
 from specalign.common.text import say
-from specalign.folder.clock import note_clock
+from specalign.folder.clock import note_readings
 from specalign.lm.model import Target
 
 FRUITLESS_BATCHES = 20
@@ -232,7 +232,7 @@ def _survey_prompts(plan: Plan, folder: Path, quiet: bool) -> int:
     if not quiet:
         for note in notes:
             say(f"note: {note}", error=True)
-        note_clock(plan.target, str(folder), plan.template.date)
+        note_readings(plan.target, str(folder), plan.template.date)
     return expected
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +16,11 @@ from align.data.prompts import check_source
 from specalign.common.errors import UserError, check_all, nearest
 from specalign.common.files import check_ordinary, expand_path, read_text
 from specalign.common.hub import is_hub_id, missing
-from specalign.rows.folders import visible_files
+from specalign.rows.folders import choose_files, visible_files
 from specalign.rows.hub_rows import hub_rows
 from specalign.rows.messages import is_conversation
-from specalign.rows.shapes import CONVERSATIONS
-from specalign.rows.splits import belongs_to, split_of
+from specalign.rows.shapes import CONVERSATIONS, NAMES
+from specalign.rows.splits import NoSplit, split_of
 from specalign.rows.tables import check_plain_text, kind_of, read_rows, suffix_of
 
 TABLES = (".jsonl", ".ndjson", ".parquet", ".arrow", ".csv", ".tsv")
@@ -30,6 +31,10 @@ TEXTS = (
     *(".scala", ".js", ".jsx", ".ts", ".tsx", ".rb", ".php", ".pl", ".sh", ".sql", ".r", ".jl"),
     *(".lua", ".hs", ".ml", ".swift", ".cs", ".css", ".toml", ".yaml", ".yml"),
 )
+UNUSED_COLUMN = "values of column"
+"""How `left_out` counts what the columns without the text hold."""
+SEARCHED_ROWS = 1000
+"""Of a table or a Hub data set, without a text, after which it lacks the column."""
 MOST_CHARACTERS = 200_000
 """Longer texts are split at line ends, so that little is tokenised at a time."""
 _OVERLAP_CHARACTERS = 4_000
@@ -109,22 +114,35 @@ class _NoColumn(UserError):
 def _read_column(
     rows: Iterable[Any], source: str, options: HubOptions, left_out: Counter[str]
 ) -> Iterator[str]:
-    """The text of each row that has one; a row that is a string is one. Raises _NoColumn if the
-    first row lacks the column."""
+    """The text of each row that has one; a row that is a string is one. Raises _NoColumn if no row
+    has the column, of the first `SEARCHED_ROWS`."""
     column = options.column
-    for number, row in enumerate(rows):
+    rows = iter(rows)
+    first: list[Any] = []
+    for row in islice(rows, SEARCHED_ROWS):
+        first.append(row)
+        if isinstance(row, str) or isinstance(row, dict) and column in row:
+            break
+    else:
+        if first:
+            raise _NoColumn(f"data.text={source!r}: {_describe_columns(first, column)}")
+    for row in chain(first, rows):
         columns = row if isinstance(row, dict) else {column: row}
         if isinstance(columns.get(column), str):
+            filled = {str(k) for k, v in columns.items() if v not in (None, "", [], {})}
+            left_out.update(f"{UNUSED_COLUMN} {k!r}" for k in filled - {column, *NAMES})
             yield columns[column]
-            continue
-        names = {str(name).strip().casefold() for name in columns}
-        if is_conversation(row) or is_conversation([row]) or names & {*CONVERSATIONS}:
-            reason = ": its rows are conversations, which data.prompts reads"
         else:
-            reason = f" (data.text_column){nearest(column, map(str, columns))}"
-        if number == 0 and (column not in columns or isinstance(row, list)):
-            raise _NoColumn(f"data.text={source!r}: no column {column!r}{reason}")
-        left_out[f"rows whose column {column!r} holds no text"] += 1
+            left_out[f"rows whose column {column!r} holds no text"] += 1
+
+
+def _describe_columns(rows: Sequence[Any], column: str) -> str:
+    """What rows without the column have."""
+    columns = dict.fromkeys(str(name) for row in rows if isinstance(row, dict) for name in row)
+    names = {name.strip().casefold() for name in columns}
+    if names & {*CONVERSATIONS} or any(is_conversation(r) or is_conversation([r]) for r in rows):
+        return f"no column {column!r}: its rows are conversations, which data.prompts reads"
+    return f"no column {column!r} (data.text_column){nearest(column, columns)}"
 
 
 def _read_file(path: Path, options: HubOptions, left_out: Counter[str]) -> Iterator[str]:
@@ -141,11 +159,10 @@ def _read_file(path: Path, options: HubOptions, left_out: Counter[str]) -> Itera
 
 
 def _read_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> Iterator[str]:
-    """The visible files in the order of their names. Tables and .txt files whose names say another
-    split are left out."""
+    """The visible files in the order of their names. Tables and .txt files of other splits are left
+    out."""
     files = visible_files(folder)
-    splits = [*TABLES, ".txt"]
-    named = any(split_of(f.relative_to(folder)) for f in files if suffix_of(f) in splits)
+    others = _find_other_splits(folder, files, options)
     found = False
     missing: _NoColumn | None = None
     for path in files:
@@ -153,7 +170,7 @@ def _read_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> I
         if suffix not in TABLES + TEXTS:
             left_out["files of other kinds"] += 1
             continue
-        if named and suffix in splits and not belongs_to(path.relative_to(folder), options.split):
+        if path in others:
             left_out["files of other splits"] += 1
             continue
         try:
@@ -169,6 +186,22 @@ def _read_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> I
             left_out["files that can't be read as text"] += 1
     if missing and not found:
         raise missing
+
+
+def _find_other_splits(folder: Path, files: Sequence[Path], options: HubOptions) -> set[Path]:
+    """The tables and .txt files that the folder's card or their names give to other splits. Raises
+    NoSplit if nothing else is there."""
+    readable = [file for file in files if suffix_of(file) in TABLES + TEXTS]
+    split = [file for file in readable if suffix_of(file) in (*TABLES, ".txt")]
+    tables = any(suffix_of(file) in TABLES for file in split)
+    if not tables and not any(split_of(file.relative_to(folder)) for file in split):
+        return set()
+    try:
+        return {*split} - {*choose_files(folder, split, options.split, options.config, "data.text")}
+    except NoSplit:
+        if len(split) == len(readable):
+            raise
+        return {*split}
 
 
 def _find_fault(text: str) -> str | None:

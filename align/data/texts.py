@@ -18,7 +18,7 @@ from align.data import shards as data
 from align.data.identity import is_same
 from align.data.index import ShardFolder, read_samples
 from align.data.overlap import Passages, read_excluded
-from align.data.text_sources import Document, HubOptions, read_documents
+from align.data.text_sources import UNUSED_COLUMN, Document, HubOptions, read_documents
 from align.writing.template import TargetInfo, first_tokens
 from specalign.common.commands import command
 from specalign.common.errors import UserError
@@ -142,9 +142,21 @@ class _Reader:
         self.first = first_tokens(target)
         self.piece_length = d.length - len(self.first)
         self.mixture = list(d.mixture) or [1.0] * len(d.text)
-        self.left_out, self.seen = Counter[str](), set[bytes]()
+        self.left_out = [Counter[str]() for _ in d.text]
+        self.seen = set[bytes]()
         options = HubOptions(d.text_column, d.text_split, d.text_config, d.text_revision)
-        self.documents = [read_documents(source, options, self.left_out) for source in d.text]
+        self.documents = [
+            read_documents(source, options, left_out)
+            for source, left_out in zip(d.text, self.left_out, strict=True)
+        ]
+
+    def count_left_out(self) -> dict[str, int]:
+        """What was left out by reason, and by source if there are several."""
+        counts = {}
+        for record, left_out in zip(self.records, self.left_out, strict=True):
+            of = f" of {record['source']}" if len(self.records) > 1 else ""
+            counts.update({f"{reason}{of}": count for reason, count in left_out.items()})
+        return dict(sorted(counts.items()))
 
     def read_shard(self, limit: int) -> data.Samples:
         """The next documents, `limit` tokens or a little more; nothing after the last one."""
@@ -163,7 +175,7 @@ class _Reader:
             if document is None:
                 record["ended"] = True
                 continue
-            pieces = self._tokenize(document)
+            pieces = self._tokenize(document, self.left_out[number])
             size = sum(map(len, pieces))
             record["documents"] += 1
             record["tokens"] += size
@@ -171,15 +183,15 @@ class _Reader:
             found += pieces
         return data.from_lists(found, [1] * len(found), [data.NOT_WRITTEN] * len(found))
 
-    def _tokenize(self, document: Document) -> list[list[int]]:
+    def _tokenize(self, document: Document, left_out: Counter[str]) -> list[list[int]]:
         """A document as samples of at most a row's length; none if it is left out."""
         digest = hashlib.sha256(document.text.encode()).digest()[:8]
         if digest in self.seen:
-            self.left_out["documents that were there before"] += 1
+            left_out["documents that were there before"] += 1
             return []
         self.seen.add(digest)
         if self.passages.occur_in(document.text, document.before):
-            self.left_out["documents with a passage of data.exclude"] += 1
+            left_out["documents with a passage of data.exclude"] += 1
             return []
         target = self.target
         try:
@@ -187,13 +199,13 @@ class _Reader:
                 target.tokenizer, document.text, target.vocab_size, "a document", verbose=False
             )
         except UserError:
-            self.left_out["documents with a token that the target has not"] += 1
+            left_out["documents with a token that the target has not"] += 1
             return []
         step = self.piece_length
         parts = [tokens[i : i + step] for i in range(0, len(tokens), step)]
         pieces = [[*self.first, *part] for part in parts if len(part) >= LEAST_TOKENS]
         if len(pieces) < max(len(parts), 1):
-            self.left_out[f"pieces of fewer than {LEAST_TOKENS} tokens"] += 1
+            left_out[f"pieces of fewer than {LEAST_TOKENS} tokens"] += 1
         return pieces
 
 
@@ -227,7 +239,7 @@ def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> dict[
                 )
         else:
             samples = reader.read_shard(min(SHARD_TOKENS, d.text_tokens - manifest["tokens"]))
-        manifest["left_out"] = dict(sorted(reader.left_out.items()))
+        manifest["left_out"] = reader.count_left_out()
         if len(samples):
             manifest["sha256"].append(data.write_shard(folder, number, samples))
             manifest["shards"] += 1
@@ -249,7 +261,9 @@ def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> dict[
 
 def _list_left_out(manifest: dict[str, Any]) -> str:
     left_out = manifest["left_out"]
-    return ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "nothing"
+    counts = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "nothing"
+    has_columns = any(reason.startswith(UNUSED_COLUMN) for reason in left_out)
+    return f"{counts} (data.text_column chooses the column)" if has_columns else counts
 
 
 def _open_existing(folder: Path, fresh: dict[str, Any]) -> Sequence[data.Samples]:

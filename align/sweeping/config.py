@@ -121,14 +121,14 @@ def _read_parameter(entry: Any, where: str) -> SweepParameter:
     _check_keys(entry, PARAMETER_KEYS, where)
     kind, low, high = entry.get("distribution"), entry.get("min"), entry.get("max")
     if kind not in (None, *DISTRIBUTIONS):
-        raise UserError(
-            f"{where}: distribution={short(kind)} {USE_AGENT}{nearest(str(kind), DISTRIBUTIONS)}"
-        )
+        drawn = ", ".join(DISTRIBUTIONS)
+        raise UserError(f"{where}: distribution={short(kind)} {USE_AGENT} (one of: {drawn})")
     values = convert(entry.get("values", []), list[Any], "values", where)
     if values or "value" in entry:
         return SweepParameter(tuple(values or [entry["value"]]))
     if (
-        not finite(low)
+        kind in ("constant", "categorical")
+        or not finite(low)
         or not finite(high)
         or low > high
         or (kind == "log_uniform_values" and low <= 0)

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from align.config.recipe import Recipe, resolve
+from align.data.text_sources import UNUSED_COLUMN
 from specalign.common.errors import UserError
 from specalign.common.hub import DEFAULT_TARGET, card_metadata, card_value, hub_id, model_folder
 from specalign.common.provenance import training_versions
@@ -209,10 +210,12 @@ def _text_row(recipe: Recipe, text: dict[str, Any]) -> str:
     names = ", ".join(
         f"{markdown_text(_name(s['source']))} {s['tokens']:,}" for s in text["sources"]
     )
+    counts = text["left_out"].items()
+    dropped = sum(n for reason, n in counts if not reason.startswith(UNUSED_COLUMN))
     return (
         f"| other text | the first {recipe.data.text_share:.0%} of the steps: {text['tokens']:,} "
         f"tokens ({names}), "
-        f"{sum(text['left_out'].values()):,} documents, pieces and files dropped |"
+        f"{dropped:,} documents, pieces and files dropped |"
     )
 
 

@@ -19,6 +19,7 @@ from decode.exporting.compare import (
     find_other_tensor,
 )
 from decode.exporting.folder import Exported, check_free, note_target, write_card, write_folder
+from decode.exporting.registry import UnfitFormat
 from decode.exporting.serving import (
     ServedTarget,
     Snippet,
@@ -52,13 +53,13 @@ _HUB = ("*.json", "*.safetensors", "*.bin", "*.model", "*.txt", "*.jinja", "READ
 
 
 def check_format(names: Iterable[str]) -> None:
-    """Raises UserError for a format of block drafters."""
+    """Raises UnfitFormat for a format of block drafters."""
     for name in names:
         if name != FORMAT:
-            raise UserError(
+            raise UnfitFormat(
                 f"--format {name}: holds block drafters, and this one is an autoregressive "
-                "language model; it "
-                f"fits --format {FORMAT}"
+                "language model",
+                [FORMAT],
             )
 
 
@@ -170,6 +171,20 @@ def open_draft_model(drafter: str, target: Target) -> Target:
     return model
 
 
+def lacks_head(model: Target, target: Target) -> bool:
+    """Whether a trained drafter has the target's embedding and not its head. Training freezes both,
+    so that the head was lost in saving."""
+
+    def is_same(one: Tensor, other: Tensor) -> bool:
+        one, other = one.float(), other.float()
+        rounding = 0.05 * other.square().mean().sqrt()  # half precision stays below
+        return one.shape == other.shape and bool((one - other).abs().max() < rounding)
+
+    return is_same(model.embedding_VD, target.embedding_VD) and not is_same(
+        model.head_weight_VD, target.head_weight_VD
+    )
+
+
 def compare_draft_model(
     verdict: Verdict, drafter: str, target: Target, texts: list[GreedyText]
 ) -> None:
@@ -178,7 +193,12 @@ def compare_draft_model(
     folder = verdict.folder
     try:
         source = model_folder(drafter, "drafter", _HUB)
-        open_draft_model(str(folder), target)
+        model = open_draft_model(str(folder), target)
+        if (source / DRAFTER_RECORD).is_file() and lacks_head(model, target):
+            raise UserError(
+                f"{source} was trained with the head of {target.spec!r}, which is not its "
+                "embedding, and saved without it: train it again"
+            )
         config = read_config(folder)
         made = make_draft_model(source, str(config.get("dtype", "float32")))
         other = find_other_setting(config, made.config)

@@ -19,7 +19,7 @@ from decode.exporting.draft_model import (
     export_draft_model,
 )
 from decode.exporting.folder import check_free, read_format
-from decode.exporting.registry import FORMATS, make_export
+from decode.exporting.registry import FORMATS, UnfitFormat, make_export
 from decode.exporting.serving import ServedTarget, find_served_target, shared_name
 from decode.exporting.verdict import Verdict
 from specalign.common.claims import scratch
@@ -78,12 +78,13 @@ def export_drafter(
         folders: format → folder.
 
     Raises:
-        UserError: a format can't hold the drafter, or a folder holds something else.
+        UnfitFormat: a format can't hold the drafter.
+        UserError: a folder holds something else.
     """
     for name, out in folders.items():
         check_free(out, name)
     if pair.role == "diffusion":
-        raise UserError(f"--format {next(iter(folders))}: {STANDALONE}")
+        raise UnfitFormat(f"--format {next(iter(folders))}: {STANDALONE}", [])
     if pair.role == "autoregressive":
         check_format(folders)
         return [_export_draft_model(pair, folders[DRAFT_MODEL], options)]

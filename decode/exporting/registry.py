@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 from decode.exporting.assistant import TRANSFORMERS
@@ -20,9 +21,17 @@ FORMATS = {
 NOTHING_FITS = "no engine's format holds this drafter"
 
 
+class UnfitFormat(UserError):
+    """A format can't hold a drafter. fitting: the formats that can."""
+
+    def __init__(self, reason: str, fitting: Sequence[str]) -> None:
+        hint = f"this drafter fits --format {' or '.join(fitting)}" if fitting else NOTHING_FITS
+        super().__init__(f"{reason}; {hint}")
+        self.fitting = tuple(fitting)
+
+
 def make_export(name: str, drafter: BlockDrafter) -> Exported:
-    """What a format holds of a block drafter. Raises UserError, naming the formats that fit, if it
-    can't hold it."""
+    """What a format holds of a block drafter. Raises UnfitFormat if it can't hold it."""
     try:
         if name not in FORMATS:
             raise UserError(
@@ -31,9 +40,7 @@ def make_export(name: str, drafter: BlockDrafter) -> Exported:
             )
         return FORMATS[name].make(drafter)
     except UserError as error:
-        fitting = find_fitting_formats(drafter)
-        hint = f"this drafter fits --format {' or '.join(fitting)}" if fitting else NOTHING_FITS
-        raise UserError(f"{error}; {hint}") from None
+        raise UnfitFormat(str(error), find_fitting_formats(drafter)) from None
 
 
 def find_fitting_formats(drafter: BlockDrafter) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -15,6 +16,8 @@ from specalign.rows.conversation import Conversation, Message
 
 TEMPLATE = "chat_template"
 """The template variable that chooses one of several chat templates by its name."""
+SEED = 0
+"""Of a template's random draws."""
 
 
 class TemplateRefusal(UserError):
@@ -60,7 +63,8 @@ def render(
     date: str | None = None,
 ) -> str:
     """A conversation in the tokenizer's chat template, up to where the answer begins. A template is
-    a program that comes with the model, so its time and memory are bounded.
+    a program that comes with the model, so its time and memory are bounded. Its random draws are
+    seeded: a conversation is always rendered alike.
 
     Args:
         kwargs: the template's variables.
@@ -77,7 +81,7 @@ def render(
     messages = [_with_parsed_arguments(message) for message in conversation.messages]
 
     def apply(messages: list[dict[str, Any]]) -> str:
-        with bounded("it"), _fixed_date(date):
+        with bounded("it"), _fixed_date(date), _seeded():
             text: str = tokenizer.apply_chat_template(
                 messages, tools=tools, tokenize=False, add_generation_prompt=True, **kwargs
             )
@@ -98,6 +102,17 @@ def render(
             )
             text = parts if last in parts else text
     return text
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Seed Python's random numbers, which jinja draws from, and restore their state."""
+    state = random.getstate()
+    random.seed(SEED)
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 @contextmanager

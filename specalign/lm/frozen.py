@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from specalign.folder.chat import chat_ids
-from specalign.folder.clock import note_clock, reads_clock
+from specalign.folder.clock import note_readings, reads_clock
 from specalign.folder.tokenizer import opening_ids, text_ids
 from specalign.kernels.replacing import speed_up_linears
 from specalign.lm.fused import FusedLayers, fuse_layers
@@ -260,7 +260,7 @@ class FrozenModel:
         """
         conversation = as_conversation(prompt)
         ids = chat_ids(self.tokenizer, conversation, self.chat, len(self.embedding_VD), self.spec)
-        note_clock(self)
+        note_readings(self)
         return ids
 
     def text_tokens(self, text: str) -> list[int]:

@@ -10,7 +10,7 @@ from huggingface_hub import metadata_load
 
 from specalign.common.errors import UserError, in_one_line, nearest
 from specalign.common.text import say
-from specalign.rows.splits import NoSplit, belongs_to, names_phrase, split_of
+from specalign.rows.splits import NoSplit, belongs_to, is_unclear, names_phrase, split_of
 from specalign.rows.tables import READERS, kind_of
 
 _METADATA = ("dataset_infos.json", "dataset_info.json", "state.json")
@@ -41,26 +41,49 @@ def table_files(folder: Path, split: str, config: str | None, key: str) -> list[
     files = [file for file in visible_files(folder) if kind_of(file)]
     if not files:
         return []
+    chosen = choose_files(folder, files, split, config, key, one_kind=True)
+    others = [file for file in files if file not in chosen]
+    if others:
+        listed = _list_names(folder, others)
+        say(f"note: {key}={str(folder)!r}: left out: {listed} ({key}_split)", error=True)
+    return chosen
+
+
+def choose_files(
+    folder: Path,
+    files: Sequence[Path],
+    split: str,
+    config: str | None,
+    key: str,
+    one_kind: bool = False,
+) -> list[Path]:
+    """Of these files of a folder those of one configuration and split. A note names those that
+    count as train because nothing tells.
+
+    Args:
+        one_kind: only those of the first kind of `READERS` that is there.
+
+    Raises as `table_files`.
+    """
+    where = f"{key}={str(folder)!r}"
     patterns = _choose_config(folder, config, key)
     if split in patterns:
         chosen = _match_split(folder, files, patterns, split)
-    elif patterns and None not in patterns:
+        return _one_kind(chosen) if one_kind else chosen
+    if patterns and None not in patterns:
         raise UserError(f"{key}_split={split!r}: unknown{nearest(split, map(str, patterns))}")
-    else:
-        if patterns:
-            candidates = _match(folder, files, patterns[None])
-        elif config is not None:
-            candidates = [f for f in files if names_phrase(f.relative_to(folder), config)]
-            if not candidates:
-                raise UserError(f"{key}_config={config!r}: no file of {folder} has it in its name")
-        else:
-            candidates = files
-        chosen = _choose_by_name(folder, candidates, split, f"{key}={str(folder)!r}")
-    chosen = _one_kind(chosen)
-    others = [file.relative_to(folder).as_posix() for file in files if file not in chosen]
-    if others:
-        listed = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if others[3:] else "")
-        say(f"note: {key}={str(folder)!r}: left out: {listed} ({key}_split)", error=True)
+    if patterns:
+        files = _match(folder, files, patterns[None])
+    elif config is not None:
+        files = [file for file in files if names_phrase(file.relative_to(folder), config)]
+        if not files:
+            raise UserError(f"{key}_config={config!r}: no file of {folder} has it in its name")
+    chosen = _choose_by_name(folder, files, split, where)
+    chosen = _one_kind(chosen) if one_kind else chosen
+    unclear = [file for file in chosen if is_unclear(file.relative_to(folder), split)]
+    if unclear:
+        note = f"no clear split in the name of {_list_names(folder, unclear)}: counted as {split}"
+        say(f"note: {where}: {note} ({key}_split)", error=True)
     return chosen
 
 
@@ -72,6 +95,11 @@ def _choose_by_name(folder: Path, files: Sequence[Path], split: str, where: str)
         splits = {split_of(file.relative_to(folder)) or "train" for file in files}
         raise NoSplit(f"{where}: no split {split!r}{nearest(split, splits)}")
     return chosen
+
+
+def _list_names(folder: Path, files: Sequence[Path]) -> str:
+    names = [file.relative_to(folder).as_posix() for file in files]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
 
 
 def suite_files(folder: Path, split: str, config: str | None, where: str) -> list[Path]:

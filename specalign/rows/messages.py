@@ -48,8 +48,12 @@ def is_message(value: Any) -> bool:
 
 
 def is_conversation(value: Any) -> bool:
-    """Whether a value is a list of messages with known roles."""
-    if not isinstance(value, list) or not value or not all(map(has_known_role, value)):
+    """Whether a value is a list of messages with known roles, or with known and misspelt ones."""
+    if not isinstance(value, list) or not value or not all(map(has_role, value)):
+        return False
+    roles = [fold_role(_first(item, ROLE_KEYS)) for item in value]
+    misspelt = all(map(is_message, value)) and all(map(_find_similar_roles, roles))
+    if not misspelt and not all(role in ROLE_OF for role in roles):
         return False
     # mails have "from" too: ShareGPT's messages have a "value"
     return all("value" in item or _first(item, ROLE_KEYS) != item.get("from") for item in value)
@@ -133,10 +137,14 @@ def _first(value: Mapping[str, Any], keys: Iterable[str]) -> Any:
 def _read_role(spelling: Any) -> str:
     folded = fold_role(spelling)
     if folded not in ROLE_OF:
-        close = get_close_matches(folded, ROLE_OF, n=1, cutoff=0.7)
+        close = _find_similar_roles(folded)
         hint = f" (did you mean '{ROLE_OF[close[0]]}'?)" if close else ""
         raise UnknownRole(f"with an unknown role, {short(spelling, 30)}{hint}")
     return ROLE_OF[folded]
+
+
+def _find_similar_roles(folded: str) -> list[str]:
+    return get_close_matches(folded, ROLE_OF, n=1, cutoff=0.7)
 
 
 def read_text_parts(content: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +136,17 @@ def test_a_refused_format_names_those_that_fit(
         with pytest.raises(SystemExit) as ended:
             export.main(words)
         assert ended.value.code == 2 and not out.exists()
-        error = capsys.readouterr().err.splitlines()[0]
+        error, _, *commands = capsys.readouterr().err.splitlines()
         assert error.startswith(f"error: --format {name}: ")
         assert (
             error.endswith(f"fits --format {' or '.join(fits)}") if fits else "train with" in error
         )
+        for line in commands:  # as a shell reads them
+            _, _, module, *words = shlex.split(line)
+            if module == "decode.export":
+                export.parser().parse_args(words)
+        formats = [shlex.split(line)[-1] for line in commands]
+        assert formats == fits or not fits and formats == ["your prompt", "target.name=debug"]
 
 
 def test_a_gguf_export_without_the_targets_file_names_it(

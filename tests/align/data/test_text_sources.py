@@ -115,6 +115,31 @@ def test_rows_and_tables_without_the_column(tmp_path: Path) -> None:
     assert read(tmp_path / "d") == (["first"], {"tables without column 'text'": 1})
 
 
+def test_rows_of_several_shapes(tmp_path: Path) -> None:
+    (tmp_path / "mix.jsonl").write_text('{"content": "first"}\n{"text": "second"}\n')
+    counts = {"rows whose column 'text' holds no text": 1}
+    assert read(tmp_path / "mix.jsonl") == (["second"], counts)
+
+
+def test_what_other_columns_hold_is_counted(tmp_path: Path) -> None:
+    rows = [{"id": 1, "text": "a", "title": "T", "tags": []}, {"text": "b", "title": "U"}]
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert read(tmp_path / "a.jsonl") == (["a", "b"], {"values of column 'title'": 2})
+
+
+def test_a_folders_card_and_a_note_tell_the_split(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a.jsonl", "held_out.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"text": name}) + "\n")
+    assert read(tmp_path)[0] == ["a.jsonl", "held_out.jsonl"]
+    assert "in the name of a.jsonl, held_out.jsonl: counted as train" in capsys.readouterr().err
+    files = [{"split": "train", "path": "a*"}, {"split": "test", "path": "held*"}]
+    configs = json.dumps({"configs": [{"config_name": "default", "data_files": files}]})
+    (tmp_path / "README.md").write_text(f"---\n{configs}\n---\n")
+    assert "held_out.jsonl" not in read(tmp_path)[0]
+
+
 def test_a_folder_gives_no_test_rows(tmp_path: Path) -> None:
     """Whole words of names tell, of rows and plain text; source code and pages have no splits."""
     for name in ("train.jsonl", "test.jsonl", "validity.jsonl"):

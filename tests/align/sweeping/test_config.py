@@ -75,6 +75,7 @@ def test_a_random_trial_depends_on_its_seed_and_number(tmp_path: Path) -> None:
         ("{values: [0, 1]}", "{vaules: [0]}", "did you mean 'values'"),
         ("{values: [0, 1]}", "{min: 0, max: .inf}", "needs values"),
         ("{values: [0, 1]}", "{min: 3, max: 1}", "needs values"),
+        ("{values: [0, 1]}", "{min: 0, max: 1, distribution: categorical}", "needs values"),
         ("{values: [0, 1]}", "{min: 0, max: 1, distribution: log_uniform_values}", "needs values"),
         (
             "{values: [0, 1]}",

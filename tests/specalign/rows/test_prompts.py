@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -70,3 +71,11 @@ def test_how_texts_were_read_is_counted(capsys: pytest.CaptureFixture[str]) -> N
     read([{"prompt": talk}, {"prompt": talk}, {"prompt": "plain"}])
     note = capsys.readouterr().err
     assert "2 rows split into turns at their marks Human: and Assistant:" in note
+
+
+def test_a_misspelt_role_in_a_json_string_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    talk = [{"from": "humn", "value": "Hi"}, {"from": "gpt", "value": "x"}]
+    rows = [{"text": json.dumps(talk)}, {"prompt": json.dumps(talk)}, {"text": "plain"}]
+    (row,) = read_prompt_rows(rows, "rows", None, "column")
+    assert row.conversation.text == "plain"
+    assert "2 with an unknown role, 'humn' (did you mean 'user'?)" in capsys.readouterr().err
