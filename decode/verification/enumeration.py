@@ -257,6 +257,12 @@ DRAFTERS: dict[str, Callable[[Toy, Parents], Case]] = {
 }
 
 
+def chains_only(verifier: str, drafter: str) -> bool:
+    """Whether such drafts do not branch under this verifier."""
+    branching = VERIFIERS[verifier].siblings
+    return not branching or drafter.startswith("unmasked") or "stopped" in drafter
+
+
 KINDS = {"without replacement": "without_replacement", "siblings of several q": "independent"}
 
 

@@ -4,6 +4,7 @@ file; tests/contract has the rest."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -23,6 +24,7 @@ from decode.suites.prompt import Prompt
 from decode.suites.tokenized import tokenize_prompts
 from decode.verification.pair import VerifyConfig, cases_of
 from decode.verification.run import Run
+from decode.verification.verdict import PlantedBug
 
 Patch = tuple[Any, str, Any]
 
@@ -213,13 +215,13 @@ BUGS: dict[str, Callable[[], list[Patch]]] = {
 
 def plant_all(
     config: VerifyConfig, given: Sequence[Prompt], say: Callable[[str], object]
-) -> list[dict[str, Any]]:
+) -> list[PlantedBug]:
     """Run the checks with each bug. A run ends at its first batch with a difference.
 
     Returns:
-        Of each bug its name, the checks that caught it, and the first difference.
+        What became of each bug.
     """
-    found = []
+    tested = []
     cases, _ = cases_of(config, lambda _: None)
     own = own_model(cases.target)
     prompts = [tokens for _, tokens in tokenize_prompts(cases.target, given)[0]]
@@ -228,20 +230,16 @@ def plant_all(
             replace(config, max_new_tokens=8), cases, prompts[:2], lambda _: None, own, first=True
         )
         error = ""
-        patches = [mock.patch.object(*patch) for patch in make()]
-        for patch in patches:
-            patch.start()
         try:
-            run.run()
+            with ExitStack() as stack:
+                for patch in make():
+                    stack.enter_context(mock.patch.object(*patch))
+                run.run()
         except Exception as broken:  # a bug that breaks the engine is caught, too
             error = f"{type(broken).__name__}: {broken}"
-        finally:
-            for patch in reversed(patches):
-                patch.stop()
-        caught = [tally.check for tally in run.tallies.values() if tally.findings] or (
-            ["an error"] if error else []
-        )
-        what = next((f.what for tally in run.tallies.values() for f in tally.findings), error)
-        found.append({"bug": name, "caught": caught, "what": what})
+        findings = [finding for tally in run.tallies.values() for finding in tally.findings]
+        caught = list(dict.fromkeys(finding.check for finding in findings))
+        caught = caught or (["an error"] if error else [])
+        tested.append(PlantedBug(name, caught, findings[0].what if findings else error))
         say(f"{'caught' if caught else 'MISSED'}: {name} ({', '.join(caught)})")
-    return found
+    return tested

@@ -39,11 +39,12 @@ from decode.speculation.rules import Outcomes
 from decode.speculation.sampling import Sampling
 from decode.speculation.verification import Outcome
 from decode.verification import end_to_end
+from decode.verification.batches import Batch
 from decode.verification.checks import Asked
 from decode.verification.pair import Cases, VerifyConfig
 from decode.verification.rules import check_rules
-from decode.verification.run import Batch, Run
-from decode.verification.tally import Tally
+from decode.verification.run import Run
+from decode.verification.verdict import Tally
 from decode.wrappers.copying import CopyingDrafter, CopyingSession
 from decode.wrappers.overlapped import OverlappedDrafter
 from tests.builders import block_network, diffusion_drafter
@@ -64,7 +65,7 @@ def run() -> Run:
 def fresh(run: Run) -> Iterator[None]:
     yield
     run.tallies = {name: Tally(name) for name in run.tallies}
-    run.kept = []
+    run.recorded = []
 
 
 # ---- rows ----
@@ -715,8 +716,8 @@ TOKENS = {copied_if_drawn: ("proposals", "copies"), one_seed_for_all: ("randomne
 @pytest.mark.parametrize("bug", TOKENS, ids=name_of)
 def test_a_bug_is_seen_in_texts_of_two_tokens(run: Run, bug: Callable[[], list[Patch]]) -> None:
     check, kind = TOKENS[bug]
-    run.letters = [90, 40]
-    batch = Batch(kind, decoder(run.target, kind), tuple(run._of_letters(Sampling(1.0, seed=1))))
+    run.requests.letters = [90, 40]
+    batch = Batch(kind, decoder(run.target, kind), run.requests.of_letters(1))
     assert findings(run, batch, []) == set()
     assert check in findings(run, batch, bug())
 
