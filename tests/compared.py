@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from decode.benchmark.divergence import BUG, examine
 from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
 from decode.speculation.sampling import Sampling, position_noise, probs
-from decode.verification.divergence import BUG, examine
 
 COUPLED = 1.0
 """The temperature of coupled outputs."""

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from align.common.provenance import load_average
+from decode.benchmark.divergence import examine
 from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
 from decode.reporting.records import Record
 from decode.speculation.sampling import Sampling
 from decode.suites.prompt import Prompt
 from decode.systems.registry import LOSSY, PLAIN
-from decode.verification.divergence import examine
 
 WARMUP_TOKENS = 16
 

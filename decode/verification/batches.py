@@ -172,7 +172,7 @@ class Requests:
         stops = (words[12:15] or "x", "never there", words[6:9] or "y")
         yield Asked(given, Sampling(), 12, stop=stops)
         yield from self._special_ends(given)
-        yield from self._half_characters()
+        yield from self.half_characters()
 
     def _special_ends(self, given: tuple[int, ...]) -> Iterator[Asked]:
         """Stop strings of a special token, and of a special token after text."""
@@ -185,16 +185,16 @@ class Requests:
         for stop in (name, self.target.decode(self.letters[:1]) + name):
             yield Asked(given, own, 12, stop=(stop,), eos=())
 
-    def _half_characters(self) -> Iterator[Asked]:
+    def half_characters(self) -> Iterator[Asked]:
         """Texts of the two halves of a character: rounds, and requests, end between them. In pairs:
         every second request of a batch is streamed."""
-        halves = self.halves()
+        halves = self._halves()
         own = Sampling(EVEN, seed=0, banned=self._all_but(halves))
         for new in range(3, 9) if halves else ():
             for seed in (new, new + 100):
                 yield Asked(tuple(halves * 3), replace(own, seed=seed), new, eos=())
 
-    def halves(self) -> list[int]:
+    def _halves(self) -> list[int]:
         """Two tokens that are one character together; none if the tokenizer has no such tokens."""
         decode = self.target.decode
         every = (i for i in range(self.target.vocab_size) if decode([i]) == UNFINISHED)

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from align.target.inspection.own_output import positions
 from align.target.model import Target
 from decode.speculation.sampling import Sampling
-from decode.verification.divergence import dtype_limit
 
 TIE = 1e-12
 """Taken off each logit times its id, so that transformers' processors take the lowest id among
@@ -27,6 +26,10 @@ STORED = 64
 """Texts whose rows are stored."""
 BATCH_TOKENS, BATCH_TEXTS = 512, 16
 """The largest forward pass over several texts."""
+_ULPS = {torch.float32: 256.0, torch.bfloat16: 16.0, torch.float16: 16.0}
+"""The largest bound that rounding explains, in units of eps · max|z|, well above what was seen.
+Measured on SmolLM2-135M (30 layers), widths 4, 9 and 16 against 1: the bound is 20 to 47 such units
+in fp32, 0 to 8.4 in bf16."""
 PERTURBED, AMPLIFIED = 3, 16
 """Perturbed forward passes, and how many times the largest of their changes rounding may reach.
 Measured: 3 to 5 times."""
@@ -132,6 +135,11 @@ class Reference:
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+def dtype_limit(dtype: torch.dtype, logits_V: Tensor) -> float:
+    """The largest bound that rounding in this dtype may explain for logits of this size."""
+    return _ULPS.get(dtype, 8.0) * torch.finfo(dtype).eps * float(logits_V.abs().max())
 
 
 @lru_cache(8)

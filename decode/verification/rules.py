@@ -13,13 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from align.kernels import choice
-from decode.speculation import verification, verifiers
+from decode.speculation import verifiers
 from decode.speculation.drafts import Drafts, normalise
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
 from decode.speculation.rules import or_p
-from decode.speculation.sampling import NOTHING, Sampling
-from decode.speculation.tree import chain, depths, path_to
-from decode.speculation.verification import Round, verify_rounds
+from decode.speculation.tree import chain, depths
 from decode.speculation.verifiers import VERIFIERS, run_verifier
 from decode.verification.enumeration import (
     DRAFTERS,
@@ -29,12 +27,11 @@ from decode.verification.enumeration import (
     Toy,
     chains_only,
     distance,
-    every,
     outcomes,
     pairs,
 )
 from decode.verification.recording import RecordedRound
-from decode.verification.reference import interval, noise
+from decode.verification.reference import interval
 from decode.verification.verdict import Tally
 
 CHAINS = ((-1,), chain(2), chain(3))
@@ -99,8 +96,6 @@ def check_rules(
                 several.append((_proposal(case, drafter, b), p_MV))
         _check_together(verifier, drafter, several, tally)
     _check_borders(tally)
-    for seed in range(seeds):
-        _check_own_tokens(seed, tally)
 
 
 def _cases(
@@ -213,68 +208,3 @@ def _check_borders(tally: Tally) -> None:
             end_1, next_1 = run_verifier(name, [proposal], p_1MV, [torch.Generator()])
         right = end_1.tolist() == [0] and next_1.tolist() == [0]
         tally.expect("tokens of probability 0", right, f"{name} wrote a token of probability 0")
-
-
-def _check_own_tokens(seed: int, tally: Tally, V: int = 4) -> None:
-    """Rounds in which the target chooses its own tokens: greedy, drawn and coupled, several
-    requests in one call."""
-    generator = torch.Generator().manual_seed(seed)
-    shapes = [x for x in (*CHAINS, *TREES) if len(x) <= SMALL]
-    warm = {"greedy": 0.0, "point_mass": 1.0, "gumbel": 1.0}
-    for name, temperature in warm.items():
-        sampling = Sampling(temperature, seed=seed)
-        coupled = (lambda place: noise(seed, place, V)) if name == "gumbel" else None
-        rounds, numbers, wanted = [], [], []
-        for position, parents in enumerate(shapes, 10):
-            logits_MV = torch.randn(len(parents) + 1, V, generator=generator) * 2
-            drafts = every(V, len(parents))
-            tokens_N = drafts[int(torch.randint(len(drafts), (), generator=generator))]
-            u_M = torch.rand(len(parents) + 1, dtype=torch.float64, generator=generator)
-            own = []
-            for node, row_V in enumerate(logits_MV):
-                place = position + len(path_to(parents, node))
-                own.append(_own_token(name, row_V, float(u_M[node]), noise(seed, place, V)))
-            wanted.append(_walk_paths(tokens_N.tolist(), parents, own))
-            numbers.append(u_M)
-            proposal = Proposal(tokens_N, "point", parents=parents)
-            rounds.append(
-                Round(
-                    logits_MV,
-                    proposal,
-                    name,
-                    sampling,
-                    NOTHING,
-                    torch.Generator(),
-                    coupled,
-                    position,
-                )
-            )
-        with mock.patch.object(verification, "uniform", side_effect=numbers):
-            found = [(x.accepted, x.following) for x in verify_rounds(rounds)]
-        what = f"{name}: a call gives {found}, not {wanted}"
-        tally.expect("calls of the target's own tokens", found == wanted, what)
-
-
-def _own_token(name: str, row_V: Tensor, u: float, noise_V: Tensor) -> int:
-    """The token that a target chooses by itself."""
-    p_V = row_V.double().softmax(-1)
-    if name == "greedy":
-        return int(row_V.argmax())
-    if name == "gumbel":
-        return int((p_V.log() + noise_V).argmax())
-    return next(t for t in range(len(p_V)) if u < interval(p_V, t)[1])
-
-
-def _walk_paths(
-    tokens: Sequence[int], parents: Sequence[int], own: Sequence[int]
-) -> tuple[list[int], int]:
-    """The path of the target's own tokens, and the one after it."""
-    accepted: list[int] = []
-    node = 0
-    while True:
-        below = [i for i, parent in enumerate(parents) if parent == node - 1]
-        child = next((i for i in below if tokens[i] == own[node]), None)
-        if child is None:
-            return accepted, own[node]
-        accepted.append(tokens[child])
-        node = child + 1

@@ -28,6 +28,7 @@ from decode.verification.checks import Asked
 from decode.verification.pair import Cases, VerifyConfig, cases_of
 from decode.verification.recording import RecordedRound, Recorder
 from decode.verification.reference import Reference
+from decode.verification.rows import check_rows
 from decode.verification.verdict import TITLES, Tally
 
 RECORDED = 60
@@ -85,7 +86,8 @@ class Run:
             texts = end_to_end.check_plain(self.plain, self.prompts, new, self.reference, tally)
             for case in self.cases.compared:
                 decoder = self.cases.open(case)
-                end_to_end.check_greedy(case.name, decoder, self.prompts, texts, new, tally)
+                prompts, reference = self.prompts, self.reference
+                end_to_end.check_greedy(case.name, decoder, prompts, texts, new, reference, tally)
                 self.say(f"{case.name}: greedy texts")
             self.requests.common = [t for t, _ in Counter(sum(texts, [])).most_common()]
             self.requests.letters = self._letters()
@@ -122,7 +124,7 @@ class Run:
         recorder = self._decode(batch, enumerate_drafts=True)
         background = checks.drafts(batch.decoder.drafter, "in_background")
         with self.tallies["rows"].timed() as tally:
-            checks.check_rows(recorder, batch.asked, self.reference, tally)
+            check_rows(recorder, batch.asked, self.reference, tally)
         if not background:
             with self.tallies["proposals"].timed() as tally:
                 checks.check_drafts(recorder, tally)

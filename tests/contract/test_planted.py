@@ -29,7 +29,7 @@ from decode.drafters.specdiff2 import SpecDiff2Drafter
 from decode.engine import decoder as decoder_module
 from decode.engine import engine as engine_module
 from decode.engine.decoder import Decoder
-from decode.engine.detokenizer import TextStream
+from decode.engine.detokenizer import UNFINISHED, TextStream
 from decode.engine.engine import Engine
 from decode.engine.processed import ProcessedEngine
 from decode.speculation import drafts, rules, sampling, tree, tree_drafts, verification, verifiers
@@ -44,6 +44,7 @@ from decode.verification.checks import Asked
 from decode.verification.pair import Cases, VerifyConfig
 from decode.verification.rules import check_rules
 from decode.verification.run import Run
+from decode.verification.self_test import lost_half
 from decode.verification.verdict import Tally
 from decode.wrappers.copying import CopyingDrafter, CopyingSession
 from decode.wrappers.overlapped import OverlappedDrafter
@@ -596,6 +597,29 @@ def special_tokens_alone() -> list[Patch]:
     return [(engine_module, "special_tokens_in", special)]
 
 
+def half_lost_at_the_end() -> list[Patch]:
+    """A text that ends within a character loses the half."""
+    original = TextStream.finish
+
+    def finish(self: TextStream) -> str:
+        self.settled = len(self.tokens)
+        return original(self)
+
+    return [(TextStream, "finish", finish)]
+
+
+def half_lost_between_rounds() -> list[Patch]:
+    """The second half of a character is lost."""
+    original = TextStream.push
+
+    def push(self: TextStream, token: int) -> bool:
+        if self.decode(self.tokens[self.window :]).endswith(UNFINISHED):
+            self.window = self.settled = len(self.tokens)
+        return original(self, token)
+
+    return [(TextStream, "push", push)]
+
+
 def stop_is_streamed() -> list[Patch]:
     """The beginning of a stop string is streamed before the string is complete."""
     return [(TextStream, "_maybe_stop", lambda self: 0)]
@@ -823,6 +847,16 @@ def test_a_wrong_end_is_seen(run: Run, bug: Callable[[], list[Patch]]) -> None:
     batch = Batch("end", decoder(run.target, "oracle"), (ENDS[bug](run.target, text),), 1)
     assert findings(run, batch, []) == set()
     assert "commit" in findings(run, batch, bug())
+
+
+@pytest.mark.parametrize(
+    "bug", [lost_half, half_lost_at_the_end, half_lost_between_rounds], ids=name_of
+)
+def test_a_lost_half_character_is_seen(run: Run, bug: Callable[[], list[Patch]]) -> None:
+    asked = tuple(run.requests.half_characters())
+    batch = Batch("halves", decoder(run.target, "tree"), asked)
+    assert len(asked) > 8 and findings(run, batch, []) == set()
+    assert findings(run, batch, bug()) == {"commit"}
 
 
 @pytest.mark.parametrize("bug", [q_smoothed, residual_is_p, positions_too_late], ids=name_of)

@@ -12,6 +12,7 @@ import decode
 from align.target.loading import load_target
 from align.target.model import Target
 from decode import Decoder, Sampling
+from decode.benchmark.divergence import replay
 from decode.drafters.block import BlockDrafts, BlockProposer
 from decode.engine.engine import Engine
 from decode.speculation.processors import History
@@ -19,7 +20,6 @@ from decode.speculation.proposal import Proposal, Siblings
 from decode.speculation.sampling import ProcessorState, draw_at, position_noise, probs, uniform
 from decode.speculation.tree import ancestors, depths, path_to, walk
 from decode.speculation.verification import Outcome, Round, verify_rounds
-from decode.verification.divergence import replay
 from tests.builders import BLOCK_VARIANTS as VARIANTS
 from tests.builders import PROMPT, VARIED
 from tests.builders import block_network as network

@@ -11,10 +11,7 @@ import torch
 import decode
 from align.target.loading import load_target
 from align.target.model import Target
-from decode.engine.decoder import Decoder
-from decode.engine.output import Tree
-from decode.reporting.records import Divergence
-from decode.verification.divergence import (
+from decode.benchmark.divergence import (
     BUG,
     TIE,
     Choices,
@@ -23,6 +20,9 @@ from decode.verification.divergence import (
     first_difference,
     replay,
 )
+from decode.engine.decoder import Decoder
+from decode.engine.output import Tree
+from decode.reporting.records import Divergence
 from tests.target_models import some_text, tiny_target
 
 PROMPT = [5, 6, 7]
