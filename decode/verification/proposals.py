@@ -127,7 +127,7 @@ def check_proposal_of(engine: Engine, tally: Tally, name: str) -> None:
                 tally.find(f"{name}: two drafts of a proposal were drawn at one random number")
                 return
             if outcomes is None:
-                tally.counts["proposals with too many outcomes"] += 1
+                tally.counts["proposals with too many outcomes"] += top_k == FEW
                 return
             judge(outcomes, tally, name)
             if not any(proposal is not None and proposal.siblings for _, proposal in outcomes):

@@ -22,7 +22,7 @@ from decode.speculation.sampling import Sampling
 TIE = 1e-12
 """Taken off each logit times its id, so that transformers' processors take the lowest id among
 equals, as decoding does."""
-STORED = 64
+STORED = 48
 """Texts whose rows are stored."""
 BATCH_TOKENS, BATCH_TEXTS = 512, 16
 """The largest forward pass over several texts."""
