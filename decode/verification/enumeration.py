@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from decode.speculation import verifiers
 from decode.speculation.drafts import Drafts, normalise
 from decode.speculation.rules import Outcomes, or_p
 from decode.speculation.sampling import Sampling, probs
@@ -249,7 +250,7 @@ def chains_only(verifier: str, drafter: str) -> bool:
 
 
 def outcomes(case_: Case, verifier: Verifier | str) -> Outcomes:
-    rule = (VERIFIERS[verifier] if isinstance(verifier, str) else verifier).rule
+    rule = (verifiers.VERIFIERS[verifier] if isinstance(verifier, str) else verifier).rule
     assert rule is not None
     return rule(case_.p_BMV, case_.drafts)
 
