@@ -11,7 +11,7 @@ Six exact checks, on rounds that decoding really ran:
     end_to_end   greedy text equals plain decoding's and transformers' generate; the joint law of four sampled tokens is p's
 
 Exit code 1 when a difference is found that rounding does not explain; replay.json then runs the
-batch of the first one again. `--self-test` plants thirteen classic bugs in the running engine, one
+batch of the first one again. `--self-test` plants classic bugs in the running engine, one
 at a time, and says which check catches each.
 """
 

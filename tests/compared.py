@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
+from decode.evaluation.divergence import BUG, examine
 from decode.speculation.sampling import Sampling, position_noise, probs
-from decode.verification.divergence import BUG, examine
 
 COUPLED = 1.0
 """The temperature of coupled outputs."""

@@ -29,7 +29,7 @@ _MOST, _LONGEST = 2**53, 1 << 16
 @dataclass
 class Divergence:
     """Where a greedy output first leaves the plain one, and whether rounding explains it
-    (decode/verification/divergence.py).
+    (decode/evaluation/divergence.py).
 
     Args:
         index: position in the output. plain_token: None where the plain output has ended. kind:

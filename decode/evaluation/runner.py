@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
+from decode.evaluation.divergence import examine
 from decode.evaluation.records import Record
 from decode.speculation.sampling import Sampling
 from decode.systems.registry import LOSSY, PLAIN
-from decode.verification.divergence import examine
 from specalign.common.provenance import load_average
 from specalign.suites.prompt import Prompt
 

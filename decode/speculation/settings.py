@@ -55,7 +55,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if isinstance(self.banned, list | tuple):
-            object.__setattr__(self, "banned", tuple(map(_as_int, self.banned)))
+            plain = set(map(type, self.banned)) <= {int}  # quick: there may be thousands
+            banned = self.banned if plain else map(_as_int, self.banned)
+            object.__setattr__(self, "banned", tuple(banned))
         for name in ("top_k", "seed", "min_new_tokens"):
             object.__setattr__(self, name, _as_int(getattr(self, name)))
 
@@ -69,7 +71,9 @@ class Sampling:
             need(_whole(getattr(self, name)), name, "a whole number")
         need(self.seed is None or _whole(self.seed), "seed", "a whole number")
         need(
-            isinstance(self.banned, tuple) and all(_whole(i) and i >= 0 for i in self.banned),
+            isinstance(self.banned, tuple)
+            and (set(map(type, self.banned)) <= {int} or all(map(_whole, self.banned)))
+            and min(self.banned, default=0) >= 0,
             "banned",
             "token ids, from 0 up",
         )

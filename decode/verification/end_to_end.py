@@ -13,11 +13,11 @@ from torch import Tensor
 
 from decode.engine.decoder import Decoder
 from decode.engine.processed import ProcessedEngine
+from decode.proposers.base import common_prefix_length
 from decode.speculation.sampling import Sampling
-from decode.verification.divergence import BUG, examine, first_difference
 from decode.verification.proposals import ReusedNumber, TooMany, every_outcome
 from decode.verification.reference import Reference, law, scores
-from decode.verification.tally import Tally
+from decode.verification.verdict import Tally
 
 LENGTH = 4
 """Tokens of the joint law."""
@@ -25,54 +25,71 @@ NEGLIGIBLE, MOVED = 1e-3, 4
 """Allowed total variation of the joint law, and how many times the effect of a perturbation of one
 epsilon is allowed on top."""
 MOST_RUNS = 400
+GENERATED = 2
+"""Texts that transformers' `generate` writes, too. Of the others every token is compared with the
+most probable one of a forward pass of transformers over the whole text."""
 WANTED = 1e4
 """A logit so large that no other counts."""
-
-
-def generated(reference: Reference, prompt: Sequence[int], new: int) -> list[int]:
-    """What transformers' own `generate` writes at temperature 0."""
-    target, tokens_1L = (
-        reference.target,
-        torch.tensor([list(prompt)], device=reference.target.device),
-    )
-    config = hf.GenerationConfig(
-        max_new_tokens=min(new, target.context_limit - len(prompt)), do_sample=False, eos_token_id=list(target.eos_ids) or None,
-        pad_token_id=(target.eos_ids or (0,))[0],
-    )  # fmt: skip
-    mask = torch.ones_like(tokens_1L)
-    suppressed = None if target.never_V is None else target.never_V.nonzero()[:, 0].tolist()
-    if suppressed:
-        config.suppress_tokens = suppressed
-    with torch.no_grad():
-        found: Any = reference.model.generate(
-            tokens_1L, generation_config=config, attention_mask=mask
-        )
-    return found[0, len(prompt) :].tolist()
 
 
 def check_plain(
     plain: Decoder, prompts: Sequence[list[int]], new: int, reference: Reference, tally: Tally
 ) -> list[list[int]]:
-    """Plain greedy texts, against transformers' `generate`."""
-    texts = []
-    for i, prompt in enumerate(prompts):
-        out = plain.generate(prompt, max_new_tokens=new)
-        texts.append(out.tokens)
-        wanted = generated(reference, prompt, new)
-        tally.counts["greedy texts against transformers' generate"] += 1
-        at = first_difference(out.tokens, wanted)
-        if at is None:
-            continue
-        if at < min(len(wanted), len(out.tokens)):
-            z_V = reference.logits([*prompt, *wanted[:at]], 1)[0]
-            gap = abs(float(z_V[wanted[at]] - z_V[out.tokens[at]]))
-            if gap <= reference.rounding_limit([*prompt, *wanted[:at]], z_V, gap):
-                tally.counts["rounding ties"] += 1
-                continue
-        tally.find(
-            f"prompt {i}: plain decoding and transformers' generate part at token {at}", prompt=i
-        )
+    """Plain greedy texts, against transformers' model and its `generate`."""
+    texts = [plain.generate(prompt, max_new_tokens=new).tokens for prompt in prompts]
+    pairs = list(zip(prompts, texts, strict=True))
+    reference.load([([*prompt, *text[:-1]], len(text)) for prompt, text in pairs])
+    for i, (prompt, text) in enumerate(pairs):
+        tally.place = {"prompt": i}
+        right = _is_greedy(prompt, text, reference, tally)
+        what = f"prompt {i}: plain decoding does not write the most probable tokens"
+        tally.expect("greedy texts against a forward pass of transformers", right, what)
+        if i < GENERATED:
+            wanted = generated(reference, prompt, new)
+            right = _agree(prompt, text, wanted, reference, tally)
+            what = f"prompt {i}: plain decoding and transformers' generate differ"
+            tally.expect("greedy texts against transformers' generate", right, what)
     return texts
+
+
+def _agree(
+    prompt: list[int], text: list[int], other: list[int], reference: Reference, tally: Tally
+) -> bool:
+    """Whether two greedy texts are equal, or part at a rounding tie."""
+    same = common_prefix_length(text, other)
+    if text == other or same == min(len(text), len(other)):
+        return text == other
+    return _is_greedy(prompt, other, reference, tally)
+
+
+def _is_greedy(prompt: list[int], text: list[int], reference: Reference, tally: Tally) -> bool:
+    """Whether each token is the most probable one, or as probable but for rounding."""
+    rows_LV = reference.logits([*prompt, *text[:-1]], len(text))
+    for at, (z_V, token) in enumerate(zip(rows_LV, text, strict=True)):
+        gap = float(z_V.max() - z_V[token])
+        if gap > reference.rounding_limit([*prompt, *text[:at]], z_V, gap):
+            return False
+        tally.counts["rounding ties"] += gap > 0
+    return True
+
+
+def generated(reference: Reference, prompt: Sequence[int], new: int) -> list[int]:
+    """What transformers' own `generate` writes at temperature 0."""
+    target = reference.target
+    tokens_1L = torch.tensor([list(prompt)], device=target.device)
+    config = hf.GenerationConfig(
+        max_new_tokens=min(new, target.context_limit - len(prompt)),
+        do_sample=False,
+        eos_token_id=list(target.eos_ids) or None,
+        pad_token_id=(target.eos_ids or (0,))[0],
+    )
+    if target.never_V is not None and bool(target.never_V.any()):
+        config.suppress_tokens = target.never_V.nonzero()[:, 0].tolist()
+    model: Any = reference.model
+    with torch.no_grad():
+        mask = torch.ones_like(tokens_1L)
+        found = model.generate(tokens_1L, generation_config=config, attention_mask=mask)
+    return found[0, len(prompt) :].tolist()
 
 
 def check_greedy(
@@ -81,46 +98,32 @@ def check_greedy(
     prompts: Sequence[list[int]],
     texts: Sequence[list[int]],
     new: int,
+    reference: Reference,
     tally: Tally,
 ) -> None:
     """Greedy texts with drafts, against plain decoding's."""
     for i, (prompt, plain) in enumerate(zip(prompts, texts, strict=True)):
+        tally.place = {"prompt": i, "method": name}
         stream = decoder.stream(prompt, max_new_tokens=new)
         text, out = "".join(stream), stream.output
         if text != out.text:
-            tally.find(
-                f"{name}, prompt {i}: the streamed pieces are not the text", prompt=i, method=name
-            )
-        tally.counts["greedy texts with drafts"] += 1
+            tally.find(f"{name}, prompt {i}: the streamed pieces are not the text")
+        right = _agree(prompt, plain, out.tokens, reference, tally)
+        what = f"{name}, prompt {i}: the greedy text is not plain decoding's"
+        tally.expect("greedy texts with drafts", right, what)
         tally.counts["tokens drafted"] += sum(out.nodes)
         tally.counts["drafted tokens accepted"] += sum(out.accepted)
-        judged = examine(
-            decoder.target, prompt, plain, out.tokens, out.drafted, out.accepted, out.trees
-        )
-        if judged is None:
-            continue
-        if judged.kind == BUG:
-            tally.find(
-                f"{name}, prompt {i}: greedy text parts from plain decoding's at token "
-                f"{judged.index}",
-                prompt=i,
-                method=name,
-            )
-        else:
-            tally.counts["rounding ties"] += 1
 
 
 def check_processed(name: str, decoder: Decoder, letters: Sequence[int], tally: Tally) -> None:
     """Under a processor that wants the successor of the text's last token in a cycle, the text is
     the cycle (`ProcessedEngine`)."""
+    tally.place = {"method": name}
     successor = {token: letters[(i + 1) % len(letters)] for i, token in enumerate(letters)}
 
     def want(text_1L: Tensor, z_1V: Tensor) -> Tensor:
-        return z_1V.index_fill(
-            1,
-            torch.tensor([successor.get(int(text_1L[0, -1]), letters[0])], device=z_1V.device),
-            WANTED,
-        )
+        token = successor.get(int(text_1L[0, -1]), letters[0])
+        return z_1V.index_fill(1, torch.tensor([token], device=z_1V.device), WANTED)
 
     prompt = [letters[i % len(letters)] for i in range(4 * len(letters))]
     for sampling in (Sampling(), Sampling(1.0, seed=1)):
@@ -129,9 +132,9 @@ def check_processed(name: str, decoder: Decoder, letters: Sequence[int], tally: 
             processors=want, criteria=lambda *_: False, shown=prompt,
         )  # fmt: skip
         engine.run()
-        tally.counts["texts under a processor of transformers' kind"] += 1
-        if engine.out.tokens != (prompt * 2)[:12]:
-            tally.find(f"{name}: a processor does not see the text before each token", method=name)
+        right = engine.out.tokens == (prompt * 2)[:12]
+        what = f"{name}: a processor does not see the text before each token"
+        tally.expect("texts under a processor of transformers' kind", right, what)
 
 
 def check_joint_law(
@@ -143,30 +146,28 @@ def check_joint_law(
     sampling: Sampling,
 ) -> None:
     """The joint law of `LENGTH` tokens. `sampling`: with a small top-k, so that there are few."""
+    tally.place = {"method": name}
+
+    def run() -> list[int]:
+        return decoder.generate(prompt, max_new_tokens=LENGTH, sampling=sampling).tokens
+
     try:
-        runs = every_outcome(
-            lambda: decoder.generate(prompt, max_new_tokens=LENGTH, sampling=sampling).tokens,
-            MOST_RUNS,
-        )
+        runs = every_outcome(run, MOST_RUNS)
     except ReusedNumber:
-        tally.find(f"{name}: two draws used one random number", method=name)
+        tally.find(f"{name}: two draws used one random number")
         return
     except TooMany:
         tally.counts["joint laws with too many outcomes"] += 1
         return
+    tally.counts["runs of the engine"] += len(runs)
     found: dict[tuple[int, ...], float] = defaultdict(float)
     for weight, tokens in runs:
         found[tuple(tokens)] += weight
     wanted, rounding = _joint_law(prompt, reference, sampling)
-    tally.counts["runs of the engine"] += len(runs)
     away = sum(abs(found.get(x, 0.0) - wanted.get(x, 0.0)) for x in {*found, *wanted}) / 2
     bound = NEGLIGIBLE if away <= NEGLIGIBLE else NEGLIGIBLE + rounding()
-    if not tally.measure(f"joint law of {LENGTH} tokens, total variation", away, bound):
-        tally.find(
-            f"{name}: the joint law of {LENGTH} tokens is {away:.3g} from the target's (total "
-            "variation)",
-            method=name,
-        )
+    what = f"{name}: the joint law of {LENGTH} tokens is not the target's"
+    tally.measure(f"joint law of {LENGTH} tokens, total variation", away, bound, what)
 
 
 def _joint_law(
@@ -182,12 +183,11 @@ def _joint_law(
     wanted: dict[tuple[int, ...], float] = {(): 1.0}
     prefixes: dict[tuple[int, ...], float] = {}
     for _ in range(LENGTH):
-        longer: dict[tuple[int, ...], float] = {}
-        for text, mass in wanted.items():
-            if text and text[-1] in eos_ids:
-                longer[text] = mass
-                continue
-            prefixes[text] = mass
+        longer = {text: mass for text, mass in wanted.items() if text and text[-1] in eos_ids}
+        going = {text: mass for text, mass in wanted.items() if text not in longer}
+        prefixes.update(going)
+        reference.load([([*prompt, *text], 1) for text in going])
+        for text, mass in going.items():
             p_V = next_law(reference.logits([*prompt, *text], 1)[0], text)
             for token in p_V.nonzero()[:, 0].tolist():
                 longer[(*text, token)] = mass * float(p_V[token])

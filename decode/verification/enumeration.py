@@ -11,13 +11,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
-from decode.speculation.drafts import Drafts
-from decode.speculation.rules import Outcomes
+from decode.speculation import verifiers
+from decode.speculation.drafts import Drafts, normalise
+from decode.speculation.rules import Outcomes, or_p
 from decode.speculation.sampling import Sampling, probs
 from decode.speculation.tree import ancestors, chain
 from decode.speculation.verifiers import VERIFIERS, Verifier
@@ -54,8 +56,7 @@ class Toy:
         self.V, self.K = V, K
         generator = torch.Generator().manual_seed(seed)
         self.generator = generator
-        self.p = [rows(V**d, V, generator).reshape((V,) * (d + 1)) for d in range(K + 1)]
-        self.q = [rows(V**d, V, generator).reshape((V,) * (d + 1)) for d in range(K)]
+        self.p, self.q = self.random_tables(K + 1), self.random_tables(K)
         if pool is not None:
             for tables, own_RV in ((self.p, pool[0]), (self.q, pool[1])):
                 for d, table in enumerate(tables):
@@ -65,9 +66,13 @@ class Toy:
             self.q = [p.clone() for p in self.p[:K]]
         if greedy:
             self.p = [probs(p, Sampling()) for p in self.p]
-        self.q_KV = torch.stack(
-            [q.reshape(-1, V)[0] for q in self.q]
-        )  # the q of an independent draft
+        # the q of an independent draft
+        self.q_KV = torch.stack([q.reshape(-1, V)[0] for q in self.q])
+
+    def random_tables(self, count: int) -> list[Tensor]:
+        """Random rows after every prefix of fewer than `count` tokens."""
+        V = self.V
+        return [rows(V**d, V, self.generator).reshape((V,) * (d + 1)) for d in range(count)]
 
     @property
     def joint(self) -> Tensor:
@@ -90,9 +95,8 @@ class Toy:
 
     def p_BMV(self, tokens_BN: Tensor, parents: Parents) -> Tensor:
         """The target's rows at the root and at every node."""
-        return torch.stack(
-            [self.p[len(path)][tuple(tokens_BN[:, j] for j in path)].expand(len(tokens_BN), self.V)
-             for path in nodes(parents)], dim=1)  # fmt: skip
+        each = [self.p[len(path)][tuple(tokens_BN[:, j] for j in path)] for path in nodes(parents)]
+        return torch.stack([p.expand(len(tokens_BN), self.V) for p in each], dim=1)
 
 
 @dataclass(frozen=True)
@@ -120,21 +124,15 @@ def drawn(toy: Toy, parents: Parents, causal: bool, siblings: str = "iid") -> Ca
     """Every token from its q: of its depth, or of its path (`causal`); `independent`: of two
     siblings, each has another."""
     tokens_BN, paths = every(toy.V, len(parents)), nodes(parents)
-    others = toy.q
-    if siblings == "independent":
-        others = [
-            rows(toy.V**d, toy.V, toy.generator).reshape((toy.V,) * (d + 1)) for d in range(toy.K)
-        ]
+    others = toy.random_tables(toy.K) if siblings == "independent" else toy.q
     q, weight_B = [], torch.ones(len(tokens_BN), dtype=torch.float64)
     batch = torch.arange(len(tokens_BN))
     for i, parent in enumerate(parents):
         path = paths[parent + 1]
         tables = others if parents[:i].count(parent) % 2 else toy.q
-        row = (
-            tables[len(path)][tuple(tokens_BN[:, j] for j in path)]
-            if causal
-            else toy.q_KV[len(path)]
-        )
+        row = toy.q_KV[len(path)]
+        if causal:
+            row = tables[len(path)][tuple(tokens_BN[:, j] for j in path)]
         q.append(row.expand(len(tokens_BN), toy.V))
         left_BV = q[-1].clone()
         if siblings == "without_replacement":
@@ -143,13 +141,11 @@ def drawn(toy: Toy, parents: Parents, causal: bool, siblings: str = "iid") -> Ca
                     left_BV[batch, tokens_BN[:, j]] = 0
         total_B1 = left_BV.sum(1, keepdim=True)
         # where nothing is left a drafter hands over whatever it likes: token 0
-        left_BV = torch.where(
-            total_B1 > 0, left_BV / total_B1, torch.eye(toy.V, dtype=torch.float64)[0]
-        )
+        first_V = torch.eye(toy.V, dtype=torch.float64)[0]
+        left_BV = torch.where(total_B1 > 0, left_BV / total_B1, first_V)
         weight_B = weight_B * left_BV[batch, tokens_BN[:, i]]
-    return case(
-        toy, parents, weight_B, tokens_BN, torch.stack(q, 1), siblings == "without_replacement"
-    )
+    without = siblings == "without_replacement"
+    return case(toy, parents, weight_B, tokens_BN, torch.stack(q, 1), without)
 
 
 def case(
@@ -182,48 +178,40 @@ def chosen(toy: Toy, parents: Parents) -> Case:
     return case(toy, parents, rows(1, len(tokens_BN), toy.generator)[0], tokens_BN)
 
 
-def unmasked(toy: Toy, parents: Parents) -> Case:
-    """A chain whose positions are unmasked in a random order, some together, every q looking at the
-    tokens of EARLIER steps on both sides: the order is settled before anything is drawn
-    (state-only)."""
+def unmask(toy: Toy, parents: Parents, choose: Callable[[int, Tensor], Tensor]) -> Case:
+    """A chain that is unmasked step by step, every q looking at the tokens of EARLIER steps on both
+    sides. `choose`: the step and the tokens so far (B, K), V where masked → the positions (B, K)
+    that the step unmasks, decided before anything is drawn (state-only)."""
     K, V = len(parents), toy.V
-    steps = torch.randint(0, K, (K,), generator=toy.generator)
     tokens_BN = every(V, K)
     tables = [rows((V + 1) ** K, V, toy.generator).reshape(*(V + 1,) * K, V) for _ in range(K)]
-    q = []
-    for k in range(K):
-        seen = [torch.where(steps[j] < steps[k], tokens_BN[:, j], V) for j in range(K)]
-        q.append(tables[k][tuple(seen)])
-    q_BNV = torch.stack(q, 1)
+    state_BN, steps_BN = torch.full_like(tokens_BN, V), torch.zeros_like(tokens_BN)
+    q_BNV = torch.zeros(*tokens_BN.shape, V, dtype=torch.float64)
+    for step in range(K):
+        now_BN = choose(step, state_BN)
+        q_BNV[now_BN] = torch.stack([table[tuple(state_BN.T)] for table in tables], 1)[now_BN]
+        steps_BN[now_BN] = step
+        state_BN = torch.where(now_BN, tokens_BN, state_BN)
     weight_B = q_BNV.gather(2, tokens_BN[..., None])[..., 0].prod(1)
-    return case(
-        toy, parents, weight_B, tokens_BN, q_BNV, steps_BN=steps.expand(len(tokens_BN), K).clone()
-    )
+    return case(toy, parents, weight_B, tokens_BN, q_BNV, steps_BN=steps_BN)
+
+
+def unmasked(toy: Toy, parents: Parents) -> Case:
+    """In a random order, some positions together."""
+    steps_K = torch.randint(0, len(parents), (len(parents),), generator=toy.generator)
+    return unmask(toy, parents, lambda step, state_BN: (steps_K == step).expand_as(state_BN))
 
 
 def surest(toy: Toy, parents: Parents) -> Case:
-    """The same, each step's position settled by what EARLIER steps drew, and not by its own draw:
-    the order `confidence`."""
+    """Each step's position is decided by what EARLIER steps drew: the order `confidence`."""
     K, V = len(parents), toy.V
-    tokens_BN = every(V, K)
-    tables = [rows((V + 1) ** K, V, toy.generator).reshape(*(V + 1,) * K, V) for _ in range(K)]
-    urge = torch.rand(
-        (V + 1,) * K + (K,), generator=toy.generator
-    )  # of each position, in each state
-    state_BN = torch.full_like(tokens_BN, V)
-    steps_BN, q_BNV = (
-        torch.zeros_like(tokens_BN),
-        torch.zeros(*tokens_BN.shape, V, dtype=torch.float64),
-    )
-    batch = torch.arange(len(tokens_BN))
-    for step in range(K):
-        at = tuple(state_BN.T)
-        next_B = urge[at].masked_fill(state_BN < V, -1).argmax(1)
-        q_BKV = torch.stack([table[at] for table in tables], 1)
-        q_BNV[batch, next_B], steps_BN[batch, next_B] = q_BKV[batch, next_B], step
-        state_BN[batch, next_B] = tokens_BN[batch, next_B]
-    weight_B = q_BNV.gather(2, tokens_BN[..., None])[..., 0].prod(1)
-    return case(toy, parents, weight_B, tokens_BN, q_BNV, steps_BN=steps_BN)
+    urge = torch.rand((V + 1,) * K + (K,), generator=toy.generator)
+
+    def choose(_: int, state_BN: Tensor) -> Tensor:
+        next_B = urge[tuple(state_BN.T)].masked_fill(state_BN < V, -1).argmax(1)
+        return one_hot(next_B, K).bool()
+
+    return unmask(toy, parents, choose)
 
 
 def stopped(toy: Toy, parents: Parents) -> Case:
@@ -240,28 +228,29 @@ def stopped(toy: Toy, parents: Parents) -> Case:
     return case(toy, each, full.weight_B, drafts.tokens_BN, drafts.q_BNV)
 
 
+WITHOUT = "without_replacement"
 DRAFTERS: dict[str, Callable[[Toy, Parents], Case]] = {
     "point": chosen,
-    "independent, i.i.d. siblings": lambda toy, parents: drawn(toy, parents, False),
-    "independent, without replacement": lambda toy, parents: drawn(
-        toy, parents, False, "without_replacement"
-    ),
-    "causal, i.i.d. siblings": lambda toy, parents: drawn(toy, parents, True),
-    "causal, without replacement": lambda toy, parents: drawn(
-        toy, parents, True, "without_replacement"
-    ),
-    "causal, siblings of several q": lambda toy, parents: drawn(toy, parents, True, "independent"),
+    "independent, i.i.d. siblings": partial(drawn, causal=False),
+    "independent, without replacement": partial(drawn, causal=False, siblings=WITHOUT),
+    "causal, i.i.d. siblings": partial(drawn, causal=True),
+    "causal, without replacement": partial(drawn, causal=True, siblings=WITHOUT),
+    "causal, siblings of several q": partial(drawn, causal=True, siblings="independent"),
     "causal, stopped by earlier draws": stopped,
     "unmasked, state-only": unmasked,
     "unmasked, order by earlier draws": surest,
 }
+KINDS = {"without replacement": WITHOUT, "siblings of several q": "independent"}
 
 
-KINDS = {"without replacement": "without_replacement", "siblings of several q": "independent"}
+def chains_only(verifier: str, drafter: str) -> bool:
+    """Whether such drafts do not branch under this verifier."""
+    branching = VERIFIERS[verifier].siblings
+    return not branching or drafter.startswith("unmasked") or "stopped" in drafter
 
 
 def outcomes(case_: Case, verifier: Verifier | str) -> Outcomes:
-    rule = (VERIFIERS[verifier] if isinstance(verifier, str) else verifier).rule
+    rule = (verifiers.VERIFIERS[verifier] if isinstance(verifier, str) else verifier).rule
     assert rule is not None
     return rule(case_.p_BMV, case_.drafts)
 
@@ -269,10 +258,7 @@ def outcomes(case_: Case, verifier: Verifier | str) -> Outcomes:
 def output_law(case_: Case, out: Outcomes) -> Tensor:
     """The joint law of the first K + 1 tokens that come out."""
     toy, parents = case_.toy, max(case_.drafts.parents, key=len)
-    rest_BMV = torch.where(
-        out.rest_BMV.sum(-1, keepdim=True) > 0, out.rest_BMV, case_.p_BMV
-    )  # as `resolve`
-    next_BMV = rest_BMV / rest_BMV.sum(-1, keepdim=True)
+    next_BMV = normalise(or_p(out.rest_BMV, case_.p_BMV))
     mass_BMV = case_.weight_B[:, None, None] * out.stop_BM[..., None] * next_BMV
     laws = [torch.zeros((toy.V,) * (d + 1), dtype=torch.float64) for d in range(toy.K + 1)]
     for m, path in enumerate(nodes(parents)):
@@ -301,6 +287,5 @@ def pairs() -> list[tuple[str, str]]:
             alone = law not in ("independent", "causal") or kind == "iid"
             if kind in verifier.siblings or alone:
                 found.append((verifier.name, drafter))
-    return sorted(
-        found, key=lambda pair: (pair[1], VERIFIERS[pair[0]].greedy_only)
-    )  # neighbours share their cases
+    # neighbours share their cases
+    return sorted(found, key=lambda pair: (pair[1], VERIFIERS[pair[0]].greedy_only))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,17 +83,19 @@ class Cases:
     compared: Sequence[Case]
     drawn: Sequence[Case]
     tokenizer: str | None = None
-    _opened: dict[int, OpenDrafters] = field(default_factory=dict)
 
-    def open(self, target: Target, case: Case, verifier: str | None = None) -> Decoder:
-        """The decoder of a case on a target; `verifier` replaces the case's own."""
-        from decode.systems.construction import build, open_drafters
+    @cached_property
+    def _opened(self) -> OpenDrafters:
+        from decode.systems.construction import open_drafters
 
-        if id(target) not in self._opened:
-            methods = [c.method for c in (*self.compared, *self.drawn)]
-            self._opened[id(target)] = open_drafters(methods, self.drafters, target, self.tokenizer)
-        method = case.method.with_options(verifier=verifier or case.verifier)
-        return build(method, self._opened[id(target)])
+        methods = [case.method for case in (*self.compared, *self.drawn)]
+        return open_drafters(methods, self.drafters, self.target, self.tokenizer)
+
+    def open(self, case: Case, verifier: str | None = None) -> Decoder:
+        """The decoder of a case; `verifier` replaces the case's own."""
+        from decode.systems.construction import build
+
+        return build(case.method.with_options(verifier=verifier or case.verifier), self._opened)
 
 
 def check(config: VerifyConfig) -> list[Prompt]:
@@ -162,25 +165,20 @@ def of_a_drafter(drafter: str, tokenizer: str | None, open_target: Callable[[], 
     Raises:
         UserError: no drafter.
     """
-    if drafter == "lookup":
-        drafters, compared, drawn = {}, {drafter: "lookup"}, [(drafter, "point_mass", "lookup")]
-    else:
-        role = kind_of(drafter)
-        drafters = {role: drafter}
-        if role in BLOCKS:
-            compared, drawn = _BLOCK
-        elif role == "diffusion" and tokenizer is None:
-            compared, drawn = _DIFFUSION
-        else:
-            compared, drawn = {drafter: "drafter"}, [(drafter, "point_mass", "drafter")]
+    role = "lookup" if drafter == "lookup" else kind_of(drafter)
+    method = "lookup" if drafter == "lookup" else "drafter"
+    compared, drawn = {drafter: method}, [(drafter, "point_mass", method)]
+    if role in BLOCKS:
+        compared, drawn = _BLOCK
+    elif role == "diffusion" and tokenizer is None:
+        compared, drawn = _DIFFUSION
+    target = open_target()
     one = [Case(name, read_method(text)) for name, text in compared.items()]
     counted = [Case(name, read_method(text), verifier) for name, verifier, text in drawn]
-    target = open_target()
     if target.chains_only:
-        one, counted = (
-            [case for case in cases if not case.method.branches] for cases in (one, counted)
-        )
-    return Cases(target, drafters, one, counted, tokenizer)
+        one = [case for case in one if not case.method.branches]
+        counted = [case for case in counted if not case.method.branches]
+    return Cases(target, {} if drafter == "lookup" else {role: drafter}, one, counted, tokenizer)
 
 
 _CHAIN, _TREE, _COPIES = "drafter:nodes=0", "drafter:nodes=5", "drafter:copying=true"
@@ -224,29 +222,32 @@ def of_methods(
     """
     asked = read_methods(names)
     chosen, left_out = asked.expand(drafters)
-    methods = [*{method.name: method for method in chosen}.values()]
 
-    def leave_out(why: Callable[[Method], str | None]) -> None:
-        for method in list(methods):
-            if reason := why(method):
-                if asked.names(method.name):
-                    raise UserError(reason)
+    def keep(methods: list[Method], why: Callable[[Method], str | None]) -> list[Method]:
+        """Those without a reason against them."""
+        kept = []
+        for method in methods:
+            reason = why(method)
+            if reason is None:
+                kept.append(method)
+            elif asked.names(method.name):
+                raise UserError(reason)
+            else:
                 left_out.append(reason)
-                methods.remove(method)
+        return kept
 
     def unbuildable(method: Method) -> str | None:
         """Why it can't decode with this target and these drafters, or None."""
         try:
-            cases.open(cases.target, Case(method.name, method), method.verifier)
+            cases.open(Case(method.name, method, method.verifier))
         except UserError as error:
             return str(error)
         return None
 
-    leave_out(_unverifiable)
+    methods = keep([*{method.name: method for method in chosen}.values()], _unverifiable)
     check_drafters(methods, drafters)
-    every = [Case(m.name, m) for m in methods]
-    cases = Cases(open_target(), drafters, every, [])
-    leave_out(unbuildable)
+    cases = Cases(open_target(), drafters, [Case(m.name, m) for m in methods], [])
+    methods = keep(methods, unbuildable)
     if not methods:
         raise UserError(f"--methods={names!r} names nothing to verify{nearest('', SYSTEMS)}")
     for line in left_out:

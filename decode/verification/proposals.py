@@ -4,11 +4,13 @@ with the q that is reported."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -19,11 +21,11 @@ from decode.proposers.base import DraftSession
 from decode.speculation import sampling as sampling_module
 from decode.speculation import verification, verifiers
 from decode.speculation.proposal import Proposal
-from decode.speculation.sampling import make_generator
-from decode.verification.tally import Tally
+from decode.verification.verdict import Tally
 
+Result = TypeVar("Result")
 EXACT = 1e-5
-MOST_OUTCOMES = 300
+MOST_OUTCOMES = 128
 FEW = 2
 """top-k of the enumerated proposals."""
 SIBLINGS = 3
@@ -56,25 +58,34 @@ class Choices:
             raise ReusedNumber
         self.numbers.update(numbers)
         rows = weights.reshape(-1, weights.shape[-1]).double()
-        found = []
-        for row_V in rows / rows.sum(-1, keepdim=True):
-            support = row_V.nonzero()[:, 0]
-            if self.place == len(self.script):
-                self.script.append(0)
-            if self.script[self.place] >= len(support):
-                raise TooMany  # another run than the last one: it cannot be enumerated
-            at = support[self.script[self.place]]
-            self.widths.append(len(support))
-            self.place += 1
-            self.weight *= float(row_V[at])
-            found.append(at)
+        found = [self._choose(row_V) for row_V in rows / rows.sum(-1, keepdim=True)]
         return torch.stack(found).reshape(weights.shape[:-1])
 
+    def _choose(self, row_V: Tensor) -> Tensor:
+        support = row_V.nonzero()[:, 0]
+        if self.place == len(self.script):
+            self.script.append(0)
+        if self.script[self.place] >= len(support):
+            raise TooMany  # another run than the last one: it cannot be enumerated
+        token = support[self.script[self.place]]
+        self.widths.append(len(support))
+        self.place += 1
+        self.weight *= float(row_V[token])
+        return token
 
-def every_outcome(run: Any, most: int = MOST_OUTCOMES) -> list[tuple[float, Any]]:
-    """(probability, result) of a function for everything that its draws may give. Raises TooMany,
-    ReusedNumber."""
-    found: list[tuple[float, Any]] = []
+
+def every_outcome(
+    run: Callable[[], Result], most: int, even: bool = False
+) -> list[tuple[float, Result]]:
+    """(probability, result) of a function for everything that its draws may give.
+
+    Args:
+        even: every run draws equally often, so the first one shows how many outcomes there are.
+
+    Raises:
+        TooMany, ReusedNumber.
+    """
+    found: list[tuple[float, Result]] = []
     script: list[int] = []
     while True:
         choices = Choices(script)
@@ -84,7 +95,7 @@ def every_outcome(run: Any, most: int = MOST_OUTCOMES) -> list[tuple[float, Any]
             stack.enter_context(mock.patch.object(verifiers, "_chains_in_c", lambda *_: None))
             result = run()
         found.append((choices.weight, result))
-        if len(found) > most:
+        if len(found) > most or (even and math.prod(choices.widths) > most):
             raise TooMany
         del script[choices.place :]
         while script and script[-1] + 1 == choices.widths[len(script) - 1]:
@@ -96,61 +107,57 @@ def every_outcome(run: Any, most: int = MOST_OUTCOMES) -> list[tuple[float, Any]
 
 def check_proposal_of(engine: Engine, tally: Tally, name: str) -> None:
     """Enumerate what a request would draft now, at a small top-k. The request is left as it was."""
-    session, request = engine.session, engine.request
+    tally.place = {"method": name}
     room = min(LEVELS, engine.limit - len(engine.out.tokens) - 1)
-    if session is None or engine.drafter is None or room < 1:
+    if engine.session is None or room < 1:
         return
-    kept, sampling = _states(session), request.sampling
-    state = request.generator.get_state()
-
-    def propose(levels: int = room) -> Proposal | None:
-        request.generator.set_state(state)
-        for part, values in kept:
-            vars(part).clear()
-            vars(part).update(values)
-        return session.propose(min(levels, engine.drafter.draft_tokens))  # type: ignore[union-attr]
-
-    try:
-        if sampling.greedy or request.noise is not None:
-            first = propose()
-            request.generator.set_state(
-                make_generator(1).get_state() if state.device.type == "cpu" else state
-            )
-            second = propose()
-            tally.counts["chosen proposals, drafted twice"] += 1
-            if first is not None and second is not None and not _alike(first, second):
-                tally.find(
-                    f"{name}: two proposals for one text differ, though nothing is drawn",
-                    method=name,
-                )
+    with _restored(engine) as propose:
+        if engine.request.sampling.greedy or engine.request.noise is not None:
+            first, second = propose(room), propose(room)
+            alike = first is None or second is None or _alike(first, second)
+            what = f"{name}: two proposals for one text differ, though nothing is drawn"
+            tally.expect("chosen proposals, drafted twice", alike, what)
             return
+        sampling = engine.request.sampling
         for top_k, most in ((FEW, room), (SIBLINGS, 1)):
-            request.sampling = replace(sampling, top_k=top_k)
-            outcomes = None
-            for levels in range(most, 0, -1):
-                try:
-                    outcomes = every_outcome(partial(propose, levels))
-                    break
-                except ReusedNumber:
-                    tally.find(
-                        f"{name}: two drafts of a proposal were drawn at one random number",
-                        method=name,
-                    )
-                    return
-                except TooMany:
-                    continue
+            engine.request.sampling = replace(sampling, top_k=top_k)
+            try:
+                outcomes = _enumerate(propose, most)
+            except ReusedNumber:
+                tally.find(f"{name}: two drafts of a proposal were drawn at one random number")
+                return
             if outcomes is None:
-                tally.counts["proposals with too many outcomes"] += 1
+                tally.counts["proposals with too many outcomes"] += top_k == FEW
                 return
             judge(outcomes, tally, name)
             if not any(proposal is not None and proposal.siblings for _, proposal in outcomes):
                 return
-    finally:
-        request.sampling = sampling
-        request.generator.set_state(state)
-        for part, values in kept:
+
+
+@contextmanager
+def _restored(engine: Engine) -> Iterator[Callable[[int], Proposal | None]]:
+    """A function that drafts so many levels from the request's present state. Afterwards the
+    request is as it was."""
+    session, request, drafter = engine.session, engine.request, engine.drafter
+    assert session is not None and drafter is not None
+    states, sampling = _states(session), request.sampling
+    numbers = request.generator.get_state()
+
+    def restore() -> None:
+        request.generator.set_state(numbers)
+        for part, values in states:
             vars(part).clear()
             vars(part).update(values)
+
+    def propose(levels: int) -> Proposal | None:
+        restore()
+        return session.propose(min(levels, drafter.draft_tokens))
+
+    try:
+        yield propose
+    finally:
+        request.sampling = sampling
+        restore()
 
 
 def _states(session: DraftSession) -> list[tuple[Any, dict[str, Any]]]:
@@ -162,12 +169,23 @@ def _states(session: DraftSession) -> list[tuple[Any, dict[str, Any]]]:
     return found
 
 
+def _enumerate(
+    propose: Callable[[int], Proposal | None], most: int
+) -> list[tuple[float, Proposal | None]] | None:
+    """All proposals of as many levels as can be enumerated; None if there are none."""
+    for levels in range(most, 0, -1):
+        try:
+            return every_outcome(partial(propose, levels), MOST_OUTCOMES, even=True)
+        except TooMany:
+            continue
+    return None
+
+
 def _alike(one: Proposal, other: Proposal) -> bool:
     """The same drafts, as far as both go: their number may depend on the clock."""
     count = min(len(one), len(other))
-    return one.tree[:count] == other.tree[:count] and torch.equal(
-        one.tokens_K[:count], other.tokens_K[:count]
-    )
+    same = torch.equal(one.tokens_K[:count], other.tokens_K[:count])
+    return same and one.tree[:count] == other.tree[:count]
 
 
 def judge(outcomes: list[tuple[float, Proposal | None]], tally: Tally, name: str) -> None:
@@ -176,53 +194,44 @@ def judge(outcomes: list[tuple[float, Proposal | None]], tally: Tally, name: str
     mass: dict[Any, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     wanted: dict[Any, dict[int, float]] = {}
     total = sum(weight for weight, _ in outcomes)
-    if not tally.measure("probability of all proposals, from 1", abs(total - 1), EXACT):
-        tally.find(f"{name}: the probabilities of its proposals sum to {total:.6f}", method=name)
+    what = f"{name}: the probabilities of its proposals do not sum to 1"
+    tally.measure("probability of all proposals, from 1", abs(total - 1), EXACT, what)
     for weight, proposal in outcomes:
         if proposal is None or proposal.q is None or weight == 0:
             tally.counts["chosen proposals"] += 1
             continue
-        tokens, steps = (
-            proposal.tokens_K.tolist(),
-            None if proposal.steps_K is None else proposal.steps_K.tolist(),
-        )
+        tokens = proposal.tokens_K.tolist()
+        steps = [0] * len(tokens) if proposal.steps_K is None else proposal.steps_K.tolist()
         rows = [_support(proposal, i) for i in range(len(tokens))]
-        ratio = [steps is None or steps[i] >= max(steps[: i + 1]) for i in range(len(tokens))]
+        ratio = [steps[i] >= max(steps[: i + 1]) for i in range(len(tokens))]
         for i, token in enumerate(tokens):
             if not ratio[i]:
                 continue  # tested as a point mass, which needs no q
             seen = tuple(_key(rows[j]) for j in range(i + 1) if ratio[j])
-            key = (
-                proposal.tree[: i + 1],
-                tuple(tokens[:i]),
-                seen,
-                None if steps is None else tuple(steps[: i + 1]),
-            )
+            key = (proposal.tree[: i + 1], tuple(tokens[:i]), seen, tuple(steps[: i + 1]))
             mass[key][token] += weight
-            left = dict(rows[i])
-            if proposal.siblings == "without_replacement":
-                for j in range(i):
-                    if proposal.tree[j] == proposal.tree[i]:
-                        left.pop(tokens[j], None)
-            wanted[key] = left
+            wanted[key] = _left(proposal, rows[i], tokens, i)
     for key, counts in mass.items():
-        whole, share = sum(counts.values()), sum(wanted[key].values())
-        if share <= 0:
-            continue
-        away = (
-            sum(
-                abs(counts.get(t, 0.0) / whole - wanted[key].get(t, 0.0) / share)
-                for t in {*counts, *wanted[key]}
-            )
-            / 2
-        )
-        if not tally.measure("drafted token against its q, total variation", away, EXACT):
-            where = f"draft {len(key[1]) + 1} after {list(key[1])}"
-            tally.find(
-                f"{name}: {where} is {away:.3g} from the q reported with it (total variation)",
-                method=name,
-            )
+        away = _distance(counts, wanted[key])
+        what = f"{name}: draft {len(key[1]) + 1} after {list(key[1])} is not from its q"
+        if not tally.measure("drafted token against its q, total variation", away, EXACT, what):
             return
+
+
+def _left(proposal: Proposal, row: dict[int, float], tokens: list[int], i: int) -> dict[int, float]:
+    """What draft i is drawn from: its q without the siblings before it."""
+    if proposal.siblings != "without_replacement":
+        return row
+    gone = {tokens[j] for j in range(i) if proposal.tree[j] == proposal.tree[i]}
+    return {token: q for token, q in row.items() if token not in gone}
+
+
+def _distance(a: dict[int, float], b: dict[int, float]) -> float:
+    """Total variation between two distributions, normalised; 0 where nothing is left of one."""
+    whole, share = sum(a.values()), sum(b.values())
+    if share <= 0:
+        return 0.0
+    return sum(abs(a.get(t, 0.0) / whole - b.get(t, 0.0) / share) for t in {*a, *b}) / 2
 
 
 def _support(proposal: Proposal, i: int) -> dict[int, float]:

@@ -27,6 +27,7 @@ from decode.speculation import sampling as sampling_module
 from decode.speculation import verification, verifiers
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import Sampling
+from decode.speculation.tree import path_to
 from decode.speculation.verification import Outcome, Round
 
 RANDOM = {
@@ -54,7 +55,7 @@ class RecordedRound:
 
     Args:
         request: index into `Recorder.engines`.
-        text: prompt and committed tokens before the round. position: of the next token in it.
+        text: prompt and committed tokens before the round.
         logits_MV: as the target returned them.
         received: node (0 = the root) → the distribution (V,) that the rule, or the draw at that
             node, received.
@@ -69,7 +70,6 @@ class RecordedRound:
     sampling: Sampling
     logits_MV: Tensor
     by_rule: bool
-    position: int
     received: dict[int, Tensor] = field(default_factory=dict)
     chosen: dict[int, int] = field(default_factory=dict)
     drafting: list[Tensor] = field(default_factory=list)
@@ -80,6 +80,14 @@ class RecordedRound:
     def end(self) -> Outcome:
         assert self.outcome is not None
         return self.outcome
+
+    def text_at(self, node: int) -> list[int]:
+        """The text up to a node, with the drafts on its path."""
+        return [*self.text, *(int(self.proposal.tokens_K[i]) for i in self.path(node))]
+
+    def path(self, node: int) -> list[int]:
+        """The drafts on the path to a node."""
+        return path_to(self.proposal.tree, node)
 
 
 class Recorder(TorchFunctionMode):
@@ -115,7 +123,7 @@ class Recorder(TorchFunctionMode):
         self._thread = threading.get_ident()
 
     def __enter__(self) -> Recorder:
-        watched: list[tuple[Any, str, Callable[..., Any]]] = [
+        for owner, name, watch in (
             (Decoder, "_engine", self._make_engine),
             (Engine, "draft", self._begin_round),
             (Engine, "make_round", self._make_round),
@@ -129,12 +137,17 @@ class Recorder(TorchFunctionMode):
             (verification, "_couple_token", self._couple),
             (verification, "_choose_greedily", self._choose),
             (verification, "best", self._best),
-        ]
-        for owner, name, watch in watched:
+        ):
             self._replace(owner, name, watch)
         self._shared = _shared_states()
         super().__enter__()
         return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._stack.close()
+        after = _shared_states()
+        self.foreign += [f"{name} was used" for name in after if after[name] != self._shared[name]]
 
     def _replace(self, owner: Any, name: str, watch: Callable[..., Any]) -> None:
         """Call `watch(original, *arguments)` in place of a function."""
@@ -146,6 +159,14 @@ class Recorder(TorchFunctionMode):
             return watch(original, *args, **kwargs)
 
         self._stack.enter_context(mock.patch.object(owner, name, call))
+
+    def rounds_of(self, number: int) -> list[RecordedRound]:
+        """The rounds of one request."""
+        return [one for one in self.rounds if one.request == number]
+
+    def number(self, engine: Engine) -> int:
+        """The index of a request."""
+        return next(i for i, one in enumerate(self.engines) if one is engine)
 
     def _make_engine(self, original: Any, *args: Any, **kwargs: Any) -> Engine:
         pieces: list[str] | None = [] if len(self.engines) % 2 == 0 else None
@@ -161,7 +182,7 @@ class Recorder(TorchFunctionMode):
             used = len(self.used)
             self.before_draft(engine)
             del self.used[used:]  # its draws are not the request's
-        self._drafting = self._number(engine)
+        self._drafting = self.number(engine)
         try:
             return original(engine)
         finally:
@@ -169,32 +190,51 @@ class Recorder(TorchFunctionMode):
 
     def _make_round(self, original: Any, engine: Engine, *args: Any) -> Round:
         made: Round = original(engine, *args)
-        number = self._number(engine)
+        number = self.number(engine)
         self._owners[id(made)] = made, number
         self.generators.setdefault(number, engine.request.generator)
         return made
 
+    def _verify(self, original: Any, rounds: Sequence[Round]) -> list[Outcome]:
+        fresh: list[RecordedRound] = []
+        for one in rounds:
+            _, number = self._owners.pop(id(one))
+            if one.generator is not self.generators[number]:
+                what = "a round was verified with another generator than its own"
+                self.foreign.append(f"request {number}: {what}")
+            made = RecordedRound(
+                number, list(self.engines[number].request.tokens), one.proposal, one.verifier, one.sampling, one.logits_MV.clone(),
+                one.by_rule, drafting=self._drafted.pop(number, []),
+            )  # fmt: skip
+            fresh.append(made)
+            self._open[id(one)] = made
+        first = len(self.calls)
+        outcomes: list[Outcome] = original(rounds)
+        for made, outcome in zip(fresh, outcomes, strict=True):
+            own = self.generators[made.request]
+            made.verifying = [call.values for call in self.calls[first:] if call.generator is own]
+            made.outcome = outcome
+        self._open.clear()
+        self.rounds += fresh
+        return outcomes
+
+    # ---- what a rule, or the draw at a node, receives ----
+
     def _run_verifier(
-        self,
-        original: Any,
-        name: str,
-        proposals: Sequence[Proposal],
-        p_BMV: Tensor,
-        generators: Any,
+        self, original: Any, name: str, proposals: Sequence[Proposal], p_BMV: Tensor, *more: Any
     ) -> Any:
         for proposal, p_MV in zip(proposals, p_BMV, strict=True):
             for one in self._open.values():
                 if one.proposal is proposal:
                     one.received = dict(enumerate(p_MV[: len(proposal) + 1].clone()))
-        return original(name, proposals, p_BMV, generators)
+        return original(name, proposals, p_BMV, *more)
 
     def _make_sampler(self, original: Any, group: Sequence[Round]) -> Any:
         sample = original(group)
 
         def watched(asked: list[tuple[int, int]]) -> Tensor:
-            self._asked = [
-                (self._open[id(group[b])], node) for b, node in asked if id(group[b]) in self._open
-            ]
+            opened = [(self._open.get(id(group[b])), node) for b, node in asked]
+            self._asked = [(one, node) for one, node in opened if one is not None]
             tokens: Tensor = sample(asked)
             for (one, node), token in zip(self._asked, tokens.tolist(), strict=False):
                 one.chosen[node] = token
@@ -227,73 +267,31 @@ class Recorder(TorchFunctionMode):
             self._choosing.pop(0).chosen = dict(enumerate(tokens.tolist()))
         return tokens
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._stack.close()
-        for name, before, after in zip(_SHARED, self._shared, _shared_states(), strict=True):
-            if before != after:
-                self.foreign.append(f"{name} was used")
+    # ---- random numbers ----
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = dict(kwargs or {})
+        given = kwargs or {}
         result = func(*args, **given)
         name = getattr(func, "__name__", "")
-        if name in RANDOM and isinstance(result, Tensor):
+        if name not in RANDOM or not isinstance(result, Tensor):
+            return result
 
-            def again(generator: torch.Generator) -> Tensor:
-                fresh = [x.clone() if isinstance(x, Tensor) else x for x in args]
-                return func(*fresh, **{**given, "generator": generator})
+        def again(generator: torch.Generator) -> Tensor:
+            fresh = [x.clone() if isinstance(x, Tensor) else x for x in args]
+            return func(*fresh, **{**given, "generator": generator})
 
-            call = RandomCall(
-                name, again, given.get("generator"), result.detach().clone(), self._drafting
-            )
-            self.calls.append(call)
-            if self._drafting is not None:
-                self._drafted.setdefault(self._drafting, []).append(call.values)
+        values = result.detach().clone()
+        self.calls.append(RandomCall(name, again, given.get("generator"), values, self._drafting))
+        if self._drafting is not None:
+            self._drafted.setdefault(self._drafting, []).append(values)
         return result
 
-    def rounds_of(self, number: int) -> list[RecordedRound]:
-        """The rounds of one request."""
-        return [one for one in self.rounds if one.request == number]
 
-    def _number(self, engine: Engine) -> int:
-        return next(i for i, one in enumerate(self.engines) if one is engine)
-
-    def _verify(self, original: Any, rounds: Sequence[Round]) -> list[Outcome]:
-        fresh: list[RecordedRound] = []
-        for one in rounds:
-            _, number = self._owners.pop(id(one))
-            engine = self.engines[number]
-            if one.generator is not self.generators[number]:
-                self.foreign.append(
-                    f"request {number}: a round was verified with another generator than its own"
-                )
-            made = RecordedRound(
-                number, list(engine.request.tokens), one.proposal, one.verifier, one.sampling, one.logits_MV.clone(), one.by_rule,
-                one.position, drafting=self._drafted.pop(number, []),
-            )  # fmt: skip
-            fresh.append(made)
-            self._open[id(one)] = made
-        first = len(self.calls)
-        outcomes: list[Outcome] = original(rounds)
-        for made, outcome in zip(fresh, outcomes, strict=True):
-            generator = self.generators[made.request]
-            made.verifying = [
-                call.values for call in self.calls[first:] if call.generator is generator
-            ]
-            made.outcome = outcome
-        self._open.clear()
-        self.rounds += fresh
-        return outcomes
-
-
-_SHARED = ("torch's shared generator", "Python's random", "numpy's random")
-
-
-def _shared_states() -> tuple[bytes, object, bytes]:
-    state: Any = np.random.get_state()
-    return (
-        torch.get_rng_state().numpy().tobytes(),
-        random.getstate(),
-        state[1].tobytes() + bytes(str(state[2]), "ascii"),
-    )
+def _shared_states() -> dict[str, object]:
+    """The states of the generators that everybody shares."""
+    numpy_state: Any = np.random.get_state()
+    return {
+        "torch's shared generator": torch.get_rng_state().numpy().tobytes(),
+        "Python's random": random.getstate(),
+        "numpy's random": (numpy_state[1].tobytes(), numpy_state[2]),
+    }

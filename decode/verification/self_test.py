@@ -4,6 +4,7 @@ file; tests/contract has the rest."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -11,15 +12,17 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from decode.engine.detokenizer import TextStream
 from decode.engine.engine import Engine
 from decode.evaluation.tokenized import tokenize_prompts
 from decode.proposers import autoregressive, block, diffusion
 from decode.speculation import drafts, processors, rules, sampling, tree, verification, verifiers
 from decode.speculation.proposal import DraftProbs
-from decode.speculation.sampling import ProcessorState, Sampling
-from decode.speculation.verification import Outcome
+from decode.speculation.sampling import ProcessorState
+from decode.speculation.verification import Outcome, Round
 from decode.verification.pair import VerifyConfig, cases_of
 from decode.verification.run import Run
+from decode.verification.verdict import PlantedBug
 from specalign.lm.cache import KVCache
 from specalign.lm.loading import own_model
 from specalign.suites.prompt import Prompt
@@ -32,51 +35,38 @@ def reused_numbers() -> list[Patch]:
     original = sampling.uniform
     drawn: dict[int, Tensor] = {}
 
-    def remembered(count: int, generator: torch.Generator) -> Tensor:
-        drawn[id(generator)] = found = original(count, generator)
-        return found
+    def remember(count: int, generator: torch.Generator) -> Tensor:
+        drawn[id(generator)] = original(count, generator)
+        return drawn[id(generator)]
 
-    def again(count: int, generator: torch.Generator) -> Tensor:
+    def reuse(count: int, generator: torch.Generator) -> Tensor:
         last = drawn.get(id(generator))
         return original(count, generator) if last is None else last.repeat(count)[:count]
 
-    return [
-        (sampling, "uniform", remembered),
-        (block, "uniform", remembered),
-        (verifiers, "uniform", again),
-        (verification, "uniform", again),
-    ]
+    patches: list[Patch] = [(module, "uniform", remember) for module in (sampling, block)]
+    return patches + [(module, "uniform", reuse) for module in (verifiers, verification)]
 
 
-def _changed_settings(change: Callable[[Sampling], Sampling]) -> list[Patch]:
-    """The rules see p under other settings."""
+def _before_the_rules(change: Callable[[Round], Round]) -> list[Patch]:
+    """The rules receive changed rounds."""
     original = verification._apply_rule
-
-    def ruled(group: Any) -> Any:
-        return original([one._replace(sampling=change(one.sampling)) for one in group])
-
-    return [(verification, "_apply_rule", ruled)]
+    return [(verification, "_apply_rule", lambda group: original([change(x) for x in group]))]
 
 
 def half_top_k() -> list[Patch]:
-    return _changed_settings(lambda s: replace(s, top_k=max(1, s.top_k // 2)) if s.top_k else s)
+    def change(one: Round) -> Round:
+        half = max(1, one.sampling.top_k // 2) if one.sampling.top_k else 0
+        return one._replace(sampling=replace(one.sampling, top_k=half))
+
+    return _before_the_rules(change)
 
 
 def no_min_p() -> list[Patch]:
-    return _changed_settings(lambda s: replace(s, min_p=0.0))
+    return _before_the_rules(lambda x: x._replace(sampling=replace(x.sampling, min_p=0.0)))
 
 
 def rounded_logits() -> list[Patch]:
-    original = verification._apply_rule
-    return [
-        (
-            verification,
-            "_apply_rule",
-            lambda group: original(
-                [x._replace(logits_MV=x.logits_MV.bfloat16().float()) for x in group]
-            ),
-        )
-    ]
+    return _before_the_rules(lambda x: x._replace(logits_MV=x.logits_MV.bfloat16().float()))
 
 
 def siblings_not_corrected() -> list[Patch]:
@@ -87,22 +77,17 @@ def siblings_not_corrected() -> list[Patch]:
 
 
 def forgotten_step() -> list[Patch]:
-    original = rules.hybrid
+    right = verifiers.VERIFIERS["hybrid"]
 
     def hybrid(p_BMV: Tensor, given: Any) -> Any:
-        if given.steps_BN is None:
-            return original(p_BMV, given)
         steps = given.steps_BN
-        own = torch.cat((steps[:, :1], steps[:, 1:] >= steps[:, :-1]), 1).long().cummax(1).values
-        return original(p_BMV, replace(given, steps_BN=own))
+        if steps is not None:
+            later = torch.cat((steps[:, :1], steps[:, 1:] >= steps[:, :-1]), 1)
+            given = replace(given, steps_BN=later.long().cummax(1).values)
+        return rules.hybrid(p_BMV, given)
 
-    return [
-        (
-            verifiers,
-            "VERIFIERS",
-            {**verifiers.VERIFIERS, "hybrid": replace(verifiers.VERIFIERS["hybrid"], rule=hybrid)},
-        )
-    ]
+    wrong = {**verifiers.VERIFIERS, "hybrid": replace(right, rule=hybrid)}
+    return [(verifiers, "VERIFIERS", wrong)]
 
 
 def other_temperature() -> list[Patch]:
@@ -128,30 +113,23 @@ def swapped_states() -> list[Patch]:
 def stale_cache() -> list[Patch]:
     """The cache keeps the first rows of a call in place of the accepted path."""
     original = KVCache.keep
-    return [
-        (
-            KVCache,
-            "keep",
-            lambda self, start, offsets: original(self, start, list(range(len(offsets)))),
-        )
-    ]
+
+    def keep(self: KVCache, start: int, offsets: Sequence[int]) -> None:
+        original(self, start, list(range(len(offsets))))
+
+    return [(KVCache, "keep", keep)]
 
 
 def blind_tree() -> list[Patch]:
     """Nodes of a tree attend to their siblings."""
-    return [(Engine, "draft", _without_mask(Engine.draft))]
+    original = Engine.draft
 
-
-def _without_mask(original: Callable[..., Any]) -> Callable[..., Any]:
     def draft(self: Engine) -> Any:
         call = original(self)
-        return (
-            call
-            if call.see_LL is None
-            else call._replace(see_LL=torch.ones_like(call.see_LL).tril())
-        )
+        see_LL = None if call.see_LL is None else torch.ones_like(call.see_LL).tril()
+        return call._replace(see_LL=see_LL)
 
-    return draft
+    return [(Engine, "draft", draft)]
 
 
 def penalty_of_the_text_alone() -> list[Patch]:
@@ -163,15 +141,23 @@ def past_the_end() -> list[Patch]:
     """An end of sequence inside an accepted path does not end the text."""
     original = Engine._append
 
-    def commit(self: Engine, outcome: Any) -> int:
-        eos = self.eos
-        self.eos = eos - set(outcome.accepted)
-        try:
+    def append(self: Engine, outcome: Outcome) -> int:
+        with mock.patch.object(self, "eos", self.eos - set(outcome.accepted)):
             return original(self, outcome)
-        finally:
-            self.eos = eos
 
-    return [(Engine, "_append", commit)]
+    return [(Engine, "_append", append)]
+
+
+def lost_half() -> list[Patch]:
+    """The first half of a character is lost."""
+    original = TextStream.push
+
+    def push(self: TextStream, token: int) -> bool:
+        stopped = original(self, token)
+        self.settled = len(self.tokens)
+        return stopped
+
+    return [(TextStream, "push", push)]
 
 
 def always_accepted() -> list[Patch]:
@@ -179,17 +165,13 @@ def always_accepted() -> list[Patch]:
     original_walk, original_greedy = tree.walk, verification.verify_greedy
 
     def walk(tokens: Any, forest: Any, say: Any) -> Any:
-        found = original_walk(tokens, forest, say)
-        return [
-            (path or [0], token) if own else (path, token)
-            for (path, token), own in zip(found, tokens, strict=True)
-        ]
+        found = zip(original_walk(tokens, forest, say), tokens, strict=True)
+        return [(path or [0][: len(own)], token) for (path, token), own in found]
 
     def verify_greedy(draft_tokens: Any, parents: Any, target_tokens: Any) -> Outcome:
         found = original_greedy(draft_tokens, parents, target_tokens)
-        if found.path or not draft_tokens:
-            return found
-        return Outcome([draft_tokens[0]], found.following, [0])
+        first = Outcome(draft_tokens[:1], found.following, [0][: len(draft_tokens)])
+        return found if found.path else first
 
     return [(verification, "walk", walk), (verification, "verify_greedy", verify_greedy)]
 
@@ -207,19 +189,20 @@ BUGS: dict[str, Callable[[], list[Patch]]] = {
     "nodes of a tree see their siblings": blind_tree,
     "penalties do not see the drafts": penalty_of_the_text_alone,
     "the text does not end at an end of sequence": past_the_end,
+    "half a character is lost between two rounds": lost_half,
     "a draft is accepted without a look": always_accepted,
 }
 
 
 def plant_all(
     config: VerifyConfig, given: Sequence[Prompt], say: Callable[[str], object]
-) -> list[dict[str, Any]]:
+) -> list[PlantedBug]:
     """Run the checks with each bug. A run ends at its first batch with a difference.
 
     Returns:
-        Of each bug its name, the checks that caught it, and the first difference.
+        What became of each bug.
     """
-    found = []
+    tested = []
     cases, _ = cases_of(config, lambda _: None)
     own = own_model(cases.target)
     prompts = [tokens for _, tokens in tokenize_prompts(cases.target, given)[0]]
@@ -228,20 +211,16 @@ def plant_all(
             replace(config, max_new_tokens=8), cases, prompts[:2], lambda _: None, own, first=True
         )
         error = ""
-        patches = [mock.patch.object(*patch) for patch in make()]
-        for patch in patches:
-            patch.start()
         try:
-            run.run()
+            with ExitStack() as stack:
+                for patch in make():
+                    stack.enter_context(mock.patch.object(*patch))
+                run.run()
         except Exception as broken:  # a bug that breaks the engine is caught, too
             error = f"{type(broken).__name__}: {broken}"
-        finally:
-            for patch in reversed(patches):
-                patch.stop()
-        caught = [tally.check for tally in run.tallies.values() if tally.findings] or (
-            ["an error"] if error else []
-        )
-        what = next((f.what for tally in run.tallies.values() for f in tally.findings), error)
-        found.append({"bug": name, "caught": caught, "what": what})
+        findings = [finding for tally in run.tallies.values() for finding in tally.findings]
+        caught = list(dict.fromkeys(finding.check for finding in findings))
+        caught = caught or (["an error"] if error else [])
+        tested.append(PlantedBug(name, caught, findings[0].what if findings else error))
         say(f"{'caught' if caught else 'MISSED'}: {name} ({', '.join(caught)})")
-    return found
+    return tested

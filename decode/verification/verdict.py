@@ -1,20 +1,31 @@
-"""The verdict of `decode.verify`, as a page and as a JSON file, and the file that replays the first
-difference."""
+"""What the checks of `decode.verify` compared and found, as a page and as JSON, and the file that
+replays the first difference."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
-from decode.verification.tally import TITLES, Tally
 from specalign.common.errors import UserError
 from specalign.common.files import write_text
 from specalign.common.schema import read_object
 from specalign.common.text import markdown_text
 
+TITLES = {
+    "rows": "The distribution that verification received is that of a fresh, cache-less forward pass, processed by transformers",
+    "proposals": "Drafts are distributed as the q that is reported with them",
+    "rule": "The verifier turns any p and q into exactly p",
+    "randomness": "Every random number comes from the request's own generator and is used once",
+    "commit": "The text is prompt, accepted path and next token of each round, and ends where it must",
+    "end_to_end": "Greedy text equals plain decoding's and transformers' generate",
+}
+"""The six checks, in their order."""
 SHOWN = 5
 """Differences of a check that the page lists."""
 NOT_COVERED = (
@@ -28,37 +39,98 @@ NOT_COVERED = (
 )
 
 
+@dataclass
+class Finding:
+    """A difference that rounding does not explain. `place`: what replays it."""
+
+    check: str
+    what: str
+    place: dict[str, Any]
+
+
+@dataclass
+class Tally:
+    """One check's figures.
+
+    Args:
+        counts: what was compared, and how often.
+        largest, bounds: by name, the difference that comes nearest to its bound, and that bound.
+        place: what is being compared now, for findings.
+    """
+
+    check: str
+    counts: Counter[str] = field(default_factory=Counter)
+    largest: dict[str, float] = field(default_factory=dict)
+    bounds: dict[str, float] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    seconds: float = 0.0
+    place: dict[str, Any] = field(default_factory=dict)
+
+    def measure(self, name: str, value: float, bound: float, what: str) -> bool:
+        """Record a difference: a finding, if it is above the bound. Returns whether it is not."""
+        if name not in self.largest or not value * self.bounds[name] <= self.largest[name] * bound:
+            self.largest[name], self.bounds[name] = value, bound
+        return self.expect(name, value <= bound, f"{what} ({value:.3g})")
+
+    def expect(self, name: str, right: bool, what: str) -> bool:
+        """Count a comparison: a finding, if it is not right. Returns whether it is."""
+        self.counts[name] += 1
+        if not right:
+            self.find(what)
+        return right
+
+    def find(self, what: str) -> None:
+        """Record a difference that rounding does not explain."""
+        self.findings.append(Finding(self.check, what, dict(self.place)))
+
+    def record(self) -> dict[str, Any]:
+        """For verdict.json."""
+        found = {key: value for key, value in vars(self).items() if key != "place"}
+        findings = [asdict(finding) for finding in self.findings]
+        return {**found, "title": TITLES[self.check], "findings": findings}
+
+    @contextmanager
+    def timed(self) -> Iterator[Tally]:
+        """Add the seconds spent within."""
+        started = monotonic()
+        self.place = {}
+        yield self
+        self.seconds += monotonic() - started
+
+
+@dataclass(frozen=True)
+class PlantedBug:
+    """A bug of the self-test, the checks that caught it, and the first difference."""
+
+    bug: str
+    caught: list[str]
+    what: str
+
+
 def write_verdict(
     folder: Path,
     tallies: Sequence[Tally],
     pair: Mapping[str, Any],
     options: Mapping[str, Any],
-    tested: Sequence[Mapping[str, Any]] = (),
+    tested: Sequence[PlantedBug] = (),
 ) -> str:
-    """Write verdict.md and verdict.json, and replay.json where a difference was found. Returns the
+    """Write verdict.md and verdict.json, and replay.json if there is a difference. Returns the
     page."""
     text = page(tallies, pair, tested)
     found = [finding for tally in tallies for finding in tally.findings]
     record = {
         "lossless": not found,
         "pair": dict(pair),
-        "checks": [
-            {
-                **vars(tally),
-                "title": TITLES[tally.check],
-                "findings": [asdict(finding) for finding in tally.findings],
-            }
-            for tally in tallies
-        ],
-        "self_test": list(tested),
+        "checks": [tally.record() for tally in tallies],
+        "self_test": [asdict(one) for one in tested],
     }
     write_text(folder / "verdict.md", text)
     write_text(folder / "verdict.json", json.dumps(record, indent=2))
     replay = folder / "replay.json"
     replay.unlink(missing_ok=True)
     if found:
-        first = asdict(found[0])
-        write_text(replay, json.dumps({"options": dict(options), "finding": first}, indent=2))
+        first = {"options": dict(options), "finding": asdict(found[0])}
+        write_text(replay, json.dumps(first, indent=2))
     return text
 
 
@@ -72,89 +144,75 @@ def read_replay(path: Path) -> tuple[dict[str, Any], str]:
     options, finding = record.get("options"), record.get("finding")
     if not isinstance(options, dict) or not isinstance(finding, dict) or "check" not in finding:
         raise UserError(f"{path}: not a replay.json of decode.verify")
-    place = finding.get("place", {})
     part = "rule" if finding["check"] == "rule" else "joint law"
-    return options, str(place.get("batch", part))
+    return options, str(finding.get("place", {}).get("batch", part))
 
 
 def page(
-    tallies: Sequence[Tally], pair: Mapping[str, Any], tested: Sequence[Mapping[str, Any]] = ()
+    tallies: Sequence[Tally], pair: Mapping[str, Any], tested: Sequence[PlantedBug] = ()
 ) -> str:
     """The verdict as Markdown."""
-    bad = [tally for tally in tallies if tally.findings]
-    head = (
-        f"NOT LOSSLESS: {len(bad)} of {len(tallies)} checks found a difference that rounding does "
-        "not explain"
-        if bad
-        else "LOSSLESS"
-    )
+    bad = sum(bool(tally.findings) for tally in tallies)
+    what = f"{bad} of {len(tallies)} checks found a difference that rounding does not explain"
     versions = ", ".join(f"{name} {version}" for name, version in pair["versions"].items())
     weights = f" ({pair['weights']})" if pair["weights"] else ""
+    left_out = f", {pair['left_out']} left out because they are too long"
+    path = (
+        f"{pair['dtype']} on {pair['device']}, {pair['engine']} engine, {pair['kernels']} kernels, "
+        f"layers {pair['layers']}, attention {pair['attention']}, {pair['threads']} threads, "
+        f"commit {pair['git_commit'] or 'unknown'}, {versions}"
+    )
     lines = [
-        f"# {head}",
+        f"# NOT LOSSLESS: {what}" if bad else "# LOSSLESS",
         "",
         markdown_text(f"target {pair['target']}{weights}, drafter {pair['drafter']}"),
-        markdown_text(
-            f"{pair['dtype']} on {pair['device']}, {pair['engine']} engine, {pair['kernels']} "
-            f"kernels, layers {pair['layers']}, "
-            f"attention {pair['attention']}, {pair['threads']} threads, commit "
-            f"{pair['git_commit'] or 'unknown'}, {versions}"
-        ),
-        f"{pair['prompts']} prompts"
-        + (f", {pair['left_out']} left out because they are too long" if pair["left_out"] else ""),
+        markdown_text(path),
+        f"{pair['prompts']} prompts" + (left_out if pair["left_out"] else ""),
     ]
     for number, tally in enumerate(tallies, 1):
-        lines += [
-            "",
-            f"## {number}. {TITLES[tally.check]}: {'DIFFERENT' if tally.findings else 'yes'}",
-            "",
-        ]
-        for name, count in tally.counts.items():
-            size = (
-                f", largest difference {tally.largest[name]:.2g} (bound {tally.bounds[name]:.2g})"
-                if name in tally.largest
-                else ""
-            )
-            lines.append(f"- {name}: {count}{size}")
-        if not tally.counts:
-            lines.append("- nothing to compare")
-        for finding in tally.findings[:SHOWN]:
-            lines.append(f"- **{markdown_text(finding.what)}**{_place(finding.place)}")
-        if len(tally.findings) > SHOWN:
-            lines.append(f"- {len(tally.findings) - SHOWN} more differences are in verdict.json")
-        lines.append(f"- {tally.seconds:.0f} s")
+        lines += _section(number, tally)
     lines += ["", "Not covered: " + "; ".join(NOT_COVERED) + ".", "", *_self_test(tested)]
     if bad:
-        lines += [
-            "`python -m decode.verify --replay replay.json` runs the batch of the first difference "
-            "again.",
-            "",
-        ]
+        again = "python -m decode.verify --replay replay.json"
+        lines += [f"`{again}` runs the batch of the first difference again.", ""]
     return "\n".join(lines)
 
 
-def _place(place: Mapping[str, Any]) -> str:
-    short = [f"{key} {value}" for key, value in place.items() if isinstance(value, int | str)]
-    return markdown_text(f" ({', '.join(short)})") if short else ""
+def _section(number: int, tally: Tally) -> list[str]:
+    """The page's lines of one check."""
+    result = "DIFFERENT" if tally.findings else "yes"
+    lines = ["", f"## {number}. {TITLES[tally.check]}: {result}", ""]
+    for name, count in tally.counts.items():
+        line = f"- {name}: {count}"
+        if name in tally.largest:
+            line += (
+                f", largest difference {tally.largest[name]:.2g} (bound {tally.bounds[name]:.2g})"
+            )
+        lines.append(line)
+    if not tally.counts:
+        lines.append("- nothing to compare")
+    for finding in tally.findings[:SHOWN]:
+        short = [f"{k} {v}" for k, v in finding.place.items() if isinstance(v, int | str)]
+        place = f" ({', '.join(short)})" if short else ""
+        lines.append(f"- **{markdown_text(finding.what)}**{markdown_text(place)}")
+    if len(tally.findings) > SHOWN:
+        lines.append(f"- {len(tally.findings) - SHOWN} more differences are in verdict.json")
+    return [*lines, f"- {tally.seconds:.0f} s"]
 
 
-def _self_test(tested: Sequence[Mapping[str, Any]]) -> list[str]:
+def _self_test(tested: Sequence[PlantedBug]) -> list[str]:
     if not tested:
-        return [
-            "`--self-test` plants thirteen classic bugs, one at a time, and says whether these "
-            "checks catch them.",
-            "",
-        ]
-    caught = sum(bool(one["caught"]) for one in tested)
+        return ["`--self-test` plants classic bugs, one at a time: do these checks catch them?", ""]
+    rows = [
+        f"| {one.bug} | {', '.join(one.caught) or 'MISSED'} | {markdown_text(one.what)} |"
+        for one in tested
+    ]
+    caught = sum(bool(one.caught) for one in tested)
+    head = ["| bug | caught by | first difference |", "|---|---|---|"]
     return [
         f"## Self-test: {caught} of {len(tested)} planted bugs caught",
         "",
-        "| bug | caught by | first difference |",
-        "|---|---|---|",
-        *(
-            f"| {one['bug']} | {', '.join(one['caught']) or 'MISSED'} | "
-            f"{markdown_text(one['what'])} |"
-            for one in tested
-        ),
+        *head,
+        *rows,
         "",
     ]

@@ -18,6 +18,7 @@ from decode.verification.enumeration import (
     Case,
     Parents,
     Toy,
+    chains_only,
     distance,
     outcomes,
     pairs,
@@ -69,10 +70,7 @@ def vocabulary(N: int, seed: int) -> int:
 
 
 def trees_for(verifier: str, drafter: str) -> list[Parents]:
-    chains = (
-        not VERIFIERS[verifier].siblings or drafter.startswith("unmasked") or "stopped" in drafter
-    )
-    return _trees(chains)
+    return _trees(chains_only(verifier, drafter))
 
 
 def _trees(chains: bool) -> list[Parents]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from decode.engine import decoder as decoder_module
 from decode.engine import engine as engine_module
 from decode.engine.decoder import Decoder
-from decode.engine.detokenizer import TextStream
+from decode.engine.detokenizer import UNFINISHED, TextStream
 from decode.engine.engine import Engine
 from decode.engine.processed import ProcessedEngine
 from decode.proposers import base, block, specdiff2
@@ -35,11 +35,13 @@ from decode.speculation.rules import Outcomes
 from decode.speculation.sampling import Sampling
 from decode.speculation.verification import Outcome
 from decode.verification import end_to_end
+from decode.verification.batches import Batch
 from decode.verification.checks import Asked
 from decode.verification.pair import Cases, VerifyConfig
 from decode.verification.rules import check_rules
-from decode.verification.run import Batch, Run
-from decode.verification.tally import Tally
+from decode.verification.run import Run
+from decode.verification.self_test import lost_half
+from decode.verification.verdict import Tally
 from specalign.kernels import choice
 from specalign.kernels.linear import rows_library
 from specalign.lm.cache import KVCache
@@ -64,7 +66,7 @@ def run() -> Run:
 def fresh(run: Run) -> Iterator[None]:
     yield
     run.tallies = {name: Tally(name) for name in run.tallies}
-    run.kept = []
+    run.recorded = []
 
 
 # ---- rows ----
@@ -595,6 +597,29 @@ def special_tokens_alone() -> list[Patch]:
     return [(engine_module, "special_tokens_in", special)]
 
 
+def half_lost_at_the_end() -> list[Patch]:
+    """A text that ends within a character loses the half."""
+    original = TextStream.finish
+
+    def finish(self: TextStream) -> str:
+        self.settled = len(self.tokens)
+        return original(self)
+
+    return [(TextStream, "finish", finish)]
+
+
+def half_lost_between_rounds() -> list[Patch]:
+    """The second half of a character is lost."""
+    original = TextStream.push
+
+    def push(self: TextStream, token: int) -> bool:
+        if self.decode(self.tokens[self.window :]).endswith(UNFINISHED):
+            self.window = self.settled = len(self.tokens)
+        return original(self, token)
+
+    return [(TextStream, "push", push)]
+
+
 def stop_is_streamed() -> list[Patch]:
     """The beginning of a stop string is streamed before the string is complete."""
     return [(TextStream, "_maybe_stop", lambda self: 0)]
@@ -715,8 +740,8 @@ TOKENS = {copied_if_drawn: ("proposals", "copies"), one_seed_for_all: ("randomne
 @pytest.mark.parametrize("bug", TOKENS, ids=name_of)
 def test_a_bug_is_seen_in_texts_of_two_tokens(run: Run, bug: Callable[[], list[Patch]]) -> None:
     check, kind = TOKENS[bug]
-    run.letters = [90, 40]
-    batch = Batch(kind, decoder(run.target, kind), tuple(run._of_letters(Sampling(1.0, seed=1))))
+    run.requests.letters = [90, 40]
+    batch = Batch(kind, decoder(run.target, kind), run.requests.of_letters(1))
     assert findings(run, batch, []) == set()
     assert check in findings(run, batch, bug())
 
@@ -822,6 +847,16 @@ def test_a_wrong_end_is_seen(run: Run, bug: Callable[[], list[Patch]]) -> None:
     batch = Batch("end", decoder(run.target, "oracle"), (ENDS[bug](run.target, text),), 1)
     assert findings(run, batch, []) == set()
     assert "commit" in findings(run, batch, bug())
+
+
+@pytest.mark.parametrize(
+    "bug", [lost_half, half_lost_at_the_end, half_lost_between_rounds], ids=name_of
+)
+def test_a_lost_half_character_is_seen(run: Run, bug: Callable[[], list[Patch]]) -> None:
+    asked = tuple(run.requests.half_characters())
+    batch = Batch("halves", decoder(run.target, "tree"), asked)
+    assert len(asked) > 8 and findings(run, batch, []) == set()
+    assert findings(run, batch, bug()) == {"commit"}
 
 
 @pytest.mark.parametrize("bug", [q_smoothed, residual_is_p, positions_too_late], ids=name_of)

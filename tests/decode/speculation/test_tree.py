@@ -11,13 +11,13 @@ import torch
 import decode
 from decode import Decoder, Sampling
 from decode.engine.engine import Engine
+from decode.evaluation.divergence import replay
 from decode.proposers.block import BlockDrafts, BlockProposer
 from decode.speculation.processors import History
 from decode.speculation.proposal import Proposal, Siblings
 from decode.speculation.sampling import ProcessorState, draw_at, position_noise, probs, uniform
 from decode.speculation.tree import ancestors, depths, path_to, walk
 from decode.speculation.verification import Outcome, Round, verify_rounds
-from decode.verification.divergence import replay
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.builders import BLOCK_VARIANTS as VARIANTS

@@ -16,12 +16,13 @@ from decode.proposers.lookup import LookupDrafter
 from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.sampling import Sampling
 from decode.verification import end_to_end, rules, self_test
+from decode.verification.batches import Batch
 from decode.verification.checks import Asked
 from decode.verification.pair import Cases, VerifyConfig
 from decode.verification.proposals import every_outcome, judge
 from decode.verification.reference import Reference
-from decode.verification.run import Batch, Run
-from decode.verification.tally import Tally
+from decode.verification.run import Run
+from decode.verification.verdict import Tally
 from specalign.lm.debug import debug_model
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
@@ -35,7 +36,7 @@ def run() -> Run:
     target = load_target("debug", dtype="float32", device="cpu")
     own = debug_model("Llama")[0].eval()
     made = Run(VerifyConfig(), Cases(target, {}, [], []), PROMPTS, lambda _: None, own)
-    made.common = [17, 90, 203]
+    made.requests.common = [17, 90, 203]
     return made
 
 
@@ -43,7 +44,7 @@ def run() -> Run:
 def fresh(run: Run) -> Iterator[None]:
     yield
     run.tallies = {name: Tally(name) for name in run.tallies}
-    run.kept = []
+    run.recorded = []
 
 
 def decoder(target: Target, kind: str) -> Decoder:
@@ -221,7 +222,7 @@ def test_every_outcome_has_its_probability() -> None:
     from decode.speculation.sampling import draw
 
     generator, p_V = torch.Generator(), torch.tensor([0.2, 0.0, 0.8])
-    found = every_outcome(lambda: (int(draw(p_V, generator)), int(draw(p_V, generator))))
+    found = every_outcome(lambda: (int(draw(p_V, generator)), int(draw(p_V, generator))), 9)
     assert {x: round(w, 6) for w, x in found} == {
         (0, 0): 0.04,
         (0, 2): 0.16,

@@ -11,7 +11,7 @@ from decode.systems.registry import SYSTEMS
 from decode.verification import end_to_end
 from decode.verification.pair import Cases, of_methods
 from decode.verification.reference import Reference
-from decode.verification.tally import Tally
+from decode.verification.verdict import Tally
 from specalign.formats.block import save_drafter
 from specalign.formats.causal import save_causal
 from specalign.formats.standalone import save_standalone
@@ -54,6 +54,6 @@ def test_the_joint_law_of_a_system(name: str, cases: Cases, reference: Reference
         )
     tally, sampling = Tally("end_to_end"), Sampling(1.2, top_k=2, seed=1)
     with mock.patch.object(end_to_end, "LENGTH", LENGTHS.get(name, end_to_end.LENGTH)):
-        decoder = cases.open(cases.target, case)
+        decoder = cases.open(case)
         end_to_end.check_joint_law(name, decoder, PROMPT, reference, tally, sampling)
     assert not tally.findings and tally.largest, tally

@@ -11,8 +11,7 @@ import torch
 import decode
 from decode.engine.decoder import Decoder
 from decode.engine.output import Tree
-from decode.evaluation.records import Divergence
-from decode.verification.divergence import (
+from decode.evaluation.divergence import (
     BUG,
     TIE,
     Choices,
@@ -21,6 +20,7 @@ from decode.verification.divergence import (
     first_difference,
     replay,
 )
+from decode.evaluation.records import Divergence
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.target_models import some_text, tiny_target

@@ -34,14 +34,11 @@ from decode.engine.output import Tree
 from decode.evaluation.records import Divergence
 from decode.proposers.base import common_prefix_length
 from decode.speculation.tree import ancestors
+from decode.verification.reference import dtype_limit
 from specalign.lm.model import Target
 
 TIE, BUG = "rounding tie", "BUG"
 
-_ULPS = {torch.float32: 256.0, torch.bfloat16: 16.0, torch.float16: 16.0}
-"""The largest bound that rounding explains, in units of eps · max|z|, well above what was seen.
-Measured on SmolLM2-135M (30 layers), widths 4, 9 and 16 against 1: the bound is 20 to 47 such units
-in fp32, 0 to 8.4 in bf16."""
 _CHOSEN = (("top_k_index", "top_k_weights"), ("router_indices", "routing_weights"))
 """What the experts of transformers' models are called with in addition to their states: (rows, experts a
 token)."""
@@ -192,11 +189,6 @@ def _with_plain_experts(
         replay(target, prompt, plain, index, [0] * index, [0] * index, choices=choices)
     with choices.heard(again=True):
         return replay(target, prompt, other, index, drafted, accepted, trees, choices)
-
-
-def dtype_limit(dtype: torch.dtype, logits_V: Tensor) -> float:
-    """The largest bound that rounding in this dtype may explain for logits of this size."""
-    return _ULPS.get(dtype, 8.0) * torch.finfo(dtype).eps * float(logits_V.abs().max())
 
 
 @torch.no_grad()
