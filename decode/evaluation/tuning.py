@@ -15,7 +15,7 @@ from time import monotonic
 
 from decode.engine.decoder import Decoder
 from decode.evaluation.config import TUNING_SUITE, EvalConfig
-from decode.evaluation.plan import EvalPlan, forget_speeds, make_decoders
+from decode.evaluation.plan import EvalPlan, make_decoders
 from decode.evaluation.records import Record
 from decode.evaluation.render import make_report
 from decode.evaluation.runner import Task, warm_up
@@ -103,8 +103,6 @@ def tune(
             for name, group in contested.items()
         ]
     best = {won[name]: racing.methods[won[name]] for name in plan.methods}
-    for name in best:
-        forget_speeds(decoders[name])
     return (
         replace(config, sweep=Sweep(), tuned=lines),
         replace(plan, methods=best),

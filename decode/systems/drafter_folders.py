@@ -47,16 +47,15 @@ def read_drafters(text: str | None) -> tuple[NamedDrafter, ...]:
     found = []
     for word in filter(None, (part.strip() for part in (text or "").split(","))):
         kind, equals, folder = word.partition("=")
-        if equals and kind not in ROLES:
+        if not equals:
+            kind, folder = "", word
+        elif kind not in ROLES:
             raise UserError(f"--drafter: unknown kind {kind!r}{nearest(kind, ROLES)}")
-        drafter = NamedDrafter(folder, kind) if equals else NamedDrafter(word)
-        if drafter.folder in NO_FOLDERS:
-            raise UserError(
-                f"--drafter={drafter.folder!r}: give a folder; lookup and plain are --methods"
-            )
-        if drafter.kind != AUTOREGRESSIVE:  # which may be any target: a package or a GGUF file too
-            check_there(drafter.folder)
-        found.append(drafter)
+        if folder in NO_FOLDERS:
+            raise UserError(f"--drafter={folder!r}: give a folder; lookup and plain are --methods")
+        if kind != AUTOREGRESSIVE:  # which may be any target: a package or a GGUF file too
+            check_there(folder)
+        found.append(NamedDrafter(folder, kind or None))
     return tuple(found)
 
 
@@ -108,14 +107,12 @@ def check_there(spec: str) -> None:
     if spec in NO_FOLDERS or folder.is_file() or any(marker.exists() for marker in markers):
         return
     if folder.is_dir():
-        inside = [path.parent for path in sorted(folder.glob("*/config.json"))]
-        inside = [path for path in inside if path.name == "drafter"] or inside
-        hint = f" (did you mean {str(inside[0])!r}?)" if len(inside) == 1 else ""
+        inside = next(folder.glob("drafter/config.json"), None)
+        hint = f" (did you mean {str(inside.parent)!r}?)" if inside else ""
         raise UserError(f"drafter {spec!r}: no config.json in that folder{hint}")
     if not is_hub_id(spec):
-        raise missing(
-            f"drafter {spec!r}", spec, hint="" if "/" in spec else nearest(spec, NO_FOLDERS[:1])
-        )
+        hint = "" if "/" in spec else nearest(spec, NO_FOLDERS[:1])
+        raise missing(f"drafter {spec!r}", spec, hint=hint)
 
 
 def _check_kind(kind: str, folder: str, note: Callable[[str], object]) -> None:

@@ -8,15 +8,13 @@ from typing import Any
 
 import torch
 
-from decode.engine.call_options import checks_options
 from decode.engine.decoder import Decoder
 from decode.proposers.base import Drafter
 from decode.systems.construction import (
-    NO_STEPS,
-    NO_TREES,
     OpenDrafters,
     assemble,
     build,
+    check_options,
     open_drafters,
 )
 from decode.systems.drafter_folders import (
@@ -30,7 +28,7 @@ from decode.systems.drafter_folders import (
     shipped_for,
 )
 from decode.systems.parsing import Method, check_drafters, format_method, read_method
-from decode.systems.registry import ANY, DRAFTER, LOOKUP, ORDERS, PLAIN, GivenDrafter
+from decode.systems.registry import ANY, DRAFTER, LOOKUP, PLAIN, GivenDrafter
 from specalign.common.errors import UserError
 from specalign.common.text import say
 from specalign.lm.loading import load_target
@@ -42,7 +40,6 @@ from specalign.models.standalone import DiffusionDrafter
 AnyDrafter = str | os.PathLike[str] | Drafter | BlockDrafter | DiffusionDrafter | Target
 
 
-@checks_options("decode.load")
 def load(
     target: str | os.PathLike[str] | Target = DEFAULT_TARGET,
     drafter: AnyDrafter | None = AUTO,
@@ -76,11 +73,10 @@ def load(
         tree_nodes: drafted tokens verified per round, as a tree; 0 = a chain of `draft_tokens`.
             Default: by temperature (`decode.proposers.block`). Verifiers that are exact for drawn
             drafts alone get a chain by default; in a tree for them, siblings are drawn.
-        steps, order: of standalone drafters: how many passes unmask a draft, and in which order
-            (`decode.proposers.diffusion`).
+        steps, order: of standalone drafters: passes that unmask a draft, and in which order.
         drafter_tokenizer: hub id or folder of the tokenizer of a standalone drafter with a
             vocabulary of its own.
-        copying: copy instead of drafting where the text repeats itself (`decode.proposers.copying`).
+        copying: copy instead of drafting where the text repeats itself (`decode.proposers.lookup`).
             Default: yes with a trained drafter, no with `method`.
         method: a system by name with its options, `specdiff:steps=4` (`decode.systems.registry`).
             `drafter` then names the drafters that it needs, FOLDER or KIND=FOLDER,…; options after
@@ -146,14 +142,10 @@ def _target_spec(target: Any) -> str:
         return target.spec
     if isinstance(target, str | os.PathLike):
         return os.fspath(target)
-    kind = type(target).__name__
-    if hasattr(target, "generate"):
-        raise UserError(
-            f"target: a {kind} in memory decodes with "
-            "model.generate(custom_generate=decode.custom_generate); "
-            "decode.load takes a hub id, a folder or a GGUF file"
-        )
-    raise UserError(f"target: must be a hub id, a folder or a GGUF file, not {kind}")
+    raise UserError(
+        f"target: must be a hub id, a folder or a GGUF file, not {type(target).__name__}; a model "
+        "in memory decodes with model.generate(custom_generate=decode.custom_generate)"
+    )
 
 
 def _resolve_drafter(spec: str, drafter: Any, method: str | None) -> tuple[Any, str]:
@@ -161,11 +153,9 @@ def _resolve_drafter(spec: str, drafter: Any, method: str | None) -> tuple[Any, 
     is loaded."""
     if isinstance(drafter, os.PathLike):
         return os.fspath(drafter), ""
-    if not isinstance(drafter, str) or drafter != AUTO:
+    if drafter != AUTO or not isinstance(drafter, str):
         return drafter, ""
-    if method is not None:
-        return shipped_for(spec), ""
-    return choose_drafter(spec)
+    return choose_drafter(spec) if method is None else (shipped_for(spec), "")
 
 
 def _choose_by_name(
@@ -175,7 +165,6 @@ def _choose_by_name(
     method, given = read_method(name), dict(options.given)
     if given and ANY not in method.needs:
         typed = format_method(name, {key: str(value).lower() for key, value in given.items()})
-        read_method(typed)  # the system may not have such an option
         raise UserError(f"method={name!r} takes its options after colons: method={typed!r}")
     if drafter is not None and not isinstance(drafter, str):
         check_drafters([method], {ANY: drafter})
@@ -190,10 +179,7 @@ def _choose_by_drafter(
 ) -> tuple[Method, dict[str, str]]:
     """The method that decodes with this drafter, and its folder by kind."""
     if drafter is None or drafter in NO_FOLDERS:
-        if options.steps != 1 or options.order != ORDERS[0]:
-            raise UserError(NO_STEPS)
-        if options.tree_nodes:
-            raise UserError(NO_TREES)
+        check_options(options, trees=False)
         if tokenizer is not None:
             raise UserError("drafter_tokenizer belongs to a trained drafter, and none is given")
         return read_method(LOOKUP if drafter == LOOKUP else PLAIN), {}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from decode.engine.compiled import compiled, stock_model
+from decode.engine.stock import compiled, stock_model
 from decode.engine.decoder import Decoder
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
