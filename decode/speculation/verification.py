@@ -30,6 +30,8 @@ from decode.speculation.tree import depths, index_children, path_to, walk
 from decode.speculation.verifiers import check_proposal, find, run_verifier
 from specalign.kernels.gradients import without_gradients
 
+SEEN_AT_ONCE = frozenset({"cpu"})
+"""Devices whose values can be read without waiting."""
 TOGETHER, TOGETHER_ON_CPU = 2**24, 2**20
 """Numbers in the largest block of p. On a CPU a larger one leaves the caches, and what is saved is
 lost again."""
@@ -238,7 +240,7 @@ def _sample_target(group: Sequence[Round]) -> list[PendingOutcome]:
     depend on where else one is drawn."""
     proposals = [one.proposal for one in group]
     sample = _sampler(group)
-    if group[0].logits_MV.device.type != "cpu":
+    if group[0].logits_MV.device.type not in SEEN_AT_ONCE:
         heights = [len(one.logits_MV) for one in group]
         nodes = [(b, node) for b, rows in enumerate(heights) for node in range(rows)]
         return [

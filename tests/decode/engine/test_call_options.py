@@ -6,9 +6,9 @@ import inspect
 from dataclasses import fields
 
 import pytest
+from decode.engine.call_options import check_options
 
 import decode
-from decode.engine.call_options import check_options
 from decode.speculation.settings import Sampling, SamplingOptions
 from specalign.common.errors import UserError
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from decode.engine.stock import compiled, stock_model
 from decode.engine.decoder import Decoder
+from decode.engine.stock import compiled, stock_model
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from decode.proposers.copying import CopyingDrafter
 
 from decode.engine.decoder import Decoder
 from decode.proposers.block import BlockProposer
-from decode.proposers.copying import CopyingDrafter
 from decode.proposers.lookup import LookupDrafter
 from decode.speculation.sampling import Sampling
 from decode.speculation.tree import ancestors

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 import pytest
 import torch
 
 from decode import Decoder, Sampling
-from decode.proposers.autoregressive import (
-    AutoregressiveDrafter,
-    AutoregressiveWriter,
-    CausalContext,
-)
-from decode.proposers.translated import TranslatedDrafter
-from decode.proposers.vocabularies import VocabularyMap
+from decode.proposers.autoregressive import AutoregressiveDrafter, CausalContext
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import probs
 from decode.speculation.tree import path_to
@@ -24,7 +17,6 @@ from specalign.lm.model import Target
 from tests.builders import PROMPTS, watched
 from tests.builders import smaller_model as smaller
 from tests.fakes import LETTERS, SETTINGS, TableTarget
-from tests.tokenizers import byte_level
 
 
 @pytest.fixture(scope="module")
@@ -135,34 +127,7 @@ def test_a_drafter_with_the_shorter_context_falls_silent() -> None:
     assert out.drafted[0] == min(4, *room) and out.drafted[-1] == 0
 
 
-def test_another_vocabulary_needs_a_translation(target: Target) -> None:
+def test_another_vocabulary_is_refused(target: Target) -> None:
     other = smaller(target, vocab_size=300)
-    with pytest.raises(
-        UserError, match="'smaller' has a vocabulary of 300, target 'debug' has 260: it needs"
-    ):
+    with pytest.raises(UserError, match="has a vocabulary of 300, target 'debug' has 260"):
         Decoder(target, AutoregressiveDrafter(other)).generate(PROMPTS[0], max_new_tokens=9)
-    tokenizer = byte_level()
-    inner = AutoregressiveWriter(smaller(target, vocab_size=len(tokenizer)), 5)
-    drafter = TranslatedDrafter(inner, VocabularyMap(tokenizer, target.tokenizer))
-    out = Decoder(target, drafter).generate("Say a word.", max_new_tokens=30)
-    assert sum(out.drafted) > 0
-    assert out.tokens == Decoder(target).generate("Say a word.", max_new_tokens=30).tokens
-
-
-def test_a_writers_drafts_are_the_models_own(target: Target) -> None:
-    target = copy.copy(target)
-    target.eos_ids = ()
-    session, text = AutoregressiveWriter(target, 4).start(), [4, 90, 17]
-    expected = Decoder(target).generate(text, max_new_tokens=9).tokens
-    assert session.propose(text, 4) == expected[:4]
-    assert session.propose([*text, *expected[:2]], 4) == expected[2:6]
-    changed = [*text, expected[0], 99]
-    assert session.propose(changed, 3) == Decoder(target).generate(changed, max_new_tokens=3).tokens
-
-
-def test_a_writer_stops_at_its_models_context(target: Target) -> None:
-    """The last draft is not read: a text of all but two places leaves room for three."""
-    target = copy.copy(target)
-    target.eos_ids, target.context_limit = (), 9
-    session, text = AutoregressiveWriter(target, 6).start(), list(range(4, 14))
-    assert [len(session.propose(text[:n], 6)) for n in (7, 9, 10, 0)] == [3, 1, 0, 0]

@@ -13,17 +13,13 @@ import torch
 from decode import Decoder, Sampling
 from decode.proposers.autoregressive import AutoregressiveDrafter
 from decode.proposers.base import Request
-from decode.proposers.block import BlockProposer
-from decode.proposers.copying import CopyingDrafter
 from decode.proposers.hierarchical import HierarchicalDrafter
-from decode.proposers.lookup import LookupDrafter
+from decode.proposers.lookup import CopyingDrafter, LookupDrafter
 from decode.speculation.processors import History
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import probs
-from specalign.common.errors import UserError
 from specalign.lm.model import Target
 from tests.builders import PROMPTS, watched
-from tests.builders import block_network as network
 from tests.builders import smaller_model as smaller
 from tests.fakes import (
     DRAFTERS,
@@ -146,28 +142,6 @@ def test_q_is_the_middle_models_after_rejections_too(target: Target, middle: Tar
         assert logits is not None and proposal.q is not None
         expected = probs(logits[0, len(text) - 1 : -1], Sampling(0.7, top_k=5))
         torch.testing.assert_close(proposal.q.dense(260), expected, atol=1e-5, rtol=1e-3)
-
-
-def test_who_may_draft_for_the_middle_model(target: Target, middle: Target) -> None:
-    block = BlockProposer(network(target, "shared_kv"))
-    for drafter in (block, CopyingDrafter(block), BlockProposer(network(target, "taps"))):
-        with pytest.raises(
-            UserError, match="reads its verifier's hidden states: a hierarchical drafter takes"
-        ):
-            HierarchicalDrafter(middle, drafter)
-    with pytest.raises(UserError, match="draft_tokens=0"):
-        HierarchicalDrafter(middle, LookupDrafter(), 0)
-    other = smaller(target, vocab_size=300)
-    with pytest.raises(UserError, match="vocabulary of 300"):
-        Decoder(target, HierarchicalDrafter(other, LookupDrafter())).generate(
-            PROMPTS[0], max_new_tokens=9
-        )
-    away = copy.copy(middle)
-    away.device = torch.device("meta")
-    with pytest.raises(UserError, match="is on meta, target 'debug' on cpu"):
-        Decoder(target, HierarchicalDrafter(away, LookupDrafter())).generate(
-            PROMPTS[0], max_new_tokens=9
-        )
 
 
 def test_a_shorter_context_falls_silent() -> None:

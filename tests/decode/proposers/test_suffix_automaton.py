@@ -139,10 +139,3 @@ def test_where_nothing_followed_a_shorter_ending_counts() -> None:
     assert [x.token for x in store.continuations(state, 1)] == [4] and store.continuations(
         state, 2
     ) == []
-
-
-def test_among_equals_the_new_one() -> None:
-    automaton = TextAutomaton()
-    for token in [1, 5, 1, 6, 1, 7, 1, 6, 1, 8, 1]:
-        automaton.extend(token)
-    assert [x.token for x in automaton.continuations(automaton.repeated[0], 1)] == [6, 8, 7, 5]

@@ -74,23 +74,6 @@ def test_the_cache_keeps_a_path(target: Target, path: list[int]) -> None:
     torch.testing.assert_close(after, alone[:, -2:], atol=1e-4, rtol=1e-4)
 
 
-def test_selected_rows_can_be_rolled_back(target: Target) -> None:
-    """`keep` after `select`: both move the same memory."""
-    rows = torch.tensor([PROMPT, PROMPT[::-1], PROMPT])
-    cache = target.new_cache(3, 20)
-    target.forward(rows, cache=cache)
-    cache.select(torch.tensor([1, 2]))
-    cache.keep(2, [0, 3])
-    text = [PROMPT[::-1], PROMPT]
-    for row, tokens in enumerate(text):
-        one = target.new_cache(1, 20)
-        target.forward(torch.tensor([tokens]), cache=one)
-        one.keep(2, [0, 3])
-        for layer in range(target.num_layers):
-            torch.testing.assert_close(cache.k(layer)[row], one.k(layer)[0])
-            torch.testing.assert_close(cache.v(layer)[row], one.v(layer)[0])
-
-
 def test_trees_of_several_sizes_are_followed_as_if_alone() -> None:
     forest = ((-1, 0, 0), (-1,), ())
     said = [[2, 3, 0, 1], [2, 0], [0]]

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from decode.proposers.copying import CopyingDrafter
 
 import decode
 from align.config.drafter import DrafterConfig
 from align.makers.standalone import make_standalone
 from decode import Decoder, Sampling
 from decode.proposers.adaptive import AdaptiveDrafter
-from decode.proposers.copying import CopyingDrafter
 from decode.systems.construction import OpenDrafters, build, open_drafters, open_one
 from decode.systems.parsing import read_method
 from decode.systems.registry import SYSTEMS

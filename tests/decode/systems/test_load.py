@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from decode.engine.call_options import check_options
 
 import decode
 from decode import Decoder, Sampling
-from decode.engine.call_options import check_options
 from decode.proposers.block import BlockProposer
 from decode.systems import drafter_folders
 from decode.systems import load as module
