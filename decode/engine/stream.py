@@ -54,7 +54,7 @@ class Stream(AbstractContextManager["Stream"]):
 
 
 @torch.no_grad()
-def _iterate(engine: Engine, pieces: list[str]) -> Generator[str, None, None]:
+def _iterate(engine: Engine, pieces: list[str]) -> Generator[str, None, Generation]:
     """Run the request; yield each piece as soon as it is there. The time between two pieces does
     not count as decoding."""
     rounds = run_rounds([engine])
@@ -68,3 +68,4 @@ def _iterate(engine: Engine, pieces: list[str]) -> Generator[str, None, None]:
                 engine.exclude_pause(perf_counter() - paused)
     finally:
         rounds.close()
+    return engine.out

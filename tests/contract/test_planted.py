@@ -23,7 +23,7 @@ from decode.engine.processed import ProcessedEngine
 from decode.proposers import base, block, specdiff2
 from decode.proposers.autoregressive import AutoregressiveDrafter
 from decode.proposers.block import BlockDrafts, BlockProposer
-from decode.proposers.copying import CopyingDrafter, CopyingSession
+from decode.proposers.lookup import CopyingDrafter, CopyingSession
 from decode.proposers.diffusion import DiffusionProposer
 from decode.proposers.lookup import LookupDrafter
 from decode.proposers.overlapped import OverlappedDrafter

@@ -4,19 +4,16 @@ not been fetched (`make quickstart` fetches it)."""
 from __future__ import annotations
 
 import pytest
-import torch
 
 import decode
 from decode import Decoder, Sampling
 from decode.engine.decoder import prompt_tokens
-from decode.speculation.tree import ancestors, path_to
 from decode.systems.drafter_folders import DEFAULT_DRAFTER
 from specalign.common.hub import cache_folder
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.lm.names import DEFAULT_TARGET
 
-PARENTS = (-1, -1, 0, 0, 1, 2, 4, 2, -1, 8)
 QUESTIONS = (
     "Why is the sky blue?",
     "Say yes.",
@@ -38,23 +35,6 @@ def target() -> Target:
 @pytest.fixture(scope="module")
 def prompts(target: Target) -> list[list[int]]:
     return [prompt_tokens(target, question) for question in QUESTIONS]
-
-
-@pytest.mark.slow
-def test_tree_attention_is_each_branch_alone(target: Target, prompts: list[list[int]]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    for prompt in prompts[:3]:
-        cache = target.new_cache(1, 200)
-        target.forward(torch.tensor([prompt[:-1]]), cache=cache)
-        tokens = torch.randint(target.vocab_size, (len(PARENTS),), generator=generator).tolist()
-        call = torch.tensor([[prompt[-1], *tokens]])
-        found = target.forward(call, cache=cache, see_LL=ancestors(PARENTS)).logits_BLV
-        assert found is not None
-        for node in range(len(PARENTS) + 1):
-            branch = [tokens[i] for i in path_to(PARENTS, node)]
-            alone = target.forward(torch.tensor([[*prompt, *branch]])).logits_BLV
-            assert alone is not None
-            torch.testing.assert_close(found[0, node], alone[0, -1], atol=2e-3, rtol=1e-4)
 
 
 @pytest.mark.slow

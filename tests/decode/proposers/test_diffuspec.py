@@ -71,15 +71,9 @@ def test_the_length_by_hand() -> None:
     ):
         length.update(generated, accepted)
         assert (length.generated, length.accepted) == means and length.tokens == tokens
-    length = AdaptiveLength(9, 0.25)
-    for generated, accepted, means, tokens in (
-        (9, 9, (2.25, 2.25), 5),  # 5.25
-        (5, 5, (2.9375, 2.9375), 6),  # 5.9375
-        (6, 1, (3.703125, 2.453125), 4),
-        (1, 1, (3.02734375, 2.08984375), 3),
-    ):
-        length.update(generated, accepted)
-        assert (length.generated, length.accepted) == means and length.tokens == tokens
+    small = AdaptiveLength(3)
+    small.update(0, 0)
+    assert small.tokens == 2
 
 
 @pytest.mark.parametrize("place", [0, 3, 6, 9])
