@@ -28,7 +28,7 @@ from decode.speculation.sampling import (
     probs,
     uniform,
 )
-from decode.speculation.tree_drafts import best_first, draw_tree
+from decode.speculation.tree_drafts import best_first, draw_tree, drawn_tree_parents
 from specalign.common.errors import UserError
 from specalign.kernels.tree import TreeHead
 from specalign.lm.model import TargetOutput
@@ -222,4 +222,5 @@ class BlockDrafts(DraftSession):
             logits_PV = self._add_bias(logits_KV, inputs_Kr, k, above_P)
             return probs(logits_PV, self.request.sampling, self._before(k))
 
-        return draw_tree(nodes, len(logits_KV), self.law, q_of, siblings, generator, self.ids)
+        parents = drawn_tree_parents(nodes, len(logits_KV))
+        return draw_tree(parents, self.law, q_of, siblings, generator, self.ids)

@@ -21,7 +21,7 @@ from torch import Tensor
 from decode.proposers.base import Drafter, DraftSession, Request, common_prefix_length
 from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
 from decode.speculation.sampling import ProcessorState, Sampling, apply_penalties, probs
-from decode.speculation.tree_drafts import draw_tree, tree_from_marginals
+from decode.speculation.tree_drafts import draw_tree, drawn_tree_parents, tree_from_marginals
 from specalign.common.errors import UserError
 from specalign.models.diffusion_context import DiffusionContext
 from specalign.models.standalone import DiffusionDrafter
@@ -169,4 +169,5 @@ class DiffusionDrafts(DiffusionSession[DiffusionProposer]):
         def q_of(k: int, above_P: Tensor) -> Tensor:
             return q_KV[k].expand(len(above_P), -1)
 
-        return draw_tree(nodes, len(q_KV), self.law, q_of, siblings, generator)
+        parents = drawn_tree_parents(nodes, len(q_KV))
+        return draw_tree(parents, self.law, q_of, siblings, generator)

@@ -77,8 +77,7 @@ def drawn_tree_parents(nodes: int, depth: int) -> tuple[int, ...]:
 
 
 def draw_tree(
-    nodes: int,
-    depth: int,
+    parents: tuple[int, ...],
     law: Law,
     q_of: Callable[[int, Tensor], Tensor],
     siblings: Siblings,
@@ -93,8 +92,7 @@ def draw_tree(
             one that no verifier accepts.
         ids: the tokens of the columns of q; None = all.
     """
-    parents, device = drawn_tree_parents(nodes, depth), generator.device
-    level = depths(parents)
+    nodes, device, level = len(parents), generator.device, depths(parents)
     columns_N = torch.zeros(nodes, dtype=torch.int64, device=device)
     rows: list[Tensor] = [torch.empty(0)] * nodes
     for k in range(max(level)):

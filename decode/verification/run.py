@@ -283,8 +283,7 @@ class Run:
         if special is not None:
             own = Sampling(1.0, seed=3, banned=self._all_but([special, *self.letters]))
             name = self.target.tokenizer.convert_ids_to_tokens(special)
-            for stop in (name, self.target.decode(self.letters[:1]) + name):
-                yield Asked(given, own, 12, stop=(stop,), eos=())
+            yield Asked(given, own, 12, stop=(name,), eos=())
         every = range(self.target.vocab_size)
         half = next((i for i in every if self.target.decode([i]) == UNFINISHED), None)
         if half is not None:  # texts that end within a character

@@ -53,7 +53,7 @@ def test_a_tree_is_drawn_level_by_level(siblings: Siblings) -> None:
         return then[above] if level else first[None]
 
     for seed in range(20):
-        found = draw_tree(6, 2, "causal", q_of, siblings, torch.Generator().manual_seed(seed))
+        found = draw_tree(parents, "causal", q_of, siblings, torch.Generator().manual_seed(seed))
         assert found.parents == parents and found.siblings == siblings and found.q is not None
         generator, expected = torch.Generator().manual_seed(seed), [-1] * len(parents)
         for parent in (-1, 0):
@@ -81,9 +81,12 @@ def test_drawn_trees_have_the_law_they_say(siblings: Siblings) -> None:
     generator, found = torch.Generator().manual_seed(0), Counter[tuple[int, ...]]()
     for _ in range(3000):
         tree = draw_tree(
-            4, 2, "causal", lambda k, above: then[above] if k else first[None], siblings, generator
+            (-1, 0, -1, 0),
+            "causal",
+            lambda k, above: then[above] if k else first[None],
+            siblings,
+            generator,
         )
-        assert tree.parents == (-1, 0, -1, 0)
         found[tuple(tree.tokens_K.tolist())] += 1
     law = {}
     for a, b, c, d in product(range(3), repeat=4):
@@ -100,7 +103,7 @@ def test_drawn_trees_have_the_law_they_say(siblings: Siblings) -> None:
 def test_nothing_left_to_draw() -> None:
     only = torch.tensor([[0.0, 1.0, 0.0]])
     tree = draw_tree(
-        2, 1, "causal", lambda k, above: only, "without_replacement", torch.Generator()
+        (-1, -1), "causal", lambda k, above: only, "without_replacement", torch.Generator()
     )
     assert tree.tokens_K[0] == 1 and 0 <= tree.tokens_K[1] < 3
 
