@@ -31,7 +31,6 @@ class GenerateOptions(SamplingOptions, total=False):
     tools: Sequence[Tool] | None
     stop: str | Sequence[str] | None
     raw: bool
-    record_gaps: bool
 
 
 class BatchOptions(GenerateOptions, total=False):
@@ -99,7 +98,6 @@ class Decoder:
             stop: the text ends before the first of these strings. A string may be a special token
                 (`<|im_end|>`), although the text leaves those out.
             raw: continue a string as plain text, without a chat template.
-            record_gaps: record each token's top-2 logit gap.
 
         Returns:
             The output with its counts and times. Its `finish` says why it ended: `eos`, `length`
@@ -190,9 +188,8 @@ class Decoder:
             if len(each) != len(rows):
                 raise UserError(f"{name}: {len(each)} for {len(rows)} prompts")
         stops = _read_stops(options.get("stop"))
-        gaps = options.get("record_gaps", False)
         return [
-            self._engine(tokens, limit, sampling, stops, stream, gaps)
+            self._engine(tokens, limit, sampling, stops, stream)
             for tokens, limit, sampling in zip(rows, limits, settings, strict=True)
         ]
 
@@ -203,7 +200,6 @@ class Decoder:
         sampling: Sampling,
         stops: Sequence[str],
         stream: Callable[[str], object] | None,
-        record_gaps: bool,
     ) -> Engine:
         limit = _check_count("max_new_tokens", max_new_tokens)
         verifier = self.verifier_for(sampling)
@@ -212,9 +208,7 @@ class Decoder:
             raise UserError(
                 f"min_new_tokens={sampling.min_new_tokens}: more than max_new_tokens={limit}"
             )
-        return Engine(
-            self.target, tokens, limit, sampling, self.drafter, verifier, stops, stream, record_gaps
-        )
+        return Engine(self.target, tokens, limit, sampling, self.drafter, verifier, stops, stream)
 
 
 def _read_stops(stop: Any) -> tuple[str, ...]:

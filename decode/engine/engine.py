@@ -22,7 +22,7 @@ from decode.engine.output import Generation, Tree
 from decode.proposers.base import Drafter, DraftSession, Request
 from decode.speculation.processors import History
 from decode.speculation.proposal import NO_DRAFTS, Proposal
-from decode.speculation.sampling import Sampling, apply_penalties, make_generator, position_noise
+from decode.speculation.sampling import Sampling, make_generator, position_noise
 from decode.speculation.tree import MOST_NODES, ancestors, depths
 from decode.speculation.verification import Outcome, Round, verify_rounds
 from specalign.common.errors import UserError
@@ -117,7 +117,6 @@ class Engine:
         verifier: a name in `VERIFIERS` that is exact for the drafter's law at this temperature.
         stop: strings that end the output, none empty.
         stream: called with pieces of the text once they can no longer change.
-        record_gaps: fill `Generation.top2_gaps`.
     """
 
     def __init__(
@@ -130,7 +129,6 @@ class Engine:
         verifier: str = "greedy",
         stop: Sequence[str] = (),
         stream: Callable[[str], object] | None = None,
-        record_gaps: bool = False,
     ) -> None:
         self.target, self.prompt, self.sampling, self.verifier = target, prompt, sampling, verifier
         self.drafter = drafter
@@ -142,7 +140,7 @@ class Engine:
             special = special_tokens_in(stop, target.tokenizer)
             self.text = TextStream(target.decode, stop, stream, special)
         self.session: DraftSession | None = None
-        self.out = Generation([], "", len(prompt), finish="", top2_gaps=[] if record_gaps else None)
+        self.out = Generation([], "", len(prompt), finish="")
         self.out.seed = None if sampling.greedy else sampling.fixed_seed
 
     def run(self) -> Generation:
@@ -294,9 +292,6 @@ class Engine:
     def _round(self, logits_MV: Tensor, proposal: Proposal) -> Round:
         request, sampling = self.request, self.sampling
         before = request.history.rows(proposal.tokens_K, proposal.tree)
-        if self.out.top2_gaps is not None:
-            top2 = apply_penalties(logits_MV, sampling, before).topk(2, dim=-1).values
-            self.gaps = (top2[:, 0] - top2[:, 1]).tolist()
         return Round(
             logits_MV,
             proposal,
@@ -326,6 +321,4 @@ class Engine:
         fresh = out.tokens[first:]
         request.tokens.extend(fresh)
         request.history.extend(fresh)
-        if out.top2_gaps is not None:
-            out.top2_gaps.extend(self.gaps[row] for row in outcome.rows[: len(fresh)])
         return min(len(outcome.accepted), len(fresh))

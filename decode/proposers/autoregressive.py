@@ -16,7 +16,7 @@ from torch import Tensor
 from decode.proposers.base import DraftSession, Request, common_prefix_length
 from decode.speculation.proposal import DraftProbs, Law, Proposal
 from decode.speculation.sampling import Sampling
-from decode.speculation.tree import ancestors, chain
+from decode.speculation.tree import chain
 from specalign.common.errors import UserError
 from specalign.kernels.gradients import without_gradients
 from specalign.lm.model import Target
@@ -56,36 +56,20 @@ class CausalContext:
         return text[count:]
 
     @without_gradients
-    def read(
-        self,
-        tokens: Sequence[int],
-        drafts: Sequence[int] = (),
-        parents: tuple[int, ...] | None = None,
-    ) -> Tensor:
-        """Read at least one token, and N drafts after them, with their parents where they branch.
-        Returns logits (1 + N, V) in fp32, after the last token and after each draft."""
-        rest, size = list(tokens), len(drafts)
+    def read(self, tokens: Sequence[int], drafts: Sequence[int] = ()) -> Tensor:
+        """Read at least one token, and N drafts after them. Returns logits (1 + N, V) in fp32,
+        after the last token and after each draft."""
+        rest = list(tokens)
         while len(rest) > _READ_AT_ONCE:
-            self._forward(rest[:_READ_AT_ONCE], None)
+            self._forward(rest[:_READ_AT_ONCE])
             rest = rest[_READ_AT_ONCE:]
-        see_LL = None
-        if parents is not None:
-            see_LL = torch.ones(len(rest) + size, len(rest) + size, dtype=torch.bool).tril_()
-            see_LL[-size - 1 :, -size - 1 :] = ancestors(parents)
-            see_LL = see_LL.to(self.model.device)
-        hidden_1LD = self._forward([*rest, *drafts], see_LL)
-        return self.model.head(hidden_1LD[:, -size - 1 :])[0]
+        hidden_1LD = self._forward([*rest, *drafts])
+        return self.model.head(hidden_1LD[:, -len(drafts) - 1 :])[0]
 
-    def keep(self, drafted: int, path: Sequence[int]) -> None:
-        """Of the last `drafted` drafts keep those at the ascending `path`."""
-        first = len(self.tokens) - drafted
-        self.cache.keep(first, path)
-        self.tokens[first:] = [self.tokens[first + i] for i in path]
-
-    def _forward(self, tokens: list[int], see_LL: Tensor | None) -> Tensor:
+    def _forward(self, tokens: list[int]) -> Tensor:
         row_1L = torch.tensor([tokens], device=self.model.device)
         self.tokens += tokens
-        return self.model.forward(row_1L, cache=self.cache, see_LL=see_LL, logits=False).hidden_BLD
+        return self.model.forward(row_1L, cache=self.cache, logits=False).hidden_BLD
 
 
 class AutoregressiveDrafter:

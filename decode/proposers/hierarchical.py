@@ -29,7 +29,7 @@ class HierarchicalDrafter:
 
     Args:
         model: M, over the target's vocabulary and on its device.
-        inner: drafts for M, of any law, from the text alone.
+        inner: drafts chains for M, of any law, from the text alone.
         draft_tokens: K, of M's tokens.
 
     Raises:
@@ -66,7 +66,7 @@ class HierarchicalSession(DraftSession):
     def __init__(self, drafter: HierarchicalDrafter, request: Request) -> None:
         self.drafter, self.request = drafter, request
         self.law: Law = request.law(drafter)
-        capacity = request.cache.capacity + drafter.inner.draft_nodes
+        capacity = request.cache.capacity + drafter.inner.draft_tokens
         self.context = CausalContext(drafter.model, capacity)
         self.middle = replace(
             request,
@@ -105,19 +105,13 @@ class HierarchicalSession(DraftSession):
     def _decode_round(self, left: int) -> Tensor:
         """One forward pass of M, which adds 1 to `left` tokens; returns the rows that they were
         drawn from, (R, V)."""
-        middle, model = self.middle, self.drafter.model
+        middle = self.middle
         # a round adds its accepted drafts and one more token
         most = min(self.drafter.inner.draft_tokens, left - 1)
         draft = (self.inner.propose(most) if most > 0 else None) or NO_DRAFTS
         draft = draft.cut(most)
-        if draft.branches and model.chains_only:
-            raise UserError(
-                f"drafter {model.spec!r} {model.why_chains_only}: drafts may not branch"
-            )
         unread = self.context.follow(middle.tokens)
-        logits_MV = self.context.read(unread, draft.tokens_K.tolist(), draft.parents)
-        outcome, p_MV = self._verify(logits_MV, draft)
-        self.context.keep(len(draft), outcome.path)
+        outcome, p_MV = self._verify(self.context.read(unread, draft.tokens_K.tolist()), draft)
         tokens = [*outcome.accepted, outcome.following]
         middle.tokens.extend(tokens)
         middle.history.extend(tokens)

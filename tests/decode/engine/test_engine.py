@@ -290,24 +290,6 @@ def test_a_drafter_that_drafts_too_much_is_cut(
         check_counts(out)
 
 
-def test_gaps_belong_to_the_tokens(target: Target) -> None:
-    expected = plain(target, 20, record_gaps=True)
-    assert expected.top2_gaps is not None and len(expected.top2_gaps) == 20
-    assert expected.tokens == plain(target, 20).tokens
-    for drafter in drafters(expected.tokens).values():
-        decoder = Decoder(target, drafter)
-        out = decoder.generate(PROMPT, max_new_tokens=20, sampling=VARIED, record_gaps=True)
-        assert out.top2_gaps == pytest.approx(expected.top2_gaps, abs=1e-3)
-    logits = target.forward(torch.tensor([PROMPT])).logits_BLV
-    assert logits is not None
-    row = logits[0, -1]
-    row[PROMPT] = torch.where(row[PROMPT] > 0, row[PROMPT] / 1.4, row[PROMPT] * 1.4)
-    top = row.topk(2).values
-    assert expected.top2_gaps[0] == pytest.approx(float(top[0] - top[1]), abs=1e-4)
-    two = Decoder(TableTarget(2)).generate([0, 1], max_new_tokens=3, record_gaps=True)  # type: ignore[arg-type]
-    assert two.top2_gaps is not None and len(two.top2_gaps) == 3  # of the only two tokens
-
-
 def test_an_interrupted_generation_leaves_nothing_behind(target: Target) -> None:
     decoder = Decoder(target, drafters(plain(target, 30).tokens)["wrong third"])
     expected = decoder.generate(PROMPT, max_new_tokens=30, sampling=VARIED)
@@ -344,4 +326,3 @@ def test_no_more_requests_share_a_call_than_asked_for(monkeypatch: pytest.Monkey
     engines = [Engine(table, [0, 1], limit, Sampling()) for limit in (3, 5, 4, 6, 3)]  # type: ignore[arg-type]
     run_together(engines, 2)
     assert [len(engine.out.tokens) for engine in engines] == [3, 5, 4, 6, 3] and set(calls) == {2}
-    assert engines[0].out.top2_gaps is None  # nobody asked for them

@@ -11,7 +11,6 @@ from decode import Decoder, Sampling
 from decode.proposers.autoregressive import AutoregressiveDrafter, CausalContext
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import probs
-from decode.speculation.tree import path_to
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
 from tests.builders import PROMPTS, watched
@@ -96,16 +95,15 @@ def test_a_context_goes_back_exactly(target: Target) -> None:
             )
     again = context.follow(text)  # nothing new: the last token is read once more
     assert again == text[-1:]
-    parents, drafts = (-1, 0, -1, 2, 1), [50, 51, 52, 53, 54]
-    logits = context.read(again, drafts, parents)
-    assert len(logits) == 6
-    for node in range(6):
-        path = [drafts[i] for i in path_to(parents, node)]
-        torch.testing.assert_close(logits[node], fresh([*text, *path])[-1], atol=1e-4, rtol=1e-3)
-    context.keep(5, [2, 3])
-    text += [52, 53]
-    assert context.tokens == text and context.cache.length == len(text)
-    torch.testing.assert_close(context.read([60])[0], fresh([*text, 60])[-1], atol=1e-4, rtol=1e-3)
+    drafts = [50, 51, 52]
+    logits = context.read(again, drafts)
+    for count in range(4):
+        expected = fresh([*text, *drafts[:count]])[-1]
+        torch.testing.assert_close(logits[count], expected, atol=1e-4, rtol=1e-3)
+    text += [50, 60]  # one draft is kept
+    unread = context.follow(text)
+    assert unread == [60] and context.cache.length == len(text) - 1
+    torch.testing.assert_close(context.read(unread)[0], fresh(text)[-1], atol=1e-4, rtol=1e-3)
 
 
 def test_long_prompts_are_read_in_parts(model: Target, monkeypatch: pytest.MonkeyPatch) -> None:
