@@ -75,7 +75,7 @@ def read_method(text: str) -> Method:
             option = option_name(key)
             if not equals or option not in limits:
                 hint = nearest(key, _spellings(limits)) if limits else f": {name} has none"
-                raise UserError(f"unknown option {word!r}{hint}")
+                raise UserError(f"unknown option {key!r}{hint}")
             if option in values:
                 raise UserError(f"{key} is given twice")
             values[option] = limits[option].parse(key, value)
@@ -210,7 +210,7 @@ def check_drafters(methods: Sequence[Method], drafters: Mapping[str, Any]) -> No
         kind = find_missing(method.needs, drafters)
         if kind is None:
             continue
-        what = "and none is shipped for this target" if kind == ANY else f"of the kind {kind}"
+        what = ", and none is shipped for this target" if kind == ANY else f" of the kind {kind}"
         name = "FOLDER" if kind == ANY else f"{kind}=FOLDER"
         given = f"; given: {', '.join(drafters)}" if drafters else ""
-        raise UserError(f"method {method.name!r} needs a drafter {what} (--drafter {name}{given})")
+        raise UserError(f"method {method.name!r} needs a drafter{what} (--drafter {name}{given})")

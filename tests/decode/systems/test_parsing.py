@@ -50,9 +50,9 @@ def test_options_have_two_spellings() -> None:
     ("text", "says"),
     [
         ("specdif", "unknown method 'specdif'.*'specdiff'"),
-        ("specdiff:stepps=2", "method 'specdiff:stepps=2': unknown option 'stepps=2'.*'steps'"),
-        ("drafter:gama=2", "unknown option 'gama=2' .did you mean 'gamma'"),
-        ("plain:gamma=4", "unknown option 'gamma=4': plain has none"),
+        ("specdiff:stepps=2", "method 'specdiff:stepps=2': unknown option 'stepps'.*'steps'"),
+        ("drafter:gama=2", "unknown option 'gama' .did you mean 'gamma'"),
+        ("plain:gamma=4", "unknown option 'gamma': plain has none"),
         ("specdiff:steps", "unknown option 'steps'"),
         ("specdiff:steps=two", "steps='two': must be a whole number"),
         ("specdiff:steps=1/2", "steps='1/2': must be a whole number"),
@@ -148,5 +148,5 @@ def test_drafters_that_are_needed() -> None:
         check_drafters([method], {"autoregressive": "x"})
     check_drafters([method], {"autoregressive": "x", "diffusion": "y"})
     check_drafters([read_method("drafter")], {"autoregressive": "x"})
-    with pytest.raises(UserError, match="'drafter' needs a drafter and none is shipped"):
+    with pytest.raises(UserError, match="'drafter' needs a drafter, and none is shipped"):
         check_drafters([read_method("drafter")], {})
