@@ -245,7 +245,8 @@ def siblings_repeated() -> list[Patch]:
     original = block.draw_tree
 
     def draw_tree(parents: Any, law: Any, q_of: Any, siblings: Any, *more: Any) -> Any:
-        return replace(original(parents, law, q_of, "iid", *more), siblings=siblings)
+        made = original(parents, law, q_of, "iid", *more)
+        return made if made.siblings is None else replace(made, siblings=siblings)
 
     return [(block, "draw_tree", draw_tree)]
 
