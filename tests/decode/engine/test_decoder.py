@@ -233,11 +233,3 @@ def test_numbers_of_numpy(endless: Target) -> None:
         PROMPT, max_new_tokens=6, top_k=9, seed=4, banned=(3,), temperature=1.0
     )
     assert out.tokens == expected.tokens and type(out.seed) is int
-
-
-def test_prompts_out_of_a_generator(endless: Target) -> None:
-    decoder, texts = Decoder(endless), ["hello", "you"]
-    outs = decoder.generate_batch((text for text in texts), max_new_tokens=4)
-    assert [out.tokens for out in outs] == [
-        decoder.generate(t, max_new_tokens=4).tokens for t in texts
-    ]

@@ -21,7 +21,6 @@ from specalign.lm.model import Target
 from tests.fakes import (
     DRAFTERS,
     ScriptedDrafter,
-    TableTarget,
     oracle,
 )
 
@@ -198,25 +197,6 @@ def test_streamed_pieces_make_up_the_text(target: Target) -> None:
         assert len(pieces) > 5
 
 
-@pytest.mark.slow
-def test_seeds(target: Target) -> None:
-    for name, drafter in {"none": None, **drafters([])}.items():
-        if name.startswith(("oracle", "wrong")):
-            continue
-        decoder = Decoder(target, drafter)
-        for kind in (Sampling(1.0, seed=1), Sampling(0.8, 0.9, 20, 1.2, seed=1)):
-            first = decoder.generate(PROMPT, max_new_tokens=20, sampling=kind)
-            torch.rand(3)  # the global generator has no say
-            again = decoder.generate(PROMPT, max_new_tokens=20, sampling=kind)
-            assert first.tokens == again.tokens and first.accepted == again.accepted, name
-            other = Sampling(
-                kind.temperature, kind.top_p, kind.top_k, kind.repetition_penalty, seed=2
-            )
-            assert (
-                decoder.generate(PROMPT, max_new_tokens=20, sampling=other).tokens != first.tokens
-            )
-
-
 def test_the_cache_after_rollbacks_is_that_of_a_fresh_forward(target: Target) -> None:
     script = plain(target, 25).tokens
     for name, drafter in drafters(script).items():
@@ -231,16 +211,6 @@ def test_the_cache_after_rollbacks_is_that_of_a_fresh_forward(target: Target) ->
         for layer in range(target.num_layers):
             torch.testing.assert_close(cache.k(layer), fresh.k(layer), atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(cache.v(layer), fresh.v(layer), atol=1e-4, rtol=1e-4)
-
-
-def test_a_drafter_is_shown_every_committed_position_once(target: Target) -> None:
-    script = plain(target, 20).tokens
-    drafter = ScriptedDrafter("point", oracle(PROMPT + script, 3), K)
-    out = Decoder(target, drafter).generate(PROMPT, max_new_tokens=20, sampling=VARIED)
-    assert drafter.observed[0] == len(PROMPT)
-    assert drafter.observed[1:] == [
-        a + 1 for a in out.accepted[:-1]
-    ]  # the last call ends the request
 
 
 def test_a_drafter_is_shown_the_accepted_path_of_a_tree(target: Target) -> None:
@@ -279,17 +249,6 @@ def test_a_long_prompt_goes_through_in_chunks(
     assert drafter.observed[:4] == [16, 16, 16, 2]
 
 
-def test_a_drafter_that_drafts_too_much_is_cut(
-    target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = plain(target, 20).tokens
-    eager = ScriptedDrafter("point", lambda request, k: oracle(PROMPT + script)(request, 9), K)
-    for limit in (2, 3, 5, 7):
-        out = Decoder(target, eager).generate(PROMPT, max_new_tokens=limit, sampling=VARIED)
-        assert out.tokens == script[:limit]
-        check_counts(out)
-
-
 def test_an_interrupted_generation_leaves_nothing_behind(target: Target) -> None:
     decoder = Decoder(target, drafters(plain(target, 30).tokens)["wrong third"])
     expected = decoder.generate(PROMPT, max_new_tokens=30, sampling=VARIED)
@@ -313,16 +272,3 @@ def test_a_request_that_ended_gives_its_cache_back_where_others_run(
     run_together(engines, most)
     assert [len(engine.out.tokens) for engine in engines] == [4, 9, 4]
     assert [hasattr(engine, "request") for engine in engines] == [most == 1] * 3
-
-
-def test_no_more_requests_share_a_call_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    table, calls = TableTarget(4), list[int]()
-    together = table.forward_together
-    monkeypatch.setattr(
-        table,
-        "forward_together",
-        lambda tokens, *given: calls.append(len(tokens)) or together(tokens, *given),
-    )
-    engines = [Engine(table, [0, 1], limit, Sampling()) for limit in (3, 5, 4, 6, 3)]  # type: ignore[arg-type]
-    run_together(engines, 2)
-    assert [len(engine.out.tokens) for engine in engines] == [3, 5, 4, 6, 3] and set(calls) == {2}

@@ -115,16 +115,6 @@ def test_long_prompts_are_read_in_parts(model: Target, monkeypatch: pytest.Monke
     torch.testing.assert_close(context.read(prompt, [8, 9]), logits[0, -3:], atol=1e-4, rtol=1e-3)
 
 
-def test_a_drafter_with_the_shorter_context_falls_silent() -> None:
-    target, model = TableTarget(4), TableTarget(4, context_limit=12)
-    out = Decoder(target, AutoregressiveDrafter(model, 4)).generate(LETTERS, max_new_tokens=20)  # type: ignore[arg-type]
-    assert out.tokens == Decoder(target).generate(LETTERS, max_new_tokens=20).tokens  # type: ignore[arg-type]
-    room = [
-        12 + 1 - (len(LETTERS) + 1)
-    ]  # the first round's: 12 tokens are read and one more is drafted
-    assert out.drafted[0] == min(4, *room) and out.drafted[-1] == 0
-
-
 def test_another_vocabulary_is_refused(target: Target) -> None:
     other = smaller(target, vocab_size=300)
     with pytest.raises(UserError, match="has a vocabulary of 300, target 'debug' has 260"):

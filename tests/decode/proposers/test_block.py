@@ -22,8 +22,6 @@ from specalign.models.block_session import BlockSession
 from tests.builders import BLOCK_VARIANTS as VARIANTS
 from tests.builders import PROMPT, VARIED
 from tests.builders import block_network as network
-from tests.target_drafters import compared, trained_drafter
-from tests.target_models import WINDOW, some_text, tiny_target
 
 
 @pytest.fixture(scope="module")
@@ -157,19 +155,6 @@ def test_trees_in_one_call_are_those_built_level_by_level(
             decoder.generate(PROMPT, max_new_tokens=20, sampling=settings)
             seen.append(calls)
         assert seen[0] == seen[1] and max(len(tokens) for tokens, _ in calls) == 7
-
-
-@pytest.mark.parametrize(
-    ("kind", "context"),
-    [("gpt2", "shared_kv"), ("glm", "shared_kv"), ("gemma3_text", "taps"), ("lfm2", "taps")],
-)
-def test_targets_of_all_kinds_write_the_same(kind: str, context: str) -> None:
-    """Greedy, in a batch, in trees and coupled: the text is the target's own. All architectures: python -m tests.targets."""
-    target = tiny_target(kind)
-    prompts = [some_text(target, WINDOW + 9 + i, i)[0].tolist() for i in range(2)]
-    texts = [p + some_text(target, 12, 5)[0].tolist() for p in prompts]
-    drafter = trained_drafter(target, texts, context, steps=2)
-    assert compared(target, drafter, prompts, 8) == "yes"
 
 
 @pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")

@@ -191,14 +191,6 @@ def test_coupled_drafts_use_the_noise_of_their_positions(target: Target, name: s
     assert set(paths(drafts.propose(4))) == by_definition(drafts, 4)[0]
 
 
-def test_nodes_are_as_many_as_may_be_at_most(target: Target) -> None:
-    drafter = pair(target, "one network", boundaries=2)
-    assert (drafter.draft_tokens, drafter.draft_nodes) == (4, 4 + 3 + 2)
-    assert pair(target, "one network", boundaries=99).draft_nodes == 4 + 3 + 2 + 1
-    assert pair(target, "shared, shared markov", boundaries=2).draft_nodes == 4 + 4 + 3
-    assert pair(target, "taps, shared longer", draft_tokens=2).draft_nodes == 2 + 2 + 1
-
-
 @pytest.mark.parametrize("name", PAIRS)
 def test_both_contexts_keep_step_with_the_text(
     target: Target, name: str, monkeypatch: pytest.MonkeyPatch

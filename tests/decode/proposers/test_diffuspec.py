@@ -147,22 +147,3 @@ def test_what_the_target_may_not_say_is_not_drafted(
     corpus = [[end] * 500]
     assert path(Sampling(temperature), corpus=corpus) == [end]
     assert end not in path(Sampling(temperature, min_new_tokens=3), corpus=corpus)[:2]
-
-
-@pytest.mark.parametrize("path_search", [False, True])
-def test_the_length_follows_what_was_drafted_and_accepted(
-    target: Target, path_search: bool
-) -> None:
-    """Rounds without a draft of its own, such as copies, do not count."""
-    session = begun(target, made(target, path_search=path_search), Sampling())
-    expected = AdaptiveLength(6)
-    output: Any = None
-    for kept in (3, 1, 6, 2):
-        with torch.no_grad():
-            proposal = session.propose(6)
-        ends = [token in target.eos_ids for token in proposal.tokens_K.tolist()]
-        assert len(proposal) == expected.tokens or ends[-1]
-        expected.update(len(ends) - sum(ends), kept - 1)
-        for _ in range(2):
-            session.observe(output, kept)
-            assert session.length == expected

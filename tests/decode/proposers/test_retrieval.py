@@ -47,21 +47,6 @@ def test_the_most_frequent_continuation_at_each_step() -> None:
     assert drafted([1, 2, 4, 1, 2, 3, 1, 2], 1) == [3]  # once each: the new one
 
 
-@pytest.mark.parametrize("shortest", [1, 2, 3, 4])
-def test_nothing_below_the_shortest_match(shortest: int) -> None:
-    for n in (1, 2, 3):
-        text = [11, 12, 13][-n:] + [14, 15, 16, 17, 18] + [11, 12, 13][-n:]
-        assert (drafted(text, 2, shortest=shortest) == [14, 15]) == (n >= shortest)
-        store = Datastore([[11, 12, 13][-n:] + [24, 25]])
-        found = drafted([9, *[11, 12, 13][-n:]], 2, shortest=shortest, datastore=store)
-        assert (found == [24, 25]) == (n >= shortest)
-    assert drafted([1], shortest=shortest) is None
-    # of one state with [1, 2] but matched by its last token alone
-    assert drafted([7, 2], 1, shortest=shortest, datastore=Datastore([[1, 2, 3]])) == (
-        [3] if shortest == 1 else None
-    )
-
-
 def test_the_longer_match_drafts_and_on_a_tie_the_text_itself() -> None:
     text = [1, 2, 3, 40, 41, 9, 2, 3]
     for other, expected in (([2, 3, 50, 51], [40, 41]), ([9, 2, 3, 50, 51], [50, 51])):

@@ -160,19 +160,6 @@ def test_top_p_ranks_as_many_candidates_as_it_needs() -> None:
         assert set(found.nonzero()[:, 0].tolist()) == set(order[:count].tolist())
 
 
-def test_rows_of_one_call_may_need_different_widths() -> None:
-    rows_RV = logits(4, 9000) * torch.tensor([[0.01], [5.0], [1.0], [0.3]])
-    found = probs(rows_RV, Sampling(1.0, top_p=0.9))
-    assert torch.equal(
-        found, torch.cat([probs(row[None], Sampling(1.0, top_p=0.9)) for row in rows_RV])
-    )
-    counts = (found > 0).sum(1)
-    assert counts[1] < 256 and counts[0] > 4096
-    torch.testing.assert_close(found.sum(1), torch.ones(4))
-    rows_RV[1, 100:200] = rows_RV[1].max()  # ties in one row alone
-    assert (probs(rows_RV, Sampling(1.0, top_k=30))[1] > 0).nonzero()[:, 0].max() < 130
-
-
 def test_the_input_is_left_alone() -> None:
     rows_RV = logits(2, 40)
     given = rows_RV.clone()

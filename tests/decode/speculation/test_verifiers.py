@@ -18,32 +18,6 @@ from decode.speculation.verifiers import (
 from specalign.common.errors import UserError
 
 
-def test_trees_and_chains_of_one_law_share_a_batch() -> None:
-    """Whatever the kind of siblings: each as it is alone."""
-    q = DraftProbs(torch.tensor([[0.2, 0.3, 0.5, 0.0]] * 3))
-    tree = Proposal(
-        torch.tensor([2, 1, 0]),
-        "independent",
-        q,
-        parents=(-1, -1, 0),
-        siblings="without_replacement",
-    )
-    chain = Proposal(torch.tensor([1, 2]), "independent", DraftProbs(q.probs[:2]))
-    p_BMV = torch.tensor([0.4, 0.3, 0.2, 0.1]).expand(2, 4, 4)
-    for name in ("recursive", "traversal", "point_mass"):
-        for seed in range(20):
-            generators = [torch.Generator().manual_seed(seed + b) for b in range(2)]
-            both = run_verifier(name, [tree, chain], p_BMV, generators)
-            for b, (one, rows) in enumerate(((tree, 4), (chain, 3))):
-                alone = run_verifier(
-                    name, [one], p_BMV[:1, :rows], [torch.Generator().manual_seed(seed + b)]
-                )
-                assert (int(both.end_B[b]), int(both.next_B[b])) == (
-                    int(alone.end_B),
-                    int(alone.next_B),
-                )
-
-
 def test_the_end_and_the_token_have_a_uniform_each() -> None:
     p_BMV = torch.full((4, 2, 2), 0.5)
     outcomes = Outcomes(

@@ -13,8 +13,6 @@ import decode
 from align.config.drafter import DrafterConfig
 from align.makers.standalone import make_standalone
 from decode import Decoder, Sampling
-from decode.proposers.adaptive import AdaptiveDrafter
-from decode.proposers.lookup import CopyingDrafter
 from decode.systems.construction import OpenDrafters, build, open_drafters, open_one
 from decode.systems.parsing import read_method
 from decode.systems.registry import SYSTEMS
@@ -108,24 +106,6 @@ def test_draft_tokens(parts: OpenDrafters) -> None:
     ):
         drafter = build(read_method(text), parts, limit).drafter
         assert drafter is not None and drafter.draft_tokens == tokens, text
-
-
-def test_controllers_copies_and_verifiers(parts: OpenDrafters) -> None:
-    for text, kind in (
-        ("duo", AdaptiveDrafter),
-        ("block:controller=adl", AdaptiveDrafter),
-        ("combined", CopyingDrafter),
-        ("drafter:copying=true", CopyingDrafter),
-    ):
-        assert isinstance(build(read_method(text), parts).drafter, kind), text
-    for text in ("duo:controller=fixed", "drafter", "combined:copying=false"):
-        drafter = build(read_method(text), parts).drafter
-        assert not isinstance(drafter, AdaptiveDrafter | CopyingDrafter), text
-    decoder = build(read_method("specdiff2:keep_q=true"), parts)
-    assert (
-        decoder.verifier_for(Sampling(1.0)) == "traversal"
-        and decoder.verifier_for(Sampling()) == "greedy"
-    )
 
 
 def test_targets_whose_drafts_may_not_branch() -> None:

@@ -97,16 +97,6 @@ def test_default_drafters(
     assert repr(decode.load(target)) == "<Decoder of debug: lookup, verifier auto>"
 
 
-def test_paths_and_torch_objects(opened: list[str], target: Target, tmp_path: Path) -> None:
-    save_drafter(network(target, "shared_kv"), tmp_path / "d")
-    dtype, device = torch.float32, torch.device("cpu")
-    decoder = decode.load(tmp_path / "m", tmp_path / "d", dtype=dtype, device=device)
-    assert decoder.name == "block+lookup" and opened == [f"{tmp_path / 'm'} float32 cpu"]
-    for wrong, line in ((3, "a GGUF file, not int"), (target.model, "in memory decodes with")):
-        with pytest.raises(UserError, match=line):
-            decode.load(wrong)  # type: ignore[arg-type]
-
-
 def test_template_switches_and_system_prompt(target: Target, tmp_path: Path) -> None:
     own = switching_target()
     load_target("debug", fast=False).model.save_pretrained(tmp_path)
