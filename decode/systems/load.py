@@ -11,13 +11,7 @@ import torch
 
 from decode.engine.decoder import Decoder
 from decode.proposers.base import Drafter
-from decode.systems.construction import (
-    OpenDrafters,
-    assemble,
-    build,
-    check_options,
-    open_drafters,
-)
+from decode.systems.construction import OpenDrafters, assemble, build, check_options, open_drafters
 from decode.systems.drafter_folders import (
     AUTO,
     NO_FOLDERS,

@@ -118,15 +118,14 @@ class System:
     are its options.
 
     Class arguments:
-        paper: arXiv ids. needs: the kinds of its drafters, or `ANY`. in_all: whether `all` includes
-        it. grid: values that `--tune` tries.
+        needs: the kinds of its drafters, or `ANY`. in_all: whether `all` includes it. grid: values
+        that `--tune` tries.
 
     Raises:
         UserError: an option out of its range.
     """
 
     name: ClassVar[str]
-    paper: ClassVar[str]
     needs: ClassVar[tuple[str, ...]]
     in_all: ClassVar[bool]
     grid: ClassVar[Mapping[str, tuple[int, ...]]]
@@ -135,13 +134,11 @@ class System:
     def __init_subclass__(
         cls,
         name: str = "",
-        paper: str = "",
         needs: tuple[str, ...] = (),
         in_all: bool = True,
         grid: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
-        cls.name, cls.paper, cls.needs, cls.grid = name, paper, needs, grid or {}
-        cls.in_all = in_all
+        cls.name, cls.needs, cls.grid, cls.in_all = name, needs, grid or {}, in_all
         dataclass(frozen=True, kw_only=True)(cls)
         if name:
             SYSTEMS[name] = cls
@@ -236,9 +233,9 @@ class Lookup(DraftingSystem, name=LOOKUP, grid=_TO_16):
     longest: int = count_option(3)
 
 
-class Retrieval(CorpusSystem, name="retrieval", paper="2411.10666, 2311.08252", grid=_TO_16):
+class Retrieval(CorpusSystem, name="retrieval", grid=_TO_16):
     """what most often followed the longest earlier occurrence of the ending, in the text or a
-    corpus"""
+    corpus (arXiv 2411.10666, 2311.08252)"""
 
     draft_tokens: int = draft_tokens_option(8)
     shortest: int = count_option(2)
@@ -246,13 +243,9 @@ class Retrieval(CorpusSystem, name="retrieval", paper="2411.10666, 2311.08252", 
 
 
 class Autoregressive(
-    DraftingSystem,
-    name=AUTOREGRESSIVE,
-    paper="2211.17192, 2302.01318",
-    needs=(AUTOREGRESSIVE,),
-    grid={"gamma": (1, 2, 4, 8)},
+    DraftingSystem, name=AUTOREGRESSIVE, needs=(AUTOREGRESSIVE,), grid={"gamma": (1, 2, 4, 8)}
 ):
-    """speculative decoding with a smaller causal language model"""
+    """speculative decoding with a smaller causal language model (arXiv 2211.17192, 2302.01318)"""
 
     draft_tokens: int = draft_tokens_option(4)
 
@@ -274,11 +267,10 @@ class BlockTree(DraftingSystem, name="block_tree", needs=(BLOCK,), grid={"nodes"
 class SpecDiff(
     DraftingSystem,
     name="specdiff",
-    paper="2408.05636",
     needs=(DIFFUSION,),
     grid={**_TO_8, "steps": (1, 2), "nodes": (0, 5)},
 ):
-    """SpecDiff: masks after the text, unmasked in a few steps"""
+    """SpecDiff: masks after the text, unmasked in a few steps (arXiv 2408.05636)"""
 
     draft_tokens: int | None = draft_tokens_option()
     steps: int = count_option(1)
@@ -287,13 +279,10 @@ class SpecDiff(
 
 
 class SpecDiff2(
-    DraftingSystem,
-    name="specdiff2",
-    paper="2511.00606",
-    needs=(DIFFUSION,),
-    grid={**_TO_8, "candidates": (2, 4, 8)},
+    DraftingSystem, name="specdiff2", needs=(DIFFUSION,), grid={**_TO_8, "candidates": (2, 4, 8)}
 ):
-    """SpecDiff-2: several one-step drafts, of which the target's p selects one"""
+    """SpecDiff-2: several one-step drafts, of which the target's p selects one (arXiv
+    2511.00606)"""
 
     draft_tokens: int | None = draft_tokens_option()
     candidates: int = count_option(8)
@@ -309,10 +298,9 @@ class SpecDiff2(
         return self.candidates > 1
 
 
-class DiffuSpec(
-    CorpusSystem, name="diffuspec", paper="2510.02358", needs=(DIFFUSION,), grid=_TO_16
-):
-    """DiffuSpec: a path through one step's candidates that an n-gram model finds plausible"""
+class DiffuSpec(CorpusSystem, name="diffuspec", needs=(DIFFUSION,), grid=_TO_16):
+    """DiffuSpec: a path through one step's candidates that an n-gram model finds plausible (arXiv
+    2510.02358)"""
 
     draft_tokens: int | None = draft_tokens_option()
     path_search: bool = option(True, bool)
@@ -320,13 +308,10 @@ class DiffuSpec(
 
 
 class D2SD(
-    DraftingSystem,
-    name="d2sd",
-    paper="2606.04446",
-    needs=(BLOCK, VARIABLE_PREFIX),
-    grid={"boundaries": (1, 2, 4)},
+    DraftingSystem, name="d2sd", needs=(BLOCK, VARIABLE_PREFIX), grid={"boundaries": (1, 2, 4)}
 ):
-    """D²SD: a second block drafter drafts again after the first one's likeliest mistakes"""
+    """D²SD: a second block drafter drafts again after the first one's likeliest mistakes (arXiv
+    2606.04446)"""
 
     draft_tokens: int | None = draft_tokens_option()
     boundaries: int = count_option(4)
@@ -334,10 +319,9 @@ class D2SD(
     branches = True
 
 
-class Hierarchical(
-    DraftingSystem, name="hierarchical", paper="2510.19705", needs=(AUTOREGRESSIVE,), grid=_TO_8
-):
-    """a smaller causal model whose own decoding is sped up by a cheaper drafter"""
+class Hierarchical(DraftingSystem, name="hierarchical", needs=(AUTOREGRESSIVE,), grid=_TO_8):
+    """a smaller causal model whose own decoding is sped up by a cheaper drafter (arXiv
+    2510.19705)"""
 
     # at 1 the inner drafter has nothing to draft
     draft_tokens: int = draft_tokens_option(4, least=2)
@@ -348,21 +332,17 @@ class Hierarchical(
         return (*self.needs, DIFFUSION) if self.inner == "diffusion" else self.needs
 
 
-class Double(
-    CorpusSystem,
-    name="double",
-    paper="2601.05524",
-    needs=(AUTOREGRESSIVE,),
-    grid={"gamma": (1, 2, 4)},
-):
-    """Double: retrieval for drafter and target, drafting while the target verifies"""
+class Double(CorpusSystem, name="double", needs=(AUTOREGRESSIVE,), grid={"gamma": (1, 2, 4)}):
+    """Double: retrieval for drafter and target, drafting while the target verifies (arXiv
+    2601.05524)"""
 
     draft_tokens: int = draft_tokens_option(4)
     branches = True
 
 
-class Duo(DraftingSystem, name="duo", paper="2503.00784", needs=(AUTOREGRESSIVE,), grid=_TO_8):
-    """DuoDecoding: the smaller model drafts ahead on its own device, as long a draft as pays"""
+class Duo(DraftingSystem, name="duo", needs=(AUTOREGRESSIVE,), grid=_TO_8):
+    """DuoDecoding: the smaller model drafts ahead on its own device, as long a draft as pays (arXiv
+    2503.00784)"""
 
     controller: str = option("cost", str, choices=CONTROLLERS)
     draft_tokens: int = draft_tokens_option(8)
@@ -370,23 +350,17 @@ class Duo(DraftingSystem, name="duo", paper="2503.00784", needs=(AUTOREGRESSIVE,
 
 
 class Tolerator(
-    DraftingSystem,
-    name="tolerator",
-    paper="2510.05090",
-    needs=(DIFFUSION,),
-    grid={**_TO_8, "rounds": (1, 2)},
+    DraftingSystem, name="tolerator", needs=(DIFFUSION,), grid={**_TO_8, "rounds": (1, 2)}
 ):
-    """Tolerator: drafts are filled in, then masked again in part and refined"""
+    """Tolerator: drafts are filled in, then masked again in part and refined (arXiv 2510.05090)"""
 
     draft_tokens: int | None = draft_tokens_option()
     steps: int = count_option(1)
     rounds: int = count_option(2, least=0)
 
 
-class SpecDec(
-    DraftingSystem, name="specdec_lossy", paper="2203.16487", needs=(DIFFUSION,), grid=_TO_8
-):
-    """SpecDec's relaxed verification of a diffusion draft: LOSSY"""
+class SpecDec(DraftingSystem, name="specdec_lossy", needs=(DIFFUSION,), grid=_TO_8):
+    """SpecDec's relaxed verification of a diffusion draft: LOSSY (arXiv 2203.16487)"""
 
     draft_tokens: int | None = draft_tokens_option()
 
@@ -401,9 +375,8 @@ def list_systems() -> str:
     for system in SYSTEMS.values():
         kinds = ", ".join(kind for kind in system.needs if kind != ANY)
         needed = f" (needs {kinds})" if kinds else ""
-        paper = f" [arXiv {system.paper}]" if system.paper else ""
         purpose = " ".join((system.__doc__ or "").split())
-        lines.append(f"  {system.name}: {purpose}{needed}{paper}")
+        lines.append(f"  {system.name}: {purpose}{needed}")
         if issubclass(system, DraftingSystem):
             options = [f"{key}={_format(value)}" for key, value in system().own_options.items()]
             lines.append(f"      {', '.join(options)}")

@@ -18,11 +18,7 @@ from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import Sampling
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
-from tests.fakes import (
-    DRAFTERS,
-    ScriptedDrafter,
-    oracle,
-)
+from tests.fakes import DRAFTERS, ScriptedDrafter, oracle
 
 K = 3
 PROMPT = [4, 90, 17, 203, 90, 17]

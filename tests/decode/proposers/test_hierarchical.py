@@ -21,14 +21,7 @@ from decode.speculation.sampling import probs
 from specalign.lm.model import Target
 from tests.builders import PROMPTS, watched
 from tests.builders import smaller_model as smaller
-from tests.fakes import (
-    DRAFTERS,
-    LETTERS,
-    SETTINGS,
-    ScriptedDrafter,
-    TableTarget,
-    plausible,
-)
+from tests.fakes import DRAFTERS, LETTERS, SETTINGS, ScriptedDrafter, TableTarget, plausible
 
 TREES = ("branching", "i.i.d. siblings", "without replacement")
 INNER: dict[str, Any] = {
@@ -78,13 +71,7 @@ def test_drafts_have_the_middle_models_joint_law(kind: str) -> None:
 def test_at_temperature_0_drafts_are_the_middle_models_own(kind: str) -> None:
     for seed in range(5):
         drafter = tables(kind, seed=seed)
-        if kind not in (
-            "lookup",
-            "autoregressive",
-            "copying",
-            "hierarchical",
-            "guessed",
-        ):
+        if kind not in ("lookup", "autoregressive", "copying", "hierarchical", "guessed"):
             continue  # scripted ones draw at every temperature
         middle = TableTarget(3, seed=seed)
         text = list(LETTERS)

@@ -172,12 +172,7 @@ def test_options(target: Target) -> None:
     )
     assert [
         BlockProposer(net, tree_nodes=None).nodes(Sampling(t)) for t in (0.0, 0.7, 0.71, 1.0)
-    ] == [
-        5,
-        5,
-        0,
-        0,
-    ]
+    ] == [5, 5, 0, 0]
     assert decode.load(target, net, "token").verifier_for(sampled) == "token"  # which needs a chain
     with pytest.raises(UserError, match="these fit: point_mass"):
         decode.load(target, net, "token", tree_nodes=3).verifier_for(sampled)
