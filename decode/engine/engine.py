@@ -34,12 +34,9 @@ PREFILL_CHUNK = 2048
 
 @torch.no_grad()
 def run_together(engines: Sequence[Engine], most: int = 1) -> None:
-    """Run requests to their ends, at most `most` at a time in one target forward; as one ends the
-    next begins.
-
-    They share one target, and their drafters need the same taps. The output of a request does not
-    depend on the others, except for the rounding of products over more rows.
-    """
+    """Run requests of one target and drafter to their ends, at most `most` at a time in one target
+    forward; as one ends the next begins. The output of a request does not depend on the others,
+    except for the rounding of products over more rows."""
     for _ in run_rounds(engines, most):
         pass
 
@@ -82,10 +79,8 @@ def begin_together(engines: Sequence[Engine]) -> None:
 
 
 class ForwardInput(NamedTuple):
-    """What the target runs over in a round: the last token and the drafts.
-
-    Of a tree also the attention mask among them (bool) and the depth of each.
-    """
+    """What the target runs over in a round: the last token and the drafts; of a tree also the
+    attention mask among them (bool) and the depth of each."""
 
     tokens_1L: Tensor
     see_LL: Tensor | None
@@ -108,16 +103,7 @@ def forward_together(
 
 
 class Engine:
-    """Runs one request.
-
-    Args:
-        prompt: at least one token, fewer than the target's context.
-        max_new_tokens: at least 1.
-        drafter: None = plain decoding.
-        verifier: a name in `VERIFIERS` that is exact for the drafter's law at this temperature.
-        stop: strings that end the output, none empty.
-        stream: called with pieces of the text once they can no longer change.
-    """
+    """Runs one request, checked by `Decoder`; without a drafter it decodes plainly."""
 
     def __init__(
         self,

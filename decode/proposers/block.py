@@ -45,7 +45,6 @@ class BlockProposer:
     """A trained block drafter.
 
     Args:
-        network: the drafter, already tied to the target.
         draft_tokens: K, default the whole block.
         tree_nodes: tokens of a tree; 0 = a chain; None = a tree of `TREE_NODES` at temperatures up
             to `TREES_UP_TO`, a chain above.
@@ -53,9 +52,6 @@ class BlockProposer:
         confidence: stop a chain before the first position that is reached and accepted with a
             smaller probability than this, by the network's confidence head; at least one token is
             drafted. The head sees only the tokens before that position, so their law stays.
-
-    Raises:
-        UserError: a confidence for trees, or without a confidence head.
     """
 
     name = "block"

@@ -37,17 +37,13 @@ class D2SDDrafter:
     """Two trained block drafters of one target.
 
     Args:
-        first: drafts the block.
-        second: drafts it again after the boundaries; may be `first` itself if that was trained with
+        second: drafts again after the boundaries; may be `first` itself if that was trained with
             prefixes: then not after boundary 0, where it would draft the same.
         boundaries: how many of them, at most all.
         draft_tokens: K, default the shorter one's block.
         keep_q: above temperature 0 draw the tokens from q; else choose them there too, which is
             accepted less often (τ on SmolLM2 drawn and chosen: 1.63 and 1.30 at temperature 1, 1.71
             and 1.55 at 0.6).
-
-    Raises:
-        UserError: more nodes than a tree may have.
     """
 
     name = "d2sd"

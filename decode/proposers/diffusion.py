@@ -36,9 +36,6 @@ class DiffusionProposer:
         order: a name of `decode.systems.registry.ORDERS`.
         tree_nodes: tokens of a tree over one step's marginals; 0 = a chain.
         siblings: above temperature 0 draw the tree's tokens; how siblings are drawn.
-
-    Raises:
-        UserError: a tree of several steps.
     """
 
     name = "diffusion"

@@ -46,13 +46,9 @@ over 256,000 ids. The output's distribution changes by no more, in total variati
 class DraftProbs:
     """q, over the whole vocabulary of the target or over some of it.
 
-    Args:
-        probs: fp32 or fp64, each row a distribution: (K, V), or (K, S) over the token ids `ids`.
-        ids: int64 (S,), distinct, of a pruned draft vocabulary; q is zero elsewhere. None = the
-            whole vocabulary.
-
-    Raises:
-        ValueError: another shape or type, or, on a CPU, a row that is no distribution.
+    probs: fp32 or fp64, each row a distribution: (K, V), or (K, S) over the token ids `ids`. ids:
+    int64 (S,), distinct, of a pruned draft vocabulary; q is zero elsewhere. Raises ValueError for
+    another shape or type, or, on a CPU, a row that is no distribution.
     """
 
     probs: Tensor
@@ -93,16 +89,12 @@ class Proposal:
 
     Args:
         tokens_K: int64 ids in the target's vocabulary.
-        law: how they were drawn, see the module's docstring. `independent` and `causal` rows of q
-            are what each token was actually drawn from, processors included.
-        q: None for `point`, needed by every other law. One row per token; of siblings drawn without
-            replacement each row is the q of the first draw.
-        steps_K: the step at which each position was unmasked; needed by `unmasked` and by no other
-            law.
-        parents: a tree: the index of every token's parent, before its own, -1 for the prefix itself
-            (decode/speculation/tree.py). None = a chain.
-        siblings: how tokens with one parent were drawn; needed where `independent` or `causal`
-            drafts branch.
+        q: what each token was drawn from, processors included, one row per token; of siblings drawn
+            without replacement the q of the first draw.
+        steps_K: the step at which each position was unmasked, of the law `unmasked`.
+        parents: a tree (decode/speculation/tree.py); None = a chain.
+        siblings: how tokens with one parent were drawn, where `independent` or `causal` drafts
+            branch.
         state_only: of `unmasked` drafts: the positions that a step unmasks, remasks or leaves out
             were decided before that step drew its values. (An order by the confidence of sampled
             tokens is not state-only.)

@@ -114,7 +114,7 @@ def verify_rounds(rounds: Sequence[Round]) -> list[Outcome]:
 
 
 def outcome_of(proposal: Proposal, end_1: Tensor, following_1: Tensor) -> Outcome:
-    """The outcome of a path that ends at a node of the proposal (0 = nothing accepted)."""
+    """The outcome of a path that ends at a node of the proposal, 0 = the root."""
     return _finish_outcomes([_path_outcome(proposal, end_1, following_1)])[0]
 
 
