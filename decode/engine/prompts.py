@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from jinja2 import TemplateError
 from torch import Tensor
+from transformers.utils.chat_template_utils import get_json_schema
 
 from specalign.common.errors import UserError, in_one_line
 from specalign.common.text import say_once, short
@@ -116,7 +118,8 @@ def _text_tokens(
 def _read_conversation(prompt: Any) -> Conversation:
     """A conversation, read as a row of `data.prompts` is; a note names what is not used."""
     parsed = parse_prompt(prompt)
-    if unused := [*parsed.columns, *parsed.keys]:
+    unused = [*parsed.columns, *parsed.keys]
+    if unused:
         say_once(f"note: keys of prompts not used: {', '.join(unused)}")
     if parsed.later_turns:
         say_once("note: of a list of turns the first alone is used (a list of messages keeps all)")
@@ -152,8 +155,6 @@ def _read_tokens(prompt: Any, vocab_size: int) -> list[int]:
 
 def _read_tools(tools: Any) -> tuple[dict[str, Any], ...]:
     """Tools as JSON schemas."""
-    from transformers.utils.chat_template_utils import get_json_schema
-
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
         raise UserError(
             f"tools must be a list of JSON schemas or functions, not {short(tools, 60)}"
@@ -172,8 +173,6 @@ def _read_tools(tools: Any) -> tuple[dict[str, Any], ...]:
 
 
 def _apply_template(target: Target, prompt: str | Conversation) -> list[int]:
-    from jinja2 import TemplateError
-
     try:
         return target.chat_tokens(prompt)
     except TemplateError as error:

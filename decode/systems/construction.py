@@ -243,7 +243,8 @@ def open_drafters(
         else:
             opened.drafters[ANY] = _open_foreign(folders[first], first, target, tokenizer)
     for folder in dict.fromkeys(folders[first_kind(folders, kind)] for kind in needed):
-        if note := chat_note(folder, target.chat, target.tokenizer):
+        note = chat_note(folder, target.chat, target.tokenizer)
+        if note:
             say(note, error=True)
     return opened
 
