@@ -11,27 +11,38 @@ from typing import Any, Unpack
 import numpy as np
 from torch import Tensor
 
-from decode.engine.call_options import checks_options
 from decode.engine.engine import Engine, run_together
 from decode.engine.output import MAX_NEW_TOKENS, Generation
-from decode.engine.prompts import Prompt, Tool, add_tools, prompt_tokens, read_tools
+from decode.engine.prompts import Prompt, Tool, prompt_tokens
 from decode.engine.stream import Stream
 from decode.proposers.base import Drafter
-from decode.speculation.sampling import Sampling
-from decode.speculation.settings import SamplingOptions, check_sampling, named
+from decode.speculation.settings import Sampling, SamplingOptions, read_sampling
 from decode.speculation.verifiers import check_pair, choose, find
-from specalign.common.errors import UserError
+from specalign.common.errors import UserError, nearest
 from specalign.common.text import short
 from specalign.lm.model import Target
 from specalign.rows.messages import is_message
 
 
+class GenerateOptions(SamplingOptions, total=False):
+    """The options of a call; see `Decoder.generate`."""
+
+    sampling: Sampling | None
+    tools: Sequence[Tool] | None
+    stop: str | Sequence[str] | None
+    raw: bool
+
+
+class BatchOptions(GenerateOptions, total=False):
+    sampling: Sampling | Sequence[Sampling] | None  # type: ignore[misc]
+
+
 class Decoder:
     """A target and its drafter. Its methods may be called any number of times and keep no state
     between calls. Each sampled request has a new seed unless one is given, and `Generation.seed`
-    records it. A seed repeats a text, unless the drafter looks at the clock (`controller=cost`,
-    several variants in one method): then the length of drafts differs from run to run, and with it
-    the text, but not its distribution.
+    records it. A seed repeats a text, unless the drafter looks at the clock (`controller=cost`):
+    then the length of drafts differs from run to run, and with it the text, but not its
+    distribution.
 
     Args:
         target: the model whose output distribution is preserved.
@@ -56,28 +67,19 @@ class Decoder:
         return self.drafter.name if self.drafter is not None else "plain"
 
     def verifier_for(self, sampling: Sampling) -> str:
-        """The verifier used under these settings.
-
-        Raises:
-            UserError: it would change the output's distribution: why, and which verifiers fit.
-        """
+        """The verifier used under these settings. Raises UserError for one that would change the
+        output's distribution."""
         law = self.drafter.law(sampling) if self.drafter is not None else "point"
         name = choose(law, sampling.temperature) if self.verifier == "auto" else self.verifier
         return name if self.drafter is None else check_pair(law, name, sampling.temperature).name
 
-    @checks_options("generate")
     def generate(
         self,
         prompt: Prompt,
         max_new_tokens: int = MAX_NEW_TOKENS,
         *,
-        tools: Sequence[Tool] | None = None,
-        sampling: Sampling | None = None,
-        stop: str | Sequence[str] | None = None,
         stream: Callable[[str], object] | None = None,
-        record_gaps: bool = False,
-        raw: bool = False,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[GenerateOptions],
     ) -> Generation:
         """Continue a prompt.
 
@@ -87,22 +89,20 @@ class Decoder:
                 taken as they are: a list, a tensor of one row, or what a tokenizer returns.
             max_new_tokens: the output ends after this many, at EOS, at a stop string or when the
                 context is full.
-            tools: functions or JSON schemas that go to the chat template.
-            sampling: default greedy. Its fields may be given by name instead: `temperature=0.7,
-                seed=1`.
-            stop: the text ends before the first of these strings. They may be or contain special
-                tokens (`<|im_end|>`), although the text leaves those out.
             stream: called with pieces of the text, never with half a character; together they are
                 `Generation.text`. An exception that it raises ends the generation and reaches the
                 caller. See also the method `stream`.
-            record_gaps: record each token's top-2 logit gap.
+            sampling: a `Sampling`, default greedy; or its fields by name: `temperature=0.7,
+                seed=1`.
+            tools: functions or JSON schemas that go to the chat template.
+            stop: the text ends before the first of these strings. A string may be a special token
+                (`<|im_end|>`), although the text leaves those out.
             raw: continue a string as plain text, without a chat template.
 
         Returns:
             The output with its counts and times. Its `finish` says why it ended: `eos`, `length`
-                (max_new_tokens), `stop` (a
-            stop string), `context` (the target's context is full) or `closed` (a stream that was
-                closed early).
+                (max_new_tokens), `stop` (a stop string), `context` (the target's context is full)
+                or `closed` (a stream that was closed early).
 
         Raises:
             UserError: a wrong argument, or a verifier that would change the output's distribution.
@@ -111,54 +111,33 @@ class Decoder:
             raise UserError(
                 f"stream={stream!r}: must be a function; to iterate: for piece in decoder.stream(…)"
             )
-        tokens = prompt_tokens(self.target, add_tools(prompt, tools), raw)
-        settings = named(sampling, options)
-        return self._engine(tokens, max_new_tokens, settings, stop, stream, record_gaps).run()
+        tokens = self._read_prompt(prompt, options)
+        return self._engines([tokens], max_new_tokens, stream, options)[0].run()
 
-    @checks_options("stream")
     def stream(
         self,
         prompt: Prompt,
         max_new_tokens: int = MAX_NEW_TOKENS,
-        *,
-        tools: Sequence[Tool] | None = None,
-        sampling: Sampling | None = None,
-        stop: str | Sequence[str] | None = None,
-        record_gaps: bool = False,
-        raw: bool = False,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[GenerateOptions],
     ) -> Stream:
         """Continue a prompt piece by piece: `for piece in decoder.stream(prompt): print(piece,
-        end="")`.
-
-        Takes the arguments of `generate`, which gives the same text.
+        end="")`. Takes the arguments of `generate`, which gives the same text.
 
         Returns:
             An iterator over pieces of the text, never with half a character. Afterwards its
-                `output` is the `Generation`;
-            `close()` ends it early.
-
-        Raises:
-            UserError: as `generate`, before anything is generated.
+                `output` is the `Generation`; `close()` ends it early.
         """
         pieces: list[str] = []
-        tokens = prompt_tokens(self.target, add_tools(prompt, tools), raw)
-        settings = named(sampling, options)
-        engine = self._engine(tokens, max_new_tokens, settings, stop, pieces.append, record_gaps)
-        return Stream(engine, pieces)
+        tokens = self._read_prompt(prompt, options)
+        return Stream(self._engines([tokens], max_new_tokens, pieces.append, options)[0], pieces)
 
-    @checks_options("generate_batch")
     def generate_batch(
         self,
         prompts: Iterable[Prompt],
         max_new_tokens: int | Sequence[int] = MAX_NEW_TOKENS,
         *,
         batch_size: int = 32,
-        tools: Sequence[Tool] | None = None,
-        sampling: Sampling | Sequence[Sampling] | None = None,
-        stop: str | Sequence[str] | None = None,
-        raw: bool = False,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[BatchOptions],
     ) -> list[Generation]:
         """Continue many prompts, `batch_size` at a time in one target forward; as one ends the next
         begins.
@@ -169,52 +148,59 @@ class Decoder:
         shared with others.
 
         Args:
-            prompts, max_new_tokens, tools, sampling, stop, raw: as in `generate`; `max_new_tokens`
-                and `sampling` one for all, or one for each. With one `Sampling` for all (or its
-                fields by name), request i has its seed plus i.
-
-        Raises:
-            UserError: as `generate`, before anything is generated.
+            prompts, max_new_tokens and the options: as in `generate`; `max_new_tokens` and
+                `sampling` one for all, or one for each. With one `Sampling` for all (or its fields
+                by name), request i has its seed plus i.
         """
         size = _check_count("batch_size", batch_size)
-        rows = self._read_batch(prompts, tools, raw)
-        settings = _sampling_of_each(sampling, options, len(rows))
-        limits = (
-            list(max_new_tokens)
-            if isinstance(max_new_tokens, Sequence)
-            else [max_new_tokens] * len(rows)
-        )
-        for name, each in (("sampling", settings), ("max_new_tokens", limits)):
-            if len(each) != len(rows):
-                raise UserError(f"{name}: {len(each)} for {len(rows)} prompts")
-        engines = [
-            self._engine(tokens, limit, own, stop, None, False)
-            for tokens, limit, own in zip(rows, limits, settings, strict=True)
-        ]
+        rows = []
+        for index, prompt in enumerate(_list_prompts(prompts)):
+            try:
+                rows.append(self._read_prompt(prompt, options))
+            except UserError as error:
+                raise UserError(f"prompts[{index}]: {error}") from None
+        engines = self._engines(rows, max_new_tokens, None, options)
         run_together(engines, size)
         return [engine.out for engine in engines]
 
-    def _read_batch(self, prompts: Any, tools: Sequence[Tool] | None, raw: bool) -> list[list[int]]:
-        """The tokens of each prompt. Raises UserError that names the prompt by its index."""
-        schemas, rows = read_tools(tools), []
-        for index, prompt in enumerate(_list_prompts(prompts)):
-            try:
-                rows.append(prompt_tokens(self.target, add_tools(prompt, schemas), raw))
-            except UserError as error:
-                raise UserError(f"prompts[{index}]: {error}") from None
-        return rows
+    def _read_prompt(self, prompt: Prompt, options: Mapping[str, Any]) -> list[int]:
+        raw, tools = options.get("raw", False), options.get("tools")
+        return prompt_tokens(self.target, prompt, raw, tools=tools)
+
+    def _engines(
+        self,
+        rows: Sequence[list[int]],
+        max_new_tokens: int | Sequence[int],
+        stream: Callable[[str], object] | None,
+        options: Mapping[str, Any],
+    ) -> list[Engine]:
+        """Checked requests that have not begun."""
+        known = GenerateOptions.__optional_keys__
+        for name in options:
+            if name not in known:
+                raise UserError(f"unknown option {name!r}{nearest(name, known)}")
+        fields = {k: v for k, v in options.items() if k in SamplingOptions.__optional_keys__}
+        settings = _sampling_of_each(options.get("sampling"), fields, len(rows))
+        limits = max_new_tokens
+        if not isinstance(limits, Sequence):
+            limits = [limits] * len(rows)
+        for name, each in (("sampling", settings), ("max_new_tokens", limits)):
+            if len(each) != len(rows):
+                raise UserError(f"{name}: {len(each)} for {len(rows)} prompts")
+        stops = _read_stops(options.get("stop"))
+        return [
+            self._engine(tokens, limit, sampling, stops, stream)
+            for tokens, limit, sampling in zip(rows, limits, settings, strict=True)
+        ]
 
     def _engine(
         self,
         tokens: list[int],
         max_new_tokens: int,
         sampling: Sampling,
-        stop: str | Sequence[str] | None,
+        stops: Sequence[str],
         stream: Callable[[str], object] | None,
-        record_gaps: bool,
     ) -> Engine:
-        """A checked request that has not begun; sampling without a seed gets a new one."""
-        stops = _read_stops(stop)
         limit = _check_count("max_new_tokens", max_new_tokens)
         verifier = self.verifier_for(sampling)
         check_banned(sampling, self.target)
@@ -222,11 +208,7 @@ class Decoder:
             raise UserError(
                 f"min_new_tokens={sampling.min_new_tokens}: more than max_new_tokens={limit}"
             )
-        if sampling.seed is None and not sampling.greedy:
-            sampling = replace(sampling, seed=new_seed())
-        return Engine(
-            self.target, tokens, limit, sampling, self.drafter, verifier, stops, stream, record_gaps
-        )
+        return Engine(self.target, tokens, limit, sampling, self.drafter, verifier, stops, stream)
 
 
 def _read_stops(stop: Any) -> tuple[str, ...]:
@@ -238,11 +220,6 @@ def _read_stops(stop: Any) -> tuple[str, ...]:
     return stops
 
 
-def new_seed() -> int:
-    """A seed out of the system's entropy, short enough to copy."""
-    return secrets.randbits(32)
-
-
 def _check_count(name: str, value: Any) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise UserError(f"{name}={value!r}: must be a whole number, at least 1")
@@ -252,42 +229,30 @@ def _check_count(name: str, value: Any) -> int:
 def _list_prompts(prompts: Any) -> list[Prompt]:
     """The prompts of a batch. Raises UserError for one prompt, and for rows of tokens that may be
     padded."""
-    if isinstance(prompts, str | Mapping):
+    single = isinstance(prompts, str | Mapping | Tensor | np.ndarray)
+    single = single or not isinstance(prompts, Iterable)
+    found = [] if single else list(prompts)
+    first = found[0] if found else None
+    if single or (isinstance(first, Mapping) and ("role" in first or is_message(dict(first)))):
         raise UserError(
-            f"generate_batch takes a list of prompts, not {short(prompts, 60)}: put it into a list"
-        )
-    if isinstance(prompts, Tensor | np.ndarray):
-        raise UserError(
-            "generate_batch takes a list of prompts: give a list of token lists, without padding"
-        )
-    if not isinstance(prompts, Iterable):
-        raise UserError(f"generate_batch takes a list of prompts, not {short(prompts, 60)}")
-    found = list(prompts)
-    if (
-        found
-        and isinstance(found[0], Mapping)
-        and ("role" in found[0] or is_message(dict(found[0])))
-    ):
-        raise UserError(
-            "generate_batch takes a list of prompts: put the conversation into a list, [messages]"
+            "generate_batch takes a list of prompts (texts, conversations or token lists), not "
+            f"{short(prompts, 60)}"
         )
     return found
 
 
 def _sampling_of_each(
-    sampling: Sampling | Sequence[Sampling] | None, options: Mapping[str, Any], count: int
+    sampling: Sampling | Sequence[Sampling] | None, fields: Mapping[str, Any], count: int
 ) -> list[Sampling]:
-    """The settings of each request: with one for all, request i has its seed plus i."""
-    if not (options or sampling is None or isinstance(sampling, Sampling)):
-        return (
-            [check_sampling(one) for one in sampling]
-            if isinstance(sampling, Sequence)
-            else [check_sampling(sampling)]
-        )
-    if isinstance(sampling, Sequence):
-        raise UserError(f"sampling for each prompt and {next(iter(options))} for all: give one")
-    base = named(sampling, options)
-    seed = new_seed() if base.seed is None and not base.greedy else base.fixed_seed
+    """The settings of each request: with one for all, request i has its seed plus i; without a seed
+    a new one."""
+    if isinstance(sampling, list | tuple):
+        if fields:
+            raise UserError(f"sampling for each prompt and {next(iter(fields))} for all: give one")
+        return [_sampling_of_each(one, {}, 1)[0] for one in sampling]
+    base = read_sampling(sampling, fields)  # type: ignore[arg-type]
+    drawn = base.seed is None and not base.greedy
+    seed = secrets.randbits(32) if drawn else base.fixed_seed  # short enough to copy
     return [replace(base, seed=(seed + i) % 2**63) for i in range(count)]
 
 

@@ -3,21 +3,16 @@ string."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 UNFINISHED = "\ufffd"
-_LAST_MARK = 0x10FFFD
-"""Code points from here down, of private use, stand for special tokens."""
 
 
-def special_tokens_in(stops: Sequence[str], tokenizer: Any) -> dict[int, str]:
-    """The special tokens that occur in stop strings: their ids and texts."""
+def special_tokens_in(stops: Sequence[str], tokenizer: Any) -> frozenset[int]:
+    """The special tokens that are stop strings."""
     added = getattr(tokenizer, "added_tokens_decoder", {}) if stops else {}
-    special = {
-        index: token.content for index, token in added.items() if token.special and token.content
-    }
-    return {index: text for index, text in special.items() if any(text in stop for stop in stops)}
+    return frozenset(i for i, token in added.items() if token.special and token.content in stops)
 
 
 class TextStream:
@@ -28,7 +23,7 @@ class TextStream:
         stops: strings that end the text; it is cut before the first one that is complete.
         emit: called with every new piece of text that can no longer change; together the pieces are
             the text that `finish` returns.
-        special: special tokens that occur in stop strings, which `decode` leaves out: id → text.
+        special: special tokens, which `decode` leaves out, that end the text too.
 
     Tokens are added one by one, so that the end of the text does not depend on how drafts grouped
     them.
@@ -39,45 +34,26 @@ class TextStream:
         decode: Callable[[list[int]], str],
         stops: Sequence[str] = (),
         emit: Callable[[str], object] | None = None,
-        special: Mapping[int, str] | None = None,
+        special: Collection[int] = (),
     ) -> None:
-        self.decode_text = decode
-        self.emit = emit
-        self.marks = {index: chr(_LAST_MARK - i) for i, index in enumerate(special or {})}
-        """In `text` and in stop strings a character stands for each special token, so that its
-        spelt-out text differs."""
-        self.unmark = {ord(mark): None for mark in self.marks.values()}
-        self.stops = tuple(
-            dict.fromkeys([*stops, *(self._marked(stop, special or {}) for stop in stops)])
-        )
+        self.decode, self.stops, self.emit, self.special = decode, tuple(stops), emit, special
         self.text = ""
         self.longest = max(map(len, self.stops), default=0)
         self.tokens: list[int] = []
-        self.window = (
-            0  # decoding starts here, one settled piece back, because some tokenizers need context
-        )
+        # decoding starts here, one settled piece back, because some tokenizers need context
+        self.window = 0
         self.settled = 0  # the text holds the tokens before this
         self.sent = 0
-
-    def _marked(self, stop: str, special: Mapping[int, str]) -> str:
-        for index, text in sorted(special.items(), key=lambda item: -len(item[1])):
-            stop = stop.replace(text, self.marks[index])
-        return stop
-
-    def decode(self, tokens: list[int]) -> str:
-        """Tokens → text, with the marks of special tokens."""
-        text = self.decode_text(tokens)
-        for place in reversed([i for i, token in enumerate(tokens) if token in self.marks]):
-            start = len(self.decode_text(tokens[:place]))
-            text = text[:start] + self.marks[tokens[place]] + text[start:]
-        return text
 
     def push(self, token: int) -> bool:
         """Append one token. True when a stop string is complete: the text is cut before it and must
         not be continued."""
+        if token in self.special:
+            self.text += self._fresh()
+            self.settled = len(self.tokens)
+            return True
         self.tokens.append(token)
-        before = self.decode(self.tokens[self.window : self.settled])
-        fresh = self.decode(self.tokens[self.window :])[len(before) :]
+        fresh = self._fresh()
         if self.stops and self._cut(self.text + fresh):
             return True
         if not fresh.endswith(UNFINISHED):
@@ -90,11 +66,15 @@ class TextStream:
         """Call after the last token: emits the text that was held back and returns the whole
         text."""
         if self.settled < len(self.tokens):
-            before = self.decode(self.tokens[self.window : self.settled])
-            self.text += self.decode(self.tokens[self.window :])[len(before) :]
+            self.text += self._fresh()
             self.settled = len(self.tokens)
         self._send(len(self.text))
-        return self.text.translate(self.unmark)
+        return self.text
+
+    def _fresh(self) -> str:
+        """The text of the tokens after the settled ones."""
+        before = self.decode(self.tokens[self.window : self.settled])
+        return self.decode(self.tokens[self.window :])[len(before) :]
 
     def _cut(self, text: str) -> bool:
         start = max(0, len(self.text) - self.longest + 1)
@@ -106,14 +86,13 @@ class TextStream:
 
     def _maybe_stop(self) -> int:
         """Length of the text's longest ending that a stop string begins with."""
-        lengths = range(min(self.longest - 1, len(self.text)), 0, -1)
-        return next(
-            (n for n in lengths if any(s.startswith(self.text[-n:]) for s in self.stops)), 0
-        )
+        for length in range(min(self.longest - 1, len(self.text)), 0, -1):
+            if any(stop.startswith(self.text[-length:]) for stop in self.stops):
+                return length
+        return 0
 
     def _send(self, end: int) -> None:
         if self.emit is not None and end > self.sent:
-            piece = self.text[self.sent : end].translate(self.unmark)
+            piece = self.text[self.sent : end]
             self.sent = end
-            if piece:
-                self.emit(piece)
+            self.emit(piece)

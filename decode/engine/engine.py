@@ -22,10 +22,9 @@ from decode.engine.output import Generation, Tree
 from decode.proposers.base import Drafter, DraftSession, Request
 from decode.speculation.processors import History
 from decode.speculation.proposal import NO_DRAFTS, Proposal
-from decode.speculation.sampling import Sampling, apply_penalties, make_generator, position_noise
-from decode.speculation.tree import MOST_NODES, ancestors, node_depths
-from decode.speculation.verification import Outcome, Round
-from decode.speculation.verification import verify_rounds as verify_rounds
+from decode.speculation.sampling import Sampling, make_generator, position_noise
+from decode.speculation.tree import MOST_NODES, ancestors, depths
+from decode.speculation.verification import Outcome, Round, verify_rounds
 from specalign.common.errors import UserError
 from specalign.kernels.gradients import without_gradients
 from specalign.lm.model import Target, TargetOutput
@@ -33,29 +32,78 @@ from specalign.lm.model import Target, TargetOutput
 PREFILL_CHUNK = 2048
 
 
-class ForwardInput(NamedTuple):
-    """What the target runs over in a round: the last token and the drafts.
+@torch.no_grad()
+def run_together(engines: Sequence[Engine], most: int = 1) -> None:
+    """Run requests of one target and drafter to their ends, at most `most` at a time in one target
+    forward; as one ends the next begins. The output of a request does not depend on the others,
+    except for the rounding of products over more rows."""
+    for _ in run_rounds(engines, most):
+        pass
 
-    Of a tree also the attention mask among them (bool) and the depth of each.
-    """
+
+def run_rounds(engines: Sequence[Engine], most: int = 1) -> Generator[None, None, None]:
+    """`run_together` as an iterator that pauses after every prefill and round. Closing it ends the
+    drafters' sessions."""
+    waiting = list(reversed(engines))
+    running: list[Engine] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < most:
+                fresh = [waiting.pop() for _ in range(min(most - len(running), len(waiting)))]
+                begin_together(fresh)
+                running += [engine for engine in fresh if not engine.out.finish]
+                yield
+            if not running:
+                continue
+            drafts = [engine.draft() for engine in running]
+            outputs = forward_together(running, drafts)
+            rounds = [engine.make_round(out) for engine, out in zip(running, outputs, strict=True)]
+            outcomes = verify_rounds(rounds)
+            for engine, output, outcome in zip(running, outputs, outcomes, strict=True):
+                engine.commit_round(output, outcome)
+                if engine.out.finish and most > 1:
+                    engine.free()
+            running = [engine for engine in running if not engine.out.finish]
+            yield
+    finally:
+        for engine in engines:
+            engine.close()
+
+
+@without_gradients
+def begin_together(engines: Sequence[Engine]) -> None:
+    """Prefill each request's prompt and choose its first token."""
+    rounds = [engine.prefill() for engine in engines]
+    for engine, outcome in zip(engines, verify_rounds(rounds), strict=True):
+        engine.commit_prefill(outcome)
+
+
+class ForwardInput(NamedTuple):
+    """What the target runs over in a round: the last token and the drafts; of a tree also the
+    attention mask among them (bool) and the depth of each."""
 
     tokens_1L: Tensor
     see_LL: Tensor | None
     depth_L: Tensor | None
 
 
-class Engine:
-    """Runs one request.
+def forward_together(
+    running: Sequence[Engine], drafts: Sequence[ForwardInput]
+) -> list[TargetOutput]:
+    """One forward pass of the target over the drafts of all requests."""
+    if len(running) == 1:
+        (only,) = drafts
+        return [running[0]._forward(only.tokens_1L, True, only.see_LL, only.depth_L)]
+    return running[0].target.forward_together(
+        [one.tokens_1L for one in drafts],
+        [engine.request.cache for engine in running],
+        [one.see_LL for one in drafts],
+        next((engine.session.taps for engine in running if engine.session is not None), ()),
+    )
 
-    Args:
-        prompt: at least one token, fewer than the target's context.
-        max_new_tokens: at least 1.
-        drafter: None = plain decoding.
-        verifier: a name in `VERIFIERS` that is exact for the drafter's law at this temperature.
-        stop: strings that end the output, none empty.
-        stream: called with pieces of the text once they can no longer change.
-        record_gaps: fill `Generation.top2_gaps`.
-    """
+
+class Engine:
+    """Runs one request, checked by `Decoder`; without a drafter it decodes plainly."""
 
     def __init__(
         self,
@@ -67,7 +115,6 @@ class Engine:
         verifier: str = "greedy",
         stop: Sequence[str] = (),
         stream: Callable[[str], object] | None = None,
-        record_gaps: bool = False,
     ) -> None:
         self.target, self.prompt, self.sampling, self.verifier = target, prompt, sampling, verifier
         self.drafter = drafter
@@ -76,11 +123,10 @@ class Engine:
         self.eos = frozenset(target.eos_ids)
         self.text: TextStream | None = None
         if stop or stream is not None:
-            self.text = TextStream(
-                target.decode, stop, stream, special_tokens_in(stop, target.tokenizer)
-            )
+            special = special_tokens_in(stop, target.tokenizer)
+            self.text = TextStream(target.decode, stop, stream, special)
         self.session: DraftSession | None = None
-        self.out = Generation([], "", len(prompt), finish="", top2_gaps=[] if record_gaps else None)
+        self.out = Generation([], "", len(prompt), finish="")
         self.out.seed = None if sampling.greedy else sampling.fixed_seed
 
     def run(self) -> Generation:
@@ -89,7 +135,7 @@ class Engine:
 
     def begin(self) -> None:
         """Prefill the prompt and choose the first token."""
-        _begin([self])
+        begin_together([self])
 
     def prefill(self) -> Round:
         """Run the target over the prompt; returns the round that chooses the first token."""
@@ -136,17 +182,17 @@ class Engine:
 
     def _prefill(self) -> Tensor:
         """Run the target over the prompt; returns the logits (1, V) of the first new token."""
-        target, prompt = self.target, self.prompt
+        target, prompt, sampling = self.target, self.prompt, self.sampling
         # room for tree nodes that are rejected; a chain always fits into what may still be written
         spare = 0 if self.drafter is None else min(self.drafter.draft_nodes, MOST_NODES)
         self.request = Request(
             target,
             list(prompt),
             target.new_cache(1, len(prompt) + self.limit + spare),
-            self.sampling,
-            make_generator(self.sampling.fixed_seed, target.device),
-            History(self.sampling, prompt, target.vocab_size, target.eos_ids, target.device),
-            self._noise() if self.verifier == "gumbel" and not self.sampling.greedy else None,
+            sampling,
+            make_generator(sampling.fixed_seed, target.device),
+            History(sampling, prompt, target.vocab_size, target.eos_ids, target.device),
+            self._noise() if self.verifier == "gumbel" and not sampling.greedy else None,
         )
         if self.drafter is not None and self.limit > 2:
             self.session = self.drafter.start(self.request)
@@ -182,16 +228,15 @@ class Engine:
 
     def draft(self) -> ForwardInput:
         """Begin a round: draft, and return what the target has to run over."""
-        started = perf_counter()
+        started, device = perf_counter(), self.target.device
         self.proposal = self._propose()
         parents, see_LL, depth_L = self.proposal.parents, None, None
         if parents is not None:
-            see_LL, depth_L = (
-                t.to(self.target.device) for t in (ancestors(parents), node_depths(parents))
-            )
+            see_LL = ancestors(parents).to(device)
+            depth_L = torch.tensor([0, *depths(parents)], device=device)
         self.drafted = perf_counter()
         self.out.draft_seconds += self.drafted - started
-        last = torch.tensor([self.request.tokens[-1]], device=self.target.device)
+        last = torch.tensor([self.request.tokens[-1]], device=device)
         tokens_L = torch.cat((last, self.proposal.tokens_K)) if len(self.proposal) else last
         return ForwardInput(tokens_L[None], see_LL, depth_L)
 
@@ -202,14 +247,12 @@ class Engine:
 
     def commit_round(self, output: TargetOutput, outcome: Outcome) -> None:
         """Commit what was accepted of the drafts."""
-        proposal, cache = self.proposal, self.request.cache
-        before, rows = cache.length - len(proposal) - 1, outcome.rows
-        cache.keep(before, rows)
+        proposal, cache, rows = self.proposal, self.request.cache, outcome.rows
+        cache.keep(cache.length - len(proposal) - 1, rows)
+        tree = None if proposal.parents is None else Tree(proposal.parents, outcome.path)
         self.out.calls += 1
         self.out.drafted.append(proposal.depth)
-        self.out.trees.append(
-            None if proposal.parents is None else Tree(proposal.parents, outcome.path)
-        )
+        self.out.trees.append(tree)
         self.out.accepted.append(self._append(outcome))
         verified = perf_counter()
         if self.session is not None and not self.out.finish:
@@ -235,9 +278,6 @@ class Engine:
     def _round(self, logits_MV: Tensor, proposal: Proposal) -> Round:
         request, sampling = self.request, self.sampling
         before = request.history.rows(proposal.tokens_K, proposal.tree)
-        if self.out.top2_gaps is not None:
-            top2 = apply_penalties(logits_MV, sampling, before).topk(2, dim=-1).values
-            self.gaps = (top2[:, 0] - top2[:, 1]).tolist()
         return Round(
             logits_MV,
             proposal,
@@ -256,79 +296,15 @@ class Engine:
         first = len(out.tokens)
         for token in (*outcome.accepted, outcome.following):
             out.tokens.append(token)
-            stopped = self.text is not None and self.text.push(token)
-            if stopped or token in self.eos or len(out.tokens) == self.limit:
-                out.finish = "stop" if stopped else "eos" if token in self.eos else self.full
+            if self.text is not None and self.text.push(token):
+                out.finish = "stop"
+            elif token in self.eos:
+                out.finish = "eos"
+            elif len(out.tokens) == self.limit:
+                out.finish = self.full
+            if out.finish:
                 break
         fresh = out.tokens[first:]
         request.tokens.extend(fresh)
         request.history.extend(fresh)
-        if out.top2_gaps is not None:
-            out.top2_gaps.extend(self.gaps[row] for row in outcome.rows[: len(fresh)])
         return min(len(outcome.accepted), len(fresh))
-
-
-@torch.no_grad()
-def run_together(engines: Sequence[Engine], most: int = 1) -> None:
-    """Run requests to their ends, at most `most` at a time in one target call; as one ends the next
-    begins.
-
-    They share one target, and their drafters need the same taps. The output of a request does not
-    depend on the others, except for the rounding of products over more rows.
-    """
-    for _ in run_rounds(engines, most):
-        pass
-
-
-def run_rounds(engines: Sequence[Engine], most: int = 1) -> Generator[None, None, None]:
-    """`run_together` as an iterator that pauses after every prefill and round. Closing it ends the
-    drafters' sessions."""
-    waiting = list(reversed(engines))
-    running: list[Engine] = []
-    try:
-        while waiting or running:
-            while waiting and len(running) < most:
-                fresh = [waiting.pop() for _ in range(min(most - len(running), len(waiting)))]
-                _begin(fresh)
-                running += [engine for engine in fresh if not engine.out.finish]
-                yield
-            if not running:
-                continue
-            drafts = [engine.draft() for engine in running]
-            outputs = forward_together(running, drafts)
-            rounds = [
-                engine.make_round(output) for engine, output in zip(running, outputs, strict=True)
-            ]
-            outcomes = verify_rounds(rounds)
-            for engine, output, outcome in zip(running, outputs, outcomes, strict=True):
-                engine.commit_round(output, outcome)
-                if engine.out.finish and most > 1:
-                    engine.free()
-            running = [engine for engine in running if not engine.out.finish]
-            yield
-    finally:
-        for engine in engines:
-            engine.close()
-
-
-@without_gradients
-def _begin(engines: Sequence[Engine]) -> None:
-    """Prefill each request's prompt and choose its first token."""
-    rounds = [engine.prefill() for engine in engines]
-    for engine, outcome in zip(engines, verify_rounds(rounds), strict=True):
-        engine.commit_prefill(outcome)
-
-
-def forward_together(
-    running: Sequence[Engine], drafts: Sequence[ForwardInput]
-) -> list[TargetOutput]:
-    """One forward pass of the target over the drafts of all requests."""
-    if len(running) == 1:
-        (only,) = drafts
-        return [running[0]._forward(only.tokens_1L, True, only.see_LL, only.depth_L)]
-    return running[0].target.forward_together(
-        [one.tokens_1L for one in drafts],
-        [engine.request.cache for engine in running],
-        [one.see_LL for one in drafts],
-        next((session.taps for engine in running if (session := engine.session) is not None), ()),
-    )

@@ -50,8 +50,6 @@ class Generation:
     for."""
     verify_seconds: float = 0.0
     """Part of `seconds` spent in target calls and verification."""
-    top2_gaps: list[float] | None = None
-    """On request: for each token the gap between the two largest logits, before temperature."""
     seed: int | None = None
     """The seed with which the output was sampled; None for greedy decoding."""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import AbstractContextManager
 from time import perf_counter
-from types import TracebackType
 
 import torch
 
@@ -13,7 +13,7 @@ from decode.engine.output import Generation
 from specalign.common.errors import UserError
 
 
-class Stream:
+class Stream(AbstractContextManager["Stream"]):
     """Iterates over pieces of an answer while it is generated; together they are `Generation.text`.
     Nothing runs between two pieces, and a loop that is left early ends the generation when the
     stream is closed or no longer referenced.
@@ -33,15 +33,7 @@ class Stream:
     def __next__(self) -> str:
         return next(self._pieces)
 
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -52,11 +44,7 @@ class Stream:
 
     @property
     def output(self) -> Generation:
-        """The output with its counts and times.
-
-        Raises:
-            UserError: the stream has neither ended nor been closed.
-        """
+        """The output with its counts and times. Raises UserError before the end."""
         if not self._engine.out.finish:
             raise UserError(
                 "the stream has not ended: iterate to its end, or close() it, before reading its "

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from decode.engine.compiled import stock_model
 from decode.engine.decoder import Decoder
+from decode.engine.stock import stock_model
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
 

@@ -9,8 +9,6 @@ import torch
 
 from decode.engine.decoder import Decoder
 from decode.evaluation.config import DEFAULT_METHODS, EvalConfig
-from decode.proposers.adaptive import SwitchingDrafter
-from decode.proposers.copying import CopyingDrafter
 from decode.systems.construction import build, open_drafters
 from decode.systems.drafter_folders import drafters_by_kind, drafters_for
 from decode.systems.parsing import (
@@ -146,16 +144,6 @@ def _try_decoding(name: str, decoder: Decoder, config: EvalConfig) -> None:
             decoder.generate(tokens, max_new_tokens=3, sampling=config.sampling)
     except UserError as error:
         raise UserError(f"method {name!r}: {error}") from None
-    forget_speeds(decoder)
-
-
-def forget_speeds(decoder: Decoder) -> None:
-    """Discard what a method with variants has measured of them."""
-    drafter = decoder.drafter
-    if isinstance(drafter, CopyingDrafter):
-        drafter = drafter.inner
-    if isinstance(drafter, SwitchingDrafter):
-        drafter.reset()
 
 
 def make_all_decoders(config: EvalConfig, plan: EvalPlan) -> tuple[dict[str, Decoder], list[str]]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from decode.engine.decoder import Decoder
 from decode.evaluation.config import TUNING_SUITE, EvalConfig
-from decode.evaluation.plan import EvalPlan, forget_speeds, make_decoders
+from decode.evaluation.plan import EvalPlan, make_decoders
 from decode.evaluation.records import Record
 from decode.evaluation.session import Measurement, begin
 from decode.evaluation.statistics import times
@@ -94,8 +94,6 @@ def tune(
             lines.append(f"{best[asked]}, of {plural(len(settings), 'setting')} on {where}")
         console.say(f"tuned: {', '.join(best[asked] for asked in contested)} ({report})")
     methods = {name: tried[name] for name in best.values()}
-    for name in methods:
-        forget_speeds(decoders[name])
     return (
         replace(config, sweep=Sweep(), tuned=lines),
         replace(plan, methods=methods),

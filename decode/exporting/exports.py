@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from decode.engine.compiled import stock_model
+from decode.engine.stock import stock_model
 from decode.exporting.compare import compare_export, decode_texts, encode_prompts
 from decode.exporting.draft_model import FORMAT as DRAFT_MODEL
 from decode.exporting.draft_model import (

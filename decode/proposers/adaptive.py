@@ -1,36 +1,148 @@
-"""Drafters that adapt to the cost and the acceptance of earlier rounds
-(decode/proposers/controllers.py). `AdaptiveDrafter` chooses the draft length; `SwitchingDrafter`
-chooses among variants of one drafter.
+"""Draft lengths that adapt to the acceptance and the cost of earlier rounds.
 
-Both choose before anything of a round is drawn, by finished rounds alone, so every proposal keeps
-the inner drafter's law.
+A controller sees only finished rounds and answers before anything of the next one is drawn, so
+every proposal keeps the inner drafter's law.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Protocol
 
 from decode.proposers.base import Drafter, DraftSession, Request, WrappingSession
-from decode.proposers.controllers import Controller, CostAware, Fastest
 from decode.speculation.proposal import Law, Proposal
 from decode.speculation.sampling import Sampling
-from specalign.common.errors import UserError
 from specalign.lm.model import TargetOutput
 
 
-class AdaptiveDrafter:
-    """`inner`, with its draft length chosen by a controller.
+class Controller(Protocol):
+    """Chooses the draft lengths of one request."""
+
+    def length(self, most: int) -> int:
+        """How many tokens to draft next, 1..most."""
+
+    def observe(
+        self, drafted: int, accepted: int, draft_seconds: float, verify_seconds: float
+    ) -> None:
+        """Record a finished round: `accepted` of `drafted` ≥ 1 tokens, and its times."""
+
+
+@dataclass
+class AdaptiveLength:
+    """DiffuSpec's adaptive draft length (arXiv 2510.02358, section 4.3): L̃ ← (1 − ρ)·L̃ + ρ·L of
+    generated and of accepted lengths, both from 0, then k ← clip(L̃_generated + δ·1{L̃_accepted ≥
+    L̃_generated}, shortest, longest), rounded. The first k is `longest`.
+
+    As published: 20 to 30 tokens, δ = 10, ρ = 0.5; in proportion for another longest draft.
+    """
+
+    longest: int
+    smoothing: float = 0.5
+    generated: float = 0.0
+    accepted: float = 0.0
+    tokens: int = field(init=False)
+    """k."""
+
+    def __post_init__(self) -> None:
+        self.tokens = self.longest
+
+    def update(self, generated: int, accepted: int) -> None:
+        """Record a round: tokens of its draft before an end of sequence, and those accepted."""
+        self.generated += self.smoothing * (generated - self.generated)
+        self.accepted += self.smoothing * (accepted - self.accepted)
+        growth = self.longest / 3 if self.accepted >= self.generated else 0.0
+        shortest = max(1, 2 * self.longest // 3)
+        self.tokens = min(max(round(self.generated + growth), shortest), self.longest)
+
+    def length(self, most: int) -> int:
+        return min(self.tokens, most)
+
+    def observe(
+        self, drafted: int, accepted: int, draft_seconds: float, verify_seconds: float
+    ) -> None:
+        self.update(drafted, accepted)
+
+
+class Line:
+    """Seconds as a linear function of a number of tokens, by least squares with exponential
+    forgetting: a round weighs `keep` times the one after it. The slope is at least 0."""
+
+    def __init__(self, keep: float) -> None:
+        self.keep = keep
+        self.sums = [0.0] * 5  # of weight, x, y, x², xy
+
+    def add(self, x: float, y: float) -> None:
+        terms = (1.0, x, y, x * x, x * y)
+        self.sums = [self.keep * total + term for total, term in zip(self.sums, terms, strict=True)]
+
+    def at(self, x: float) -> float:
+        weight = self.sums[0]
+        if weight == 0:
+            return 0.0
+        mean_x, mean_y, mean_xx, mean_xy = (total / weight for total in self.sums[1:])
+        variance = mean_xx - mean_x**2
+        slope = max(0.0, (mean_xy - mean_x * mean_y) / variance) if variance > 1e-9 else 0.0
+        return max(mean_y + slope * (x - mean_x), 0.0)
+
+
+class CostAware:
+    """The draft length with the most tokens per second: (1 + Σ_(m≤n) Π_(j≤m) α_j) / (draft(n) +
+    verify(n)), all measured on this request (the idea of DuoDecoding, arXiv 2503.00784, and of
+    SpecDec++, 2405.19715).
 
     Args:
-        inner: its `draft_tokens` is the longest draft.
-        controller: makes a request's controller.
+        keep: what a round's weight is multiplied by with every further one.
+        prior: weight, in rounds, of the prior that a position is accepted as often as the one
+            before it (the first: 1/2).
+        tries: rounds at the beginning that try lengths from the longest to 1.
     """
+
+    def __init__(self, keep: float = 0.97, prior: float = 2.0, tries: int = 3) -> None:
+        self.keep, self.prior, self.tries = keep, prior, tries
+        self.tested: list[float] = []
+        self.accepted: list[float] = []
+        self.draft, self.verify = Line(keep), Line(keep)
+        self.rounds = 0
+
+    def length(self, most: int) -> int:
+        if self.rounds < self.tries:  # most, a middle one, 1
+            return max(1, round(most - (most - 1) * self.rounds / max(self.tries - 1, 1)))
+        best, at, reach, expected, alpha = 0.0, 1, 1.0, 1.0, 0.5
+        for n in range(1, most + 1):
+            if n <= len(self.tested):
+                accepted = self.accepted[n - 1] + self.prior * alpha
+                alpha = accepted / (self.tested[n - 1] + self.prior)
+            reach *= alpha
+            expected += reach
+            seconds = self.draft.at(n) + self.verify.at(n)
+            if seconds <= 0:
+                return most
+            if expected / seconds > best:
+                best, at = expected / seconds, n
+        return at
+
+    def observe(
+        self, drafted: int, accepted: int, draft_seconds: float, verify_seconds: float
+    ) -> None:
+        self.rounds += 1
+        self.draft.add(drafted, draft_seconds)
+        self.verify.add(drafted, verify_seconds)
+        more = drafted - len(self.tested)
+        self.tested += [0.0] * more
+        self.accepted += [0.0] * more
+        for j in range(min(accepted + 1, drafted)):
+            self.tested[j] = self.keep * self.tested[j] + 1
+            self.accepted[j] = self.keep * self.accepted[j] + (j < accepted)
+
+
+class AdaptiveDrafter:
+    """`inner`, whose `draft_tokens` is the longest draft, with a controller for each request."""
 
     by_clock = True
 
-    def __init__(self, inner: Drafter, controller: Callable[[], Controller] = CostAware) -> None:
+    def __init__(self, inner: Drafter, controller: Callable[[], Controller]) -> None:
         self.inner, self.controller = inner, controller
         self.name = f"{inner.name}+controller"
         self.draft_tokens, self.draft_nodes = inner.draft_tokens, inner.draft_nodes
@@ -66,75 +178,3 @@ class AdaptiveSession(WrappingSession):
         self.draft_seconds = self.proposed - began
         self.drafted = 0 if proposal is None else proposal.depth
         return proposal
-
-
-class SwitchingDrafter:
-    """Variants of one drafter that differ in their options. Their measured speeds are shared by all
-    requests.
-
-    Args:
-        variants: drafters of one class over the same networks, whose sessions read `proposer` at
-            every proposal.
-        names: of the variants, for messages.
-    """
-
-    by_clock = True
-
-    def __init__(self, variants: Sequence[Drafter], names: Sequence[str]) -> None:
-        self.variants, self.names = list(variants), list(names)
-        self.name = f"{variants[0].name}, {len(variants)} variants"
-        self.draft_tokens = max(variant.draft_tokens for variant in variants)
-        self.draft_nodes = max(variant.draft_nodes for variant in variants)
-        self.reset()
-
-    def reset(self) -> None:
-        """Discard all measurements."""
-        self.fastest = Fastest(len(self.variants))
-
-    def law(self, sampling: Sampling) -> Law:
-        """The widest of the variants' laws: independent drafts are causal ones, and both are
-        unmasked ones.
-
-        Raises:
-            UserError: no verifier is exact for all variants.
-        """
-        laws = dict.fromkeys(variant.law(sampling) for variant in self.variants)
-        for law in ("causal", "unmasked"):
-            if law in laws and set(laws) <= {"independent", "causal", law}:
-                return law
-        if len(laws) > 1:
-            raise UserError(
-                f"the variants {', '.join(self.names)} draw drafts in different ways "
-                f"({', '.join(laws)}): no "
-                "verifier fits all"
-            )
-        return next(iter(laws))
-
-    def start(self, request: Request) -> SwitchingSession:
-        return SwitchingSession(self, request)
-
-
-class SwitchingSession(WrappingSession):
-    """One request's drafts."""
-
-    inner: Any
-
-    def __init__(self, drafter: SwitchingDrafter, request: Request) -> None:
-        longest = max(drafter.variants, key=lambda variant: variant.draft_tokens)
-        super().__init__(longest.start(request))
-        self.drafter = drafter
-        if request.noise is None:
-            self.inner.law = drafter.law(request.sampling)
-        self.variant: int | None = None  # of the current round
-        self.began = 0.0
-
-    def observe(self, output: TargetOutput, kept: int) -> None:
-        super().observe(output, kept)
-        if self.variant is not None:
-            self.drafter.fastest.observe(self.variant, kept, perf_counter() - self.began)
-            self.variant = None
-
-    def propose(self, k: int) -> Proposal | None:
-        self.began, self.variant = perf_counter(), self.drafter.fastest.choose()
-        self.inner.proposer = self.drafter.variants[self.variant]
-        return self.inner.propose(min(k, self.inner.proposer.draft_tokens))

@@ -13,17 +13,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from decode.proposers.base import DraftSession, Request, check_range, common_prefix_length
+from decode.proposers.base import DraftSession, Request, common_prefix_length
 from decode.speculation.proposal import DraftProbs, Law, Proposal
 from decode.speculation.sampling import Sampling
-from decode.speculation.tree import ancestors, chain
+from decode.speculation.tree import chain
 from specalign.common.errors import UserError
 from specalign.kernels.gradients import without_gradients
-from specalign.lm.model import Target, TargetOutput
+from specalign.lm.model import Target
 
 DRAFT_TOKENS = 4
-LONGEST_CONTEXT = 4096
-"""The longest context, in its own tokens, of a drafter with another vocabulary."""
 _READ_AT_ONCE = 2048
 
 
@@ -32,8 +30,8 @@ def check_vocabulary(model: Target, target: Target) -> None:
     if model.vocab_size != target.vocab_size:
         raise UserError(
             f"drafter {model.spec!r} has a vocabulary of {model.vocab_size}, target "
-            f"{target.spec!r} has "
-            f"{target.vocab_size}: it needs its own tokenizer (--drafter-tokenizer)"
+            f"{target.spec!r} has {target.vocab_size}: it needs its own tokenizer "
+            "(--drafter-tokenizer)"
         )
 
 
@@ -51,65 +49,36 @@ class CausalContext:
         """What the cache holds."""
 
     def follow(self, text: list[int]) -> list[int]:
-        """Roll back to the common prefix with `text`; returns its unread tokens, at least the
-        last."""
+        """Roll back to the common prefix with `text`; returns its unread tokens, at least one."""
         count = min(common_prefix_length(self.tokens, text), len(text) - 1)
         self.cache.length = count
         del self.tokens[count:]
         return text[count:]
 
     @without_gradients
-    def read(
-        self,
-        tokens: Sequence[int],
-        drafts: Sequence[int] = (),
-        parents: tuple[int, ...] | None = None,
-    ) -> Tensor:
-        """Read at least one token, and N drafts after them.
-
-        `parents`: of drafts that branch (decode/speculation/tree.py). Returns logits (1 + N, V) in
-        fp32, after the last token and after each draft.
-        """
-        rest, size = list(tokens), len(drafts)
+    def read(self, tokens: Sequence[int], drafts: Sequence[int] = ()) -> Tensor:
+        """Read at least one token, and N drafts after them. Returns logits (1 + N, V) in fp32,
+        after the last token and after each draft."""
+        rest = list(tokens)
         while len(rest) > _READ_AT_ONCE:
-            self._forward(rest[:_READ_AT_ONCE], None)
+            self._forward(rest[:_READ_AT_ONCE])
             rest = rest[_READ_AT_ONCE:]
-        see_LL = None
-        if parents is not None:
-            see_LL = torch.ones(len(rest) + size, len(rest) + size, dtype=torch.bool).tril_()
-            see_LL[-size - 1 :, -size - 1 :] = ancestors(parents)
-            see_LL = see_LL.to(self.model.device)
-        output = self._forward([*rest, *drafts], see_LL)
-        return self.model.head(output.hidden_BLD[:, -size - 1 :])[0]
+        hidden_1LD = self._forward([*rest, *drafts])
+        return self.model.head(hidden_1LD[:, -len(drafts) - 1 :])[0]
 
-    def keep(self, drafted: int, path: Sequence[int]) -> None:
-        """Of the last `drafted` drafts keep those at the ascending `path`."""
-        first = len(self.tokens) - drafted
-        self.cache.keep(first, path)
-        self.tokens[first:] = [self.tokens[first + i] for i in path]
-
-    def _forward(self, tokens: list[int], see_LL: Tensor | None) -> TargetOutput:
+    def _forward(self, tokens: list[int]) -> Tensor:
         row_1L = torch.tensor([tokens], device=self.model.device)
         self.tokens += tokens
-        return self.model.forward(row_1L, cache=self.cache, see_LL=see_LL, logits=False)
+        return self.model.forward(row_1L, cache=self.cache, logits=False).hidden_BLD
 
 
 class AutoregressiveDrafter:
-    """A causal language model over the target's vocabulary, as a drafter.
-
-    Args:
-        model: from `specalign.lm.loading.load_target`; it may be on another device than the target.
-        draft_tokens: K.
-
-    Raises:
-        UserError: fewer than one draft; when a request begins, another vocabulary than the
-            target's.
-    """
+    """A causal language model over the target's vocabulary, perhaps on another device, as a
+    drafter. `start` raises UserError for another vocabulary than the target's."""
 
     name = "autoregressive"
 
     def __init__(self, model: Target, draft_tokens: int = DRAFT_TOKENS) -> None:
-        check_range("draft_tokens", draft_tokens, 1, None)
         self.model = model
         self.draft_tokens = self.draft_nodes = draft_tokens
 
@@ -148,35 +117,3 @@ class AutoregressiveSession(DraftSession):
                 rows.append(q_1V)
             unread = [int(tokens_K[i])]
         return Proposal(tokens_K, self.law, DraftProbs(torch.cat(rows)) if rows else None)
-
-
-class AutoregressiveWriter:
-    """A causal language model with its own vocabulary, for `decode.proposers.translated`."""
-
-    name = "autoregressive"
-
-    def __init__(self, model: Target, draft_tokens: int = DRAFT_TOKENS) -> None:
-        self.model, self.draft_tokens = model, draft_tokens
-
-    def start(self) -> CausalWriterSession:
-        return CausalWriterSession(self.model)
-
-
-class CausalWriterSession:
-    """Argmax drafts after one text, in the model's own tokens."""
-
-    def __init__(self, model: Target) -> None:
-        self.context = CausalContext(model, min(model.context_limit, LONGEST_CONTEXT))
-
-    def propose(self, text: list[int], k: int) -> list[int]:
-        """At most k tokens after the text."""
-        limit = min(self.context.model.context_limit, LONGEST_CONTEXT)
-        k = min(k, limit + 1 - len(text))
-        if not text or k < 1:
-            return []
-        drafts: list[int] = []
-        unread = self.context.follow(text)
-        for _ in range(k):
-            unread = self.context.read(unread).argmax(-1).tolist()
-            drafts += unread
-        return drafts

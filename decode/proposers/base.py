@@ -1,5 +1,5 @@
-"""The interface between engine and drafters. A drafter is the model, shared by all requests; a
-session is its state for one request."""
+"""The interface between the engine and drafters. A drafter is shared by all requests; a session is
+its state for one request."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from torch import Tensor
 from decode.speculation.processors import History
 from decode.speculation.proposal import Law, Proposal
 from decode.speculation.sampling import ProcessorState, Sampling, best, couple, draw, probs
-from decode.speculation.tree import MOST_NODES
-from specalign.common.errors import UserError
 from specalign.lm.cache import KVCache
 from specalign.lm.model import Target, TargetOutput
 
@@ -28,22 +26,14 @@ def common_prefix_length(one: list[int], other: list[int]) -> int:
     return next(i for i in range(count) if one[i] != other[i])
 
 
-def check_range(name: str, value: int | None, least: int, most: int | None = MOST_NODES) -> None:
-    """Raises UserError for a given option that is out of range; `most` None = no upper limit."""
-    if value is not None and (value < least or (most is not None and value > most)):
-        limits = f"at least {least}" if most is None else f"{least} to {most}"
-        raise UserError(f"{name}={value!r}: must be {limits}")
-
-
 @dataclass
 class Request:
     """One request's state. The engine owns it; a drafter's session reads it.
 
     tokens: prompt and committed output. cache: the target's; it holds all tokens but the last.
-    history: the state of the processors after `tokens`; q goes through the same processors as p.
-    noise: under the verifier `gumbel`, the noise (V,) that the target will add at an absolute
-    position.
-        A drafter that adds the same noise drafts the target's own token wherever q is near p.
+    history: the processors' state after `tokens`; q goes through the same processors as p.
+    noise: under the verifier `gumbel`, the noise (V,) that the target adds at a position. A drafter
+        that adds the same noise drafts the target's own token wherever q is near p.
     """
 
     target: Target
@@ -70,7 +60,7 @@ class Request:
 
         Args:
             logits_RV: overwritten.
-            ahead: of each row, how many drafts lie between the text and it.
+            ahead: for each row, how many drafts lie between the text and it.
             ids_V: the tokens of the columns; None = all.
         """
         noise = self.noise
@@ -87,14 +77,13 @@ class Request:
 class Drafter(Protocol):
     """What makes proposals; by default its tokens are chosen, not drawn.
 
-    A class that sets `in_background` drafts in another thread, `by_clock` by measured times (a seed
-    may give other tokens of the same distribution), `in_rounds` with more random numbers than it
-    has drafts. `decode.verify` asks for these.
+    For `decode.verify`, a class sets `in_background` if it drafts in another thread, `by_clock` if
+    measured times change its drafts, `in_rounds` if it uses more random numbers than drafts.
     """
 
     name: str
     draft_tokens: int
-    """K: the most tokens that it drafts per target call; of a tree, its levels."""
+    """K: the most tokens that it drafts per round; of a tree, its levels."""
     draft_nodes: int
     """The most tokens in one proposal: `draft_tokens` unless it drafts trees."""
 
@@ -112,7 +101,7 @@ class DraftSession(ABC):
     taps: tuple[int, ...] = ()
     """Target layers whose outputs `observe` needs."""
     rewinds = False
-    """Whether the text may change, or become shorter, between calls."""
+    """Whether the text may change, or become shorter, between rounds."""
 
     def observe(self, output: TargetOutput, kept: int) -> None:  # noqa: B027
         """A target forward whose first `kept` ≥ 1 positions are committed and in the cache."""

@@ -4,8 +4,7 @@ probably wrong.
 The first drafts a block. Boundary i assumes that its first i tokens are right and the next one is
 wrong; by the first drafter's confidences c_k = max_v q_k(v) that has the probability r(i) =
 (Π_{k≤i} c_k)·(1 − c_{i+1}). After each of the most probable boundaries the second drafts again,
-given the tokens before it, all in one pass. It is trained with `objective.prefix_decay`
-(specalign/diffusion/noise.py: `clean_prefixes`).
+given the tokens before it, all in one pass. It is trained with `objective.prefix_decay`.
 
 All drafts form one tree. At temperature 0, and with `keep_q` off, the most probable tokens are
 chosen and drafts are merged where they share a prefix: law `point`. Otherwise every token is drawn
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from decode.proposers.base import DraftSession, Request, check_range
+from decode.proposers.base import DraftSession, Request
 from decode.speculation.proposal import DraftProbs, Law, Proposal
 from decode.speculation.sampling import NOTHING, Sampling, apply_penalties, draw, probs
 from decode.speculation.tree import MOST_NODES, chain
@@ -38,18 +37,13 @@ class D2SDDrafter:
     """Two trained block drafters of one target.
 
     Args:
-        first: drafts the block.
-        second: drafts it again after the boundaries; may be `first` itself if that was trained with
+        second: drafts again after the boundaries; may be `first` itself if that was trained with
             prefixes: then not after boundary 0, where it would draft the same.
         boundaries: how many of them, at most all.
         draft_tokens: K, default the shorter one's block.
         keep_q: above temperature 0 draw the tokens from q; else choose them there too, which is
             accepted less often (τ on SmolLM2 drawn and chosen: 1.63 and 1.30 at temperature 1, 1.71
             and 1.55 at 0.6).
-
-    Raises:
-        UserError: drafters of two targets, an option out of range, or more nodes than a tree may
-            have.
     """
 
     name = "d2sd"
@@ -62,16 +56,6 @@ class D2SDDrafter:
         draft_tokens: int | None = None,
         keep_q: bool = True,
     ) -> None:
-        if first.target is not second.target:
-            raise UserError(
-                f"the second drafter is of target {second.target.spec!r}, the first of "
-                f"{first.target.spec!r}: both must be loaded for one"
-            )
-        check_range("draft_tokens", draft_tokens, 1, None)
-        if boundaries < 1:
-            raise UserError(
-                f"boundaries={boundaries!r}: must be at least 1 (without any: the block drafter)"
-            )
         block = min(first.config.block_size, second.config.block_size)
         self.first, self.second = first.eval(), second.eval()
         self.draft_tokens = min(draft_tokens or block, block)
@@ -82,8 +66,8 @@ class D2SDDrafter:
         if self.draft_nodes > MOST_NODES:
             raise UserError(
                 f"boundaries={boundaries} after {self.draft_tokens} tokens: a tree of "
-                f"{self.draft_nodes} "
-                f"nodes, at most {MOST_NODES}; give fewer boundaries or draft_tokens"
+                f"{self.draft_nodes} nodes, at most {MOST_NODES}; give fewer boundaries or "
+                "draft_tokens"
             )
 
     def law(self, sampling: Sampling) -> Law:
@@ -124,9 +108,8 @@ class D2SDSession(DraftSession):
 
     def propose(self, k: int) -> Proposal:
         k = min(k, self.proposer.draft_tokens)
-        draft_1J = torch.tensor(
-            [[self.request.tokens[-1]] + [0] * k], device=self.request.target.device
-        )
+        row = [[self.request.tokens[-1]] + [0] * k]
+        draft_1J = torch.tensor(row, device=self.request.target.device)
         written = self._write(self.first, draft_1J, [0])
         # at temperature 0 rank by q at temperature 1
         scale = self.request.sampling.temperature or 1.0
@@ -140,31 +123,15 @@ class D2SDSession(DraftSession):
         if self.law == "point":
             drafts = torch.cat((draft_1J, branches_NJ))[:, 1:].tolist()
             return prefix_tree(drafts, draft_1J.device)
-        return self._build_drawn_tree(
-            draft_1J[0, 1:], branches_NJ[:, 1:], boundaries, written, rewritten
-        )
-
-    def _build_drawn_tree(
-        self,
-        draft_K: Tensor,
-        branches_NK: Tensor,
-        boundaries: list[int],
-        written: WrittenTokens,
-        rewritten: WrittenTokens,
-    ) -> Proposal:
-        """The first draft, then what was drawn after each boundary; equal tokens stay separate
-        nodes."""
-        parents, tokens, order = list(chain(len(draft_K))), [draft_K], []
-        for n, (branch_K, i) in enumerate(zip(branches_NK, boundaries, strict=True)):
-            for k in range(i, len(draft_K)):
-                parents.append(i - 1 if k == i else len(parents) - 1)
-                order.append(rewritten.rows.index((n, k)))
-            tokens.append(branch_K[i:])
+        # the first draft, then each branch from its boundary on; equal tokens stay separate nodes
+        parents, tokens, order = list(chain(k)), [draft_1J[0, 1:]], []
+        for n, i in enumerate(boundaries):
+            parents += [i - 1, *range(len(parents), len(parents) + k - i - 1)]
+            order += [rewritten.rows.index((n, position)) for position in range(i, k)]
+            tokens.append(branches_NJ[n, 1 + i :])
         assert written.q is not None and rewritten.q is not None
         qs = (written.q, rewritten.q.take(torch.tensor(order)))
-        q = concatenate_q(qs)
-        if q is None:  # over other ids
-            q = DraftProbs(torch.cat([x.dense(self.request.target.vocab_size) for x in qs]))
+        q = concatenate_q(qs, self.request.target.vocab_size)
         return Proposal(
             torch.cat(tokens), self.law, q, parents=tuple(parents), siblings="independent"
         )
@@ -203,9 +170,8 @@ class D2SDSession(DraftSession):
                 columns = draw(qs[-1], self.request.generator)
             blocks_NJ[blocks, k + 1] = columns if ids is None else ids[columns]
         q = DraftProbs(torch.cat(qs), ids) if qs else None
-        return WrittenTokens(
-            torch.cat(scored), q, [(n, k) for k, own in open_blocks.items() for n in own]
-        )
+        rows = [(n, k) for k, blocks in open_blocks.items() for n in blocks]
+        return WrittenTokens(torch.cat(scored), q, rows)
 
 
 def boundary_scores(confidence_K: Tensor) -> Tensor:

@@ -2,48 +2,53 @@
 searched for the best path from left to right, and the draft is as long as recent rounds suggest. No
 training.
 
-Path search (CPS): decode/proposers/diffuspec_search.py, with an n-gram model of prompt, output and
-perhaps a corpus as the causal model. Adaptive draft length (ADL):
-`decode.proposers.controllers.AdaptiveLength`. The drafts are searched for, not drawn: law `point`.
+A one-pass diffusion draft predicts each position without its neighbours' tokens. The path search
+(CPS, section 4.2) takes a few candidates per position; a beam search finds the path with the best
+mixture of q and a causal model: counts of prompt, output and perhaps a corpus. Adaptive draft
+length (ADL): `decode.proposers.adaptive.AdaptiveLength`. The drafts are searched for, not drawn:
+law `point`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-import torch
 from torch import Tensor
 
-from decode.proposers.base import Drafter, Request, check_range
-from decode.proposers.controllers import AdaptiveLength, adaptive_range
+from decode.proposers.adaptive import AdaptiveLength
+from decode.proposers.base import Drafter, Request
 from decode.proposers.diffusion import DiffusionSession
-from decode.proposers.diffuspec_search import NgramModel, find_best_path, find_candidates
-from decode.speculation.proposal import Proposal
+from decode.speculation.proposal import Proposal, point_proposal
 from decode.speculation.sampling import apply_penalties, probs
 from specalign.lm.model import TargetOutput
 from specalign.models.standalone import DiffusionDrafter
 
+Column = list[tuple[int, float]]
+"""A position's candidates: token and ln q, the most probable first."""
+PathScore = Callable[[tuple[int, ...], Sequence[int]], Sequence[float]]
+"""(path so far, tokens) → ln p of each of them after it."""
+MASS, CANDIDATES = 0.8, 15
+"""A position's candidates: the most probable tokens with this share of q, at most that many."""
+BEAM = 3
+"""Paths kept at each position."""
+WEIGHT = 0.5
+"""λ, of ln q against the n-gram model's ln p."""
+LONGEST = 30
+
 
 class DiffuSpecDrafter(Drafter):
-    """DiffuSpec with a trained standalone drafter.
+    """DiffuSpec with a trained standalone drafter over the target's vocabulary.
 
     Args:
-        drafter: over the target's vocabulary.
         draft_tokens: the most tokens that its network drafts well; default its training's block.
         path_search: CPS; without it each position's most probable token.
-        adaptive_length: ADL; without it always `longest`.
+        adaptive_length: ADL; without it always the longest draft.
         corpus: texts that the n-gram model reads first, as the target's tokens.
     """
 
     name = "diffuspec"
-    mass, candidates = 0.8, 15
-    """A position's candidates: the most probable tokens with this share of q, at most that many."""
-    beam = 3
-    """Paths kept at each position."""
-    weight = 0.5
-    """λ, of ln q against the n-gram model's ln p."""
-    smoothing = 0.5
-    """Of `AdaptiveLength`; 20 to 30 tokens by 10 as published, in proportion for shorter blocks."""
 
     def __init__(
         self,
@@ -54,14 +59,13 @@ class DiffuSpecDrafter(Drafter):
         adaptive_length: bool = True,
         corpus: Iterable[Sequence[int]] = (),
     ) -> None:
-        most = drafter.config.block_size if draft_tokens is None else draft_tokens
-        check_range("draft_tokens", most, 1, None)
-        self.shortest, self.longest, self.growth = adaptive_range(min(most, 30))
         self.drafter = drafter.eval()
         self.path_search, self.adaptive_length = path_search, adaptive_length
-        self.draft_tokens = self.draft_nodes = self.longest
+        self.draft_tokens = min(draft_tokens or drafter.config.block_size, LONGEST)
+        self.draft_nodes = self.draft_tokens
         self.ngrams = NgramModel(drafter.config.vocab_size)
-        self.ngrams.read(corpus)
+        for text in corpus:
+            self.ngrams.read(text)
 
     def start(self, request: Request) -> DiffuSpecSession:
         return DiffuSpecSession(self, request)
@@ -75,10 +79,8 @@ class DiffuSpecSession(DiffusionSession[DiffuSpecDrafter]):
 
     def __init__(self, proposer: DiffuSpecDrafter, request: Request) -> None:
         super().__init__(proposer, request)
-        self.ngrams = proposer.ngrams.continue_text()
-        self.length = AdaptiveLength(
-            proposer.shortest, proposer.longest, proposer.growth, proposer.smoothing
-        )
+        self.ngrams = NgramModel(proposer.ngrams.vocab_size, base=proposer.ngrams)
+        self.length = AdaptiveLength(proposer.draft_tokens)
         self.generated: int | None = None  # tokens before an end of sequence of an unverified draft
 
     def observe(self, output: TargetOutput, kept: int) -> None:
@@ -94,9 +96,7 @@ class DiffuSpecSession(DiffusionSession[DiffuSpecDrafter]):
         path = self._search(q_KV) if search else q_KV.argmax(-1).tolist()
         self.generated = next((i for i, token in enumerate(path) if token in ends), len(path))
         # nothing follows an end of sequence
-        return Proposal(
-            torch.tensor(path[: self.generated + 1], device=self.context.device), "point"
-        )
+        return point_proposal(path[: self.generated + 1], self.context.device)
 
     def _compute_q(self, k: int) -> Tensor:
         """The processed distributions at the next k positions, (k, V). At temperature 0 those of
@@ -108,11 +108,109 @@ class DiffuSpecSession(DiffusionSession[DiffuSpecDrafter]):
         return probs(logits_KV, sampling, before, overwrite=True)
 
     def _search(self, q_KV: Tensor) -> list[int]:
-        proposer, ends = self.proposer, self.request.target.eos_ids
-        lattice = find_candidates(q_KV, proposer.mass, proposer.candidates, ends)
+        ends = self.request.target.eos_ids
         last = self.request.tokens[-self.ngrams.order :]
 
         def score(path: tuple[int, ...], tokens: Sequence[int]) -> list[float]:
             return self.ngrams.log_probs([*last, *path], tokens)
 
-        return find_best_path(lattice, score, proposer.weight, proposer.beam, ends)
+        lattice = find_candidates(q_KV, MASS, CANDIDATES, ends)
+        return find_best_path(lattice, score, WEIGHT, BEAM, ends)
+
+
+def find_candidates(q_KV: Tensor, mass: float, most: int, ends: Collection[int]) -> list[Column]:
+    """Candidates (eq. 7): at each position the smallest set of most probable tokens with `mass` of
+    q, at most `most`; and the most probable end of sequence. None has probability 0."""
+    top = q_KV.double().topk(min(most, q_KV.shape[1]), dim=-1)
+    before_KM = top.values.cumsum(-1).roll(1, -1)
+    before_KM[:, 0] = 0.0
+    kept_KM = (before_KM < mass) & (top.values > 0)
+    rows = zip(kept_KM.tolist(), top.indices.tolist(), top.values.log().tolist(), strict=True)
+    lattice = [[(t, x) for keep, t, x in zip(*row, strict=True) if keep] for row in rows]
+    if ends:
+        ids = sorted(ends)
+        likeliest = q_KV[:, ids].double().max(-1)
+        for column, q, at in zip(
+            lattice, likeliest.values.tolist(), likeliest.indices.tolist(), strict=True
+        ):
+            if q > 0 and not any(token in ends for token, _ in column):
+                column.append((ids[at], math.log(q)))
+    return lattice
+
+
+def find_best_path(
+    lattice: Sequence[Column], score: PathScore, weight: float, beam: int, ends: Collection[int]
+) -> list[int]:
+    """One token of each column, up to and with the first end of sequence.
+
+    Score (eq. 8): S = Σ_i weight·ln q_i + (1 − weight)·ln p_i. The `beam` best paths are continued.
+    Paths of one length are compared by S, at the end those of different lengths by S per token: S
+    is negative, so it would favour early ends.
+    """
+    open_paths: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    ended: list[tuple[float, tuple[int, ...]]] = []
+    for column in lattice:
+        tokens = [token for token, _ in column]
+        found = [
+            (total + weight * log_q + (1 - weight) * log_p, (*path, token))
+            for total, path in open_paths
+            for (token, log_q), log_p in zip(column, score(path, tokens), strict=True)
+        ]
+        if not found:
+            break
+        found.sort(key=lambda x: -x[0])
+        ended += [x for x in found[:beam] if x[1][-1] in ends]
+        open_paths = [x for x in found[:beam] if x[1][-1] not in ends]
+    best = max([*open_paths, *ended], key=lambda x: x[0] / max(1, len(x[1])))
+    return list(best[1])
+
+
+class NgramModel:
+    """Counts of all n-grams of up to `order` tokens, each order smoothed with the next lower one
+    (Dirichlet prior), down to the uniform distribution.
+
+    Args:
+        vocab_size: V.
+        order: n, the tokens of the longest n-gram.
+        strength: s, how many observations the shorter context's distribution is worth.
+        base: a model whose counts are added to this one's; it is not changed.
+    """
+
+    def __init__(
+        self, vocab_size: int, order: int = 3, strength: float = 1.0, base: NgramModel | None = None
+    ) -> None:
+        self.vocab_size, self.order, self.strength, self.base = vocab_size, order, strength, base
+        self.counts: Counter[tuple[int, ...]] = Counter()
+        """Count of each n-gram."""
+        self.followed: Counter[tuple[int, ...]] = Counter()
+        """How many tokens followed each context."""
+        self._tail: list[int] = []
+
+    def read(self, text: Sequence[int]) -> None:
+        """Count a separate text."""
+        self._tail = []
+        self.extend(text)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append tokens to the text and count them."""
+        for token in tokens:
+            for first in range(len(self._tail) + 1):
+                context = tuple(self._tail[first:])
+                self.counts[(*context, token)] += 1
+                self.followed[context] += 1
+            self._tail.append(token)
+            del self._tail[: len(self._tail) - (self.order - 1)]
+
+    def log_probs(self, context: Sequence[int], tokens: Sequence[int]) -> list[float]:
+        """ln p of each of the tokens after a context; its last `order` − 1 tokens matter."""
+        models = [self] if self.base is None else [self, self.base]
+        p = [1 / self.vocab_size] * len(tokens)
+        for n in range(min(self.order - 1, len(context)) + 1):
+            suffix = tuple(context[len(context) - n :])
+            followed = sum(model.followed[suffix] for model in models)
+            if not followed:  # nor was any longer one
+                break
+            total = followed + self.strength
+            counts = [sum(model.counts[(*suffix, t)] for model in models) for t in tokens]
+            p = [(c + self.strength * x) / total for c, x in zip(counts, p, strict=True)]
+        return [math.log(x) for x in p]

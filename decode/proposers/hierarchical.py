@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from decode.proposers.autoregressive import CausalContext, check_vocabulary
-from decode.proposers.base import Drafter, DraftSession, Request, check_range, common_prefix_length
-from decode.proposers.block import BlockProposer
-from decode.proposers.d2sd import D2SDDrafter
+from decode.proposers.base import Drafter, DraftSession, Request, common_prefix_length
 from decode.speculation.proposal import NO_DRAFTS, DraftProbs, Law, Proposal
 from decode.speculation.sampling import Sampling, probs
 from decode.speculation.verification import Outcome, Round, outcome_of, verify_rounds
@@ -25,37 +23,22 @@ from specalign.common.errors import UserError
 from specalign.kernels.gradients import without_gradients
 from specalign.lm.model import Target
 
-DRAFT_TOKENS = 8
-
 
 class HierarchicalDrafter:
     """A causal language model with its own cheaper drafter.
 
     Args:
         model: M, over the target's vocabulary and on its device.
-        inner: drafts for M, of any law, from the text alone (a block drafter would need M's hidden
-            states).
+        inner: drafts chains for M, of any law, from the text alone.
         draft_tokens: K, of M's tokens.
 
     Raises:
-        UserError: fewer than one draft, an inner drafter that reads hidden states; when a request
-            begins, another vocabulary or device than the target's.
+        UserError: when a request begins, another vocabulary or device than the target's.
     """
 
     in_rounds = True
 
-    def __init__(self, model: Target, inner: Drafter, draft_tokens: int = DRAFT_TOKENS) -> None:
-        check_range("draft_tokens", draft_tokens, 1, None)
-        innermost = inner
-        while hasattr(innermost, "inner"):
-            innermost = innermost.inner
-        if isinstance(innermost, BlockProposer | D2SDDrafter):
-            raise UserError(
-                f"inner drafter {inner.name!r} reads its verifier's hidden states: a hierarchical "
-                "drafter takes "
-                "one that reads the text alone (lookup, autoregressive, a standalone diffusion "
-                "drafter)"
-            )
+    def __init__(self, model: Target, inner: Drafter, draft_tokens: int) -> None:
         self.model, self.inner = model, inner
         self.name = f"hierarchical+{inner.name}"
         self.draft_tokens = self.draft_nodes = draft_tokens
@@ -68,8 +51,8 @@ class HierarchicalDrafter:
         if self.model.device != request.target.device:
             raise UserError(
                 f"drafter {self.model.spec!r} is on {self.model.device}, target "
-                f"{request.target.spec!r} on "
-                f"{request.target.device}: a hierarchical drafter needs the same device"
+                f"{request.target.spec!r} on {request.target.device}: a hierarchical drafter needs "
+                "the same device"
             )
         return HierarchicalSession(self, request)
 
@@ -83,9 +66,8 @@ class HierarchicalSession(DraftSession):
     def __init__(self, drafter: HierarchicalDrafter, request: Request) -> None:
         self.drafter, self.request = drafter, request
         self.law: Law = request.law(drafter)
-        self.context = CausalContext(
-            drafter.model, request.cache.capacity + drafter.inner.draft_nodes
-        )
+        capacity = request.cache.capacity + drafter.inner.draft_tokens
+        self.context = CausalContext(drafter.model, capacity)
         self.middle = replace(
             request,
             target=drafter.model,
@@ -105,9 +87,8 @@ class HierarchicalSession(DraftSession):
         while (left := first + k - len(self.middle.tokens)) > 0:
             rows.append(self._decode_round(left))
         tokens_K = torch.tensor(self.middle.tokens[first:], device=self.drafter.model.device)
-        return Proposal(
-            tokens_K, self.law, None if self.law == "point" else DraftProbs(torch.cat(rows))
-        )
+        q = None if self.law == "point" else DraftProbs(torch.cat(rows))
+        return Proposal(tokens_K, self.law, q)
 
     def _reset_text(self) -> None:
         """Reset M's text to the committed one. An inner session that cannot rewind is started
@@ -122,21 +103,15 @@ class HierarchicalSession(DraftSession):
 
     @without_gradients
     def _decode_round(self, left: int) -> Tensor:
-        """One call of M, which adds 1 to `left` tokens; returns the rows that they were drawn from,
-        (R, V)."""
-        middle, model = self.middle, self.drafter.model
-        # a call adds its accepted drafts and one more token
+        """One forward pass of M, which adds 1 to `left` tokens; returns the rows that they were
+        drawn from, (R, V)."""
+        middle = self.middle
+        # a round adds its accepted drafts and one more token
         most = min(self.drafter.inner.draft_tokens, left - 1)
         draft = (self.inner.propose(most) if most > 0 else None) or NO_DRAFTS
         draft = draft.cut(most)
-        if draft.branches and model.chains_only:
-            raise UserError(
-                f"drafter {model.spec!r} {model.why_chains_only}: drafts may not branch"
-            )
         unread = self.context.follow(middle.tokens)
-        logits_MV = self.context.read(unread, draft.tokens_K.tolist(), draft.parents)
-        outcome, p_MV = self._verify(logits_MV, draft)
-        self.context.keep(len(draft), outcome.path)
+        outcome, p_MV = self._verify(self.context.read(unread, draft.tokens_K.tolist()), draft)
         tokens = [*outcome.accepted, outcome.following]
         middle.tokens.extend(tokens)
         middle.history.extend(tokens)
@@ -154,9 +129,8 @@ class HierarchicalSession(DraftSession):
             return verify_rounds([one])[0], logits_MV
         p_MV = probs(logits_MV, sampling, before, overwrite=True)
         verifier = choose(draft.law, sampling.temperature)
-        return outcome_of(
-            draft, *run_verifier(verifier, [draft], p_MV[None], [middle.generator])
-        ), p_MV
+        verdict = run_verifier(verifier, [draft], p_MV[None], [middle.generator])
+        return outcome_of(draft, *verdict), p_MV
 
     def close(self) -> None:
         self.inner.close()

@@ -1,15 +1,26 @@
 """Prompt lookup (Saxena, "Prompt Lookup Decoding", 2023): copy what followed the last occurrence of
 the text's own ending. No model, no training.
 
-The longest of the last 3, 2 or 1 tokens that occurred before is looked up.
+Alone, or in front of another drafter: where a long enough ending of the text occurred before, its
+continuation is copied; elsewhere that drafter proposes. A copy costs no drafting, and a text that
+has begun to repeat itself often continues to. After a shorter match the copy is one more path of
+the drafter's tree, where it proposes a tree of chosen tokens.
+
+The text so far decides which of them proposes, before anything is drawn, so every proposal keeps
+its own law. A copied token is a draw from the distribution that has all its mass on it. Under
+sampling a copy has the drafter's law with that q, and token verification accepts it with
+probability p.
 """
 
 from __future__ import annotations
 
 import torch
+from torch.nn import functional as F
 
-from decode.proposers.base import Drafter, DraftSession, Request, check_range
-from decode.speculation.proposal import Proposal
+from decode.proposers.base import Drafter, DraftSession, Request, WrappingSession
+from decode.speculation.proposal import DraftProbs, Law, Proposal, point_proposal
+from decode.speculation.sampling import Sampling
+from decode.speculation.tree_drafts import prefix_tree
 
 
 class LookupDrafter(Drafter):
@@ -23,8 +34,6 @@ class LookupDrafter(Drafter):
     name = "lookup"
 
     def __init__(self, draft_tokens: int = 8, longest: int = 3) -> None:
-        check_range("draft_tokens", draft_tokens, 1)
-        check_range("longest", longest, 1, None)
         self.draft_tokens = self.draft_nodes = draft_tokens
         self.longest = longest
 
@@ -42,7 +51,9 @@ class LookupSession(DraftSession):
 
     def propose(self, k: int) -> Proposal | None:
         match = self.find()
-        return None if match is None else self.copy(match[0], k)
+        if match is None:
+            return None
+        return point_proposal(self.copy(match[0], k), self.request.target.device)
 
     def find(self, enough: int = 0) -> tuple[int, int] | None:
         """The place after the last earlier occurrence of the text's longest indexed ending, and the
@@ -54,18 +65,84 @@ class LookupSession(DraftSession):
         self.indexed = len(tokens) - 1
         for n in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
             start = self.ends.get(tuple(tokens[-n:]))
-            if start is not None:
-                while (
-                    self.longest <= n < min(enough, start)
-                    and tokens[start - n - 1] == tokens[-n - 1]
-                ):
+            if start is None:
+                continue
+            if n == self.longest:
+                while n < min(enough, start) and tokens[start - n - 1] == tokens[-n - 1]:
                     n += 1
-                return start, n
+            return start, n
         return None
 
-    def copy(self, start: int, k: int) -> Proposal:
+    def copy(self, start: int, k: int) -> list[int]:
         """k tokens from `start` on; past the end of the text the copy itself is copied."""
         tokens = self.request.tokens
         period = len(tokens) - start
-        copied = [tokens[start + i % period] for i in range(k)]
-        return Proposal(torch.tensor(copied, device=self.request.target.device), "point")
+        return [tokens[start + i % period] for i in range(k)]
+
+
+SHORTEST = 3
+"""The shortest match whose copy is proposed alone. After two tokens that agree 1.5 of five copied
+ones are accepted, of a trained drafter's tree of five 1.4, of both in one tree 2.2."""
+JOINING, JOINED_TOKENS = 2, 5
+"""The shortest match whose copy joins the drafter's tree, and the length of such a copy."""
+LONGEST = 6
+"""The longest match looked up."""
+
+
+class CopyingDrafter:
+    """`inner`, a drafter of any law, with lookup in front of it.
+
+    Args:
+        copy_tokens: length of a copy after the shortest match; every further token that agrees
+            makes it two tokens longer. (SmolLM2's greedy answers to MT-Bench, first 15 tokens of a
+            copy: 2.2 accepted after a match of two, 4.6 after four, 7.7 after nine, 11.6 after
+            twelve and more.)
+        most_tokens: the longest copy. With the last committed token 31 are the 32 rows that
+            `specalign.kernels` takes at a time.
+    """
+
+    def __init__(self, inner: Drafter, copy_tokens: int = 7, most_tokens: int = 31) -> None:
+        self.inner = inner
+        self.copy_tokens, self.most_tokens = copy_tokens, most_tokens
+        self.joined_tokens = min(JOINED_TOKENS, most_tokens)
+        self.name = f"{inner.name}+lookup"
+        self.draft_tokens = max(inner.draft_tokens, most_tokens)
+        self.draft_nodes = max(inner.draft_nodes + self.joined_tokens, most_tokens)
+
+    def law(self, sampling: Sampling) -> Law:
+        return self.inner.law(sampling)
+
+    def start(self, request: Request) -> CopyingSession:
+        return CopyingSession(self, request)
+
+
+class CopyingSession(WrappingSession):
+    """One request's drafts."""
+
+    def __init__(self, drafter: CopyingDrafter, request: Request) -> None:
+        super().__init__(drafter.inner.start(request))
+        self.drafter, self.law = drafter, drafter.law(request.sampling)
+        shortest = JOINING if self.law == "point" else SHORTEST
+        self.lookup = LookupSession(request, LONGEST, shortest)
+        self.device = request.target.device
+
+    def propose(self, k: int) -> Proposal | None:
+        drafter, lookup = self.drafter, self.lookup
+        start, agreed = lookup.find(drafter.most_tokens) or (0, 0)
+        if agreed < SHORTEST:
+            drafts = self.inner.propose(min(k, drafter.inner.draft_tokens))
+            # a chain may be for a target or a verifier of chains alone
+            if not agreed or drafts is None or drafts.parents is None:
+                return drafts
+            branch = lookup.copy(start, min(k, drafter.joined_tokens))
+            return prefix_tree([branch], self.device, drafts)
+        length = drafter.copy_tokens + 2 * (agreed - SHORTEST)
+        copy = point_proposal(lookup.copy(start, min(k, length, drafter.most_tokens)), self.device)
+        if self.law == "point":
+            return copy
+        ids_S, column_K = copy.tokens_K.unique(return_inverse=True)
+        q = DraftProbs(F.one_hot(column_K, len(ids_S)).to(torch.float32), ids_S)
+        if self.law == "unmasked":  # all in one step, and decided by the text
+            steps_K = torch.zeros_like(copy.tokens_K)
+            return Proposal(copy.tokens_K, self.law, q, steps_K, state_only=True)
+        return Proposal(copy.tokens_K, self.law, q)

@@ -7,19 +7,18 @@ from decode.proposers.base import Drafter, DraftSession, Request
 from decode.speculation.proposal import Proposal
 from decode.speculation.tree import path_to
 from decode.speculation.tree_drafts import prefix_tree
-from specalign.lm.model import TargetOutput
 
 
 class MergedDrafter(Drafter):
-    """`first` and `second`, of any law, both over the target's vocabulary. At most one of them may
-    have taps."""
+    """`first` and `second`, of any law, both over the target's vocabulary and without taps."""
+
+    in_background = True
 
     def __init__(self, first: Drafter, second: Drafter) -> None:
-        self.first, self.second = first, second
+        self.drafters = (first, second)
         self.name = f"{first.name}|{second.name}"
         self.draft_tokens = max(first.draft_tokens, second.draft_tokens)
         self.draft_nodes = first.draft_nodes + second.draft_nodes
-        self.in_background = any(getattr(one, "in_background", False) for one in (first, second))
 
     def start(self, request: Request) -> MergedSession:
         return MergedSession(self, request)
@@ -29,22 +28,14 @@ class MergedSession(DraftSession):
     """One request's drafts."""
 
     def __init__(self, drafter: MergedDrafter, request: Request) -> None:
-        self.request = request
-        self.limits = (drafter.first.draft_tokens, drafter.second.draft_tokens)
-        self.sessions = (drafter.first.start(request), drafter.second.start(request))
-        self.taps = self.sessions[0].taps or self.sessions[1].taps
-
-    def observe(self, output: TargetOutput, kept: int) -> None:
-        for session in self.sessions:
-            session.observe(output, kept)
+        self.request, self.limits = request, [one.draft_tokens for one in drafter.drafters]
+        self.sessions = [one.start(request) for one in drafter.drafters]
 
     def propose(self, k: int) -> Proposal | None:
         found = [
             s.propose(min(k, most)) for s, most in zip(self.sessions, self.limits, strict=True)
         ]
-        paths = [
-            path for proposal in found if proposal is not None for path in split_paths(proposal)
-        ]
+        paths = [path for x in found if x is not None for path in split_paths(x)]
         return prefix_tree(paths, self.request.target.device) if paths else None
 
     def close(self) -> None:

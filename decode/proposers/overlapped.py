@@ -21,7 +21,6 @@ import torch
 from decode.proposers.base import Drafter, Request, WrappingSession
 from decode.speculation.proposal import Law, Proposal
 from decode.speculation.sampling import Sampling, make_generator
-from specalign.common.errors import UserError
 
 _OWN_STREAM = 0x0A17
 """XORed with the request's seed, it seeds the generator of drafts made ahead."""
@@ -31,21 +30,14 @@ class OverlappedDrafter:
     """`inner`, drafting one round ahead.
 
     Args:
-        inner: drafts chains from the text alone, and its text can be rewound. Its last drafted
-            token is the guess.
+        inner: drafts chains of at least two tokens from the text alone, and its text can be
+            rewound. Its last drafted token is the guess.
 
-    Raises:
-        UserError: it drafts fewer than two tokens; when a request begins: it cannot rewind.
     """
 
     in_background = True
 
     def __init__(self, inner: Drafter) -> None:
-        if inner.draft_tokens < 2:
-            raise UserError(
-                f"drafter {inner.name!r} drafts one token: drafting ahead needs at least 2, the "
-                "last one is the guess"
-            )
         self.inner = inner
         self.name = f"{inner.name}+overlap"
         self.draft_tokens = self.draft_nodes = inner.draft_tokens - 1
@@ -72,11 +64,6 @@ class OverlappedSession(WrappingSession):
             history=request.history.fork(),
         )
         super().__init__(drafter.start(self.guessed))
-        if not self.inner.rewinds:
-            raise UserError(
-                f"drafter {drafter.name!r} can't run ahead: it reads the target's states, or its "
-                "text can't go back"
-            )
         self.worker = ThreadPoolExecutor(1)
         self.ahead: Future[Proposal | None] | None = None
 

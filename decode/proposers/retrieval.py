@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
-from decode.proposers.base import Drafter, DraftSession, Request, check_range
+from decode.proposers.base import Drafter, DraftSession, Request
 from decode.proposers.suffix_automaton import (
     ROOT,
     Continuation,
@@ -20,7 +18,7 @@ from decode.proposers.suffix_automaton import (
     SuffixAutomaton,
     TextAutomaton,
 )
-from decode.speculation.proposal import Proposal
+from decode.speculation.proposal import Proposal, point_proposal
 from decode.speculation.tree_drafts import best_first
 
 
@@ -44,9 +42,6 @@ class RetrievalDrafter(Drafter):
         tree_nodes: int = 0,
         datastore: Datastore | None = None,
     ) -> None:
-        check_range("draft_tokens", draft_tokens, 1)
-        check_range("shortest", shortest, 1, None)
-        check_range("tree_nodes", tree_nodes, 0)
         self.draft_tokens, self.shortest, self.tree_nodes = draft_tokens, shortest, tree_nodes
         self.draft_nodes = max(draft_tokens, tree_nodes)
         self.datastore = datastore
@@ -60,7 +55,6 @@ class RetrievalSession(DraftSession):
     their longest ending in the datastore."""
 
     def __init__(self, proposer: RetrievalDrafter, request: Request) -> None:
-        # options are read at every draft; the datastore must stay the one that `match` belongs to
         self.proposer, self.datastore, self.request = proposer, proposer.datastore, request
         self.text = TextAutomaton()
         self.match = (ROOT, 0)
@@ -85,8 +79,7 @@ class RetrievalSession(DraftSession):
             tokens = self._draft_chain(source, state, k)
         if not tokens:
             return None
-        tokens_K = torch.tensor(tokens, dtype=torch.int64, device=self.request.target.device)
-        return Proposal(tokens_K, "point", parents=parents)
+        return point_proposal(tokens, self.request.target.device, parents)
 
     def _draft_chain(self, source: SuffixAutomaton, state: int, k: int) -> list[int]:
         """The most frequent continuation at each step; past the end of the text the drafted tokens
@@ -103,26 +96,20 @@ class RetrievalSession(DraftSession):
         self, source: SuffixAutomaton, state: int, k: int
     ) -> tuple[list[int], tuple[int, ...]]:
         """The nodes with the most frequent paths, by the product of their shares."""
-        most, shortest, ends = (
-            self.proposer.tree_nodes,
-            self.proposer.shortest,
-            self.request.target.eos_ids,
-        )
+        most, ends = self.proposer.tree_nodes, self.request.target.eos_ids
         # to `best_first` a node is an index into this, which keeps equal tokens apart
         nodes: list[Continuation] = []
 
         def children(level: int, above: Sequence[int | None]) -> list[tuple[list[float], range]]:
             rows = []
             for parent in above:
-                if parent is None:
-                    found = source.continuations(state, shortest)[:most]
-                elif nodes[parent].token in ends:
+                if parent is not None and nodes[parent].token in ends:
                     found = []
                 else:
-                    found = source.continuations(nodes[parent].state, shortest)[:most]
-                rows.append(
-                    ([x.log_share for x in found], range(len(nodes), len(nodes) + len(found)))
-                )
+                    at = state if parent is None else nodes[parent].state
+                    found = source.continuations(at, self.proposer.shortest)[:most]
+                places = range(len(nodes), len(nodes) + len(found))
+                rows.append(([x.log_share for x in found], places))
                 nodes.extend(found)
             return rows
 

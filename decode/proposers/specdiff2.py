@@ -1,5 +1,5 @@
 """SpecDiff-2 (arXiv 2511.00606): S drafts drawn from one step's marginals at a draft temperature,
-verified in one call.
+verified in one forward pass.
 
 Merged where they share a prefix they have law `point`: the target's p then selects the draft to
 follow (verifier `self_selection`, as published), or all are followed at once (`point_mass`: never
@@ -8,12 +8,11 @@ fewer tokens). Or each keeps its q: S i.i.d. chains for recursive rejection and 
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
 
-from decode.proposers.base import Request, check_range
+from decode.proposers.base import Request
 from decode.proposers.diffusion import DiffusionSession
 from decode.speculation.proposal import DraftProbs, Law, Proposal
 from decode.speculation.sampling import Sampling, draw, probs
@@ -24,10 +23,9 @@ from specalign.models.standalone import DiffusionDrafter
 
 
 class SpecDiff2Drafter:
-    """S drafts per call from a standalone drafter.
+    """S drafts per round from a standalone drafter over the target's vocabulary.
 
     Args:
-        drafter: over the target's vocabulary.
         draft_tokens: K, default its training's block.
         candidates: S.
         draft_temperature: of the draws; None = the target's, 1 where that is 0. The paper's is
@@ -45,19 +43,15 @@ class SpecDiff2Drafter:
         draft_temperature: float | None = None,
         keep_q: bool = False,
     ) -> None:
-        check_range("draft_tokens", draft_tokens, 1)
         self.draft_tokens = draft_tokens or drafter.config.block_size
-        most = MOST_NODES // self.draft_tokens
-        if not 1 <= candidates <= most:
+        self.draft_nodes = candidates * self.draft_tokens
+        if self.draft_nodes > MOST_NODES:
             raise UserError(
-                f"candidates={candidates}: must be 1 to {most}, with {self.draft_tokens} tokens "
-                "each"
+                f"candidates={candidates}: at most {MOST_NODES // self.draft_tokens} with "
+                f"{self.draft_tokens} tokens each"
             )
-        if draft_temperature is not None and not 0 < draft_temperature < math.inf:
-            raise UserError(f"draft_temperature={draft_temperature}: must be above 0 and finite")
         self.drafter, self.candidates = drafter.eval(), candidates
         self.draft_temperature, self.keep_q = draft_temperature, keep_q
-        self.draft_nodes = candidates * self.draft_tokens
 
     def law(self, sampling: Sampling) -> Law:
         return "independent" if self.keep_q and not sampling.greedy else "point"
@@ -67,7 +61,7 @@ class SpecDiff2Drafter:
 
 
 class SpecDiff2Session(DiffusionSession[SpecDiff2Drafter]):
-    """One request\'s drafts."""
+    """One request's drafts."""
 
     def propose(self, k: int) -> Proposal:
         sampling, generator = self.request.sampling, self.request.generator

@@ -162,11 +162,7 @@ class TextAutomaton(SuffixAutomaton):
 
 
 class Datastore(SuffixAutomaton):
-    """Of fixed texts, built once and shared by all requests.
-
-    Args:
-        texts: each a sequence of token ids, none below 0.
-    """
+    """Of fixed texts, built once and shared by all requests."""
 
     def __init__(self, texts: Iterable[Sequence[int]]) -> None:
         super().__init__()

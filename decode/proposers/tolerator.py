@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from decode.proposers.base import Drafter, Request, check_range
+from decode.proposers.base import Drafter, Request
 from decode.proposers.diffusion import DiffusionSession
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import best
@@ -20,11 +20,10 @@ from specalign.models.standalone import DiffusionDrafter
 
 
 class ToleratorDrafter(Drafter):
-    """A standalone drafter that fills K masks in T steps, the most confident first, and then
-    refines them.
+    """A standalone drafter over the target's vocabulary that fills K masks in T steps, the most
+    confident first, and then refines them.
 
     Args:
-        drafter: over the target's vocabulary.
         draft_tokens: K, default its training's block.
         steps: T, of the filling.
         rounds: R refining rounds; 0 = none. Round r masks the least confident share cos(π/2·r/R) of
@@ -40,9 +39,6 @@ class ToleratorDrafter(Drafter):
         steps: int = 1,
         rounds: int = 2,
     ) -> None:
-        check_range("draft_tokens", draft_tokens, 1)
-        check_range("steps", steps, 1, None)
-        check_range("rounds", rounds, 0, None)
         self.drafter, self.steps, self.rounds = drafter.eval(), steps, rounds
         self.draft_tokens = self.draft_nodes = draft_tokens or drafter.config.block_size
 
@@ -51,7 +47,7 @@ class ToleratorDrafter(Drafter):
 
 
 class ToleratorSession(DiffusionSession[ToleratorDrafter]):
-    """One request\'s drafts."""
+    """One request's drafts."""
 
     def propose(self, k: int) -> Proposal:
         rounds = self.proposer.rounds if k > 1 else 0

@@ -36,13 +36,7 @@ class Drafts:
 
     @classmethod
     def of(cls, proposals: Sequence[Proposal], vocab_size: int) -> Drafts:
-        """Batch some proposals. Raises ValueError where their laws, or kinds of siblings,
-        differ."""
-        if (
-            len({x.law for x in proposals if len(x)}) > 1
-            or len({x.siblings for x in proposals if x.branches}) > 1
-        ):
-            raise ValueError("proposals of different laws, or kinds of siblings, in one batch")
+        """Batch some proposals of one law and one kind of siblings."""
         size = max(len(x) for x in proposals)
 
         def padded(rows: list[Tensor]) -> Tensor:
@@ -53,21 +47,15 @@ class Drafts:
                 out[b, : len(row)] = row
             return out
 
-        q = None
-        if (some := next((x.q for x in proposals if x.q is not None), None)) is not None:
-            q = padded(
-                [(some.take(slice(0)) if x.q is None else x.q).dense(vocab_size) for x in proposals]
-            )
-        steps = None
-        if any(x.steps_K is not None for x in proposals):
-            steps = padded(
-                [x.steps_K if x.steps_K is not None else x.tokens_K[:0] for x in proposals]
-            )
+        some = [x.q for x in proposals if x.q is not None]
+        qs = [(some[0].take(slice(0)) if x.q is None else x.q) for x in proposals if some]
+        steps = [x.tokens_K[:0] if x.steps_K is None else x.steps_K for x in proposals]
+        unmasked = any(x.steps_K is not None for x in proposals)
         return cls(
             padded([x.tokens_K for x in proposals]),
             tuple(x.tree for x in proposals),
-            q,
-            steps,
+            padded([q.dense(vocab_size) for q in qs]) if qs else None,
+            padded(steps) if unmasked else None,
             any(x.siblings == "without_replacement" for x in proposals),
         )
 

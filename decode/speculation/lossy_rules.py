@@ -21,9 +21,8 @@ def typical(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
     batch = torch.arange(len(p_BMV), device=p_BMV.device)
 
     def test(i: int, r_BV: Tensor, above_BN: Tensor) -> tuple[Tensor, Tensor]:
-        return (
-            pick_tokens(r_BV, drafts.tokens_BN[:, i]) > least_BM[batch, above_BN[:, i]]
-        ).double(), r_BV
+        p_B = pick_tokens(r_BV, drafts.tokens_BN[:, i])
+        return (p_B > least_BM[batch, above_BN[:, i]]).double(), r_BV
 
     return in_turn(p_BMV, drafts, test)
 

@@ -62,11 +62,8 @@ class History:
         """The state at each of the K + 1 nodes of a call: the text, and the drafts on the node's
         path."""
         depth = (0, *depths(parents))
-        return self._of(
-            self._with(self.seen_V, tokens_K, parents),
-            self._with(self.written_V, tokens_K, parents),
-            depth,
-        )
+        seen = self._with(self.seen_V, tokens_K, parents)
+        return self._of(seen, self._with(self.written_V, tokens_K, parents), depth)
 
     def ahead(self, first: int, count: int) -> ProcessorState:
         """The state at `count` positions, the first of them `first` positions ahead, without the
@@ -77,24 +74,20 @@ class History:
         self, seen: Tensor | None, written: Tensor | None, depth: Sequence[int]
     ) -> ProcessorState:
         barred = self._banned_mask(depth)
-        return (
-            NOTHING if seen is written is barred is None else ProcessorState(seen, written, barred)
-        )
+        if seen is None and written is None and barred is None:
+            return NOTHING
+        return ProcessorState(seen, written, barred)
 
     def _banned_mask(self, depth: Sequence[int]) -> Tensor | None:
         if self.min_length_mask_V is None or self.count + min(depth) >= self.min_new_tokens:
             return self.banned_V
         if self.count + max(depth) < self.min_new_tokens:
             return self.min_length_mask_V
-        later_V = (
-            torch.zeros_like(self.min_length_mask_V) if self.banned_V is None else self.banned_V
-        )
-        return torch.stack(
-            [
-                self.min_length_mask_V if self.count + d < self.min_new_tokens else later_V
-                for d in depth
-            ]
-        )
+        early_V, later_V = self.min_length_mask_V, self.banned_V
+        if later_V is None:
+            later_V = torch.zeros_like(early_V)
+        barred = [self.count + d < self.min_new_tokens for d in depth]
+        return torch.stack([early_V if early else later_V for early in barred])
 
     @staticmethod
     def _with(held_V: Tensor | None, tokens_K: Tensor, parents: tuple[int, ...]) -> Tensor | None:

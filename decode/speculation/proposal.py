@@ -15,89 +15,58 @@ ones, make a `point` tree.
 
 Wrong combinations are refused here: a `point` proposal has no q, every other law needs one, and q
 is fp32 or fp64, because a draw from a half-precision softmax is not a draw from q. What only the
-values show, a q that is no distribution or siblings that were not drawn from one q, is refused at
-once on a CPU. Elsewhere reading values would synchronise, so the engine reads them with the round's
-outcome. A q with NaN or infinity comes from a broken drafter: nothing of it is accepted.
+values show is checked on CPUs alone, because reading them elsewhere would synchronise: a q that is
+no distribution, or siblings that were not drawn from one q. A q with NaN or infinity comes from a
+broken drafter: nothing of it is accepted.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from decode.speculation.tree import chain, check_parents, depths, nodes_within
+from decode.speculation.tree import chain, depths, nodes_within
 
 Law = Literal["point", "independent", "causal", "unmasked"]
 LAWS: tuple[str, ...] = get_args(Law)
 Siblings = Literal["iid", "independent", "without_replacement"]
 SIBLINGS: tuple[str, ...] = get_args(Siblings)
 
-
 MASS = 1e-4
 """How far from 1 the sum of a row of q may be. torch's own softmax in fp32 is off by up to 5e-5
 over 256,000 ids. The output's distribution changes by no more, in total variation."""
-SEEN_AT_ONCE = frozenset({"cpu"})
-"""Devices whose values can be read without waiting."""
-FAULTS = (
-    "",
-    "each row of q must be a distribution: not below 0, sum 1 (processors included)",
-    "siblings drawn {siblings} share one q, and these were drawn from different ones: say "
-    "siblings='independent'",
-)
-
-
-def _improper(probs: Tensor) -> Tensor:
-    """Bool, a scalar: whether a row whose sum is finite is not a distribution."""
-    if not probs.numel():
-        return probs.new_zeros((), dtype=torch.bool)
-    mass = probs.sum(1)
-    return ((((mass - 1).abs() > MASS) | (probs.amin(1) < 0)) & mass.isfinite()).any()
-
-
-def _improper_at_once(probs: Tensor) -> bool:
-    """`_improper` on a CPU, where an operator takes longer than the sums of all rows."""
-    if not probs.numel():
-        return False
-    rows = zip(probs.sum(1).tolist(), probs.amin(1).tolist(), strict=True)
-    return any(math.isfinite(mass) and (abs(mass - 1) > MASS or least < 0) for mass, least in rows)
 
 
 @dataclass(frozen=True)
 class DraftProbs:
     """q, over the whole vocabulary of the target or over some of it.
 
-    Args:
-        probs: fp32 or fp64, each row a distribution: (K, V), or (K, S) over the token ids `ids`.
-        ids: int64 (S,), distinct, of a pruned draft vocabulary; q is zero elsewhere. None = the
-            whole vocabulary.
-
-    Raises:
-        ValueError: another shape or type, or, on a CPU, a row that is no distribution.
+    probs: fp32 or fp64, each row a distribution: (K, V), or (K, S) over the token ids `ids`. ids:
+    int64 (S,), distinct, of a pruned draft vocabulary; q is zero elsewhere. Raises ValueError for
+    another shape or type, or, on a CPU, a row that is no distribution.
     """
 
     probs: Tensor
     ids: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.probs.dim() != 2:
-            shape = "(K, V)" if self.ids is None else "(K, S)"
-            raise ValueError(f"q must be {shape}, not {tuple(self.probs.shape)}")
+        shape = tuple(self.probs.shape)
+        if len(shape) != 2 or (self.ids is not None and self.ids.shape != shape[1:]):
+            raise ValueError(f"q must be (K, V), or (K, S) with S ids, not {shape}")
         if self.probs.dtype not in (torch.float32, torch.float64):
-            raise ValueError(
-                f"q must be float32 or float64, not {self.probs.dtype}: draw and test in full "
-                "precision"
-            )
-        if self.probs.device.type in SEEN_AT_ONCE and _improper_at_once(self.probs):
-            raise ValueError(FAULTS[1])
-        if self.ids is not None and self.ids.shape != self.probs.shape[1:]:
-            columns = self.probs.shape[1]
-            raise ValueError(
-                f"{columns} columns of q need as many ids, not {tuple(self.ids.shape)}"
-            )
+            raise ValueError(f"q must be float32 or float64, not {self.probs.dtype}")
+        if self.probs.device.type != "cpu" or not self.probs.numel():
+            return
+        for mass, least in zip(
+            self.probs.sum(1).tolist(), self.probs.amin(1).tolist(), strict=True
+        ):
+            if math.isfinite(mass) and (abs(mass - 1) > MASS or least < 0):
+                raise ValueError("each row of q must be a distribution: not below 0, sum 1")
 
     def __len__(self) -> int:
         return self.probs.shape[0]
@@ -120,16 +89,12 @@ class Proposal:
 
     Args:
         tokens_K: int64 ids in the target's vocabulary.
-        law: how they were drawn, see the module's docstring. `independent` and `causal` rows of q
-            are what each token was actually drawn from, processors included.
-        q: None for `point`, needed by every other law. One row per token; of siblings drawn without
-            replacement each row is the q of the first draw.
-        steps_K: the step at which each position was unmasked; needed by `unmasked` and by no other
-            law.
-        parents: a tree: the index of every token's parent, before its own, -1 for the prefix itself
-            (decode/speculation/tree.py). None = a chain.
-        siblings: how tokens with one parent were drawn; needed where `independent` or `causal`
-            drafts branch.
+        q: what each token was drawn from, processors included, one row per token; of siblings drawn
+            without replacement the q of the first draw.
+        steps_K: the step at which each position was unmasked, of the law `unmasked`.
+        parents: a tree (decode/speculation/tree.py); None = a chain.
+        siblings: how tokens with one parent were drawn, where `independent` or `causal` drafts
+            branch.
         state_only: of `unmasked` drafts: the positions that a step unmasks, remasks or leaves out
             were decided before that step drew its values. (An order by the confidence of sampled
             tokens is not state-only.)
@@ -147,76 +112,43 @@ class Proposal:
     state_only: bool = False
 
     def __post_init__(self) -> None:
-        if self.law not in LAWS:
-            raise ValueError(f"unknown law {self.law!r} (one of: {', '.join(LAWS)})")
-        if self.tokens_K.dim() != 1 or self.tokens_K.dtype != torch.int64:
-            raise ValueError(
-                f"drafted tokens must be int64 (K,), not {self.tokens_K.dtype} "
-                f"{tuple(self.tokens_K.shape)}"
-            )
-        if (self.q is None) != (self.law == "point"):
-            raise ValueError(
-                f"law {self.law!r} {'needs the q of its draw' if self.q is None else 'has no q'}"
-            )
-        if self.q is not None and len(self.q) != len(self):
-            raise ValueError(f"{len(self)} drafted tokens, but {len(self.q)} rows of q")
-        if (self.steps_K is None) != (self.law != "unmasked"):
-            raise ValueError(
-                f"law {self.law!r} {'needs' if self.steps_K is None else 'has no'} unmask steps"
-            )
-        if self.state_only and self.law != "unmasked":
-            raise ValueError(f"state_only belongs to unmasked drafts, not to law {self.law!r}")
-        if self.parents is not None:
-            if self.law == "unmasked":
-                raise ValueError(
-                    "a tree of law 'unmasked': drafts unmasked out of order cannot branch"
-                )
-            if len(self.parents) != len(self):
-                raise ValueError(f"{len(self)} drafted tokens, but {len(self.parents)} parents")
-            check_parents(self.parents)
-        if (self.siblings is not None) != (self.law != "point" and self.branches):
-            what = (
-                "need to say how siblings were drawn"
-                if self.siblings is None
-                else "have no siblings"
-            )
-            raise ValueError(f"these drafts of law {self.law!r} {what}{self._shape}")
-        if self.siblings is not None and self.siblings not in SIBLINGS:
-            raise ValueError(f"unknown siblings {self.siblings!r} (one of: {', '.join(SIBLINGS)})")
-        if (
-            self.q is not None
-            and self.tokens_K.device.type in SEEN_AT_ONCE
-            and bool(self._unlike())
+        unmasked, size = self.law == "unmasked", len(self)
+        needs_siblings = self.law != "point" and self.branches
+        tree = self.parents
+        for ok, rule in (
+            (self.law in LAWS, f"law must be one of {LAWS}"),
+            (self.tokens_K.dtype == torch.int64 and self.tokens_K.dim() == 1, "tokens: int64 (K,)"),
+            ((self.q is None) == (self.law == "point"), "every law but point needs the q it drew"),
+            (self.q is None or len(self.q) == size, f"q needs {size} rows"),
+            ((self.steps_K is not None) == unmasked, "unmask steps belong to the law unmasked"),
+            (unmasked or not self.state_only, "state_only belongs to the law unmasked"),
+            (tree is None or not unmasked, "drafts unmasked out of order cannot branch"),
+            (tree is None or len(tree) == size, f"{size} tokens need as many parents"),
+            (
+                all(-1 <= parent < i for i, parent in enumerate(tree or ())),
+                "a parent must be -1 (the root) or stand before its child",
+            ),
+            (
+                (self.siblings in SIBLINGS) if needs_siblings else self.siblings is None,
+                f"drafts with q that branch, and no others, need siblings, one of {SIBLINGS}",
+            ),
         ):
-            raise ValueError(self.fault_in(2))
+            if not ok:
+                raise ValueError(f"a proposal of law {self.law!r}: {rule}")
+        if self.tokens_K.device.type == "cpu" and self._siblings_differ():
+            raise ValueError(
+                f"siblings drawn {self.siblings} share one q, and these were drawn from different "
+                "ones: say siblings='independent'"
+            )
 
-    def faults(self) -> Tensor | None:
-        """What is wrong with the values: an index into `FAULTS`, (1,), int64; None where they were
-        checked at once."""
-        if self.q is None or self.q.probs.device.type in SEEN_AT_ONCE:
-            return None
-        return torch.where(_improper(self.q.probs), 1, 2 * self._unlike().long())[None]
-
-    def fault_in(self, number: int) -> str:
-        """The fault of that number, in words; "" for 0."""
-        return FAULTS[number].format(siblings=self.siblings)
-
-    def _unlike(self) -> Tensor:
-        """Bool, a scalar: whether siblings that are said to share one q have different ones."""
-        no = self.tokens_K.new_zeros((), dtype=torch.bool)
+    def _siblings_differ(self) -> bool:
+        """Whether siblings that are said to share one q have different ones."""
         if self.q is None or self.siblings in (None, "independent"):
-            return no
+            return False
         first = {parent: i for i, parent in reversed(list(enumerate(self.tree)))}
-        pairs = [(i, first[parent]) for i, parent in enumerate(self.tree) if i != first[parent]]
-        if not pairs:
-            return no
-        own, other = torch.tensor(pairs, device=self.q.probs.device).T
-        a_PV, b_PV = self.q.probs[own], self.q.probs[other]
-        return ((a_PV != b_PV) & ~(a_PV.isnan() | b_PV.isnan())).any()
-
-    @property
-    def _shape(self) -> str:
-        return "" if self.parents is None else f" (parents {self.parents})"
+        rest = [i for i, parent in enumerate(self.tree) if i != first[parent]]
+        a_PV, b_PV = self.q.probs[rest], self.q.probs[[first[self.tree[i]] for i in rest]]
+        return bool(((a_PV != b_PV) & ~(a_PV.isnan() | b_PV.isnan())).any())
 
     @property
     def tree(self) -> tuple[int, ...]:
@@ -241,19 +173,25 @@ class Proposal:
         `length` was chosen without looking at the values drawn."""
         if length >= self.depth:
             return self
-        if self.parents is not None:
-            kept = nodes_within(self.parents, length)
-            place = {old: new for new, old in enumerate(kept)}
-            parents = tuple(place.get(self.parents[i], -1) for i in kept)
-            at = torch.tensor(kept, dtype=torch.int64, device=self.tokens_K.device)
-            q = None if self.q is None else self.q.take(at)
-            siblings = self.siblings if len(set(parents)) < len(parents) else None
-            return replace(
-                self, tokens_K=self.tokens_K[at], parents=parents, q=q, siblings=siblings
-            )
-        q = None if self.q is None else self.q.take(slice(length))
-        steps_K = None if self.steps_K is None else self.steps_K[:length]
-        return replace(self, tokens_K=self.tokens_K[:length], q=q, steps_K=steps_K)
+        if self.parents is None:
+            q = None if self.q is None else self.q.take(slice(length))
+            steps_K = None if self.steps_K is None else self.steps_K[:length]
+            return replace(self, tokens_K=self.tokens_K[:length], q=q, steps_K=steps_K)
+        kept = nodes_within(self.parents, length)
+        place = {old: new for new, old in enumerate(kept)}
+        parents = tuple(place.get(self.parents[i], -1) for i in kept)
+        at = torch.tensor(kept, dtype=torch.int64, device=self.tokens_K.device)
+        q = None if self.q is None else self.q.take(at)
+        siblings = self.siblings if len(set(parents)) < len(parents) else None
+        return replace(self, tokens_K=self.tokens_K[at], parents=parents, q=q, siblings=siblings)
+
+
+def point_proposal(
+    tokens: Sequence[int], device: torch.device, parents: tuple[int, ...] | None = None
+) -> Proposal:
+    """Chosen tokens."""
+    tokens_N = torch.tensor(tokens, dtype=torch.int64, device=device)
+    return Proposal(tokens_N, "point", parents=parents)
 
 
 NO_DRAFTS = Proposal(torch.zeros(0, dtype=torch.int64), "point")

@@ -88,11 +88,9 @@ def in_turn(
         reached_B = stop_BM[batch, above_B]
         stop_BM[:, i + 1] = reached_B * accept_B
         stop_BM[batch, above_B] = reached_B * (1 - accept_B)
-        _put(
-            rest_BMV,
-            above_B,
-            left_BV if drafts.whole else torch.where(live_B[:, None], left_BV, r_BV),
-        )
+        if not drafts.whole:
+            left_BV = torch.where(live_B[:, None], left_BV, r_BV)
+        _put(rest_BMV, above_B, left_BV)
     return Outcomes(stop_BM, rest_BMV)
 
 
@@ -110,9 +108,8 @@ def point(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
 def _share(r_BV: Tensor, token_B1: Tensor) -> Tensor:
     """The token's probability under r, normalised; 0 where r is zero everywhere."""
     mass_B = r_BV.sum(1, dtype=torch.float64)
-    return torch.where(mass_B > 0, pick_tokens(r_BV, token_B1[:, 0]).double() / mass_B, 0.0).clamp(
-        max=1.0
-    )
+    p_B = pick_tokens(r_BV, token_B1[:, 0]).double()
+    return torch.where(mass_B > 0, p_B / mass_B, 0.0).clamp(max=1.0)
 
 
 def select_path(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
@@ -213,11 +210,8 @@ def _on_chains(p_BMV: Tensor, drafts: Drafts) -> tuple[Tensor, Tensor, Tensor]:
     tokens_BN1 = drafts.tokens_BN[..., None]
     p_BN = p_BMV[:, :-1].gather(2, tokens_BN1)[..., 0].double()
     q_BNV = drafts.q()
-    return (
-        drafts.live() & q_BNV.sum(-1).isfinite(),
-        p_BN,
-        q_BNV.gather(2, tokens_BN1)[..., 0].double(),
-    )
+    q_BN = q_BNV.gather(2, tokens_BN1)[..., 0].double()
+    return drafts.live() & q_BNV.sum(-1).isfinite(), p_BN, q_BN
 
 
 def k_seq(p_BMV: Tensor, drafts: Drafts) -> Outcomes:
@@ -258,10 +252,8 @@ def _inflation(p_BNV: Tensor, q_BNV: Tensor, siblings_BN: Tensor) -> tuple[Tenso
         middle_BN = (low_BN + high_BN) / 2
         beta_BN = beta(middle_BN)
         over_BN = 1 - (1 - beta_BN) ** siblings_BN > middle_BN * beta_BN
-        low_BN, high_BN = (
-            torch.where(over_BN, middle_BN, low_BN),
-            torch.where(over_BN, high_BN, middle_BN),
-        )
+        low_BN = torch.where(over_BN, middle_BN, low_BN)
+        high_BN = torch.where(over_BN, high_BN, middle_BN)
     return high_BN, beta(high_BN)
 
 

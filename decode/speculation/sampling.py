@@ -42,11 +42,9 @@ class ProcessorState(NamedTuple):
 
     def columns(self, ids_S: Tensor | None) -> ProcessorState:
         """The state over some of the vocabulary; None = all of it."""
-        return (
-            self
-            if ids_S is None
-            else ProcessorState(*(t if t is None else t[..., ids_S] for t in self))
-        )
+        if ids_S is None:
+            return self
+        return ProcessorState(*(t if t is None else t[..., ids_S] for t in self))
 
     @staticmethod
     def joined(states: Sequence[ProcessorState], heights: Sequence[int]) -> ProcessorState:

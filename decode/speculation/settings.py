@@ -4,11 +4,11 @@ once."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Integral
 from typing import Any, TypedDict
 
-from specalign.common.errors import UserError
+from specalign.common.errors import UserError, nearest
 from specalign.common.schema import finite
 from specalign.common.text import say_once, short
 
@@ -17,6 +17,14 @@ MOST_NODES = 512
 """The largest tree of one target forward."""
 MOST_PENALTY = 100.0
 """Larger penalties leave fp32 no digits in which to tell the other tokens apart."""
+_FLOATS = {
+    "temperature": (0.0, float("inf")),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1 / MOST_PENALTY, MOST_PENALTY),
+    "presence_penalty": (-MOST_PENALTY, MOST_PENALTY),
+}
+"""The range of each number."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +49,8 @@ class Sampling:
     multiplied; 1 = off."""
     seed: int | None = None
     """Seeds the random generator of a request, 0 to 2**63 - 1. The same seed and settings give the
-    same output, unless the drafter looks at the clock (decode/proposers/controllers.py). None:
-    `decode.Decoder` draws a new seed for each request and records it in `Generation.seed`."""
+    same output, unless the drafter looks at the clock (`controller=cost`). None: `decode.Decoder`
+    draws a new seed for each request and records it in `Generation.seed`."""
     min_p: float = 0.0
     """Keep the tokens at least this many times as probable as the most probable one; 0 = all."""
     presence_penalty: float = 0.0
@@ -54,49 +62,27 @@ class Sampling:
     """No end of sequence before the output holds this many tokens."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.banned, list | tuple):
-            plain = set(map(type, self.banned)) <= {int}  # quick: there may be thousands
-            banned = self.banned if plain else map(_as_int, self.banned)
-            object.__setattr__(self, "banned", tuple(banned))
+        for name, (least, most) in _FLOATS.items():
+            value = getattr(self, name)
+            if not finite(value) or not least <= value <= most:
+                raise UserError(f"{name}={value!r}: must be a number, {least:g} to {most:g}")
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            raise UserError(
+                f"temperature={self.temperature!r}: must be 0 (greedy) or at least "
+                f"{MIN_TEMPERATURE}"
+            )
+        if self.top_p == 0:
+            raise UserError("top_p=0: must be above 0")
         for name in ("top_k", "seed", "min_new_tokens"):
-            object.__setattr__(self, name, _as_int(getattr(self, name)))
-
-        def need(ok: bool, name: str, range_: str) -> None:
-            if not ok:
-                raise UserError(f"{name}={getattr(self, name)!r}: must be {range_}")
-
-        for name in ("temperature", "top_p", "repetition_penalty", "min_p", "presence_penalty"):
-            need(finite(getattr(self, name)), name, "a finite number")
-        for name in ("top_k", "min_new_tokens"):
-            need(_whole(getattr(self, name)), name, "a whole number")
-        need(self.seed is None or _whole(self.seed), "seed", "a whole number")
-        need(
-            isinstance(self.banned, tuple)
-            and (set(map(type, self.banned)) <= {int} or all(map(_whole, self.banned)))
-            and min(self.banned, default=0) >= 0,
-            "banned",
-            "token ids, from 0 up",
-        )
-        need(
-            self.temperature == 0 or self.temperature >= MIN_TEMPERATURE,
-            "temperature",
-            f"0 (greedy) or at least {MIN_TEMPERATURE}",
-        )
-        need(0 < self.top_p <= 1, "top_p", "above 0 and at most 1")
-        need(self.top_k >= 0, "top_k", "0 (off) or more")
-        need(
-            1 / MOST_PENALTY <= self.repetition_penalty <= MOST_PENALTY,
-            "repetition_penalty",
-            f"{1 / MOST_PENALTY:g} to {MOST_PENALTY:g} (1 = off)",
-        )
-        need(
-            abs(self.presence_penalty) <= MOST_PENALTY,
-            "presence_penalty",
-            f"{-MOST_PENALTY:g} to {MOST_PENALTY:g} (0 = off)",
-        )
-        need(self.seed is None or 0 <= self.seed < 2**63, "seed", "from 0 to 2**63 - 1")
-        need(0 <= self.min_p <= 1, "min_p", "from 0 (off) to 1")
-        need(self.min_new_tokens >= 0, "min_new_tokens", "0 (off) or more")
+            value = getattr(self, name)
+            if name != "seed" or value is not None:
+                object.__setattr__(self, name, _whole(name, value))
+        if not isinstance(self.banned, list | tuple):
+            raise UserError(f"banned={self.banned!r}: must be a list of token ids")
+        banned = tuple(self.banned)
+        if set(map(type, banned)) != {int} or min(banned) < 0:  # quick: there may be thousands
+            banned = tuple(_whole("banned", i) for i in banned)
+        object.__setattr__(self, "banned", banned)
 
     @property
     def greedy(self) -> bool:
@@ -127,29 +113,24 @@ class SamplingOptions(TypedDict, total=False):
     min_new_tokens: int
 
 
-def check_sampling(value: Any) -> Sampling:
-    """The value. Raises UserError where it is no `Sampling`."""
-    if not isinstance(value, Sampling):
-        raise UserError(
-            f"sampling={short(value, 60)}: not a decode.Sampling; its fields can also be given by "
-            "name, temperature=0.7"
-        )
-    return value
-
-
-def named(sampling: Sampling | None, options: Mapping[str, Any]) -> Sampling:
+def read_sampling(sampling: Sampling | None, options: Mapping[str, Any]) -> Sampling:
     """`sampling`, greedy where it is None; or the one whose fields `options` name
     (`temperature=0.7`).
 
     Raises:
-        UserError: both `sampling` and options, or a value out of its range.
+        UserError: both, no `Sampling`, an unknown name, or a value out of its range.
     """
-    if options and sampling is not None:
-        raise UserError(
-            f"sampling and {next(iter(options))} are two places for one setting: give one"
-        )
+    known = [field.name for field in fields(Sampling)]
+    for name in options:
+        if name not in known:
+            raise UserError(f"unknown option {name!r}{nearest(name, known)}")
     if sampling is not None:
-        return check_sampling(sampling)
+        if options or not isinstance(sampling, Sampling):
+            raise UserError(
+                f"sampling={short(sampling, 60)}: must be a decode.Sampling, or give its fields by "
+                "name instead (temperature=0.7)"
+            )
+        return sampling
     chosen = Sampling(**options)
     unused = [
         name
@@ -164,10 +145,9 @@ def named(sampling: Sampling | None, options: Mapping[str, Any]) -> Sampling:
     return chosen
 
 
-def _as_int(value: Any) -> Any:
-    """A whole number of another type, as numpy's, as int."""
-    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _whole(name: str, value: Any) -> int:
+    """A whole number from 0 up, numpy's too, as int. Raises UserError for anything else."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or not 0 <= value < 2**63:
+        raise UserError(f"{name}={value!r}: must be a whole number, 0 to 2**63 - 1")
+    return int(value)

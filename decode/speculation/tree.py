@@ -1,7 +1,7 @@
 """Drafts that branch: depths, ancestors and the accepted path, all computed from the nodes'
 parents. Tensors, no model, no host synchronisation.
 
-Node 0 of a call is the last committed token, the root; node i + 1 is drafted token i. `parents[i]`
+Node 0 of a round is the last committed token, the root; node i + 1 is drafted token i. `parents[i]`
 is the index of drafted token i's parent, −1 for the root, and always smaller than i.
 """
 
@@ -14,15 +14,6 @@ import torch
 from torch import Tensor
 
 from decode.speculation.settings import MOST_NODES as MOST_NODES
-
-
-def check_parents(parents: Sequence[int]) -> None:
-    """Raises ValueError where a parent does not come before its child."""
-    for i, parent in enumerate(parents):
-        if not -1 <= parent < i:
-            raise ValueError(
-                f"node {i} of a tree has the parent {parent}: must be -1 (the root) to {i - 1}"
-            )
 
 
 @lru_cache(maxsize=4096)
@@ -42,13 +33,6 @@ def ancestors(parents: tuple[int, ...]) -> Tensor:
     for i, parent in enumerate(parents):
         see_MM[i + 1] |= see_MM[parent + 1]
     return see_MM
-
-
-@lru_cache(maxsize=512)
-def node_depths(parents: tuple[int, ...]) -> Tensor:
-    """How many nodes lie above each, int64 (M,), M = N + 1 nodes with the root first. On the
-    CPU."""
-    return torch.tensor([0, *depths(parents)])
 
 
 @lru_cache(maxsize=4096)
@@ -95,7 +79,7 @@ Forest = tuple[tuple[int, ...], ...]
 
 @lru_cache(maxsize=512)
 def parent_rows(forest: Forest, size: int) -> Tensor:
-    """(B, N): which of the M = N + 1 rows of a call is each token's parent, 0 = the root; 0 for
+    """(B, N): which of the M = N + 1 rows of a round is each token's parent, 0 = the root; 0 for
     padding. On the CPU."""
     rows = [[parent + 1 for parent in parents] + [0] * (size - len(parents)) for parents in forest]
     return torch.tensor(rows, dtype=torch.int64).reshape(len(forest), size)
@@ -110,12 +94,27 @@ def path_masks(forest: Forest, size: int) -> Tensor:
     return out_BMN
 
 
+def index_children(
+    draft_tokens: Sequence[int], parents: Sequence[int]
+) -> dict[tuple[int, int], int]:
+    """(parent, token) → drafted token; among siblings with the same token the first."""
+    children: dict[tuple[int, int], int] = {}
+    for i, edge in enumerate(zip(parents, draft_tokens, strict=True)):
+        children.setdefault(edge, i)
+    return children
+
+
 def walk(
     tokens: Sequence[Sequence[int]],
     forest: Sequence[tuple[int, ...]],
     say: Callable[[list[tuple[int, int]]], Sequence[int]],
 ) -> list[tuple[list[int], int]]:
     """The path of each tree that holds the target's own tokens.
+
+    From a node the path continues with the child that holds the target's token there. So the target
+    chose every output token after exactly the tokens before it, and the output has the target's
+    distribution, however the tree was chosen, as long as its choice did not depend on what the
+    target says. The target is asked nowhere but on the paths, one level of all trees at a time.
 
     Args:
         tokens: drafted tokens of each tree.
@@ -127,17 +126,8 @@ def walk(
     Returns:
         Of each tree the drafted tokens on the path, ascending, and the target's token after its
             end.
-
-    From a node the path continues with the child that holds the target's token there. So the target
-    chose every output token after exactly the tokens before it, and the output has the target's
-    distribution, however the tree was chosen, as long as its choice did not depend on what the
-    target says. Among siblings with the same token the first counts. The target is asked nowhere
-    but on the paths, one level of all trees at a time.
     """
-    children: list[dict[tuple[int, int], int]] = [{} for _ in forest]
-    for own, tokens_N, parents in zip(children, tokens, forest, strict=True):
-        for i, (token, parent) in enumerate(zip(tokens_N, parents, strict=True)):
-            own.setdefault((parent, token), i)
+    children = [index_children(*tree) for tree in zip(tokens, forest, strict=True)]
     paths: list[list[int]] = [[] for _ in forest]
     last = [0] * len(forest)
     asked = [(b, 0) for b in range(len(forest))]

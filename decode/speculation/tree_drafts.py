@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decode.speculation.proposal import DraftProbs, Proposal, Siblings
+from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings, point_proposal
 from decode.speculation.sampling import draw
 from decode.speculation.tree import chain, depths
 
@@ -35,18 +35,12 @@ most probable children, any number, best first."""
 
 
 def best_first(levels: int, nodes: int, children: Children) -> tuple[list[int], tuple[int, ...]]:
-    """The `nodes` nodes with the most probable paths under q, on at most `levels` levels: tokens
-    and parents.
+    """The `nodes` nodes with the most probable paths under q, on at most `levels` levels, the most
+    probable first: tokens and parents.
 
     A path is never more probable than its prefix, so they form a tree. The choice looks at q alone,
     not at the target.
     """
-    return as_tree(rank_candidates(levels, nodes, children))
-
-
-def rank_candidates(levels: int, nodes: int, children: Children) -> list[Candidate]:
-    """The nodes of `best_first`, the most probable path first. The first n of them are a tree
-    as well."""
     found: list[Candidate] = []
     level: Sequence[Candidate | None] = [None]
     for k in range(levels):
@@ -61,15 +55,9 @@ def rank_candidates(levels: int, nodes: int, children: Children) -> list[Candida
         level = [c for c in found if c.level == k + 1]
         if not level:
             break
-    return found
-
-
-def as_tree(found: Sequence[Candidate]) -> tuple[list[int], tuple[int, ...]]:
-    """Tokens and parents of nodes that stand behind their parents."""
     place = {id(c): i for i, c in enumerate(found)}
-    return [c.token for c in found], tuple(
-        -1 if c.above is None else place[id(c.above)] for c in found
-    )
+    parents = tuple(-1 if c.above is None else place[id(c.above)] for c in found)
+    return [c.token for c in found], parents
 
 
 def tree_from_marginals(log_q_KV: Tensor, nodes: int) -> Proposal:
@@ -78,9 +66,7 @@ def tree_from_marginals(log_q_KV: Tensor, nodes: int) -> Proposal:
     top = log_q_KV.topk(min(nodes, log_q_KV.shape[1]), dim=-1)
     rows = list(zip(top.values.tolist(), top.indices.tolist(), strict=True))
     tokens, parents = best_first(len(rows), nodes, lambda k, above: [rows[k]] * len(above))
-    return Proposal(
-        torch.tensor(tokens, dtype=torch.int64, device=log_q_KV.device), "point", parents=parents
-    )
+    return point_proposal(tokens, log_q_KV.device, parents)
 
 
 def drawn_tree_parents(nodes: int, depth: int) -> tuple[int, ...]:
@@ -92,70 +78,61 @@ def drawn_tree_parents(nodes: int, depth: int) -> tuple[int, ...]:
 
 def draw_tree(
     parents: tuple[int, ...],
+    law: Law,
     q_of: Callable[[int, Tensor], Tensor],
     siblings: Siblings,
     generator: torch.Generator,
-    device: torch.device,
-) -> tuple[Tensor, Tensor]:
-    """Draw a token from its q for every node: tokens (N,), and the q of each node's first sibling's
-    draw, (N, V).
+    ids: Tensor | None = None,
+) -> Proposal:
+    """Draw a token from its q for every node of a tree, whose shape does not depend on them.
 
     Args:
-        q_of: (level from 0, parents' tokens (P,), −1 = the root) → q after each of them, (P, V).
+        q_of: (level from 0, parents' columns (P,), −1 = the root) → q after each of them, (P, V).
         siblings: whether siblings may repeat a token. Where q has no token left, the token drawn is
             one that no verifier accepts.
+        ids: the tokens of the columns of q; None = all.
     """
-    level = torch.tensor(depths(parents))
-    tokens_N = torch.zeros(len(parents), dtype=torch.int64, device=device)
-    rows: list[Tensor | None] = [None] * len(parents)
-    for k in range(int(level.max())):
-        own = [i for i, d in enumerate(level.tolist()) if d == k + 1]
+    nodes, device, level = len(parents), generator.device, depths(parents)
+    columns_N = torch.zeros(nodes, dtype=torch.int64, device=device)
+    rows: list[Tensor] = [torch.empty(0)] * nodes
+    for k in range(max(level)):
+        own = [i for i, d in enumerate(level) if d == k + 1]
         above = sorted({parents[i] for i in own})
-        first_PV = q_of(k, tokens_N[above] if k else torch.full((1,), -1, device=device))
+        first_PV = q_of(k, columns_N[above] if k else torch.full((1,), -1, device=device))
         for q_V, parent in zip(first_PV, above, strict=True):
             left_V = q_V
             for i in (i for i in own if parents[i] == parent):
                 rows[i] = q_V
-                tokens_N[i] = draw(left_V, generator)
+                columns_N[i] = draw(left_V, generator)
                 if siblings == "without_replacement":
-                    left_V = left_V.index_fill(0, tokens_N[i : i + 1], 0.0)
-    return tokens_N, torch.stack([row for row in rows if row is not None])
+                    left_V = left_V.index_fill(0, columns_N[i : i + 1], 0.0)
+    tokens_N = columns_N if ids is None else ids[columns_N]
+    kind = siblings if len(set(parents)) < nodes else None
+    q = DraftProbs(torch.stack(rows), ids)
+    return Proposal(tokens_N, law, q, parents=parents, siblings=kind)
 
 
 def merge_chains(drafts: Sequence[Proposal]) -> Proposal:
-    """Chains drawn for one prefix independently of each other, as one tree: each is a branch from
-    the root. Their first tokens are i.i.d. siblings where they were drawn from one q.
-
-    Raises:
-        ValueError: proposals of different laws, `unmasked` ones, trees, or q over different ids.
-    """
-    law = drafts[0].law
-    if any(x.law != law or x.parents is not None for x in drafts) or law == "unmasked":
-        raise ValueError("merge_chains needs chains of one law, not unmasked out of order")
+    """Chains of one law, drawn for one prefix independently of each other and from one q, as one
+    tree: each is a branch from the root, and their first tokens are i.i.d. siblings."""
     parents: list[int] = []
     for x in drafts:
-        first = len(parents)
-        parents += [-1 if i < 0 else first + i for i in chain(len(x))]
+        parents += [-1 if i < 0 else len(parents) + i for i in chain(len(x))]
     tokens_N = torch.cat([x.tokens_K for x in drafts])
     qs = [x.q for x in drafts if x.q is not None]
-    q = concatenate_q(qs) if qs else None
-    if qs and q is None:
-        raise ValueError("merge_chains needs q over the same ids")
-    rows = [x.q.probs[0] for x in drafts if x.q is not None and len(x)]
-    siblings: Siblings | None = None
-    if len(rows) > 1:
-        one_q = all(torch.equal(row, rows[0]) for row in rows)
-        siblings = "iid" if one_q else "independent"
-    return Proposal(tokens_N, law, q, parents=tuple(parents), siblings=siblings)
+    q = DraftProbs(torch.cat([x.probs for x in qs]), qs[0].ids)
+    siblings: Siblings | None = "iid" if len(drafts) > 1 else None
+    return Proposal(tokens_N, drafts[0].law, q, parents=tuple(parents), siblings=siblings)
 
 
-def concatenate_q(qs: Sequence[DraftProbs]) -> DraftProbs | None:
-    """The rows of all, concatenated; None where they are not over the same ids."""
+def concatenate_q(qs: Sequence[DraftProbs], vocab_size: int) -> DraftProbs:
+    """The rows of all, concatenated; over the whole vocabulary where their ids differ."""
     ids = qs[0].ids
-    for q in qs:
-        if q.ids is not ids and (q.ids is None or ids is None or not torch.equal(q.ids, ids)):
-            return None
-    return DraftProbs(torch.cat([q.probs for q in qs]), ids)
+    if all(q.ids is ids for q in qs) or (
+        ids is not None and all(q.ids is not None and torch.equal(q.ids, ids) for q in qs)
+    ):
+        return DraftProbs(torch.cat([q.probs for q in qs]), ids)
+    return DraftProbs(torch.cat([q.dense(vocab_size) for q in qs]))
 
 
 def prefix_tree(
@@ -174,5 +151,4 @@ def prefix_tree(
                 tokens.append(token)
                 parents.append(at)
             at = place[at, token]
-    tokens_N = torch.tensor(tokens, dtype=torch.int64, device=device)
-    return Proposal(tokens_N, "point", parents=tuple(parents))
+    return point_proposal(tokens, device, tuple(parents))

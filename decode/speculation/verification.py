@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decode.speculation.proposal import SEEN_AT_ONCE, Proposal
+from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import (
     ProcessorState,
     Sampling,
@@ -26,10 +26,12 @@ from decode.speculation.sampling import (
     probs,
     uniform,
 )
-from decode.speculation.tree import depths, path_to, walk
+from decode.speculation.tree import depths, index_children, path_to, walk
 from decode.speculation.verifiers import check_proposal, find, run_verifier
 from specalign.kernels.gradients import without_gradients
 
+SEEN_AT_ONCE = frozenset({"cpu"})
+"""Devices whose values can be read without waiting."""
 TOGETHER, TOGETHER_ON_CPU = 2**24, 2**20
 """Numbers in the largest block of p. On a CPU a larger one leaves the caches, and what is saved is
 lost again."""
@@ -80,13 +82,13 @@ class Outcome(NamedTuple):
 
     @property
     def rows(self) -> list[int]:
-        """The rows of the target call along the path: the last committed token's, then the accepted
-        drafts'."""
+        """The rows of the forward pass along the path: the last committed token's, then the
+        accepted drafts'."""
         return [0, *(i + 1 for i in self.path)]
 
     @property
     def straight(self) -> bool:
-        """Whether these are the call's first rows."""
+        """Whether these are the first rows of the forward pass."""
         return self.path == list(range(len(self.path)))
 
 
@@ -97,38 +99,29 @@ outcome."""
 
 @without_gradients
 def verify_rounds(rounds: Sequence[Round]) -> list[Outcome]:
-    """Accept a path of each proposal and choose the token after it.
-
-    Raises:
-        UserError: a verifier is not exact for its drafts.
-        ValueError: a proposal's values contradict what it says of them (`Proposal.faults`).
-    """
+    """Accept a path of each proposal and choose the token after it. Raises UserError where a
+    verifier is not exact for its drafts."""
     groups: dict[Hashable, list[int]] = {}
     for i, one in enumerate(rounds):
         if len(one.proposal):
             check_proposal(one.proposal, one.verifier, one.sampling.temperature)
         groups.setdefault(_group_key(one), []).append(i)
-    fetched: dict[int, PendingOutcome] = {}
+    pending: dict[int, PendingOutcome] = {}
     for places in groups.values():
         group = [rounds[i] for i in places]
-        fetched.update(zip(places, _verify_group(group), strict=True))
-    return _finish_outcomes([fetched[i] for i in range(len(rounds))])
+        pending.update(zip(places, _verify_group(group), strict=True))
+    return _finish_outcomes([pending[i] for i in range(len(rounds))])
 
 
 def outcome_of(proposal: Proposal, end_1: Tensor, following_1: Tensor) -> Outcome:
-    """The outcome of a path that ends at a node of the proposal (0 = nothing accepted), fetched in
-    one transfer.
-
-    Raises:
-        ValueError: the proposal's values contradict what it says of them (`Proposal.faults`).
-    """
+    """The outcome of a path that ends at a node of the proposal, 0 = the root."""
     return _finish_outcomes([_path_outcome(proposal, end_1, following_1)])[0]
 
 
-def _finish_outcomes(fetched: Sequence[PendingOutcome]) -> list[Outcome]:
-    values = torch.cat([values for values, _ in fetched]).tolist()
+def _finish_outcomes(pending: Sequence[PendingOutcome]) -> list[Outcome]:
+    values = torch.cat([values for values, _ in pending]).tolist()
     outcomes, start = [], 0
-    for own, outcome in fetched:
+    for own, outcome in pending:
         outcomes.append(outcome(values[start : start + len(own)]))
         start += len(own)
     return outcomes
@@ -136,31 +129,16 @@ def _finish_outcomes(fetched: Sequence[PendingOutcome]) -> list[Outcome]:
 
 def _group_key(one: Round) -> Hashable:
     """Rounds of one kind are computed together."""
-    s, proposal = one.sampling, one.proposal
-    if s.greedy and not one.by_rule:
+    if one.sampling.greedy and not one.by_rule:
         return "greedy"
-    form = (
-        one.noise is None,
-        s.temperature,
-        s.top_k,
-        s.top_p,
-        s.min_p,
-        s.repetition_penalty,
-        s.presence_penalty,
-    )
+    form = (one.noise is None, replace(one.sampling, seed=None, banned=(), min_new_tokens=0))
     if not one.by_rule:
         return form
+    proposal = one.proposal
     q = None if proposal.q is None else proposal.q.probs.dtype
     # chains have their own formulas, which round otherwise than those of trees
-    return (
-        form,
-        one.verifier,
-        proposal.law,
-        proposal.siblings,
-        proposal.branches,
-        one.logits_MV.dtype,
-        q,
-    )
+    kind = (one.verifier, proposal.law, proposal.siblings, proposal.branches)
+    return (form, kind, one.logits_MV.dtype, q)
 
 
 def _verify_group(group: Sequence[Round]) -> Iterable[PendingOutcome]:
@@ -172,7 +150,7 @@ def _verify_group(group: Sequence[Round]) -> Iterable[PendingOutcome]:
     together = TOGETHER_ON_CPU if first.logits_MV.device.type == "cpu" else TOGETHER
     count = max(1, together // longest)
     parts = (group[i : i + count] for i in range(0, len(group), count))
-    return (fetched for part in parts for fetched in _apply_rule(part))
+    return (pending for part in parts for pending in _apply_rule(part))
 
 
 def _apply_rule(group: Sequence[Round]) -> list[PendingOutcome]:
@@ -212,18 +190,12 @@ def _pad_rows(rows_R: Tensor, heights: Sequence[int]) -> Tensor:
 
 
 def _path_outcome(proposal: Proposal, end_1: Tensor, following_1: Tensor) -> PendingOutcome:
-    tokens_N, faults_1 = proposal.tokens_K.to(end_1.device), proposal.faults()
-    if faults_1 is None:
-        faults_1 = torch.zeros_like(end_1)
-
     def outcome(values: list[int]) -> Outcome:
-        end, following, fault, *tokens = values
-        if fault:
-            raise ValueError(proposal.fault_in(fault))
+        end, following, *tokens = values
         path = path_to(proposal.tree, end)
         return Outcome([tokens[i] for i in path], following, path)
 
-    return torch.cat((end_1, following_1, faults_1, tokens_N)), outcome
+    return torch.cat((end_1, following_1, proposal.tokens_K.to(end_1.device))), outcome
 
 
 def verify_greedy(
@@ -235,9 +207,7 @@ def verify_greedy(
         draft_tokens, parents: N drafted tokens and the parent of each; -1 = the root.
         target_tokens: N + 1 choices of the target, after the root and after each draft.
     """
-    children: dict[tuple[int, int], int] = {}
-    for node, (parent, token) in enumerate(zip(parents, draft_tokens, strict=True)):
-        children.setdefault((parent, token), node)
+    children = index_children(draft_tokens, parents)
     path: list[int] = []
     node = -1
     while (node, target_tokens[node + 1]) in children:
@@ -264,42 +234,31 @@ def _known_outcome(proposal: Proposal, target_tokens_M: Tensor) -> PendingOutcom
     return torch.cat((target_tokens_M, proposal.tokens_K.to(target_tokens_M.device))), outcome
 
 
-def _walk_paths(
-    tokens: Sequence[list[int]],
-    proposals: Sequence[Proposal],
-    say: Callable[[list[tuple[int, int]]], Sequence[int]],
-) -> list[Outcome]:
-    ends = walk(tokens, [x.tree for x in proposals], say)
-    return [
-        Outcome([own[i] for i in path], token, path)
-        for own, (path, token) in zip(tokens, ends, strict=True)
-    ]
-
-
 def _sample_target(group: Sequence[Round]) -> list[PendingOutcome]:
     """The target's own tokens, drawn from p. On a CPU only at the nodes on the path: p and its
-    running sum at every node of a wide call cost milliseconds. The token at a node does not depend
-    on where else one is drawn."""
-    proposals, device = [one.proposal for one in group], group[0].logits_MV.device
+    running sum at every node of a wide forward pass cost milliseconds. The token at a node does not
+    depend on where else one is drawn."""
+    proposals = [one.proposal for one in group]
     sample = _sampler(group)
-    if device.type not in SEEN_AT_ONCE:
+    if group[0].logits_MV.device.type not in SEEN_AT_ONCE:
         heights = [len(one.logits_MV) for one in group]
-        target_tokens = sample(
-            [(b, node) for b, rows in enumerate(heights) for node in range(rows)]
-        ).split(heights)
+        nodes = [(b, node) for b, rows in enumerate(heights) for node in range(rows)]
         return [
-            _known_outcome(x, target_tokens_M)
-            for x, target_tokens_M in zip(proposals, target_tokens, strict=True)
+            _known_outcome(*x) for x in zip(proposals, sample(nodes).split(heights), strict=True)
         ]
     tokens = [x.tokens_K.tolist() for x in proposals]
-    outcomes = _walk_paths(tokens, proposals, lambda asked: sample(asked).tolist())
+    ends = walk(tokens, [x.tree for x in proposals], lambda asked: sample(asked).tolist())
     nothing = torch.zeros(0, dtype=torch.int64)
-    return [(nothing, lambda _, outcome=outcome: outcome) for outcome in outcomes]  # type: ignore[misc]
+    pending: list[PendingOutcome] = []
+    for own, (path, following) in zip(tokens, ends, strict=True):
+        outcome = Outcome([own[i] for i in path], following, path)
+        pending.append((nothing, lambda _, outcome=outcome: outcome))  # type: ignore[misc]
+    return pending
 
 
 def _sampler(group: Sequence[Round]) -> Callable[[list[tuple[int, int]]], Tensor]:
-    """A function of nodes, (request of the group, row of its call), to the target's tokens there
-    (with `noise`: coupled to their positions)."""
+    """A function of nodes, (request of the group, row of its forward pass), to the target's tokens
+    there (with `noise`: coupled to their positions)."""
     sampling, heights = group[0].sampling, [len(one.logits_MV) for one in group]
     start = [0, *accumulate(heights)]
     coupled = group[0].noise is not None

@@ -48,19 +48,12 @@ class Verifier:
     """A rule, and the drafts for which it is exact."""
 
     name: str
-    rule: Rule | None
-    """None: the verifier does not draw from outcomes (`gumbel`)."""
+    rule: Rule | None  # None: the verifier does not draw from outcomes (`gumbel`)
     laws: frozenset[str]
-    """How drafts may have been drawn (`decode.speculation.proposal.Law`)."""
-    siblings: frozenset[str] = frozenset()
-    """How siblings may have been drawn; empty: chains only. Point drafts may branch anyhow, unless
-    this is empty."""
-    greedy_only: bool = False
-    """Exact only at temperature 0."""
-    state_only: bool = False
-    """Among unmasked drafts, exact only for state-only orders."""
-    lossy: bool = False
-    """The output does not have the target's distribution."""
+    siblings: frozenset[str] = frozenset()  # empty: chains only; point drafts may branch anyhow
+    greedy_only: bool = False  # exact only at temperature 0
+    state_only: bool = False  # among unmasked drafts, exact only for state-only orders
+    lossy: bool = False  # the output does not have the target's distribution
 
     def fits(self, law: str, temperature: float) -> bool:
         """Whether it is exact for chains of that law at that temperature."""
@@ -92,30 +85,22 @@ def run_verifier(
 
     Raises:
         UserError: unknown verifier, or one that is not exact for these proposals.
-        ValueError: p of half precision or of a wrong shape.
     """
     verifier = find(name)
     for proposal in proposals:
         check_proposal(proposal, name, 0.0 if verifier.greedy_only else 1.0)
     rows = 1 + max(len(x) for x in proposals)
-    if p_BMV.dtype not in (torch.float32, torch.float64) or p_BMV.shape[:2] != (
-        len(proposals),
-        rows,
-    ):
+    if p_BMV.dtype.itemsize < 4 or p_BMV.shape[:2] != (len(proposals), rows):
         raise ValueError(
             f"p must be fp32 or fp64 with {len(proposals)} x {rows} rows, not {p_BMV.dtype} "
             f"{tuple(p_BMV.shape)}"
         )
-    if verifier.rule is None:
-        raise ValueError(
-            f"verifier {name!r} takes its noise from positions: decode.speculation.sampling.couple"
-        )
+    assert verifier.rule is not None, "gumbel takes its noise from positions"
     u_B2 = torch.stack([uniform(2, g) for g in generators])
-    if (
-        verifier.rule is rules.block
-        and (verdict := _chains_in_c(proposals, p_BMV, u_B2)) is not None
-    ):
-        return verdict
+    if verifier.rule is rules.block:
+        verdict = _chains_in_c(proposals, p_BMV, u_B2)
+        if verdict is not None:
+            return verdict
     drafts = Drafts.of(proposals, p_BMV.shape[2])
     return resolve(verifier.rule(p_BMV, drafts), p_BMV, u_B2.to(p_BMV.device))
 
@@ -174,29 +159,38 @@ def find(name: str) -> Verifier:
 
 
 def check_pair(law: str, name: str, temperature: float) -> Verifier:
-    """The verifier, if it is exact for chains of this law at this temperature, or lossy.
-
-    Raises:
-        UserError: it is neither; the line says why, and which verifiers are exact.
-    """
+    """The verifier, if it is exact for chains of this law at this temperature, or lossy. Raises
+    UserError with those that are exact."""
     verifier = find(name)
     if not verifier.fits(law, temperature):
         fitting = [v for v in VERIFIERS.values() if v.fits(law, temperature)]
-        raise _refusal(law, verifier, _why_law(law, verifier, temperature), fitting)
+        raise _refusal(verifier, f"{law!r} drafts", temperature, fitting)
     return verifier
 
 
 def check_proposal(proposal: Proposal, name: str, temperature: float) -> Verifier:
-    """The verifier, if it is exact for this proposal, or lossy.
-
-    Raises:
-        UserError: it is neither; the line says why, and which verifiers are exact.
-    """
+    """The verifier, if it is exact for this proposal, or lossy. Raises UserError with those that
+    are exact."""
     verifier = find(name)
     if not verifier.accepts(proposal, temperature):
         fitting = [v for v in VERIFIERS.values() if v.accepts(proposal, temperature)]
-        raise _refusal(proposal.law, verifier, _why(proposal, verifier, temperature), fitting)
+        drafts = f"{proposal.law!r} drafts"
+        if proposal.branches:
+            drafts += f" that branch (siblings drawn: {proposal.siblings})"
+        elif proposal.law == "unmasked" and not proposal.state_only:
+            drafts += " whose order looked at drawn values"
+        raise _refusal(verifier, drafts, temperature, fitting)
     return verifier
+
+
+def _refusal(
+    verifier: Verifier, drafts: str, temperature: float, fitting: Sequence[Verifier]
+) -> UserError:
+    exact = ", ".join(v.name for v in fitting if not v.lossy)
+    return UserError(
+        f"verifier {verifier.name!r} would change the output's distribution with {drafts} at "
+        f"temperature {temperature:g}; these fit: {exact}"
+    )
 
 
 def choose(law: str, temperature: float) -> str:
@@ -208,33 +202,3 @@ def choose(law: str, temperature: float) -> str:
     if law == "unmasked":
         return "hybrid"
     return "traversal" if VERIFIERS["traversal"].fits(law, temperature) else "point_mass"
-
-
-_WHY = {
-    "point": "these drafts were not drawn from any q (an argmax, a lookup, a choice): p/q has no meaning",
-    "unmasked": "these drafts were unmasked out of order: q is not conditioned on the tokens left of each",
-}
-
-
-def _why_law(law: str, verifier: Verifier, temperature: float) -> str:
-    if law in verifier.laws:
-        return f"it compares drafts with the argmax, which is exact only at temperature 0, not at {temperature:g}"
-    if law == "point" and temperature == 0:
-        return "at temperature 0 drafts are argmaxes, not draws: leave it at auto, or sample (a temperature above 0)"
-    return _WHY.get(law, f"it is exact only for {', '.join(sorted(verifier.laws))} drafts")
-
-
-def _why(proposal: Proposal, verifier: Verifier, temperature: float) -> str:
-    if not verifier.fits(proposal.law, temperature):
-        return _why_law(proposal.law, verifier, temperature)
-    if proposal.law == "unmasked":
-        return "the order in which they were unmasked looked at the values drawn (not state-only)"
-    if not verifier.siblings:
-        return "they branch, and it is exact only for chains"
-    return f"their siblings were drawn {proposal.siblings}, and it is exact only for {', '.join(sorted(verifier.siblings))}"
-
-
-def _refusal(law: str, verifier: Verifier, why: str, fitting: Sequence[Verifier]) -> UserError:
-    exact = ", ".join(v.name for v in fitting if not v.lossy)
-    what = f"verifier {verifier.name!r} would change the output's distribution with {law!r} drafts"
-    return UserError(f"{what}: {why}; these fit: {exact}")

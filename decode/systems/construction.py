@@ -8,20 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from decode.engine import compiled
 from decode.engine.decoder import Decoder
-from decode.proposers.adaptive import AdaptiveDrafter, SwitchingDrafter
-from decode.proposers.autoregressive import AutoregressiveDrafter, AutoregressiveWriter
+from decode.proposers.adaptive import AdaptiveDrafter, AdaptiveLength, CostAware
+from decode.proposers.autoregressive import AutoregressiveDrafter
 from decode.proposers.base import Drafter
 from decode.proposers.block import BlockProposer
-from decode.proposers.controllers import AdaptiveLength, CostAware, adaptive_range
-from decode.proposers.copying import CopyingDrafter
 from decode.proposers.corpus import read_corpus
 from decode.proposers.d2sd import D2SDDrafter
-from decode.proposers.diffusion import DiffusionProposer, DiffusionWriter
+from decode.proposers.diffusion import DiffusionProposer
 from decode.proposers.diffuspec import DiffuSpecDrafter
 from decode.proposers.hierarchical import HierarchicalDrafter
-from decode.proposers.lookup import LookupDrafter
+from decode.proposers.lookup import CopyingDrafter, LookupDrafter
 from decode.proposers.merged import MergedDrafter
 from decode.proposers.overlapped import OverlappedDrafter
 from decode.proposers.retrieval import RetrievalDrafter
@@ -29,14 +26,20 @@ from decode.proposers.specdiff2 import SpecDiff2Drafter
 from decode.proposers.suffix_automaton import Datastore
 from decode.proposers.tolerator import ToleratorDrafter
 from decode.proposers.translated import TranslatedDrafter
-from decode.proposers.vocabularies import VocabularyMap
 from decode.speculation.proposal import Siblings
 from decode.speculation.verifiers import find
 from decode.systems import registry
-from decode.systems.declaration import System
 from decode.systems.drafter_folders import check_there
 from decode.systems.parsing import Method, check_drafters, first_kind
-from decode.systems.registry import ANY, AUTOREGRESSIVE, DIFFUSION, ORDERS, SYSTEMS, DraftingSystem
+from decode.systems.registry import (
+    ANY,
+    AUTOREGRESSIVE,
+    DIFFUSION,
+    ORDERS,
+    DraftingSystem,
+    GivenDrafter,
+    System,
+)
 from specalign.common.checksums import check_checksums
 from specalign.common.errors import UserError
 from specalign.common.hub import local_path
@@ -48,16 +51,13 @@ from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 from specalign.models.standalone import DiffusionDrafter
 
-NO_STEPS = "steps and order belong to standalone drafters (DDiT, masked language model)"
-NO_TREES = "tree_nodes belongs to block and standalone diffusion drafters; this one drafts chains (tree_nodes=0)"
-
 
 @dataclass(frozen=True)
 class ForeignDrafter:
-    """A standalone drafter with its own vocabulary, and the map between the two vocabularies."""
+    """A standalone drafter with its own tokenizer."""
 
     network: DiffusionDrafter | Target
-    vocabulary: VocabularyMap
+    tokenizer: Any
 
 
 @dataclass
@@ -90,61 +90,27 @@ def build(method: Method, drafters: OpenDrafters, draft_tokens: int | None = Non
 
 def assemble(method: Method, drafters: OpenDrafters, draft_tokens: int | None = None) -> Decoder:
     """`build`, with errors that do not name the method."""
-    target, system = drafters.target, method.system
+    target, asked = drafters.target, method.typed("draft_tokens") or draft_tokens
     if target.chains_only and method.branches:
         raise UserError(
             f"target {target.spec!r} {target.why_chains_only}, so drafts may not branch"
         )
-    if isinstance(system, registry.Compiled):
-        say(
-            "compiled: torch.compile runs on the target, which takes half a minute or more",
-            error=True,
-        )
-        target = compiled.compiled(target)
-    if not isinstance(system, DraftingSystem):
-        return Decoder(target)
-    make = _make_switching if method.variants else _make_proposer
-    proposer = make(method, drafters, draft_tokens)
-    if system.copying:
-        longest = method.typed("draft_tokens") or draft_tokens
-        proposer = (
-            CopyingDrafter(proposer, longest, longest) if longest else CopyingDrafter(proposer)
-        )
-    return Decoder(target, proposer, system.verifier_name)
-
-
-def _make_proposer(method: Method, drafters: OpenDrafters, draft_tokens: int | None) -> Drafter:
-    """The proposer of a method without variants, with its controller."""
     if draft_tokens is not None:
         method = method.with_defaults({"draft_tokens": draft_tokens})
     system = method.system
-    assert isinstance(system, DraftingSystem)
-    proposer = _make_own(system, drafters)
+    if not isinstance(system, DraftingSystem):
+        return Decoder(target)
+    proposer = _make_proposer(system, drafters)
     longest = proposer.draft_tokens
     if longest < (method.typed("draft_tokens") or 0):
         raise UserError(f"this drafter drafts at most {longest} tokens")
     if system.controller == "cost":
-        return AdaptiveDrafter(proposer, CostAware)
-    if system.controller == "adl":
-        return AdaptiveDrafter(
-            proposer, lambda: AdaptiveLength(*adaptive_range(longest), smoothing=0.5)
-        )
-    return proposer
-
-
-def _make_switching(method: Method, drafters: OpenDrafters, draft_tokens: int | None) -> Drafter:
-    """The proposer of a method with variants. Raises UserError for a system whose variants can't
-    share a session."""
-    if not method.system.has_variants:
-        able = ", ".join(name for name, system in SYSTEMS.items() if system.has_variants)
-        raise UserError(
-            "one variant at a time (controller=cost chooses the length); these take several: "
-            f"{able}"
-        )
-    if isinstance(method.system, DraftingSystem) and method.system.controller != "fixed":
-        raise UserError("either several variants or a controller, not both")
-    variants = [_make_proposer(variant, drafters, draft_tokens) for variant in method.variants]
-    return SwitchingDrafter(variants, [variant.name for variant in method.variants])
+        proposer = AdaptiveDrafter(proposer, CostAware)
+    elif system.controller == "adl":
+        proposer = AdaptiveDrafter(proposer, lambda: AdaptiveLength(longest))
+    if system.copying:
+        proposer = CopyingDrafter(proposer, *([asked, asked] if asked else []))
+    return Decoder(target, proposer, system.verifier_name)
 
 
 _CLASSES: dict[type[System], Callable[..., Drafter]] = {
@@ -161,11 +127,11 @@ _CLASSES: dict[type[System], Callable[..., Drafter]] = {
 """The proposers that take the system's drafters, and its own options by name."""
 
 
-def _make_own(system: DraftingSystem, drafters: OpenDrafters) -> Drafter:
+def _make_proposer(system: DraftingSystem, drafters: OpenDrafters) -> Drafter:
     """The proposer of a system, without its controller."""
     options = system.own_options
     match system:
-        case registry.GivenDrafter():
+        case GivenDrafter():
             return make_given(system, drafters)
         case registry.Retrieval():
             return _make_retrieval(system, drafters)
@@ -178,7 +144,8 @@ def _make_own(system: DraftingSystem, drafters: OpenDrafters) -> Drafter:
                 "retrieval": registry.Retrieval(),
                 "diffusion": registry.SpecDiff(),
             }[name]
-            return HierarchicalDrafter(drafters[AUTOREGRESSIVE], _make_own(inner, drafters), tokens)
+            proposer = _make_proposer(inner, drafters)
+            return HierarchicalDrafter(drafters[AUTOREGRESSIVE], proposer, tokens)
         case registry.Double(draft_tokens=tokens, corpus=path):
             first = _make_retrieval(registry.Retrieval(corpus=path), drafters)
             second = _make_retrieval(registry.Retrieval(corpus=path, draft_tokens=tokens), drafters)
@@ -198,7 +165,7 @@ def _make_retrieval(system: registry.Retrieval, drafters: OpenDrafters) -> Draft
     return RetrievalDrafter(system.draft_tokens, system.shortest, system.tree_nodes, store)
 
 
-def make_given(system: registry.GivenDrafter, drafters: OpenDrafters) -> Drafter:
+def make_given(system: GivenDrafter, drafters: OpenDrafters) -> Drafter:
     """A proposer from a drafter of any kind. For a verifier that is exact for drawn drafts only,
     drafts are drawn: chains, or trees with siblings that it accepts.
 
@@ -215,22 +182,24 @@ def make_given(system: registry.GivenDrafter, drafters: OpenDrafters) -> Drafter
         siblings = next((kind for kind in ("without_replacement", "iid") if kind in accepted), None)
     if isinstance(drafter, DiffusionDrafter):
         check_masks(drafter)
-        return DiffusionProposer(
-            drafter, tokens, system.steps, system.order, tree_nodes=nodes or 0, siblings=siblings
-        )
-    if system.steps != 1 or system.order != ORDERS[0]:
-        raise UserError(NO_STEPS)
+        return DiffusionProposer(drafter, tokens, system.steps, system.order, nodes or 0, siblings)
+    check_options(system, isinstance(drafter, BlockDrafter))
     if isinstance(drafter, BlockDrafter):
         return BlockProposer(drafter, tokens, nodes, siblings)
-    if nodes:
-        raise UserError(NO_TREES)
-    length = {} if tokens is None else {"draft_tokens": tokens}
     if isinstance(drafter, ForeignDrafter):
-        writer: Any = (
-            AutoregressiveWriter if isinstance(drafter.network, Target) else DiffusionWriter
-        )
-        return TranslatedDrafter(writer(drafter.network, **length), drafter.vocabulary, tokens)
-    return AutoregressiveDrafter(drafter, **length) if isinstance(drafter, Target) else drafter
+        return TranslatedDrafter(drafter.network, drafter.tokenizer, drafters.target, tokens)
+    if isinstance(drafter, Target):
+        return AutoregressiveDrafter(drafter, *([tokens] if tokens else []))
+    proposer: Drafter = drafter
+    return proposer
+
+
+def check_options(system: GivenDrafter, trees: bool) -> None:
+    """Raises UserError for options that only other drafters have."""
+    if system.steps != 1 or system.order != ORDERS[0]:
+        raise UserError("steps and order belong to standalone diffusion drafters")
+    if system.tree_nodes and not trees:
+        raise UserError("tree_nodes belongs to block and standalone diffusion drafters")
 
 
 def check_masks(drafter: DiffusionDrafter) -> None:
@@ -261,12 +230,12 @@ def open_drafters(
     opened = OpenDrafters(target)
     needed = dict.fromkeys(kind for method in methods for kind in method.needs)
     foreign = ANY in needed and tokenizer is not None
-    for kind in dict.fromkeys(
-        first_kind(folders, kind) for kind in needed if kind != ANY or not foreign
-    ):
-        if kind != AUTOREGRESSIVE:
-            check_there(folders[kind])
-        opened.drafters[kind] = open_one(folders[kind], kind, target)
+    for kind in needed:
+        if kind == ANY and foreign:
+            continue
+        kind = first_kind(folders, kind)
+        if kind not in opened.drafters:
+            opened.drafters[kind] = open_one(folders[kind], kind, target)
     if ANY in needed:
         first = first_kind(folders, ANY)
         if tokenizer is None:
@@ -274,7 +243,8 @@ def open_drafters(
         else:
             opened.drafters[ANY] = _open_foreign(folders[first], first, target, tokenizer)
     for folder in dict.fromkeys(folders[first_kind(folders, kind)] for kind in needed):
-        if note := chat_note(folder, target.chat, target.tokenizer):
+        note = chat_note(folder, target.chat, target.tokenizer)
+        if note:
             say(note, error=True)
     return opened
 
@@ -283,15 +253,15 @@ def open_one(folder: str, kind: str, target: Target) -> BlockDrafter | Diffusion
     """A trained drafter of this kind. Raises UserError where it is missing or of another kind."""
     if kind == AUTOREGRESSIVE:
         check_checksums(local_path(folder))
-        place, trust = str(target.device), target.trust_remote_code
         return load_target(
             folder,
             target.dtype_name,
-            place,
+            str(target.device),
             target.fast,
             round_to_bf16=target.fast,
-            trust_remote_code=trust,
+            trust_remote_code=target.trust_remote_code,
         )
+    check_there(folder)
     drafter = open_drafter(folder, target)
     if isinstance(drafter, DiffusionDrafter) != (kind == DIFFUSION):
         raise UserError(f"--drafter {kind}={folder}: that is no drafter of the kind {kind}")
@@ -307,11 +277,15 @@ def _open_foreign(folder: str, kind: str, target: Target, tokenizer: str | Path)
     """A standalone drafter with its own tokenizer. Raises UserError for a block drafter, or what
     does not exist."""
     vocabulary = load_tokenizer(tokenizer, target.trust_remote_code)
+    network: DiffusionDrafter | Target
     if kind == AUTOREGRESSIVE:
-        network: Any = open_one(folder, kind, target)
+        opened = open_one(folder, kind, target)
+        assert isinstance(opened, Target)
+        network = opened
     else:
+        check_there(folder)
         network = _prepare(load_standalone(folder, target, len(vocabulary)), target)
-    return ForeignDrafter(network, VocabularyMap(vocabulary, target.tokenizer))
+    return ForeignDrafter(network, vocabulary)
 
 
 def _prepare(drafter: DiffusionDrafter, target: Target) -> DiffusionDrafter:

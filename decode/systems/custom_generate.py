@@ -28,8 +28,6 @@ from decode.speculation.verifiers import find
 from decode.systems.generate_call import arguments_of_generate, check_call, masks_of
 from decode.systems.generate_output import output_of
 from decode.systems.load import load
-from decode.systems.parsing import read_method
-from decode.systems.registry import Compiled
 from specalign.common.errors import UserError
 from specalign.common.hub import local_path
 from specalign.common.text import say
@@ -79,10 +77,6 @@ class OpenModel:
         if weights is not None and weights.is_file():  # trained again into the same folder
             key = (*key, weights.stat().st_mtime_ns, weights.stat().st_ino)
         if key not in self.decoders:
-            if method is not None and isinstance(read_method(method).system, Compiled):
-                raise UserError(
-                    f"method={method}: decodes with a reloaded copy of the model; use decode.load"
-                )
             made = self.decoders[key] = load(self.target, drafter, method=method)
             if made.verifier != "auto" and find(made.verifier).lossy:
                 say(

@@ -39,24 +39,20 @@ class NamedDrafter:
 
 
 def read_drafters(text: str | None) -> tuple[NamedDrafter, ...]:
-    """The drafters of a comma list. Loads nothing.
-
-    Raises:
-        UserError: an unknown kind, or a drafter that does not exist.
-    """
+    """The drafters of a comma list. Loads nothing. Raises UserError for an unknown kind, or a
+    drafter that does not exist."""
     found = []
     for word in filter(None, (part.strip() for part in (text or "").split(","))):
         kind, equals, folder = word.partition("=")
-        if equals and kind not in ROLES:
+        if not equals:
+            kind, folder = "", word
+        elif kind not in ROLES:
             raise UserError(f"--drafter: unknown kind {kind!r}{nearest(kind, ROLES)}")
-        drafter = NamedDrafter(folder, kind) if equals else NamedDrafter(word)
-        if drafter.folder in NO_FOLDERS:
-            raise UserError(
-                f"--drafter={drafter.folder!r}: give a folder; lookup and plain are --methods"
-            )
-        if drafter.kind != AUTOREGRESSIVE:  # which may be any target: a package or a GGUF file too
-            check_there(drafter.folder)
-        found.append(drafter)
+        if folder in NO_FOLDERS:
+            raise UserError(f"--drafter={folder!r}: give a folder; lookup and plain are --methods")
+        if kind != AUTOREGRESSIVE:  # which may be any target: a package or a GGUF file too
+            check_there(folder)
+        found.append(NamedDrafter(folder, kind or None))
     return tuple(found)
 
 
@@ -69,19 +65,20 @@ def drafters_for(named: Sequence[NamedDrafter], target: str) -> tuple[NamedDraft
 def drafters_by_kind(
     named: Sequence[NamedDrafter], note: Callable[[str], object] = lambda line: None
 ) -> dict[str, str]:
-    """The folders by kind, in their order. `note` receives a line for a folder that does not
-    confirm its kind.
-
-    Raises:
-        UserError: a drafter of another kind than was typed, or two of one kind.
-    """
+    """The folders by kind, in their order. `note` receives a line for a second drafter that was not
+    trained as one. Raises UserError for another kind than was typed, or two of one kind."""
     found: dict[str, str] = {}
     for drafter in named:
-        folder, kind = drafter.folder, drafter.kind
-        if kind is None:
-            kind = kind_of(folder)
-        else:
-            _check_kind(kind, folder, note)
+        folder, kind = drafter.folder, drafter.kind or kind_of(drafter.folder)
+        if drafter.kind and (local_path(folder) / "config.json").is_file():
+            own = kind_of(folder)
+            if (kind in BLOCKS) != (own in BLOCKS) or (kind, own) == (DIFFUSION, AUTOREGRESSIVE):
+                raise UserError(f"--drafter {kind}={folder}: that is a drafter of the kind {own}")
+            if kind == VARIABLE_PREFIX != own:
+                note(
+                    f"note: {folder} was not trained to continue a drafted prefix "
+                    "(recipe=variable_prefix)"
+                )
         if kind in found:
             raise UserError(
                 f"--drafter: {found[kind]} and {folder} are both of the kind {kind}: use "
@@ -96,9 +93,7 @@ def check_methods(
 ) -> None:
     """Raises UserError for a method whose drafter is not among these. `target` None: the default
     one."""
-    check_drafters(
-        methods, drafters_by_kind(drafters_for(named, DEFAULT_TARGET if target is None else target))
-    )
+    check_drafters(methods, drafters_by_kind(drafters_for(named, target or DEFAULT_TARGET)))
 
 
 def check_there(spec: str) -> None:
@@ -108,38 +103,18 @@ def check_there(spec: str) -> None:
     if spec in NO_FOLDERS or folder.is_file() or any(marker.exists() for marker in markers):
         return
     if folder.is_dir():
-        inside = [path.parent for path in sorted(folder.glob("*/config.json"))]
-        inside = [path for path in inside if path.name == "drafter"] or inside
-        hint = f" (did you mean {str(inside[0])!r}?)" if len(inside) == 1 else ""
+        inside = next(folder.glob("drafter/config.json"), None)
+        hint = f" (did you mean {str(inside.parent)!r}?)" if inside else ""
         raise UserError(f"drafter {spec!r}: no config.json in that folder{hint}")
     if not is_hub_id(spec):
-        raise missing(
-            f"drafter {spec!r}", spec, hint="" if "/" in spec else nearest(spec, NO_FOLDERS[:1])
-        )
-
-
-def _check_kind(kind: str, folder: str, note: Callable[[str], object]) -> None:
-    """Raises UserError where the folder's files say that it is of another kind."""
-    if kind != VARIABLE_PREFIX and not (local_path(folder) / "config.json").is_file():
-        return
-    found = kind_of(folder)
-    if (kind in BLOCKS) != (found in BLOCKS) or (kind, found) == (DIFFUSION, AUTOREGRESSIVE):
-        raise UserError(
-            f"--drafter {kind}={folder}: that is a drafter of the kind {found} ({found}={folder})"
-        )
-    if kind == VARIABLE_PREFIX != found:
-        note(
-            f"note: {folder} was not trained to continue a drafted prefix (recipe=variable_prefix)"
-        )
+        hint = "" if "/" in spec else nearest(spec, NO_FOLDERS[:1])
+        raise missing(f"drafter {spec!r}", spec, hint=hint)
 
 
 def kind_of(spec: str) -> str:
-    """A drafter's kind by its small files: a block drafter, or D²SD's second one if it was
-    trained as one; a causal language model; anything else counts as a standalone diffusion drafter.
-
-    Raises:
-        UserError: a file, or neither a folder nor an available hub id.
-    """
+    """A drafter's kind by its small files; anything that is neither a block drafter nor a causal
+    language model counts as a standalone diffusion drafter. Raises UserError for a file, or neither
+    a folder nor an available hub id."""
     path = local_path(spec)
     if path.is_file():
         raise UserError(
@@ -176,8 +151,7 @@ def choose_drafter(target: str) -> tuple[str, str]:
 
 
 def _is_default(target: str) -> bool:
-    """Whether this is the default target: its hub id, its folder in the Hub's cache, or its
-    package."""
+    """Whether a name stands for the default target."""
     if target == DEFAULT_TARGET or target == f"wheel:{WHEELS[DEFAULT_TARGET][0]}":
         return True
     return expand_path(target).is_dir() and hub_id(target) == DEFAULT_TARGET
@@ -186,30 +160,22 @@ def _is_default(target: str) -> bool:
 def target_of(spec: str) -> str | None:
     """The target that a drafter's folder names; None where it names none."""
     folder = local_path(spec)
-    for name in ("config.json", RECORD):
-        if (folder / name).is_file():
-            target = read_object(folder / name).get("target")
-            if isinstance(target, str) and target:
-                return target
-    config = folder / "config.json"
-    values = read_object(config) if config.is_file() else {}
-    return (made_for(folder, values) or None) if layout_of(values) else None
+    files = [folder / name for name in ("config.json", RECORD)]
+    config, record = (read_object(file) if file.is_file() else {} for file in files)
+    for values in (config, record):
+        target = values.get("target")
+        if isinstance(target, str) and target:
+            return target
+    return (made_for(folder, config) or None) if layout_of(config) else None
 
 
 def target_for(given: str | None, drafter: str) -> str:
     """The target that is asked for, else the one that the drafter's folder names, else the default
-    one.
-
-    Raises:
-        UserError: the folder names a target that can't exist here.
-    """
-    if given:
-        return given
-    named = target_of(drafter)
-    if named is None:
-        return DEFAULT_TARGET
+    one. Raises UserError where the folder names a target that can't exist here."""
+    named = given or target_of(drafter) or DEFAULT_TARGET
     try:
-        check_name(named)
+        if not given:
+            check_name(named)
     except UserError as error:
         raise UserError(
             f"{error}; drafter {drafter!r} was made for it: --target names another"

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from decode.engine.call_options import checks_options
 from decode.engine.decoder import Decoder
 from decode.proposers.base import Drafter
-from decode.systems.construction import (
-    NO_STEPS,
-    NO_TREES,
-    OpenDrafters,
-    assemble,
-    build,
-    open_drafters,
-)
+from decode.systems.construction import OpenDrafters, assemble, build, check_options, open_drafters
 from decode.systems.drafter_folders import (
     AUTO,
     NO_FOLDERS,
@@ -30,7 +23,7 @@ from decode.systems.drafter_folders import (
     shipped_for,
 )
 from decode.systems.parsing import Method, check_drafters, format_method, read_method
-from decode.systems.registry import ANY, DRAFTER, LOOKUP, ORDERS, PLAIN, GivenDrafter
+from decode.systems.registry import ANY, DRAFTER, LOOKUP, PLAIN, GivenDrafter
 from specalign.common.errors import UserError
 from specalign.common.text import say
 from specalign.lm.loading import load_target
@@ -42,7 +35,6 @@ from specalign.models.standalone import DiffusionDrafter
 AnyDrafter = str | os.PathLike[str] | Drafter | BlockDrafter | DiffusionDrafter | Target
 
 
-@checks_options("decode.load")
 def load(
     target: str | os.PathLike[str] | Target = DEFAULT_TARGET,
     drafter: AnyDrafter | None = AUTO,
@@ -65,95 +57,93 @@ def load(
 
     Args:
         target: hub id, folder, GGUF file or `debug`; or one already loaded.
-        drafter: `auto` (the shipped drafter for the default target, `lookup` for others, with a
-            note), a trained drafter's folder or hub id, `lookup` (copies from the text), None or
-            `none` (plain decoding), or one already loaded.
+        drafter: `auto` (the shipped drafter for the default target, `lookup` for others), a trained
+            drafter's folder or hub id, `lookup` (copies from the text), None or `none` (plain
+            decoding), or one already loaded.
         verifier: see `Decoder`.
-        dtype: of the target: auto (see `specalign.lm.loading.load_target`), float32, bfloat16 or
-            float16.
-        device: of the target: auto, cpu, cuda or cuda:N.
+        dtype, device: of the target: float32, bfloat16 or float16; cpu, cuda or cuda:N.
         draft_tokens: draft at most this many tokens ahead; default: the drafter's own number.
-        tree_nodes: drafted tokens verified per round, as a tree; 0 = a chain of `draft_tokens`.
-            Default: by temperature (`decode.proposers.block`). Verifiers that are exact for drawn
-            drafts alone get a chain by default; in a tree for them, siblings are drawn.
-        steps, order: of standalone drafters: how many passes unmask a draft, and in which order
-            (`decode.proposers.diffusion`).
-        drafter_tokenizer: hub id or folder of the tokenizer of a standalone drafter with a
-            vocabulary of its own.
-        copying: copy instead of drafting where the text repeats itself (`decode.proposers.copying`).
-            Default: yes with a trained drafter, no with `method`.
-        method: a system by name with its options, `specdiff:steps=4` (`decode.systems.registry`).
-            `drafter` then names the drafters that it needs, FOLDER or KIND=FOLDER,…; options after
-            colons replace the other drafting options, which only the systems `drafter` and
-            `combined` take.
+        tree_nodes: drafted tokens verified per round, as a tree; 0 = a chain. Default: by
+            temperature; a chain for verifiers that are exact for drawn drafts alone.
+        copying: copy instead of drafting where the text repeats itself. Default: yes with a trained
+            drafter, no with `method`.
+        steps, order: of standalone drafters: passes that unmask a draft, and in which order.
+        drafter_tokenizer: of a standalone drafter with its own vocabulary: hub id or folder.
+        method: a system by name with its options, `specdiff:steps=4`. `drafter` then names the
+            drafters that it needs, FOLDER or KIND=FOLDER,….
         trust_remote_code: run Python code that comes with these models.
-        template_kwargs: variables of the target's chat template, by name (`{"enable_thinking":
-            False}`).
-        system: the system prompt of every conversation that has none.
+        template_kwargs, system: variables of the target's chat template, system prompt of
+            conversations that have none.
 
     Raises:
-        UserError: a file or model that can't be found, read or combined, or an unknown option.
+        UserError: a file or model that can't be found, read or combined, or a wrong option.
     """
-    spec = _target_spec(target)
-    given, note = _resolve_drafter(spec, drafter, method)
-    if copying is None:
-        copying = method is None and given is not None and given not in NO_FOLDERS
     options = GivenDrafter(
         verifier=None if verifier == "auto" else verifier,
         draft_tokens=draft_tokens,
         tree_nodes=tree_nodes,
         steps=steps,
         order=order,
-        copying=copying,
+        copying=bool(copying),
     )
     tokenizer = None if drafter_tokenizer is None else os.fspath(drafter_tokenizer)
-    # the drafter's folder is checked before the target is loaded
+    place = (str(dtype).removeprefix("torch."), str(device))
+    model = {
+        "trust_remote_code": trust_remote_code,
+        "template_kwargs": template_kwargs,
+        "system": system,
+    }
+    by_drafter = copying is None and method is None
+    return _make_decoder(target, drafter, method, options, by_drafter, tokenizer, place, model)
+
+
+def _make_decoder(
+    target: Any,
+    drafter: Any,
+    method: str | None,
+    options: GivenDrafter,
+    by_drafter: bool,
+    tokenizer: str | None,
+    place: tuple[str, str],
+    model: dict[str, Any],
+) -> Decoder:
+    """The drafter's folder is checked before the target is loaded. `by_drafter`: whether to copy
+    depends on the drafter."""
+    spec = _target_spec(target)
+    given, note = _resolve_drafter(spec, drafter, method)
+    if by_drafter and given is not None and given not in NO_FOLDERS:
+        options = replace(options, copying=True)
     if method is not None:
         chosen, folders = _choose_by_name(method, given, options)
     else:
         chosen, folders = _choose_by_drafter(given, options, tokenizer)
     defaults = dict(options.given)
-    defaults.pop("draft_tokens", None)  # at most: a drafter may draft fewer
+    draft_tokens = defaults.pop("draft_tokens", None)  # at most: a drafter may draft fewer
     chosen = chosen.with_defaults(defaults)
-    if isinstance(target, Target):
-        if template_kwargs or system is not None:
-            raise UserError(
-                "template_kwargs and system belong to load_target: this target is loaded already"
-            )
-        loaded = target
-    else:
-        loaded = load_target(
-            spec,
-            str(dtype).removeprefix("torch."),
-            str(device),
-            trust_remote_code=trust_remote_code,
-            template_kwargs=template_kwargs,
-            system=system,
-            decoding=True,
+    if not isinstance(target, Target):
+        target = load_target(spec, *place, decoding=True, **model)
+    elif model["template_kwargs"] or model["system"] is not None:
+        raise UserError(
+            "template_kwargs and system belong to load_target: this target is loaded already"
         )
     if note:
         say(note, error=True)
     if given is None or isinstance(given, str):
-        opened = open_drafters([chosen], folders, loaded, tokenizer)
+        opened = open_drafters([chosen], folders, target, tokenizer)
     else:
-        opened = OpenDrafters(loaded, {ANY: given})
+        opened = OpenDrafters(target, {ANY: given})
     return (assemble if method is None else build)(chosen, opened, draft_tokens)
 
 
 def _target_spec(target: Any) -> str:
-    """The name of a target. Raises UserError for anything else."""
     if isinstance(target, Target):
         return target.spec
     if isinstance(target, str | os.PathLike):
         return os.fspath(target)
-    kind = type(target).__name__
-    if hasattr(target, "generate"):
-        raise UserError(
-            f"target: a {kind} in memory decodes with "
-            "model.generate(custom_generate=decode.custom_generate); "
-            "decode.load takes a hub id, a folder or a GGUF file"
-        )
-    raise UserError(f"target: must be a hub id, a folder or a GGUF file, not {kind}")
+    raise UserError(
+        f"target: must be a hub id, a folder or a GGUF file, not {type(target).__name__}; a model "
+        "in memory decodes with model.generate(custom_generate=decode.custom_generate)"
+    )
 
 
 def _resolve_drafter(spec: str, drafter: Any, method: str | None) -> tuple[Any, str]:
@@ -161,27 +151,22 @@ def _resolve_drafter(spec: str, drafter: Any, method: str | None) -> tuple[Any, 
     is loaded."""
     if isinstance(drafter, os.PathLike):
         return os.fspath(drafter), ""
-    if not isinstance(drafter, str) or drafter != AUTO:
+    if drafter != AUTO or not isinstance(drafter, str):
         return drafter, ""
-    if method is not None:
-        return shipped_for(spec), ""
-    return choose_drafter(spec)
+    return choose_drafter(spec) if method is None else (shipped_for(spec), "")
 
 
 def _choose_by_name(
     name: str, drafter: object, options: GivenDrafter
 ) -> tuple[Method, dict[str, str]]:
     """The method of this name, and the folders of its drafters by kind."""
-    method, given = read_method(name), dict(options.given)
+    method, given = read_method(name), options.given
     if given and ANY not in method.needs:
         typed = format_method(name, {key: str(value).lower() for key, value in given.items()})
-        read_method(typed)  # the system may not have such an option
         raise UserError(f"method={name!r} takes its options after colons: method={typed!r}")
-    if drafter is not None and not isinstance(drafter, str):
-        check_drafters([method], {ANY: drafter})
-        return method, {}
-    folders = drafters_by_kind(read_drafters(drafter))
-    check_drafters([method], folders)
+    by_folder = drafter is None or isinstance(drafter, str)
+    folders = drafters_by_kind(read_drafters(drafter)) if by_folder else {}  # type: ignore[arg-type]
+    check_drafters([method], folders if by_folder else {ANY: drafter})
     return method, folders
 
 
@@ -190,14 +175,12 @@ def _choose_by_drafter(
 ) -> tuple[Method, dict[str, str]]:
     """The method that decodes with this drafter, and its folder by kind."""
     if drafter is None or drafter in NO_FOLDERS:
-        if options.steps != 1 or options.order != ORDERS[0]:
-            raise UserError(NO_STEPS)
-        if options.tree_nodes:
-            raise UserError(NO_TREES)
+        check_options(options, trees=False)
         if tokenizer is not None:
             raise UserError("drafter_tokenizer belongs to a trained drafter, and none is given")
         return read_method(LOOKUP if drafter == LOOKUP else PLAIN), {}
-    if not isinstance(drafter, str):
-        return read_method(DRAFTER), {}
-    check_there(drafter)
-    return read_method(DRAFTER), {kind_of(drafter): drafter}
+    folders: dict[str, str] = {}
+    if isinstance(drafter, str):
+        check_there(drafter)
+        folders = {kind_of(drafter): drafter}
+    return read_method(DRAFTER), folders

@@ -1,7 +1,6 @@
 """Methods as they are typed: a system's name with options.
 
 specdiff:gamma=16:steps=4        a method: a name, and options after colons
-specdiff:steps=1/2/4             a method with variants; each round uses the fastest one measured so far
 --methods a,b:key=value,all      several, or every system whose drafters are given
 --sweep gamma=4,8 steps=1,2      every combination of these values, for the methods that have the options
 """
@@ -13,32 +12,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from decode.systems.declaration import System
-from decode.systems.registry import (
-    ALIASES,
-    ANY,
-    SYSTEMS,
-    DraftingSystem,
-    option_name,
-)
+from decode.systems.registry import ALIASES, ANY, SYSTEMS, System, option_name
 from specalign.common.errors import UserError, nearest
 
 
 @dataclass(frozen=True)
 class Method:
-    """A system with its options, under the name that is reported.
-
-    Args:
-        name: as it was typed.
-        system: with its options; of several variants the first one.
-        given: the options that were typed.
-        variants: one per choice of the options with several values.
-    """
+    """A system with its options, under the name that is reported; `given`: those typed."""
 
     name: str
     system: System
     given: frozenset[str] = frozenset()
-    variants: tuple[Method, ...] = ()
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -47,8 +31,8 @@ class Method:
 
     @property
     def branches(self) -> bool:
-        """Whether drafts may branch, in any variant."""
-        return any(method.system.branches for method in self.variants or (self,))
+        """Whether drafts may branch."""
+        return self.system.branches
 
     @property
     def verifier(self) -> str:
@@ -61,15 +45,12 @@ class Method:
     def with_options(self, **options: Any) -> Method:
         """The method under the same name, with these options changed. Raises UserError for one out
         of its range."""
-        variants = tuple(variant.with_options(**options) for variant in self.variants)
-        return replace(self, system=replace(self.system, **options), variants=variants)
+        return replace(self, system=replace(self.system, **options))
 
     def with_defaults(self, options: Mapping[str, Any]) -> Method:
         """The method with those of these options that its system has and that were not typed."""
-        known = self.system.limits()
-        return self.with_options(
-            **{k: v for k, v in options.items() if k in known and k not in self.given}
-        )
+        known = self.system.limits().keys() - self.given
+        return self.with_options(**{k: v for k, v in options.items() if k in known})
 
 
 def format_method(name: str, options: Mapping[str, object]) -> str:
@@ -86,51 +67,27 @@ def read_method(text: str) -> Method:
     name, *words = text.split(":")
     if name not in SYSTEMS:
         raise UserError(f"unknown method {name!r}{nearest(name, SYSTEMS)}")
+    limits = SYSTEMS[name].limits()
+    values: dict[str, Any] = {}
     try:
-        return _read_options(text, SYSTEMS[name], words)
+        for word in words:
+            key, equals, value = word.partition("=")
+            option = option_name(key)
+            if not equals or option not in limits:
+                hint = nearest(key, _spellings(limits)) if limits else f": {name} has none"
+                raise UserError(f"unknown option {key!r}{hint}")
+            if option in values:
+                raise UserError(f"{key} is given twice")
+            values[option] = limits[option].parse(key, value)
+        return Method(text, SYSTEMS[name](**values), frozenset(values))
     except UserError as error:
         raise UserError(f"method {text!r}: {error}") from None
-
-
-def _read_options(text: str, system: type[System], words: Sequence[str]) -> Method:
-    limits = system.limits()
-    typed: dict[str, str] = {}
-    spelling: dict[str, str] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        name = option_name(key)
-        if not equals or name not in limits:
-            unknown = f"unknown option {key!r}" if equals else f"{word!r} is not key=value"
-            hint = nearest(key, _spellings(limits)) if limits else f": {system.name} has none"
-            raise UserError(f"{unknown}{hint}")
-        if name in typed:
-            raise UserError(f"{key} is given twice")
-        typed[name] = value
-        spelling[name] = key
-    several = {
-        key: value.split("/")
-        for key, value in typed.items()
-        if "/" in value and key not in DraftingSystem.limits() and limits[key].kind in (int, float)
-    }
-    if not several:
-        return _make_method(text, system, typed)
-    variants = []
-    for choice in combine(several):
-        options = {spelling[key]: value for key, value in (typed | choice).items()}
-        variants.append(_make_method(format_method(system.name, options), system, typed | choice))
-    return replace(variants[0], name=text, variants=tuple(variants))
 
 
 def _spellings(names: Iterable[str]) -> list[str]:
     """Options by all their spellings."""
     known = set(names)
     return [*known, *(short for short, long in ALIASES.items() if long in known)]
-
-
-def _make_method(name: str, system: type[System], typed: Mapping[str, str]) -> Method:
-    limits = system.limits()
-    values = {key: limits[key].parse(key, value) for key, value in typed.items()}
-    return Method(name, system(**values), frozenset(values))
 
 
 @dataclass(frozen=True)
@@ -168,9 +125,7 @@ def read_methods(text: str) -> MethodList:
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     known = [*SYSTEMS, "all"]
-    if not names:
-        raise UserError(f"--methods={text!r} names no method{nearest('', known)}")
-    for name in names:
+    for name in names or [""]:
         if name.partition(":")[0] not in known:
             raise UserError(f"--methods: unknown method {name!r}{nearest(name, known)}")
     methods = tuple(read_method(name) for name in names if name != "all")
@@ -191,28 +146,21 @@ class Sweep:
     values: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def check(self, methods: Sequence[Method]) -> None:
-        """Raises UserError for an option that no method has, or that all that have it set
-        themselves."""
-        known = {key for method in methods for key in method.system.limits()}
+        """Raises UserError for an option that no method has open."""
+        known = {key for m in methods for key in m.system.limits().keys() - m.given}
         for key in self.values:
-            name = option_name(key)
-            if name not in known:
+            if option_name(key) not in known:
                 raise UserError(
-                    "--sweep: no method here has the option "
-                    f"{key!r}{nearest(key, _spellings(known))}"
-                )
-            owners = [method for method in methods if name in method.system.limits()]
-            if all(name in method.given for method in owners):
-                raise UserError(
-                    f"--sweep: {owners[0].name} sets {key} itself; leave it out there to sweep it"
+                    f"--sweep: no method here leaves the option {key!r} open"
+                    f"{nearest(key, _spellings(known))}"
                 )
 
     def of(self, method: Method) -> list[Method]:
         """The method once for each combination of values of the options that it leaves open."""
-        if not self.values:
-            return [method]
         free = method.system.limits().keys() - method.given
         values = {key: texts for key, texts in self.values.items() if option_name(key) in free}
+        if not values:
+            return [method]
         return [read_method(format_method(method.name, choice)) for choice in combine(values)]
 
 
@@ -220,17 +168,11 @@ def read_sweep(words: Sequence[str]) -> Sweep:
     """The sweep that `key=v1,v2,… …` stands for. Raises UserError for a malformed word."""
     values: dict[str, list[str]] = {}
     for word in words:
-        key, equals, text = word.partition("=")
-        if not equals or not text:
-            raise UserError(f"--sweep: {word!r} is not key=value,value,…")
-        taken = {option_name(other): other for other in values}
-        if (other := taken.get(option_name(key))) is not None:
-            raise UserError(
-                f"--sweep: {key} is given twice ({other}={','.join(values[other])} and {word})"
-            )
-        values[key] = [value for value in text.split(",") if value]
-        if not values[key]:
-            raise UserError(f"--sweep: {word!r} names no value of {key}")
+        key, _, text = word.partition("=")
+        found = [value for value in text.split(",") if value]
+        if not found or option_name(key) in map(option_name, values):
+            raise UserError(f"--sweep: {word!r} is not key=value,value,…, or its key is repeated")
+        values[key] = found
     return Sweep(tuple(words), values)
 
 
@@ -240,21 +182,16 @@ def sweep_methods(methods: Sequence[Method], sweep: Sweep) -> list[Method]:
     if not sweep.values:
         return list({method.name: method for method in methods}.values())
     sweep.check(methods)
-    found: dict[object, Method] = {}
+    found: dict[System, Method] = {}
     for method in methods:
         for swept in sweep.of(method):
-            found.setdefault(_program(swept), swept)
+            system = swept.system
+            steps, tokens = (getattr(system, key, None) for key in ("steps", "draft_tokens"))
+            if steps and tokens:  # a draft takes no more steps than it has tokens
+                options: dict[str, Any] = {"steps": min(steps, tokens)}
+                system = replace(system, **options)
+            found.setdefault(system, swept)
     return list(found.values())
-
-
-def _program(method: Method) -> object:
-    """What methods that do the same have in common: a draft takes no more steps than it has
-    tokens."""
-    if method.variants:
-        return method.name
-    steps, tokens = (getattr(method.system, key, None) for key in ("steps", "draft_tokens"))
-    limited: dict[str, Any] = {"steps": min(steps, tokens)} if steps and tokens else {}
-    return replace(method.system, **limited)
 
 
 def first_kind(drafters: Mapping[str, Any], kind: str) -> str:
@@ -271,14 +208,9 @@ def check_drafters(methods: Sequence[Method], drafters: Mapping[str, Any]) -> No
     """Raises UserError for the first method whose drafter is not given."""
     for method in methods:
         kind = find_missing(method.needs, drafters)
-        if kind == ANY:
-            raise UserError(
-                f"method {method.name!r} needs a drafter, and none is shipped for this target "
-                "(--drafter FOLDER)"
-            )
-        if kind is not None:
-            given = f"; given: {', '.join(drafters)}" if drafters else ""
-            raise UserError(
-                f"method {method.name!r} needs a drafter of the kind {kind} (--drafter "
-                f"{kind}=FOLDER{given})"
-            )
+        if kind is None:
+            continue
+        what = ", and none is shipped for this target" if kind == ANY else f" of the kind {kind}"
+        name = "FOLDER" if kind == ANY else f"{kind}=FOLDER"
+        given = f"; given: {', '.join(drafters)}" if drafters else ""
+        raise UserError(f"method {method.name!r} needs a drafter{what} (--drafter {name}{given})")

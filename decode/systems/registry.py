@@ -8,20 +8,13 @@ module.
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, dataclass_transform
 
-from decode.speculation.settings import MOST_NODES
-from decode.systems.declaration import (
-    SYSTEMS as SYSTEMS,
-)
-from decode.systems.declaration import (
-    System,
-    draft_tokens_option,
-    option,
-    steps_option,
-    tree_nodes_option,
-)
-from specalign.common.errors import UserError
+from decode.speculation.settings import MIN_TEMPERATURE, MOST_NODES
+from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path
 
 PLAIN, LOOKUP, DRAFTER, COMBINED = "plain", "lookup", "drafter", "combined"
@@ -37,8 +30,8 @@ VERIFIERS = (
     "lossy_typical", "lossy_top_beta",
 )  # fmt: skip
 """The keys of `decode.speculation.verifiers.VERIFIERS`."""
-ORDERS = ("left_to_right", "blockwise", "random", "confidence")
-"""`decode.proposers.diffusion.ORDERS`: in which order masked positions are filled."""
+ORDERS = ("left_to_right", "random", "confidence")
+"""In which order masked positions are filled (decode/proposers/diffusion.py)."""
 CONTROLLERS = ("fixed", "adl", "cost")
 """Draft lengths: fixed; DiffuSpec's adaptive one; the one with the most tokens per second."""
 
@@ -55,11 +48,129 @@ ANY = "any"
 
 ALIASES = {"gamma": "draft_tokens", "nodes": "tree_nodes"}
 """Short spellings of options in method strings."""
+_FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 def option_name(spelling: str) -> str:
     """An option's name, from any of its spellings."""
     return ALIASES.get(spelling, spelling)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The values that an option takes. A default of None allows None too, written `none`."""
+
+    kind: type
+    default: Any = None
+    least: float = -math.inf
+    most: float = math.inf
+    choices: tuple[str, ...] = ()
+
+    def check(self, key: str, value: Any) -> None:
+        """Raises UserError for a value out of range."""
+        if value is None and self.default is None:
+            return
+        if self.choices:
+            if value not in self.choices:
+                raise UserError(f"{key}={value!r} is unknown{nearest(str(value), self.choices)}")
+        elif self.kind in (int, float) and not (
+            isinstance(value, int | float) and self.least <= value <= self.most
+        ):
+            raise UserError(f"{key}={value!r}: must be a number, {self.least:g} to {self.most:g}")
+
+    def parse(self, key: str, text: str) -> Any:
+        """The value that a text stands for. Raises UserError for a text of another kind."""
+        if text == "none" and self.default is None:
+            return None
+        try:
+            return _FLAGS[text.lower()] if self.kind is bool else self.kind(text)
+        except (KeyError, ValueError):
+            noun = {bool: "true or false", int: "a whole number"}.get(self.kind, "a number")
+            raise UserError(f"{key}={text!r}: must be {noun}") from None
+
+
+def option(default: Any, kind: type, **limits: Any) -> Any:
+    """A field of a system. A default of None makes it optional."""
+    return field(default=default, metadata={"limits": Limits(kind, default, **limits)})
+
+
+def draft_tokens_option(default: int | None = None, least: int = 1) -> Any:
+    """γ, the drafts per round. None: as many as the drafter was trained for."""
+    return option(default, int, least=least, most=MOST_NODES)
+
+
+def tree_nodes_option(default: int | None = 0) -> Any:
+    """Drafts verified per round, as a tree; 0: a chain."""
+    return option(default, int, least=0, most=MOST_NODES)
+
+
+def count_option(default: int, least: int = 1) -> Any:
+    return option(default, int, least=least, most=MOST_NODES)
+
+
+SYSTEMS: dict[str, type[System]] = {}
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """A way to decode. A subclass declares one: its docstring is its line in the help, its fields
+    are its options.
+
+    Class arguments:
+        needs: the kinds of its drafters, or `ANY`. in_all: whether `all` includes it. grid: values
+        that `--tune` tries.
+
+    Raises:
+        UserError: an option out of its range.
+    """
+
+    name: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]]
+    in_all: ClassVar[bool]
+    grid: ClassVar[Mapping[str, tuple[int, ...]]]
+    drafts: ClassVar[bool] = False
+
+    def __init_subclass__(
+        cls,
+        name: str = "",
+        needs: tuple[str, ...] = (),
+        in_all: bool = True,
+        grid: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        cls.name, cls.needs, cls.grid, cls.in_all = name, needs, grid or {}, in_all
+        dataclass(frozen=True, kw_only=True)(cls)
+        if name:
+            SYSTEMS[name] = cls
+
+    def __post_init__(self) -> None:
+        for name, limits in self.limits().items():
+            limits.check(name, getattr(self, name))
+
+    @classmethod
+    def limits(cls) -> dict[str, Limits]:
+        """Its options, with their limits."""
+        return {f.name: f.metadata["limits"] for f in fields(cls)}
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that differ from their defaults."""
+        values = {name: getattr(self, name) for name in self.limits()}
+        return {k: v for k, v in values.items() if v != self.limits()[k].default}
+
+    @property
+    def verifier_name(self) -> str:
+        return "auto"
+
+    @property
+    def branches(self) -> bool:
+        """Whether its drafts may branch."""
+        return bool(getattr(self, "tree_nodes", 0))
+
+    @property
+    def all_needs(self) -> tuple[str, ...]:
+        """The kinds of its drafters under these options."""
+        return self.needs
 
 
 class DraftingSystem(System):
@@ -78,11 +189,8 @@ class DraftingSystem(System):
     @property
     def own_options(self) -> dict[str, Any]:
         """The options that not every system has."""
-        return {
-            name: getattr(self, name)
-            for name in self.limits()
-            if name not in DraftingSystem.limits()
-        }
+        shared = DraftingSystem.limits()
+        return {name: getattr(self, name) for name in self.limits() if name not in shared}
 
 
 class CorpusSystem(DraftingSystem):
@@ -108,7 +216,7 @@ class GivenDrafter(DraftingSystem, name=DRAFTER, needs=(ANY,), in_all=False):
 
     draft_tokens: int | None = draft_tokens_option()
     tree_nodes: int | None = tree_nodes_option(None)  # None: by temperature
-    steps: int = steps_option()
+    steps: int = count_option(1)
     order: str = option(ORDERS[0], str, choices=ORDERS)
 
 
@@ -118,93 +226,67 @@ class Combined(GivenDrafter, name=COMBINED, needs=(ANY,), in_all=False):
     copying: bool = option(True, bool)
 
 
-class Compiled(System, name="compiled"):
-    """plain decoding through torch.compile"""
-
-
 class Lookup(DraftingSystem, name=LOOKUP, grid=_TO_16):
     """prompt lookup: copies what followed the last occurrence of the text's ending"""
 
     draft_tokens: int = draft_tokens_option(8)
-    longest: int = option(3, int, least=1)
+    longest: int = count_option(3)
 
 
-class Retrieval(
-    CorpusSystem, name="retrieval", paper="2411.10666, 2311.08252", has_variants=True, grid=_TO_16
-):
+class Retrieval(CorpusSystem, name="retrieval", grid=_TO_16):
     """what most often followed the longest earlier occurrence of the ending, in the text or a
-    corpus"""
+    corpus (arXiv 2411.10666, 2311.08252)"""
 
     draft_tokens: int = draft_tokens_option(8)
-    shortest: int = option(2, int, least=1)
+    shortest: int = count_option(2)
     tree_nodes: int = tree_nodes_option()
 
 
 class Autoregressive(
-    DraftingSystem,
-    name=AUTOREGRESSIVE,
-    paper="2211.17192, 2302.01318",
-    needs=(AUTOREGRESSIVE,),
-    grid={"gamma": (1, 2, 4, 8)},
+    DraftingSystem, name=AUTOREGRESSIVE, needs=(AUTOREGRESSIVE,), grid={"gamma": (1, 2, 4, 8)}
 ):
-    """speculative decoding with a smaller causal language model"""
+    """speculative decoding with a smaller causal language model (arXiv 2211.17192, 2302.01318)"""
 
     draft_tokens: int = draft_tokens_option(4)
 
 
-class Block(DraftingSystem, name=BLOCK, needs=(BLOCK,), has_variants=True, grid=_TO_16):
+class Block(DraftingSystem, name=BLOCK, needs=(BLOCK,), grid=_TO_16):
     """the block drafter, a chain, which its confidence head may stop early"""
 
     draft_tokens: int | None = draft_tokens_option()
     confidence: float = option(0.0, float, least=0, most=1)
-    passes: int | None = option(None, int, least=1)
 
 
-class BlockTree(
-    DraftingSystem,
-    name="block_tree",
-    needs=(BLOCK,),
-    has_variants=True,
-    grid={"nodes": (3, 5, 8, 16)},
-):
-    """the block drafter, a tree of its most probable paths, or of those that pay"""
+class BlockTree(DraftingSystem, name="block_tree", needs=(BLOCK,), grid={"nodes": (3, 5, 8, 16)}):
+    """the block drafter, a tree of its most probable paths"""
 
     draft_tokens: int | None = draft_tokens_option()
     tree_nodes: int = tree_nodes_option(5)
-    passes: int | None = option(None, int, least=1)
-    by_cost: bool = option(False, bool)
 
 
 class SpecDiff(
     DraftingSystem,
     name="specdiff",
-    paper="2408.05636",
     needs=(DIFFUSION,),
-    has_variants=True,
     grid={**_TO_8, "steps": (1, 2), "nodes": (0, 5)},
 ):
-    """SpecDiff: masks after the text, unmasked in a few steps"""
+    """SpecDiff: masks after the text, unmasked in a few steps (arXiv 2408.05636)"""
 
     draft_tokens: int | None = draft_tokens_option()
-    steps: int = steps_option()
+    steps: int = count_option(1)
     order: str = option(ORDERS[0], str, choices=ORDERS)
-    hot_start: bool = option(False, bool)
     tree_nodes: int = tree_nodes_option()
 
 
 class SpecDiff2(
-    DraftingSystem,
-    name="specdiff2",
-    paper="2511.00606",
-    needs=(DIFFUSION,),
-    has_variants=True,
-    grid={**_TO_8, "candidates": (2, 4, 8)},
+    DraftingSystem, name="specdiff2", needs=(DIFFUSION,), grid={**_TO_8, "candidates": (2, 4, 8)}
 ):
-    """SpecDiff-2: several one-step drafts, of which the target's p selects one"""
+    """SpecDiff-2: several one-step drafts, of which the target's p selects one (arXiv
+    2511.00606)"""
 
     draft_tokens: int | None = draft_tokens_option()
-    candidates: int = option(8, int, least=1, most=MOST_NODES)
-    draft_temperature: float | None = option(None, float, least=0)
+    candidates: int = count_option(8)
+    draft_temperature: float | None = option(None, float, least=MIN_TEMPERATURE, most=100)
     keep_q: bool = option(False, bool)
 
     @property
@@ -216,10 +298,9 @@ class SpecDiff2(
         return self.candidates > 1
 
 
-class DiffuSpec(
-    CorpusSystem, name="diffuspec", paper="2510.02358", needs=(DIFFUSION,), grid=_TO_16
-):
-    """DiffuSpec: a path through one step's candidates that an n-gram model finds plausible"""
+class DiffuSpec(CorpusSystem, name="diffuspec", needs=(DIFFUSION,), grid=_TO_16):
+    """DiffuSpec: a path through one step's candidates that an n-gram model finds plausible (arXiv
+    2510.02358)"""
 
     draft_tokens: int | None = draft_tokens_option()
     path_search: bool = option(True, bool)
@@ -227,29 +308,23 @@ class DiffuSpec(
 
 
 class D2SD(
-    DraftingSystem,
-    name="d2sd",
-    paper="2606.04446",
-    needs=(BLOCK, VARIABLE_PREFIX),
-    has_variants=True,
-    grid={"boundaries": (1, 2, 4)},
+    DraftingSystem, name="d2sd", needs=(BLOCK, VARIABLE_PREFIX), grid={"boundaries": (1, 2, 4)}
 ):
-    """D²SD: a second block drafter drafts again after the first one's likeliest mistakes"""
+    """D²SD: a second block drafter drafts again after the first one's likeliest mistakes (arXiv
+    2606.04446)"""
 
     draft_tokens: int | None = draft_tokens_option()
-    boundaries: int = option(4, int, least=1)
+    boundaries: int = count_option(4)
     keep_q: bool = option(True, bool)
     branches = True
 
 
-class Hierarchical(
-    DraftingSystem, name="hierarchical", paper="2510.19705", needs=(AUTOREGRESSIVE,), grid=_TO_8
-):
-    """a smaller causal model whose own decoding is sped up by a cheaper drafter"""
+class Hierarchical(DraftingSystem, name="hierarchical", needs=(AUTOREGRESSIVE,), grid=_TO_8):
+    """a smaller causal model whose own decoding is sped up by a cheaper drafter (arXiv
+    2510.19705)"""
 
-    draft_tokens: int = draft_tokens_option(
-        4, least=2
-    )  # at 1 the inner drafter has nothing to draft
+    # at 1 the inner drafter has nothing to draft
+    draft_tokens: int = draft_tokens_option(4, least=2)
     inner: str = option("retrieval", str, choices=("lookup", "retrieval", "diffusion"))
 
     @property
@@ -257,21 +332,17 @@ class Hierarchical(
         return (*self.needs, DIFFUSION) if self.inner == "diffusion" else self.needs
 
 
-class Double(
-    CorpusSystem,
-    name="double",
-    paper="2601.05524",
-    needs=(AUTOREGRESSIVE,),
-    grid={"gamma": (1, 2, 4)},
-):
-    """Double: retrieval for drafter and target, drafting while the target verifies"""
+class Double(CorpusSystem, name="double", needs=(AUTOREGRESSIVE,), grid={"gamma": (1, 2, 4)}):
+    """Double: retrieval for drafter and target, drafting while the target verifies (arXiv
+    2601.05524)"""
 
     draft_tokens: int = draft_tokens_option(4)
     branches = True
 
 
-class Duo(DraftingSystem, name="duo", paper="2503.00784", needs=(AUTOREGRESSIVE,), grid=_TO_8):
-    """DuoDecoding: the smaller model drafts ahead on its own device, as long a draft as pays"""
+class Duo(DraftingSystem, name="duo", needs=(AUTOREGRESSIVE,), grid=_TO_8):
+    """DuoDecoding: the smaller model drafts ahead on its own device, as long a draft as pays (arXiv
+    2503.00784)"""
 
     controller: str = option("cost", str, choices=CONTROLLERS)
     draft_tokens: int = draft_tokens_option(8)
@@ -279,24 +350,17 @@ class Duo(DraftingSystem, name="duo", paper="2503.00784", needs=(AUTOREGRESSIVE,
 
 
 class Tolerator(
-    DraftingSystem,
-    name="tolerator",
-    paper="2510.05090",
-    needs=(DIFFUSION,),
-    has_variants=True,
-    grid={**_TO_8, "rounds": (1, 2)},
+    DraftingSystem, name="tolerator", needs=(DIFFUSION,), grid={**_TO_8, "rounds": (1, 2)}
 ):
-    """Tolerator: drafts are filled in, then masked again in part and refined"""
+    """Tolerator: drafts are filled in, then masked again in part and refined (arXiv 2510.05090)"""
 
     draft_tokens: int | None = draft_tokens_option()
-    steps: int = steps_option()
-    rounds: int = option(2, int, least=0)
+    steps: int = count_option(1)
+    rounds: int = count_option(2, least=0)
 
 
-class SpecDec(
-    DraftingSystem, name="specdec_lossy", paper="2203.16487", needs=(DIFFUSION,), grid=_TO_8
-):
-    """SpecDec's relaxed verification of a diffusion draft: LOSSY"""
+class SpecDec(DraftingSystem, name="specdec_lossy", needs=(DIFFUSION,), grid=_TO_8):
+    """SpecDec's relaxed verification of a diffusion draft: LOSSY (arXiv 2203.16487)"""
 
     draft_tokens: int | None = draft_tokens_option()
 
@@ -309,30 +373,22 @@ def list_systems() -> str:
     """Every system with its drafters and options, for `--help`."""
     lines = ["methods, each with its options after colons (specdiff:gamma=16:steps=4):"]
     for system in SYSTEMS.values():
-        needed = (
-            f" (needs {', '.join(system.needs)})"
-            if system.needs and ANY not in system.needs
-            else ""
-        )
-        paper = f" [arXiv {system.paper}]" if system.paper else ""
+        kinds = ", ".join(kind for kind in system.needs if kind != ANY)
+        needed = f" (needs {kinds})" if kinds else ""
         purpose = " ".join((system.__doc__ or "").split())
-        lines.append(f"  {system.name}: {purpose}{needed}{paper}")
+        lines.append(f"  {system.name}: {purpose}{needed}")
         if issubclass(system, DraftingSystem):
-            options = system().own_options.items()
-            lines.append(
-                f"      {', '.join(f'{key}={format_value(value)}' for key, value in options)}"
-            )
+            options = [f"{key}={_format(value)}" for key, value in system().own_options.items()]
+            lines.append(f"      {', '.join(options)}")
     lines += [
         f"  all that draft: verifier=auto, controller={'|'.join(CONTROLLERS)} (duo: cost), "
-        "copying=false (combined: true): "
-        "where the text repeats itself, copy instead of drafting",
+        "copying=false (combined: true): where the text repeats itself, copy instead of drafting",
         f"  short spellings: {', '.join(f'{short} is {long}' for short, long in ALIASES.items())}",
     ]
     return "\n".join(lines)
 
 
-def format_value(value: object) -> str:
-    """The text of a value; empty for None."""
+def _format(value: object) -> str:
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -182,8 +182,7 @@ class Requests:
             return
         own = Sampling(1.0, seed=3, banned=self._all_but([special, *self.letters]))
         name = tokenizer.convert_ids_to_tokens(special)
-        for stop in (name, self.target.decode(self.letters[:1]) + name):
-            yield Asked(given, own, 12, stop=(stop,), eos=())
+        yield Asked(given, own, 12, stop=(name,), eos=())
 
     def half_characters(self) -> Iterator[Asked]:
         """Texts of the two halves of a character: rounds, and requests, end between them. In pairs:

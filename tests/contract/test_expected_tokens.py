@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from decode import Decoder, Sampling
 from decode.proposers.base import Request
-from decode.speculation.proposal import DraftProbs, Proposal, Siblings
+from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
 from decode.speculation.rules import Outcomes
 from decode.speculation.tree import chain, depths
 from decode.speculation.tree_drafts import draw_tree
@@ -60,10 +61,10 @@ def drafts_of(toy: Toy, parents: Parents, causal: bool, siblings: Siblings) -> A
                 return toy.q_KV[level].expand(len(above_P), -1)
             return torch.stack([toy.q[level][(a,) * level] for a in above_P.tolist()])
 
-        tokens, q_NV = draw_tree(parents, q_of, siblings, request.generator, request.target.device)
-        kind = siblings if len(set(parents)) < len(parents) else None
-        law = "causal" if causal else "independent"
-        return Proposal(tokens, law, DraftProbs(q_NV.float()), parents=parents, siblings=kind)  # type: ignore[arg-type]
+        law: Law = "causal" if causal else "independent"
+        found = draw_tree(parents, law, q_of, siblings, request.generator)
+        assert found.q is not None
+        return replace(found, q=DraftProbs(found.q.probs.float()))
 
     return propose
 

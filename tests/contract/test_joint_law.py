@@ -114,7 +114,7 @@ def test_a_drafter_that_lies_about_its_order_is_refused() -> None:
         return replace(right_to_left(request, k), state_only=False)
 
     drafter = ScriptedDrafter("unmasked", surest_first)
-    with pytest.raises(UserError, match="looked at the values drawn"):
+    with pytest.raises(UserError, match="looked at drawn values"):
         Decoder(TableTarget(3), drafter, "hybrid").generate(  # type: ignore[arg-type]
             LETTERS, max_new_tokens=5, sampling=Sampling(1.0)
         )

@@ -10,9 +10,8 @@ from torch import Tensor
 from decode.speculation import rules
 from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.rules import Drafts, Rule
-from decode.speculation.sampling import Sampling, probs
 from decode.speculation.tree import chain, depths, path_to, walk
-from decode.speculation.verifiers import VERIFIERS, find, resolve, run_verifier
+from decode.speculation.verifiers import VERIFIERS, find, run_verifier
 from decode.verification.enumeration import (
     DRAFTERS,
     EXACT,
@@ -97,23 +96,6 @@ def test_every_exact_verifier_is_enumerated() -> None:
     assert all(("lossy" in v.name) == v.lossy for v in VERIFIERS.values())
 
 
-def test_shapes_are_all_the_ordered_trees() -> None:
-    counts = [sum(len(x) == n for x in shapes(5, 5)) for n in range(1, 6)]
-    assert counts == [1, 2, 5, 14, 42]  # Catalan
-    assert max(max(depths(x)) for x in shapes()) == 3 and max(map(len, shapes())) == 6
-
-
-def test_toys_hold_the_awkward_cases() -> None:
-    toys = [Toy(3, 2, seed) for seed in range(300)]
-    assert any((t.p[0] == 0).any() for t in toys)
-    assert any(torch.equal(t.p[0], t.q[0]) for t in toys)
-    assert any(((t.p[0] == 0) & (t.q[0] > 0)).any() for t in toys)
-    assert any(((t.p[0] > 0) & (t.q[0] == 0)).any() for t in toys)
-    assert any(
-        (t.q[0] > 0).sum() == 1 for t in toys
-    )  # nothing is left for a second sibling without replacement
-
-
 @pytest.mark.parametrize(
     "verifier", ["token", "block", "hybrid", "recursive", "traversal", "k_seq"]
 )
@@ -181,17 +163,6 @@ def test_cutting_a_draft_keeps_its_law() -> None:
                 whole.toy, cut[0].parents, whole.weight_B, drafts.tokens_BN, drafts.q_BNV, drafts.without_replacement
             )  # fmt: skip
             assert distance(found, "traversal") < EXACT
-
-
-def test_a_zero_uniform_never_accepts_a_token_of_probability_zero() -> None:
-    p_BMV = torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])
-    proposal = Proposal(torch.tensor([1]), "independent", DraftProbs(torch.tensor([[0.5, 0.5]])))
-    drafts = Drafts.of([proposal], 2)
-    for v in VERIFIERS.values():
-        if v.rule is not None:
-            out = v.rule(p_BMV, drafts)
-            verdict = resolve(out, p_BMV, torch.zeros(1, 2, dtype=torch.float64))
-            assert verdict.end_B.tolist() == [0] and verdict.next_B.tolist() == [0], v.name
 
 
 def test_out_of_order_unmasking_needs_point_mass_or_hybrid() -> None:
@@ -271,15 +242,6 @@ def test_chains_all_positions_at_once(quick: Rule, slow: Rule) -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["token", "k_seq", "hybrid"])
-def test_what_is_the_ratio_test_on_a_chain(name: str) -> None:
-    for seed in range(20):
-        found = drawn(Toy(3, 3, seed), (-1, 0, 1), causal=True)
-        torch.testing.assert_close(
-            outcomes(found, name).stop_BM, rules.recursive(found.p_BMV, found.drafts).stop_BM
-        )
-
-
 @pytest.mark.parametrize("name", [n for n, v in VERIFIERS.items() if v.rule is not None])
 def test_a_batch_of_different_trees_is_each_alone(name: str) -> None:
     """Ragged: other shapes and sizes side by side, an empty one and broken q among them, change nothing for any."""
@@ -328,31 +290,6 @@ def test_a_batch_of_different_trees_is_each_alone(name: str) -> None:
 # ---- draws follow the two tensors ----
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["token", "point_mass", "traversal"])
-def test_draws_follow_the_outcomes(name: str) -> None:
-    toy = Toy(3, 2, 3)
-    parents = (-1, 0) if name == "token" else (-1, -1, 0)
-    tokens = torch.tensor([1, 2, 0][: len(parents)])
-    q = DraftProbs(toy.q_KV[torch.tensor(depths(parents)) - 1] * 0.7 + 0.1)
-    kind = None if name == "token" else "iid"
-    proposal = Proposal(tokens, "independent", q, parents=parents, siblings=kind)
-    p_BMV = toy.p_BMV(tokens[None], parents) * 0.9 + 0.1 / 3
-    out = find(name).rule(p_BMV, Drafts.of([proposal], 3))
-    expected = out.stop_BM[0, :, None] * out.rest_BMV[0] / out.rest_BMV[0].sum(1, keepdim=True)
-    generator = torch.Generator().manual_seed(0)
-    draws, together, found = 4000, 500, torch.zeros_like(expected)
-    for _ in range(draws // together):
-        verdict = run_verifier(
-            name, [proposal] * together, p_BMV.expand(together, -1, -1), [generator] * together
-        )
-        found.index_put_(
-            (verdict.end_B, verdict.next_B), torch.ones(1, dtype=found.dtype), accumulate=True
-        )
-    sigma = (expected * (1 - expected) * draws).sqrt()
-    assert ((found - expected * draws).abs() <= 4.5 * sigma + 1e-9).all()
-
-
 def test_the_greedy_rule_is_point_mass_on_a_one_hot_p() -> None:
     for seed in range(30):
         toy = Toy(3, 3, seed, greedy=True)
@@ -369,14 +306,3 @@ def test_the_greedy_rule_is_point_mass_on_a_one_hot_p() -> None:
         )
         assert out.stop_BM[0, end] == 1 and path == path_to(parents, end)
         assert said == int(out.rest_BMV[0, end].argmax())
-
-
-def test_half_precision_logits_are_verified_in_fp32() -> None:
-    for dtype in (torch.float16, torch.bfloat16):
-        p = probs(torch.randn(3, 4).to(dtype), Sampling(1.0))
-        assert p.dtype == torch.float32
-        proposal = Proposal(torch.tensor([3, 1]), "independent", DraftProbs(p[:2].clone()))
-        for name in ("token", "block", "traversal", "recursive"):
-            assert (
-                int(run_verifier(name, [proposal], p[None], [torch.Generator()]).end_B) == 2
-            )  # p = q

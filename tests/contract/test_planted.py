@@ -23,14 +23,13 @@ from decode.engine.processed import ProcessedEngine
 from decode.proposers import base, block, specdiff2
 from decode.proposers.autoregressive import AutoregressiveDrafter
 from decode.proposers.block import BlockDrafts, BlockProposer
-from decode.proposers.copying import CopyingDrafter, CopyingSession
 from decode.proposers.diffusion import DiffusionProposer
-from decode.proposers.lookup import LookupDrafter
+from decode.proposers.lookup import CopyingDrafter, CopyingSession, LookupDrafter
 from decode.proposers.overlapped import OverlappedDrafter
 from decode.proposers.specdiff2 import SpecDiff2Drafter
 from decode.speculation import drafts, rules, sampling, tree, tree_drafts, verification, verifiers
 from decode.speculation.processors import History
-from decode.speculation.proposal import Proposal
+from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.rules import Outcomes
 from decode.speculation.sampling import Sampling
 from decode.speculation.verification import Outcome
@@ -111,7 +110,7 @@ def deep_nodes_without_the_root() -> list[Patch]:
 
 def positions_by_index() -> list[Patch]:
     """The nodes of a tree are placed one after the other, not by their depth."""
-    return [(engine_module, "node_depths", lambda parents: torch.arange(len(parents) + 1))]
+    return [(engine_module, "depths", lambda parents: range(1, len(parents) + 1))]
 
 
 def row_lost() -> list[Patch]:
@@ -247,8 +246,9 @@ def siblings_repeated() -> list[Patch]:
     """Siblings are drawn i.i.d. and reported as drawn without replacement."""
     original = block.draw_tree
 
-    def draw_tree(parents: Any, q_of: Any, siblings: Any, *more: Any) -> Any:
-        return original(parents, q_of, "iid", *more)
+    def draw_tree(parents: Any, law: Any, q_of: Any, siblings: Any, *more: Any) -> Any:
+        made = original(parents, law, q_of, "iid", *more)
+        return made if made.siblings is None else replace(made, siblings=siblings)
 
     return [(block, "draw_tree", draw_tree)]
 
@@ -273,8 +273,9 @@ def cut_after_its_draw() -> list[Patch]:
     original = block.draw_tree
 
     def draw_tree(*given: Any) -> Any:
-        tokens_N, q_NV = original(*given)
-        return tokens_N, sampling.probs(q_NV.log(), Sampling(1.0, min_p=0.5))
+        made = original(*given)
+        rows = sampling.probs(made.q.probs.log(), Sampling(1.0, min_p=0.5))
+        return replace(made, q=DraftProbs(rows, made.q.ids))
 
     return [(block, "draw_tree", draw_tree)]
 
@@ -588,13 +589,8 @@ def stop_within_a_token() -> list[Patch]:
 
 
 def special_tokens_alone() -> list[Patch]:
-    """A stop string that holds a special token beside text is not found."""
-    original = engine_module.special_tokens_in
-
-    def special(stops: Sequence[str], tokenizer: Any) -> dict[int, str]:
-        return {i: text for i, text in original(stops, tokenizer).items() if text in stops}
-
-    return [(engine_module, "special_tokens_in", special)]
+    """A stop string that is a special token is not found."""
+    return [(engine_module, "special_tokens_in", lambda stops, tokenizer: frozenset())]
 
 
 def half_lost_at_the_end() -> list[Patch]:
@@ -831,7 +827,7 @@ ENDS: dict[Callable[[], list[Patch]], Callable[[Target, list[int]], Asked]] = {
             banned=tuple(i for i in range(target.vocab_size) if i not in (90, _special(target))),
         ),
         12,
-        stop=(target.decode([90]) + target.tokenizer.all_special_tokens[0],),
+        stop=(target.tokenizer.all_special_tokens[0],),
         eos=(),
     ),
 }

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from decode.speculation import tree
 from decode.speculation.tree import ancestors, chain, depths, nodes_within, path_to, visits, walk
 from decode.verification.enumeration import EXACT, Toy
 from tests.builders import tree_prefixes as prefixes
@@ -154,9 +153,3 @@ def test_depths_ancestors_and_cutting() -> None:
     assert depths(parents) == (1, 2, 2, 1, 3) and nodes_within(parents, 1) == [0, 3]
     rows = [set(row.nonzero()[:, 0].tolist()) for row in ancestors(parents)]
     assert rows == [{0}, {0, 1}, {0, 1, 2}, {0, 1, 3}, {0, 4}, {0, 1, 3, 5}]
-
-
-@pytest.mark.parametrize("parents", [(0,), (-2,), (-1, 1), (-1, 0, 5)])
-def test_parents_come_first(parents: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="has the parent"):
-        tree.check_parents(parents)

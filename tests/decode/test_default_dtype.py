@@ -34,7 +34,7 @@ def outputs(decoder: Decoder) -> list[list[int]]:
     return [decoder.generate(PROMPT, max_new_tokens=24, sampling=s).tokens for s in SAMPLINGS]
 
 
-@pytest.mark.parametrize("name", [name for name in SYSTEMS if name != "compiled"])
+@pytest.mark.parametrize("name", SYSTEMS)
 def test_every_system_writes_the_same(
     shallow_parts: OpenDrafters, name: str, other_default: torch.dtype
 ) -> None:

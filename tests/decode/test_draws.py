@@ -30,7 +30,7 @@ from tests.builders import BLOCK_VARIANTS, PROMPT, block_network, diffusion_draf
 from tests.published_blocks import backbone, pruned, speculators_config, write
 
 VARIANTS = [
-    *(name for name in SYSTEMS if name not in ("plain", "compiled", "drafter", "combined")),
+    *(name for name in SYSTEMS if name not in ("plain", "drafter", "combined")),
     "autoregressive:copying=true",
     "block:gamma=3:verifier=token",
     "specdiff:gamma=3:steps=3",
@@ -39,7 +39,6 @@ VARIANTS = [
     "specdiff2:candidates=3:keep_q=true:draft_temperature=1.5:verifier=k_seq",
     "specdiff2:candidates=3:keep_q=true:draft_temperature=0.5:verifier=recursive",
     "d2sd:verifier=traversal",
-    "block_tree:by_cost=true:nodes=9",
 ]
 """Ways of drafting that no system's defaults show."""
 POINT = {
@@ -50,7 +49,6 @@ POINT = {
     "diffuspec",
     "double",
     "tolerator",
-    "block_tree:by_cost=true:nodes=9",
 }
 """Systems that claim no q: nothing to hold a draw against."""
 ELSEWHERE = {

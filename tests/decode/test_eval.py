@@ -238,15 +238,10 @@ def test_what_to_type_next_names_the_option() -> None:
 
 
 @pytest.mark.slow
-def test_every_system_in_one_table(
-    target: Target, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_system_in_one_table(target: Target, prompts: Path, tmp_path: Path) -> None:
     """Every system whose drafter is given, and a line for the others; what a sweep can't build is left
     out."""
     save_standalone(diffusion_drafter(target, "ddit"), tmp_path / "sedd")
-    monkeypatch.setattr(
-        "decode.engine.compiled.compiled", lambda target: target
-    )  # half a minute of C++
     words = ["--prompts", prompts, "--limit", 1, "--drafter", tmp_path / "sedd", "--no-resume"]
     summary, folder = run(*words, "--methods", "all", "--out", tmp_path / "o")
     records = read_records(folder)
@@ -266,12 +261,12 @@ def test_every_system_in_one_table(
     assert [line.partition(": ")[0].rpartition("=")[2] for line in summary.run.skipped] == [
         "token'"
     ]
-    sweep = ["--sweep", "steps=1,2", "hot_start=false,true"]
+    sweep = ["--sweep", "steps=1,2", "nodes=0,4"]
     summary, _ = run(*words, "--methods", "specdiff:gamma=4", *sweep, "--out", tmp_path / "q")
-    assert len(summary.overall) == 1 + 3  # plain; a hot start replaces one of several steps
-    assert any("steps=1 must be at least 2" in line for line in summary.run.skipped)
+    assert len(summary.overall) == 1 + 3  # plain; trees are of one step
+    assert any("trees need steps=1" in line for line in summary.run.skipped)
     for more, says in (
-        (["--methods", "specdiff:steps=1:hot_start=true"], "steps=1 must be at least 2"),
+        (["--methods", "specdiff:steps=2:nodes=4"], "trees need steps=1"),
         (
             ["--methods", "specdiff", "--steps", 4],
             "--steps is read by the methods drafter and combined",

@@ -101,7 +101,7 @@ EVAL = [
     (["--prompts", "long.txt"], "no prompt can be answered"),
     (["--prompts", "ok.txt", "--suite", "a,b"], "--prompts replaces one suite"),
     (["--methods", "plain,lokup"], "unknown method 'lokup' (did you mean 'lookup'?)"),
-    (["--methods", ","], "names no method"),
+    (["--methods", ","], "unknown method ''"),
     (["--methods", "drafter"], "method 'drafter' needs a drafter, and none is shipped"),
     (["--drafter", "lookup"], "give a folder"),
     (["--drafter", "nowhere"], "drafter 'nowhere'"),

@@ -28,8 +28,3 @@ def test_shown_it_is_one_short_line() -> None:
         and "5000 tokens (length), 2 calls" in repr(out)
         and "\n" not in repr(out)
     )
-
-
-def test_as_text_it_is_its_text() -> None:
-    out = Generation([1, 2], "some text", 3, "length")
-    assert str(out) == f"{out}" == "some text" != repr(out)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import BatchEncoding
 
-from decode.engine.prompts import add_tools, prompt_tokens
+from decode.engine.prompts import prompt_tokens
 from specalign.common.errors import UserError
 from specalign.common.text import say_once
 from specalign.lm.loading import load_target
@@ -53,7 +53,7 @@ def talking() -> Target:
 
 
 def read(target: Target, prompt: Any, tools: Any = None) -> str:
-    return str(target.tokenizer.decode(prompt_tokens(target, add_tools(prompt, tools))))
+    return str(target.tokenizer.decode(prompt_tokens(target, prompt, tools=tools)))
 
 
 @pytest.mark.parametrize(
@@ -89,21 +89,6 @@ def test_prompts_take_every_shape_that_training_reads(name: str, talking: Target
     assert prompt_tokens(talking, row) == talking.chat_tokens(expected)
 
 
-@pytest.mark.parametrize(
-    ("messages", "text"),
-    [
-        ([{"speaker": "human", "text": "A"}], "[user]A"),
-        ([{"role": "user", "content": {"type": "text", "text": "A"}}], "[user]A"),
-        ([{"role": "user", "content": "A"},
-          {"role": "assistant", "content": None, "function_call": {"name": "w", "arguments": "{}"}},
-          {"role": "function", "name": "w", "content": "12C"}], "[user]A[assistant]!w[tool]12C"),
-        ({"messages": ({"role": "user", "content": "A"},), "tools": [WEATHER]}, "<weather: Look it up.>[user]A"),
-    ],
-)  # fmt: skip
-def test_forms_that_only_training_read(talking: Target, messages: Any, text: str) -> None:
-    assert read(talking, messages) == text + "[assistant]"
-
-
 def test_what_a_prompt_does_not_use_is_noted(
     talking: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,10 +99,9 @@ def test_what_a_prompt_does_not_use_is_noted(
         read(talking, [user, {"role": "assistant", "content": "b"}])
         read(talking, {"turns": ["A", "B"]})
     notes = capsys.readouterr().err.splitlines()
-    assert "note: keys of prompts not used: answer_key" in notes
-    assert "note: keys of messages not used: mood" in notes
+    assert "note: keys of prompts not used: answer_key, mood" in notes
     assert sum("in a new turn after it" in note for note in notes) == 1
-    assert len(notes) == len({*notes}) == 4
+    assert len(notes) == len({*notes}) == 3
 
 
 def test_what_the_template_leaves_out_is_noted_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,7 +114,7 @@ def test_what_the_template_leaves_out_is_noted_once(capsys: pytest.CaptureFixtur
         {"role": "tool", "content": "12"},
     ]
     for _ in range(2):
-        assert prompt_tokens(target, add_tools("A", [WEATHER])) == prompt_tokens(target, "A")
+        assert prompt_tokens(target, "A", tools=[WEATHER]) == prompt_tokens(target, "A")
         prompt_tokens(target, called)
     start = "note: the chat template of target 'that leaves out' leaves out the"
     assert capsys.readouterr().err.splitlines() == [
@@ -143,12 +127,10 @@ def test_what_the_template_leaves_out_is_noted_once(capsys: pytest.CaptureFixtur
     "prompt",
     [
         (4, 90, 17),
-        [np.int64(4), 90, torch.tensor(17)],
         np.array([4, 90, 17]),
         torch.tensor([4, 90, 17]),
         torch.tensor([[4, 90, 17]]),
         [[4, 90, 17]],
-        [torch.tensor([4, 90, 17])],
         BatchEncoding({"input_ids": [4, 90, 17], "attention_mask": [1, 1, 1]}),
         BatchEncoding({"input_ids": torch.tensor([[4, 90, 17]])}),
         {"input_ids": [4, 90, 17]},
@@ -174,13 +156,11 @@ def test_tokens_in_every_form(talking: Target, prompt: Any) -> None:
             "unknown role, 'usr2' .did you mean 'user'",
         ),
         ({"a": 1}, "must be text, messages or tokens"),
-        (b"abc", "must be text, messages or tokens"),
-        (torch.tensor([[1, 2], [3, 4]]), "several rows of tokens: generate takes one"),
-        (torch.tensor([1.5]), "token 1.5 is not a whole number"),
-        ([True], "token True is not a whole number"),
-        (np.array([True]), "token True is not a whole number"),
-        (torch.tensor([], dtype=torch.long), "must be text, messages or tokens"),
-        (torch.tensor(3), "must be text, messages or tokens"),
+        (b"abc", "one row of tokens"),
+        (torch.tensor([[1, 2], [3, 4]]), "one row of tokens"),
+        (torch.tensor([1.5]), "one row of tokens"),
+        ([True], "one row of tokens"),
+        (torch.tensor(3), "one row of tokens"),
         ({"input_ids": [1, 2], "attention_mask": [0, 1]}, "attention_mask has zeros"),
         (
             [{"role": "user", "contents": "A"}],
@@ -206,7 +186,7 @@ def test_malformed_prompts(talking: Target, prompt: Any, line: str) -> None:
 @pytest.mark.parametrize(
     ("prompt", "tools", "line"),
     [
-        ([1, 2], [WEATHER], "tokens do not go through the chat template"),
+        ([1, 2], [WEATHER], "tools need a text or messages"),
         ("A", WEATHER, "tools must be a list"),
         ("A", ["weather"], "a tool is a JSON schema or a function"),
         ("A", [lambda city: city], "no JSON schema can be made"),
@@ -217,13 +197,13 @@ def test_malformed_prompts(talking: Target, prompt: Any, line: str) -> None:
         ),
     ],
 )
-def test_malformed_tools(prompt: Any, tools: Any, line: str) -> None:
+def test_malformed_tools(talking: Target, prompt: Any, tools: Any, line: str) -> None:
     with pytest.raises(UserError, match=line):
-        add_tools(prompt, tools)
+        prompt_tokens(talking, prompt, tools=tools)
 
 
 def test_what_needs_the_chat_template_is_refused_for_raw_prompts(talking: Target) -> None:
     with pytest.raises(UserError, match="raw=True continues a string"):
         prompt_tokens(talking, [{"role": "user", "content": "A"}], raw=True)
     with pytest.raises(UserError, match="raw=True continues a string"):
-        prompt_tokens(talking, add_tools("A", [WEATHER]), raw=True)
+        prompt_tokens(talking, "A", raw=True, tools=[WEATHER])

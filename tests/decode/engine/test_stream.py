@@ -79,14 +79,6 @@ def test_a_closed_stream_ends_its_session(
     assert next(pieces, None) is None
 
 
-def test_a_dropped_stream_ends_its_session(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[Engine] = []
-    monkeypatch.setattr(Engine, "close", lambda self: closed.append(self))
-    for _ in Decoder(target).stream(PROMPT, max_new_tokens=30):
-        break
-    assert len(closed) == 1
-
-
 def test_gradients_and_pauses(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller's gradients stay on between two pieces, and its pauses are not decoding time."""
     monkeypatch.setattr(
@@ -103,9 +95,7 @@ def test_wrong_arguments_are_refused_at_once(target: Target) -> None:
     decoder = Decoder(target)
     with pytest.raises(UserError, match="max_new_tokens=0"):
         decoder.stream(PROMPT, max_new_tokens=0)
-    with pytest.raises(
-        UserError, match="stream has no option 'temprature' .did you mean 'temperature'"
-    ):
+    with pytest.raises(UserError, match="unknown option 'temprature'"):
         decoder.stream(PROMPT, temprature=1.0)  # type: ignore[call-arg]
     with pytest.raises(UserError, match=r"to iterate: for piece in decoder.stream"):
         decoder.generate(PROMPT, stream=True)  # type: ignore[arg-type]

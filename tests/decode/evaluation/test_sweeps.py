@@ -38,14 +38,14 @@ def measured(sweep: list[str], speeds: dict[str, float | None]) -> Summary:
 def test_three_options_are_one_sweep() -> None:
     speeds: dict[str, float | None] = {"plain": 1.0}
     for i, (start, steps, gamma) in enumerate(product(("false", "true"), (1, 2), (4, 8))):
-        speeds[f"specdiff:gamma={gamma}:steps={steps}:hot_start={start}"] = 1.1 + i / 10
-    summary = measured(["gamma=4,8", "steps=1,2", "hot_start=false,true"], speeds)
+        speeds[f"specdiff:gamma={gamma}:steps={steps}:copying={start}"] = 1.1 + i / 10
+    summary = measured(["gamma=4,8", "steps=1,2", "copying=false,true"], speeds)
     assert describe_best(summary).startswith(
-        "Best of 8 points: specdiff:gamma=8:steps=2:hot_start=true, 1.80×"
+        "Best of 8 points: specdiff:gamma=8:steps=2:copying=true, 1.80×"
     )
     gains = compare_with_first(summary, [record("a", name, 1.0, 10) for name in speeds])
-    assert len(gains) == 7 and {gain.first for gain in gains} == {"gamma=4 steps=1 hot_start=false"}
-    assert "gamma=4 steps=1 hot_start=true" in {gain.point for gain in gains}
+    assert len(gains) == 7 and {gain.first for gain in gains} == {"gamma=4 steps=1 copying=false"}
+    assert "gamma=4 steps=1 copying=true" in {gain.point for gain in gains}
 
 
 def test_the_best_point_is_named() -> None:

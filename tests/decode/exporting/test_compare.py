@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from decode.engine.compiled import stock_model
+from decode.engine.stock import stock_model
 from decode.exporting import compare
 from decode.exporting.compare import GreedyText, compare_export
 from decode.exporting.registry import FORMATS

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from decode.engine.compiled import stock_model
 from decode.engine.decoder import Decoder
+from decode.engine.stock import stock_model
 from decode.exporting.compare import compare_export, decode_texts
 from decode.exporting.exports import DrafterPair, ExportOptions, export_drafter
 from decode.exporting.registry import FORMATS

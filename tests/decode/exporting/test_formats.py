@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from decode.engine.compiled import stock_model
+from decode.engine.stock import stock_model
 from decode.exporting.compare import GreedyText, compare_export, distance, trace_drafter
 from decode.exporting.folder import EMBEDDING
 from decode.exporting.registry import FORMATS

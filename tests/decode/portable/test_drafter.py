@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from decode.engine.compiled import stock_model
 from decode.engine.decoder import Decoder
+from decode.engine.stock import stock_model
 from decode.exporting.registry import FORMATS
 from decode.portable.drafter import Drafter
 from decode.portable.generate import _Text, generate

@@ -24,7 +24,7 @@ from transformers import (
     SynthIDTextWatermarkingConfig,
 )
 
-from decode.engine.compiled import stock_model
+from decode.engine.stock import stock_model
 from decode.exporting.registry import FORMATS
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target

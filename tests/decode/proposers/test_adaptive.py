@@ -1,88 +1,51 @@
-"""Adaptive lengths and drafters that take turns: the output stays the target's."""
+"""Controllers: the length of the most tokens a second."""
 
 from __future__ import annotations
 
-from typing import Any
+import random
+from collections import Counter
 
 import pytest
 
-from decode import Sampling
-from decode.proposers.adaptive import SwitchingDrafter, SwitchingSession
-from decode.proposers.diffusion import DiffusionDrafts
-from decode.systems.construction import OpenDrafters, build
-from decode.systems.parsing import read_method, read_sweep, sweep_methods
-from specalign.common.errors import UserError
-from tests.builders import PROMPT
+from decode.proposers.adaptive import CostAware, Line
 
 
-def test_ways_take_turns_and_draft_as_each_would_alone(parts: OpenDrafters) -> None:
-    method = read_method("specdiff:gamma=2/4:steps=1/3:order=confidence")
-    assert [way.name for way in method.variants][:2] == [
-        "specdiff:gamma=2:steps=1:order=confidence",
-        "specdiff:gamma=2:steps=3:order=confidence",
-    ]
-    decoder = build(method, parts)
-    assert isinstance(decoder.drafter, SwitchingDrafter) and decoder.drafter.draft_tokens == 4
-    seen: dict[tuple[int, int], set[int]] = {}
-    propose = DiffusionDrafts.propose
-
-    def watched(self: DiffusionDrafts, k: int) -> Any:
-        proposal = propose(self, k)
-        alone = propose(self.proposer.start(self.request), k)  # argmax drafts: nothing is drawn
-        assert alone.tokens_K.tolist() == proposal.tokens_K.tolist()
-        seen.setdefault((self.proposer.draft_tokens, self.proposer.steps), set()).add(len(proposal))
-        return proposal
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DiffusionDrafts, "propose", watched)
-        decoder.generate(PROMPT, max_new_tokens=60)
-    assert {ways: max(sizes) for ways, sizes in seen.items()} == {
-        (2, 1): 2, (2, 3): 2, (4, 1): 4, (4, 3): 4,
-    }  # fmt: skip
-    assert sum(decoder.drafter.fastest.tried) > 12
+def test_a_line_through_points() -> None:
+    line = Line(0.9)
+    assert line.at(3) == 0.0
+    for x in (1, 2, 5):
+        line.add(x, 2.0 + 0.5 * x)
+    assert line.at(9) == pytest.approx(6.5) and line.at(0) == pytest.approx(2.0)
+    flat = Line(0.9)
+    flat.add(4, 3.0)
+    flat.add(4, 5.0)
+    assert flat.at(1) == flat.at(9) == pytest.approx((0.9 * 3 + 5) / 1.9)
+    falling = Line(1.0)
+    falling.add(1, 3.0)
+    falling.add(2, 1.0)
+    assert falling.at(10) == falling.at(1) == pytest.approx(2.0)  # noise: more work is never less
 
 
-@pytest.mark.parametrize("name", ["specdiff:gamma=2/3:steps=1/2:order=random", "block:gamma=1/3"])
-def test_every_way_says_the_law_that_all_keep(parts: OpenDrafters, name: str) -> None:
-    """A verifier is chosen once a request, for the widest law of the ways; none may say a narrower one."""
-    decoder, said, sampling = build(read_method(name), parts), [], Sampling(1.0, seed=1)
-    assert isinstance(decoder.drafter, SwitchingDrafter)
-    propose = SwitchingSession.propose
+@pytest.mark.parametrize(
+    ("alpha", "draft", "verify"),
+    [(0.9, 0.0, 0.01), (0.9, 0.01, 0.2), (0.2, 0.2, 0.02), (0.8, 0.1, 0.1)],
+)
+def test_the_cost_aware_length_is_the_best_one(alpha: float, draft: float, verify: float) -> None:
+    """A token accepted with α whatever its place; drafting takes 0.05 + n·draft, a call 1 + n·verify."""
+    most, rng, controller = 12, random.Random(0), CostAware(keep=0.999)
 
-    def watched(self: SwitchingSession, k: int) -> Any:
-        proposal = propose(self, k)
-        said.append(proposal and (proposal.law, len(proposal)))
-        return proposal
+    def rate(n: int) -> float:
+        tau = sum(alpha**m for m in range(n + 1))
+        return tau / (1.05 + n * (draft + verify))
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SwitchingSession, "propose", watched)
-        decoder.generate(PROMPT, max_new_tokens=40, sampling=sampling)
-    laws = {law for law, _ in filter(None, said)}
-    assert (
-        laws == {decoder.drafter.law(sampling)}
-        and len({size for _, size in filter(None, said)}) > 1
-    )
-
-
-def test_ways_that_cannot_take_turns_are_refused(parts: OpenDrafters) -> None:
-    for text, says in (
-        (
-            "lookup:gamma=2/4",
-            r"one variant at a time \(controller=cost chooses the length\); these take several: retrieval, block,",
-        ),
-        ("specdiff:steps=1/2:controller=cost", "either several variants or a controller"),
-        ("specdiff:steps=1/zwei", "steps='zwei': must be a whole number"),
-    ):
-        with pytest.raises(UserError, match=says):
-            build(read_method(text), parts)
-    for text in ("block_tree:nodes=-1/5", "specdiff:steps=0/2", "specdiff:gamma=-2/3", "tolerator:gamma=0", "block:gamma=0", "specdiff2:gamma=-1", "block_tree:nodes=5000"):  # fmt: skip
-        with pytest.raises(UserError, match=r"=-?\d+: must be a whole number, \d to \d+"):
-            build(read_method(text), parts)
-    assert [
-        m.name for m in sweep_methods([read_method("specdiff:steps=1/2")], read_sweep(["gamma=3"]))
-    ] == ["specdiff:steps=1/2:gamma=3"]
-    mixed = build(read_method("specdiff:nodes=0/4"), parts)
-    assert mixed.generate(PROMPT, max_new_tokens=6).tokens  # argmax drafts either way
-    with pytest.raises(UserError, match=r"draw drafts in different ways \(independent, point\)"):
-        mixed.generate(PROMPT, max_new_tokens=6, sampling=Sampling(1.0))
-    assert read_method(f"retrieval:corpus={__file__}").system.corpus == __file__  # type: ignore[attr-defined]
+    best = max(range(1, most + 1), key=rate)
+    lengths = []
+    for _ in range(400):
+        n = controller.length(most)
+        accepted = next((m for m in range(n) if rng.random() > alpha), n)
+        controller.observe(n, accepted, 0.05 + n * draft, 1 + n * verify)
+        lengths.append(n)
+    assert lengths[:3] == [12, 6, 1] or lengths[:3] == [12, 7, 1]
+    settled = lengths[-100:]
+    assert all(rate(n) > 0.95 * rate(best) for n in settled), (best, Counter(settled))
+    assert abs(max(set(settled), key=settled.count) - best) <= 2

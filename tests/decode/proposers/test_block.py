@@ -22,8 +22,6 @@ from specalign.models.block_session import BlockSession
 from tests.builders import BLOCK_VARIANTS as VARIANTS
 from tests.builders import PROMPT, VARIED
 from tests.builders import block_network as network
-from tests.target_drafters import compared, trained_drafter
-from tests.target_models import WINDOW, some_text, tiny_target
 
 
 @pytest.fixture(scope="module")
@@ -127,64 +125,6 @@ def test_a_draft_stops_where_its_confidence_ends(target: Target, variant: str) -
     assert len({len(x) for x in stopped}) > 1
 
 
-def test_passes_are_those_that_were_asked_for(target: Target) -> None:
-    """By default as trained; every further one sees the one before."""
-    net = network(target, **VARIANTS["mlp twice"])
-    hidden = {}
-    for passes in (None, 1, 2, 3):
-        engine = Engine(
-            target, PROMPT, 20, Sampling(1.0, seed=5), BlockProposer(net, passes=passes), "token"
-        )
-        with torch.no_grad():
-            engine.begin()
-            assert isinstance(engine.session, BlockDrafts)
-            engine.session.propose(3)
-            hidden[passes] = engine.session.session.hidden(engine.session.request.tokens[-1])
-    assert torch.equal(hidden[None], hidden[2])
-    assert not torch.equal(hidden[1], hidden[2]) and not torch.equal(hidden[3], hidden[2])
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_tree_by_cost_is_the_beginning_of_the_whole_one(
-    target: Target, temperature: float
-) -> None:
-    """Whatever the costs say; greedy outputs are plain decoding's; a round is measured once."""
-    net = network(target, **VARIANTS["shared markov"])
-    drafter, whole = (
-        BlockProposer(net, tree_nodes=9, by_cost=True),
-        BlockProposer(net, tree_nodes=9),
-    )
-    sampling = Sampling(temperature, seed=2)
-    assert drafter.sizes is not None and drafter.law(sampling) == "point"
-    proposed: list[int] = []
-    for wanted in (1, 2, 5, 9):
-        drafter.sizes.choose = lambda paths, wanted=wanted: proposed.append(len(paths)) or wanted  # type: ignore
-        trees = []
-        for proposer in (drafter, whole):
-            engine = Engine(target, PROMPT, 20, sampling, proposer, "point_mass")
-            with torch.no_grad():
-                engine.begin()
-                assert engine.session is not None
-                trees.append(engine.session.propose(4))
-        assert trees[0].parents == trees[1].parents[:wanted] and len(trees[0]) == wanted
-        assert torch.equal(trees[0].tokens_K, trees[1].tokens_K[:wanted])
-    assert proposed == [9] * 4
-    fresh = BlockProposer(net, tree_nodes=9, by_cost=True)
-    assert fresh.sizes is not None
-    seen: list[tuple[int, int]] = []
-    observe = fresh.sizes.observe
-    fresh.sizes.observe = lambda n, e, kept, *times: (
-        seen.append((n, kept)),
-        observe(n, e, kept, *times),
-    )  # type: ignore
-    out = Engine(target, PROMPT, 24, sampling, fresh, "point_mass").run()
-    assert [n for n, _ in seen] == out.nodes[: len(seen)] and len(seen) >= out.calls - 1
-    assert [n for n, _ in seen][:4] == [9, 4, 2, 1]
-    assert [kept for _, kept in seen] == out.accepted[: len(seen)]
-    if temperature == 0:
-        assert out.tokens == Engine(target, PROMPT, 24, sampling, None).run().tokens
-
-
 @pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_trees_in_one_call_are_those_built_level_by_level(
@@ -217,19 +157,6 @@ def test_trees_in_one_call_are_those_built_level_by_level(
         assert seen[0] == seen[1] and max(len(tokens) for tokens, _ in calls) == 7
 
 
-@pytest.mark.parametrize(
-    ("kind", "context"),
-    [("gpt2", "shared_kv"), ("glm", "shared_kv"), ("gemma3_text", "taps"), ("lfm2", "taps")],
-)
-def test_targets_of_all_kinds_write_the_same(kind: str, context: str) -> None:
-    """Greedy, in a batch, in trees and coupled: the text is the target's own. All architectures: python -m tests.targets."""
-    target = tiny_target(kind)
-    prompts = [some_text(target, WINDOW + 9 + i, i)[0].tolist() for i in range(2)]
-    texts = [p + some_text(target, 12, 5)[0].tolist() for p in prompts]
-    drafter = trained_drafter(target, texts, context, steps=2)
-    assert compared(target, drafter, prompts, 8) == "yes"
-
-
 @pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_chain_in_one_call_is_that_drawn_token_by_token(target: Target, variant: str) -> None:
@@ -250,25 +177,8 @@ def test_a_chain_in_one_call_is_that_drawn_token_by_token(target: Target, varian
             torch.testing.assert_close(mine.q.probs, theirs.q.probs, atol=1e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"draft_tokens": 0}, "draft_tokens=0: must be 1 to 512"),
-        ({"confidence": 0.5}, r"confidence=0.5 needs .* recipe=smollm2_confidence"),
-        ({"confidence": 1.5}, "confidence=1.5 must be within 0..1"),
-        ({"passes": 2}, r"passes=2 needs a drafter .* drafter.self_conditioning=true"),
-        ({"by_cost": True}, "by_cost=true chooses a tree's nodes"),
-        (
-            {"by_cost": True, "tree_nodes": 5, "siblings": "iid"},
-            "by_cost=true chooses a tree's nodes",
-        ),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(target: Target, options: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        BlockProposer(network(target, "shared_kv"), **options)
-
-
 def test_confidence_stops_chains_alone(target: Target) -> None:
-    with pytest.raises(UserError, match="a tree of 5 nodes"):
-        BlockProposer(network(target, "shared_kv", confidence=True), tree_nodes=5, confidence=0.5)
+    for confident, nodes in ((True, 5), (False, 0)):
+        net = network(target, "shared_kv", confidence=confident)
+        with pytest.raises(UserError, match=r"confidence=0.5 needs .*recipe=smollm2_confidence"):
+            BlockProposer(net, tree_nodes=nodes, confidence=0.5)

@@ -11,14 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from decode import Decoder, Sampling
+from decode import Sampling
 from decode.engine.engine import Engine
 from decode.proposers import d2sd
 from decode.proposers.d2sd import D2SDDrafter, D2SDSession, boundary_scores, rank_boundaries
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import position_noise
 from decode.speculation.tree import chain
-from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
@@ -192,14 +191,6 @@ def test_coupled_drafts_use_the_noise_of_their_positions(target: Target, name: s
     assert set(paths(drafts.propose(4))) == by_definition(drafts, 4)[0]
 
 
-def test_nodes_are_as_many_as_may_be_at_most(target: Target) -> None:
-    drafter = pair(target, "one network", boundaries=2)
-    assert (drafter.draft_tokens, drafter.draft_nodes) == (4, 4 + 3 + 2)
-    assert pair(target, "one network", boundaries=99).draft_nodes == 4 + 3 + 2 + 1
-    assert pair(target, "shared, shared markov", boundaries=2).draft_nodes == 4 + 4 + 3
-    assert pair(target, "taps, shared longer", draft_tokens=2).draft_nodes == 2 + 2 + 1
-
-
 @pytest.mark.parametrize("name", PAIRS)
 def test_both_contexts_keep_step_with_the_text(
     target: Target, name: str, monkeypatch: pytest.MonkeyPatch
@@ -239,24 +230,3 @@ def test_both_contexts_keep_step_with_the_text(
 
 
 # ---- options ----
-
-
-def test_options_are_checked(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    net = network(target, 1, "shared_kv")
-    for options, says in (
-        ({"boundaries": 0}, "boundaries=0: must be at least 1"),
-        ({"draft_tokens": 0}, "draft_tokens=0: must be at least 1"),
-    ):
-        with pytest.raises(UserError, match=says):
-            D2SDDrafter(net, net, **options)
-    other = load_target("debug", dtype="float32", device="cpu")
-    with pytest.raises(UserError, match="both must be loaded for one"):
-        D2SDDrafter(net, network(other, 1, "shared_kv"))
-    monkeypatch.setattr(d2sd, "MOST_NODES", 10)
-    with pytest.raises(
-        UserError, match="boundaries=2 after 4 tokens: a tree of 11 nodes, at most 10"
-    ):
-        D2SDDrafter(net, network(target, 2, "shared_kv"), 2)
-    assert D2SDDrafter(net, net, 2).draft_nodes == 9
-    with pytest.raises(UserError, match="these fit: point_mass"):
-        Decoder(target, D2SDDrafter(net, net, 1, keep_q=False), "token").verifier_for(Sampling(1.0))

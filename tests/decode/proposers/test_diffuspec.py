@@ -10,9 +10,15 @@ import torch
 
 from decode import Decoder, Sampling
 from decode.engine.engine import Engine
-from decode.proposers.controllers import AdaptiveLength
-from decode.proposers.diffuspec import DiffuSpecDrafter, DiffuSpecSession
-from decode.proposers.diffuspec_search import NgramModel, find_best_path, find_candidates
+from decode.proposers import diffuspec
+from decode.proposers.adaptive import AdaptiveLength
+from decode.proposers.diffuspec import (
+    DiffuSpecDrafter,
+    DiffuSpecSession,
+    NgramModel,
+    find_best_path,
+    find_candidates,
+)
 from decode.speculation.sampling import probs
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
@@ -24,22 +30,21 @@ from tests.builders import diffusion_drafter as drafter
 def made(
     target: Target, kind: str = "ddit", draft_tokens: int = 6, **options: Any
 ) -> DiffuSpecDrafter:
-    """`options`: arguments, and attributes that have other values than the published ones."""
-    given = ("path_search", "adaptive_length", "corpus")
-    asked = {key: options.pop(key) for key in given if key in options}
-    proposer = DiffuSpecDrafter(drafter(target, kind), draft_tokens, **asked)
-    for key, value in {"shortest": 2, "longest": min(draft_tokens, 6), **options}.items():
-        setattr(proposer, key, value)
-    return proposer
+    return DiffuSpecDrafter(drafter(target, kind), draft_tokens, **options)
 
 
 def informed(target: Target, prompt: list[int], length: int, **options: Any) -> DiffuSpecDrafter:
     """Its n-gram model has read the target's next tokens and leads: drafts that are accepted."""
     written = Decoder(target).generate(prompt, max_new_tokens=length).tokens
     corpus = [[*prompt, *written]] * 50
-    return made(
-        target, weight=0.01, corpus=corpus, mass=1.0, candidates=target.vocab_size, **options
-    )
+    return made(target, corpus=corpus, **options)
+
+
+@pytest.fixture
+def leading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The n-gram model chooses, among all tokens."""
+    for name, value in (("WEIGHT", 0.01), ("MASS", 1.0), ("CANDIDATES", 1000)):
+        monkeypatch.setattr(diffuspec, name, value)
 
 
 def begun(target: Target, proposer: DiffuSpecDrafter, sampling: Sampling) -> DiffuSpecSession:
@@ -54,7 +59,7 @@ def begun(target: Target, proposer: DiffuSpecDrafter, sampling: Sampling) -> Dif
 
 
 def test_the_length_by_hand() -> None:
-    length = AdaptiveLength(20, 30, 10, 0.5)
+    length = AdaptiveLength(30)
     assert length.tokens == 30
     for generated, accepted, means, tokens in (
         (30, 30, (15, 15), 25),  # 15 + 10
@@ -66,29 +71,13 @@ def test_the_length_by_hand() -> None:
     ):
         length.update(generated, accepted)
         assert (length.generated, length.accepted) == means and length.tokens == tokens
-    length = AdaptiveLength(2, 9, 3, 0.25)
-    for generated, accepted, means, tokens in (
-        (9, 9, (2.25, 2.25), 5),  # 5.25
-        (5, 5, (2.9375, 2.9375), 6),  # 5.9375
-        (6, 1, (3.703125, 2.453125), 4),
-        (1, 1, (3.02734375, 2.08984375), 3),
-    ):
-        length.update(generated, accepted)
-        assert (length.generated, length.accepted) == means and length.tokens == tokens
-
-
-def test_published_numbers_are_cut_to_the_networks_block(target: Target) -> None:
-    network = drafter(target, "ddit")
-    as_published = DiffuSpecDrafter(network, 64)
-    assert (as_published.shortest, as_published.longest, as_published.draft_tokens) == (20, 30, 30)
-    assert (as_published.growth, as_published.smoothing, as_published.weight) == (10, 0.5, 0.5)
-    assert (as_published.mass, as_published.candidates, as_published.beam) == (0.8, 15, 3)
-    own = DiffuSpecDrafter(network)  # of blocks of 3
-    assert (own.shortest, own.longest, own.draft_tokens) == (2, 3, 3)
+    small = AdaptiveLength(3)
+    small.update(0, 0)
+    assert small.tokens == 2
 
 
 @pytest.mark.parametrize("place", [0, 3, 6, 9])
-def test_a_draft_ends_at_the_end_of_sequence(target: Target, place: int) -> None:
+def test_a_draft_ends_at_the_end_of_sequence(target: Target, place: int, leading: None) -> None:
     """First of the output; within a draft, its last, within the second draft."""
     written = Decoder(target).generate(PROMPT, max_new_tokens=30).tokens
     other = load_target("debug", dtype="float32", device="cpu")
@@ -110,7 +99,7 @@ def test_the_path_is_the_searched_one_of_processed_marginals(
 ) -> None:
     """Against the parts put together again; without the search each position's most probable token."""
     corpus = [[4, 90, 17, 55, 56] * 3]
-    session = begun(target, made(target, corpus=corpus, beam=4, weight=0.3), sampling)
+    session = begun(target, made(target, corpus=corpus), sampling)
     tokens, network = session.request.tokens, session.drafter
     context = DiffusionContext(network, 60)
     with torch.no_grad():
@@ -120,13 +109,14 @@ def test_the_path_is_the_searched_one_of_processed_marginals(
     before = session.request.history.ahead(0, 6)
     q = probs(logits_KV, replace(sampling, temperature=sampling.temperature or 1.0), before)
     reader = NgramModel(target.vocab_size)
-    reader.read([*corpus, tokens])
+    for text in (*corpus, tokens):
+        reader.read(text)
     lattice = find_candidates(q, 0.8, 15, target.eos_ids)
     path = find_best_path(
         lattice,
         lambda path, found: reader.log_probs([*tokens, *path], found),
-        0.3,
-        4,
+        0.5,
+        3,
         target.eos_ids,
     )
     assert proposal is not None and proposal.law == "point" and proposal.q is None
@@ -141,44 +131,19 @@ def test_the_path_is_the_searched_one_of_processed_marginals(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_what_the_target_may_not_say_is_not_drafted(target: Target, temperature: float) -> None:
-    def path(sampling: Sampling, **options: Any) -> tuple[list[int], int | None]:
-        session = begun(target, made(target, candidates=target.vocab_size, **options), sampling)
-        with torch.no_grad():
-            proposal = session.propose(6)
-        assert proposal is not None
-        return proposal.tokens_K.tolist(), session.generated
-
-    free, generated = path(Sampling(temperature))
-    assert generated == 6
-    held_back, _ = path(Sampling(temperature, banned=tuple(free)))
-    assert len(held_back) == 6 and not set(held_back) & set(free)
-    # where the n-gram model says so, it ends at once
-    end = target.eos_ids[0]
-    ending = {"weight": 0.01, "mass": 1.0, "corpus": [[end] * 500]}
-    assert path(Sampling(temperature), **ending) == ([end], 0)
-    # unless it may not: the first token is there already, the next two have to be others
-    young = Sampling(temperature, min_new_tokens=3)
-    with torch.no_grad():
-        q_KV = begun(target, made(target), young)._compute_q(6)
-    assert (q_KV[:, end] == 0).tolist() == [True, True, False, False, False, False]
-    assert end not in path(young, **ending)[0][:2]
-
-
-@pytest.mark.parametrize("path_search", [False, True])
-def test_the_length_follows_what_was_drafted_and_accepted(
-    target: Target, path_search: bool
+def test_what_the_target_may_not_say_is_not_drafted(
+    target: Target, temperature: float, leading: None
 ) -> None:
-    """Rounds without a draft of its own, such as copies, do not count."""
-    session = begun(target, made(target, path_search=path_search), Sampling())
-    expected = AdaptiveLength(2, 6, session.proposer.growth, 0.5)
-    output: Any = None
-    for kept in (3, 1, 6, 2):
+    end = target.eos_ids[0]
+
+    def path(sampling: Sampling, **options: Any) -> list[int]:
+        session = begun(target, made(target, **options), sampling)
         with torch.no_grad():
-            proposal = session.propose(6)
-        ends = [token in target.eos_ids for token in proposal.tokens_K.tolist()]
-        assert len(proposal) == expected.tokens or ends[-1]
-        expected.update(len(ends) - sum(ends), kept - 1)
-        for _ in range(2):
-            session.observe(output, kept)
-            assert session.length == expected
+            return session.propose(6).tokens_K.tolist()
+
+    free = path(Sampling(temperature))
+    assert not set(path(Sampling(temperature, banned=tuple(free)))) & set(free)
+    # where the n-gram model says so, it ends at once, unless it may not
+    corpus = [[end] * 500]
+    assert path(Sampling(temperature), corpus=corpus) == [end]
+    assert end not in path(Sampling(temperature, min_new_tokens=3), corpus=corpus)[:2]

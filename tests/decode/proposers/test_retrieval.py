@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from decode.proposers.corpus import read_corpus
 from decode.proposers.retrieval import RetrievalDrafter, RetrievalSession
 from decode.proposers.suffix_automaton import Datastore
 from decode.speculation.proposal import Proposal
 from decode.speculation.tree import path_to
+from specalign.common.errors import UserError
+from specalign.lm.model import Target
 
 
 def session(
@@ -41,33 +45,6 @@ def test_the_most_frequent_continuation_at_each_step() -> None:
     text = [1, 2, 3, 30, 1, 2, 3, 31, 1, 2, 4, 1, 2, 3, 31, 5, 1, 2]
     assert drafted(text, 2) == [3, 31]
     assert drafted([1, 2, 4, 1, 2, 3, 1, 2], 1) == [3]  # once each: the new one
-
-
-def test_a_cycle_is_continued() -> None:
-    assert drafted([1, 2, 1, 2, 1, 2], 7) == [1, 2, 1, 2, 1, 2, 1]
-    assert drafted([4, 4, 4], 3) == [4, 4, 4]
-
-
-def test_where_a_text_ends_nothing_shorter_goes_on() -> None:
-    """After 1 2 3 9 nothing stands; after 9 alone 7 does."""
-    store = Datastore([[1, 2, 3, 9], [9, 7, 5]])
-    for shortest, expected in ((1, [3, 9, 7, 5]), (2, [3, 9])):
-        assert drafted([4, 1, 2], 4, shortest=shortest, datastore=store) == expected
-
-
-@pytest.mark.parametrize("shortest", [1, 2, 3, 4])
-def test_nothing_below_the_shortest_match(shortest: int) -> None:
-    for n in (1, 2, 3):
-        text = [11, 12, 13][-n:] + [14, 15, 16, 17, 18] + [11, 12, 13][-n:]
-        assert (drafted(text, 2, shortest=shortest) == [14, 15]) == (n >= shortest)
-        store = Datastore([[11, 12, 13][-n:] + [24, 25]])
-        found = drafted([9, *[11, 12, 13][-n:]], 2, shortest=shortest, datastore=store)
-        assert (found == [24, 25]) == (n >= shortest)
-    assert drafted([1], shortest=shortest) is None
-    # of one state with [1, 2] but matched by its last token alone
-    assert drafted([7, 2], 1, shortest=shortest, datastore=Datastore([[1, 2, 3]])) == (
-        [3] if shortest == 1 else None
-    )
 
 
 def test_the_longer_match_drafts_and_on_a_tie_the_text_itself() -> None:
@@ -114,3 +91,15 @@ def test_the_index_grows_with_the_text(nodes: int) -> None:
         if found is not None and fresh is not None:
             assert found.law == "point" and found.parents == fresh.parents
             assert torch.equal(found.tokens_K, fresh.tokens_K)
+
+
+def test_texts_of_a_corpus(target: Target, tmp_path: Path) -> None:
+    plain, rows = tmp_path / "a.txt", tmp_path / "b.jsonl"
+    plain.write_text("one\ntwo")
+    rows.write_text('{"text": "one"}\n{"text": " "}\n{"text": "two"}\n')
+    assert read_corpus(str(plain), target) == [target.text_tokens("one\ntwo")]
+    assert read_corpus(str(rows), target) == [target.text_tokens(t) for t in ("one", "two")]
+    for text, says in (('{"txt": "one"}', "row 1: needs a string"), ('{"text": " "}', "no text")):
+        rows.write_text(text + "\n")
+        with pytest.raises(UserError, match=says):
+            read_corpus(str(rows), target)

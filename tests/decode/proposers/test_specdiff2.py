@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from decode import Sampling
 from decode.proposers.specdiff2 import SpecDiff2Drafter
 from decode.proposers.tolerator import ToleratorDrafter
 from decode.speculation.tree import depths
-from specalign.common.errors import UserError
 from specalign.lm.model import Target
 from tests.builders import diffusion_drafter as drafter
 from tests.builders import session_after_prefill as sessions
@@ -42,11 +40,17 @@ def test_merged_candidates_stand_once(target: Target) -> None:
     )
 
 
-def test_numbers_out_of_range(target: Target) -> None:
+def test_refining_masks_the_least_sure_and_leaves_none(target: Target) -> None:
     own = drafter(target, "ddit")
-    with pytest.raises(UserError, match="candidates=0: must be 1 to 128"):
-        SpecDiff2Drafter(own, 4, 0)
-    with pytest.raises(UserError, match="draft_temperature=0"):
-        SpecDiff2Drafter(own, 4, 2, draft_temperature=0)
-    with pytest.raises(UserError, match="rounds=-1"):
-        ToleratorDrafter(own, rounds=-1)
+    _, session = sessions(target, ToleratorDrafter(own, 6, 1, 3), Sampling())  # type: ignore[arg-type]
+    masks: list[int] = []
+    denoise = session.context.denoise
+
+    def counted(block_K):  # type: ignore[no-untyped-def]
+        masks.append(int((block_K == own.mask_id).sum()))
+        return denoise(block_K)
+
+    session.context.denoise = counted
+    proposal = session.propose(6)
+    assert masks == [6, 5, 3, 1]  # 6·cos(π/6), 6·cos(π/3), and never fewer than one
+    assert not bool((proposal.tokens_K == own.mask_id).any())

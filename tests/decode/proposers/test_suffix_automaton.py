@@ -120,29 +120,3 @@ def test_continuations_are_counted(length: int, alphabet: int, seed: int) -> Non
                 assert [x.log_share for x in found] == sorted(shares.values(), reverse=True)
                 for x in found:
                     assert after == {} or x.state == walk(automaton, [*part, x.token])
-
-
-def test_where_nothing_followed_a_shorter_ending_counts() -> None:
-    automaton = TextAutomaton()
-    for token in [1, 2, 3, 9, 2, 3, 8, 7, 1, 2, 3]:
-        automaton.extend(token)
-    at = (
-        automaton.last
-    )  # the whole text: nothing after it, nor after [7, 1, 2, 3]; 9 after [1, 2, 3]
-    assert [x.token for x in automaton.continuations(at, 3)] == [9]
-    assert automaton.continuations(at, 4) == []
-    store = Datastore([[5, 6, 1, 2], [2, 4]])
-    state, found = ROOT, 0
-    for token in [6, 1, 2]:
-        state, found = store.match(state, found, token)
-    assert found == 3
-    assert [x.token for x in store.continuations(state, 1)] == [4] and store.continuations(
-        state, 2
-    ) == []
-
-
-def test_among_equals_the_new_one() -> None:
-    automaton = TextAutomaton()
-    for token in [1, 5, 1, 6, 1, 7, 1, 6, 1, 8, 1]:
-        automaton.extend(token)
-    assert [x.token for x in automaton.continuations(automaton.repeated[0], 1)] == [6, 8, 7, 5]

@@ -118,15 +118,6 @@ def test_the_order_is_that_of_transformers(settings: dict[str, float]) -> None:
         )
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_logits_are_processed_in_fp32(dtype: torch.dtype) -> None:
-    half = logits(2, 50).to(dtype)
-    for sampling in (Sampling(1.0), Sampling(0.7, top_p=0.8, top_k=20), Sampling(0.0)):
-        found = probs(half, sampling)
-        assert found.dtype == torch.float32
-        assert torch.equal(found, probs(half.float(), sampling))
-
-
 @pytest.mark.parametrize("size", [4096, 4100, 4736, 49152])
 def test_the_best_of_many_is_torchs_argmax(size: int) -> None:
     generator = torch.Generator().manual_seed(size)
@@ -167,27 +158,6 @@ def test_top_p_ranks_as_many_candidates_as_it_needs() -> None:
         order = full.argsort(descending=True, stable=True)
         count = int((full[order].cumsum(0) < 0.90003).sum()) + 1
         assert set(found.nonzero()[:, 0].tolist()) == set(order[:count].tolist())
-
-
-def test_rows_of_one_call_may_need_different_widths() -> None:
-    rows_RV = logits(4, 9000) * torch.tensor([[0.01], [5.0], [1.0], [0.3]])
-    found = probs(rows_RV, Sampling(1.0, top_p=0.9))
-    assert torch.equal(
-        found, torch.cat([probs(row[None], Sampling(1.0, top_p=0.9)) for row in rows_RV])
-    )
-    counts = (found > 0).sum(1)
-    assert counts[1] < 256 and counts[0] > 4096
-    torch.testing.assert_close(found.sum(1), torch.ones(4))
-    rows_RV[1, 100:200] = rows_RV[1].max()  # ties in one row alone
-    assert (probs(rows_RV, Sampling(1.0, top_k=30))[1] > 0).nonzero()[:, 0].max() < 130
-
-
-def test_temperature_one_row_at_a_time_equals_all_rows() -> None:
-    rows_RV = logits(5, 3000)
-    for sampling in (Sampling(0.8), Sampling(0.8, top_p=0.7), Sampling(0.8, top_k=50, top_p=0.9)):
-        assert torch.equal(
-            probs(rows_RV, sampling), torch.cat([probs(row[None], sampling) for row in rows_RV])
-        )
 
 
 def test_the_input_is_left_alone() -> None:

@@ -14,7 +14,7 @@ import torch
 
 from decode.speculation import verification
 from decode.speculation.processors import History
-from decode.speculation.proposal import NO_DRAFTS, DraftProbs, Proposal
+from decode.speculation.proposal import NO_DRAFTS, Proposal
 from decode.speculation.sampling import (
     NOTHING,
     Sampling,
@@ -26,7 +26,7 @@ from decode.speculation.sampling import (
     uniform,
 )
 from decode.speculation.tree import depths, path_to, walk
-from decode.speculation.verification import Outcome, Round, outcome_of, verify_rounds
+from decode.speculation.verification import Outcome, Round, verify_rounds
 from decode.speculation.verifiers import VERIFIERS, run_verifier
 from specalign.common.errors import UserError
 from tests.fakes import DRAFTERS, SETTINGS
@@ -254,45 +254,3 @@ def test_a_branch_off_the_first_is_followed() -> None:
         [0, 2, 3],
         1,
     )
-
-
-def test_coupled_tokens_are_those_of_their_positions() -> None:
-    """Whatever is drafted: the token at a position is what its noise makes of p."""
-
-    def noise(at: int) -> torch.Tensor:
-        return position_noise(7, at, 5, torch.device("cpu"))
-
-    said = [int((SAID[i].log_softmax(-1) + noise(20 + i)).argmax()) for i in range(3)]
-    found = outcome(
-        Proposal(torch.tensor(said[:2]), "point"), "gumbel", WARM, noise=noise, position=20
-    )
-    assert [*found.accepted, found.following] == said
-    wrong = outcome(
-        Proposal(torch.tensor([(said[0] + 1) % 5]), "point"),
-        "gumbel",
-        WARM,
-        noise=noise,
-        position=20,
-    )
-    assert (wrong.accepted, wrong.following) == ([], said[0])
-
-
-def test_a_verifier_that_is_not_exact_for_the_drafts_is_refused() -> None:
-    with pytest.raises(UserError, match="token"):
-        outcome(Proposal(torch.tensor([2]), "point"), "token", WARM)
-
-
-def test_a_path_is_fetched_from_where_it_ends() -> None:
-    tree = Proposal(torch.tensor([3, 2, 0]), "point", parents=(-1, -1, 1))
-    assert outcome_of(tree, torch.tensor([3]), torch.tensor([4])) == Outcome([2, 0], 4, [1, 2])
-    assert outcome_of(tree, torch.tensor([0]), torch.tensor([1])) == Outcome([], 1, [])
-
-
-def test_a_q_that_is_no_distribution_is_seen_with_the_outcome(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """On a GPU, where looking at it before the round's one transfer would synchronise."""
-    monkeypatch.setattr("decode.speculation.proposal.SEEN_AT_ONCE", frozenset())
-    proposal = Proposal(torch.tensor([2]), "independent", DraftProbs(torch.full((1, 5), 0.1)))
-    with pytest.raises(ValueError, match="distribution"):
-        outcome_of(proposal, torch.tensor([0]), torch.tensor([1]))

@@ -17,90 +17,6 @@ from decode.speculation.verifiers import (
 )
 from specalign.common.errors import UserError
 
-TOKENS = torch.tensor([3, 1])
-
-
-def test_trees_and_chains_of_one_law_share_a_batch() -> None:
-    """Whatever the kind of siblings: each as it is alone."""
-    q = DraftProbs(torch.tensor([[0.2, 0.3, 0.5, 0.0]] * 3))
-    tree = Proposal(
-        torch.tensor([2, 1, 0]),
-        "independent",
-        q,
-        parents=(-1, -1, 0),
-        siblings="without_replacement",
-    )
-    chain = Proposal(torch.tensor([1, 2]), "independent", DraftProbs(q.probs[:2]))
-    p_BMV = torch.tensor([0.4, 0.3, 0.2, 0.1]).expand(2, 4, 4)
-    for name in ("recursive", "traversal", "point_mass"):
-        for seed in range(20):
-            generators = [torch.Generator().manual_seed(seed + b) for b in range(2)]
-            both = run_verifier(name, [tree, chain], p_BMV, generators)
-            for b, (one, rows) in enumerate(((tree, 4), (chain, 3))):
-                alone = run_verifier(
-                    name, [one], p_BMV[:1, :rows], [torch.Generator().manual_seed(seed + b)]
-                )
-                assert (int(both.end_B[b]), int(both.next_B[b])) == (
-                    int(alone.end_B),
-                    int(alone.next_B),
-                )
-    other = Proposal(torch.tensor([2, 1, 0]), "independent", q, parents=(-1, -1, 0), siblings="iid")
-    with pytest.raises(ValueError, match="kinds of siblings"):
-        run_verifier("recursive", [tree, other], p_BMV, [torch.Generator(), torch.Generator()])
-
-
-def test_q_of_fp64_beside_p_of_fp32() -> None:
-    """Every verifier takes it, along chains and trees, and ends where it ends with the same q in fp32."""
-    p_BMV = torch.tensor([0.4, 0.3, 0.2, 0.1]).expand(1, 4, 4)
-    rows = torch.tensor([[0.25, 0.25, 0.5, 0.0]] * 3)
-    for name, siblings in {
-        "token": None,
-        "block": None,
-        "recursive": "without_replacement",
-        "k_seq": "iid",
-    }.items():
-        parents = None if siblings is None else (-1, -1, 0)
-        for seed in range(20):
-            ends = []
-            for q in (DraftProbs(rows), DraftProbs(rows.double())):
-                draft = Proposal(
-                    torch.tensor([2, 1, 0]), "causal", q, parents=parents, siblings=siblings
-                )  # type: ignore[arg-type]
-                found = run_verifier(name, [draft], p_BMV, [torch.Generator().manual_seed(seed)])
-                ends.append((int(found.end_B), int(found.next_B)))
-            assert ends[0] == ends[1]
-
-
-def test_pairs_that_would_change_the_output_are_refused_with_the_reason() -> None:
-    with pytest.raises(
-        UserError,
-        match=r"'point' drafts.*not drawn from any q.*these fit: point_mass, self_selection, gumbel$",
-    ):
-        check_pair("point", "token", 1.0)
-    with pytest.raises(
-        UserError,
-        match=r"'unmasked' drafts.*out of order.*these fit: point_mass, self_selection, hybrid, gumbel$",
-    ):
-        check_pair("unmasked", "token", 1.0)
-    with pytest.raises(
-        UserError,
-        match=r"exact only at temperature 0, not at 0.7; these fit: point_mass, self_selection, token, block",
-    ):
-        check_pair("independent", "greedy", 0.7)
-    with pytest.raises(
-        UserError,
-        match=r"argmaxes, not draws.*these fit: greedy, point_mass, self_selection, gumbel$",
-    ):
-        check_pair("point", "token", 0.0)
-    with pytest.raises(UserError, match="unmasked out of order"):
-        check_pair("unmasked", "token", 0.0)
-    with pytest.raises(UserError, match=r"unknown verifier 'tokens' \(did you mean 'token'"):
-        check_pair("point", "tokens", 0.0)
-    with pytest.raises(UserError, match="these fit"):
-        run_verifier(
-            "token", [Proposal(TOKENS, "point")], torch.full((1, 3, 4), 0.25), [torch.Generator()]
-        )
-
 
 def test_the_end_and_the_token_have_a_uniform_each() -> None:
     p_BMV = torch.full((4, 2, 2), 0.5)
@@ -155,25 +71,36 @@ def test_auto_always_fits() -> None:
     assert choose("causal", 0.0) == "greedy"
 
 
-def test_proposals_that_a_verifier_cannot_have_are_refused_with_the_reason() -> None:
-    q = DraftProbs(torch.full((2, 4), 0.25))
-    siblings = Proposal(TOKENS, "independent", q, parents=(-1, -1), siblings="without_replacement")
-    with pytest.raises(
-        UserError,
-        match="they branch, and it is exact only for chains; these fit: point_mass, self_selection, rec",
-    ):
-        check_proposal(siblings, "token", 1.0)
-    with pytest.raises(
-        UserError, match="siblings were drawn without_replacement, and it is exact only for iid"
-    ):
-        check_proposal(siblings, "k_seq", 1.0)
-    with pytest.raises(UserError, match="argmax, which is exact only at temperature 0"):
-        check_proposal(siblings, "greedy", 1.0)
-    surest = Proposal(TOKENS, "unmasked", q, steps_K=TOKENS)
-    with pytest.raises(
-        UserError,
-        match=r"looked at the values drawn.*these fit: point_mass, self_selection, gumbel$",
-    ):
+@pytest.mark.parametrize(
+    ("law", "verifier", "temperature", "says"),
+    [
+        ("point", "token", 1.0, "'point' drafts at .* 1; .*: point_mass, self_selection, gumbel$"),
+        ("unmasked", "token", 1.0, "these fit: point_mass, self_selection, hybrid, gumbel$"),
+        ("independent", "greedy", 0.7, "temperature 0.7; .*: point_mass, self_selection, token"),
+        ("point", "token", 0.0, "these fit: greedy, point_mass, self_selection, gumbel$"),
+        ("point", "tokens", 0.0, r"unknown verifier 'tokens' \(did you mean 'token'"),
+    ],
+)
+def test_pairs_that_would_change_the_output(
+    law: str, verifier: str, temperature: float, says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        check_pair(law, verifier, temperature)
+
+
+def test_proposals_that_a_verifier_does_not_take() -> None:
+    q, two = DraftProbs(torch.full((2, 4), 0.25)), torch.tensor([3, 1])
+    siblings = Proposal(two, "independent", q, parents=(-1, -1), siblings="without_replacement")
+    for name in ("token", "k_seq"):
+        with pytest.raises(UserError, match=r"that branch \(siblings drawn: without_replacement"):
+            check_proposal(siblings, name, 1.0)
+    surest = Proposal(two, "unmasked", q, steps_K=two)
+    with pytest.raises(UserError, match=r"looked at drawn values .*: point_mass, self_sel"):
         check_proposal(surest, "hybrid", 1.0)
     assert check_proposal(replace(surest, state_only=True), "hybrid", 1.0).name == "hybrid"
     assert check_proposal(siblings, "traversal", 1.0).name == "traversal"
+    p_BMV = torch.full((1, 3, 4), 0.25)
+    with pytest.raises(UserError, match="these fit"):
+        run_verifier("token", [Proposal(two, "point")], p_BMV, [torch.Generator()])
+    with pytest.raises(ValueError, match="fp32 or fp64"):
+        run_verifier("traversal", [siblings], p_BMV.half(), [torch.Generator()])

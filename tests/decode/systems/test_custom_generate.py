@@ -82,8 +82,6 @@ def test_methods_that_are_not_generates_own_are_said(
             == notes
             == said.count("note")
         )
-    with pytest.raises(UserError, match="^method=compiled: .* use decode.load$"):
-        model.generate(IDS, **words, method="compiled")
     assert capsys.readouterr().err == ""
 
 

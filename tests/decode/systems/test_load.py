@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 
 import decode
 from decode import Decoder, Sampling
-from decode.engine.call_options import check_options
 from decode.proposers.block import BlockProposer
 from decode.systems import drafter_folders
 from decode.systems import load as module
@@ -40,24 +38,16 @@ def test_what_is_refused_before_the_target_is_loaded(tmp_path: Path) -> None:
         ({"method": "tolerator"}, "diffusion=FOLDER"),
         ({"method": "drafter"}, "needs a drafter"),
         ({"method": "specdif"}, "unknown method 'specdif'"),
-        ({"method": "plain", "steps": 2}, "method 'plain:steps=2': unknown option 'steps'"),
+        ({"method": "plain", "steps": 2}, "options after colons: method='plain:steps=2'"),
         ({"drafter": "lookup", "verifier": "tokens"}, "did you mean 'token'"),
         ({"drafter": "lookup", "draft_tokens": 0}, "draft_tokens=0"),
         ({"drafter": "lookup", "drafter_tokenizer": "debug"}, "drafter_tokenizer"),
         ({"drafter": "lookup", "tree_nodes": 3}, "tree_nodes"),
         ({"drafter": None, "steps": 2}, "steps and order"),
         ({"drafter": "none", "order": "random"}, "steps and order"),
-        ({"draftr": "lookup"}, "no option 'draftr' .did you mean 'drafter'"),
-        (
-            {"temperature": 0.7},
-            "decode.load has no option 'temperature': it is an option of generate",
-        ),
     ):
         with pytest.raises(UserError, match=says):
             decode.load("never/loaded", **options)  # type: ignore[arg-type]
-    for name in inspect.signature(decode.load).parameters:
-        with pytest.raises(UserError, match=f"no option '{name}': it is an option of decode.load"):
-            check_options("generate", [name])
 
 
 def test_methods_by_name(target: Target, tmp_path: Path) -> None:
@@ -107,22 +97,6 @@ def test_default_drafters(
     assert repr(decode.load(target)) == "<Decoder of debug: lookup, verifier auto>"
 
 
-def test_paths_and_torch_objects(opened: list[str], target: Target, tmp_path: Path) -> None:
-    save_drafter(network(target, "shared_kv"), tmp_path / "d")
-    dtype, device = torch.float32, torch.device("cpu")
-    decoder = decode.load(tmp_path / "m", tmp_path / "d", dtype=dtype, device=device)
-    assert decoder.name == "block+lookup" and opened == [f"{tmp_path / 'm'} float32 cpu"]
-    for wrong, line in ((3, "a GGUF file, not int"), (target.model, "in memory decodes with")):
-        with pytest.raises(UserError, match=line):
-            decode.load(wrong)  # type: ignore[arg-type]
-
-
-def test_the_public_names() -> None:
-    assert {*decode.__all__} <= {*dir(decode)} and "import_module" not in dir(decode)
-    for name in decode.__all__:
-        assert getattr(decode, name).__name__ == name
-
-
 def test_template_switches_and_system_prompt(target: Target, tmp_path: Path) -> None:
     own = switching_target()
     load_target("debug", fast=False).model.save_pretrained(tmp_path)
@@ -140,13 +114,6 @@ def test_template_switches_and_system_prompt(target: Target, tmp_path: Path) -> 
         decode.load(folder, template_kwargs={"enable_thinkin": False})
     with pytest.raises(UserError, match="belong to load_target"):
         decode.load(target, system="Be brief.")
-
-
-@pytest.mark.parametrize("drafter", ["lookup", None])
-def test_options_without_a_trained_drafter(target: Target, drafter: str | None) -> None:
-    decoder = decode.load(target, drafter, "greedy", tree_nodes=0, draft_tokens=4, copying=True)
-    plain = Decoder(target).generate(PROMPT, max_new_tokens=6)
-    assert decoder.generate(PROMPT, max_new_tokens=6).tokens == plain.tokens
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

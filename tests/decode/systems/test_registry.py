@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from decode.proposers import diffusion
 from decode.speculation import verifiers
 from decode.systems.registry import (
     ANY,
     LOSSY,
     MAIN,
-    ORDERS,
     ROLES,
     SYSTEMS,
     TITLES,
     VERIFIERS,
     DraftingSystem,
     GivenDrafter,
-    list_systems,
     option_name,
 )
 from specalign.common.errors import UserError
 
 
 def test_names_that_need_no_torch_are_those_of_the_code() -> None:
-    assert set(VERIFIERS) == set(verifiers.VERIFIERS) and ORDERS == diffusion.ORDERS
+    assert set(VERIFIERS) == set(verifiers.VERIFIERS)
     lossy = {name for name, verifier in verifiers.VERIFIERS.items() if verifier.lossy}
     assert {name for name in VERIFIERS if name.startswith(LOSSY)} == lossy
     assert {MAIN, *TITLES} <= set(SYSTEMS)
@@ -40,19 +37,12 @@ def test_every_system_is_whole() -> None:
             assert (LOSSY in name) == default.verifier_name.startswith(LOSSY)
 
 
-def test_the_help_names_every_system_and_option() -> None:
-    text = list_systems()
-    for name, system in SYSTEMS.items():
-        assert f"  {name}: {' '.join(system.__doc__.split())}" in text
-        assert all(f"{option}=" in text for option in system.limits())
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"draft_tokens": 0}, "draft_tokens=0: must be a whole number, 1 to 512"),
+        ({"draft_tokens": 0}, "draft_tokens=0: must be a number, 1 to 512"),
         ({"steps": 0}, "steps=0"),
-        ({"steps": "2"}, "steps='2': must be a whole number"),
+        ({"steps": "2"}, "steps='2': must be a number"),
         ({"tree_nodes": -1}, "tree_nodes=-1"),
         ({"order": "confidense"}, "did you mean 'confidence'"),
         ({"verifier": "tokn"}, "did you mean 'token'"),
