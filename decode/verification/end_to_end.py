@@ -12,7 +12,6 @@ import transformers as hf
 from torch import Tensor
 
 from decode.engine.decoder import Decoder
-from decode.engine.processed import ProcessedEngine
 from decode.speculation.sampling import Sampling
 from decode.verification.divergence import BUG, examine, first_difference
 from decode.verification.proposals import ReusedNumber, TooMany, every_outcome
@@ -25,8 +24,6 @@ NEGLIGIBLE, MOVED = 1e-3, 4
 """Allowed total variation of the joint law, and how many times the effect of a perturbation of one
 epsilon is allowed on top."""
 MOST_RUNS = 400
-WANTED = 1e4
-"""A logit so large that no other counts."""
 
 
 def generated(reference: Reference, prompt: Sequence[int], new: int) -> list[int]:
@@ -108,30 +105,6 @@ def check_greedy(
             )
         else:
             tally.counts["rounding ties"] += 1
-
-
-def check_processed(name: str, decoder: Decoder, letters: Sequence[int], tally: Tally) -> None:
-    """Under a processor that wants the successor of the text's last token in a cycle, the text is
-    the cycle (`ProcessedEngine`)."""
-    successor = {token: letters[(i + 1) % len(letters)] for i, token in enumerate(letters)}
-
-    def want(text_1L: Tensor, z_1V: Tensor) -> Tensor:
-        return z_1V.index_fill(
-            1,
-            torch.tensor([successor.get(int(text_1L[0, -1]), letters[0])], device=z_1V.device),
-            WANTED,
-        )
-
-    prompt = [letters[i % len(letters)] for i in range(4 * len(letters))]
-    for sampling in (Sampling(), Sampling(1.0, seed=1)):
-        engine = ProcessedEngine(
-            decoder.target, prompt, 12, sampling, decoder.drafter, decoder.verifier_for(sampling),
-            processors=want, criteria=lambda *_: False, shown=prompt,
-        )  # fmt: skip
-        engine.run()
-        tally.counts["texts under a processor of transformers' kind"] += 1
-        if engine.out.tokens != (prompt * 2)[:12]:
-            tally.find(f"{name}: a processor does not see the text before each token", method=name)
 
 
 def check_joint_law(

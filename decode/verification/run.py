@@ -140,10 +140,6 @@ class Run:
                 end_to_end.check_greedy(case.name, decoder, self.prompts, texts, new, tally)
             self.say(f"{case.name}: greedy texts")
         self.letters = self._letters()
-        with self._time_check("end_to_end") as tally:
-            for case in self.cases.compared[-1:]:
-                decoder = self.cases.open(self.target, case)
-                end_to_end.check_processed(case.name, decoder, self.letters, tally)
         for batch in self.batches():
             if not self.only or self.only == batch.name:
                 self.check(batch)
