@@ -59,14 +59,12 @@ class DrafterPair:
 @dataclass(frozen=True)
 class ExportOptions:
     """dtype: of the written weights. limit: built-in prompts to compare over; 0 = no comparison.
-    vocabulary: the target's GGUF file, for `gguf`. repo: the hub repository that the folder is for;
-    then its files name no path of this machine."""
+    vocabulary: the target's GGUF file, for `gguf`."""
 
     dtype: str = "bfloat16"
     limit: int = 4
     max_new_tokens: int = 48
     vocabulary: Path | None = None
-    repo: str | None = None
 
 
 def export_drafter(
@@ -90,7 +88,7 @@ def export_drafter(
     network = load_drafter(pair.drafter, pair.open_target())
     # a folder may hold a finetuned model, whatever name the drafter was trained under
     given = hub_id(pair.target) or local_path(pair.target).is_dir()
-    known = shared_name(pair.target if given else network.config.target, options.repo)
+    known = shared_name(pair.target if given else network.config.target)
     network.config = replace(network.config, target=known)
     dtype = getattr(torch, options.dtype)
     rounded = [ROUNDED.format(options.dtype)] if round_weights(network, dtype) else []
@@ -100,16 +98,14 @@ def export_drafter(
     for name in folders:  # refuse before anything is written
         made = make_export(name, network)
         FORMATS[name].check(made, vocabulary)
-    served = find_served_target(
-        pair.target, known, pair.device, network.config, vocabulary, options.repo
-    )
+    served = find_served_target(pair.target, pair.device, vocabulary)
     source = model_folder(pair.drafter, "drafter", ["config.json", "README.md"])
     verdicts = []
     for name, out in folders.items():
         form = FORMATS[name]
-        snippets = form.snippets(network, served, options.repo or str(out.absolute()))
-        card = form.card(source, network, out.name, snippets)
+        card = form.card(source, network, out.name, form.snippets(network, served, out.name))
         made = form.write(network, out, dtype, card, vocabulary)
+        snippets = form.snippets(network, served, str(out.absolute()))
         verdicts.append(Verdict(name, out, notes=[*made.notes, *rounded], serve=snippets))
     if options.limit:
         prompts = _builtin_prompts(network.target, options.limit)
@@ -121,14 +117,13 @@ def export_drafter(
 
 
 def _export_draft_model(pair: DrafterPair, out: Path, options: ExportOptions) -> Verdict:
-    known = shared_name(pair.target, options.repo)
-    served = find_served_target(pair.target, known, pair.device, None, None, options.repo)
-    verdict = export_draft_model(pair.drafter, known, out, options.dtype, served, options.repo)
+    served = find_served_target(pair.target, pair.device)
+    name = shared_name(pair.target)
+    verdict = export_draft_model(pair.drafter, name, out, options.dtype, served)
     if options.limit:
         target = pair.open_target()
-        texts = decode_texts(
-            target, _builtin_prompts(target, options.limit), options.max_new_tokens
-        )
+        prompts = _builtin_prompts(target, options.limit)
+        texts = decode_texts(target, prompts, options.max_new_tokens)
         compare_draft_model(verdict, pair.drafter, target, texts)
     return verdict
 

@@ -38,15 +38,13 @@ class DrafterKind:
 
 
 def kind_of_drafter(spec: str) -> DrafterKind | None:
-    """The kind of the drafter in a folder, a checkpoint file or a hub id; None where nothing is
-    there or nothing says it.
+    """The kind of the drafter in a folder or a hub id; None where nothing is there or nothing says
+    it.
 
     Raises:
         UserError: a config that can't be read.
     """
     path = local_path(spec)
-    if path.is_file() or (path / ".hydra").is_dir():  # training checkpoints of SEDD and MDLM
-        return DrafterKind("ddit")
     if not path.is_dir():
         if not is_hub_id(spec):
             return None
@@ -56,6 +54,12 @@ def kind_of_drafter(spec: str) -> DrafterKind | None:
         return None
     record = read_object(path / RECORD) if (path / RECORD).is_file() else {}
     return kind_of_config(read_object(path / "config.json"), record)
+
+
+def is_ddit(values: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of SEDD, MDLM, RADD, BD3-LM or our own DDiT."""
+    # SEDD's and RADD's have no model_type
+    return values.get("model_type") in _DDIT or ("model" in values and "tokens" in values)
 
 
 def kind_of_config(values: dict[str, Any], record: Mapping[str, Any]) -> DrafterKind | None:
@@ -68,8 +72,7 @@ def kind_of_config(values: dict[str, Any], record: Mapping[str, Any]) -> Drafter
     size = size if type(size) is int else None
     if record.get("kind") == "autoregressive":
         return DrafterKind("autoregressive", block_size=size)
-    # SEDD's and RADD's configs have no model_type
-    if values.get("model_type") in _DDIT or ("model" in values and "tokens" in values):
+    if is_ddit(values):
         return DrafterKind("ddit", block_size=size)
     named = architectures_of(values)
     if any(name.endswith(_CAUSAL) and name not in _MASKED for name in named) and not record:

@@ -15,8 +15,8 @@ from align.config.recipe import Recipe
 from align.training.run import train
 from specalign.common.errors import UserError
 from specalign.formats.block import load_drafter
-from specalign.formats.published import save_published
-from specalign.formats.published_config import ScheduleSpec
+from specalign.formats.sedd_mdlm import save_published
+from specalign.formats.sedd_mdlm_config import ScheduleSpec
 from specalign.formats.standalone import load_standalone
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target

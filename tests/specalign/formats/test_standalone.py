@@ -11,7 +11,7 @@ import torch
 from align.config.drafter import DrafterConfig
 from align.makers.standalone import make_standalone
 from specalign.common.errors import UserError
-from specalign.formats.published import save_published
+from specalign.formats.sedd_mdlm import save_published
 from specalign.formats.standalone import load_standalone, save_standalone
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target

@@ -1,11 +1,9 @@
-"""config.json and .hydra/config.yaml of the published DDiTs: network, graph, schedule and mask."""
+"""config.json of the published DDiTs (SEDD, MDLM, RADD, BD3-LM): network, graph, schedule, mask."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
 from typing import Any
-
-from torch import Tensor
 
 from specalign.common.errors import UserError, nearest
 from specalign.common.schema import finite
@@ -59,28 +57,26 @@ class _Values:
             found = known[part]
         return found
 
-    def pick(self, key: str, choices: tuple[str, ...]) -> str:
+    def pick(self, key: str, choices: tuple[Any, ...]) -> Any:
         value = self.get(key)
-        if value not in choices:
-            raise UserError(
-                f"{self.where}: {key}={value!r:.60} is unknown{nearest(value, choices)}"
-            )
-        return str(value)
-
-    def switch(self, key: str) -> bool:
-        value = self.get(key)
-        if not isinstance(value, bool):
-            raise UserError(f"{self.where}: {key} must be true or false, not {value!r:.60}")
+        if value not in choices or type(value) is not type(choices[0]):
+            raise UserError(f"{self.where}: {key}={value!r:.60}: must be one of {choices}")
         return value
 
-    def plan(self, graph: str, schedule: ScheduleSpec | None = None, **sizes: Any) -> NetworkPlan:
+    def plan(self, graph: str, schedule: ScheduleSpec, **sizes: Any) -> NetworkPlan:
         try:
             config = DDiTConfig(**sizes)
         except UserError as error:  # which knows no file
             raise UserError(f"{self.where}: {error}") from None
-        return NetworkPlan(
-            config, graph, schedule or self.schedule(), self._mask_id(graph, config.vocab_size)
-        )
+        mask_id = None
+        if graph != "uniform":
+            mask_id = self.values.get("mask_token_id", config.vocab_size - 1)
+            if type(mask_id) is not int or not 0 <= mask_id < config.vocab_size:
+                raise UserError(
+                    f"{self.where}: mask_token_id={mask_id!r:.30} is not an id within "
+                    f"0..{config.vocab_size - 1}"
+                )
+        return NetworkPlan(config, graph, schedule, mask_id)
 
     def schedule(self) -> ScheduleSpec:
         name = self.pick("noise.type", SCHEDULES)
@@ -89,22 +85,10 @@ class _Values:
         low, high = self.get("noise.sigma_min"), self.get("noise.sigma_max")
         if not (finite(low) and finite(high) and 0 < low < high):
             raise UserError(
-                f"{self.where}: noise.sigma_min={low!r:.30} and sigma_max={high!r:.30} must be "
-                "numbers, "
-                "0 < min < max"
+                f"{self.where}: noise.sigma_min={low!r:.30} and sigma_max={high!r:.30}: must be "
+                "numbers, 0 < min < max"
             )
         return ScheduleSpec("geometric", float(low), float(high))
-
-    def _mask_id(self, graph: str, vocab_size: int) -> int | None:
-        if graph == "uniform":
-            return None
-        mask_id = self.values.get("mask_token_id", vocab_size - 1)
-        if type(mask_id) is not int or not 0 <= mask_id < vocab_size:
-            raise UserError(
-                f"{self.where}: mask_token_id={mask_id!r:.30} is not an id within "
-                f"0..{vocab_size - 1}"
-            )
-        return mask_id
 
     def common_sizes(self, section: str, attention: str) -> dict[str, Any]:
         """What all four families call by one name; the key `attention` is ours."""
@@ -120,8 +104,8 @@ class _Values:
         }
 
 
-def read_plan(values: dict[str, Any], family: str, where: str, embedding: Tensor) -> NetworkPlan:
-    """Read a hub or training config. `embedding` gives V where a training config does not.
+def read_plan(values: dict[str, Any], family: str, where: str) -> NetworkPlan:
+    """Read a config.json.
 
     Raises:
         UserError: a key that is missing or does not fit.
@@ -129,26 +113,24 @@ def read_plan(values: dict[str, Any], family: str, where: str, embedding: Tensor
     config = _Values(values, where)
     if family == OWN:
         sizes = {f.name: config.get(f.name) for f in fields(DDiTConfig)}
-        return config.plan(config.pick("graph", tuple(GRAPHS.values())), **sizes)
+        return config.plan(config.pick("graph", tuple(GRAPHS.values())), config.schedule(), **sizes)
     if family in ("sedd", "radd"):
-        return _score_plan(config, family)
-    return _masked_plan(config, family, len(embedding))
+        return _read_sedd(config, family)
+    return _read_mdlm(config, family)
 
 
-def _score_plan(config: _Values, family: str) -> NetworkPlan:
+def _read_sedd(config: _Values, family: str) -> NetworkPlan:
     """SEDD's and RADD's: `tokens` without the mask, sizes under `model`."""
     absorbing = family == "radd" or config.pick("graph.type", tuple(GRAPHS)) == "absorb"
     tokens = config.get("tokens")
     if type(tokens) is not int:
         raise UserError(f"{config.where}: tokens must be a whole number, not {tokens!r:.60}")
-    scaled = family == "sedd" and config.switch("model.scale_by_sigma")
+    scaled = family == "sedd" and config.pick("model.scale_by_sigma", (True, False))
     if scaled and not absorbing:
-        raise UserError(
-            f"{config.where}: model.scale_by_sigma=true belongs to the absorbing graph, not to "
-            "uniform"
-        )
+        raise UserError(f"{config.where}: model.scale_by_sigma=true needs the absorbing graph")
     return config.plan(
         "absorbing" if absorbing else "uniform",
+        config.schedule(),
         vocab_size=tokens + absorbing,
         hidden_size=config.get("model.hidden_size"),
         time_input="sigma" if family == "sedd" else "none",
@@ -158,41 +140,27 @@ def _score_plan(config: _Values, family: str) -> NetworkPlan:
     )
 
 
-def _masked_plan(config: _Values, family: str, rows: int) -> NetworkPlan:
-    """MDLM's and BD3-LM's: flat on the hub; in training `model` and, in BD3-LM's repository,
-    `algo`."""
-    values, where = config.values, config.where
-    training = isinstance(values.get("model"), dict)
-    algo = "algo." if isinstance(values.get("algo"), dict) else ""
-    options = values["algo"] if algo else values
-    if options.get("causal") is True or options.get("causal_attention") is True:
-        raise UserError(
-            f"{where}: {algo}causal is on: an autoregressive model, not a diffusion drafter"
-        )
+def _read_mdlm(config: _Values, family: str) -> NetworkPlan:
+    """MDLM's and BD3-LM's: flat."""
+    values = config.values
+    if values.get("causal") is True or values.get("causal_attention") is True:
+        raise UserError(f"{config.where}: causal is on: an autoregressive model, not a diffusion")
     scored = False
-    if training or "parameterization" in values:
-        scored = config.pick(f"{algo}parameterization", ("subs", "sedd")) == "sedd"
-    time_input = "sigma" if config.switch(f"{algo}time_conditioning") else "zero"
+    if "parameterization" in values:
+        scored = config.pick("parameterization", ("subs", "sedd")) == "sedd"
+    time_input = "sigma" if config.pick("time_conditioning", (True, False)) else "zero"
     attention = "full"
     if family == "bd3lm":
-        attention = "full" if options.get("cross_attn") is False else "block_causal"
-        time_input = "none" if options.get("adaln") is False else time_input
-    data = values.get("data")
-    tokenizer = data.get("tokenizer_name_or_path") if isinstance(data, dict) else None
-    if tokenizer is not None and "gpt2" not in str(tokenizer) and "mask_token_id" not in values:
-        raise UserError(
-            f"{where}: tokenizer {str(tokenizer)!r} may have its own mask token: add "
-            "mask_token_id: "
-            "ID at the top"
-        )
+        attention = "full" if values.get("cross_attn") is False else "block_causal"
+        time_input = "none" if values.get("adaln") is False else time_input
     return config.plan(
         "absorbing",
-        None if training else ScheduleSpec(),
-        vocab_size=rows if training else config.get("vocab_size"),
-        hidden_size=config.get("model.hidden_size" if training else "hidden_dim"),
+        ScheduleSpec(),
+        vocab_size=config.get("vocab_size"),
+        hidden_size=config.get("hidden_dim"),
         time_input=time_input,
-        scale_by_sigma=scored,  # MDLM's own model.scale_by_sigma is not used; its score is always scaled
-        **config.common_sizes("model." if training else "", attention),
+        scale_by_sigma=scored,
+        **config.common_sizes("", attention),
     )
 
 
