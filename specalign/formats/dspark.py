@@ -164,7 +164,8 @@ def write_heads(drafter: BlockDrafter) -> tuple[str, dict[str, Tensor]]:
         tensors |= {f"{CONFIDENCE}.weight": weight, f"{CONFIDENCE}.bias": bias}
     size = w1.shape[1]
     tensors |= {W1: w1.contiguous(), W2: w2.contiguous()}
-    if isinstance(markov, GatedHead):  # columns: h, W1[x]
+    if kind == "gated":  # columns: h, W1[x]
+        assert isinstance(markov, GatedHead)
         weight, bias = w1.new_zeros(size, width + size), w1.new_zeros(size)
         weight[:rank, :width] = markov.hidden.weight
         weight[:rank, width : width + rank] = markov.previous.weight

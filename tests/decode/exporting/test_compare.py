@@ -53,13 +53,13 @@ FAULTS: list[tuple[str, str, Fault, str]] = [
     ("transformers", "rope_theta", _theta, "layer 1: DIFFERENT"),
     ("dflash", "mask token", _set("dflash_config", mask_token_id=5), "layer 1: DIFFERENT"),
     ("dspark", "layout", _set(sample_from_anchor=False), "DIFFERENT"),
-    ("dflash", "causal", _set(is_causal=True), "is_causal=true"),
+    ("dflash", "causal", _set(is_causal=True), "is_causal=True"),
     ("dflash", "rows", _set(block_size=3), "DIFFERENT"),
     ("dflash", "context norm", _scale("hidden_norm.weight"), "context: DIFFERENT"),
     ("dflash", "second layer", _scale("layers.1.mlp.up_proj.weight"), "layer 2: DIFFERENT"),
     ("transformers", "second layer", _scale("layers.1.mlp.up_proj.weight"), "layer 2: DIFFERENT"),
     ("dflash", "last norm", _scale("norm.weight"), "draft logits: DIFFERENT"),
-    ("dflash", "no number", _scale("norm.weight", torch.nan), "nan"),
+    ("dflash", "no number", _scale("norm.weight", torch.nan), "not finite"),
     ("dspark", "Markov", _scale("markov_head.markov_w1.weight", -1.0), "draft logits: DIFFERENT"),
     ("dspark", "d2t", _d2t, "DIFFERENT: tensor d2t"),
 ]
@@ -93,7 +93,7 @@ def test_a_planted_fault_is_found(
     verdict = Verdict(name, out)
     compare_export(drafter, verdict, [TEXT], model)
     assert verdict.exit_code == 1 and verdict.conclusion == "NOT THE SAME DRAFTER"
-    assert "DIFFERENT: " in verdict.lines[0] or "nan" in verdict.lines[0], verdict.lines
+    assert "DIFFERENT: " in verdict.lines[0] or "not finite" in verdict.lines[0], verdict.lines
     assert any(says in line for line in verdict.lines), verdict.lines
 
 

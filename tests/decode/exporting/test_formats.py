@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from decode.engine.compiled import stock_model
 from decode.exporting.compare import GreedyText, compare_export, distance, trace_drafter
-from decode.exporting.folder import EMBEDDING
 from decode.exporting.registry import FORMATS
 from decode.exporting.verdict import Verdict
 from specalign.common.errors import UserError
 from specalign.formats.block import load_drafter, save_drafter
+from specalign.formats.tensors import EMBEDDING
 from specalign.lm.inspection.parts import embedding_scale
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter

@@ -11,11 +11,11 @@ import torch
 from gguf import GGUFWriter
 
 from decode.exporting.compare import GreedyText, compare_export
-from decode.exporting.gguf import FILE, from_gguf_name, to_gguf_name
 from decode.exporting.registry import FORMATS
 from decode.exporting.verdict import Verdict
 from specalign.common.errors import UserError
 from specalign.formats.block import load_drafter
+from specalign.formats.gguf import FILE, from_gguf_name, to_gguf_name
 from specalign.lm.model import Target
 from tests.builders import PROMPT, block_network
 from tests.published_blocks import backbone, dflash_config, write
@@ -82,7 +82,7 @@ def test_frequencies_of_the_targets_own_tables(target: Target) -> None:
 def test_what_the_file_does_not_hold(tmp_path: Path, target: Target, vocabulary: Path) -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
     theirs = write(tmp_path / "theirs", dflash_config(target, rope_scaling=yarn), backbone(target))
-    with pytest.raises(UserError, match="YaRN scales attention"):
+    with pytest.raises(UserError, match="rope_type=yarn: the format holds fixed frequencies"):
         GGUF.make(load_drafter(theirs, target))
     drafter, out = block_network(target, "taps", whole=True, options=FILL_IN), tmp_path / "out"
     with pytest.raises(UserError, match="--target-gguf FILE"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from decode.exporting import EXPORTS, serving
+from decode.exporting import EXPORTS
 from decode.exporting.registry import FORMATS
 from decode.exporting.serving import (
-    GIB,
     ServedTarget,
     Snippet,
-    fit_machine,
+    find_served_target,
     resolved_name,
     sglang_line,
 )
@@ -51,34 +49,11 @@ def test_a_target_goes_by_the_name_that_opens_it(
     assert converted.is_absolute() and (converted / "config.json").is_file()
 
 
-def test_options_that_fit_come_from_the_targets_config(
-    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All of its context where that fits into a quarter of the memory, else less; memory for it and for the drafter's layers."""
-    folder = Path(asking_target(tmp_path / "target", target))
-    values = json.loads((folder / "config.json").read_text())
-    wide = {
-        "num_hidden_layers": 64,
-        "num_key_value_heads": 8,
-        "num_attention_heads": 64,
-        "head_dim": 128,
-    }
-    (folder / "config.json").write_text(
-        json.dumps({**values, **wide, "max_position_embeddings": 40960})
-    )
-    config = block_network(target, "taps").config
-    each = 2 * 4 * (64 * 8 * 128 + 2 * config.num_key_value_heads * config.head_dim)
-    for memory, context in ((1000 * GIB, 40960), (16 * GIB, int(0.25 * 16 * GIB / (1.1 * each)))):
-        monkeypatch.setattr(serving, "memory_bytes", lambda memory=memory: memory)
-        found = fit_machine(str(folder), "cpu", config)
-        assert found.context == context and found.dtype == "float32"
-        assert context * each <= found.cache_gib * GIB <= max(0.25 * memory, GIB) + GIB
-        words = found.vllm_options
-        assert words[:4] == ["--dtype", "float32", "--max-model-len", str(context)]
-        assert words[4:6] == ["--kv-cache-memory-bytes", f"{found.cache_gib}G"]
-    assert (
-        fit_machine(str(folder), "cuda", config).vllm_options == []
-    )  # a GPU's engine knows its memory
+def test_options_for_a_cpu(tmp_path: Path, target: Target) -> None:
+    folder = asking_target(tmp_path / "target", target)
+    words = find_served_target(folder, "cpu").vllm_options
+    assert words[:4] == ("--dtype", "float32", "--max-model-len", str(target.context_limit))
+    assert find_served_target(folder, "cuda").vllm_options == ()  # it knows its memory
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -184,9 +159,9 @@ def test_sglang_gets_all_three_numbers_for_a_small_language_model_or_one() -> No
 def test_a_line_that_starts_on_a_gpu_only_says_so(target: Target) -> None:
     """vLLM's build for CPUs has no DSpark."""
     config = block_network(target, "taps", whole=True).config
-    here = ServedTarget("org/target", 512, 1, "float32")
+    here = ServedTarget("org/target", ("--dtype", "float32"))
     (snippet, _) = FORMATS["dspark"].serve(config, here, "FOLDER")
-    assert "on a GPU" in snippet.engine and "--kv-cache-memory-bytes" not in snippet.lines[0]
+    assert "on a GPU" in snippet.engine and "--dtype" not in snippet.lines[0]
     assert FORMATS["dspark"].serve(config, TARGET, "FOLDER")[0].engine == "vLLM"
     (snippet, _) = FORMATS["dflash"].serve(config, here, "FOLDER")
-    assert snippet.engine == "vLLM" and "--kv-cache-memory-bytes 1G" in snippet.lines[0]
+    assert snippet.engine == "vLLM" and "--dtype float32" in snippet.lines[0]

@@ -78,13 +78,10 @@ def test_ends_and_template_of_the_adapter_are_merged_too(tmp_path: Path) -> None
     check_lines_merge(str(folder))
 
 
-@pytest.mark.parametrize("push", [False, True])
 def test_an_export_serves_the_merged_model(
-    push: bool,
     tmp_path: Path,
     target: Target,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     adapter, out, drafter = write_adapter(tmp_path), tmp_path / "out", tmp_path / "drafter"
     save_drafter(
@@ -100,12 +97,8 @@ def test_an_export_serves_the_merged_model(
         "--out",
         str(out),
     ]
-    if push:
-        words += ["--push", "me/drafter"]
-        monkeypatch.setattr(export, "_push", lambda *a: export.check_public(a[0], a[3], {}))
     export.main([*words, "--device", "cpu", "--limit", "1", "--max-new-tokens", "4"])
-    base = '"base"' if push else str(tmp_path / "base")
-    merged = merged_name(adapter, push)
+    base, merged = str(tmp_path / "base"), merged_name(adapter)
     for text in (capsys.readouterr().out, (out / "README.md").read_text()):
         _, merges, served = text.partition("merge_and_unload()")
         written, _, served = served.partition("tokenizer.save_pretrained(")
