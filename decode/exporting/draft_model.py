@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from decode.exporting.compare import (
     GreedyText,
-    Stages,
-    compare_stages,
+    compare_logits,
     find_other_setting,
     find_other_tensor,
 )
@@ -148,7 +148,7 @@ def open_draft_model(drafter: str, target: Target) -> Target:
 def compare_draft_model(
     verdict: Verdict, drafter: str, target: Target, texts: list[GreedyText]
 ) -> None:
-    """Compare an export's config and tensors, then its layers and greedy tokens in transformers.
+    """Compare an export's config and tensors, then its logits and greedy tokens in transformers.
     Adds to the verdict."""
     folder = verdict.folder
     try:
@@ -162,27 +162,30 @@ def compare_draft_model(
             other = other or find_other_tensor(held, made.tensors)
         verdict.add_contents(other)
         with in_one_line(f"{folder}: transformers can't run it"):
-            ours, theirs = (_Traced(path, made) for path in (source, folder))
-            compare_stages(verdict, "transformers", texts, ours.trace, theirs.trace)
+            ours, theirs = (_open_rounded(path, made) for path in (source, folder))
+            compare_logits(
+                verdict,
+                "transformers",
+                texts,
+                lambda text: _trace(ours, text),
+                lambda text: _trace(theirs, text),
+            )
     except UserError as error:
         verdict.add("the files", False, str(error))
 
 
-class _Traced:
+def _open_rounded(folder: Path, made: Exported) -> Any:
     """A language model in transformers, in fp32 with weights as they are stored."""
+    quiet_loading()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, trust_remote_code=False
+    )
+    if made.tensors:
+        for weights in model.state_dict().values():
+            weights.copy_(_cast(weights, str(made.config["dtype"])))
+    return model.eval()
 
-    def __init__(self, folder: Path, made: Exported) -> None:
-        quiet_loading()
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, trust_remote_code=False
-        )
-        if made.tensors:
-            for weights in model.state_dict().values():
-                weights.copy_(_cast(weights, str(made.config["dtype"])))
-        self.model = model.eval()
 
-    @torch.no_grad()
-    def trace(self, text: GreedyText) -> Stages:
-        out = self.model(torch.tensor([text.tokens]), output_hidden_states=True)
-        stages = {f"layer {i}": states for i, states in enumerate(out.hidden_states)}
-        return stages | {"draft logits": out.logits}
+@torch.no_grad()
+def _trace(model: Any, text: GreedyText) -> Tensor:
+    return model(torch.tensor([text.tokens])).logits

@@ -22,16 +22,13 @@ from specalign.lm.opening import quiet_loading
 class EngineDrafter:
     """An export in an engine's own class.
 
-    network: with its `layers`. settings: with `target_layer_ids`, `mask_token_id` and `block_size`.
-    embed: tokens (n,) → (n, D). fuse: tapped hidden states (n, F·D) → context (n, D). run: embedded
-    block (1, R, D), taps (1, n, F·D) and positions (1, n + R) → hidden states after the last norm
-    (1, R, D).
+    settings: with `target_layer_ids`, `mask_token_id` and `block_size`. embed: tokens (n,) → (n,
+    D). run: embedded block (1, R, D), taps (1, n, F·D) and positions (1, n + R) → hidden states
+    after the last norm (1, R, D).
     """
 
-    network: Any
     settings: Any
     embed: Callable[[Tensor], Tensor]
-    fuse: Callable[[Tensor], Tensor]
     run: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -55,7 +52,7 @@ def open_assistant(folder: Path, model: Any) -> EngineDrafter:
             attention_mask=None,
         ).last_hidden_state
 
-    return EngineDrafter(network, network.config, embed, network.encoder, run)
+    return EngineDrafter(network.config, embed, run)
 
 
 def open_package(folder: Path, model: Any) -> EngineDrafter:
@@ -72,7 +69,4 @@ def open_package(folder: Path, model: Any) -> EngineDrafter:
             target_hidden=taps_1LD, noise_embedding=embedded_1RD, position_ids=positions_1L
         )
 
-    def fuse(taps_LD: Tensor) -> Tensor:
-        return network.hidden_norm(network.fc(taps_LD))
-
-    return EngineDrafter(network, network, embed, fuse, run)
+    return EngineDrafter(network, embed, run)

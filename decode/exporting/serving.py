@@ -11,9 +11,8 @@ from shlex import join
 import torch
 from transformers import AutoConfig
 
-from specalign.common.errors import UserError, in_one_line
+from specalign.common.errors import UserError
 from specalign.common.hub import hub_id, local_path
-from specalign.folder.merging import merge_script
 from specalign.folder.publishing import opening_name, plain_name
 from specalign.formats.dspark import KINDS
 from specalign.formats.gguf import FILE
@@ -235,17 +234,21 @@ def merged_name(target: str) -> str:
 
 
 def merge_snippet(target: str) -> Snippet | None:
-    """A script that merges an adapter with `peft`; None for other targets.
-
-    Raises:
-        UserError: the base is unavailable.
-    """
+    """A script that merges an adapter with `peft`; None for other targets."""
     adapter = adapter_behind(target)
     if adapter is None:
         return None
-    base = resolve_folder(target)
-    shown = resolved_name(target), str(adapter.folder.absolute())
-    with in_one_line(f"target {target!r}: can't be merged"):
-        lines = merge_script(adapter, base, shown, merged_name(target))
+    folder, merged = python_text(str(adapter.folder.absolute())), python_text(merged_name(target))
+    tokenizer = folder
+    if adapter.tokenizer_folder is None:
+        tokenizer = python_text(resolved_name(target))
+    lines = (
+        "from peft import AutoPeftModelForCausalLM",
+        "from transformers import AutoTokenizer",
+        "",
+        f'model = AutoPeftModelForCausalLM.from_pretrained({folder}, dtype="auto")',
+        f"model.merge_and_unload().save_pretrained({merged})",
+        f"AutoTokenizer.from_pretrained({tokenizer}).save_pretrained({merged})",
+    )
     title = "peft, once: the drafter was trained for the merged model, so serve that"
-    return Snippet(title, "python", tuple(lines))
+    return Snippet(title, "python", lines)

@@ -45,7 +45,7 @@ def test_several_formats_at_once(tmp_path: Path, drafter: str) -> None:
     card = (folders["dflash"] / "README.md").read_text()
     assert "license: mit" in card and "| expected τ, greedy | 1.5 |" in card
     assert "vllm serve debug --speculative-config" in card
-    assert verdicts[1].lines[-1].startswith("transformers: every layer the same")
+    assert verdicts[1].lines[-1].startswith("transformers: logits the same")
 
 
 def test_a_target_whose_generation_config_asks_for_other_text(

@@ -64,7 +64,7 @@ def model(target: Target) -> Any:
 
 def logits_after(drafter: BlockDrafter, tokens: list[int]) -> Tensor:
     """Of the first draft after the tokens, the last of which is the anchor."""
-    return trace_drafter(drafter, GreedyText(tokens, []))["draft logits"][0, 0]
+    return trace_drafter(drafter, GreedyText(tokens, []))[0, 0]
 
 
 @pytest.mark.parametrize(("name", "whole", "options"), HELD)

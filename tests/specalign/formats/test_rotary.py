@@ -41,13 +41,7 @@ def test_tables(target: Target) -> None:
 
 
 @pytest.mark.parametrize(
-    "rope",
-    [
-        {"rope_type": "dynamic", "factor": 2.0},
-        {"rope_type": "no_such_type"},
-        "x",
-        [1],
-    ],
+    "rope", [{"rope_type": "dynamic", "factor": 2.0}, {"rope_type": "no_such_type"}, "x", [1]]
 )
 def test_what_frequencies_do_not_hold_is_refused(target: Target, rope: Any) -> None:
     if isinstance(rope, dict):
