@@ -59,21 +59,6 @@ def test_weights_are_stored_in_the_requested_dtype(tmp_path: Path, target: Targe
     assert json.loads(config)["model"] == str(out)
 
 
-def test_tied_weights_that_share_their_storage(tmp_path: Path, target: Target) -> None:
-    """As a file of torch's holds them."""
-    save_causal(causal_drafter(target), tmp_path / "drafter")
-    held = {
-        name: t.float() for name, t in load_file(tmp_path / "drafter" / "model.safetensors").items()
-    }
-    held["lm_head.weight"] = held["model.embed_tokens.weight"]
-    torch.save(held, tmp_path / "drafter" / "pytorch_model.bin")
-    (tmp_path / "drafter" / "model.safetensors").unlink()
-    (tmp_path / "drafter" / "checksums.json").unlink(missing_ok=True)
-    config = json.loads((path := tmp_path / "drafter" / "config.json").read_text())
-    path.write_text(json.dumps({**config, "tie_word_embeddings": True}))
-    assert (verdict := export(tmp_path, "float32")).exit_code == 0, verdict.lines
-
-
 def test_later_and_in_one_process(tmp_path: Path, target: Target) -> None:
     """A fresh export, one that was written, one whose second layer or config is another."""
     save_causal(causal_drafter(target), tmp_path / "drafter")

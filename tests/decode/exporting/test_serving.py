@@ -16,7 +16,6 @@ from decode.exporting import EXPORTS
 from decode.exporting.registry import FORMATS
 from decode.exporting.serving import (
     ServedTarget,
-    Snippet,
     find_served_target,
     merged_name,
     resolved_name,
@@ -28,19 +27,6 @@ from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.builders import block_network
 from tests.target_models import asking_target, write_gguf
-
-
-def test_a_snippet_is_a_block_by_itself() -> None:
-    snippet = Snippet("vLLM", "bash", ("vllm serve 'a ```b'",))
-    assert snippet.as_markdown() == [
-        "With vLLM:",
-        "",
-        "````bash",
-        "vllm serve 'a ```b'",
-        "````",
-        "",
-    ]
-    assert snippet.as_text() == ["  with vLLM:", "", "      vllm serve 'a ```b'", ""]
 
 
 def test_a_target_goes_by_the_name_that_opens_it(

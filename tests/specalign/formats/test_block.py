@@ -66,21 +66,6 @@ def test_another_targets_name_is_said(
         assert said in noted and ("was made for" in noted) == bool(said)
 
 
-def test_what_an_older_version_saved_loads_as_it_was(
-    target: Target, samples: data.Samples, tmp_path: Path
-) -> None:
-    drafter = build(target, samples, markov_rank=8)
-    save_drafter(drafter, tmp_path, dtype=torch.float32)
-    config = json.loads((tmp_path / "config.json").read_text())
-    for name in ("markov", "markov_width", "convolution", "self_conditioning"):
-        del config[name]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert load_drafter(tmp_path, target).config == drafter.config
-    (tmp_path / "config.json").write_text(json.dumps({**config, "markov": "vanila"}))
-    with pytest.raises(UserError, match="did you mean 'vanilla'"):
-        load_drafter(tmp_path, target)
-
-
 def fails(folder: Path, target: Target, says: str) -> None:
     with pytest.raises(UserError, match=says):
         load_drafter(folder, target)
@@ -110,28 +95,22 @@ def test_configs_that_do_not_fit(target: Target, samples: data.Samples, tmp_path
 
 def test_weights_that_do_not_fit(target: Target, samples: data.Samples, tmp_path: Path) -> None:
     save_drafter(build(target, samples), tmp_path)
-    file = tmp_path / "model.safetensors"
-    weights = load_file(str(file))
-    vocab, fc = weights["draft_vocab"], weights["fc.weight"]
-    twice = vocab.clone()
-    twice[1] = twice[0]
-    save_file({k: v for k, v in weights.items() if k != "fc.weight"}, str(file))
-    fails(tmp_path, target, "misses tensor 'fc.weight'")
+    weights = load_file(file := str(tmp_path / "model.safetensors"))
+    vocab = weights["draft_vocab"]
     for name, tensor, says in (
         ("odd", torch.zeros(1), "unknown tensor 'odd'"),
-        ("fc.weight", fc * float("nan"), "fc.weight holds values that are not finite"),
-        *(
-            ("draft_vocab", wrong, "draft_vocab must be ascending token ids")
-            for wrong in (twice, vocab.flip(0), vocab + 5000, vocab.float())
-        ),
+        ("fc.weight", weights["fc.weight"] * torch.nan, "fc.weight holds values that are not"),
+        ("draft_vocab", vocab.flip(0), "draft_vocab must be ascending token ids"),
+        ("draft_vocab", vocab + 5000, "draft_vocab must be ascending token ids"),
     ):
-        save_file({**weights, name: tensor}, str(file))
+        save_file({**weights, name: tensor}, file)
         fails(tmp_path, target, says)
+    del weights["fc.weight"]
+    save_file(weights, file)
+    fails(tmp_path, target, "misses tensor 'fc.weight'")
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("num_key_value_heads", 8192), ("num_key_value_heads", 1), ("head_dim", 8)]
-)
+@pytest.mark.parametrize(("key", "value"), [("num_key_value_heads", 1), ("head_dim", 8)])
 def test_a_drafter_that_shares_keys_has_the_targets_heads(
     target: Target, samples: data.Samples, tmp_path: Path, key: str, value: int
 ) -> None:

@@ -52,7 +52,7 @@ def test_what_frequencies_do_not_hold_is_refused(target: Target, rope: Any) -> N
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("theta", ["1e6", 0, True, float("nan"), 10**60])
+@pytest.mark.parametrize("theta", ["1e6", 0, 10**60])
 def test_a_base_that_is_none_is_named_with_its_value(target: Target, theta: Any) -> None:
     said = re.escape(f"here: rope_theta={theta!r:.20}")
     for inner in (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,16 +31,12 @@ def _set(name: str, value: Callable[[Tensor], Tensor]) -> Callable[[Tensors], No
 @pytest.mark.parametrize(
     ("plant", "says"),
     [
-        (lambda t: t.pop("fc.weight"), "misses tensor 'fc.weight'"),
-        (lambda t: t.update(other=t["norm.weight"]), "unknown tensor 'other'"),
         (_set("fc.weight", lambda w: w[:, :64]), r"fc.weight has shape \(64, 64\), expected \(64, 128\)"),
         (_set("norm.weight", lambda w: w * torch.nan), "norm.weight holds values that are not finite"),
         (_set("norm.weight", lambda w: w.to(torch.float8_e4m3fn)), "norm.weight is of type float8_e4m3fn"),
-        (_set("norm.weight", lambda w: w.to(torch.int8)), "norm.weight is of type int8"),
         (lambda t: t.update({"layers.0.self_attn.o_proj.bias": torch.ones(64)}), "o_proj.bias is not zero"),
         (_set("d2t", lambda d: d.float()), "d2t must hold a whole number"),
         (_set("d2t", lambda d: d + 300), "d2t must name distinct tokens"),
-        (_set("d2t", lambda d: torch.zeros_like(d) - torch.arange(len(d))), "d2t must name distinct tokens"),
         (_set("t2d", lambda known: ~known), "t2d does not mark the tokens"),
         (lambda t: t.pop("d2t"), "t2d marks a draft vocabulary, and d2t is missing"),
         (_set("lm_head.weight", lambda w: w[:-1]), "lm_head.weight has shape"),
@@ -58,14 +53,6 @@ def test_what_does_not_fit_is_refused_by_its_name(
     with pytest.raises(UserError, match=says) as refused:
         load_drafter(folder, target)
     assert "\n" not in str(refused.value)
-
-
-def test_a_pipe_is_not_waited_for(tmp_path: Path, target: Target) -> None:
-    folder = write(tmp_path / "theirs", dflash_config(target), backbone(target))
-    (folder / "model.safetensors").unlink()
-    os.mkfifo(folder / "model.safetensors")
-    with pytest.raises(UserError, match="model.safetensors: not readable .*is no ordinary file"):
-        load_drafter(folder, target)
 
 
 def test_vocabularies_come_out_ascending(target: Target) -> None:
