@@ -36,7 +36,7 @@ def parser() -> Parser:
         "--export",
         type=path,
         metavar="DIR",
-        help="the export that the server has loaded (default: a fresh one is checked)",
+        help="the export that the engine has loaded (default in this process: a fresh one)",
     )
     p.add_target_options(dtype=False)
     p.add_prompt_options("a suite or several (default builtin)")

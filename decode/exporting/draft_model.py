@@ -6,24 +6,18 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from decode.exporting.compare import (
-    GreedyText,
-    compare_logits,
-    find_other_setting,
-    find_other_tensor,
-)
+from decode.exporting.compare import find_other_setting, find_other_tensor
 from decode.exporting.folder import check_free, note_target, write_card, write_folder
 from decode.exporting.serving import ServedTarget, serve_draft_model
 from decode.exporting.verdict import Verdict
 from decode.proposers.autoregressive import check_vocabulary
 from specalign.common.checksums import check_checksums
-from specalign.common.errors import UserError, in_one_line
+from specalign.common.errors import UserError
 from specalign.common.files import write_json
 from specalign.common.hub import model_folder
 from specalign.common.schema import read_config, read_object
@@ -34,10 +28,9 @@ from specalign.formats.weights import read_folder, weight_files, write_weights
 from specalign.lm.inspection.text_model import embedding_names
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
-from specalign.lm.opening import quiet_loading
 
 FORMAT = "draft_model"
-ROUNDED = "weights are rounded to {}, and the comparison is with the rounded ones; --dtype float32 keeps them"
+ROUNDED = "weights are rounded to {}; --dtype float32 keeps them"
 _QUANTISED = "quantization_config"
 _SKIPPED = ("README.md", RECORD, "checksums.json")
 _HUB = ("*.json", "*.safetensors", "*.bin", "*.model", "*.txt", "*.jinja", "README.md")
@@ -145,47 +138,17 @@ def open_draft_model(drafter: str, target: Target) -> Target:
     return model
 
 
-def compare_draft_model(
-    verdict: Verdict, drafter: str, target: Target, texts: list[GreedyText]
-) -> None:
-    """Compare an export's config and tensors, then its logits and greedy tokens in transformers.
-    Adds to the verdict."""
+def compare_draft_model(verdict: Verdict, drafter: str, target: Target) -> None:
+    """Compare an export's config and tensors. Adds to the verdict."""
     folder = verdict.folder
     try:
-        source = model_folder(drafter, "drafter", _HUB)
         open_draft_model(str(folder), target)
         config = read_config(folder)
+        source = model_folder(drafter, "drafter", _HUB)
         made = make_draft_model(source, str(config.get("dtype", "float32")))
         other = find_other_setting(config, made.config)
-        if made.tensors:
-            held = read_folder(folder, f"--export={folder}")
-            other = other or find_other_tensor(held, made.tensors)
+        if made.tensors and not other:
+            other = find_other_tensor(read_folder(folder, f"--export={folder}"), made.tensors)
         verdict.add_contents(other)
-        with in_one_line(f"{folder}: transformers can't run it"):
-            ours, theirs = (_open_rounded(path, made) for path in (source, folder))
-            compare_logits(
-                verdict,
-                "transformers",
-                texts,
-                lambda text: _trace(ours, text),
-                lambda text: _trace(theirs, text),
-            )
     except UserError as error:
         verdict.add("the files", False, str(error))
-
-
-def _open_rounded(folder: Path, made: Exported) -> Any:
-    """A language model in transformers, in fp32 with weights as they are stored."""
-    quiet_loading()
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, trust_remote_code=False
-    )
-    if made.tensors:
-        for weights in model.state_dict().values():
-            weights.copy_(_cast(weights, str(made.config["dtype"])))
-    return model.eval()
-
-
-@torch.no_grad()
-def _trace(model: Any, text: GreedyText) -> Tensor:
-    return model(torch.tensor([text.tokens])).logits

@@ -108,7 +108,8 @@ def export_drafter(
         snippets = form.snippets(network, served, str(out.absolute()))
         verdicts.append(Verdict(name, out, notes=[*made.notes, *rounded], serve=snippets))
     if options.limit:
-        prompts = _builtin_prompts(network.target, options.limit)
+        suites, _ = prompts_of("builtin", limit=options.limit)
+        prompts = encode_prompts(network.target, [p for suite in suites for p in suite.prompts])
         texts = decode_texts(network.target, prompts, options.max_new_tokens)
         model = stock_model(network.target)
         for verdict in verdicts:
@@ -121,16 +122,8 @@ def _export_draft_model(pair: DrafterPair, out: Path, options: ExportOptions) ->
     name = shared_name(pair.target)
     verdict = export_draft_model(pair.drafter, name, out, options.dtype, served)
     if options.limit:
-        target = pair.open_target()
-        prompts = _builtin_prompts(target, options.limit)
-        texts = decode_texts(target, prompts, options.max_new_tokens)
-        compare_draft_model(verdict, pair.drafter, target, texts)
+        compare_draft_model(verdict, pair.drafter, pair.open_target())
     return verdict
-
-
-def _builtin_prompts(target: Target, limit: int) -> list[list[int]]:
-    suites, _ = prompts_of("builtin", limit=limit)
-    return encode_prompts(target, [prompt for suite in suites for prompt in suite.prompts])
 
 
 @torch.no_grad()
@@ -179,12 +172,12 @@ def check_engine(
     if not causal and not FORMATS[engine].installed():
         raise UserError("the package dflash is not installed; type: pip install dflash==0.1.0")
     target = pair.open_target()
-    texts = decode_texts(target, encode_prompts(target, prompts), max_new_tokens)
     with scratch("specalign-parity-") as folder:
         if causal:
             verdict = prepare_draft_model(pair, export, folder)
-            compare_draft_model(verdict, pair.drafter, target, texts)
+            compare_draft_model(verdict, pair.drafter, target)
             return verdict
+        texts = decode_texts(target, encode_prompts(target, prompts), max_new_tokens)
         network = load_drafter(pair.drafter, target)
         try:
             make_export(engine, network)

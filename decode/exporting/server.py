@@ -19,14 +19,12 @@ from decode.engine.decoder import Decoder
 from decode.exporting.compare import GreedyText, compare_export, decode_texts, encode_prompts
 from decode.exporting.draft_model import FORMAT as DRAFT_MODEL
 from decode.exporting.draft_model import compare_draft_model, open_draft_model
-from decode.exporting.exports import DrafterPair, prepare_draft_model, prepare_export
+from decode.exporting.exports import DrafterPair, prepare_export, round_weights
 from decode.exporting.folder import read_format
-from decode.exporting.registry import find_fitting_formats
 from decode.exporting.verdict import Verdict
 from decode.proposers.autoregressive import AutoregressiveDrafter
 from decode.proposers.base import Drafter
 from decode.proposers.block import BlockProposer
-from specalign.common.claims import scratch
 from specalign.common.errors import UserError
 from specalign.common.text import short
 from specalign.formats.block import load_drafter
@@ -162,14 +160,14 @@ def check_server(
     export: Path | None = None,
 ) -> Verdict:
     """Compare a running server with the drafter: its greedy outputs with plain decoding, its
-    acceptance with ours, and the files that it has loaded (or a fresh export).
+    acceptance with ours, and the files that it has loaded, if they are named.
 
     Raises:
         UserError: no such server, one without a drafter, or one that drafted nothing; an export
             that no server loads.
     """
-    form = None if export is None else read_format(export)
-    if form is not None and form not in SERVED_FORMATS:
+    if export is not None and read_format(export) not in SERVED_FORMATS:
+        form = read_format(export)
         raise UserError(f"--export={export}: is in the format {form!r}, which no server loads")
     server = Server(url)
     before = server.counts()
@@ -187,7 +185,7 @@ def check_server(
         )
     texts = decode_texts(target, tokens, max_new_tokens)
     drafts = max(1, math.ceil(counts.drafted / rounds))
-    proposer, files = _check_files(pair, form, export, target, texts[:1], drafts)
+    proposer, files = _open_drafter(pair, export, target, drafts, texts[:1])
     verdict = Verdict("server", Path(url), None if files is None else files.files_same)
     name = f"{server.model} at {server.url}"
     parted = _compare_outputs(verdict, name, target, texts, theirs)
@@ -198,38 +196,28 @@ def check_server(
     line = f"acceptance: τ {ours.tau:.3f} here ({ours.accepted:.0f} drafts in {count} rounds)"
     line += f", {counts.tau:.3f} there ({counts.accepted:.0f} in {rounds:.0f})"
     verdict.add(name, ours.matches(counts, parted), line, engine=True)
-    if files is not None:
-        if export is None:
-            verdict.lines.append("a fresh export is checked; --export DIR checks the server's")
-        verdict.lines += files.lines
+    verdict.lines += ["--export DIR checks the server's folder"] if files is None else files.lines
     return verdict
 
 
-def _check_files(
-    pair: DrafterPair,
-    form: str | None,
-    export: Path | None,
-    target: Target,
-    texts: list[GreedyText],
-    drafts: int,
+def _open_drafter(
+    pair: DrafterPair, export: Path | None, target: Target, drafts: int, texts: list[GreedyText]
 ) -> tuple[Drafter, Verdict | None]:
-    """The drafter, rounded as the export is, and the comparison of the server's export, or of a
-    fresh one, with it; None if no format holds it."""
-    with scratch("specalign-parity-") as folder:
-        if pair.role == "autoregressive":
-            files = prepare_draft_model(pair, export, folder)
-            compare_draft_model(files, pair.drafter, target, texts)
-            return AutoregressiveDrafter(open_draft_model(pair.drafter, target), drafts), files
-        network = load_drafter(pair.drafter, target)
-        if form is None:
-            fitting = [n for n in find_fitting_formats(network) if n in ("dflash", "dspark")]
-            form = next(iter(fitting), None)
-        found = None
-        if form is not None:
-            found = prepare_export(network, form, export, folder)
-            compare_export(network, found, texts)
-        drafts = min(drafts, network.config.block_size)
-        return BlockProposer(network, drafts, tree_nodes=0), found
+    """The drafter with the server's number of drafts, rounded as the export is, and the comparison
+    of the server's export with it."""
+    if pair.role == "autoregressive":
+        found = None if export is None else Verdict(DRAFT_MODEL, export)
+        if found is not None:
+            compare_draft_model(found, pair.drafter, target)
+        return AutoregressiveDrafter(open_draft_model(pair.drafter, target), drafts), found
+    network, found = load_drafter(pair.drafter, target), None
+    if export is None:
+        round_weights(network, torch.bfloat16)
+    else:
+        found = prepare_export(network, read_format(export), export, export)
+        compare_export(network, found, texts)
+    drafts = min(drafts, network.config.block_size)
+    return BlockProposer(network, drafts, tree_nodes=0), found
 
 
 def _compare_outputs(

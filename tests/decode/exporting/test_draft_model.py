@@ -34,7 +34,6 @@ def test_the_folder_is_an_assistant_of_transformers(tmp_path: Path, target: Targ
     save_causal(causal_drafter(target), tmp_path / "drafter", card="---\nlicense: mit\n---\n")
     verdict = export(tmp_path, "float32")
     assert verdict.exit_code == 0 and "draft_model" in verdict.serve[0].lines[0]
-    assert "logits the same" in verdict.lines[1]
     page = (tmp_path / "out" / "README.md").read_text()
     assert "license: mit" in page and "'debug', which is no hub id" in page
     first, second = (AutoModelForCausalLM.from_pretrained(tmp_path / n) for n in ("drafter", "out"))
@@ -74,11 +73,7 @@ def test_later_and_in_one_process(tmp_path: Path, target: Target) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     save_file({**held, name: 2 * held[name]}, out / "model.safetensors", {"format": "pt"})
     verdict = check_engine(pair, "transformers", prompts, 12, out)
-    assert (
-        verdict.exit_code == 1
-        and name in verdict.lines[0]
-        and "logits DIFFERENT" in verdict.lines[1]
-    )
+    assert verdict.exit_code == 1 and name in verdict.lines[0]
     with pytest.raises(
         UserError, match="--engine dflash: holds block drafters.*--engine transformers"
     ):

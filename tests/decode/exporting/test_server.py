@@ -188,9 +188,9 @@ def test_an_engine_that_differs_is_told_from_wrong_files(
     options = {"block_layout": "fill_in", "block_size": 4}
     other = block_network(drafter.target, "taps", whole=True, options=options)
     app.use(drafter.target, BlockProposer(other, tree_nodes=0))
-    for more in (("--export", str(out)), ()):
+    for more, files in ((("--export", str(out)), "RIGHT"), ((), "NOT CHECKED")):
         code, text = run(*more)
-        assert code == 3 and text.endswith("FILES RIGHT, THE ENGINE DRAFTS DIFFERENTLY\n")
+        assert code == 3 and text.endswith(f"FILES {files}, THE ENGINE DRAFTS DIFFERENTLY\n")
     held = load_file(weights := out / "model.safetensors")
     save_file({**held, "norm.weight": held["norm.weight"] * 2}, weights)
     code, text = run("--export", str(out))
