@@ -4,7 +4,6 @@ README.md."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -17,7 +16,7 @@ from specalign.common.hub import model_folder
 from specalign.common.schema import read_config
 from specalign.common.text import say, short
 from specalign.formats.dspark import take_heads
-from specalign.formats.layouts import RECORD, layout_of, made_for
+from specalign.formats.layouts import RECORD, ConfigValues, layout_of, made_for
 from specalign.formats.rotary import scaled_entry
 from specalign.formats.settings import read_settings
 from specalign.formats.tensors import (
@@ -48,7 +47,7 @@ FILES = (
 """The files to download from a hub id."""
 
 
-def saved_form(drafter: BlockDrafter) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def saved_form(drafter: BlockDrafter) -> tuple[ConfigValues, dict[str, Tensor]]:
     """config.json and tensors of a drafter's own folder."""
     tensors = {name: p.detach() for name, p in drafter.named_parameters()}
     if drafter.draft_vocab is not None:
@@ -103,7 +102,7 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
     return drafter
 
 
-def _load_saved(values: dict[str, Any], path: Path, target: Target) -> BlockDrafter:
+def _load_saved(values: ConfigValues, path: Path, target: Target) -> BlockDrafter:
     """What `save_drafter` wrote."""
     if values.get("architectures") != [ARCHITECTURE]:
         raise UserError(
@@ -128,7 +127,7 @@ def _load_saved(values: dict[str, Any], path: Path, target: Target) -> BlockDraf
 
 
 def import_drafter(
-    values: dict[str, Any],
+    values: ConfigValues,
     tensors: dict[str, Tensor],
     layout: str,
     path: Path,

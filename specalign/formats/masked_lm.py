@@ -23,6 +23,7 @@ from specalign.common.errors import UserError, in_one_line, nearest
 from specalign.common.files import write_json
 from specalign.common.hub import model_folder
 from specalign.common.schema import read_config, read_object
+from specalign.formats.layouts import ConfigValues
 from specalign.formats.opened import check_opened, refuse_on_error
 from specalign.formats.weights import check_shapes, read_folder, weight_files, write_weights
 from specalign.lm.inspection.text_model import embedding_names
@@ -110,7 +111,7 @@ def save_masked_lm(network: MaskedLM, folder: Path, max_shard_size: str = "5GB")
 
 
 def adapted_from(
-    source: dict[str, Any], where: str, tensors: dict[str, Tensor], target: Target | None
+    source: ConfigValues, where: str, tensors: dict[str, Tensor], target: Target | None
 ) -> MaskedLM:
     """The network of an adapted drafter's config.json and tensors."""
     for key in ("base", "base_config", "attention", "mask_token_id", "share_embedding"):
@@ -174,7 +175,7 @@ def from_config(
     return MaskedLM(model, _with_ids(family, values, None, config.vocab_size, where), dict(values))
 
 
-def _rename_config(family: Family, values: Mapping[str, Any]) -> dict[str, Any]:
+def _rename_config(family: Family, values: Mapping[str, Any]) -> ConfigValues:
     """Their config.json under transformers' names, without keys that only their own code reads."""
     if family.config:
         return {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
@@ -11,6 +9,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from specalign.common.errors import UserError, in_one_line
 from specalign.common.text import short
+from specalign.formats.layouts import ConfigValues
 from specalign.lm.inspection.keys import Rotary
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
@@ -22,8 +21,8 @@ _SAME = 1e-4
 
 
 def read_rotary(
-    inner: dict[str, Any], width: int, target: Target, where: str
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    inner: ConfigValues, width: int, target: Target, where: str
+) -> tuple[list[ConfigValues], ConfigValues]:
     """`BlockConfig.rotary` for these layers, empty if the target's own tables are the same, and
     their `rope_parameters`. Partial rotary is ignored, as by Qwen3's layers in transformers.
 
@@ -42,7 +41,7 @@ def read_rotary(
     with in_one_line(f"{where}: rope_parameters={written} make no rotary tables"):
         config = Qwen3Config(head_dim=width, num_attention_heads=1, hidden_size=width, **given)
         module = Qwen3RotaryEmbedding(config)
-    rope: dict[str, Any] = dict(config.rope_parameters or {})
+    rope: ConfigValues = dict(config.rope_parameters or {})
     kind = str(rope.get("rope_type", "default"))
     positions = torch.tensor([[0, 1, 7, 90, min(1000, target.context_limit - 1)]])
     theirs = module(torch.zeros(1), positions)
@@ -79,7 +78,7 @@ def _target_tables(target: Target, positions: Tensor, width: int) -> tuple[Tenso
     return cos.float().cpu(), sin.float().cpu()
 
 
-def scaled_entry(theta: float, factors: Tensor) -> dict[str, Any]:
+def scaled_entry(theta: float, factors: Tensor) -> ConfigValues:
     """An entry of `BlockConfig.rotary`: frequencies of the base `theta`, divided by the factors (d
     / 2)."""
     steps = torch.arange(len(factors), dtype=torch.float64) / len(factors)
@@ -87,7 +86,7 @@ def scaled_entry(theta: float, factors: Tensor) -> dict[str, Any]:
     return Rotary("half", 0, tuple(frequencies.tolist()), 1.0).entry()
 
 
-def write_rotary(drafter: BlockDrafter, name: str = "") -> dict[str, Any]:
+def write_rotary(drafter: BlockDrafter, name: str = "") -> ConfigValues:
     """`rope_parameters` of this drafter's rotary tables. Raises UserError, which names the format
     `name`, if no format has such tables."""
     c = drafter.config

@@ -1,20 +1,20 @@
-"""Drafters in the layouts of SEDD, MDLM, RADD and BD3-LM on the hub, read and written.
+"""Drafters in the layouts of SEDD, MDLM, RADD and BD3-LM on the hub, read; the layout of those
+trained here, read and written.
 
 | layout | config.json | tensors |
 |---|---|---|
 | SEDD, RADD | `tokens`, `noise`, `model` | without a prefix |
 | MDLM, BD3-LM | flat | under `backbone.`; BD3-LM also `sampling_eps_min`, `sampling_eps_max` |
+| ours | `model_type` `ddit`: the fields of `DDiTConfig`, graph, noise and mask | without a prefix |
 
-`save_published` adds the keys `attention` and `block_size` to config.json if a drafter's attention
-is not the published one. A network that none of the four layouts can hold gets our own config.json,
-`model_type` `ddit`: the fields of `DDiTConfig`, graph, noise and mask.
+Earlier versions wrote the published layouts, with the keys `attention` and `block_size` where a
+drafter's attention is not the published one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -24,13 +24,15 @@ from specalign.common.errors import UserError
 from specalign.common.files import write_atomically, write_json
 from specalign.common.hub import model_folder
 from specalign.common.schema import read_config
+from specalign.formats.layouts import ConfigValues
 from specalign.formats.sedd_mdlm_config import (
     CLIPPED,
     FAMILIES,
     OWN,
+    NetworkPlan,
     ScheduleSpec,
-    hub_config,
     read_plan,
+    write_plan,
 )
 from specalign.formats.weights import check_shapes, read_folder
 from specalign.models.ddit import DDiT
@@ -99,7 +101,7 @@ def load_published(source: str | Path, attention_backend: str = "sdpa") -> Publi
     return PublishedNetwork(network.eval(), family, plan.graph, schedule, plan.mask_id)
 
 
-def _find_family(values: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> str:
+def _find_family(values: ConfigValues, tensors: dict[str, Tensor], prefix: str) -> str:
     if values.get("model_type") == OWN:
         return OWN
     if prefix:
@@ -107,49 +109,14 @@ def _find_family(values: dict[str, Any], tensors: dict[str, Tensor], prefix: str
     return "radd" if "blocks.0.norm1.bias" in tensors else "sedd"
 
 
-def save_published(
-    network: DDiT,
-    folder: Path,
-    family: str,
-    *,
-    graph: str = "absorbing",
-    schedule: ScheduleSpec | None = None,
-    mask_id: int | None = None,
+def save_ddit(
+    network: DDiT, folder: Path, graph: str, schedule: ScheduleSpec, mask_id: int | None
 ) -> None:
-    """Write config.json and model.safetensors in the layout of a family that holds this network
-    (`family_for`), in the network's own precision. `mask_id` None = the last id, where the graph
-    has a mask."""
-    folder.mkdir(parents=True, exist_ok=True)
-    schedule = schedule or ScheduleSpec()
-    prefix = _BACKBONE if family in ("mdlm", "bd3lm") else ""
-    tensors = {
-        prefix + name: t.detach().contiguous().cpu() for name, t in network.state_dict().items()
-    }
-    if family == "bd3lm" and schedule.mask_rates:
-        rates = zip(CLIPPED, schedule.mask_rates, strict=True)
-        tensors |= {key: torch.tensor(rate) for key, rate in rates}
+    """Write config.json (`write_plan`) and model.safetensors, in the network's own precision."""
+    tensors = {name: t.detach().contiguous().cpu() for name, t in network.state_dict().items()}
     write_atomically(
         folder / "model.safetensors",
         lambda part: save_file(tensors, str(part), metadata={"format": "pt"}),
     )
-    write_json(folder / "config.json", hub_config(network.config, family, graph, schedule, mask_id))
-
-
-def family_for(
-    network: DDiT, prediction: str, graph: str, schedule: ScheduleSpec, mask_id: int | None
-) -> str:
-    """The published family whose config.json gives all of this back, else `OWN`."""
-    if network.config.attention == "block_causal":
-        family = "bd3lm"
-    elif network.config.time_input == "none":
-        family = "radd"
-    else:
-        family = "sedd" if prediction == "log_score" else "mdlm"
-    if family in ("mdlm", "bd3lm") and schedule.name != "loglinear":
-        return OWN  # their hub config names no schedule
-    values = hub_config(network.config, family, graph, schedule, mask_id)
-    try:
-        reread = read_plan(values, family, "config.json")
-    except UserError:
-        return OWN
-    return family if (reread.config, reread.graph) == (network.config, graph) else OWN
+    plan = NetworkPlan(network.config, graph, schedule, mask_id)
+    write_json(folder / "config.json", write_plan(plan))

@@ -7,6 +7,7 @@ from typing import Any
 
 from specalign.common.errors import UserError, nearest
 from specalign.common.schema import finite
+from specalign.formats.layouts import ConfigValues
 from specalign.models.ddit_layers import DDiTConfig
 
 FAMILIES = ("sedd", "mdlm", "radd", "bd3lm")
@@ -45,7 +46,7 @@ class NetworkPlan:
 class _Values:
     """A config's values; errors name the file and the dotted key."""
 
-    values: dict[str, Any]
+    values: ConfigValues
     where: str
 
     def get(self, key: str) -> Any:
@@ -90,7 +91,7 @@ class _Values:
             )
         return ScheduleSpec("geometric", float(low), float(high))
 
-    def common_sizes(self, section: str, attention: str) -> dict[str, Any]:
+    def common_sizes(self, section: str, attention: str) -> ConfigValues:
         """What all four families call by one name; the key `attention` is ours."""
         attention = self.values.get("attention", attention)
         options = self.values["model"] if section else self.values
@@ -104,7 +105,7 @@ class _Values:
         }
 
 
-def read_plan(values: dict[str, Any], family: str, where: str) -> NetworkPlan:
+def read_plan(values: ConfigValues, family: str, where: str) -> NetworkPlan:
     """Read a config.json.
 
     Raises:
@@ -164,56 +165,10 @@ def _read_mdlm(config: _Values, family: str) -> NetworkPlan:
     )
 
 
-def hub_config(
-    config: DDiTConfig, family: str, graph: str, schedule: ScheduleSpec, mask_id: int | None
-) -> dict[str, Any]:
-    """config.json as the family's own code reads it, plus keys of ours for what it lacks."""
-    c = config
-    ours: dict[str, Any] = {}
-    if c.attention != ("block_causal" if family == "bd3lm" else "full"):
-        ours["attention"] = c.attention
-    if c.attention == "block_causal":
-        ours["block_size"] = c.block_size
-    if mask_id is not None and mask_id != c.vocab_size - 1:
-        ours["mask_token_id"] = mask_id
-    noise = {
-        "type": schedule.name,
-        "sigma_min": schedule.sigma_min,
-        "sigma_max": schedule.sigma_max,
-    }
-    if family == OWN:
-        return {"model_type": OWN, "graph": graph, "noise": noise, **asdict(c), **ours}
-    sizes = {
-        "cond_dim": c.cond_dim,
-        "n_blocks": c.n_blocks,
-        "n_heads": c.n_heads,
-        "dropout": c.dropout,
-    }
-    if family in ("sedd", "radd"):
-        absorb = graph == "absorbing"
-        own: dict[str, Any] = {"type": "ddit", "scale_by_sigma": c.scale_by_sigma}
-        if family == "radd":
-            own = {"type": "ddit_wot", "use_checkpoint": False, "dtype": "float32"}
-        return {
-            "tokens": c.vocab_size - absorb,
-            "graph": {"type": "absorb" if absorb else "uniform"},
-            "noise": noise,
-            "model": {"hidden_size": c.hidden_size, **sizes, **own},
-            **ours,
-        }
-    if c.scale_by_sigma:
-        ours["parameterization"] = "sedd"
-    if family == "bd3lm":
-        ours |= {"cross_attn": c.attention == "block_causal", "adaln": c.time_input != "none"}
-        ours["var_min"] = schedule.mask_rates is not None
-        ours |= dict(zip(CLIPPED, schedule.mask_rates or (), strict=False))
-    return {
-        "architectures": [family.upper()],
-        "model_type": family,
-        "vocab_size": c.vocab_size,
-        "hidden_dim": c.hidden_size,
-        **sizes,
-        "time_conditioning": c.time_input == "sigma",
-        "torch_dtype": "float32",
-        **ours,
-    }
+def write_plan(plan: NetworkPlan) -> ConfigValues:
+    """config.json of our own layout."""
+    schedule = plan.schedule
+    sigmas = {"sigma_min": schedule.sigma_min, "sigma_max": schedule.sigma_max}
+    noise = {"type": schedule.name, **sigmas}
+    values = {"model_type": OWN, "graph": plan.graph, "noise": noise, **asdict(plan.config)}
+    return values if plan.mask_id is None else {**values, "mask_token_id": plan.mask_id}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from specalign.common.errors import UserError
+from specalign.formats.layouts import ConfigValues
 from specalign.formats.rotary import read_rotary
 from specalign.lm.inspection.parts import embedding_scale
 from specalign.lm.model import Target
@@ -42,12 +43,12 @@ class Settings:
     where: the file, for messages. inner: the part about the layers.
     """
 
-    def __init__(self, values: dict[str, Any], layout: str, where: str) -> None:
+    def __init__(self, values: ConfigValues, layout: str, where: str) -> None:
         self.values, self.layout, self.where = values, layout, where
-        self.inner: dict[str, Any] = values.get("transformer_layer_config", values)
+        self.inner: ConfigValues = values.get("transformer_layer_config", values)
         if not isinstance(self.inner, dict):
             raise self.error("transformer_layer_config must be an object")
-        self.nested: dict[str, Any] = {}
+        self.nested: ConfigValues = {}
         for section in ("dspark_config", "dflash_config"):
             found = values.get(section)
             self.nested |= found if isinstance(found, dict) else {}
@@ -73,9 +74,7 @@ class Settings:
         return UserError(f"{self.where}: {what}")
 
 
-def read_settings(
-    values: dict[str, Any], layout: str, where: str, target: Target
-) -> dict[str, Any]:
+def read_settings(values: ConfigValues, layout: str, where: str, target: Target) -> ConfigValues:
     """The input of `BlockConfig.from_dict`, without the target's name and what only the tensors
     tell (`draft_vocab_size`).
 
@@ -187,7 +186,7 @@ def _samples_from_anchor(s: Settings) -> bool:
     return value
 
 
-def _proposed_tokens(values: dict[str, Any]) -> Any:
+def _proposed_tokens(values: ConfigValues) -> Any:
     """The number of drafts of a speculators folder's first proposal method."""
     try:
         return values["speculators_config"]["proposal_methods"][0]["speculative_tokens"]
@@ -223,7 +222,7 @@ def _default_taps(layers: int, drafter_layers: int) -> list[int]:
     return [round(1 + i * step) for i in range(drafter_layers)]
 
 
-def _head_settings(s: Settings) -> dict[str, Any]:
+def _head_settings(s: Settings) -> ConfigValues:
     """Markov and confidence head by the config; the tensors decide which kind of ours it is."""
     rank = s.get_int("markov_rank", 0, low=0)
     if s.layout != "dspark" and s.values.get("speculators_model_type") != "dspark":
@@ -231,7 +230,7 @@ def _head_settings(s: Settings) -> dict[str, Any]:
             raise s.error(f"markov_rank={rank} in a layout without Markov heads")
         return {}
     kind = s.get("markov_head_type", "vanilla")
-    found: dict[str, Any] = {"markov_rank": rank, "markov": kind if rank else ""}
+    found: ConfigValues = {"markov_rank": rank, "markov": kind if rank else ""}
     if s.get("enable_confidence_head", False):
         reads = s.get("confidence_head_with_markov", rank > 0)
         if reads and not rank:

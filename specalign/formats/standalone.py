@@ -1,11 +1,10 @@
-"""Saving and loading standalone diffusion drafters: a folder in the network's own published layout,
-plus `drafter.json` with what that layout lacks."""
+"""Saving and loading standalone diffusion drafters: the network's folder, plus `drafter.json` with
+what its layout lacks."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
 from specalign.common.checksums import check_checksums
 from specalign.common.errors import UserError
@@ -14,9 +13,9 @@ from specalign.common.hub import local_path, model_folder
 from specalign.common.schema import read_config, read_object
 from specalign.formats.block import load_drafter
 from specalign.formats.kinds import RECORD, is_ddit
-from specalign.formats.layouts import is_block
+from specalign.formats.layouts import ConfigValues, is_block
 from specalign.formats.masked_lm import load_masked_lm, save_masked_lm
-from specalign.formats.sedd_mdlm import family_for, load_published, save_published
+from specalign.formats.sedd_mdlm import load_published, save_ddit
 from specalign.formats.sedd_mdlm_config import ScheduleSpec
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
@@ -25,7 +24,7 @@ from specalign.models.masked_lm import MaskedLM, merge_lora
 from specalign.models.standalone import DiffusionConfig, DiffusionDrafter
 
 
-def architecture(network: DDiT | MaskedLM) -> dict[str, Any]:
+def architecture(network: DDiT | MaskedLM) -> ConfigValues:
     """What tells one network's checkpoints from another's."""
     if isinstance(network, DDiT):
         return asdict(network.config)
@@ -40,8 +39,9 @@ def architecture(network: DDiT | MaskedLM) -> dict[str, Any]:
 
 
 def save_standalone(drafter: DiffusionDrafter, folder: Path, card: str | None = None) -> None:
-    """Write the folder: weights and config.json in the layout of the network's family,
-    `drafter.json`, and README.md if a card is given. Low-rank updates are merged."""
+    """Write the folder: weights and config.json (of a DDiT in our own layout, of a masked language
+    model in its family's), `drafter.json`, and README.md if a card is given. Low-rank updates are
+    merged."""
     folder.mkdir(parents=True, exist_ok=True)
     network, config = drafter.network, drafter.config
     if isinstance(network, MaskedLM):
@@ -52,10 +52,7 @@ def save_standalone(drafter: DiffusionDrafter, folder: Path, card: str | None = 
         known = {name: value for name, value in config.schedule.items() if name in names}
         mask_id = None if drafter.mask_id < 0 else drafter.mask_id
         schedule = ScheduleSpec(**known, mask_rates=config.mask_rates)
-        family = family_for(network, config.prediction, config.graph, schedule, mask_id)
-        save_published(
-            network, folder, family, graph=config.graph, schedule=schedule, mask_id=mask_id
-        )
+        save_ddit(network, folder, config.graph, schedule, mask_id)
     write_json(folder / RECORD, config.to_dict())
     if card is not None:
         write_text(folder / "README.md", card)
@@ -107,12 +104,12 @@ def load_standalone(
 
 def _load_network(
     spec: str, target: Target, attention_backend: str
-) -> tuple[DDiT | MaskedLM, dict[str, Any]]:
+) -> tuple[DDiT | MaskedLM, ConfigValues]:
     """The network, and the fields of `DiffusionConfig` that its layout has."""
     if not is_ddit(read_config(model_folder(spec, "drafter", ["config.json"]))):
         return load_masked_lm(spec, target=target), {"prediction": "logits"}
     loaded = load_published(spec, attention_backend=attention_backend)
-    schedule: dict[str, Any] = {"name": loaded.schedule.name}
+    schedule: ConfigValues = {"name": loaded.schedule.name}
     if loaded.schedule.name == "geometric":
         schedule["sigma_min"] = loaded.schedule.sigma_min
         schedule["sigma_max"] = loaded.schedule.sigma_max
