@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from decode.exporting.engines import EngineDrafter
 from decode.exporting.folder import check_free, list_notes, note_target, write_card, write_folder
 from decode.exporting.serving import ServedTarget, Snippet
 from specalign.common.schema import read_config
@@ -41,8 +38,7 @@ class Format:
     """A folder with config.json and model.safetensors, or with one GGUF file.
 
     make: a drafter's content; raises UserError naming the option to train with. serve: lines that
-    serve a drafter of this config. library, tags: of the card. open_engine: an export and the
-    target in transformers → the engine's class; package: what it needs besides transformers.
+    serve a drafter of this config. library, tags: of the card.
     """
 
     name: str
@@ -50,16 +46,8 @@ class Format:
     serve: Callable[[BlockConfig, ServedTarget, str], list[Snippet]]
     library: str = "vllm"
     tags: tuple[str, ...] = ()
-    open_engine: Callable[[Path, Any], EngineDrafter] | None = None
-    package: str = ""
     read: Callable[[Path], Exported] = read_export
     restore: Callable[[Exported, Path, Target], BlockDrafter] = restore_export
-
-    def installed(self) -> bool:
-        """Whether an engine of this process reads the format."""
-        return self.open_engine is not None and (
-            not self.package or find_spec(self.package) is not None
-        )
 
     def check(self, made: Exported, vocabulary: Path | None) -> None:
         """Raises UserError if the target's GGUF file is needed, and missing or another model's."""

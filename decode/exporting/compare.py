@@ -5,21 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import AutoModel
 
 from decode.engine.decoder import Decoder
 from decode.evaluation.tokenized import tokenize_prompts
 from decode.exporting.custom_generate import run_generate
-from decode.exporting.engines import EngineDrafter
 from decode.exporting.registry import FORMATS
 from decode.exporting.verdict import Verdict
 from decode.proposers.block import BlockProposer
 from specalign.common.batch import Anchors, Batch
 from specalign.common.errors import UserError, in_one_line
+from specalign.common.schema import read_config
 from specalign.lm.model import Target
+from specalign.lm.opening import quiet_loading
 from specalign.models.block import BlockDrafter
 from specalign.models.target_features import target_features
 from specalign.suites.prompt import Prompt
@@ -129,22 +132,35 @@ def trace_drafter(drafter: BlockDrafter, text: GreedyText, vocab: Tensor | None 
     return logits_AKV[..., vocab] if narrow else logits_AKV
 
 
+def open_assistant(folder: Path, model: Any) -> Any:
+    """An export in transformers' class. model: the target. Raises UserError for one with custom
+    code."""
+    if "auto_map" in read_config(folder):
+        raise UserError("comes with custom Python code, which is not run")
+    quiet_loading()
+    # trust_remote_code: if it is not given, transformers asks on the terminal
+    network = AutoModel.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+    return network.eval().to(model.device)
+
+
 @torch.no_grad()
-def trace_engine(
-    engine: EngineDrafter, model: Any, text: GreedyText, vocab: Tensor | None
-) -> Tensor:
-    """The same in an engine's class, through the target's own head. model: the target in
-    transformers."""
-    settings = engine.settings
+def trace_assistant(network: Any, model: Any, text: GreedyText, vocab: Tensor | None) -> Tensor:
+    """The same in transformers' class, through the target's own head. model: the target."""
+    config = network.config
     ids_1L = torch.tensor([text.tokens], device=model.device)
     states = model(ids_1L, output_hidden_states=True, use_cache=False).hidden_states
-    taps_LD = torch.cat([states[i + 1][0] for i in settings.target_layer_ids], dim=-1).float()
+    taps_LD = torch.cat([states[i + 1][0] for i in config.target_layer_ids], dim=-1).float()
     blocks: list[Tensor] = []
     for anchor in text.anchors:
-        block = [text.tokens[anchor]] + [settings.mask_token_id] * (settings.block_size - 1)
-        embedded_RD = engine.embed(torch.tensor(block, device=model.device))
-        positions_1L = torch.arange(anchor + len(block), device=model.device)[None]
-        blocks.append(engine.run(embedded_RD[None], taps_LD[None, :anchor], positions_1L)[0, 1:])
+        block = [text.tokens[anchor]] + [config.mask_token_id] * (config.block_size - 1)
+        embedded_RD = model.get_input_embeddings()(torch.tensor(block, device=model.device))
+        hidden_1RD = network(
+            noise_embeds=embedded_RD[None].float(),
+            context_hidden_states=taps_LD[None, :anchor],
+            position_ids=torch.arange(anchor + len(block), device=model.device)[None],
+            attention_mask=None,
+        ).last_hidden_state
+        blocks.append(hidden_1RD[0, 1:])
     logits_AKV = model.get_output_embeddings()(torch.stack(blocks)).float()
     return logits_AKV if vocab is None else logits_AKV[..., vocab]
 
@@ -210,14 +226,14 @@ def compare_export(
         return
     try:
         with in_one_line(f"{folder}: the engine can't run it"):
-            if form.open_engine is not None and form.installed():
-                opened = form.open_engine(folder, model)
+            if form.name == "transformers":
+                network = open_assistant(folder, model)
                 compare_logits(
                     verdict,
-                    form.package or form.name,
+                    form.name,
                     texts,
                     trace_ours,
-                    lambda text: trace_engine(opened, model, text, vocab),
+                    lambda text: trace_assistant(network, model, text, vocab),
                     engine=True,
                 )
             if form.name == "custom_generate":

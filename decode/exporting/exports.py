@@ -141,50 +141,37 @@ def round_weights(network: BlockDrafter, dtype: torch.dtype) -> bool:
 # ---- decode.parity ----
 
 
-def check_engine(
-    pair: DrafterPair,
-    engine: str,
-    prompts: Sequence[Prompt],
-    max_new_tokens: int,
-    export: Path | None = None,
+def check_transformers(
+    pair: DrafterPair, prompts: Sequence[Prompt], max_new_tokens: int, export: Path | None = None
 ) -> Verdict:
-    """Compare an engine's own class with the drafter.
+    """Compare transformers' own class with the drafter.
 
     Args:
-        engine: `transformers` or `dflash`. export: a folder in that format; None = a fresh one in
-            bf16.
+        export: a folder in its format; None = a fresh one in bf16.
 
     Raises:
-        UserError: a package that is not installed, an export in another format, a drafter that the
-            format can't hold.
+        UserError: an export in another format, a drafter that the format can't hold.
     """
     causal = pair.role == "autoregressive"
-    if causal and engine != "transformers":
-        raise UserError(
-            f"--engine {engine}: holds block drafters, this one is an ordinary language model; "
-            "--engine transformers, or a server's URL"
-        )
-    form = DRAFT_MODEL if causal else engine
+    form = DRAFT_MODEL if causal else "transformers"
     if export is not None and (found := read_format(export)) != form:
         raise UserError(
-            f"--export={export}: is in the format {found!r}, --engine {engine} reads {form!r}"
+            f"--export={export}: is in the format {found!r}, --engine transformers reads {form!r}"
         )
-    if not causal and not FORMATS[engine].installed():
-        raise UserError("the package dflash is not installed; type: pip install dflash==0.1.0")
     target = pair.open_target()
     with scratch("specalign-parity-") as folder:
         if causal:
             verdict = prepare_draft_model(pair, export, folder)
             compare_draft_model(verdict, pair.drafter, target)
             return verdict
-        texts = decode_texts(target, encode_prompts(target, prompts), max_new_tokens)
         network = load_drafter(pair.drafter, target)
         try:
-            make_export(engine, network)
+            make_export(form, network)
         except UserError as error:  # written for decode.export
-            message = str(error).replace(f"--format {engine}:", f"--engine {engine}:")
+            message = str(error).replace(f"--format {form}:", f"--engine {form}:")
             raise UserError(message.replace("--format ", "decode.export --format ")) from None
-        verdict = prepare_export(network, engine, export, folder)
+        verdict = prepare_export(network, form, export, folder)
+        texts = decode_texts(target, encode_prompts(target, prompts), max_new_tokens)
         compare_export(network, verdict, texts, stock_model(target))
     return verdict
 

@@ -6,7 +6,6 @@ from contextlib import suppress
 
 from decode.exporting.base import Format
 from decode.exporting.custom_generate import make_custom_generate, restore_custom_generate
-from decode.exporting.engines import open_assistant, open_package
 from decode.exporting.serving import (
     serve_assistant,
     serve_custom_generate,
@@ -25,16 +24,10 @@ from specalign.formats.transformers import make_assistant
 from specalign.models.block import BlockDrafter
 
 _ALL = (
-    Format("dflash", make_dflash, serve_dflash, open_engine=open_package, package="dflash"),
+    Format("dflash", make_dflash, serve_dflash),
     Format("speculators", make_speculators, serve_speculators, library="speculators"),
     Format("dspark", make_dspark, serve_dspark),
-    Format(
-        "transformers",
-        make_assistant,
-        serve_assistant,
-        library="transformers",
-        open_engine=open_assistant,
-    ),
+    Format("transformers", make_assistant, serve_assistant, library="transformers"),
     Format(
         "gguf",
         make_gguf,

@@ -30,7 +30,6 @@ from decode.systems.load import load
 from decode.systems.parsing import read_method
 from decode.systems.registry import Compiled
 from specalign.common.errors import UserError
-from specalign.common.hub import local_path
 from specalign.lm.interface import install
 from specalign.lm.model import Target, TargetOutput
 from specalign.lm.proof import prove_target
@@ -58,7 +57,7 @@ class OpenModel:
             )
         name = getattr(model, "name_or_path", "") or type(model).__name__
         self.target = prove_target(model, _NoTokenizer(), ModelSource(name), fast=False)
-        self.drafters: dict[tuple[Any, ...], Drafter | None] = {}
+        self.drafters: dict[tuple[str | int, str | None], Drafter | None] = {}
         self.weights = _weights(model)
 
     def open_drafter(self, drafter: Any, method: str | None) -> Drafter | None:
@@ -69,12 +68,7 @@ class OpenModel:
                 f"drafter={type(drafter).__name__}: give a folder or hub id, 'lookup', or a "
                 "drafter of this project"
             )
-        key: tuple[Any, ...] = (id(drafter), method)
-        if isinstance(drafter, str | Path):
-            key = (str(drafter), method)
-            weights = local_path(drafter) / "model.safetensors"
-            if weights.is_file():  # it may have been trained again into the same folder
-                key = (*key, weights.stat().st_mtime_ns, weights.stat().st_ino)
+        key = (str(drafter) if isinstance(drafter, str | Path) else id(drafter), method)
         if key not in self.drafters:
             if method is not None and isinstance(read_method(method).system, Compiled):
                 raise UserError(

@@ -104,7 +104,7 @@ def test_an_engine_that_computes_otherwise_is_told_from_wrong_files(
 ) -> None:
     drafter = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
     FORMATS["transformers"].write(drafter, tmp_path / "out", torch.float32, "")
-    own = compare.trace_engine
+    own = compare.trace_assistant
 
     def differ(*arguments: Any) -> Tensor:
         return -own(*arguments)
@@ -113,7 +113,7 @@ def test_an_engine_that_computes_otherwise_is_told_from_wrong_files(
         raise RuntimeError("sizes do not match")
 
     for trace, says in ((differ, "transformers: logits DIFFERENT"), (fail, "sizes do not match")):
-        monkeypatch.setattr(compare, "trace_engine", trace)
+        monkeypatch.setattr(compare, "trace_assistant", trace)
         verdict = Verdict("transformers", tmp_path / "out")
         compare_export(drafter, verdict, [TEXT], model)
         assert verdict.exit_code == 3 and says in verdict.lines[-1]
@@ -136,8 +136,6 @@ def test_code_in_a_folder_is_not_run(tmp_path: Path, model: Any) -> None:
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: ...\n")
-    open_engine = FORMATS["transformers"].open_engine
-    assert open_engine is not None
     with pytest.raises(ValueError, match="custom Python code"):
-        open_engine(tmp_path, model)
+        compare.open_assistant(tmp_path, model)
     assert not (tmp_path / "ran").exists()

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from decode.exporting.exports import DrafterPair, ExportOptions, check_engine, export_drafter
+from decode.exporting.exports import DrafterPair, ExportOptions, check_transformers, export_drafter
 from decode.exporting.verdict import Verdict
 from specalign.common.errors import UserError
 from specalign.formats.causal import save_causal
@@ -68,18 +68,14 @@ def test_later_and_in_one_process(tmp_path: Path, target: Target) -> None:
     )
     prompts: Any = [Prompt("a", "Why is the sky blue?")]
     for folder in (None, out):
-        assert check_engine(pair, "transformers", prompts, 12, folder).exit_code == 0
+        assert check_transformers(pair, prompts, 12, folder).exit_code == 0
     held = load_file(out / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
     save_file({**held, name: 2 * held[name]}, out / "model.safetensors", {"format": "pt"})
-    verdict = check_engine(pair, "transformers", prompts, 12, out)
+    verdict = check_transformers(pair, prompts, 12, out)
     assert verdict.exit_code == 1 and name in verdict.lines[0]
-    with pytest.raises(
-        UserError, match="--engine dflash: holds block drafters.*--engine transformers"
-    ):
-        check_engine(pair, "dflash", prompts, 12)
     with pytest.raises(UserError, match="no export.json, so no export of this project"):
-        check_engine(pair, "transformers", prompts, 12, tmp_path / "drafter")
+        check_transformers(pair, prompts, 12, tmp_path / "drafter")
 
 
 @pytest.mark.parametrize("flag", [True, False])
@@ -102,5 +98,5 @@ def test_an_export_holds_the_head_that_the_tensors_hold(tmp_path: Path, flag: bo
         assert verdict.exit_code == 0, verdict.lines
     (out / "config.json").write_text(json.dumps({**values, "tie_word_embeddings": True}))
     pair = DrafterPair(str(tmp_path / "drafter"), "autoregressive", "debug", "cpu")
-    verdict = check_engine(pair, "transformers", [Prompt("a", "x")], 4, out)
+    verdict = check_transformers(pair, [Prompt("a", "x")], 4, out)
     assert verdict.exit_code == 1 and "tie_word_embeddings is True" in verdict.lines[0]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from decode.exporting.exports import DrafterPair, ExportOptions, check_engine, export_drafter
+from decode.exporting.exports import DrafterPair, ExportOptions, check_transformers, export_drafter
 from decode.exporting.verdict import Verdict
 from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
@@ -73,7 +73,7 @@ def test_rounded_weights_are_compared_as_rounded(tmp_path: Path, drafter: str) -
             verdict.exit_code == 0 and sum("rounded to" in note for note in verdict.notes) == notes
         )
     pair = DrafterPair(drafter, "block", "debug", "cpu")
-    assert check_engine(pair, "transformers", [Prompt("a", "x")], 8).exit_code == 0
+    assert check_transformers(pair, [Prompt("a", "x")], 8).exit_code == 0
 
 
 def test_a_folder_given_as_the_target_is_named(tmp_path: Path, target: Target) -> None:

@@ -19,7 +19,6 @@ from decode.exporting.serving import (
     find_served_target,
     merged_name,
     resolved_name,
-    sglang_line,
     shared_name,
 )
 from specalign.lm.debug import debug_model
@@ -117,35 +116,6 @@ def test_lines_name_folders_as_a_shell_and_python_read_them(target: Target, fold
             )  # Python is pasted as it stands
             assert all(f"{indent}{line}" in snippet.as_text() for line in snippet.lines)
     assert found == 8
-
-
-@pytest.mark.parametrize(
-    ("layout", "rank", "kind"),
-    [
-        ("fill_in", 0, "draft-dflash"),
-        ("anchor_first", 0, "draft-dspark"),
-        ("fill_in", 4, "draft-dspark"),
-    ],
-)
-def test_llama_cpp_is_told_how_to_read_a_file(
-    target: Target, layout: str, rank: int, kind: str
-) -> None:
-    """It reads any file either way, and the other one drafts next to nothing that is right."""
-    config = replace(block_network(target, "taps", markov_rank=rank).config, block_layout=layout)
-    ((line,),) = (snippet.lines for snippet in FORMATS["gguf"].serve(config, TARGET, "FOLDER"))
-    assert f"--spec-type {kind} " in line and f"--spec-draft-n-max {config.block_size}" in line
-
-
-def test_sglang_gets_all_three_numbers_for_a_small_language_model_or_one() -> None:
-    """It asserts that."""
-    three = (
-        "--speculative-num-steps 5",
-        "--speculative-eagle-topk 1",
-        "--speculative-num-draft-tokens 6",
-    )
-    lines = {name: sglang_line(name, TARGET, "F", 5).lines[0] for name in ("STANDALONE", "DFLASH")}
-    assert all(words in lines["STANDALONE"] for words in three)
-    assert [words in lines["DFLASH"] for words in three] == [False, False, True]
 
 
 def test_a_line_that_starts_on_a_gpu_only_says_so(target: Target) -> None:
