@@ -239,18 +239,10 @@ def _check_tables(drafter: BlockDrafter, path: Path) -> None:
     if config.rotaries:
         return
     x = torch.zeros(1, 1, config.hidden_size, device=target.device)
-    try:
-        cos, sin = drafter.rotary_tables(
-            x, torch.zeros(1, 1, dtype=torch.int64, device=target.device)
-        )
-        fits = cos.shape == sin.shape == (1, 1, config.head_dim)
-    except Exception:  # modules of this name have many signatures
-        fits = False
-    if not fits:
-        raise UserError(
-            f"drafter {path} uses its target's rotary tables, and target {target.spec!r} has none "
-            f"that fit; it was made for {config.target!r}"
-        )
+    with in_one_line(f"drafter {path}: target {target.spec!r} has not the rotary tables it needs"):
+        cos, sin = drafter.rotary_tables(x, x[..., 0].long())
+        if not cos.shape == sin.shape == (1, 1, config.head_dim):
+            raise ValueError(f"they are {tuple(cos.shape)} for heads of {config.head_dim}")
 
 
 def _check_vocabulary(vocab: Tensor, vocab_size: int, where: str) -> Tensor:
