@@ -15,7 +15,7 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria
 from decode.portable import checks, generate
 from decode.portable import drafter as network
 from specalign.common.errors import UserError, in_one_line
-from specalign.formats.block import load_drafter, saved_form
+from specalign.formats.block import load_drafter, pack_drafter
 from specalign.formats.qwen3 import Exported, check_last_layer
 from specalign.lm.interface import install
 from specalign.lm.model import Target
@@ -38,7 +38,7 @@ def make_custom_generate(drafter: BlockDrafter) -> Exported:
             "can't take back; use decode.custom_generate here"
         )
     check_last_layer(drafter, "custom_generate")
-    config, tensors = saved_form(drafter)
+    config, tensors = pack_drafter(drafter)
     with in_one_line(
         f"--format custom_generate: its loop can't run {target.spec!r}, use decode.custom_generate "
         "here"

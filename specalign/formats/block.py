@@ -47,7 +47,7 @@ FILES = (
 """The files to download from a hub id."""
 
 
-def saved_form(drafter: BlockDrafter) -> tuple[ConfigValues, dict[str, Tensor]]:
+def pack_drafter(drafter: BlockDrafter) -> tuple[ConfigValues, dict[str, Tensor]]:
     """config.json and tensors of a drafter's own folder."""
     tensors = {name: p.detach() for name, p in drafter.named_parameters()}
     if drafter.draft_vocab is not None:
@@ -68,7 +68,7 @@ def save_drafter(
     if drafter.updates:
         raise ValueError("merge_low_rank(drafter) before it is saved")
     folder.mkdir(parents=True, exist_ok=True)
-    config, tensors = saved_form(drafter)
+    config, tensors = pack_drafter(drafter)
     stored = {
         name: t.to("cpu", dtype if t.is_floating_point() else t.dtype).contiguous()
         for name, t in tensors.items()
@@ -239,7 +239,7 @@ def _check_tables(drafter: BlockDrafter, path: Path) -> None:
     if config.rotaries:
         return
     x = torch.zeros(1, 1, config.hidden_size, device=target.device)
-    with in_one_line(f"drafter {path}: target {target.spec!r} has not the rotary tables it needs"):
+    with in_one_line(f"drafter {path}: target {target.spec!r} lacks the rotary tables it needs"):
         cos, sin = drafter.rotary_tables(x, x[..., 0].long())
         if not cos.shape == sin.shape == (1, 1, config.head_dim):
             raise ValueError(f"they are {tuple(cos.shape)} for heads of {config.head_dim}")

@@ -129,7 +129,7 @@ def test_a_drafter_that_wants_its_targets_tables_is_refused_where_there_are_none
     """And one that has its own is taken, with what it drafts."""
     llama, gpt2 = tiny_target("llama"), tiny_target("gpt2")
     save_drafter(from_target(llama, block_options(context="taps"), None), tmp_path)
-    with pytest.raises(UserError, match="target 'gpt2' has not the rotary tables it needs"):
+    with pytest.raises(UserError, match="target 'gpt2' lacks the rotary tables it needs"):
         load_drafter(tmp_path, gpt2)
     made = from_target(gpt2, block_options(context="shared_kv", layers=2), None)
     save_drafter(made, tmp_path / "own", dtype=torch.float32)
