@@ -138,14 +138,12 @@ def adapted_from(
             raise UserError(
                 f"{where}: made for target {source.get('target')!r}, which has to be given"
             )
-        sizes = {"vocab_size": target.vocab_size, "hidden_size": target.hidden_size}
-        for key, value in sizes.items():
-            if getattr(config, key) != value:
-                raise UserError(
-                    f"{where}: {key} is {getattr(config, key)}, target {target.spec!r} has "
-                    f"{value}; "
-                    f"it was made for {source.get('target')!r}"
-                )
+        sizes = config.vocab_size, config.hidden_size
+        if sizes != target.embedding_VD.shape:
+            raise UserError(
+                f"{where}: made for target {source.get('target')!r} with an embedding of {sizes}, "
+                f"target {target.spec!r} has {tuple(target.embedding_VD.shape)}"
+            )
         names = embedding_names(_skeleton(base, config, where))
         tensors |= dict(zip(names, (target.embedding_VD, target.head_weight_VD), strict=True))
     with nullcontext() if base in BASES else refuse_on_error(where, "masked_lm"):

@@ -37,7 +37,7 @@ NESTED = {
 only."""
 
 
-class Settings:
+class ConfigReader:
     """A config.json whose keys may be in several places.
 
     where: the file, for messages. inner: the part about the layers.
@@ -82,7 +82,7 @@ def read_settings(values: ConfigValues, layout: str, where: str, target: Target)
         UserError: a key that is missing, not computed by the network here, or does not fit the
             target.
     """
-    s = Settings(values, layout, where)
+    s = ConfigReader(values, layout, where)
     _check_network(s)
     _check_windows(s, target)
     _check_embedding(s, target)
@@ -114,7 +114,7 @@ def read_settings(values: ConfigValues, layout: str, where: str, target: Target)
     }
 
 
-def _check_network(s: Settings) -> None:
+def _check_network(s: ConfigReader) -> None:
     """Raises UserError for a network that is not decoded here."""
     if s.layout in ARCHITECTURES:
         names, known = s.values.get("architectures"), ARCHITECTURES[s.layout]
@@ -137,7 +137,7 @@ def _check_network(s: Settings) -> None:
             )
 
 
-def _check_windows(s: Settings, target: Target) -> None:
+def _check_windows(s: ConfigReader, target: Target) -> None:
     """Raises UserError unless every row sees the whole context and its whole block."""
     kinds = s.get("layer_types")
     if kinds is None:  # Qwen3's default
@@ -157,7 +157,7 @@ def _check_windows(s: Settings, target: Target) -> None:
             raise s.error(f"layer_types has {kind!r:.60}: layers see the whole context here")
 
 
-def _check_embedding(s: Settings, target: Target) -> None:
+def _check_embedding(s: ConfigReader, target: Target) -> None:
     """Raises UserError unless rows go in as the target embeds them."""
     own = embedding_scale(target)
     scale = s.get("input_embedding_scale", own)
@@ -173,7 +173,7 @@ def _check_embedding(s: Settings, target: Target) -> None:
         )
 
 
-def _samples_from_anchor(s: Settings) -> bool:
+def _samples_from_anchor(s: ConfigReader) -> bool:
     """Whether the anchor's row drafts too: DSpark's layout; DFlash's is fill-in."""
     default = s.layout == "dspark"
     if s.layout == "speculators":  # old folders don't say it, and keep the first row for the anchor
@@ -194,7 +194,7 @@ def _proposed_tokens(values: ConfigValues) -> Any:
         return None
 
 
-def _tapped_layers(s: Settings, target: Target) -> list[int]:
+def _tapped_layers(s: ConfigReader, target: Target) -> list[int]:
     """Tapped layers, the target's from 0: id i is the output of layer i. In the speculators package
     0 is the embedding."""
     shift = 1 if s.layout == "speculators" else 0
@@ -222,7 +222,7 @@ def _default_taps(layers: int, drafter_layers: int) -> list[int]:
     return [round(1 + i * step) for i in range(drafter_layers)]
 
 
-def _head_settings(s: Settings) -> ConfigValues:
+def _head_settings(s: ConfigReader) -> ConfigValues:
     """Markov and confidence head by the config; the tensors decide which kind of ours it is."""
     rank = s.get_int("markov_rank", 0, low=0)
     if s.layout != "dspark" and s.values.get("speculators_model_type") != "dspark":
