@@ -3,7 +3,7 @@
 # make test-fast    those without the slow ones: about two minutes
 # make mutants      change the code in one place at a time and list the changes that no fast test catches (mutmut, hours; resumes)
 # make systems      a drafter of every kind, then every system at its best setting, in one table (hours)
-# make serve-check  a drafter trained here (ten minutes, where there is none), served by vLLM on the CPU and compared; vLLM as the writer of data and of the target's outputs
+# make serve-check  a drafter trained here (ten minutes, where there is none), served by vLLM on the CPU and compared; vLLM as the writer of the target's outputs
 # make lint         style, types
 # make docs         the documentation with an API reference, as a site in site/
 # make setup        the virtual environment alone      (PYTHON=, VENV=, SYSTEM_PACKAGES=1)
@@ -127,7 +127,6 @@ runs/smollm2_taps/drafter: | $(STAMP)
 
 serve-check: setup $(VLLM)/.command $(DRAFTER)
 	$(PY) -m tests.serve_check --vllm $(VLLM) --drafter $(DRAFTER) --limit $(SERVE_LIMIT)
-	$(PY) -m tests.writer_check --vllm $(VLLM)
 	$(PY) -m tests.features_check --vllm $(VLLM)
 
 lint: setup

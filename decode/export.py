@@ -4,19 +4,16 @@ load it, checked."""
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from decode.cli import Parser, parse_whole, path
 from decode.exporting import EXPORTS
 from decode.systems.drafter_folders import check_there, kind_of, target_for
 from specalign.common.commands import command
-from specalign.common.errors import UserError, cli, in_one_line, nearest
-from specalign.common.hub import is_repository, local_path
-from specalign.common.text import plural, say
+from specalign.common.errors import UserError, cli, nearest
+from specalign.common.text import say
 
 if TYPE_CHECKING:
     from decode.exporting.verdict import Verdict
@@ -68,11 +65,6 @@ def parser() -> Parser:
         metavar="N",
         help="of each (default 48)",
     )
-    add(
-        "--push",
-        metavar="REPO",
-        help="upload to this hub repository, after the comparison (default: nothing is sent)",
-    )
     return p
 
 
@@ -84,8 +76,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = read_names(options.format)
     if options.dtype not in TYPES:
         raise UserError(f"--dtype={options.dtype!r} is unknown{nearest(options.dtype, TYPES)}")
-    if options.push is not None and (not is_repository(options.push) or len(names) > 1):
-        raise UserError(f"--push={options.push!r}: name one repository, OWNER/NAME, for one format")
     check_there(options.drafter)
     folders = {name: options.out if len(names) == 1 else options.out / name for name in names}
 
@@ -96,9 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     role = kind_of(options.drafter)
     pair = DrafterPair(options.drafter, role, target, options.device, options.trust_remote_code)
     limit = options.limit if options.check else 0
-    how = ExportOptions(
-        options.dtype, limit, options.max_new_tokens, options.target_gguf, options.push
-    )
+    how = ExportOptions(options.dtype, limit, options.max_new_tokens, options.target_gguf)
     try:
         verdicts = export_drafter(pair, folders, how)
     except UnfitFormat as error:
@@ -112,8 +100,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     codes = [verdict.exit_code for verdict in verdicts if verdict.exit_code]
     if codes:
         raise SystemExit(min(codes))
-    if options.push is not None:
-        _push(options.out, options.push, target, [options.drafter, target, str(options.out)])
 
 
 def read_names(text: str) -> list[str]:
@@ -174,46 +160,6 @@ def _print_verdict(verdict: Verdict, options: argparse.Namespace) -> None:
             "  compare the running server with the drafter:\n\n      "
             f"{command('decode.parity', *words)}\n"
         )
-
-
-def _push(folder: Path, repo: str, target: str, places: Sequence[str]) -> None:
-    """Upload an export, with local paths of the target replaced by its name. `places`: paths that
-    must not be in its texts."""
-    from huggingface_hub import HfApi
-
-    from specalign.folder.publishing import published_texts
-
-    texts = published_texts(folder, target)
-    check_public(folder, places, texts)
-    with in_one_line(f"--push={repo}: nothing was uploaded, the export is in {folder}"):
-        api = HfApi()
-        url = api.create_repo(repo, exist_ok=True)
-        api.upload_folder(repo_id=repo, folder_path=folder, ignore_patterns=list(texts))
-        for name, text in texts.items():
-            api.upload_file(repo_id=repo, path_in_repo=name, path_or_fileobj=text.encode())
-    files = sum(p.is_file() for p in folder.rglob("*"))
-    say(f"{plural(files, 'file')} uploaded: {json.dumps(str(url))}")
-
-
-def check_public(folder: Path, places: Sequence[str], texts: Mapping[str, str]) -> None:
-    """Raises UserError for a text file that names a local path: one of `places`, or the home
-    folder.
-
-    Args:
-        texts: what is uploaded in place of a file, by its path in the folder.
-    """
-    paths = [local_path(place) for place in places]
-    private = {str(path.absolute()) for path in (*paths, Path.home()) if path.exists()} - {"/"}
-    for file in sorted(
-        p for p in folder.rglob("*") if p.suffix in (".json", ".md", ".jinja", ".txt", ".py")
-    ):
-        name = file.relative_to(folder).as_posix()
-        text = texts.get(name) or file.read_text(encoding="utf-8", errors="replace")
-        named = [path for path in private if path in text]
-        if named:
-            raise UserError(
-                f"--push: {file} names {named[0]!r}, a path of this machine; nothing was uploaded"
-            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m decode.parity --drafter DIR --engine URL|transformers|dflash`: does an engine draft
+"""`python -m decode.parity --drafter DIR --engine URL|transformers`: does an engine draft
 with this drafter what was trained?"""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from decode.systems.drafter_folders import BLOCKS, check_there, kind_of, target_
 from specalign.common.errors import UserError, cli, nearest
 from specalign.common.text import say
 
-ENGINES = ("transformers", "dflash", "vllm")
+ENGINES = ("transformers", "vllm")
 VLLM = "http://127.0.0.1:8000"
 """The default address of `vllm serve`."""
 
@@ -30,13 +30,13 @@ def parser() -> Parser:
     add(
         "--engine",
         required=True,
-        help=f"transformers or dflash, in this process; a running server's URL; vllm: the one at {VLLM}",
+        help=f"transformers, in this process; a running server's URL; vllm: the one at {VLLM}",
     )
     add(
         "--export",
         type=path,
         metavar="DIR",
-        help="the export that the server has loaded (default: a fresh one is checked)",
+        help="the export that the engine has loaded (default in this process: a fresh one)",
     )
     p.add_target_options(dtype=False)
     p.add_prompt_options("a suite or several (default builtin)")
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "ones are exported"
         )
 
-    from decode.exporting.exports import DrafterPair, check_engine
+    from decode.exporting.exports import DrafterPair, check_transformers
     from decode.exporting.server import check_server
     from specalign.suites.registry import prompts_of
 
@@ -91,9 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if served:
         verdict = check_server(pair, url, prompts, options.max_new_tokens, options.export)
     else:
-        verdict = check_engine(
-            pair, options.engine, prompts, options.max_new_tokens, options.export
-        )
+        verdict = check_transformers(pair, prompts, options.max_new_tokens, options.export)
     for line in verdict.lines:
         say(line)
     say(verdict.conclusion)

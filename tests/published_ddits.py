@@ -6,13 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specalign.common.errors import UserError
-from specalign.formats.published import load_published
 from specalign.models.ddit import DDiT
 from specalign.models.ddit_layers import DDiTConfig
 
@@ -44,33 +41,10 @@ RADD: dict[str, Any] = {
     "noise": {"type": "loglinear", "sigma_min": 1e-4, "sigma_max": 20},
     "model": {"type": "ddit_wot", "use_checkpoint": False, "dtype": "float16", **SIZES},
 }
-MDLM_RUN: dict[str, Any] = {  # .hydra/config.yaml of the original code
-    "backbone": "dit",
-    "parameterization": "subs",
-    "time_conditioning": False,
-    "T": 0,
-    "data": {"train": "openwebtext", "tokenizer_name_or_path": "gpt2"},
-    "noise": {"type": "loglinear", "sigma_min": 1e-4, "sigma_max": 20},
-    "model": {"length": 32, "scale_by_sigma": True, "tie_word_embeddings": False, **SIZES},
-}
-BD3LM_RUN: dict[str, Any] = {
-    **{
-        k: v
-        for k, v in MDLM_RUN.items()
-        if k not in ("parameterization", "time_conditioning", "backbone")
-    },
-    "block_size": 4,
-    "algo": {
-        "name": "bd3lm",
-        "parameterization": "subs",
-        "time_conditioning": False,
-        "cross_attn": True,
-    },
-}
 
 
-def network(seed: int = 0, **changes: Any) -> DDiT:
-    generator = torch.Generator().manual_seed(seed)
+def network(**changes: Any) -> DDiT:
+    generator = torch.Generator().manual_seed(0)
     net = DDiT(DDiTConfig(**{"vocab_size": 11, **SIZES, **changes}))
     with torch.no_grad():
         for parameter in net.parameters():
@@ -92,36 +66,3 @@ def write_hub(
     else:
         save_file(tensors, str(folder / "model.safetensors"))
     return folder
-
-
-def write_run(folder: Path, config: dict[str, Any], name: str, content: dict[str, Any]) -> Path:
-    """A training run's folder as hydra leaves it."""
-    for part in (".hydra", Path(name).parent):
-        (folder / part).mkdir(parents=True, exist_ok=True)
-    (folder / ".hydra" / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
-    torch.save(content, folder / name)
-    return folder
-
-
-def averaged(net: DDiT) -> dict[str, Any]:
-    return {
-        "decay": 0.9999,
-        "num_updates": 7,
-        "shadow_params": [p.detach().clone() for p in net.parameters()],
-    }
-
-
-def assert_same(net: DDiT, expected: DDiT) -> None:
-    mine, theirs = net.state_dict(), expected.state_dict()
-    assert mine.keys() == theirs.keys()
-    for name, tensor in mine.items():
-        assert torch.equal(tensor, theirs[name]), name
-    assert net.config == expected.config
-    assert not net.training
-
-
-def refuses(source: Path | str, says: str) -> str:
-    with pytest.raises(UserError, match=says) as caught:
-        load_published(source)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)

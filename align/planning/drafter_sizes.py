@@ -20,7 +20,7 @@ from specalign.common.errors import UserError
 from specalign.common.hub import is_hub_id, missing, model_folder
 from specalign.common.schema import read_config
 from specalign.formats.masked_lm import from_config
-from specalign.formats.published_config import read_plan
+from specalign.formats.sedd_mdlm_config import read_plan
 from specalign.lm.slabs import LayerShape
 from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig
@@ -169,7 +169,7 @@ def _size_ddit(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
     if options.init is not None:
         values = read_init_config(options.init)
         family = str(values.get("model_type") or "sedd")
-        config = read_plan(values, family, f"drafter.init={options.init!r}", torch.empty(0)).config
+        config = read_plan(values, family, f"drafter.init={options.init!r}").config
     with torch.device("meta"):
         parameters = sum(p.numel() for p in DDiT(config).parameters())
     return DrafterSizes(

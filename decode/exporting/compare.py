@@ -1,27 +1,28 @@
-"""The parity check: an export against its drafter, by contents, by hidden states layer by layer,
-and by greedy drafts."""
+"""The parity check: an export against its drafter, by contents, draft logits and greedy drafts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import AutoModel
 
 from decode.engine.decoder import Decoder
 from decode.evaluation.tokenized import tokenize_prompts
-from decode.exporting.base import EngineDrafter
 from decode.exporting.custom_generate import run_generate
 from decode.exporting.registry import FORMATS
 from decode.exporting.verdict import Verdict
 from decode.proposers.block import BlockProposer
 from specalign.common.batch import Anchors, Batch
 from specalign.common.errors import UserError, in_one_line
+from specalign.common.schema import read_config
 from specalign.lm.model import Target
+from specalign.lm.opening import quiet_loading
 from specalign.models.block import BlockDrafter
 from specalign.models.target_features import target_features
 from specalign.suites.prompt import Prompt
@@ -30,10 +31,6 @@ TOLERANCE = 2e-3
 """Of a quantity's root mean square, in fp32: another order of sums stays a hundred times below."""
 BLOCKS = 16
 """Blocks that are compared in each text."""
-
-Stages = dict[str, Tensor]
-"""What a drafter computes for the blocks of a text, by name, in order; the last is the draft logits
-(A, K, Vd)."""
 
 
 @dataclass(frozen=True)
@@ -112,26 +109,10 @@ def distance(found: Tensor, wanted: Tensor) -> float:
 # ---- networks ----
 
 
-@contextmanager
-def _record_outputs(layers: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """Collects what each layer returns."""
-    outputs: list[Tensor] = []
-
-    def record(module: nn.Module, inputs: Any, output: Any) -> None:
-        outputs.append(output[0] if isinstance(output, tuple) else output)
-
-    hooks = [layer.register_forward_hook(record) for layer in layers]
-    try:
-        yield outputs
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 @torch.no_grad()
-def trace_drafter(drafter: BlockDrafter, text: GreedyText, vocab: Tensor | None = None) -> Stages:
-    """The blocks of a text by the graph that is trained. vocab: tokens to draft over if the drafter
-    has no own ones."""
+def trace_drafter(drafter: BlockDrafter, text: GreedyText, vocab: Tensor | None = None) -> Tensor:
+    """Draft logits (A, K, Vd) of the blocks of a text, by the graph that is trained. vocab: tokens
+    to draft over if the drafter has no own ones."""
     device = drafter.norm.weight.device
     ids_1L = torch.tensor([text.tokens], device=device)
     positions_1L = torch.arange(ids_1L.shape[1], device=device)[None]
@@ -142,71 +123,68 @@ def trace_drafter(drafter: BlockDrafter, text: GreedyText, vocab: Tensor | None 
     index_1A = torch.tensor([text.anchors], device=device)
     valid_1AK = index_1A.new_ones(*index_1A.shape, drafter.config.block_size, dtype=torch.bool)
     anchors = Anchors(index_1A, valid_1AK)
-    with _record_outputs(drafter.blocks) as outputs:
-        hidden = drafter(batch, features, anchors)
-    stages: Stages = {}
-    if features.taps_BLFD is not None:
-        stages["context"] = drafter.hidden_norm(
-            drafter.fc(features.taps_BLFD[0].flatten(1).float())
-        )
-    for i, output in enumerate(outputs[-len(drafter.blocks) :]):
-        stages[f"layer {i + 1}"] = output[0]
+    hidden = drafter(batch, features, anchors)
     logits_AKV = hidden[0].float() @ drafter.head_weight_VdD.float().T
-    if (factors := drafter.markov_factors(batch, anchors, hidden)) is not None:
+    factors = drafter.markov_factors(batch, anchors, hidden)
+    if factors is not None:
         logits_AKV = logits_AKV + factors[0][0].float() @ factors[1].float()
     narrow = vocab is not None and drafter.draft_vocab is None
-    stages["draft logits"] = logits_AKV[..., vocab] if narrow else logits_AKV
-    return stages
+    return logits_AKV[..., vocab] if narrow else logits_AKV
+
+
+def open_assistant(folder: Path, model: Any) -> Any:
+    """An export in transformers' class. model: the target. Raises UserError for one with custom
+    code."""
+    if "auto_map" in read_config(folder):
+        raise UserError("comes with custom Python code, which is not run")
+    quiet_loading()
+    # trust_remote_code: if it is not given, transformers asks on the terminal
+    network = AutoModel.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+    return network.eval().to(model.device)
 
 
 @torch.no_grad()
-def trace_engine(
-    engine: EngineDrafter, model: Any, text: GreedyText, vocab: Tensor | None
-) -> Stages:
-    """The same blocks in an engine's class, through the target's own head. model: the target in
-    transformers."""
-    settings = engine.settings
+def trace_assistant(network: Any, model: Any, text: GreedyText, vocab: Tensor | None) -> Tensor:
+    """The same in transformers' class, through the target's own head. model: the target."""
+    config = network.config
     ids_1L = torch.tensor([text.tokens], device=model.device)
     states = model(ids_1L, output_hidden_states=True, use_cache=False).hidden_states
-    taps_LD = torch.cat([states[i + 1][0] for i in settings.target_layer_ids], dim=-1).float()
-    blocks: list[list[Tensor]] = []
+    taps_LD = torch.cat([states[i + 1][0] for i in config.target_layer_ids], dim=-1).float()
+    blocks: list[Tensor] = []
     for anchor in text.anchors:
-        block = [text.tokens[anchor]] + [settings.mask_token_id] * (settings.block_size - 1)
-        embedded_RD = engine.embed(torch.tensor(block, device=model.device))
-        positions_1L = torch.arange(anchor + len(block), device=model.device)[None]
-        with _record_outputs(engine.network.layers) as outputs:
-            hidden_RD = engine.run(embedded_RD[None], taps_LD[None, :anchor], positions_1L)[0]
-        blocks.append([*(output[0] for output in outputs), hidden_RD[1:]])
-    *layers, hidden_AKD = (torch.stack(rows) for rows in zip(*blocks, strict=True))
-    logits_AKV = model.get_output_embeddings()(hidden_AKD).float()
-    stages = {"context": engine.fuse(taps_LD)}
-    stages |= {f"layer {i + 1}": layer for i, layer in enumerate(layers)}
-    stages["draft logits"] = logits_AKV if vocab is None else logits_AKV[..., vocab]
-    return stages
+        block = [text.tokens[anchor]] + [config.mask_token_id] * (config.block_size - 1)
+        embedded_RD = model.get_input_embeddings()(torch.tensor(block, device=model.device))
+        hidden_1RD = network(
+            noise_embeds=embedded_RD[None].float(),
+            context_hidden_states=taps_LD[None, :anchor],
+            position_ids=torch.arange(anchor + len(block), device=model.device)[None],
+            attention_mask=None,
+        ).last_hidden_state
+        blocks.append(hidden_1RD[0, 1:])
+    logits_AKV = model.get_output_embeddings()(torch.stack(blocks)).float()
+    return logits_AKV if vocab is None else logits_AKV[..., vocab]
 
 
-def compare_stages(
+def compare_logits(
     verdict: Verdict,
     reader: str,
     texts: Sequence[GreedyText],
-    trace_ours: Callable[[GreedyText], Stages],
-    trace_theirs: Callable[[GreedyText], Stages],
+    trace_ours: Callable[[GreedyText], Tensor],
+    trace_theirs: Callable[[GreedyText], Tensor],
     engine: bool = False,
 ) -> None:
-    """Add where two networks part, or that their stages and greedy drafts are the same."""
+    """Add whether two networks give the same logits and greedy drafts."""
     largest, equal, count = 0.0, 0, 0
     for text in texts:
-        ours, theirs = trace_ours(text), trace_theirs(text)
-        for name, wanted in ours.items():
-            apart = distance(theirs[name], wanted)
-            if not apart < TOLERANCE:
-                verdict.add(reader, False, f"{name}: DIFFERENT by {apart:.2g} of its size", engine)
-                return
-            largest = max(largest, apart)
-        drafts, others = ours["draft logits"].argmax(-1), theirs["draft logits"].argmax(-1)
-        equal += int((drafts == others.to(drafts.device)).sum())
-        count += drafts.numel()
-    line = f"every layer the same ({largest:.1e}), {equal} of {count} greedy drafts equal"
+        ours, theirs = trace_ours(text).cpu(), trace_theirs(text).cpu()
+        apart = distance(theirs, ours)
+        if not apart < TOLERANCE:
+            verdict.add(reader, False, f"logits DIFFERENT by {apart:.2g} of their size", engine)
+            return
+        largest = max(largest, apart)
+        equal += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
+        count += ours[..., 0].numel()
+    line = f"logits the same ({largest:.1e}), {equal} of {count} greedy drafts equal"
     verdict.add(reader, True, line, engine)  # others are near-ties
 
 
@@ -223,19 +201,19 @@ def compare_export(
     """
     folder, form, vocab = verdict.folder, FORMATS[verdict.format], drafter.draft_vocab
 
-    def trace_ours(text: GreedyText) -> Stages:
+    def trace_ours(text: GreedyText) -> Tensor:
         return trace_drafter(drafter, text)
 
     try:
         made, held = form.make(drafter), form.read(folder)
-        wanted = form.settings_in_file(made, held)
-        other = find_other_setting(held.config, wanted) or find_other_tensor(
-            held.tensors, made.tensors
-        )
-        verdict.add_contents(other)
+        wanted = made.config
+        if form.name == "gguf":  # a file holds some of the keys
+            wanted = {key: value for key, value in wanted.items() if key in held.config}
+        other = find_other_setting(held.config, wanted)
+        verdict.add_contents(other or find_other_tensor(held.tensors, made.tensors))
         with in_one_line(f"{folder}: can't be read as {form.name}"):
             restored = form.restore(held, folder, drafter.target)
-            compare_stages(
+            compare_logits(
                 verdict,
                 "read back",
                 texts,
@@ -248,14 +226,14 @@ def compare_export(
         return
     try:
         with in_one_line(f"{folder}: the engine can't run it"):
-            if form.open_engine is not None and form.installed():
-                opened = form.open_engine(folder, model)
-                compare_stages(
+            if form.name == "transformers":
+                network = open_assistant(folder, model)
+                compare_logits(
                     verdict,
-                    form.package or form.name,
+                    form.name,
                     texts,
                     trace_ours,
-                    lambda text: trace_engine(opened, model, text, vocab),
+                    lambda text: trace_assistant(network, model, text, vocab),
                     engine=True,
                 )
             if form.name == "custom_generate":

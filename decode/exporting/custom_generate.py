@@ -12,18 +12,14 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
-from decode.exporting.base import Format
-from decode.exporting.folder import Exported
-from decode.exporting.qwen3 import check_last_layer
-from decode.exporting.serving import ServedTarget, Snippet, python_text, transformers_script
 from decode.portable import checks, generate
 from decode.portable import drafter as network
 from specalign.common.errors import UserError, in_one_line
-from specalign.formats.block import ARCHITECTURE, load_drafter
+from specalign.formats.block import load_drafter, pack_drafter
+from specalign.formats.qwen3 import Exported, check_last_layer
 from specalign.lm.interface import install
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
-from specalign.models.block_config import BlockConfig
 
 REQUIREMENTS = "torch>=2.5\ntransformers>=5.0\nsafetensors\n"
 
@@ -35,20 +31,14 @@ def make_custom_generate(drafter: BlockDrafter) -> Exported:
         UserError: a target whose cache can't be rolled back or that the loop can't run, a tapped
             last layer.
     """
-    c, target = drafter.config, drafter.target
+    target = drafter.target
     if target.anatomy.recurrent:
         raise UserError(
             f"--format custom_generate: {target.spec!r} keeps a state that transformers' cache "
-            "can't take back; "
-            "use decode.custom_generate here"
+            "can't take back; use decode.custom_generate here"
         )
     check_last_layer(drafter, "custom_generate")
-    tensors: dict[str, Tensor] = {name: p.detach() for name, p in drafter.named_parameters()}
-    if drafter.draft_vocab is not None:
-        tensors["draft_vocab"] = drafter.draft_vocab.to(torch.int32)
-    if drafter.head is not None:
-        tensors["head"] = drafter.head
-    config = {"architectures": [ARCHITECTURE], "model_type": "block_drafter", **c.to_dict()}
+    config, tensors = pack_drafter(drafter)
     with in_one_line(
         f"--format custom_generate: its loop can't run {target.spec!r}, use decode.custom_generate "
         "here"
@@ -76,9 +66,9 @@ def _try_loop(config: dict[str, Any], tensors: dict[str, Tensor], target: Target
         install(model, own=target.attention == "its own, eager")
 
 
-def serve_custom_generate(config: BlockConfig, target: ServedTarget, folder: str) -> list[Snippet]:
-    options = f"custom_generate={python_text(folder)}, trust_remote_code=True"
-    return [transformers_script(target, "", options)]
+def restore_custom_generate(held: Exported, folder: Path, target: Target) -> BlockDrafter:
+    """The folder is in this project's own layout."""
+    return load_drafter(folder, target)
 
 
 @torch.no_grad()
@@ -94,19 +84,3 @@ def run_generate(
         custom_generate=str(folder), trust_remote_code=True, accepted=accepted,
     )  # fmt: skip
     return out[0, len(prompt) :].tolist(), accepted
-
-
-class CustomGenerateFormat(Format):
-    """This project's own layout."""
-
-    def restore(self, held: Exported, folder: Path, target: Target) -> BlockDrafter:
-        return load_drafter(folder, target)
-
-
-CUSTOM_GENERATE = CustomGenerateFormat(
-    "custom_generate",
-    make_custom_generate,
-    serve_custom_generate,
-    library="transformers",
-    tags=("custom_generate",),
-)

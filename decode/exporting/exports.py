@@ -59,14 +59,12 @@ class DrafterPair:
 @dataclass(frozen=True)
 class ExportOptions:
     """dtype: of the written weights. limit: built-in prompts to compare over; 0 = no comparison.
-    vocabulary: the target's GGUF file, for `gguf`. repo: the hub repository that the folder is for;
-    then its files name no path of this machine."""
+    vocabulary: the target's GGUF file, for `gguf`."""
 
     dtype: str = "bfloat16"
     limit: int = 4
     max_new_tokens: int = 48
     vocabulary: Path | None = None
-    repo: str | None = None
 
 
 def export_drafter(
@@ -91,7 +89,7 @@ def export_drafter(
     network = load_drafter(pair.drafter, pair.open_target())
     # a folder may hold a finetuned model, whatever name the drafter was trained under
     given = hub_id(pair.target) or local_path(pair.target).is_dir()
-    known = shared_name(pair.target if given else network.config.target, options.repo)
+    known = shared_name(pair.target if given else network.config.target)
     network.config = replace(network.config, target=known)
     dtype = getattr(torch, options.dtype)
     rounded = [ROUNDED.format(options.dtype)] if round_weights(network, dtype) else []
@@ -101,19 +99,18 @@ def export_drafter(
     for name in folders:  # refuse before anything is written
         made = make_export(name, network)
         FORMATS[name].check(made, vocabulary)
-    served = find_served_target(
-        pair.target, known, pair.device, network.config, vocabulary, options.repo
-    )
+    served = find_served_target(pair.target, pair.device, vocabulary)
     source = model_folder(pair.drafter, "drafter", ["config.json", "README.md"])
     verdicts = []
     for name, out in folders.items():
         form = FORMATS[name]
-        snippets = form.snippets(network, served, options.repo or str(out.absolute()))
-        card = form.card(source, network, out.name, snippets)
+        card = form.card(source, network, out.name, form.snippets(network, served, out.name))
         made = form.write(network, out, dtype, card, vocabulary)
+        snippets = form.snippets(network, served, str(out.absolute()))
         verdicts.append(Verdict(name, out, notes=[*made.notes, *rounded], serve=snippets))
     if options.limit:
-        prompts = _builtin_prompts(network.target, options.limit)
+        suites, _ = prompts_of("builtin", limit=options.limit)
+        prompts = encode_prompts(network.target, [p for suite in suites for p in suite.prompts])
         texts = decode_texts(network.target, prompts, options.max_new_tokens)
         model = stock_model(network.target)
         for verdict in verdicts:
@@ -122,21 +119,12 @@ def export_drafter(
 
 
 def _export_draft_model(pair: DrafterPair, out: Path, options: ExportOptions) -> Verdict:
-    known = shared_name(pair.target, options.repo)
-    served = find_served_target(pair.target, known, pair.device, None, None, options.repo)
-    verdict = export_draft_model(pair.drafter, known, out, options.dtype, served, options.repo)
+    served = find_served_target(pair.target, pair.device)
+    name = shared_name(pair.target)
+    verdict = export_draft_model(pair.drafter, name, out, options.dtype, served)
     if options.limit:
-        target = pair.open_target()
-        texts = decode_texts(
-            target, _builtin_prompts(target, options.limit), options.max_new_tokens
-        )
-        compare_draft_model(verdict, pair.drafter, target, texts)
+        compare_draft_model(verdict, pair.drafter, pair.open_target())
     return verdict
-
-
-def _builtin_prompts(target: Target, limit: int) -> list[list[int]]:
-    suites, _ = prompts_of("builtin", limit=limit)
-    return encode_prompts(target, [prompt for suite in suites for prompt in suite.prompts])
 
 
 @torch.no_grad()
@@ -154,50 +142,37 @@ def round_weights(network: BlockDrafter, dtype: torch.dtype) -> bool:
 # ---- decode.parity ----
 
 
-def check_engine(
-    pair: DrafterPair,
-    engine: str,
-    prompts: Sequence[Prompt],
-    max_new_tokens: int,
-    export: Path | None = None,
+def check_transformers(
+    pair: DrafterPair, prompts: Sequence[Prompt], max_new_tokens: int, export: Path | None = None
 ) -> Verdict:
-    """Compare an engine's own class with the drafter.
+    """Compare transformers' own class with the drafter.
 
     Args:
-        engine: `transformers` or `dflash`. export: a folder in that format; None = a fresh one in
-            bf16.
+        export: a folder in its format; None = a fresh one in bf16.
 
     Raises:
-        UserError: a package that is not installed, an export in another format, a drafter that the
-            format can't hold.
+        UserError: an export in another format, a drafter that the format can't hold.
     """
     causal = pair.role == "autoregressive"
-    if causal and engine != "transformers":
-        raise UserError(
-            f"--engine {engine}: holds block drafters, this one is an ordinary language model; "
-            "--engine transformers, or a server's URL"
-        )
-    form = DRAFT_MODEL if causal else engine
+    form = DRAFT_MODEL if causal else "transformers"
     if export is not None and (found := read_format(export)) != form:
         raise UserError(
-            f"--export={export}: is in the format {found!r}, --engine {engine} reads {form!r}"
+            f"--export={export}: is in the format {found!r}, --engine transformers reads {form!r}"
         )
-    if not causal and not FORMATS[engine].installed():
-        raise UserError("the package dflash is not installed; type: pip install dflash==0.1.0")
     target = pair.open_target()
-    texts = decode_texts(target, encode_prompts(target, prompts), max_new_tokens)
     with scratch("specalign-parity-") as folder:
         if causal:
             verdict = prepare_draft_model(pair, export, folder)
-            compare_draft_model(verdict, pair.drafter, target, texts)
+            compare_draft_model(verdict, pair.drafter, target)
             return verdict
         network = load_drafter(pair.drafter, target)
         try:
-            make_export(engine, network)
+            make_export(form, network)
         except UserError as error:  # written for decode.export
-            message = str(error).replace(f"--format {engine}:", f"--engine {engine}:")
+            message = str(error).replace(f"--format {form}:", f"--engine {form}:")
             raise UserError(message.replace("--format ", "decode.export --format ")) from None
-        verdict = prepare_export(network, engine, export, folder)
+        verdict = prepare_export(network, form, export, folder)
+        texts = decode_texts(target, encode_prompts(target, prompts), max_new_tokens)
         compare_export(network, verdict, texts, stock_model(target))
     return verdict
 

@@ -7,11 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
 
 from decode.exporting import EXPORTS
 from decode.exporting.serving import Snippet
@@ -22,20 +18,6 @@ from specalign.common.hub import card_metadata, card_value, hub_id
 from specalign.common.schema import read_object
 from specalign.common.text import markdown_text
 from specalign.formats.layouts import RECORD
-
-EMBEDDING = "embed_tokens.weight"
-"""A drafter's own input embeddings, stored in fp32: scaled rows have more digits than the
-target's."""
-
-
-@dataclass
-class Exported:
-    """What a folder holds. notes: for the user; files: further text files, path → content."""
-
-    config: dict[str, Any]
-    tensors: dict[str, Tensor]
-    notes: list[str] = field(default_factory=list)
-    files: dict[str, str] = field(default_factory=dict)
 
 
 def note_target(target: str) -> list[str]:

@@ -5,19 +5,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from decode.exporting.assistant import TRANSFORMERS
-from decode.exporting.custom_generate import CUSTOM_GENERATE
-from decode.exporting.dflash import DFLASH
-from decode.exporting.dspark import DSPARK
-from decode.exporting.folder import Exported
-from decode.exporting.gguf import GGUF
-from decode.exporting.speculators import SPECULATORS
+from decode.exporting.base import Format
+from decode.exporting.custom_generate import make_custom_generate, restore_custom_generate
+from decode.exporting.serving import (
+    serve_assistant,
+    serve_custom_generate,
+    serve_dflash,
+    serve_dspark,
+    serve_gguf,
+    serve_speculators,
+)
 from specalign.common.errors import UserError
+from specalign.formats.dflash import make_dflash
+from specalign.formats.dspark import make_dspark
+from specalign.formats.gguf import make_gguf, read_gguf, restore_gguf
+from specalign.formats.qwen3 import Exported
+from specalign.formats.speculators import make_speculators
+from specalign.formats.transformers import make_assistant
 from specalign.models.block import BlockDrafter
 
-FORMATS = {
-    form.name: form for form in (DFLASH, SPECULATORS, DSPARK, TRANSFORMERS, GGUF, CUSTOM_GENERATE)
-}
+_ALL = (
+    Format("dflash", make_dflash, serve_dflash),
+    Format("speculators", make_speculators, serve_speculators, library="speculators"),
+    Format("dspark", make_dspark, serve_dspark),
+    Format("transformers", make_assistant, serve_assistant, library="transformers"),
+    Format(
+        "gguf",
+        make_gguf,
+        serve_gguf,
+        library="llama.cpp",
+        tags=("gguf",),
+        read=read_gguf,
+        restore=restore_gguf,
+    ),
+    Format(
+        "custom_generate",
+        make_custom_generate,
+        serve_custom_generate,
+        library="transformers",
+        tags=("custom_generate",),
+        restore=restore_custom_generate,
+    ),
+)
+FORMATS = {form.name: form for form in _ALL}
 NOTHING_FITS = "no engine's format holds this drafter"
 
 

@@ -19,19 +19,16 @@ from decode.engine.decoder import Decoder
 from decode.exporting.compare import GreedyText, compare_export, decode_texts, encode_prompts
 from decode.exporting.draft_model import FORMAT as DRAFT_MODEL
 from decode.exporting.draft_model import compare_draft_model, open_draft_model
-from decode.exporting.exports import DrafterPair, prepare_draft_model, prepare_export
+from decode.exporting.exports import DrafterPair, prepare_export, round_weights
 from decode.exporting.folder import read_format
-from decode.exporting.registry import find_fitting_formats
 from decode.exporting.verdict import Verdict
 from decode.proposers.autoregressive import AutoregressiveDrafter
 from decode.proposers.base import Drafter
 from decode.proposers.block import BlockProposer
-from specalign.common.claims import scratch
 from specalign.common.errors import UserError
 from specalign.common.text import short
 from specalign.formats.block import load_drafter
 from specalign.lm.model import Target
-from specalign.models.block import BlockDrafter
 from specalign.suites.prompt import Prompt
 
 SERVED_FORMATS = ("dflash", "speculators", "dspark", "gguf", DRAFT_MODEL)
@@ -62,14 +59,6 @@ class Counts:
     drafted: float
     accepted: float
 
-    def since(self, before: Counts) -> Counts:
-        """What came after `before`; negative for a server that was restarted."""
-        return Counts(
-            self.rounds - before.rounds,
-            self.drafted - before.drafted,
-            self.accepted - before.accepted,
-        )
-
     @property
     def tau(self) -> float:
         return 1 + self.accepted / self.rounds if self.rounds else 1.0
@@ -89,9 +78,8 @@ class Counts:
         scaled = other.accepted * self.rounds / other.rounds
         largest = max(self.accepted, scaled)
         slack = max(3.0, 0.1 * largest, 3 * math.sqrt(largest * parted))
-        return (
-            abs(self.accepted - scaled) <= slack and abs(self.tau - other.tau) < SERVED * self.tau
-        )
+        near = abs(self.tau - other.tau) < SERVED * self.tau
+        return near and abs(self.accepted - scaled) <= slack
 
 
 class Server:
@@ -101,13 +89,11 @@ class Server:
         UserError: no address, no answer, or one of another protocol.
     """
 
-    def __init__(self, url: str, timeout: float = 600.0) -> None:
-        self.url, self.timeout = url.rstrip("/").removesuffix("/v1"), timeout
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
         model = self._find(self._request("/v1/models"), "data", 0)
         if not isinstance(model, dict) or "id" not in model:
-            raise UserError(
-                f"{self.url}/v1/models: names no model, so this is no OpenAI-compatible server"
-            )
+            raise UserError(f"{self.url}/v1/models: names no model: no OpenAI-compatible server")
         self.model = str(model["id"])
         self.llama = model.get("owned_by") == "llamacpp"
         """llama.cpp returns tokens by its own protocol only."""
@@ -122,11 +108,7 @@ class Server:
             body |= {"max_tokens": max_new_tokens, "model": self.model, "return_token_ids": True}
             tokens = self._find(self._request("/v1/completions", body), "choices", 0, "token_ids")
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-            raise UserError(
-                f"{self.url}: its answer has no token ids, so outputs can't be compared; vLLM's "
-                "has from 0.11 "
-                "on, and llama.cpp's"
-            )
+            raise UserError(f"{self.url}: its answer has no token ids; vLLM has them since 0.11")
         return tokens
 
     def counts(self) -> Counts:
@@ -143,19 +125,17 @@ class Server:
 
     def _request(self, path: str, body: dict[str, Any] | None = None) -> httpx2.Response:
         """Raises UserError for no answer, or one of failure."""
+        method = "GET" if body is None else "POST"
         try:
-            method = "GET" if body is None else "POST"
-            answer = httpx2.request(method, self.url + path, json=body, timeout=self.timeout)
+            answer = httpx2.request(method, self.url + path, json=body, timeout=600)
         except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
             raise UserError(
                 f"{self.url}{path}: no answer ({error}); is the server up? decode.export prints "
-                "the line that "
-                "starts it with a drafter (vllm serve …, llama-server …)"
+                "the line that starts it with a drafter (vllm serve …, llama-server …)"
             ) from None
         if answer.is_error:
-            raise UserError(
-                f"{self.url}{path}: answered {answer.status_code}: {short(answer.text, 200)}"
-            )
+            text = short(answer.text, 200)
+            raise UserError(f"{self.url}{path}: answered {answer.status_code}: {text}")
         return answer
 
     def _find(self, answer: httpx2.Response, *keys: str | int) -> Any:
@@ -164,11 +144,11 @@ class Server:
             found = answer.json()
         except (ValueError, RecursionError):
             raise UserError(f"{answer.url}: answered {short(answer.text)}, no JSON") from None
-        for key in keys:
-            try:
+        try:
+            for key in keys:
                 found = found[key]
-            except (KeyError, IndexError, TypeError):
-                return None
+        except (KeyError, IndexError, TypeError):
+            return None
         return found
 
 
@@ -180,78 +160,64 @@ def check_server(
     export: Path | None = None,
 ) -> Verdict:
     """Compare a running server with the drafter: its greedy outputs with plain decoding, its
-    acceptance with ours, and the files that it has loaded (or a fresh export).
+    acceptance with ours, and the files that it has loaded, if they are named.
 
     Raises:
         UserError: no such server, one without a drafter, or one that drafted nothing; an export
             that no server loads.
     """
-    form = None if export is None else read_format(export)
-    if form is not None and form not in SERVED_FORMATS:
+    if export is not None and read_format(export) not in SERVED_FORMATS:
+        form = read_format(export)
         raise UserError(f"--export={export}: is in the format {form!r}, which no server loads")
     server = Server(url)
     before = server.counts()
     target = pair.open_target()
     tokens = encode_prompts(target, prompts)
     theirs = [server.greedy(prompt, max_new_tokens) for prompt in tokens]
-    counts = server.counts().since(before)
-    if counts.rounds <= 0 or counts.drafted <= 0 or counts.accepted < 0:
+    after = server.counts()
+    rounds = after.rounds - before.rounds
+    counts = Counts(rounds, after.drafted - before.drafted, after.accepted - before.accepted)
+    if rounds <= 0 or counts.drafted <= 0 or counts.accepted < 0:
         raise UserError(
-            f"{server.url}/metrics: {counts.rounds:.0f} rounds, {counts.drafted:.0f} drafted and "
-            f"{counts.accepted:.0f} accepted tokens more than before {len(tokens)} prompts, so "
-            "nothing can be "
-            "compared: it does not draft for them, or was restarted meanwhile"
+            f"{server.url}/metrics: {rounds:.0f} rounds and {counts.drafted:.0f} drafted tokens "
+            f"more than before {len(tokens)} prompts: the server does not draft for them, or was "
+            "restarted"
         )
     texts = decode_texts(target, tokens, max_new_tokens)
-    drafts = max(1, math.ceil(counts.drafted / counts.rounds))
-    proposer: Drafter
-    with scratch("specalign-parity-") as folder:
-        if pair.role == "autoregressive":
-            files: Verdict | None = prepare_draft_model(pair, export, folder)
-            assert files is not None
-            compare_draft_model(files, pair.drafter, target, texts[:1])
-            proposer = AutoregressiveDrafter(open_draft_model(pair.drafter, target), drafts)
-        else:
-            network = load_drafter(pair.drafter, target)
-            files = _check_block(network, form, export, folder, texts[:1])
-            proposer = BlockProposer(network, min(drafts, network.config.block_size), tree_nodes=0)
+    drafts = max(1, math.ceil(counts.drafted / rounds))
+    proposer, files = _open_drafter(pair, export, target, drafts, texts[:1])
     verdict = Verdict("server", Path(url), None if files is None else files.files_same)
     name = f"{server.model} at {server.url}"
     parted = _compare_outputs(verdict, name, target, texts, theirs)
     decoder = Decoder(target, proposer)
-    accepted = [
-        decoder.generate(prompt, max_new_tokens=max_new_tokens).accepted for prompt in tokens
-    ]
-    rounds = sum(map(len, accepted))
-    ours = Counts(rounds, rounds * drafts, sum(map(sum, accepted)))
-    line = f"acceptance: τ {ours.tau:.3f} here ({ours.accepted:.0f} drafts in {rounds} rounds)"
-    line += f", {counts.tau:.3f} there ({counts.accepted:.0f} in {counts.rounds:.0f})"
+    accepted = [decoder.generate(p, max_new_tokens=max_new_tokens).accepted for p in tokens]
+    count = sum(map(len, accepted))
+    ours = Counts(count, count * drafts, sum(map(sum, accepted)))
+    line = f"acceptance: τ {ours.tau:.3f} here ({ours.accepted:.0f} drafts in {count} rounds)"
+    line += f", {counts.tau:.3f} there ({counts.accepted:.0f} in {rounds:.0f})"
     verdict.add(name, ours.matches(counts, parted), line, engine=True)
-    if files is not None:
-        if export is None:
-            verdict.lines.append(
-                "a fresh export is checked; --export DIR checks the server's folder"
-            )
-        verdict.lines += files.lines
+    verdict.lines += ["--export DIR checks the server's folder"] if files is None else files.lines
     return verdict
 
 
-def _check_block(
-    network: BlockDrafter,
-    form: str | None,
-    export: Path | None,
-    folder: Path,
-    texts: list[GreedyText],
-) -> Verdict | None:
-    """Compare the server's export, or a fresh one, with the drafter, which is rounded alike; None
-    if no format holds it."""
-    fitting = [name for name in find_fitting_formats(network) if name in ("dflash", "dspark")]
-    form = form or next(iter(fitting), None)
-    if form is None:
-        return None
-    found = prepare_export(network, form, export, folder)
-    compare_export(network, found, texts)
-    return found
+def _open_drafter(
+    pair: DrafterPair, export: Path | None, target: Target, drafts: int, texts: list[GreedyText]
+) -> tuple[Drafter, Verdict | None]:
+    """The drafter with the server's number of drafts, rounded as the export is, and the comparison
+    of the server's export with it."""
+    if pair.role == "autoregressive":
+        found = None if export is None else Verdict(DRAFT_MODEL, export)
+        if found is not None:
+            compare_draft_model(found, pair.drafter, target)
+        return AutoregressiveDrafter(open_draft_model(pair.drafter, target), drafts), found
+    network, found = load_drafter(pair.drafter, target), None
+    if export is None:
+        round_weights(network, torch.bfloat16)
+    else:
+        found = prepare_export(network, read_format(export), export, export)
+        compare_export(network, found, texts)
+    drafts = min(drafts, network.config.block_size)
+    return BlockProposer(network, drafts, tree_nodes=0), found
 
 
 def _compare_outputs(
@@ -263,9 +229,9 @@ def _compare_outputs(
 ) -> float:
     """Returns the share of outputs that differ from a near-tie on."""
     found = [compare_output(target, text, other) for text, other in zip(texts, theirs, strict=True)]
-    equal, ties = found.count(""), found.count(NEAR_TIE)
+    ties = found.count(NEAR_TIE)
     different = [why for why in found if why not in ("", NEAR_TIE)]
-    line = f"outputs: {equal} of {len(theirs)} equal plain greedy decoding's, {ties} differ from a near-tie on"
+    line = f"outputs: {found.count('')} of {len(theirs)} equal plain greedy decoding's, {ties} differ from a near-tie on"
     verdict.add(name, not different, "; ".join([line, *different[:1]]), engine=True)
     return ties / len(theirs)
 

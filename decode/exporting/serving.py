@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import join
-from typing import Any
 
 import torch
 from transformers import AutoConfig
 
-from specalign.common.errors import UserError, in_one_line
+from specalign.common.errors import UserError
 from specalign.common.hub import hub_id, local_path
-from specalign.common.provenance import memory_bytes
-from specalign.folder.merging import merge_script
 from specalign.folder.publishing import opening_name, plain_name
+from specalign.formats.dspark import KINDS
+from specalign.formats.gguf import FILE
 from specalign.lm.debug import DEBUG
 from specalign.lm.inspection.anatomy import context_limit
 from specalign.lm.loading import adapter_behind, resolve_folder
 from specalign.models.block_config import BlockConfig
 
-GIB = 1 << 30
-CACHE_SHARE = 0.25
-"""The largest part of the machine's memory that a line reserves for the KV cache."""
-CACHE_SLACK = 1.1
-"""Engines round each layer's cache up to whole blocks."""
+CPU_CONTEXT, CPU_CACHE = 4096, "4G"
+"""Tokens and KV cache of vLLM on a CPU, where it would take most of the memory."""
+DRAFTS = 5
+"""Drafts per round of an autoregressive drafter."""
 
 
 @dataclass(frozen=True)
@@ -53,32 +50,16 @@ class Snippet:
 
 @dataclass(frozen=True)
 class ServedTarget:
-    """A target as an engine opens it, and the options that fit this machine.
+    """A target as an engine opens it.
 
-    name: hub id or folder. context: tokens; 0 = the model's own. cache_gib: for the KV cache; 0 =
-    the engine's choice. dtype: empty = the engine's choice. gguf: the target as a GGUF file.
+    name: hub id or folder. vllm_options: for this machine. gguf: the target as a GGUF file.
     preparation: snippets to run once before.
     """
 
     name: str
-    context: int = 0
-    cache_gib: int = 0
-    dtype: str = ""
+    vllm_options: tuple[str, ...] = ()
     gguf: str = "TARGET.gguf"
     preparation: tuple[Snippet, ...] = ()
-
-    @property
-    def vllm_options(self) -> list[str]:
-        """Options of `vllm serve` for a CPU."""
-        if not self.cache_gib:
-            return []
-        # without --enforce-eager vLLM compiles the model for minutes on a CPU, and needs a compiler
-        return [
-            *("--dtype", self.dtype),
-            *("--max-model-len", str(self.context)),
-            *("--kv-cache-memory-bytes", f"{self.cache_gib}G"),
-            "--enforce-eager",
-        ]
 
 
 # ---- lines of each engine ----
@@ -95,7 +76,7 @@ def vllm_line(method: str, target: ServedTarget, folder: str, drafts: int) -> Sn
     text = json.dumps(config, ensure_ascii=False, separators=(",", ":"))
     engine, options = "vLLM", target.vllm_options
     if method == "dspark" and options:
-        engine, options = "vLLM on a GPU (its build for CPUs refuses DSpark)", []
+        engine, options = "vLLM on a GPU (its build for CPUs refuses DSpark)", ()
     line = join(["vllm", "serve", target.name, *options, "--speculative-config", text])
     return Snippet(engine, "bash", (line,))
 
@@ -132,43 +113,107 @@ def transformers_script(target: ServedTarget, assistant: str, options: str) -> S
     return Snippet("transformers", "python", tuple(lines))
 
 
+# ---- lines of each format; both servers run silu only ----
+
+
+def serve_dflash(config: BlockConfig, target: ServedTarget, folder: str) -> list[Snippet]:
+    if config.hidden_act != "silu":
+        return []
+    drafts = config.block_size
+    return [
+        vllm_line("dflash", target, folder, drafts),
+        sglang_line("DFLASH", target, folder, drafts),
+    ]
+
+
+def serve_speculators(config: BlockConfig, target: ServedTarget, folder: str) -> list[Snippet]:
+    """vLLM's line, and the short one if the target's name in config.json opens it."""
+    if config.hidden_act != "silu":
+        return []
+    snippets = [vllm_line("dflash", target, folder, config.block_size)]
+    if config.target == target.name:
+        line = join(["vllm", "serve", folder, *target.vllm_options])
+        title = "vLLM, which reads the target's name in the folder"
+        snippets.append(Snippet(title, "bash", (line,)))
+    return snippets
+
+
+def serve_dspark(config: BlockConfig, target: ServedTarget, folder: str) -> list[Snippet]:
+    """vLLM serves vanilla heads, SGLang whole vocabularies."""
+    if config.hidden_act != "silu":
+        return []
+    vanilla = KINDS.get(config.markov_kind, "vanilla") == "vanilla"
+    snippets = []
+    if vanilla:
+        snippets.append(vllm_line("dspark", target, folder, config.block_size))
+    if not vanilla or not config.draft_vocab_size:
+        snippets.append(sglang_line("DSPARK", target, folder, config.block_size))
+    return snippets
+
+
+def serve_assistant(config: BlockConfig, target: ServedTarget, folder: str) -> list[Snippet]:
+    assistant = f"assistant = AutoModel.from_pretrained({python_text(folder)}, dtype=model.dtype)"
+    options = 'assistant_model=assistant, speculation_type="dflash"'
+    return [transformers_script(target, assistant, options)]
+
+
+def serve_custom_generate(config: BlockConfig, target: ServedTarget, folder: str) -> list[Snippet]:
+    options = f"custom_generate={python_text(folder)}, trust_remote_code=True"
+    return [transformers_script(target, "", options)]
+
+
+def serve_gguf(config: BlockConfig, target: ServedTarget, folder: str) -> list[Snippet]:
+    """`--spec-type draft-dflash` ignores the block layout in the file."""
+    plain = config.fill_in and not config.markov_rank
+    words = ["llama-server", "-m", target.gguf, "-md", f"{folder}/{FILE}"]
+    words += ["--spec-type", "draft-dflash" if plain else "draft-dspark"]
+    words += ["--spec-draft-n-max", str(config.block_size), "--metrics"]
+    return [Snippet("llama.cpp", "bash", (join(words),))]
+
+
+def serve_draft_model(target: ServedTarget, folder: str) -> list[Snippet]:
+    """Lines that serve an autoregressive drafter's folder."""
+    assistant = f"assistant = AutoModelForCausalLM.from_pretrained({python_text(folder)})"
+    return [
+        *target.preparation,
+        vllm_line("draft_model", target, folder, DRAFTS),
+        sglang_line("STANDALONE", target, folder, DRAFTS),
+        transformers_script(target, assistant, "assistant_model=assistant"),
+    ]
+
+
 # ---- the target ----
 
 
-def shared_name(target: str, repo: str | None) -> str:
-    """The target's name in an export: its hub id, else its path, or only the last part if the
-    export is uploaded.
-
-    For an adapter it is that of the merged model.
-    """
-    if adapter_behind(target) is not None:
-        return merged_name(target, public=repo is not None)
-    if repo and not hub_id(target):
-        return local_path(target).name
-    return opening_name(target)
+def shared_name(target: str) -> str:
+    """The target's name in an export: its hub id, else its path. For an adapter it is that of the
+    merged model."""
+    return opening_name(target) if adapter_behind(target) is None else merged_name(target)
 
 
-def find_served_target(
-    target: str,
-    name: str,
-    device: str,
-    drafter: BlockConfig | None,
-    gguf: Path | None,
-    repo: str | None,
-) -> ServedTarget:
-    """The target for the printed lines: with this machine's options, or plain if they are uploaded.
+def find_served_target(target: str, device: str, gguf: Path | None = None) -> ServedTarget:
+    """The target with options for this machine: on a CPU vLLM needs the dtype (fp32, in which
+    exports are compared) and limits.
 
     Args:
-        name: as `shared_name` gives it. drafter: None = an autoregressive one. gguf: the target's
-            GGUF file.
+        device: as `load_target` takes it. gguf: the target's GGUF file.
     """
-    served = ServedTarget(name) if repo else fit_machine(target, device, drafter, gguf)
-    snippet = merge_snippet(target, public=repo is not None)
+    name = resolved_name(target)
+    options: tuple[str, ...] = ()
+    on_cpu = not torch.cuda.is_available() if device == "auto" else device.startswith("cpu")
+    if on_cpu and target not in DEBUG:
+        try:
+            context = context_limit(AutoConfig.from_pretrained(name, trust_remote_code=False))
+        except (OSError, ValueError):  # a model with custom code
+            context = CPU_CONTEXT
+        # without --enforce-eager vLLM compiles the model for minutes, and needs a compiler
+        options = ("--dtype", "float32", "--max-model-len", str(min(context, CPU_CONTEXT)))
+        options += ("--kv-cache-memory-bytes", CPU_CACHE, "--enforce-eager")
+    file = ServedTarget.gguf if gguf is None else str(gguf.absolute())
+    snippet = merge_snippet(target)
     if snippet is None:
-        return served
-    return replace(
-        served, name=merged_name(target, public=repo is not None), preparation=(snippet,)
-    )
+        return ServedTarget(name, options, file)
+    return ServedTarget(merged_name(target), options, file, (snippet,))
 
 
 def resolved_name(target: str) -> str:
@@ -181,79 +226,29 @@ def resolved_name(target: str) -> str:
     return str(found.absolute()) if isinstance(found, Path) else found
 
 
-def fit_machine(
-    target: str, device: str, drafter: BlockConfig | None = None, gguf: Path | None = None
-) -> ServedTarget:
-    """A target with options for this machine.
-
-    On a CPU an engine needs the dtype (fp32, in which exports are compared) and the memory of the
-    KV cache: enough for one text of the model's whole context, or of what fits into a quarter of
-    the memory.
-
-    Args:
-        device: as `load_target` takes it. drafter: a block drafter; None = an autoregressive one,
-            at most of the target's size.
-    """
-    name = resolved_name(target)
-    plain = ServedTarget(name, gguf=ServedTarget.gguf if gguf is None else str(gguf.absolute()))
-    on_cpu = not torch.cuda.is_available() if device == "auto" else device.startswith("cpu")
-    if not on_cpu or target in DEBUG:
-        return plain
-    try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError):  # a model with custom code
-        return plain
-    text = config.get_text_config(decoder=True)
-    target_bytes = _cache_bytes(text, int(text.num_hidden_layers))
-    drafter_bytes = (
-        target_bytes if drafter is None else _cache_bytes(drafter, len(drafter.init_layer_ids))
-    )
-    per_token = CACHE_SLACK * (target_bytes + drafter_bytes)
-    fits = int(CACHE_SHARE * (memory_bytes() or 8 * GIB) / per_token)
-    context = min(context_limit(config), fits)
-    cache_gib = math.ceil(context * per_token / GIB)
-    return replace(plain, context=context, cache_gib=cache_gib, dtype="float32")
-
-
-def _cache_bytes(config: Any, layers: int) -> int:
-    """Bytes of one token's keys and values in fp32."""
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * 4 * layers * int(heads) * int(width)
-
-
-def merged_name(target: str, public: bool = False) -> str:
+def merged_name(target: str) -> str:
     """The folder into which the printed lines merge an adapter: next to it, or the current one if
-    it is in the hub's cache.
-
-    Args:
-        public: for others, without a path of this machine.
-    """
-    name = f"{plain_name(target)}-merged"
-    if public:
-        return name
+    it is in the hub's cache."""
     folder = Path.cwd() if hub_id(target) else local_path(target).absolute().parent
-    return str(folder / name)
+    return str(folder / f"{plain_name(target)}-merged")
 
 
-def merge_snippet(target: str, public: bool = False) -> Snippet | None:
-    """A script that merges an adapter with `peft`; None for other targets.
-
-    Args:
-        public: for others, without paths of this machine.
-
-    Raises:
-        UserError: the base is unavailable.
-    """
+def merge_snippet(target: str) -> Snippet | None:
+    """A script that merges an adapter with `peft`; None for other targets."""
     adapter = adapter_behind(target)
     if adapter is None:
         return None
-    base = resolve_folder(target)
-    if public:
-        shown = plain_name(adapter.base), plain_name(target)
-    else:
-        shown = resolved_name(target), str(adapter.folder.absolute())
-    with in_one_line(f"target {target!r}: can't be merged"):
-        lines = merge_script(adapter, base, shown, merged_name(target, public))
+    folder, merged = python_text(str(adapter.folder.absolute())), python_text(merged_name(target))
+    tokenizer = folder
+    if adapter.tokenizer_folder is None:
+        tokenizer = python_text(resolved_name(target))
+    lines = (
+        "from peft import AutoPeftModelForCausalLM",
+        "from transformers import AutoTokenizer",
+        "",
+        f'model = AutoPeftModelForCausalLM.from_pretrained({folder}, dtype="auto")',
+        f"model.merge_and_unload().save_pretrained({merged})",
+        f"AutoTokenizer.from_pretrained({tokenizer}).save_pretrained({merged})",
+    )
     title = "peft, once: the drafter was trained for the merged model, so serve that"
-    return Snippet(title, "python", tuple(lines))
+    return Snippet(title, "python", lines)

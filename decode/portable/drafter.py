@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +67,12 @@ class Drafter:
                 f"{type(model).__name__}: its output head has no weights that a drafter could read"
             )
         self._check_target(head)
-        vocab, own_head = tensors.get("draft_vocab"), tensors.get("head")
+        vocab = tensors.get("draft_vocab")
         self.vocab = None if vocab is None else vocab.long().to(self.device)
-        rows = head if self.vocab is None else head[self.vocab]
-        self.head_VdD = (
-            (rows if own_head is None else own_head).detach().to(self.device, self.dtype)
-        )
+        rows = tensors.get("head")
+        if rows is None:
+            rows = head if self.vocab is None else head[self.vocab]
+        self.head_VdD = rows.detach().to(self.device, self.dtype)
         layers = {n: t for n, t in tensors.items() if n not in ("draft_vocab", "head")}
         layers = {n: t.to(self.device, self.dtype) for n, t in layers.items()}
         self.weights = _Named(layers, f"{where}model.safetensors")
@@ -82,21 +83,18 @@ class Drafter:
         self.rotary = None if c.get("rotary") else self._find_rotary()
 
     def _check_target(self, head: Tensor) -> None:
-        c = self.config
-        if tuple(head.shape) != (c["vocab_size"], c["hidden_size"]):
-            raise ValueError(
-                f"the drafter was made for {c['target']}, whose head is {c['vocab_size']} × "
-                f"{c['hidden_size']}; "
-                f"this model's is {head.shape[0]} × {head.shape[1]}"
-            )
-        text = self.model.config.get_text_config(decoder=True)
-        layers = getattr(text, "num_hidden_layers", c["num_target_layers"])
-        if layers != c["num_target_layers"]:
-            raise ValueError(
-                f"the drafter was made for a target of {c['num_target_layers']} layers, "
-                f"{c['target']}; this has "
-                f"{layers}"
-            )
+        c, text = self.config, self.model.config.get_text_config(decoder=True)
+        found = {
+            "vocab_size": head.shape[0],
+            "hidden_size": head.shape[1],
+            "num_target_layers": getattr(text, "num_hidden_layers", c["num_target_layers"]),
+        }
+        for name, size in found.items():
+            if c[name] != size:
+                raise ValueError(
+                    f"the drafter was made for {c['target']}, whose {name} is {c[name]}; this "
+                    f"model's is {size}"
+                )
 
     def _find_rotary(self) -> Any:
         """The target's rotary module."""
@@ -104,9 +102,8 @@ class Drafter:
             if name.rpartition(".")[2] == "rotary_emb":
                 return module
         raise ValueError(
-            f"the drafter was made for {self.config['target']}, which turns keys by their "
-            "positions; "
-            f"{type(self.model).__name__} does not"
+            f"the drafter was made for {self.config['target']}, which has rotary embeddings; "
+            f"{type(self.model).__name__} has none"
         )
 
     @classmethod
@@ -144,9 +141,8 @@ class Drafter:
         for keys, _ in context:
             if (keys.shape[1], keys.shape[3]) != (c["num_key_value_heads"], c["head_dim"]):
                 raise ValueError(
-                    f"the drafter was made for {c['target']}, whose keys are "
-                    f"{c['num_key_value_heads']} heads × "
-                    f"{c['head_dim']}; this model's are {keys.shape[1]} × {keys.shape[3]}"
+                    f"the drafter was made for {c['target']}, whose keys have other sizes than "
+                    f"this model's {keys.shape[1]} heads × {keys.shape[3]}"
                 )
         return context
 
@@ -172,9 +168,8 @@ class Drafter:
         tokens: list[int] = []
         for hidden_D, row in zip(hidden_KD, (hidden_KD @ self.head_VdD.T).float(), strict=True):
             if self.markov:  # a bias by the token before (after DSpark, arXiv 2607.05147)
-                row = (
-                    row + (self._mix_markov(hidden_D, token) @ self.weights["markov.basis"]).float()
-                )
+                latent = self._mix_markov(hidden_D, token)
+                row = row + (latent @ self.weights["markov.basis"]).float()
             best = row.argmax()
             token = int(best if self.vocab is None else self.vocab[best])
             tokens.append(token)
@@ -200,38 +195,28 @@ class Drafter:
     # ---- layers ----
 
     def _run_layers(self, x: Tensor, context: Context, place: int) -> Tensor:
-        for i, (keys, values) in enumerate(context):
-            name, rotation = f"layers.{i}", self._rotation(i, place, x)
-
-            def attend(
-                rows: Tensor,
-                name: str = name,
-                rotation: Rotation = rotation,
-                k: Tensor = keys,
-                v: Tensor = values,
-            ) -> Tensor:
-                own_k, own_v = self._keys_values(rows, rotation, name)
-                q = _rotate(self._heads(rows, name, "q"), rotation)
-                k, v = torch.cat((k, own_k), dim=2), torch.cat((v, own_v), dim=2)
-                scale = self.config["head_dim"] ** -0.5
-                out = F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)
-                return self._linear(out.transpose(1, 2).flatten(2), f"{name}.self_attn.o_proj")
-
-            def feed(rows: Tensor, name: str = name) -> Tensor:
-                gate = ACT2FN[self.config["hidden_act"]](
-                    self._linear(rows, f"{name}.mlp.gate_proj")
-                )
-                return self._linear(
-                    gate * self._linear(rows, f"{name}.mlp.up_proj"), f"{name}.mlp.down_proj"
-                )
-
-            x = x + self._convolve(
-                f"{name}.attn_conv", self._norm(x, f"{name}.input_layernorm"), attend
-            )
-            x = x + self._convolve(
-                f"{name}.mlp_conv", self._norm(x, f"{name}.post_attention_layernorm"), feed
-            )
+        for i, past in enumerate(context):
+            name = f"layers.{i}"
+            attend = partial(self._attend, name, self._rotation(i, place, x), past)
+            normed = self._norm(x, f"{name}.input_layernorm")
+            x = x + self._convolve(f"{name}.attn_conv", normed, attend)
+            normed = self._norm(x, f"{name}.post_attention_layernorm")
+            x = x + self._convolve(f"{name}.mlp_conv", normed, partial(self._feed, name))
         return self._norm(x, "norm")
+
+    def _attend(
+        self, name: str, rotation: Rotation, past: tuple[Tensor, Tensor], x: Tensor
+    ) -> Tensor:
+        keys, values = self._keys_values(x, rotation, name)
+        q = _rotate(self._heads(x, name, "q"), rotation)
+        k, v = torch.cat((past[0], keys), dim=2), torch.cat((past[1], values), dim=2)
+        scale = self.config["head_dim"] ** -0.5
+        out = F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)
+        return self._linear(out.transpose(1, 2).flatten(2), f"{name}.self_attn.o_proj")
+
+    def _feed(self, name: str, x: Tensor) -> Tensor:
+        gate = ACT2FN[self.config["hidden_act"]](self._linear(x, f"{name}.mlp.gate_proj"))
+        return self._linear(gate * self._linear(x, f"{name}.mlp.up_proj"), f"{name}.mlp.down_proj")
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
@@ -242,11 +227,8 @@ class Drafter:
 
     def _heads(self, x: Tensor, name: str, part: str) -> Tensor:
         heads = self.config["num_attention_heads" if part == "q" else "num_key_value_heads"]
-        found = (
-            self._linear(x, f"{name}.self_attn.{part}_proj")
-            .unflatten(-1, (heads, -1))
-            .transpose(1, 2)
-        )
+        rows = self._linear(x, f"{name}.self_attn.{part}_proj")
+        found = rows.unflatten(-1, (heads, -1)).transpose(1, 2)
         normed = part != "v" and self.config.get("qk_norm")
         return self._norm(found, f"{name}.self_attn.{part}_norm") if normed else found
 

@@ -10,11 +10,12 @@ processors, with the same random numbers: greedy and sampled outputs are those o
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 from transformers.utils.hub import cached_file
 
-from decode.portable.checks import check_call, check_length, find_packed_part
+from decode.portable.checks import check_call, check_length, check_model
 from decode.portable.drafter import Context, Drafter
 
 
@@ -44,20 +45,13 @@ def generate(
         accepted: receives the number of accepted drafts of each round.
 
     Raises:
-        ValueError: beams, inputs other than tokens, a model that can't take tokens back.
+        ValueError: beams, inputs other than tokens, a model whose cache can't be rolled back.
     """
     if assistant_model is not None:
         raise ValueError("assistant_model: this drafter takes its place; leave it out")
     if settings.get("synced_gpus"):
-        raise ValueError(
-            "synced_gpus: each process makes its own number of forward passes; leave it out"
-        )
-    if part := find_packed_part(model):
-        raise ValueError(
-            f"{part}: is quantised by torch.ao.quantization, with one scale for all rows, so that "
-            "drafts would "
-            "change the text; give the model as it was before"
-        )
+        raise ValueError("synced_gpus: the number of forward passes differs between processes")
+    check_model(model)
     network = _open_drafter(model, drafter or _find_given_name(inspect.currentframe()))
     if tokenizer is not None:
         settings = _add_stop_strings(model, tokenizer, settings)
@@ -81,45 +75,32 @@ def _open_drafter(model: Any, name: str) -> Drafter:
     opened = model.__dict__.setdefault("_drafters", {})
     if name not in opened:
         local = Path(name.partition("/")[0]).is_dir()  # then the hub is not asked
-        missing = (
-            "no such folder with" if local else "neither a folder nor an available hub id with"
-        )
-        message = f"drafter={name!r}: {missing} config.json and model.safetensors"
-        try:
-            paths = [
-                cached_file(name, file, local_files_only=local)
-                for file in ("config.json", "model.safetensors")
-            ]
-        except OSError as error:
-            raise ValueError(message) from error
-        if None in paths:
-            raise ValueError(message)
-        opened[name] = Drafter.read(Path(str(paths[0])).parent, model)
+        paths: list[Any] = []
+        for file in ("config.json", "model.safetensors"):
+            try:
+                path = cached_file(name, file, local_files_only=local)
+            except OSError:
+                path = None
+            if path is None:
+                kind = "folder" if local else "folder or available hub id"
+                raise ValueError(f"drafter={name!r}: no such {kind} with {file}")
+            paths.append(path)
+        opened[name] = Drafter.read(Path(paths[0]).parent, model)
     return opened[name]
 
 
 def _add_stop_strings(model: Any, tokenizer: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """`stop_strings` as a criterion: `generate` passes no tokenizer to a custom loop."""
     given, own = settings.get("generation_config"), model.generation_config
-
-    def find(name: str) -> Any:
-        return settings.get(name) or getattr(given, name, None) or getattr(own, name, None)
-
-    if find("token_healing"):
-        raise ValueError(
-            "token_healing: leave it out, and give the tokens of model.heal_tokens(inputs, "
-            "tokenizer)"
-        )
-    strings = find("stop_strings")
+    strings = settings.get("stop_strings") or getattr(given, "stop_strings", None)
+    if settings.get("token_healing") or getattr(given, "token_healing", None):
+        raise ValueError("token_healing: call model.heal_tokens(inputs, tokenizer) instead")
+    if own.stop_strings:
+        raise ValueError("stop_strings: give them to generate, not in model.generation_config")
     if not strings:
         return settings
-    if own.stop_strings:
-        raise ValueError(
-            "stop_strings: take them out of model.generation_config, and give them to generate"
-        )
     criteria = StoppingCriteriaList(settings.get("stopping_criteria") or [])
-    if not any(isinstance(criterion, StopStringCriteria) for criterion in criteria):
-        criteria.append(StopStringCriteria(tokenizer, strings))
+    criteria.append(StopStringCriteria(tokenizer, strings))
     settings = {**settings, "stop_strings": None, "stopping_criteria": criteria}
     if given is not None:
         settings["generation_config"] = given = copy(given)
@@ -139,20 +120,49 @@ def decode(
     streamer: Any,
     **model_kwargs: Any,
 ) -> Any:
-    """The loop that `generate` calls in place of its own.
-
-    All texts of a batch get one token in every step, as in `generate`'s own loop: processors,
-    criteria and random numbers see the same. A text's logits come from its own forward passes, and
-    last for several steps if its drafts are right.
-    """
-    config, ids = generation_config, input_ids
-    mask_BL = check_call(model, config, model_kwargs, input_ids)
-    longest = stopping_criteria.max_length or config.max_length  # a user's criterion counts
+    """The loop that `generate` calls in place of its own."""
+    mask_BL = check_call(model, generation_config, model_kwargs, input_ids)
+    longest = find_longest(stopping_criteria, generation_config)
     check_length(model, longest)
     texts = [
-        _Text(model, drafter, row[mask][None], accepted)
-        for row, mask in zip(ids, mask_BL, strict=True)
+        Text(model, drafter, row[mask][None], accepted)
+        for row, mask in zip(input_ids, mask_BL, strict=True)
     ]
+    return write_texts(
+        texts, input_ids, longest, logits_processor, stopping_criteria, generation_config, streamer
+    )
+
+
+def find_longest(criteria: Any, config: Any) -> int:
+    """The length of the longest text; a user's criterion counts."""
+    return criteria.max_length or config.max_length
+
+
+class DraftedText(Protocol):
+    """One text of a batch. Its logits come from forward passes that check its drafts; those of one
+    pass last for several steps if the drafts are right."""
+
+    def logits(self, room: int) -> Tensor:
+        """Of the next token, raw (V,); zeros after the end. `room`: how many tokens may follow."""
+
+    def take(self, token: int, ended: bool) -> None:
+        """The next token, as it was chosen; `ended`: none follows."""
+
+    def end(self) -> None:
+        """The batch has ended."""
+
+
+def write_texts(
+    texts: Sequence[DraftedText],
+    ids: Tensor,
+    longest: int,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    config: Any,
+    streamer: Any,
+) -> Any:
+    """All texts of a batch get one token in every step, as in `generate`'s own loop: processors,
+    criteria and random numbers see the same."""
     ends = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
     alive = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
     returned = config.return_dict_in_generate
@@ -185,8 +195,8 @@ def decode(
     return output(sequences=ids, logits=logits, scores=scores) if returned else ids
 
 
-class _Text:
-    """One text of a batch: the logits of its next token, from forward passes that check its drafts.
+class Text:
+    """A text that a `Drafter` drafts.
 
     rows: logits of the last pass, of the token before its drafts and of each draft; taken: how many
     of them chose a token.
@@ -206,8 +216,6 @@ class _Text:
         self.checked = self.used_up = self.ended = False
 
     def logits(self, room: int) -> Tensor:
-        """Of the next token, raw (V,); zeros after the end. `room`: how many tokens may be
-        written."""
         if self.rows is None or (self.used_up and not self.ended):
             if self.rows is not None:
                 self._draft(room)
@@ -218,7 +226,6 @@ class _Text:
         return torch.zeros_like(self.rows[0]) if self.ended else self.rows[self.taken]
 
     def take(self, token: int, ended: bool) -> None:
-        """The next token, as it was chosen; `ended`: none follows."""
         if self.ended:
             return
         as_drafted = self.taken < len(self.drafts) and token == self.drafts[self.taken]
@@ -252,9 +259,9 @@ class _Text:
 
     def _forward(self, rows: int) -> Any:
         """The model over the block; only the last rows' logits if it can leave out the others."""
-        more: dict[str, Any] = (
-            {"logits_to_keep": rows} if "logits_to_keep" in self.parameters else {}
-        )
+        more: dict[str, Any] = {}
+        if "logits_to_keep" in self.parameters:
+            more["logits_to_keep"] = rows
         more["cache" if "cache" in self.parameters else "past_key_values"] = self.cache
         return self.model(input_ids=self.block, use_cache=True, output_hidden_states=True, **more)
 

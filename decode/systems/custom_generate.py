@@ -1,9 +1,9 @@
 """`model.generate(**inputs, custom_generate=decode.custom_generate, drafter=…)` on a transformers
 model.
 
-transformers prepares the request and passes its logits processors, stopping criteria and streamer.
-They are applied to every verified row, so the output is that of `generate` without drafts: token
-for token when greedy, else in distribution.
+The loop is the one that exports carry (decode/portable/generate.py): every token is chosen from the
+model's own logits by `generate`'s own processors, so outputs are those of plain `generate`. Here
+drafts come from any system of this project, and the model runs through its `Target`.
 """
 
 from __future__ import annotations
@@ -11,28 +11,25 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from threading import RLock
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from decode.engine.decoder import Decoder
-from decode.engine.engine import run_together
-from decode.engine.processed import ProcessedEngine
+from decode.engine.engine import Engine, forward_together
+from decode.portable.checks import check_call
+from decode.portable.generate import find_longest, write_texts
 from decode.proposers.base import Drafter
+from decode.speculation.proposal import NO_DRAFTS
 from decode.speculation.sampling import Sampling
-from decode.speculation.verifiers import find
-from decode.systems.generate_call import arguments_of_generate, check_call, masks_of
-from decode.systems.generate_output import output_of
+from decode.speculation.verification import Outcome
 from decode.systems.load import load
 from specalign.common.errors import UserError
-from specalign.common.hub import local_path
-from specalign.common.text import say
 from specalign.lm.interface import install
-from specalign.lm.model import Target
+from specalign.lm.model import Target, TargetOutput
 from specalign.lm.proof import prove_target
 from specalign.lm.source import ModelSource
 from specalign.models.block import BlockDrafter
@@ -40,10 +37,12 @@ from specalign.models.standalone import DiffusionDrafter
 
 _ATTRIBUTE = "_specalign"
 """Where a model keeps its `OpenModel`."""
+_LOCK = RLock()
+"""One call at a time: each replaces the attention of its model for its duration."""
 
 
 class OpenModel:
-    """A model as a target, with its decoders. Copies of a model open their own.
+    """A model as a target, with its drafters. Copies of a model open their own.
 
     `weights`: the state of the model's weights when it was opened.
     """
@@ -56,35 +55,21 @@ class OpenModel:
             )
         name = getattr(model, "name_or_path", "") or type(model).__name__
         self.target = prove_target(model, _NoTokenizer(), ModelSource(name), fast=False)
-        self.decoders: dict[tuple[Any, ...], Decoder] = {}
+        self.drafters: dict[tuple[str | int, str | None], Drafter | None] = {}
         self.weights = _weights(model)
 
-    def decoder(self, drafter: Any, method: str | None) -> Decoder:
-        """The decoder of a drafter, opened once."""
+    def open_drafter(self, drafter: Any, method: str | None) -> Drafter | None:
+        """Opened once."""
         known = drafter is None or isinstance(drafter, str | Path | BlockDrafter | DiffusionDrafter)
         if not known and not hasattr(drafter, "law"):
             raise UserError(
                 f"drafter={type(drafter).__name__}: give a folder or hub id, 'lookup', or a "
                 "drafter of this project"
             )
-        key: tuple[Any, ...] = (
-            str(drafter) if isinstance(drafter, str | Path) else id(drafter),
-            method,
-        )
-        weights = (
-            local_path(drafter) / "model.safetensors" if isinstance(drafter, str | Path) else None
-        )
-        if weights is not None and weights.is_file():  # trained again into the same folder
-            key = (*key, weights.stat().st_mtime_ns, weights.stat().st_ino)
-        if key not in self.decoders:
-            made = self.decoders[key] = load(self.target, drafter, method=method)
-            if made.verifier != "auto" and find(made.verifier).lossy:
-                say(
-                    f"note: method={method}: {made.verifier} does not keep the model's "
-                    "distribution, not even greedily",
-                    error=True,
-                )
-        return self.decoders[key]
+        key = (str(drafter) if isinstance(drafter, str | Path) else id(drafter), method)
+        if key not in self.drafters:
+            self.drafters[key] = load(self.target, drafter, method=method).drafter
+        return self.drafters[key]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
@@ -111,6 +96,7 @@ class _NoTokenizer:
         return ""
 
 
+@torch.no_grad()
 def custom_generate(
     model: Any,
     input_ids: Tensor,
@@ -126,61 +112,125 @@ def custom_generate(
     Args:
         drafter: None (plain decoding); else as `decode.load` takes it: a folder or hub id, `auto`,
             `lookup`, or one already loaded.
-        method: a system by name, as `decode.load` takes it.
+        method: a system by name, as `decode.load` takes it. It drafts; the choice of tokens stays
+            `generate`'s.
 
     Returns:
-        What `generate` returns: tokens (B, n), or with `return_dict_in_generate` sequences, scores
-            and logits as asked for.
+        What `generate` returns.
 
     Raises:
         UserError: what drafts can't honour, as in `check_call`; a drafter that does not fit.
     """
-    config, asked = generation_config, arguments_of_generate(model, inspect.currentframe())
-    with _LOCK, _without_rope_deltas(model):
-        check_call(model, asked, config, logits_processor, model_kwargs, input_ids)
-    masks, streamer, count = (
-        masks_of(input_ids, model_kwargs),
-        asked.get("streamer"),
-        len(input_ids),
-    )
-    length = (
-        stopping_criteria.max_length or config.max_length
-    )  # a criterion of one's own may be longer
-    drafting = _drafting(config)
+    given = _find_arguments(model, inspect.currentframe())
+    for name in ("assistant_model", "synced_gpus"):
+        if given.get(name):
+            raise UserError(f"{name}: can't be used with this drafter; leave it out")
+    try:
+        masks_BL = check_call(model, generation_config, model_kwargs, input_ids)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    longest = find_longest(stopping_criteria, generation_config)
     with _LOCK, _without_rope_deltas(model), _as_target(model) as opened:
         target = opened.target
-        _check_length(target, length, masks)
-        decoder = opened.decoder(drafter, method)
-        verifier = decoder.verifier_for(drafting)
-        scored = bool(config.return_dict_in_generate and config.output_scores)
-        engines = [
-            ProcessedEngine(
-                target,
-                row[mask].tolist(),
-                length - len(row),
-                replace(drafting, seed=drafting.fixed_seed + number),
-                decoder.drafter,
-                verifier,
-                processors=_of_row(logits_processor, number, count),
-                criteria=_of_row(stopping_criteria, number, count),
-                shown=row.tolist(),
-                keep=scored or bool(config.return_dict_in_generate and config.output_logits),
-                scored=scored,
-                put=None if streamer is None else lambda tokens: streamer.put(torch.tensor(tokens)),
-            )
-            for number, (row, mask) in enumerate(zip(input_ids, masks, strict=True))
-        ]
-        if not any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria):
-            for (
-                engine
-            ) in engines:  # `generate` pads behind a token that ends a text, behind nothing else
-                engine.together = engines
-        run_together(engines, count)  # side by side, so that time is shared (max_time)
-        if streamer is not None:
-            streamer.end()
-    longest = max(engine.end for engine in engines)
-    new = [engine.out.tokens[:longest] for engine in engines]
-    return output_of(config, input_ids, new, [engine.kept or ([], []) for engine in engines])
+        _check_length(target, longest, masks_BL)
+        drawn = torch.get_rng_state()
+        proposer = opened.open_drafter(drafter, method)
+        torch.set_rng_state(drawn)  # opening a drafter draws weights
+        texts: list[TargetText] = []
+        for row, mask in zip(input_ids, masks_BL, strict=True):
+            prompt = row[mask].tolist()
+            texts.append(TargetText(target, prompt, longest - len(row), proposer, texts))
+        try:
+            return write_texts(
+                texts, input_ids, longest, logits_processor, stopping_criteria, generation_config,
+                given.get("streamer"),
+            )  # fmt: skip
+        finally:
+            for text in texts:
+                text.engine.close()
+
+
+def _find_arguments(model: Any, frame: FrameType | None) -> dict[str, Any]:
+    """The arguments of the model's running `generate`, found on the stack below `frame`: it passes
+    neither streamer nor assistant on."""
+    while frame is not None:
+        if frame.f_code.co_name == "generate" and frame.f_locals.get("self") is model:
+            return {**frame.f_locals.get("kwargs", {}), **frame.f_locals}
+        frame = frame.f_back
+    raise UserError("custom_generate: call it through model.generate(custom_generate=…)")
+
+
+class TargetText:
+    """A text that a proposer drafts (the `DraftedText` of the loop).
+
+    rows: logits of the last pass, of the token before its drafts and of each draft. path: the
+    drafts that were chosen. batch: the texts that share forward passes.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        prompt: list[int],
+        limit: int,
+        proposer: Drafter | None,
+        batch: list[TargetText],
+    ) -> None:
+        self.engine = Engine(target, prompt, limit, Sampling(), proposer)
+        self.engine.eos = frozenset()
+        self.engine.proposal = NO_DRAFTS
+        self.batch = batch
+        self.rows: Tensor | None = None
+        self.output: TargetOutput | None = None
+        self.path: list[int] = []
+        self.last = 0
+        self.used_up = self.ended = False
+
+    def logits(self, room: int) -> Tensor:
+        if self.rows is None:
+            self.rows = self.engine.prefill().logits_MV.float()
+        elif self.used_up and not self.ended:
+            _run([text for text in self.batch if text.used_up and not text.ended])
+        assert self.rows is not None
+        return torch.zeros_like(self.rows[0]) if self.ended else self.rows[self._row()]
+
+    def _row(self) -> int:
+        """The row that chooses the next token."""
+        return self.path[-1] + 1 if self.path else 0
+
+    def take(self, token: int, ended: bool) -> None:
+        if self.ended:
+            return
+        proposal, parent = self.engine.proposal, self._row() - 1
+        nodes = zip(proposal.tokens_K.tolist(), proposal.tree, strict=True)
+        chosen = [i for i, (draft, above) in enumerate(nodes) if (draft, above) == (token, parent)]
+        self.path += chosen[:1]
+        self.last, self.used_up = token, not chosen
+        self.ended = ended
+
+    def end(self) -> None:
+        self.ended = True
+
+    def commit(self) -> None:
+        """Commit the tokens of the last pass."""
+        proposal = self.engine.proposal
+        accepted = [int(proposal.tokens_K[i]) for i in self.path]
+        outcome = Outcome(accepted, self.last, self.path)
+        if self.output is None:
+            self.engine.commit_prefill(outcome)
+        else:
+            self.engine.commit_round(self.output, outcome)
+
+
+def _run(texts: list[TargetText]) -> None:
+    """One forward pass over new drafts of these texts."""
+    for text in texts:
+        text.commit()
+    engines = [text.engine for text in texts]
+    outputs = forward_together(engines, [engine.draft() for engine in engines])
+    for text, output in zip(texts, outputs, strict=True):
+        assert output.logits_BLV is not None
+        text.rows, text.output = output.logits_BLV[0].float(), output
+        text.path, text.used_up = [], False
 
 
 def _check_length(target: Target, length: int, masks_BL: Tensor) -> None:
@@ -194,43 +244,9 @@ def _check_length(target: Target, length: int, masks_BL: Tensor) -> None:
     if target.switch is not None and length > target.switch and not bool(masks_BL.all()):
         raise UserError(
             f"attention_mask: the rotary embedding of {target.spec!r} changes at {target.switch} "
-            "tokens, and generate counts padding; "
-            "give one text at a time, without padding, or lower max_new_tokens"
+            "tokens, and generate counts padding; give one text at a time, without padding, or "
+            "lower max_new_tokens"
         )
-
-
-def _drafting(config: Any) -> Sampling:
-    """The settings for q. They affect acceptance, never the output's distribution."""
-    if not config.do_sample:
-        return Sampling()
-    seed = int(torch.randint(2**62, ()))  # so that torch.manual_seed repeats a text
-    temperature = 1.0 if config.temperature is None else float(config.temperature)
-    top_p = 1.0 if config.top_p is None else float(config.top_p)
-    return Sampling(
-        max(temperature, 1e-3), min(max(top_p, 1e-6), 1.0), int(config.top_k or 0), seed=seed
-    )
-
-
-def _of_row(function: Any, number: int, count: int) -> Any:
-    """A processor or criterion of a batch, applied to the text at index `number` alone: some depend
-    on the index."""
-    if count == 1:
-        return function
-
-    def repeated(scores: Any) -> Any:
-        if isinstance(scores, Tensor):
-            return scores.repeat(count, 1)
-        return None if scores is None else tuple(map(repeated, scores))
-
-    def alone(text_1n: Tensor, scores: Any) -> Any:
-        found = function(text_1n.repeat(count, 1), repeated(scores))
-        return found[number : number + 1] if isinstance(found, Tensor) else found
-
-    return alone
-
-
-_LOCK = RLock()
-"""One call at a time: each replaces the attention of its model for its duration."""
 
 
 @contextmanager
@@ -253,10 +269,7 @@ def _as_target(model: Any) -> Iterator[OpenModel]:
     """The model as a target for the duration of a call: only its attention is replaced, and put
     back afterwards."""
     before, training = model.config._attn_implementation, model.training
-    grads, drawn = (
-        {name: p.requires_grad for name, p in model.named_parameters()},
-        torch.get_rng_state(),
-    )
+    grads = {name: p.requires_grad for name, p in model.named_parameters()}
     try:
         kept = getattr(model, _ATTRIBUTE, None)
         if kept is None or kept.weights != _weights(model):
@@ -267,7 +280,6 @@ def _as_target(model: Any) -> Iterator[OpenModel]:
         install(model, own=kept.target.attention == "its own, eager")
         yield kept
     finally:
-        torch.set_rng_state(drawn)  # opening a drafter draws weights
         model.set_attn_implementation(before)
         model.train(training)
         for name, parameter in model.named_parameters():

@@ -99,8 +99,7 @@ def check_methods(
 def check_there(spec: str) -> None:
     """Raises UserError for a name that is neither a drafter's folder nor a hub id."""
     folder = local_path(spec)
-    markers = (folder / name for name in ("config.json", ".hydra"))
-    if spec in NO_FOLDERS or folder.is_file() or any(marker.exists() for marker in markers):
+    if spec in NO_FOLDERS or (folder / "config.json").exists():
         return
     if folder.is_dir():
         inside = next(folder.glob("drafter/config.json"), None)

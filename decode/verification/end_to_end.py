@@ -12,7 +12,6 @@ import transformers as hf
 from torch import Tensor
 
 from decode.engine.decoder import Decoder
-from decode.engine.processed import ProcessedEngine
 from decode.proposers.base import common_prefix_length
 from decode.speculation.sampling import Sampling
 from decode.verification.proposals import ReusedNumber, TooMany, every_outcome
@@ -28,8 +27,6 @@ MOST_RUNS = 400
 GENERATED = 2
 """Texts that transformers' `generate` writes, too. Of the others every token is compared with the
 most probable one of a forward pass of transformers over the whole text."""
-WANTED = 1e4
-"""A logit so large that no other counts."""
 
 
 def check_plain(
@@ -113,28 +110,6 @@ def check_greedy(
         tally.expect("greedy texts with drafts", right, what)
         tally.counts["tokens drafted"] += sum(out.nodes)
         tally.counts["drafted tokens accepted"] += sum(out.accepted)
-
-
-def check_processed(name: str, decoder: Decoder, letters: Sequence[int], tally: Tally) -> None:
-    """Under a processor that wants the successor of the text's last token in a cycle, the text is
-    the cycle (`ProcessedEngine`)."""
-    tally.place = {"method": name}
-    successor = {token: letters[(i + 1) % len(letters)] for i, token in enumerate(letters)}
-
-    def want(text_1L: Tensor, z_1V: Tensor) -> Tensor:
-        token = successor.get(int(text_1L[0, -1]), letters[0])
-        return z_1V.index_fill(1, torch.tensor([token], device=z_1V.device), WANTED)
-
-    prompt = [letters[i % len(letters)] for i in range(4 * len(letters))]
-    for sampling in (Sampling(), Sampling(1.0, seed=1)):
-        engine = ProcessedEngine(
-            decoder.target, prompt, 12, sampling, decoder.drafter, decoder.verifier_for(sampling),
-            processors=want, criteria=lambda *_: False, shown=prompt,
-        )  # fmt: skip
-        engine.run()
-        right = engine.out.tokens == (prompt * 2)[:12]
-        what = f"{name}: a processor does not see the text before each token"
-        tally.expect("texts under a processor of transformers' kind", right, what)
 
 
 def check_joint_law(

@@ -91,9 +91,6 @@ class Run:
                 self.say(f"{case.name}: greedy texts")
             self.requests.common = [t for t, _ in Counter(sum(texts, [])).most_common()]
             self.requests.letters = self._letters()
-            for case in self.cases.compared[-1:]:
-                letters = self.requests.letters
-                end_to_end.check_processed(case.name, self.cases.open(case), letters, tally)
 
     def _letters(self) -> list[int]:
         """The two tokens that are drafted most often."""

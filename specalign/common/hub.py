@@ -142,12 +142,6 @@ def _prepared(name: str) -> bool:
 _KINDS = ("models", "datasets")
 
 
-def is_repository(name: str) -> bool:
-    """Whether something can be uploaded under this name: `owner/name`, the owner's folder here or
-    not."""
-    return bool(_ID.fullmatch(name)) and name.partition("/")[0] not in OWN_FOLDERS
-
-
 def hub_id(name: str) -> str:
     """Where others find a model of this name, a snapshot in the hub's cache included; empty = it is
     a folder or file of this machine, there or gone."""

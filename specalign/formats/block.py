@@ -4,7 +4,6 @@ README.md."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -16,19 +15,18 @@ from specalign.common.files import write_atomically, write_json, write_text
 from specalign.common.hub import model_folder
 from specalign.common.schema import read_config
 from specalign.common.text import say, short
-from specalign.formats.heads import take_heads
-from specalign.formats.layouts import RECORD, layout_of, made_for
+from specalign.formats.dspark import take_heads
+from specalign.formats.layouts import RECORD, ConfigValues, layout_of, made_for
 from specalign.formats.rotary import scaled_entry
 from specalign.formats.settings import read_settings
 from specalign.formats.tensors import (
-    INDEX,
     MASK,
     check_embedding,
     read_tensors,
     read_vocabulary,
     rename_tensors,
 )
-from specalign.formats.weights import check_tensors
+from specalign.formats.weights import INDEX, check_shapes
 from specalign.lm.model import Target
 from specalign.lm.names import check_sizes
 from specalign.lm.slabs import LayerShape
@@ -49,6 +47,17 @@ FILES = (
 """The files to download from a hub id."""
 
 
+def pack_drafter(drafter: BlockDrafter) -> tuple[ConfigValues, dict[str, Tensor]]:
+    """config.json and tensors of a drafter's own folder."""
+    tensors = {name: p.detach() for name, p in drafter.named_parameters()}
+    if drafter.draft_vocab is not None:
+        tensors["draft_vocab"] = drafter.draft_vocab.to(torch.int32)
+    if drafter.head is not None:
+        tensors["head"] = drafter.head
+    names = {"architectures": [ARCHITECTURE], "model_type": "block_drafter"}
+    return {**names, **drafter.config.to_dict()}, tensors
+
+
 def save_drafter(
     drafter: BlockDrafter,
     folder: Path,
@@ -59,21 +68,14 @@ def save_drafter(
     if drafter.updates:
         raise ValueError("merge_low_rank(drafter) before it is saved")
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        name: p.detach().to(dtype).contiguous().cpu() for name, p in drafter.named_parameters()
-    }
-    if drafter.draft_vocab is not None:
-        tensors["draft_vocab"] = drafter.draft_vocab.to(torch.int32).cpu()
-    if drafter.head is not None:
-        tensors["head"] = drafter.head.to(dtype).contiguous().cpu()
-    config = {
-        "architectures": [ARCHITECTURE],
-        "model_type": "block_drafter",
-        **drafter.config.to_dict(),
+    config, tensors = pack_drafter(drafter)
+    stored = {
+        name: t.to("cpu", dtype if t.is_floating_point() else t.dtype).contiguous()
+        for name, t in tensors.items()
     }
     write_atomically(
         folder / "model.safetensors",
-        lambda part: save_file(tensors, str(part), metadata={"format": "pt"}),
+        lambda part: save_file(stored, str(part), metadata={"format": "pt"}),
     )
     write_json(folder / "config.json", config)
     if card is not None:
@@ -81,7 +83,8 @@ def save_drafter(
 
 
 def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
-    """A saved drafter, or another engine's (`specalign.formats`), from a folder or hub id, in fp32.
+    """A saved drafter, or another engine's (`specalign.formats.layouts`), from a folder or hub id,
+    in fp32.
 
     Raises:
         UserError: not a drafter folder, broken weights, or a drafter for a target of another shape.
@@ -99,18 +102,16 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
     return drafter
 
 
-def _load_saved(values: dict[str, Any], path: Path, target: Target) -> BlockDrafter:
+def _load_saved(values: ConfigValues, path: Path, target: Target) -> BlockDrafter:
     """What `save_drafter` wrote."""
     if values.get("architectures") != [ARCHITECTURE]:
         raise UserError(
             f"{path}/config.json: architectures is {values.get('architectures')}, not a block "
-            "drafter "
-            f"({ARCHITECTURE})"
+            f"drafter ({ARCHITECTURE})"
         )
     config = BlockConfig.from_dict(values, f"{path}/config.json")
-    _check_sizes(config, target, path)
-    where = f"{path}/model.safetensors"
-    tensors = check_tensors(read_tensors(path), where)
+    _check_target(config, target, path)
+    where, tensors = f"{path}/model.safetensors", read_tensors(path)
     vocab, head = tensors.pop("draft_vocab", None), tensors.pop("head", None)
     if vocab is not None:
         vocab = _check_vocabulary(vocab, target.vocab_size, where)
@@ -119,16 +120,14 @@ def _load_saved(values: dict[str, Any], path: Path, target: Target) -> BlockDraf
             f"{path}: draft_vocab does not have the {config.draft_vocab_size} entries that "
             "config.json says"
         )
-    if config.own_head != (head is not None):
-        flag = str(config.own_head).lower()
-        raise UserError(f"{path}: config.json says own_head={flag}, model.safetensors differs")
-    if head is not None and head.shape != (config.draft_vocab_size, config.hidden_size):
-        raise UserError(f"{where}: head has shape {tuple(head.shape)}")
+    shape = (config.draft_vocab_size, config.hidden_size) if config.own_head else None
+    if shape != (None if head is None else head.shape):
+        raise UserError(f"{where}: head is not that of own_head={config.own_head} in config.json")
     return _build(config, tensors, vocab, None if head is None else head.float(), target, path)
 
 
 def import_drafter(
-    values: dict[str, Any],
+    values: ConfigValues,
     tensors: dict[str, Tensor],
     layout: str,
     path: Path,
@@ -153,18 +152,16 @@ def import_drafter(
         found["rotary"] = [scaled_entry(found["rope_theta"], frequency_factors)]
     found |= {"target": made_for(path, values), "target_sha256": ""}
     headless = {**found, "confidence_head": False, "confidence_input": ""}
-    _check_sizes(BlockConfig.from_dict(headless, where), target, path)
-    check_tensors(tensors, f"{path}/model.safetensors")
-    check_embedding(tensors, layout, target, path)
+    _check_target(BlockConfig.from_dict(headless, where), target, path)
+    if layout == "speculators":
+        check_embedding(tensors, target, path)
     vocab, head = read_vocabulary(tensors, target, path)
-    stated, count = (
-        values.get("draft_vocab_size"),
-        found["vocab_size"] if vocab is None else len(vocab),
-    )
+    count = target.vocab_size if vocab is None else len(vocab)
+    stated = values.get("draft_vocab_size")
     if (vocab is not None or layout == "speculators") and stated not in (None, count):
-        held = "no d2t" if vocab is None else f"a d2t for {count} draft tokens"
         raise UserError(
-            f"{where}: draft_vocab_size={short(stated, 40)}, and model.safetensors holds {held}"
+            f"{where}: draft_vocab_size={short(stated, 40)}, and model.safetensors holds {count} "
+            "draft tokens"
         )
     heads = take_heads(tensors, found, found["hidden_size"], path)
     sizes = {"draft_vocab_size": 0 if vocab is None else len(vocab), "own_head": head is not None}
@@ -181,20 +178,10 @@ def _build(
     target: Target,
     path: Path,
 ) -> BlockDrafter:
-    where = f"{path}/model.safetensors"
-    with (
-        in_one_line(f"{path}/config.json"),
-        torch.device("meta"),
-    ):  # no memory before shapes are check_tensors
-        expected = dict(BlockDrafter(config, target, vocab, head).named_parameters())
-    for name in sorted(expected.keys() - tensors.keys()):
-        raise UserError(f"{where} misses {name!r}")
-    for name in sorted(tensors.keys() - expected.keys()):
-        raise UserError(f"{where} has an unknown tensor {name!r}")
-    for name, tensor in tensors.items():
-        shape = tuple(expected[name].shape)
-        if tensor.shape != shape:
-            raise UserError(f"{where}: {name} has shape {tuple(tensor.shape)}, expected {shape}")
+    with in_one_line(f"{path}/config.json"), torch.device("meta"):  # no memory before shapes fit
+        parameters = BlockDrafter(config, target, vocab, head).named_parameters()
+        expected = {name: parameter.shape for name, parameter in parameters}
+    check_shapes(tensors, expected, f"{path}/model.safetensors")
     drafter = BlockDrafter(config, target, vocab, head)
     with torch.no_grad():
         for name, parameter in drafter.named_parameters():
@@ -211,15 +198,13 @@ def _note_other_target(made_for: str, target: Target, path: Path) -> None:
     )
     if theirs and theirs != ours and target.spec != unnamed:
         say(
-            f"note: drafter {path} was made for {short(made_for)}; where {short(target.spec)} has "
-            "other "
-            "weights, its "
-            "drafts are worse (outputs stay exact)",
+            f"note: drafter {path} was made for {short(made_for)}; if {short(target.spec)} has "
+            "other weights, fewer drafts are accepted (outputs stay exact)",
             error=True,
         )
 
 
-def _check_sizes(config: BlockConfig, target: Target, path: Path) -> None:
+def _check_target(config: BlockConfig, target: Target, path: Path) -> None:
     """Raises UserError for a drafter made for a target of another shape."""
     sizes = {
         "vocab_size": target.vocab_size,
@@ -242,8 +227,7 @@ def _check_sizes(config: BlockConfig, target: Target, path: Path) -> None:
     if config.num_attention_heads % config.num_key_value_heads:
         raise UserError(
             f"{path}/config.json: num_attention_heads={config.num_attention_heads} is no multiple "
-            "of "
-            f"num_key_value_heads={config.num_key_value_heads}"
+            f"of num_key_value_heads={config.num_key_value_heads}"
         )
 
 
@@ -255,20 +239,10 @@ def _check_tables(drafter: BlockDrafter, path: Path) -> None:
     if config.rotaries:
         return
     x = torch.zeros(1, 1, config.hidden_size, device=target.device)
-    try:
-        cos, sin = drafter.rotary_tables(
-            x, torch.zeros(1, 1, dtype=torch.int64, device=target.device)
-        )
-        fits = cos.shape == sin.shape == (1, 1, config.head_dim)
-    except Exception:  # modules of this name have many signatures
-        fits = False
-    if not fits:
-        raise UserError(
-            f"drafter {path} uses its target's rotary tables, and target {target.spec!r} has none "
-            "that "
-            "fit; it was "
-            f"made for {config.target!r}"
-        )
+    with in_one_line(f"drafter {path}: target {target.spec!r} lacks the rotary tables it needs"):
+        cos, sin = drafter.rotary_tables(x, x[..., 0].long())
+        if not cos.shape == sin.shape == (1, 1, config.head_dim):
+            raise ValueError(f"they are {tuple(cos.shape)} for heads of {config.head_dim}")
 
 
 def _check_vocabulary(vocab: Tensor, vocab_size: int, where: str) -> Tensor:

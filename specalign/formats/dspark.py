@@ -1,82 +1,167 @@
-"""A drafter's Markov and confidence heads as the tensors of DSpark's format (arXiv 2607.05147)."""
+"""DSpark (arXiv 2607.05147): its Markov and confidence heads, read and written; its folder, written.
+
+vanilla: bias = W2·W1[x]; gated: W2·(σ(W_g·[h; W1[x]] + b) ⊙ W1[x]); rnn: W2·tanh(W_j·[state; W1[x];
+h] + b), of W_j's rows (gate, candidate, output) the last third. The confidence head reads h, and
+W1[x] if the config says so.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from specalign.common.errors import UserError
+from specalign.formats.layouts import ConfigValues
+from specalign.formats.qwen3 import (
+    WHOLE_VOCABULARY,
+    Exported,
+    add_draft_vocabulary,
+    add_scaled_embedding,
+    check_fits,
+    embed_vocabulary,
+    published_tensors,
+    qwen3_config,
+    taps_config,
+)
+from specalign.models.block import BlockDrafter
 from specalign.models.markov import (
     GatedHead,
     LinearHead,
     MarkovHead,
     MixedHead,
-    MLPHead,
     RNNHead,
     VanillaHead,
 )
 
 KINDS = {"tanh": "rnn", "linear": "vanilla", "vanilla": "vanilla", "gated": "gated", "rnn": "rnn"}
-"""`drafter.markov` → `markov_head_type`, for the kinds that DSpark's format has."""
+"""`drafter.markov` → `markov_head_type`, for the kinds that the format has."""
+W1, W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
+GATE, JOINT, CONFIDENCE = "markov_head.gate_proj", "markov_head.joint_proj", "confidence_head.proj"
 
 
-@dataclass(frozen=True)
-class DSparkHead:
-    """A Markov head and a confidence head in DSpark's terms.
+@dataclass
+class Heads:
+    """settings: those of `BlockConfig`; tensors: by this project's names."""
 
-    kind: `markov_head_type`. rank: r, or r + 1 with a confidence head. tensors: by published name,
-    fp32.
+    settings: ConfigValues = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+def take_heads(tensors: dict[str, Tensor], settings: ConfigValues, width: int, path: Path) -> Heads:
+    """Take the heads' tensors out of a folder's. The state of the drafts before is not carried
+    here: an rnn whose output reads it is refused.
+
+    Args:
+        settings: `markov_rank`, `markov` (DSpark's kind), `confidence_head`, `confidence_input`.
+            width: D.
+
+    Raises:
+        UserError: a missing tensor, one of another shape, or a head that is not computed here.
     """
+    where = f"{path}/model.safetensors"
 
-    kind: str
-    rank: int
-    tensors: dict[str, Tensor]
+    def take(name: str, *shape: int) -> Tensor:
+        """−1 = any number of rows."""
+        if name not in tensors:
+            raise UserError(f"{where}: misses tensor {name!r}")
+        tensor = tensors.pop(name)
+        found = tuple(tensor.shape)
+        if len(found) != len(shape) or found[1:] != shape[1:] or shape[0] not in (-1, found[0]):
+            raise UserError(f"{where}: {name} has shape {found}, expected {shape}")
+        return tensor
+
+    rank, kind = settings.get("markov_rank", 0), settings.get("markov", "")
+    reads_markov = settings.get("confidence_input") == "markov"
+    found = Heads()
+    if rank:
+        w1, w2 = take(W1, -1, rank), take(W2, -1, rank)
+        if kind == "vanilla" and not reads_markov and not bool(w2.any()):
+            rank = 0  # a bias of zeros
+        else:
+            found.tensors |= {"markov.table.weight": w1, "markov.basis": w2.t().contiguous()}
+    if rank and kind != "vanilla":
+        if kind == "gated":  # columns: h, W1[x]
+            weight, bias = take(f"{GATE}.weight", rank, width + rank), take(f"{GATE}.bias", rank)
+            hidden, table = weight.split((width, rank), dim=1)
+        else:  # columns: state, W1[x], h; rows: gate, candidate, output
+            weight = take(f"{JOINT}.weight", 3 * rank, 2 * rank + width)
+            bias = take(f"{JOINT}.bias", 3 * rank)[2 * rank :]
+            state, table, hidden = weight[2 * rank :].split((rank, rank, width), dim=1)
+            if bool(state.any()):
+                raise UserError(
+                    f"{where}: {JOINT}.weight: its output reads the state of the drafts before, "
+                    "which is not decoded here"
+                )
+        found.tensors["markov.hidden.weight"] = hidden.contiguous()
+        found.tensors["markov.previous.weight"] = table.contiguous()
+        if bool(bias.any()):
+            found.settings["markov_bias"] = True
+            found.tensors["markov.hidden.bias"] = bias.contiguous()
+    found.settings |= {"markov_rank": rank, "markov": kind if rank else ""}
+    if settings.get("confidence_head"):
+        size = width + (rank if reads_markov else 0)
+        found.tensors["confidence.out.weight"] = take(f"{CONFIDENCE}.weight", 1, size)
+        found.tensors["confidence.out.bias"] = take(f"{CONFIDENCE}.bias", 1)
+    return found
+
+
+def make_dspark(drafter: BlockDrafter, name: str = "dspark") -> Exported:
+    """DSpark's folder. `name`: of the format, for errors. Raises UserError if it can't hold the
+    drafter."""
+    c = drafter.config
+    layout = "anchor_first" if name == "dspark" else ""  # llama.cpp reads the layout in the file
+    check_fits(drafter, name, layout, KINDS, "tanh, linear, vanilla or gated")
+    kind, heads = write_heads(drafter)
+    rank = heads[W1].shape[1]
+    confidence = drafter.confidence is not None
+    config = {
+        "architectures": ["Qwen3DSparkModel"],
+        **qwen3_config(drafter),
+        **taps_config(drafter),
+        "sample_from_anchor": not c.fill_in,
+        "markov_rank": rank,
+        "markov_head_type": kind,
+        "enable_confidence_head": confidence,
+        "confidence_head_with_markov": confidence and c.confidence_input != "hidden",
+    }
+    made = Exported(config, published_tensors(drafter) | heads)
+    if kind == "vanilla":
+        add_draft_vocabulary(made, drafter)
+    elif drafter.draft_vocab is not None:  # SGLang's, which has whole vocabularies only
+        whole_VR = heads[W2].new_zeros(c.vocab_size, rank)
+        made.tensors[W2] = whole_VR.index_copy(0, drafter.draft_vocab, heads[W2])
+        made.notes.append(WHOLE_VOCABULARY)
+    add_scaled_embedding(made, drafter)
+    return made
 
 
 @torch.no_grad()
-def dspark_tensors(
-    markov: MarkovHead | None,
-    embedding_VD: Tensor,
-    vocabulary: int,
-    confidence: nn.Linear | None = None,
-    confidence_input: str = "",
-) -> DSparkHead:
-    """A drafter's heads as tensors of DSpark's format (arXiv 2607.05147), equal up to rounding.
+def write_heads(drafter: BlockDrafter) -> tuple[str, dict[str, Tensor]]:
+    """A drafter's heads as `markov_head_type` and tensors of DSpark's format, fp32, equal up to
+    rounding. Without a Markov head: a vanilla one of rank 1 whose bias is zero.
 
-    vanilla: bias = W2·W1[x]; gated: W2·(σ(W_g·[h; W1[x]]) ⊙ W1[x]); rnn: W2·tanh(W_j·[state; W1[x];
-    h]), the last third of W_j's rows (gate, candidate, output), whose state columns are zero here.
-    A confidence head's share of e(x) becomes one more column of W1, which W2 does not read.
-
-    Args:
-        markov: None = a vanilla head of rank 1 whose bias is zero.
-        embedding_VD: `Target.embed` of each token, (V, D). vocabulary: Vd.
-        confidence: the linear layer of a `ConfidenceHead`. confidence_input: as in `BlockConfig`.
-
-    Raises:
-        UserError: a kind that is none of `KINDS`.
+    A confidence head's share of e(x) becomes one more column of W1, which W2 does not read; the
+    state columns of an rnn are zero.
     """
-    embedding_VD = embedding_VD.float()
-    kind, w1, w2 = _tables(markov, embedding_VD, vocabulary)
+    markov, embedding_VD = drafter.markov, embed_vocabulary(drafter).float()
+    kind, w1, w2 = _write_tables(markov, embedding_VD, drafter.draft_size)
     rank, width, tensors = w1.shape[1], embedding_VD.shape[1], dict[str, Tensor]()
-    if confidence is not None and confidence_input:
-        tensors["confidence_head.proj.weight"] = confidence.weight.float().clone()
-        tensors["confidence_head.proj.bias"] = confidence.bias.float().clone()
-    elif confidence is not None:
-        share = confidence.weight[0].float()
-        column = embedding_VD @ share[width:, None]
-        w1, w2 = (
-            (column, w2) if markov is None else (torch.cat((w1, column), dim=1), F.pad(w2, (0, 1)))
-        )
-        reads = w1.new_zeros(1, w1.shape[1])
-        reads[0, -1] = 1
-        tensors["confidence_head.proj.weight"] = torch.cat((share[None, :width], reads), dim=1)
-        tensors["confidence_head.proj.bias"] = confidence.bias.float().clone()
+    if drafter.confidence is not None:
+        weight, bias = (p.float().clone() for p in drafter.confidence.out.parameters())
+        if not drafter.config.confidence_input:
+            column = embedding_VD @ weight[0, width:, None]
+            w1 = column if markov is None else torch.cat((w1, column), dim=1)
+            w2 = w2 if markov is None else F.pad(w2, (0, 1))
+            reads = w1.new_zeros(1, w1.shape[1])
+            reads[0, -1] = 1
+            weight = torch.cat((weight[:, :width], reads), dim=1)
+        tensors |= {f"{CONFIDENCE}.weight": weight, f"{CONFIDENCE}.bias": bias}
     size = w1.shape[1]
-    tensors["markov_head.markov_w1.weight"] = w1.contiguous()
-    tensors["markov_head.markov_w2.weight"] = w2.contiguous()
+    tensors |= {W1: w1.contiguous(), W2: w2.contiguous()}
     if kind == "gated":  # columns: h, W1[x]
         assert isinstance(markov, GatedHead)
         weight, bias = w1.new_zeros(size, width + size), w1.new_zeros(size)
@@ -84,7 +169,7 @@ def dspark_tensors(
         weight[:rank, width : width + rank] = markov.previous.weight
         if markov.hidden.bias is not None:
             bias[:rank] = markov.hidden.bias
-        tensors |= {"markov_head.gate_proj.weight": weight, "markov_head.gate_proj.bias": bias}
+        tensors |= {f"{GATE}.weight": weight, f"{GATE}.bias": bias}
     if kind == "rnn":  # columns: state, W1[x], h; rows: gate, candidate, output
         assert isinstance(markov, MixedHead | RNNHead)
         weight, bias = w1.new_zeros(3 * size, 2 * size + width), w1.new_zeros(3 * size)
@@ -96,30 +181,23 @@ def dspark_tensors(
         output[:rank, 2 * size :] = markov.hidden.weight
         if markov.hidden.bias is not None:
             bias[2 * size : 2 * size + rank] = markov.hidden.bias
-        tensors |= {"markov_head.joint_proj.weight": weight, "markov_head.joint_proj.bias": bias}
-    return DSparkHead(kind, size, tensors)
+        tensors |= {f"{JOINT}.weight": weight, f"{JOINT}.bias": bias}
+    return kind, tensors
 
 
-def _tables(
+def _write_tables(
     markov: MarkovHead | None, embedding_VD: Tensor, vocabulary: int
 ) -> tuple[str, Tensor, Tensor]:
-    """DSpark's kind, W1 (V, r) and W2 (Vd, r) of a head."""
+    """DSpark's kind, W1 (V, r) and W2 (Vd, r) of a head of one of the `KINDS`."""
     if markov is None:
-        return (
-            "vanilla",
-            embedding_VD.new_zeros(len(embedding_VD), 1),
-            embedding_VD.new_zeros(vocabulary, 1),
-        )
+        w1 = embedding_VD.new_zeros(len(embedding_VD), 1)
+        return "vanilla", w1, embedding_VD.new_zeros(vocabulary, 1)
     if isinstance(markov, VanillaHead):
         kind = "gated" if isinstance(markov, GatedHead) else "vanilla"
         kind = "rnn" if isinstance(markov, RNNHead) else kind
         return kind, markov.table.weight.detach().float().clone(), markov.basis_Vr().float()
+    assert isinstance(markov, LinearHead | MixedHead)
+    w1 = embedding_VD @ markov.previous.weight.float().T
     if isinstance(markov, LinearHead):
-        return "vanilla", embedding_VD @ markov.previous.weight.float().T, markov.basis_Vr().float()
-    if isinstance(markov, MixedHead) and markov.activation == "tanh":
-        w1 = embedding_VD @ markov.previous.weight.float().T
-        return "rnn", w1, markov.basis_Vr(folded=True).float()
-    name = "mlp" if isinstance(markov, MLPHead) else "silu"
-    raise UserError(
-        f"drafter.markov={name}: DSpark's format has no such head, but {', '.join(KINDS)}"
-    )
+        return "vanilla", w1, markov.basis_Vr().float()
+    return "rnn", w1, markov.basis_Vr(folded=True).float()

@@ -11,7 +11,7 @@ from typing import Any
 from specalign.common.errors import UserError
 from specalign.common.hub import is_hub_id, local_path, model_folder
 from specalign.common.schema import read_object
-from specalign.formats.layouts import architectures_of, is_block
+from specalign.formats.layouts import ConfigValues, architectures_of, is_block
 
 RECORD = "drafter.json"
 """What this project writes next to a standalone or autoregressive drafter's own config.json."""
@@ -38,15 +38,13 @@ class DrafterKind:
 
 
 def kind_of_drafter(spec: str) -> DrafterKind | None:
-    """The kind of the drafter in a folder, a checkpoint file or a hub id; None where nothing is
-    there or nothing says it.
+    """The kind of the drafter in a folder or a hub id; None where nothing is there or nothing says
+    it.
 
     Raises:
         UserError: a config that can't be read.
     """
     path = local_path(spec)
-    if path.is_file() or (path / ".hydra").is_dir():  # training checkpoints of SEDD and MDLM
-        return DrafterKind("ddit")
     if not path.is_dir():
         if not is_hub_id(spec):
             return None
@@ -58,7 +56,13 @@ def kind_of_drafter(spec: str) -> DrafterKind | None:
     return kind_of_config(read_object(path / "config.json"), record)
 
 
-def kind_of_config(values: dict[str, Any], record: Mapping[str, Any]) -> DrafterKind | None:
+def is_ddit(values: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of SEDD, MDLM, RADD, BD3-LM or our own DDiT."""
+    # SEDD's and RADD's have no model_type
+    return values.get("model_type") in _DDIT or ("model" in values and "tokens" in values)
+
+
+def kind_of_config(values: ConfigValues, record: Mapping[str, Any]) -> DrafterKind | None:
     """The kind by config.json and, where there is one, drafter.json. None for an architecture that
     is no drafter's."""
     if is_block(values):
@@ -68,8 +72,7 @@ def kind_of_config(values: dict[str, Any], record: Mapping[str, Any]) -> Drafter
     size = size if type(size) is int else None
     if record.get("kind") == "autoregressive":
         return DrafterKind("autoregressive", block_size=size)
-    # SEDD's and RADD's configs have no model_type
-    if values.get("model_type") in _DDIT or ("model" in values and "tokens" in values):
+    if is_ddit(values):
         return DrafterKind("ddit", block_size=size)
     named = architectures_of(values)
     if any(name.endswith(_CAUSAL) and name not in _MASKED for name in named) and not record:

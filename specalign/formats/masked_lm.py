@@ -23,8 +23,9 @@ from specalign.common.errors import UserError, in_one_line, nearest
 from specalign.common.files import write_json
 from specalign.common.hub import model_folder
 from specalign.common.schema import read_config, read_object
+from specalign.formats.layouts import ConfigValues
 from specalign.formats.opened import check_opened, refuse_on_error
-from specalign.formats.weights import SAFE, read_weights, weight_files, write_weights
+from specalign.formats.weights import check_shapes, read_folder, weight_files, write_weights
 from specalign.lm.inspection.text_model import embedding_names
 from specalign.lm.interface import register
 from specalign.lm.model import Target
@@ -72,17 +73,11 @@ def load_masked_lm(spec: str | Path, target: Target | None = None) -> MaskedLM:
     values = read_config(folder)
     adapted = values.get("architectures") == list(ADAPTED.architectures)
     family = ADAPTED if adapted else family_of(values, str(spec))
-    files = weight_files(folder)
-    if not files:
+    if not weight_files(folder):
         folder = model_folder(str(spec), "drafter", ["*.json", "pytorch_model*.bin"])
-        files = weight_files(folder)
-    if not files:
-        raise UserError(f"drafter {str(spec)!r}: {folder} has neither {SAFE} nor pytorch_model.bin")
     check_sizes(folder, f"drafter {str(spec)!r}")
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        found = read_weights(file).items()
-        tensors |= {family.ours(name): tensor for name, tensor in found if not _BUFFER.search(name)}
+    held = read_folder(folder, f"drafter {str(spec)!r}")
+    tensors = {family.ours(n): tensor for n, tensor in held.items() if not _BUFFER.search(n)}
     if adapted:
         return adapted_from(values, str(folder), tensors, target)
     config = _make_config(family.base, _rename_config(family, values), str(folder))
@@ -116,7 +111,7 @@ def save_masked_lm(network: MaskedLM, folder: Path, max_shard_size: str = "5GB")
 
 
 def adapted_from(
-    source: dict[str, Any], where: str, tensors: dict[str, Tensor], target: Target | None
+    source: ConfigValues, where: str, tensors: dict[str, Tensor], target: Target | None
 ) -> MaskedLM:
     """The network of an adapted drafter's config.json and tensors."""
     for key in ("base", "base_config", "attention", "mask_token_id", "share_embedding"):
@@ -143,14 +138,12 @@ def adapted_from(
             raise UserError(
                 f"{where}: made for target {source.get('target')!r}, which has to be given"
             )
-        sizes = {"vocab_size": target.vocab_size, "hidden_size": target.hidden_size}
-        for key, value in sizes.items():
-            if getattr(config, key) != value:
-                raise UserError(
-                    f"{where}: {key} is {getattr(config, key)}, target {target.spec!r} has "
-                    f"{value}; "
-                    f"it was made for {source.get('target')!r}"
-                )
+        sizes = config.vocab_size, config.hidden_size
+        if sizes != target.embedding_VD.shape:
+            raise UserError(
+                f"{where}: made for target {source.get('target')!r} with an embedding of {sizes}, "
+                f"target {target.spec!r} has {tuple(target.embedding_VD.shape)}"
+            )
         names = embedding_names(_skeleton(base, config, where))
         tensors |= dict(zip(names, (target.embedding_VD, target.head_weight_VD), strict=True))
     with nullcontext() if base in BASES else refuse_on_error(where, "masked_lm"):
@@ -180,7 +173,7 @@ def from_config(
     return MaskedLM(model, _with_ids(family, values, None, config.vocab_size, where), dict(values))
 
 
-def _rename_config(family: Family, values: Mapping[str, Any]) -> dict[str, Any]:
+def _rename_config(family: Family, values: Mapping[str, Any]) -> ConfigValues:
     """Their config.json under transformers' names, without keys that only their own code reads."""
     if family.config:
         return {
@@ -227,10 +220,8 @@ def _tokenizer_mask(folder: Path) -> int | None:
     values = read_object(path) if path.is_file() else {}
     named, added = values.get("mask_token"), values.get("added_tokens_decoder")
     text = named.get("content") if isinstance(named, dict) else named
-    if text is None or not isinstance(added, dict):
-        return None
-    for index, token in added.items():
-        if isinstance(token, dict) and token.get("content") == text and index.isdecimal():
+    for index, token in (added if isinstance(added, dict) else {}).items():
+        if isinstance(token, dict) and text is not None and token.get("content") == text:
             return int(index)
     return None
 
@@ -247,16 +238,11 @@ def _fill(family: Family, config: Any, tensors: dict[str, Tensor], where: str) -
             raise UserError(
                 f"{where}: {family.theirs(head)!r} differs from the embedding that it is tied to"
             )
-    for name in sorted(expected.keys() - tensors.keys()):
-        raise UserError(f"{where}: its checkpoint misses {family.theirs(name)!r}")
-    for name in sorted(tensors.keys() - expected.keys()):
-        raise UserError(f"{where}: its checkpoint has an unknown tensor {family.theirs(name)!r}")
-    for name, shape in expected.items():
-        if tensors[name].shape != shape:
-            raise UserError(
-                f"{where}: {family.theirs(name)} has shape {tuple(tensors[name].shape)}, expected "
-                f"{tuple(shape)}"
-            )
+    check_shapes(
+        {family.theirs(name): tensor for name, tensor in tensors.items()},
+        {family.theirs(name): shape for name, shape in expected.items()},
+        where,
+    )
     quiet_loading()
     with in_one_line(where):
         return getattr(transformers, family.base).from_pretrained(

@@ -1,9 +1,6 @@
-"""The rotary tables of another engine's drafter: the target's own, or stored frequencies."""
+"""Rotary tables of other engines' drafters: `rope_parameters`, read and written."""
 
 from __future__ import annotations
-
-from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,23 +8,23 @@ from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from specalign.common.errors import UserError, in_one_line
-from specalign.common.text import say, short
+from specalign.common.text import short
+from specalign.formats.layouts import ConfigValues
 from specalign.lm.inspection.keys import Rotary
 from specalign.lm.model import Target
+from specalign.models.block import BlockDrafter
+from specalign.models.block_config import BlockConfig
 
-KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
-_PARTIAL = ("partial_rotary_factor", "rotary_pct", "rotary_emb_fraction")
-"""Keys that Qwen3's layers in transformers, in which drafters are trained, ignore; vLLM's follow
-them."""
+_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
 _SAME = 1e-4
 """The largest difference of two tables that is rounding."""
 
 
-def rotary_entries(
-    inner: dict[str, Any], width: int, target: Target, where: str
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def read_rotary(
+    inner: ConfigValues, width: int, target: Target, where: str
+) -> tuple[list[ConfigValues], ConfigValues]:
     """`BlockConfig.rotary` for these layers, empty if the target's own tables are the same, and
-    their `rope_parameters`.
+    their `rope_parameters`. Partial rotary is ignored, as by Qwen3's layers in transformers.
 
     Args:
         inner: a Qwen3 config's values. width: of a head.
@@ -35,22 +32,21 @@ def rotary_entries(
     Raises:
         UserError: tables that change with the text's length, a wrong base or type.
     """
-    _check_base(inner, where)
-    given = {key: inner[key] for key in KEYS if inner.get(key) is not None}
+    for place in (inner, inner.get("rope_scaling"), inner.get("rope_parameters")):
+        theta = place.get("rope_theta") if isinstance(place, dict) else None
+        if theta is not None and not (type(theta) in (int, float) and 0 < theta < 1e38):
+            raise UserError(f"{where}: rope_theta={short(theta)}: must be a finite number above 0")
+    given = {key: inner[key] for key in _KEYS if inner.get(key) is not None}
     written = short(given.get("rope_parameters", given.get("rope_scaling")))
     with in_one_line(f"{where}: rope_parameters={written} make no rotary tables"):
         config = Qwen3Config(head_dim=width, num_attention_heads=1, hidden_size=width, **given)
         module = Qwen3RotaryEmbedding(config)
-    rope: dict[str, Any] = dict(config.rope_parameters or {})
+    rope: ConfigValues = dict(config.rope_parameters or {})
     kind = str(rope.get("rope_type", "default"))
     positions = torch.tensor([[0, 1, 7, 90, min(1000, target.context_limit - 1)]])
     theirs = module(torch.zeros(1), positions)
     if theirs[0].shape[-1] != width:
-        raise UserError(
-            f"{where}: rope_parameters turn {theirs[0].shape[-1]} of a head's {width} numbers; "
-            "here all of "
-            "them are turned"
-        )
+        raise UserError(f"{where}: rope_parameters turn {theirs[0].shape[-1]} of {width} numbers")
     own = _target_tables(target, positions, width)
     growing = kind in ("dynamic", "longrope")
     target_rope = getattr(target.config, "rope_parameters", None) or {}
@@ -63,40 +59,10 @@ def rotary_entries(
     if growing:
         raise UserError(
             f"{where}: rope_parameters: rope_type={kind!r} changes with the length of the text and "
-            "is not the "
-            "target's own"
+            "is not the target's own"
         )
     table = Rotary("half", 0, tuple(module.inv_freq.tolist()), float(module.attention_scaling))
     return [table.entry()], rope
-
-
-def scaled_entry(theta: float, factors: Tensor) -> dict[str, Any]:
-    """An entry of `BlockConfig.rotary`: frequencies of the base `theta`, divided by the factors (d
-    / 2)."""
-    steps = torch.arange(len(factors), dtype=torch.float64) / len(factors)
-    frequencies = theta**-steps / factors.double()
-    return Rotary("half", 0, tuple(frequencies.tolist()), 1.0).entry()
-
-
-def _check_base(inner: dict[str, Any], where: str) -> None:
-    """Raises UserError for a base that is no positive number; warns about partial rotary, which is
-    ignored."""
-    for place in (inner, inner.get("rope_scaling"), inner.get("rope_parameters")):
-        if not isinstance(place, dict):
-            continue
-        for name in _PARTIAL:
-            if place.get(name) not in (None, 1):
-                _warn_partial(where, f"{name}={short(place[name])}")
-        theta = place.get("rope_theta")
-        if theta is not None and not (type(theta) in (int, float) and 0 < theta < 1e38):
-            raise UserError(f"{where}: rope_theta={short(theta)}: must be a finite number above 0")
-
-
-@cache
-def _warn_partial(where: str, setting: str) -> None:
-    """Once."""
-    why = "ignored, as by Qwen3's layers in transformers, which turn whole heads; vLLM's turn that share"
-    say(f"note: {where}: {setting} is {why}", error=True)
 
 
 @torch.no_grad()
@@ -110,3 +76,48 @@ def _target_tables(target: Target, positions: Tensor, width: int) -> tuple[Tenso
     if not cos.shape == sin.shape == (1, positions.shape[1], width):
         return None
     return cos.float().cpu(), sin.float().cpu()
+
+
+def scaled_entry(theta: float, factors: Tensor) -> ConfigValues:
+    """An entry of `BlockConfig.rotary`: frequencies of the base `theta`, divided by the factors (d
+    / 2)."""
+    steps = torch.arange(len(factors), dtype=torch.float64) / len(factors)
+    frequencies = theta**-steps / factors.double()
+    return Rotary("half", 0, tuple(frequencies.tolist()), 1.0).entry()
+
+
+def write_rotary(drafter: BlockDrafter, name: str = "") -> ConfigValues:
+    """`rope_parameters` of this drafter's rotary tables. Raises UserError, which names the format
+    `name`, if no format has such tables."""
+    c = drafter.config
+    if (published := c.extra.get("rope_parameters")) is not None:  # imported from another engine
+        return dict(published)
+    if c.rotaries:
+        theta = _find_theta(c)
+        if theta is None:
+            raise UserError(
+                f"--format {name}: its keys are rotated whole and in halves, by one base; this "
+                "drafter's are not (part of a head, neighbouring pairs or another base in each "
+                "layer)"
+            )
+        return {"rope_type": "default", "rope_theta": theta}
+    found = dict(getattr(drafter.target.config, "rope_parameters", None) or {})
+    by_kind = [value for value in found.values() if isinstance(value, dict)]  # of kinds of layers
+    if by_kind:
+        found = dict(found.get("full_attention") or by_kind[0])
+    # sections for images: equal in text, and vLLM refuses drafters that have them
+    found = {key: value for key, value in found.items() if not key.startswith("mrope_")}
+    theta = float(found.get("rope_theta") or c.rope_theta)
+    return {"rope_type": "default", **found, "rope_theta": theta}
+
+
+def _find_theta(config: BlockConfig) -> float | None:
+    """The base if every layer rotates whole heads in halves by base^(−2i/d)."""
+    first = config.rotaries[0]
+    count = len(first.inv_freq)
+    if any(r != first for r in config.rotaries) or not first.full(config.head_dim) or count < 2:
+        return None
+    theta = first.inv_freq[1] ** (-config.head_dim / 2)
+    plain = [theta ** (-2 * i / config.head_dim) for i in range(count)]
+    fits = all(abs(a / b - 1) < 1e-4 for a, b in zip(first.inv_freq, plain, strict=True))
+    return theta if fits else None

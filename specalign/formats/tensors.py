@@ -6,19 +6,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from specalign.common.errors import UserError
-from specalign.common.files import load_safetensors
-from specalign.common.schema import read_object
+from specalign.formats.weights import read_folder
 from specalign.lm.inspection.parts import embedding_scale
 from specalign.lm.model import Target
 
-INDEX = "model.safetensors.index.json"
 NAMES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
 """transformers' names → DFlash's."""
 EMBEDDING = "embed_tokens.weight"
+"""A drafter's own input embeddings."""
 TARGETS = (EMBEDDING, "verifier_lm_head.weight", "verifier_norm.weight")
 """Copies of the target's weights."""
 TOKENS = ("d2t", "t2d", "draft_vocab")
@@ -29,28 +27,14 @@ _RELATED = 0.5
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a folder, in one file or in shards.
+    """All tensors of a block drafter's folder.
 
     Raises:
         UserError: no readable file, or packed weights.
     """
     if (path / MASK).exists():
-        raise UserError(
-            f"{path}/{MASK}: a learned vector for the mask; here the mask is a row of the target's "
-            "embedding"
-        )
-    files = ["model.safetensors"]
-    if (path / INDEX).is_file():
-        shards = read_object(path / INDEX).get("weight_map")
-        if not isinstance(shards, dict) or not all(Path(str(f)).name == f for f in shards.values()):
-            raise UserError(f"{path}/{INDEX}: weight_map must name the file of each tensor")
-        files = sorted(set(shards.values()))
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            tensors |= load_safetensors(path / file)
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{path}/{file}: not readable ({error})") from None
+        raise UserError(f"{path}/{MASK}: learned mask embeddings are not supported")
+    tensors = read_folder(path, f"drafter {path}")
     for name, tensor in tensors.items():
         if name not in TOKENS and not tensor.is_floating_point():
             kind = str(tensor.dtype).removeprefix("torch.")
@@ -82,17 +66,19 @@ def read_vocabulary(
         _check_related(rows, target.embedding_VD, f"{where}: {EMBEDDING}", target)
     if offsets is None:
         if known is not None and not bool(known.all()):
-            raise UserError(
-                f"{where}: t2d marks a draft vocabulary, and d2t, which numbers its tokens, is "
-                "missing"
-            )
+            raise UserError(f"{where}: t2d marks a draft vocabulary, and d2t is missing")
         if head is not None:
             _check_related(head, target.head_weight_VD, f"{where}: lm_head.weight", target)
         return None, None
-    vocab, order = _sort_vocabulary(offsets, target, where)
+    if offsets.dim() != 1 or offsets.is_floating_point():
+        raise UserError(f"{where}: d2t must hold a whole number for each draft token")
+    vocab, order = (offsets.long() + torch.arange(len(offsets))).sort()  # token − row
+    inside = len(vocab) > 0 and int(vocab[0]) >= 0 and int(vocab[-1]) < target.vocab_size
+    if not inside or not bool((vocab.diff() > 0).all()):
+        raise UserError(f"{where}: d2t must name distinct tokens within 0..{target.vocab_size - 1}")
     if known is not None:
         marked = torch.zeros(target.vocab_size, dtype=torch.bool).index_fill(0, vocab, True)
-        if known.shape != marked.shape or not torch.equal(known.bool(), marked):
+        if not torch.equal(known.bool(), marked):
             raise UserError(f"{where}: t2d does not mark the tokens that d2t names")
     basis = "markov_head.markov_w2.weight"
     if basis in tensors and tensors[basis].shape[:1] == vocab.shape:
@@ -107,29 +93,17 @@ def read_vocabulary(
     return vocab, None if same else head.float()
 
 
-def _sort_vocabulary(offsets: Tensor, target: Target, where: str) -> tuple[Tensor, Tensor]:
-    """The tokens of `d2t` (token − row), ascending, and the rows in that order."""
-    if offsets.dim() != 1 or offsets.is_floating_point():
-        raise UserError(f"{where}: d2t must hold a whole number for each draft token")
-    vocab, order = (offsets.long() + torch.arange(len(offsets))).sort()
-    inside = len(vocab) > 0 and int(vocab[0]) >= 0 and int(vocab[-1]) < target.vocab_size
-    if not inside or not bool((vocab.diff() > 0).all()):
-        raise UserError(f"{where}: d2t must name distinct tokens within 0..{target.vocab_size - 1}")
-    return vocab, order
-
-
-def check_embedding(tensors: dict[str, Tensor], layout: str, target: Target, path: Path) -> None:
+def check_embedding(tensors: dict[str, Tensor], target: Target, path: Path) -> None:
     """Raises UserError for a speculators folder that scales its embeddings otherwise than the
     target does (Gemma): that package reads the folder's rows, or the target's unscaled ones."""
     own, rows = embedding_scale(target), tensors.get(EMBEDDING)
-    if layout != "speculators" or own == 1:
+    if own == 1:
         return
     scale = 1.0 if rows is None else float(rows.float().norm() / target.embedding_VD.float().norm())
     if abs(scale / own - 1) > 0.1:
         raise UserError(
-            f"{path}: its blocks read the target's embeddings times {scale:g}; target "
-            f"{target.spec!r} multiplies "
-            f"them by {own:g}, and so do drafters here"
+            f"{path}: it reads the target's embeddings times {scale:g}, target {target.spec!r} "
+            f"times {own:g}"
         )
 
 
@@ -138,10 +112,8 @@ def _check_related(rows: Tensor, wanted: Tensor, what: str, target: Target) -> N
     from."""
     wanted = wanted.detach().cpu()
     if rows.shape != wanted.shape:
-        raise UserError(
-            f"{what} has shape {tuple(rows.shape)}, target {target.spec!r} has "
-            f"{tuple(wanted.shape)}"
-        )
+        shapes = f"{tuple(rows.shape)}, target {target.spec!r} has {tuple(wanted.shape)}"
+        raise UserError(f"{what} has shape {shapes}")
     some = torch.linspace(0, len(rows) - 1, min(len(rows), 512)).long()
     alike = float(torch.cosine_similarity(rows[some].float(), wanted[some].float(), dim=-1).mean())
     if not alike > _RELATED:

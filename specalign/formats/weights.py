@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TypedDict
@@ -18,6 +19,7 @@ from specalign.common.files import load_safetensors, load_tensors, write_atomica
 from specalign.common.schema import convert, read_json
 
 SAFE = "model.safetensors"
+INDEX = f"{SAFE}.index.json"
 
 
 class _Index(TypedDict):
@@ -27,21 +29,33 @@ class _Index(TypedDict):
 def weight_files(folder: Path) -> list[Path]:
     """The weights files: safetensors, else pickled tensors; whole or as listed by an index."""
     for whole in (SAFE, "pytorch_model.bin"):
-        if (folder / whole).is_file():
+        if (folder / whole).exists():
             return [folder / whole]
         index = folder / f"{whole}.index.json"
         if index.is_file():
-            names = sorted(
-                set(convert(read_json(index), _Index, "", str(index))["weight_map"].values())
-            )
-            for name in names:
+            shards = convert(read_json(index), _Index, "", str(index))["weight_map"].values()
+            for name in shards:
                 if Path(name).name != name or not (folder / name).is_file():
                     raise UserError(f"{index}: names {name!r}, which is not in the folder")
-            return [folder / name for name in names]
+            return [folder / name for name in sorted(set(shards))]
     return []
 
 
+def read_folder(folder: Path, what: str) -> dict[str, Tensor]:
+    """All tensors of a folder. Raises UserError where there are none, or unreadable ones.
+
+    Args:
+        what: for messages.
+    """
+    files = weight_files(folder)
+    if not files:
+        raise UserError(f"{what}: {folder} has neither {SAFE} nor pytorch_model.bin")
+    return {name: tensor for file in files for name, tensor in read_weights(file).items()}
+
+
 def read_weights(file: Path) -> dict[str, Tensor]:
+    """The tensors of a file. Raises UserError for an unreadable file, a packed or complex type, or
+    values that are not finite."""
     try:
         if file.suffix == ".safetensors":
             tensors = load_safetensors(file)
@@ -50,22 +64,31 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     except (SafetensorError, OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise UserError(f"{file}: not readable ({(str(error).splitlines() or [''])[0]})") from None
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
-        raise UserError(f"{file}: is no table of tensors")
-    return check_tensors(tensors, str(file))
-
-
-def check_tensors(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:
-    """The tensors. Raises UserError for a packed or complex type, or values that are not finite."""
+        raise UserError(f"{file}: does not hold named tensors")
     for name, tensor in tensors.items():
         real = tensor.is_floating_point()
         if tensor.is_complex() or (real and tensor.element_size() < 2):
             kind = str(tensor.dtype).removeprefix("torch.")
             raise UserError(
-                f"{where}: {name} is of type {kind}; weights are float32, float16 or bfloat16"
+                f"{file}: {name} is of type {kind}; weights are float32, float16 or bfloat16"
             )
         if real and not bool(torch.isfinite(tensor).all()):
-            raise UserError(f"{where}: {name} holds values that are no numbers")
+            raise UserError(f"{file}: {name} holds values that are not finite")
     return tensors
+
+
+def check_shapes(
+    tensors: Mapping[str, Tensor], expected: Mapping[str, torch.Size], where: str
+) -> None:
+    """Raises UserError unless these are exactly the expected tensors."""
+    for name, shape in expected.items():
+        if name not in tensors:
+            raise UserError(f"{where}: misses tensor {name!r} of shape {tuple(shape)}")
+        if tensors[name].shape != shape:
+            found = tuple(tensors[name].shape)
+            raise UserError(f"{where}: {name} has shape {found}, expected {tuple(shape)}")
+    for name in sorted(tensors.keys() - expected.keys()):
+        raise UserError(f"{where}: has an unknown tensor {name!r}")
 
 
 def write_weights(tensors: dict[str, Tensor], folder: Path, max_shard_size: str = "5GB") -> None:
@@ -80,4 +103,4 @@ def write_weights(tensors: dict[str, Tensor], folder: Path, max_shard_size: str 
         write_atomically(folder / file, partial(save_file, part, metadata={"format": "pt"}))
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        write_json(folder / f"{SAFE}.index.json", index)
+        write_json(folder / INDEX, index)

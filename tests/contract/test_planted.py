@@ -19,12 +19,11 @@ from decode.engine import engine as engine_module
 from decode.engine.decoder import Decoder
 from decode.engine.detokenizer import UNFINISHED, TextStream
 from decode.engine.engine import Engine
-from decode.engine.processed import ProcessedEngine
 from decode.proposers import base, block, specdiff2
 from decode.proposers.autoregressive import AutoregressiveDrafter
 from decode.proposers.block import BlockDrafts, BlockProposer
 from decode.proposers.diffusion import DiffusionProposer
-from decode.proposers.lookup import CopyingDrafter, CopyingSession, LookupDrafter
+from decode.proposers.lookup import CopyingDrafter, CopyingSession
 from decode.proposers.overlapped import OverlappedDrafter
 from decode.proposers.specdiff2 import SpecDiff2Drafter
 from decode.speculation import drafts, rules, sampling, tree, tree_drafts, verification, verifiers
@@ -747,19 +746,6 @@ def test_rounds_drafted_in_the_background_are_compared(run: Run) -> None:
     batch = Batch("background", decoder(run.target, "in the background"), asked)
     assert findings(run, batch, []) == set()
     assert "rows" in findings(run, batch, one_more_of_top_k())
-
-
-@pytest.mark.parametrize("wrong", [False, True])
-def test_a_processor_that_does_not_see_the_drafts(run: Run, wrong: bool) -> None:
-    original = ProcessedEngine._texts
-
-    def without_drafts(self: ProcessedEngine, proposal: Proposal) -> list[Tensor]:
-        return original(self, proposal)[:1] * (len(proposal) + 1)
-
-    with mock.patch.object(ProcessedEngine, "_texts", without_drafts if wrong else original):
-        tally = run.tallies["end_to_end"]
-        end_to_end.check_processed("lookup", Decoder(run.target, LookupDrafter()), [90, 40], tally)
-    assert bool(tally.findings) == wrong
 
 
 LONG: dict[Callable[[], list[Patch]], Seen] = {

@@ -15,8 +15,6 @@ from align.config.recipe import Recipe
 from align.training.run import train
 from specalign.common.errors import UserError
 from specalign.formats.block import load_drafter
-from specalign.formats.published import save_published
-from specalign.formats.published_config import ScheduleSpec
 from specalign.formats.standalone import load_standalone
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
@@ -24,6 +22,7 @@ from specalign.models.ddit import DDiT
 from specalign.models.ddit_layers import DDiTConfig
 from tests.builders import needed_words
 from tests.published_blocks import backbone, pruned, speculators_config, write
+from tests.published_ddits import state, write_hub
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +44,24 @@ def with_data(recipe: Recipe, written: dict[str, Path]) -> None:
 def test_a_published_checkpoint_through_its_recipe(
     tmp_path: Path, written: dict[str, Path]
 ) -> None:
-    """SEDD's hub layout → stage=finetune → a folder that is SEDD's hub layout again."""
+    """SEDD's hub layout → stage=finetune → a drafter with its noise."""
     gpt2 = load_target("debug-gpt2", dtype="float32", device="cpu")
     config = DDiTConfig(gpt2.vocab_size + 1, 32, 2, 2, 16, scale_by_sigma=True, attention="full")
-    save_published(
-        DDiT(config), tmp_path / "sedd", "sedd", schedule=ScheduleSpec("geometric", 1e-3, 7.0)
-    )
+    sizes = {"hidden_size": 32, "n_blocks": 2, "n_heads": 2, "cond_dim": 16, "scale_by_sigma": True}
+    noise = {"type": "geometric", "sigma_min": 1e-3, "sigma_max": 7.0}
+    values = {
+        "tokens": gpt2.vocab_size,
+        "graph": {"type": "absorb"},
+        "noise": noise,
+        "model": sizes,
+    }
+    write_hub(tmp_path / "sedd", values, state(DDiT(config)))
     words = (f"drafter.init={tmp_path / 'sedd'}", f"output={tmp_path / 'run'}", "drafter.window=16")
     recipe = load_recipe(["recipe=debug_gpt2xl_calib", *words])
     with_data(recipe, written)
     train(recipe, quiet=True)
     values = json.loads((tmp_path / "run/drafter/config.json").read_text())
-    assert values["noise"] == {"type": "geometric", "sigma_min": 1e-3, "sigma_max": 7.0}
+    assert values["noise"] == noise
     again = load_standalone(tmp_path / "run/drafter", gpt2)
     assert isinstance(again.network, DDiT) and again.network.config == config
     assert again.config.schedule["sigma_max"] == 7.0

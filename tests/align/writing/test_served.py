@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +21,6 @@ from specalign.common.errors import UserError
 from specalign.folder.chat import Chat
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
-from specalign.lm.names import DEFAULT_TARGET
 from tests.builders import shallow_target, switching_target
 from tests.loopback_server import FAULTS, SLOW, Loopback
 
@@ -286,21 +283,3 @@ def test_batches_ahead_are_begun_only_where_they_are_needed(tmp_path: Path, targ
         source.write(1, 6, ignore_progress)
         assert sorted(source._batches) == [2]
         source.close()
-
-
-@pytest.mark.slow
-def test_vllm_writes_what_this_process_writes(tmp_path: Path) -> None:
-    """With the environment of `make serve-check`; VLLM names another place for it."""
-    place = Path(os.environ.get("VLLM", Path(__file__).parents[3] / ".venv-vllm"))
-    if not (place / "bin" / "python").is_file():
-        pytest.skip("vLLM is not installed beside this project (make serve-check)")
-    from tests.writer_check import check
-
-    options = Namespace(
-        vllm=place, target=DEFAULT_TARGET, prompts=6, samples=8, max_answer_tokens=24, concurrency=8, out=tmp_path / "out",
-    )  # fmt: skip
-    try:
-        load_target(DEFAULT_TARGET)
-    except UserError as error:
-        pytest.skip(str(error))
-    assert check(options) == 0

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from decode.exporting.exports import DrafterPair, ExportOptions, check_engine, export_drafter
+from decode.exporting.exports import DrafterPair, ExportOptions, check_transformers, export_drafter
 from decode.exporting.verdict import Verdict
 from specalign.common.errors import UserError
 from specalign.formats.causal import save_causal
@@ -35,7 +35,6 @@ def test_the_folder_is_an_assistant_of_transformers(tmp_path: Path, target: Targ
     save_causal(causal_drafter(target), tmp_path / "drafter", card="---\nlicense: mit\n---\n")
     verdict = export(tmp_path, "float32")
     assert verdict.exit_code == 0 and "draft_model" in verdict.serve[0].lines[0]
-    assert "every layer the same" in verdict.lines[1]
     page = (tmp_path / "out" / "README.md").read_text()
     assert "license: mit" in page and "'debug', which is no hub id" in page
     first, second = (AutoModelForCausalLM.from_pretrained(tmp_path / n) for n in ("drafter", "out"))
@@ -60,21 +59,6 @@ def test_weights_are_stored_in_the_requested_dtype(tmp_path: Path, target: Targe
     assert json.loads(config)["model"] == str(out)
 
 
-def test_tied_weights_that_share_their_storage(tmp_path: Path, target: Target) -> None:
-    """As a file of torch's holds them."""
-    save_causal(causal_drafter(target), tmp_path / "drafter")
-    held = {
-        name: t.float() for name, t in load_file(tmp_path / "drafter" / "model.safetensors").items()
-    }
-    held["lm_head.weight"] = held["model.embed_tokens.weight"]
-    torch.save(held, tmp_path / "drafter" / "pytorch_model.bin")
-    (tmp_path / "drafter" / "model.safetensors").unlink()
-    (tmp_path / "drafter" / "checksums.json").unlink(missing_ok=True)
-    config = json.loads((path := tmp_path / "drafter" / "config.json").read_text())
-    path.write_text(json.dumps({**config, "tie_word_embeddings": True}))
-    assert (verdict := export(tmp_path, "float32")).exit_code == 0, verdict.lines
-
-
 def test_later_and_in_one_process(tmp_path: Path, target: Target) -> None:
     """A fresh export, one that was written, one whose second layer or config is another."""
     save_causal(causal_drafter(target), tmp_path / "drafter")
@@ -85,22 +69,14 @@ def test_later_and_in_one_process(tmp_path: Path, target: Target) -> None:
     )
     prompts: Any = [Prompt("a", "Why is the sky blue?")]
     for folder in (None, out):
-        assert check_engine(pair, "transformers", prompts, 12, folder).exit_code == 0
+        assert check_transformers(pair, prompts, 12, folder).exit_code == 0
     held = load_file(out / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
     save_file({**held, name: 2 * held[name]}, out / "model.safetensors", {"format": "pt"})
-    verdict = check_engine(pair, "transformers", prompts, 12, out)
-    assert (
-        verdict.exit_code == 1
-        and name in verdict.lines[0]
-        and "layer 2: DIFFERENT" in verdict.lines[1]
-    )
-    with pytest.raises(
-        UserError, match="--engine dflash: holds block drafters.*--engine transformers"
-    ):
-        check_engine(pair, "dflash", prompts, 12)
+    verdict = check_transformers(pair, prompts, 12, out)
+    assert verdict.exit_code == 1 and name in verdict.lines[0]
     with pytest.raises(UserError, match="no export.json, so no export of this project"):
-        check_engine(pair, "transformers", prompts, 12, tmp_path / "drafter")
+        check_transformers(pair, prompts, 12, tmp_path / "drafter")
 
 
 @pytest.mark.parametrize("flag", [True, False])
@@ -123,7 +99,7 @@ def test_an_export_holds_the_head_that_the_tensors_hold(tmp_path: Path, flag: bo
         assert verdict.exit_code == 0, verdict.lines
     (out / "config.json").write_text(json.dumps({**values, "tie_word_embeddings": True}))
     pair = DrafterPair(str(tmp_path / "drafter"), "autoregressive", "debug", "cpu")
-    verdict = check_engine(pair, "transformers", [Prompt("a", "x")], 4, out)
+    verdict = check_transformers(pair, [Prompt("a", "x")], 4, out)
     assert verdict.exit_code == 1 and "tie_word_embeddings is True" in verdict.lines[0]
 
 

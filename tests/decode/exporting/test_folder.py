@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +11,6 @@ import torch
 
 from decode.exporting.registry import FORMATS
 from decode.exporting.serving import ServedTarget
-from specalign.common.claims import Claim
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
@@ -65,34 +62,6 @@ def test_an_interrupted_export_leaves_the_old_one(
         DFLASH.write(drafter, tmp_path / "out", torch.float32, "new")
     assert (tmp_path / "out" / "README.md").read_text().startswith("old")
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
-
-
-def test_what_a_killed_export_left_is_removed(tmp_path: Path, drafter: BlockDrafter) -> None:
-    """But nothing of a live process."""
-    dead, live, other = (
-        tmp_path / f".{name}" for name in ("out.specalign-export-x", "out.specalign-export-y", "b")
-    )
-    for folder in (dead, live, other):
-        folder.mkdir()
-        (folder / "config.json").touch()
-    process = multiprocessing.get_context("spawn").Process(
-        target=hold, args=(live, tmp_path / "held")
-    )
-    process.start()
-    try:
-        while not (tmp_path / "held").exists():
-            assert process.is_alive()
-        DFLASH.write(drafter, tmp_path / "out", torch.float32, "")
-    finally:
-        process.kill()
-        process.join()
-    assert {p.name for p in tmp_path.iterdir()} == {"out", live.name, other.name, "held"}
-
-
-def hold(folder: Path, held: Path) -> None:
-    with Claim(folder, "--out"):
-        held.touch()
-        threading.Event().wait()
 
 
 def test_a_card_shows_metadata_fenced_lines_figures_and_names_as_text(

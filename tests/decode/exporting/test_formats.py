@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from decode.engine.stock import stock_model
 from decode.exporting.compare import GreedyText, compare_export, distance, trace_drafter
-from decode.exporting.folder import EMBEDDING
 from decode.exporting.registry import FORMATS
 from decode.exporting.verdict import Verdict
 from specalign.common.errors import UserError
 from specalign.formats.block import load_drafter, save_drafter
+from specalign.formats.tensors import EMBEDDING
 from specalign.lm.inspection.parts import embedding_scale
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
@@ -64,7 +64,7 @@ def model(target: Target) -> Any:
 
 def logits_after(drafter: BlockDrafter, tokens: list[int]) -> Tensor:
     """Of the first draft after the tokens, the last of which is the anchor."""
-    return trace_drafter(drafter, GreedyText(tokens, []))["draft logits"][0, 0]
+    return trace_drafter(drafter, GreedyText(tokens, []))[0, 0]
 
 
 @pytest.mark.parametrize(("name", "whole", "options"), HELD)
@@ -139,10 +139,7 @@ def test_a_target_that_scales_its_embedding(
         found = PublishedDrafter(tmp_path / "out", model).logits(PROMPT)[0]
         assert distance(found, logits_after(drafter, PROMPT)) < 1e-2
     elif name == "gguf":
-        assert (
-            held.config["dflash_config"] == {"input_embedding_scale": 8}
-            and EMBEDDING not in held.tensors
-        )
+        assert held.config["dflash_config"] == {"input_embedding_scale": 8}
 
 
 # ---- refusals ----
@@ -151,37 +148,15 @@ def test_a_target_that_scales_its_embedding(
 @pytest.mark.parametrize(
     ("name", "context", "options", "says"),
     [
-        ("dflash", "taps", {}, "train with drafter.block_layout=fill_in$"),
-        ("dspark", "taps", FILL_IN, "train with drafter.block_layout=anchor_first$"),
-        (
-            "dspark",
-            "taps",
-            {**FILL_IN, "markov_rank": 4},
-            "=anchor_first and drafter.markov=tanh, linear",
-        ),
+        ("dspark", "taps", {**FILL_IN, "markov_rank": 4}, "=anchor_first and drafter.markov=tanh, linear"),
         ("dflash", "shared_kv", FILL_IN, "train with drafter.context=taps"),
         ("dflash", "taps", {"markov_rank": 4}, "block_layout=fill_in and drafter.markov_rank=0$"),
-        (
-            "gguf",
-            "taps",
-            {"markov_rank": 4, "markov": "tanh"},
-            "train with drafter.markov=vanilla or linear$",
-        ),
-        (
-            "transformers",
-            "taps",
-            {**FILL_IN, "convolution": True},
-            "train with drafter.convolution=false",
-        ),
-        (
-            "speculators",
-            "taps",
-            {**FILL_IN, "self_conditioning": True},
-            "drafter.self_conditioning=false",
-        ),
+        ("gguf", "taps", {"markov_rank": 4, "markov": "tanh"}, "train with drafter.markov=vanilla or linear$"),
+        ("transformers", "taps", {**FILL_IN, "convolution": True}, "train with drafter.convolution=false"),
+        ("speculators", "taps", {**FILL_IN, "self_conditioning": True}, "drafter.self_conditioning=false"),
         ("dflash", "taps", {**FILL_IN, "target_layers": [0, 3]}, "layer 3 is the target's last"),
     ],
-)
+)  # fmt: skip
 def test_what_a_format_cannot_hold_is_refused(
     target: Target, name: str, context: str, options: dict[str, Any], says: str
 ) -> None:
@@ -234,12 +209,7 @@ def _dflash(**changes: Any) -> Maker:
     return lambda target: (dflash_config(target, **changes), backbone(target))
 
 
-YARN = {
-    "rope_type": "yarn",
-    "factor": 4.0,
-    "original_max_position_embeddings": 128,
-    "rope_theta": 1e4,
-}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 PUBLISHED: dict[str, Maker] = {
     "dflash": _dflash(),
     "dflash, linear": _dflash(rope_scaling={"rope_type": "linear", "factor": 4.0}),

@@ -11,11 +11,11 @@ import torch
 from gguf import GGUFWriter
 
 from decode.exporting.compare import GreedyText, compare_export
-from decode.exporting.gguf import FILE, from_gguf_name, to_gguf_name
 from decode.exporting.registry import FORMATS
 from decode.exporting.verdict import Verdict
 from specalign.common.errors import UserError
 from specalign.formats.block import load_drafter
+from specalign.formats.gguf import FILE
 from specalign.lm.model import Target
 from tests.builders import PROMPT, block_network
 from tests.published_blocks import backbone, dflash_config, write
@@ -82,7 +82,7 @@ def test_frequencies_of_the_targets_own_tables(target: Target) -> None:
 def test_what_the_file_does_not_hold(tmp_path: Path, target: Target, vocabulary: Path) -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
     theirs = write(tmp_path / "theirs", dflash_config(target, rope_scaling=yarn), backbone(target))
-    with pytest.raises(UserError, match="YaRN scales attention"):
+    with pytest.raises(UserError, match="rope_type=yarn: the format holds fixed frequencies"):
         GGUF.make(load_drafter(theirs, target))
     drafter, out = block_network(target, "taps", whole=True, options=FILL_IN), tmp_path / "out"
     with pytest.raises(UserError, match="--target-gguf FILE"):
@@ -103,16 +103,6 @@ def test_what_the_file_does_not_hold(tmp_path: Path, target: Target, vocabulary:
         with pytest.raises(UserError, match=f"--target-gguf=.*{name}.gguf: can't be read"):
             GGUF.write(drafter, out, torch.float32, "", tmp_path / f"{name}.gguf")
     assert not out.exists()
-
-
-def test_names_go_out_and_come_back() -> None:
-    names = {
-        "layers.3.self_attn.q_proj.weight": "blk.3.attn_q.weight",
-        "hidden_norm.weight": "enc.output_norm.weight",
-        "d2t": "d2t",
-    }
-    for ours, theirs in names.items():
-        assert to_gguf_name(ours) == theirs and from_gguf_name(theirs) == ours
 
 
 def test_a_confidence_head_of_hidden_states_alone_gets_llama_cpps_columns(target: Target) -> None:

@@ -51,40 +51,24 @@ class App:
         self.decoder = Decoder(target, drafter)
 
     def answer(self, path: str, body: dict[str, Any]) -> str:
+        name = "llamacpp" if self.llama else "vllm"
         if path == "/v1/models":
-            return json.dumps(
-                {"data": [{"id": "mine", "owned_by": "llamacpp" if self.llama else "vllm"}]}
-            )
+            return json.dumps({"data": [{"id": "mine", "owned_by": name}]})
         if path == "/metrics":
-            totals = {
-                "drafts": len(self.accepted),
-                "draft_tokens": sum(self.drafted),
-                "accepted_tokens": sum(self.accepted),
-            }
-            prefix = "llamacpp" if self.llama else "vllm"
-            lines = [
-                f'{prefix}:spec_decode_num_{k}_total{{model="a {{b}}"}} {v}.0'
-                for k, v in totals.items()
-            ]
-            return "\n".join(["# HELP something", *lines]) + "\n"
-        assert (
-            path == ("/completion" if self.llama else "/v1/completions")
-            and body["temperature"] == 0
-        )
-        penalty = body.get(
-            "repeat_penalty" if self.llama else "repetition_penalty", 1.4
-        )  # the model's default
-        out = self.decoder.generate(
-            body["prompt"],
-            repetition_penalty=penalty,
-            max_new_tokens=body["n_predict" if self.llama else "max_tokens"],
-        )
+            totals = {"drafts": len(self.accepted), "draft_tokens": sum(self.drafted)}
+            totals["accepted_tokens"] = sum(self.accepted)
+            counter = name + ':spec_decode_num_{}_total{{model="a {{b}}"}} {}.0\n'
+            return "# HELP something\n" + "".join(counter.format(*item) for item in totals.items())
+        assert path == ("/completion" if self.llama else "/v1/completions")
+        assert body["temperature"] == 0
+        # without a penalty in the request: the model's default
+        penalty = body.get("repeat_penalty" if self.llama else "repetition_penalty", 1.4)
+        new = body["n_predict" if self.llama else "max_tokens"]
+        out = self.decoder.generate(body["prompt"], repetition_penalty=penalty, max_new_tokens=new)
         self.accepted += out.accepted
         self.drafted += out.drafted
         if self.llama:
-            return json.dumps(
-                {"content": out.text, "tokens": out.tokens if body["return_tokens"] else []}
-            )
+            return json.dumps({"content": out.text, "tokens": out.tokens * body["return_tokens"]})
         return json.dumps({"choices": [{"text": out.text, "token_ids": out.tokens}]})
 
 
@@ -116,9 +100,7 @@ def served(drafter: BlockDrafter) -> Iterator[tuple[App, str]]:
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(
-        target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
-    ).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield app, f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
@@ -174,11 +156,8 @@ def test_other_outputs_are_reported(
 
     app.change["/v1/completions"] = one_other
     verdict = check(tmp_path / "drafter", url)
-    assert (
-        verdict.exit_code == 3
-        and "outputs: 0 of 2" in verdict.lines[0]
-        and "at place 0" in verdict.lines[0]
-    )
+    assert verdict.exit_code == 3
+    assert "outputs: 0 of 2" in verdict.lines[0] and "at place 0" in verdict.lines[0]
     app.change["/v1/completions"] = lambda text: re.sub(r"\[\d+", f"[{10**30}", text)
     assert "which the target does not have" in check(tmp_path / "drafter", url).lines[0]
 
@@ -209,47 +188,33 @@ def test_an_engine_that_differs_is_told_from_wrong_files(
     options = {"block_layout": "fill_in", "block_size": 4}
     other = block_network(drafter.target, "taps", whole=True, options=options)
     app.use(drafter.target, BlockProposer(other, tree_nodes=0))
-    for more in (("--export", str(out)), ()):
+    for more, files in ((("--export", str(out)), "RIGHT"), ((), "NOT CHECKED")):
         code, text = run(*more)
-        assert code == 3 and text.endswith("FILES RIGHT, THE ENGINE DRAFTS DIFFERENTLY\n")
+        assert code == 3 and text.endswith(f"FILES {files}, THE ENGINE DRAFTS DIFFERENTLY\n")
     held = load_file(weights := out / "model.safetensors")
     save_file({**held, "norm.weight": held["norm.weight"] * 2}, weights)
     code, text = run("--export", str(out))
     assert code == 1 and text.endswith("NOT THE SAME DRAFTER\n") and "tensor norm.weight" in text
 
 
-def test_an_export_that_no_server_loads(
-    tmp_path: Path, drafter: BlockDrafter, served: tuple[App, str]
-) -> None:
-    FORMATS["custom_generate"].write(drafter, tmp_path / "out", torch.bfloat16, "")
-    with pytest.raises(
-        UserError, match="is in the format 'custom_generate', which no server loads"
-    ):
-        check(tmp_path, served[1], export=tmp_path / "out")
-
-
-def test_a_server_that_drafted_nothing_or_was_restarted(
+def test_a_server_that_drafted_nothing(
     tmp_path: Path, drafter: BlockDrafter, served: tuple[App, str]
 ) -> None:
     app, url = served
     save_drafter(drafter, tmp_path / "drafter")
     app.change["/metrics"] = lambda text: re.sub(r" [0-9]+\.0", " 7.0", text)
-    with pytest.raises(UserError, match="/metrics: 0 rounds.*restarted meanwhile"):
+    with pytest.raises(UserError, match="/metrics: 0 rounds.*restarted"):
         check(tmp_path / "drafter", url)
-    app.change["/metrics"] = lambda text: re.sub(
-        r" ([0-9]+)\.0", lambda m: f" {900 - int(m[1])}.0", text
-    )
-    with pytest.raises(UserError, match="/metrics: -[0-9]+ rounds"):
-        check(tmp_path / "drafter", url)
+    FORMATS["custom_generate"].write(drafter, tmp_path / "out", torch.bfloat16, "")
+    with pytest.raises(UserError, match="is in the format 'custom_generate', which no server"):
+        check(tmp_path, url, export=tmp_path / "out")
 
 
 @pytest.mark.parametrize(
     ("path", "sent", "says"),
     [
-        ("/v1/models", "[]", "names no model"),
         ("/v1/models", '{"data": []}', "names no model"),
         ("/v1/completions", '{"choices": [{"text": "x"}]}', "has no token ids"),
-        ("/v1/completions", '{"choices": [{"token_ids": ["a", null]}]}', "has no token ids"),
         ("/v1/completions", "<html>", "no JSON"),
         ("/v1/completions", 429, "answered 429"),
         ("/metrics", "# nothing", "counts no drafts"),
@@ -266,7 +231,7 @@ def test_answers_of_another_protocol(
         server.greedy(PROMPT, 2)
 
 
-@pytest.mark.parametrize("url", ["here", "http://127.0.0.1:1", "http://a..b"])
+@pytest.mark.parametrize("url", ["here", "http://127.0.0.1:1"])
 def test_no_server(url: str) -> None:
     with pytest.raises(UserError, match="is the server up"):
         Server(url)

@@ -3,40 +3,28 @@
 from __future__ import annotations
 
 import ast
-import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
 
-from decode.exporting import EXPORTS, serving
 from decode.exporting.registry import FORMATS
 from decode.exporting.serving import (
-    GIB,
     ServedTarget,
-    Snippet,
-    fit_machine,
+    find_served_target,
+    merged_name,
     resolved_name,
-    sglang_line,
+    shared_name,
 )
+from specalign.lm.debug import debug_model
+from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.builders import block_network
 from tests.target_models import asking_target, write_gguf
-
-
-def test_a_snippet_is_a_block_by_itself() -> None:
-    snippet = Snippet("vLLM", "bash", ("vllm serve 'a ```b'",))
-    assert snippet.as_markdown() == [
-        "With vLLM:",
-        "",
-        "````bash",
-        "vllm serve 'a ```b'",
-        "````",
-        "",
-    ]
-    assert snippet.as_text() == ["  with vLLM:", "", "      vllm serve 'a ```b'", ""]
 
 
 def test_a_target_goes_by_the_name_that_opens_it(
@@ -51,34 +39,11 @@ def test_a_target_goes_by_the_name_that_opens_it(
     assert converted.is_absolute() and (converted / "config.json").is_file()
 
 
-def test_options_that_fit_come_from_the_targets_config(
-    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All of its context where that fits into a quarter of the memory, else less; memory for it and for the drafter's layers."""
-    folder = Path(asking_target(tmp_path / "target", target))
-    values = json.loads((folder / "config.json").read_text())
-    wide = {
-        "num_hidden_layers": 64,
-        "num_key_value_heads": 8,
-        "num_attention_heads": 64,
-        "head_dim": 128,
-    }
-    (folder / "config.json").write_text(
-        json.dumps({**values, **wide, "max_position_embeddings": 40960})
-    )
-    config = block_network(target, "taps").config
-    each = 2 * 4 * (64 * 8 * 128 + 2 * config.num_key_value_heads * config.head_dim)
-    for memory, context in ((1000 * GIB, 40960), (16 * GIB, int(0.25 * 16 * GIB / (1.1 * each)))):
-        monkeypatch.setattr(serving, "memory_bytes", lambda memory=memory: memory)
-        found = fit_machine(str(folder), "cpu", config)
-        assert found.context == context and found.dtype == "float32"
-        assert context * each <= found.cache_gib * GIB <= max(0.25 * memory, GIB) + GIB
-        words = found.vllm_options
-        assert words[:4] == ["--dtype", "float32", "--max-model-len", str(context)]
-        assert words[4:6] == ["--kv-cache-memory-bytes", f"{found.cache_gib}G"]
-    assert (
-        fit_machine(str(folder), "cuda", config).vllm_options == []
-    )  # a GPU's engine knows its memory
+def test_options_for_a_cpu(tmp_path: Path, target: Target) -> None:
+    folder = asking_target(tmp_path / "target", target)
+    words = find_served_target(folder, "cpu").vllm_options
+    assert words[:4] == ("--dtype", "float32", "--max-model-len", str(target.context_limit))
+    assert find_served_target(folder, "cuda").vllm_options == ()  # it knows its memory
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -94,14 +59,6 @@ def test_a_folder_is_served_by_itself_only_if_it_names_a_target_that_opens(
 
 
 TARGET = ServedTarget("org/target")
-
-
-def test_names_are_those_of_the_command_and_every_line_names_the_folder(target: Target) -> None:
-    config = block_network(target, "taps").config
-    assert {*FORMATS, "draft_model"} == set(EXPORTS)
-    for name, form in FORMATS.items():
-        lines = [line for snippet in form.serve(config, TARGET, "FOLDER") for line in snippet.lines]
-        assert lines and any("FOLDER" in line for line in lines), name
 
 
 @pytest.mark.parametrize(
@@ -152,41 +109,31 @@ def test_lines_name_folders_as_a_shell_and_python_read_them(target: Target, fold
     assert found == 8
 
 
-@pytest.mark.parametrize(
-    ("layout", "rank", "kind"),
-    [
-        ("fill_in", 0, "draft-dflash"),
-        ("anchor_first", 0, "draft-dspark"),
-        ("fill_in", 4, "draft-dspark"),
-    ],
-)
-def test_llama_cpp_is_told_how_to_read_a_file(
-    target: Target, layout: str, rank: int, kind: str
-) -> None:
-    """It reads any file either way, and the other one drafts next to nothing that is right."""
-    config = replace(block_network(target, "taps", markov_rank=rank).config, block_layout=layout)
-    ((line,),) = (snippet.lines for snippet in FORMATS["gguf"].serve(config, TARGET, "FOLDER"))
-    assert f"--spec-type {kind} " in line and f"--spec-draft-n-max {config.block_size}" in line
-
-
-def test_sglang_gets_all_three_numbers_for_a_small_language_model_or_one() -> None:
-    """It asserts that."""
-    three = (
-        "--speculative-num-steps 5",
-        "--speculative-eagle-topk 1",
-        "--speculative-num-draft-tokens 6",
-    )
-    lines = {name: sglang_line(name, TARGET, "F", 5).lines[0] for name in ("STANDALONE", "DFLASH")}
-    assert all(words in lines["STANDALONE"] for words in three)
-    assert [words in lines["DFLASH"] for words in three] == [False, False, True]
-
-
 def test_a_line_that_starts_on_a_gpu_only_says_so(target: Target) -> None:
     """vLLM's build for CPUs has no DSpark."""
     config = block_network(target, "taps", whole=True).config
-    here = ServedTarget("org/target", 512, 1, "float32")
+    here = ServedTarget("org/target", ("--dtype", "float32"))
     (snippet, _) = FORMATS["dspark"].serve(config, here, "FOLDER")
-    assert "on a GPU" in snippet.engine and "--kv-cache-memory-bytes" not in snippet.lines[0]
+    assert "on a GPU" in snippet.engine and "--dtype" not in snippet.lines[0]
     assert FORMATS["dspark"].serve(config, TARGET, "FOLDER")[0].engine == "vLLM"
     (snippet, _) = FORMATS["dflash"].serve(config, here, "FOLDER")
-    assert snippet.engine == "vLLM" and "--kv-cache-memory-bytes 1G" in snippet.lines[0]
+    assert snippet.engine == "vLLM" and "--dtype float32" in snippet.lines[0]
+
+
+def test_an_adapter_is_merged_by_the_printed_lines(tmp_path: Path) -> None:
+    model, tokenizer = debug_model("Llama")
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "base")
+    changed = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"]))
+    for name, weight in changed.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.5)
+    changed.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    changed.save_pretrained(adapter := str(tmp_path / "my adapter"))
+    served = find_served_target(adapter, "cpu")
+    assert served.name == merged_name(adapter) == shared_name(adapter)
+    exec("\n".join(served.preparation[0].lines), {})
+    merged, target = (load_target(name, "float32", fast=False) for name in (served.name, adapter))
+    tokens = torch.arange(4, target.vocab_size)[None]
+    logits = target.forward(tokens).logits_BLV
+    torch.testing.assert_close(merged.forward(tokens).logits_BLV, logits, atol=1e-4, rtol=1e-4)

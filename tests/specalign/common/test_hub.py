@@ -29,7 +29,7 @@ from specalign.common.hub import (
     nearby,
 )
 from specalign.formats.masked_lm import load_masked_lm
-from specalign.formats.published import find
+from specalign.formats.sedd_mdlm import load_published
 from specalign.lm.loading import load_target, load_tokenizer, resolve_folder
 from specalign.lm.names import check_name
 
@@ -191,7 +191,7 @@ def _drafts(name: str) -> None:
 PLACES: dict[str, Callable[[str], object]] = {
     "check_name": check_name, "load_target": load_target, "resolve_folder": resolve_folder, "read_target_sizes": read_target_sizes,
     "load_tokenizer": load_tokenizer, "check_there": check_there, "kind_of": kind_of, "model_folder": _drafts,
-    "load_masked_lm": load_masked_lm, "find": find, "preflight": _preflight, "read_init_config": read_init_config, "check_text_source": check_text_source,
+    "load_masked_lm": load_masked_lm, "load_published": load_published, "preflight": _preflight, "read_init_config": read_init_config, "check_text_source": check_text_source,
     "check_source": check_source,
 }  # fmt: skip
 """Everything that takes a folder or a hub id."""

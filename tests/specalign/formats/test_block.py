@@ -22,26 +22,16 @@ from tests.published_blocks import IDS, backbone, dflash_config, pruned, specula
 from tests.target_models import tiny_target
 
 
-@pytest.mark.parametrize("whole", [False, True])
 def test_another_engines_draft_vocabulary_has_the_size_that_its_config_says(
-    tmp_path: Path, target: Target, whole: bool
+    tmp_path: Path, target: Target
 ) -> None:
-    """In the speculators layout; DFlash knows no such key, which counts there where a vocabulary is stored."""
-    tensors = backbone(target) | ({} if whole else pruned(target))
-    fits, held = (
-        (target.vocab_size, "no d2t") if whole else (len(IDS), f"a d2t for {len(IDS)} draft tokens")
-    )
+    tensors = backbone(target) | pruned(target)
     for config in (speculators_config(target), dflash_config(target)):
-        for said in (None, fits, 77, "x"):
-            folder = write(tmp_path / "theirs", {**config, "draft_vocab_size": said}, tensors)
-            if said in (None, fits) or (whole and "speculators_model_type" not in config):
-                assert load_drafter(folder, target).draft_size == fits
-            else:
-                with pytest.raises(
-                    UserError,
-                    match=f"draft_vocab_size={said!r}, and model.safetensors holds {held}$",
-                ):
-                    load_drafter(folder, target)
+        for stated in (None, len(IDS)):
+            folder = write(tmp_path / "theirs", {**config, "draft_vocab_size": stated}, tensors)
+            assert load_drafter(folder, target).draft_size == len(IDS)
+        folder = write(tmp_path / "theirs", {**config, "draft_vocab_size": 77}, tensors)
+        fails(folder, target, f"draft_vocab_size=77, and .* holds {len(IDS)} draft tokens$")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -76,21 +66,6 @@ def test_another_targets_name_is_said(
         assert said in noted and ("was made for" in noted) == bool(said)
 
 
-def test_what_an_older_version_saved_loads_as_it_was(
-    target: Target, samples: data.Samples, tmp_path: Path
-) -> None:
-    drafter = build(target, samples, markov_rank=8)
-    save_drafter(drafter, tmp_path, dtype=torch.float32)
-    config = json.loads((tmp_path / "config.json").read_text())
-    for name in ("markov", "markov_width", "convolution", "self_conditioning"):
-        del config[name]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert load_drafter(tmp_path, target).config == drafter.config
-    (tmp_path / "config.json").write_text(json.dumps({**config, "markov": "vanila"}))
-    with pytest.raises(UserError, match="did you mean 'vanilla'"):
-        load_drafter(tmp_path, target)
-
-
 def fails(folder: Path, target: Target, says: str) -> None:
     with pytest.raises(UserError, match=says):
         load_drafter(folder, target)
@@ -104,17 +79,11 @@ def test_configs_that_do_not_fit(target: Target, samples: data.Samples, tmp_path
         ("vocab_size", 9, "vocab_size is 9"),
         ("context", "tap", "did you mean 'taps'"),
         ("block_size", 0, "at least 1"),
-        ("block_size", 2.5, "block_size=2.5 must be an integer"),
-        ("block_size", 100000, "must be at most 512"),
         ("target_layer_ids", [1, 77], "target layer 77"),
-        ("target_layer_ids", "3", "target_layer_ids=.3. must be a list"),
         ("draft_vocab_size", 63, "63 entries"),
         ("mask_token_id", 99999, "mask_token_id=99999 is not within"),
         ("hidden_act", "sillu", "did you mean 'silu'"),
-        ("markov_rank", -1, "markov_rank=-1 must be at least 0"),
-        ("rope_theta", 0, "rope_theta=0.0 must be at least"),
         ("rms_norm_eps", None, "rms_norm_eps=None must be a number"),
-        ("extra", 3, "extra=3 must be"),
         ("intermediate_size", 64, "has shape"),
     ):
         (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
@@ -126,29 +95,22 @@ def test_configs_that_do_not_fit(target: Target, samples: data.Samples, tmp_path
 
 def test_weights_that_do_not_fit(target: Target, samples: data.Samples, tmp_path: Path) -> None:
     save_drafter(build(target, samples), tmp_path)
-    file = tmp_path / "model.safetensors"
-    weights = load_file(str(file))
-    vocab, fc = weights["draft_vocab"], weights["fc.weight"]
-    twice = vocab.clone()
-    twice[1] = twice[0]
-    save_file({k: v for k, v in weights.items() if k != "fc.weight"}, str(file))
-    fails(tmp_path, target, "misses 'fc.weight'")
+    weights = load_file(file := str(tmp_path / "model.safetensors"))
+    vocab = weights["draft_vocab"]
     for name, tensor, says in (
         ("odd", torch.zeros(1), "unknown tensor 'odd'"),
-        ("fc.weight", fc * float("nan"), "fc.weight holds values that are no numbers"),
-        ("fc.weight", fc * float("inf"), "fc.weight holds values that are no numbers"),
-        *(
-            ("draft_vocab", wrong, "draft_vocab must be ascending token ids")
-            for wrong in (twice, vocab.flip(0), vocab + 5000, vocab.float())
-        ),
+        ("fc.weight", weights["fc.weight"] * torch.nan, "fc.weight holds values that are not"),
+        ("draft_vocab", vocab.flip(0), "draft_vocab must be ascending token ids"),
+        ("draft_vocab", vocab + 5000, "draft_vocab must be ascending token ids"),
     ):
-        save_file({**weights, name: tensor}, str(file))
+        save_file({**weights, name: tensor}, file)
         fails(tmp_path, target, says)
+    del weights["fc.weight"]
+    save_file(weights, file)
+    fails(tmp_path, target, "misses tensor 'fc.weight'")
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("num_key_value_heads", 8192), ("num_key_value_heads", 1), ("head_dim", 8)]
-)
+@pytest.mark.parametrize(("key", "value"), [("num_key_value_heads", 1), ("head_dim", 8)])
 def test_a_drafter_that_shares_keys_has_the_targets_heads(
     target: Target, samples: data.Samples, tmp_path: Path, key: str, value: int
 ) -> None:
@@ -167,9 +129,7 @@ def test_a_drafter_that_wants_its_targets_tables_is_refused_where_there_are_none
     """And one that has its own is taken, with what it drafts."""
     llama, gpt2 = tiny_target("llama"), tiny_target("gpt2")
     save_drafter(from_target(llama, block_options(context="taps"), None), tmp_path)
-    with pytest.raises(
-        UserError, match="uses its target's rotary tables, and target 'gpt2' has none that fit"
-    ):
+    with pytest.raises(UserError, match="target 'gpt2' lacks the rotary tables it needs"):
         load_drafter(tmp_path, gpt2)
     made = from_target(gpt2, block_options(context="shared_kv", layers=2), None)
     save_drafter(made, tmp_path / "own", dtype=torch.float32)

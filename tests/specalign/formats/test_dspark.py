@@ -1,73 +1,104 @@
-"""DSpark's tensors of a head compute what the head computes."""
+"""DSpark's heads, read and written, compute what their formulas say; what is not computed here is refused."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from torch import Tensor, nn
 
 from specalign.common.errors import UserError
-from specalign.formats.dspark import dspark_tensors
-from specalign.models.markov import MarkovHead, markov_head
+from specalign.formats.block import load_drafter, save_drafter
+from specalign.formats.dspark import make_dspark, take_heads, write_heads
+from specalign.lm.model import Target
+from tests.builders import block_network
+from tests.published_blocks import backbone, dspark_config, markov_tensors, write
 
-
-def random_head(kind: str) -> tuple[MarkovHead, nn.Linear, Tensor, Tensor, Tensor]:
-    """A head of rank 4 over 9 of 12 tokens and a confidence head's layer, both random; embedding, hidden states, tokens before."""
-    generator = torch.Generator().manual_seed(0)
-    head, confidence = markov_head(kind, 16, 4, 0, 9, 12), nn.Linear(32, 1)
-    with torch.no_grad():
-        for parameter in (*head.parameters(), *confidence.parameters()):
-            parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    embedding = torch.randn(12, 16, generator=generator)
-    return (
-        head,
-        confidence,
-        embedding,
-        torch.randn(5, 16, generator=generator),
-        torch.tensor([0, 3, 11, 3, 7]),
-    )
+HERE = Path("here")
 
 
 @pytest.mark.parametrize("kind", ["tanh", "linear", "vanilla", "gated", "none"])
-def test_dspark_tensors_compute_the_same(kind: str) -> None:
-    """DSpark's heads written out from their definition: bias and confidence are ours up to rounding, over a block that carries
-    the rnn's state along."""
-    head, layer, embedding, hidden, before = random_head("silu" if kind == "none" else kind)
-    for confidence in (None, layer):
-        made = dspark_tensors(None if kind == "none" else head, embedding, 9, confidence)
-        t = {name.removeprefix("markov_head."): tensor for name, tensor in made.tensors.items()}
-        w1, w2, rank = t["markov_w1.weight"], t["markov_w2.weight"], made.rank
-        assert w1.shape == (12, rank) and w2.shape == (9, rank)
-        assert made.kind == {"tanh": "rnn", "gated": "gated"}.get(kind, "vanilla")
-        state, found = torch.randn(rank), []
-        for h, x in zip(hidden, before, strict=True):
-            latent = w1[x]
-            if made.kind == "gated":
-                gate = t["gate_proj.weight"] @ torch.cat((h, latent)) + t["gate_proj.bias"]
-                latent = gate.sigmoid() * latent
-            if made.kind == "rnn":
-                joint = (
-                    t["joint_proj.weight"] @ torch.cat((state, latent, h)) + t["joint_proj.bias"]
-                )
-                gate, candidate, output = joint.chunk(3)
-                state = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh()
-                latent = output.tanh()
-            found.append(w2 @ latent)
-        ours = torch.zeros(5, 9)
-        if kind != "none":
-            ours = head(hidden, before, lambda tokens: embedding[tokens]) @ head.basis
-        torch.testing.assert_close(torch.stack(found), ours, atol=1e-5, rtol=1e-5)
-        if confidence is not None:
-            weight, bias = t["confidence_head.proj.weight"][0], t["confidence_head.proj.bias"]
-            got = torch.cat((hidden, w1[before]), dim=1) @ weight + bias
-            wanted = confidence(torch.cat((hidden, embedding[before]), dim=1))[:, 0]
-            torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+@pytest.mark.parametrize("confidence", [False, True])
+def test_written_heads_compute_the_same(target: Target, kind: str, confidence: bool) -> None:
+    """By DSpark's definition, over a block that carries the rnn's state along."""
+    options = {"confidence_head": confidence, "block_layout": "anchor_first"}
+    options |= {} if kind == "none" else {"markov_rank": 4, "markov": kind}
+    drafter = block_network(target, "taps", options=options)
+    with torch.no_grad():
+        for module in (drafter.markov, drafter.confidence):
+            for parameter in [] if module is None else module.parameters():
+                parameter.copy_(torch.randn(parameter.shape))
+    found, tensors = write_heads(drafter)
+    t = {name.removeprefix("markov_head."): tensor for name, tensor in tensors.items()}
+    w1, w2 = t["markov_w1.weight"], t["markov_w2.weight"]
+    assert found == {"tanh": "rnn", "gated": "gated"}.get(kind, "vanilla")
+    hidden, before = torch.randn(5, target.hidden_size), torch.tensor([0, 3, 11, 3, 7])
+    state, biases = torch.randn(w1.shape[1]), []
+    for h, x in zip(hidden, before, strict=True):
+        latent = w1[x]
+        if found == "gated":
+            gate = t["gate_proj.weight"] @ torch.cat((h, latent)) + t["gate_proj.bias"]
+            latent = gate.sigmoid() * latent
+        if found == "rnn":
+            joint = t["joint_proj.weight"] @ torch.cat((state, latent, h)) + t["joint_proj.bias"]
+            gate, candidate, output = joint.chunk(3)
+            state = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh()
+            latent = output.tanh()
+        biases.append(w2 @ latent)
+    ours = torch.zeros(5, drafter.draft_size)
+    if drafter.markov is not None:
+        ours = drafter.markov(hidden, before, target.embed) @ drafter.markov.basis
+    torch.testing.assert_close(torch.stack(biases), ours, atol=1e-4, rtol=1e-4)
+    if drafter.confidence is not None:
+        weight, bias = t["confidence_head.proj.weight"][0], t["confidence_head.proj.bias"]
+        wanted = drafter.confidence(hidden, drafter.confidence_inputs(before))
+        got = torch.cat((hidden, w1[before]), dim=1) @ weight + bias
+        torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["silu", "mlp"])
-def test_what_dspark_can_not_hold_is_refused(kind: str) -> None:
-    head, _, embedding, *_ = random_head(kind)
+def test_other_heads_are_refused(target: Target, kind: str) -> None:
+    options = {"markov_rank": 4, "markov": kind, "block_layout": "anchor_first"}
     with pytest.raises(
-        UserError, match=f"drafter.markov={kind}: .* no such head, but tanh, linear"
+        UserError, match=f"no Markov head of the kind '{kind}'; train with drafter.mark"
     ):
-        dspark_tensors(head, embedding, 9)
+        make_dspark(block_network(target, "taps", options=options))  # fmt: skip
+
+
+def test_read_heads_that_do_not_fit(target: Target) -> None:
+    width = target.hidden_size
+    held = markov_tensors(target, "rnn", 4, 9, stateless=False)
+    with pytest.raises(UserError, match=r"joint_proj.weight: its output reads the state"):
+        take_heads(held, {"markov_rank": 4, "markov": "rnn"}, width, HERE)
+    with pytest.raises(UserError, match=r"misses tensor 'markov_head.markov_w1.weight'"):
+        take_heads({}, {"markov_rank": 4, "markov": "vanilla"}, width, HERE)
+    for wrong in (torch.ones(260, 4), torch.tensor(1.0)):
+        held = markov_tensors(target, "vanilla", 5, 9) | {"markov_head.markov_w1.weight": wrong}
+        with pytest.raises(
+            UserError, match=r"markov_w1.weight has shape \(.*\), expected \(-1, 5\)"
+        ):
+            take_heads(held, {"markov_rank": 5, "markov": "vanilla"}, width, HERE)
+    held = markov_tensors(target, "vanilla", 1, 9)
+    held["markov_head.markov_w2.weight"].zero_()
+    found = take_heads(held, {"markov_rank": 1, "markov": "vanilla"}, width, HERE)
+    assert found.settings == {"markov_rank": 0, "markov": ""} and not found.tensors and not held
+
+
+@pytest.mark.parametrize("reads", ["markov", "hidden"])
+def test_read_confidence_by_its_formula(tmp_path: Path, target: Target, reads: str) -> None:
+    """σ(w·[h; W1[x]] + b), or of h alone; kept through this project's own folder."""
+    rank, width = 6, target.hidden_size
+    held = backbone(target) | markov_tensors(target, "gated", rank, target.vocab_size)
+    size = width + (rank if reads == "markov" else 0)
+    weight, bias = torch.randn(1, size), torch.randn(1)
+    held |= {"confidence_head.proj.weight": weight, "confidence_head.proj.bias": bias}
+    options = {"enable_confidence_head": True, "confidence_head_with_markov": reads == "markov"}
+    folder = write(tmp_path / "theirs", dspark_config(target, "gated", rank, **options), held)
+    drafter = load_drafter(folder, target)
+    save_drafter(drafter, tmp_path / "ours", dtype=torch.float32)
+    h, x = torch.randn(3, width), torch.tensor([4, 90, 17])
+    row = held["markov_head.markov_w1.weight"][x]
+    wanted = torch.cat((h, row) if reads == "markov" else (h,), dim=-1) @ weight[0] + bias
+    for one in (drafter, load_drafter(tmp_path / "ours", target)):
+        assert one.confidence is not None
+        torch.testing.assert_close(one.confidence(h, one.confidence_inputs(x)), wanted)

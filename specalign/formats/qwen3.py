@@ -1,21 +1,32 @@
-"""What the formats share: Qwen3 layers under their published names, and what such layers can't
-hold."""
+"""What the written formats share: Qwen3 layers under their published names, and what such layers
+can't hold."""
 
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from decode.exporting.folder import EMBEDDING, Exported
 from specalign.common.errors import UserError
+from specalign.formats.layouts import ConfigValues
+from specalign.formats.rotary import write_rotary
+from specalign.formats.tensors import EMBEDDING
 from specalign.lm.inspection.parts import embedding_scale, embeds_rows
 from specalign.models.block import BlockDrafter
-from specalign.models.block_config import BlockConfig
 
 WHOLE_VOCABULARY = "the drafter was trained over a part of the vocabulary, and its engine drafts over the target's whole one"
+
+
+@dataclass
+class Exported:
+    """What a folder holds. notes: for the user; files: further text files, path → content."""
+
+    config: ConfigValues
+    tensors: dict[str, Tensor]
+    notes: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
 
 
 def check_fits(
@@ -55,22 +66,16 @@ def check_fits(
         whys, options = zip(*misfits, strict=True)
         raise UserError(f"--format {name}: {', '.join(whys)}; train with {' and '.join(options)}")
     check_last_layer(drafter, name)
-    unlike = {
-        "values of another width than keys": bool(c.value_dim),
-        "no QK-norm": not c.qk_norm,
-        "learned places": bool(c.places),
-    }
-    for what, present in unlike.items():
-        if present:
-            raise UserError(
-                f"--format {name}: the format's layers are Qwen3's and this drafter's have {what}"
-            )
+    if c.value_dim or not c.qk_norm or c.places:
+        raise UserError(
+            f"--format {name}: the format's layers are Qwen3's, with QK-norm and rotary positions"
+        )
     if not embeds_rows(drafter.target):
         raise UserError(
             f"--format {name}: its target {c.target!r} norms embeddings, and engines' drafters do "
             "not"
         )
-    rope_parameters(drafter, name)
+    write_rotary(drafter, name)
 
 
 def check_last_layer(drafter: BlockDrafter, name: str) -> None:
@@ -80,8 +85,7 @@ def check_last_layer(drafter: BlockDrafter, name: str) -> None:
     if drafter.config.context == "taps" and last in drafter.config.target_layer_ids:
         raise UserError(
             f"--format {name}: layer {last} is the target's last, which transformers gives with "
-            "its norm and "
-            "engines without; train with drafter.target_layers that end below it"
+            "its norm and engines without; train with drafter.target_layers that end below it"
         )
 
 
@@ -92,57 +96,14 @@ def check_head_bias(drafter: BlockDrafter, name: str) -> None:
     if bias is not None and bool(bias.any()):
         raise UserError(
             f"--format {name}: the output head of its target {drafter.config.target!r} has a bias, "
-            "which the "
-            "engine adds to drafts, and this drafter was trained without it"
+            "which the engine adds to drafts, and this drafter was trained without it"
         )
 
 
-def rope_parameters(drafter: BlockDrafter, name: str = "") -> dict[str, Any]:
-    """`rope_parameters` of this drafter's rotary tables. Raises UserError if no format has such
-    tables."""
-    c = drafter.config
-    if (published := c.extra.get("rope_parameters")) is not None:  # imported from another engine
-        return dict(published)
-    if c.rotaries:
-        theta = _find_theta(c)
-        if theta is None:
-            raise UserError(
-                f"--format {name}: its keys are rotated whole and in halves, by one base; this "
-                "drafter's are "
-                "not (part of a head, neighbouring pairs or another base in each layer)"
-            )
-        return {"rope_type": "default", "rope_theta": theta}
-    found = dict(getattr(drafter.target.config, "rope_parameters", None) or {})
-    by_kind = [
-        value for value in found.values() if isinstance(value, dict)
-    ]  # one per kind of layer
-    if by_kind:
-        found = dict(found.get("full_attention") or by_kind[0])
-    # sections for images: equal in text, and vLLM refuses drafters that have them
-    found = {key: value for key, value in found.items() if not key.startswith("mrope_")}
-    return {
-        "rope_type": "default",
-        **found,
-        "rope_theta": float(found.get("rope_theta") or c.rope_theta),
-    }
-
-
-def _find_theta(config: BlockConfig) -> float | None:
-    """The base if every layer rotates whole heads in halves by base^(−2i/d)."""
-    first = config.rotaries[0]
-    count = len(first.inv_freq)
-    if any(r != first for r in config.rotaries) or not first.full(config.head_dim) or count < 2:
-        return None
-    theta = first.inv_freq[1] ** (-config.head_dim / 2)
-    plain = [theta ** (-2 * i / config.head_dim) for i in range(count)]
-    fits = all(abs(a / b - 1) < 1e-4 for a, b in zip(first.inv_freq, plain, strict=True))
-    return theta if fits else None
-
-
-def qwen3_config(drafter: BlockDrafter) -> dict[str, Any]:
+def qwen3_config(drafter: BlockDrafter) -> ConfigValues:
     """The layers as a Qwen3 config."""
     c, layers = drafter.config, len(drafter.config.init_layer_ids)
-    rope = rope_parameters(drafter)
+    rope = write_rotary(drafter)
     return {
         "model_type": "qwen3",
         "hidden_size": c.hidden_size,
@@ -166,7 +127,7 @@ def qwen3_config(drafter: BlockDrafter) -> dict[str, Any]:
     }
 
 
-def taps_config(drafter: BlockDrafter) -> dict[str, Any]:
+def taps_config(drafter: BlockDrafter) -> ConfigValues:
     """Blocks and tapped layers: id i is the output of layer i, transformers' hidden_states[i +
     1]."""
     c = drafter.config
