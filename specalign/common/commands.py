@@ -1,5 +1,4 @@
-"""Commands as they are read and printed: options, the interpreter that runs, and all of a package
-in a list."""
+"""Options of commands, commands as they can be typed, and the list of a package's commands."""
 
 from __future__ import annotations
 
@@ -25,12 +24,6 @@ class OptionParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (--help lists the options)")
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        words = list(sys.argv[1:] if args is None else args)
-        if empty := next((w for w in words if w.startswith("--") and w.endswith("=--")), None):
-            self.error(f"{empty!r} has no value")  # argparse would read the value as its own mark
-        return super().parse_known_args(words, namespace)
-
 
 def path(text: str) -> Path:
     """An option's path, with `~` in full."""
@@ -43,52 +36,37 @@ def path(text: str) -> Path:
 
 
 def interpreter() -> str:
-    """The running Python as it can be typed here: from the working folder where that is shorter,
-    quoted for a shell."""
-    full = sys.executable or "python"
+    """The running Python, quoted for a shell; relative to the working folder if it is below it."""
+    full = Path(sys.executable or "python")
     try:
-        near = Path(full).relative_to(Path.cwd())
+        near = full.relative_to(Path.cwd())
     except (OSError, ValueError):  # not below the working folder, or that is gone
-        return shlex.quote(full)
-    return shlex.quote(str(near) if len(near.parts) > 1 else f"./{near}")
+        return shlex.quote(str(full))
+    return shlex.quote(str(near))
 
 
-def command(module: str, *words: str) -> str:
-    """`.venv/bin/python -m MODULE WORD …`; arguments are quoted where a shell asks for it."""
-    return " ".join([interpreter(), "-m", module, *map(shlex.quote, words)])
+def command(module: str, *arguments: str) -> str:
+    """`.venv/bin/python -m MODULE ARGUMENT …`, quoted for a shell."""
+    return " ".join([interpreter(), "-m", module, *map(shlex.quote, arguments)])
 
 
 def print_listing(package: Path, arguments: Sequence[str] | None = None) -> None:
-    """Print the commands of a package. `arguments`: default: what was typed.
+    """Print the commands of a package, each with the first sentence of its docstring. Imports none
+    of them.
 
     Raises:
-        UserError: words follow the package's name: `python -m decode verify`.
+        UserError: arguments, as in `python -m decode verify`.
     """
-    names = sorted(f"{package.name}.{path.stem}" for path in package.glob("*.py"))
-    typed = sys.argv[1:] if arguments is None else arguments
-    words = [w for w in typed if w not in ("-h", "--help")]
-    if words:
-        meant = f"{package.name}.{words[0]}"
-        shown = (
-            command(meant, *words[1:])
-            if meant in names
-            else f"{command(package.name)} lists the commands"
-        )
-        raise UserError(f"{package.name} is no command and takes no words ({shown})")
-    say(listing(package))
-
-
-def listing(package: Path) -> str:
-    """The commands of a package, each with the sentence that its docstring begins with. Imports
-    none of them."""
-    lines = []
-    for path in sorted(package.glob("*.py")):
-        source = path.read_text(encoding="utf-8")
-        if path.name.startswith("__") or '__name__ == "__main__"' not in source:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if any(argument not in ("-h", "--help") for argument in arguments):
+        example = command(f"{package.name}.COMMAND")
+        raise UserError(f"{package.name} takes no arguments: {example} runs a command")
+    say(f"usage: {interpreter()} -m COMMAND …   (--help: its options)\n\ncommands:")
+    for file in sorted(package.glob("*.py")):
+        source = file.read_text(encoding="utf-8")
+        if file.name.startswith("__") or '__name__ == "__main__"' not in source:
             continue
         docstring = ast.get_docstring(ast.parse(source)) or ""
         first = " ".join(docstring.partition("\n\n")[0].split())
         about = first.rpartition("`: ")[2] or first
-        lines.append(f"  {package.name + '.' + path.stem:<18}{about}")
-    head = f"usage: {interpreter()} -m COMMAND …   (--help: its options)"
-    return "\n".join([head, "", "commands:", *lines])
+        say(f"  {package.name + '.' + file.stem:<18}{about}")

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from specalign.common.bounded import bounded
 from specalign.common.errors import UserError, nearest
 from specalign.common.text import short
 from specalign.rows.conversation import Conversation, Message
@@ -59,8 +58,7 @@ def render(
     spec: str = "",
     date: str | None = None,
 ) -> str:
-    """A conversation in the tokenizer's chat template, up to where the answer begins. A template is
-    a program that comes with the model, so its time and memory are bounded.
+    """A conversation in the tokenizer's chat template, up to where the answer begins.
 
     Args:
         kwargs: the template's variables.
@@ -69,7 +67,7 @@ def render(
 
     Raises:
         TemplateRefusal: the template raises an error.
-        UserError: it takes too long or too much memory; there are several and none is chosen.
+        UserError: there are several templates and none is chosen.
     """
     kwargs = dict(kwargs or {})
     tools = list(conversation.tools) or kwargs.pop("tools", None)
@@ -77,7 +75,7 @@ def render(
     messages = [_with_parsed_arguments(message) for message in conversation.messages]
 
     def apply(messages: list[dict[str, Any]]) -> str:
-        with bounded("it"), _fixed_date(date):
+        with _fixed_date(date):
             text: str = tokenizer.apply_chat_template(
                 messages, tools=tools, tokenize=False, add_generation_prompt=True, **kwargs
             )
@@ -85,8 +83,6 @@ def render(
 
     try:
         text = apply(messages)
-    except UserError as error:
-        raise UserError(f"target {spec!r}: its chat template refuses this: {error}") from None
     except Exception as error:  # whatever a program raises
         line = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
         raise TemplateRefusal(spec, line) from None

