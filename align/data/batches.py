@@ -15,8 +15,7 @@ import torch
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.near_duplicates import NearDuplicates
-from align.writing.generation import Row
-from align.writing.rows import Plan, Progress, Source, ignore_progress
+from align.writing.rows import Plan, Progress, Row, Source, ignore_progress
 from specalign.common.text import plural, say
 
 MakeSource = Callable[[Plan], Source]
@@ -46,15 +45,15 @@ def with_folder_batch(recipe: Recipe, folder: Path, quiet: bool = False) -> Reci
 class Batches:
     """The target's batches by number, without broken rows and near duplicates."""
 
-    def __init__(self, plan: Plan, source: MakeSource) -> None:
-        self.plan, self.recipe, self.target = plan, plan.recipe, plan.target
-        self.template, self._make = plan.template, source
+    def __init__(self, plan: Plan, make_source: MakeSource) -> None:
+        self.plan, self._make_source = plan, make_source
+        self.prefix = list(plan.template.prefix)
         self.seen = NearDuplicates(plan.recipe.data.near_duplicate_threshold)
 
     @cached_property
     def source(self) -> Source:
         """What writes the rows, opened when something is to be written."""
-        return self._make(self.plan)
+        return self._make_source(self.plan)
 
     def close(self) -> None:
         if "source" in vars(self):
@@ -63,11 +62,11 @@ class Batches:
 
     def remember(self, samples: data.Samples) -> None:
         """Samples that are written already: near duplicates of them are dropped."""
-        starts = samples.text_start
         for i in range(len(samples)):
-            text_start = len(self.template.prefix) if starts is None else int(starts[i])
-            answer_start = int(samples.answer_start[i])
-            self.seen.add(self._text_key(samples[i].tolist(), answer_start, text_start))
+            starts = samples.text_start
+            text_start = len(self.prefix) if starts is None else int(starts[i])
+            key = self._text_key(samples[i].tolist(), int(samples.answer_start[i]), text_start)
+            self.seen.add(key)
 
     def write(
         self, number: int, room: int, dropped: Counter[str], progress: Progress = ignore_progress
@@ -91,16 +90,16 @@ class Batches:
             [row.answer_temperature for row in chosen],
         )
         starts = [row.text_start for row in chosen]
-        if all(start == len(self.template.prefix) for start in starts):
-            return samples
-        return replace(samples, text_start=torch.tensor(starts))
+        if any(start != len(self.prefix) for start in starts):
+            samples.text_start = torch.tensor(starts)
+        return samples
 
     def _text_key(self, tokens: list[int], answer_start: int, text_start: int) -> list[int]:
         """What near duplicates are judged by: the prompt from the first user text on, or a base
         text's first 64 tokens. Prompts after different system prompts or tools are never near."""
         end = answer_start if answer_start > text_start else text_start + 64
         lead, text = tokens[:text_start], tokens[text_start:end]
-        if lead == list(self.template.prefix):
+        if lead == self.prefix:
             return text
         digest = hashlib.sha256(json.dumps(lead).encode()).digest()
         mask = int.from_bytes(digest[:4], "little") % (1 << _TOKEN_BITS)

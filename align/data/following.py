@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from pathlib import Path
-from typing import Any
 
 from align.config.hardware import main_process
 from align.config.recipe import Recipe
@@ -58,33 +57,26 @@ class ShardsAsWritten:
             UserError: a shard that can't be read, or that nobody writes.
         """
         while True:
-            manifest = self._read_manifest()
-            if self.next < manifest["shards"]:
-                path, sha256 = (
-                    data.shard_path(self.folder, self.next),
-                    manifest["sha256"][self.next],
-                )
-                self.next += 1
-                return data.read_shard(path, sha256, self.target.vocab_size)
-            if manifest["samples"] >= self.recipe.data.samples or manifest.get("ended"):
-                return None
-            if not self._write():
+            if (self.folder / "manifest.json").exists():
+                manifest = data.read_manifest(self.folder)
+                if self.next < manifest["shards"]:
+                    path, sha256 = data.shard_path(self.folder, self.next), manifest["sha256"]
+                    self.next += 1
+                    return data.read_shard(path, sha256[self.next - 1], self.target.vocab_size)
+                if manifest["samples"] >= self.recipe.data.samples or manifest.get("ended"):
+                    return None
+            if not main_process() or not self._write():
                 time.sleep(WAIT_SECONDS)
 
-    def _read_manifest(self) -> dict[str, Any]:
-        exists = (self.folder / "manifest.json").exists()
-        return data.read_manifest(self.folder) if exists else {"shards": 0, "samples": 0}
-
     def _write(self) -> bool:
-        """Write one shard; False if another process is writing."""
-        if not main_process():
-            return False
+        """Write the next shard unless another process has; False if one is writing."""
         try:
             claim = Claim(self.folder, "data.path")
         except UserError:
             return False
         with claim:
-            shards = self._read_manifest()["shards"]
+            exists = (self.folder / "manifest.json").exists()
+            shards = data.read_manifest(self.folder)["shards"] if exists else 0
             if self.next < shards:
                 return True
             if self.recipe.data.write == "never":
@@ -93,23 +85,18 @@ class ShardsAsWritten:
                     f"(data.write=never); start {command('align.synthesize')} with the same "
                     "arguments, then rerun this command"
                 )
-            writing = self._resume_writing(shards)
-            if not writing.done:
-                writing.write_shard()
-            if writing.done:
-                writing.close()
+            if self._writing is None and not self.quiet:
+                say(f"no process writes into {self.folder}: it is written in turn", error=True)
+            if self._writing is None or self._writing.manifest["shards"] != shards:
+                self.close()  # another process has written meanwhile
+                self._writing = Synthesis(self.recipe, self.target, self.folder, self.quiet)
+            if self._writing.done or not self._writing.write_shard() or self._writing.done:
+                self.close()
         return True
 
-    def _resume_writing(self, shards: int) -> Synthesis:
-        """What writes here, reopened if another process has written meanwhile."""
+    def close(self) -> None:
         if self._writing is not None:
-            if self._writing.manifest["shards"] == shards:
-                return self._writing
             self._writing.close()
-        elif not self.quiet:
-            say(f"nobody writes into {self.folder}: writing and training in turn", error=True)
-        self._writing = Synthesis(self.recipe, self.target, self.folder, self.quiet)
-        return self._writing
 
 
 class Followed:
@@ -117,7 +104,8 @@ class Followed:
     rows. The row at a place depends on the shards up to it, not on when they came.
 
     Args:
-        first: samples of the first shards, one group. later: the shards after them.
+        first: samples of the first shards, one group.
+        later: the shards after them.
     """
 
     def __init__(self, first: Texts, later: ShardsAsWritten, length: int, seed: int) -> None:

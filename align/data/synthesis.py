@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from align.writing.in_process import InProcess
 from align.writing.journal import forget_until
 from align.writing.progress import WritingProgress
 from align.writing.rows import Plan, Progress, Source, ignore_progress
-from align.writing.survey import describe_survey, survey_prompts
+from align.writing.survey import survey_prompts
 from align.writing.template import TargetInfo, chat_template
 from specalign.common.errors import UserError
 from specalign.common.text import say
@@ -28,13 +27,6 @@ from specalign.lm.model import Target
 
 FRUITLESS_BATCHES = 20
 """In a row, all of whose samples were dropped, after which the writing stops."""
-
-
-def _read_date(folder: Path) -> str | None:
-    """The date in the samples of a folder, if the template writes one."""
-    if not (folder / "manifest.json").exists():
-        return None
-    return data.read_manifest(folder).get("date")
 
 
 def _resume(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -46,15 +38,15 @@ def _resume(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
         return fresh
     manifest = data.read_manifest(folder)
     for key, value in wanted.items():
-        if not is_same(manifest, key, value):
-            if manifest["shards"] and not manifest["samples"]:
-                forget_until(folder, manifest["shards"])
-                return fresh
-            raise UserError(
-                f"{folder}/manifest.json: {key} is {manifest.get(key)!r}, this recipe says "
-                f"{value!r}; "
-                "give the data.… keys that it was written with, or another data.path"
-            )
+        if is_same(manifest, key, value):
+            continue
+        if manifest["shards"] and not manifest["samples"]:
+            forget_until(folder, manifest["shards"])
+            return fresh
+        raise UserError(
+            f"{folder}/manifest.json: {key} is {manifest.get(key)!r}, this recipe says {value!r}; "
+            "give the data.… keys that it was written with, or another data.path"
+        )
     if manifest.get("target_sha256") is None:
         manifest["target_sha256"] = wanted["target_sha256"]
     return {**fresh, **manifest}
@@ -82,7 +74,9 @@ class Synthesis:
         recipe = with_folder_batch(recipe, folder, quiet)
         d = recipe.data
         self.recipe, self.folder, self.quiet, self.fruitless = recipe, folder, quiet, 0
-        template = chat_template(target, _read_date(folder))
+        exists = (folder / "manifest.json").exists()
+        date = data.read_manifest(folder).get("date") if exists else None
+        template = chat_template(target, date)
         self.prompts = None
         if d.prompts:
             self.prompts = read_prompts(
@@ -90,21 +84,21 @@ class Synthesis:
             )
         self.manifest = _resume(folder, identity(recipe, target, template, self.prompts))
         plan = Plan(recipe, target, template, self.prompts)
-        self.expected = d.samples if self.done else _survey_prompts(plan, folder, quiet)
-        self.batches = Batches(plan, source or partial(self._open_source, target))
-        if d.server is not None and not (folder / "manifest.json").exists():
+        self.expected = d.samples if self.done else self._survey(plan)
+        self.batches = Batches(plan, source or self._open_source)
+        if d.server is not None and not exists:
             _ = self.batches.source  # it has to be reachable before anything is written
             data.write_manifest(folder, self.manifest)  # settings of the first stored answers
-        _restore(folder, self.manifest, self.batches, quiet)
+        self._restore()
         forget_until(folder, self.manifest["shards"] - 1)  # a kill may have come before this
 
-    def _open_source(self, target: TargetInfo, plan: Plan) -> Source:
-        if self.recipe.data.server is None:
-            assert isinstance(target, Target)
-            return InProcess(plan, target)
-        from align.writing.served import Served
+    def _open_source(self, plan: Plan) -> Source:
+        if self.recipe.data.server is not None:
+            from align.writing.served import Served  # imports the client, which is slow
 
-        return Served(plan, self.folder, self.quiet)
+            return Served(plan, self.folder, self.quiet)
+        assert isinstance(plan.target, Target)
+        return InProcess(plan, plan.target)
 
     def close(self) -> None:
         """End running requests and processes."""
@@ -121,9 +115,9 @@ class Synthesis:
         Raises:
             UserError: settings under which nothing is kept.
         """
-        manifest, folder, wanted = self.manifest, self.folder, self.recipe.data.samples
+        manifest, folder = self.manifest, self.folder
         dropped = Counter(manifest["dropped"])
-        room = wanted - manifest["samples"]
+        room = self.recipe.data.samples - manifest["samples"]
         samples = self.batches.write(manifest["shards"], room, dropped, progress)
         if samples is None:
             manifest["ended"] = True
@@ -139,18 +133,62 @@ class Synthesis:
         self.batches.source.forget(manifest["shards"] - 1)
         self.fruitless = 0 if len(samples) or self.prompts else self.fruitless + 1
         if self.fruitless == FRUITLESS_BATCHES:
-            hint = (
-                "data.near_duplicate_threshold, data.prompt_temperature and data.max_prompt_tokens "
-                "decide, or give prompts (data.prompts)"
-            )
-            if all(reason.endswith("in the server's reply") for reason in dropped):
-                hint = "another server may do (data.writer)"
             raise UserError(
                 f"{folder}: nothing of {FRUITLESS_BATCHES} batches in a row was kept (dropped so "
-                "far: "
-                f"{_list_counts(dropped)}); {hint}"
+                f"far: {_list_counts(dropped)}); data.near_duplicate_threshold, "
+                "data.prompt_temperature, data.max_prompt_tokens and data.writer decide, or give "
+                "prompts (data.prompts)"
             )
         return True
+
+    def _survey(self, plan: Plan) -> int:
+        """Report what the template adds to the prompts, and what of given ones is left out or cut.
+
+        Returns:
+            How many samples can be written: `data.samples`, or the number of usable prompts.
+
+        Raises:
+            UserError: none can be used.
+        """
+        notes: list[str] = []
+        expected = plan.recipe.data.samples
+        if plan.prompts is not None:
+            usable, notes = survey_prompts(plan.reader, plan.prompts)
+            expected = min(expected, usable)
+        if not self.quiet:
+            for note in notes:
+                say(f"note: {note}", error=True)
+            note_clock(plan.target, str(self.folder), plan.template.date)
+        return expected
+
+    def _restore(self) -> None:
+        """Write missing and damaged shards again, and have `batches` remember the texts of all."""
+        manifest, batches = self.manifest, self.batches
+        shards = ShardFolder(self.folder, manifest, batches.plan.target.vocab_size)
+        damaged: set[int] = set()
+        for number in range(len(shards)):
+            try:
+                _ = shards[number]
+            except UserError as error:
+                damaged.add(number)
+                if not self.quiet:
+                    say(f"written again: {error}")
+        if not damaged and self.done:
+            return
+        restored = {**manifest, "samples": 0, "tokens": 0, "answer_tokens": 0, "sha256": []}
+        for number, sha256 in enumerate(manifest["sha256"]):
+            if number in damaged:
+                room = self.recipe.data.samples - restored["samples"]
+                samples = batches.write(number, room, Counter())
+                assert samples is not None  # it was written before
+                sha256 = data.write_shard(self.folder, number, samples)
+            else:
+                samples = shards[number]
+                batches.remember(samples)
+            _count(restored, samples, sha256)
+        manifest |= restored
+        if damaged:
+            data.write_manifest(self.folder, manifest)
 
 
 def synthesize(
@@ -169,102 +207,38 @@ def synthesize(
             under which nothing is kept.
     """
     with closing(Synthesis(recipe, target, folder, quiet, source)) as writing:
-        return _write_all(writing)
-
-
-def _write_all(writing: Synthesis) -> dict[str, Any]:
-    """Write all shards and report progress; returns the manifest."""
-    d, folder, quiet, manifest = (
-        writing.recipe.data,
-        writing.folder,
-        writing.quiet,
-        writing.manifest,
-    )
-    report = _discard if quiet else say
-    prompts = None if writing.prompts is None else len(writing.prompts)
-    if writing.done:
-        report(f"{folder} is finished: {manifest['samples']} samples, {manifest['tokens']} tokens")
+        lines = _write_all(writing)
+        for line in () if quiet else lines:
+            say(line)
+        d, manifest = writing.recipe.data, writing.manifest
+        if writing.prompts and not manifest["samples"]:
+            raise UserError(
+                f"{folder}: none of the {len(writing.prompts)} prompts of data.prompts="
+                f"{d.prompts!r} gave a sample (dropped: {_list_counts(manifest['dropped'])})"
+            )
         return manifest
+
+
+def _write_all(writing: Synthesis) -> list[str]:
+    """Write all shards; returns a report of what was written."""
+    d, manifest, folder = writing.recipe.data, writing.manifest, writing.folder
+    before = dict(manifest)
+    if writing.done:
+        return [f"{folder} is finished: {before['samples']} samples, {before['tokens']} tokens"]
+    if before["samples"] and not writing.quiet:
+        say(f"resuming in {folder}: {before['samples']} of {d.samples} samples exist")
     start = time.monotonic()
-    tokens_before = manifest["tokens"]
-    if manifest["samples"]:
-        report(f"resuming in {folder}: {manifest['samples']} of {d.samples} samples exist")
-    longest = d.prompt_limit * (d.prompts is None) + d.max_answer_tokens
-    with WritingProgress(writing.expected, manifest["samples"], quiet, longest) as progress:
+    with WritingProgress(writing.expected, before["samples"], writing.quiet) as progress:
         while not writing.done and writing.write_shard(progress.count):
             progress.samples_done(manifest["samples"], d.batch_size)
-    rate = (manifest["tokens"] - tokens_before) / max(time.monotonic() - start, 1e-9)
-    dropped = _list_counts(manifest["dropped"])
-    report(
+    rate = (manifest["tokens"] - before["tokens"]) / max(time.monotonic() - start, 1e-9)
+    lines = [
         f"{manifest['samples']} samples, {manifest['tokens']} tokens in {folder} "
-        f"({rate:.0f} kept tokens/s; texts left out: {dropped})"
-    )
-    if prompts is not None and not manifest["samples"]:
-        raise UserError(
-            f"{folder}: none of the {prompts} prompts of data.prompts={d.prompts!r} gave a sample "
-            f"(texts left out: {dropped})"
-        )
-    if prompts is not None and manifest["samples"] < d.samples:
-        report(f"note: the prompts ended after {manifest['samples']} of {d.samples} samples")
-    return manifest
-
-
-def _discard(text: str) -> None:
-    """Report nothing."""
-
-
-def _survey_prompts(plan: Plan, folder: Path, quiet: bool) -> int:
-    """Report what the template reads besides the prompts, and what of given ones is left out or
-    cut.
-
-    Returns:
-        How many samples can be written: `data.samples`, or the number of usable prompts.
-
-    Raises:
-        UserError: none can be used.
-    """
-    notes: list[str] = []
-    expected = plan.recipe.data.samples
-    if plan.prompts is not None:
-        survey = survey_prompts(plan.reader, plan.prompts)
-        notes = describe_survey(plan.reader, survey, len(plan.prompts))
-        expected = min(expected, survey.usable)
-    if not quiet:
-        for note in notes:
-            say(f"note: {note}", error=True)
-        note_clock(plan.target, str(folder), plan.template.date)
-    return expected
-
-
-def _restore(folder: Path, manifest: dict[str, Any], batches: Batches, quiet: bool) -> None:
-    """Write missing and damaged shards again, and have `batches` remember the texts of all."""
-    shards = ShardFolder(folder, manifest, batches.target.vocab_size)
-    damaged: set[int] = set()
-    for number in range(len(shards)):
-        try:
-            _ = shards[number]
-        except UserError as error:
-            damaged.add(number)
-            if not quiet:
-                say(f"written again: {error}")
-    wanted = batches.recipe.data.samples
-    if not damaged and manifest["samples"] >= wanted:
-        return
-    hashes = manifest["sha256"]
-    restored = {**manifest, "samples": 0, "tokens": 0, "answer_tokens": 0, "sha256": []}
-    for number in range(len(shards)):
-        if number in damaged:
-            samples = batches.write(number, wanted - restored["samples"], Counter())
-            assert samples is not None  # it was written before
-            sha256 = data.write_shard(folder, number, samples)
-        else:
-            samples = shards[number]
-            sha256 = hashes[number]
-            batches.remember(samples)
-        _count(restored, samples, sha256)
-    manifest |= restored
-    if damaged:
-        data.write_manifest(folder, manifest)
+        f"({rate:.0f} kept tokens/s; dropped: {_list_counts(manifest['dropped'])})"
+    ]
+    if not writing.done:
+        lines.append(f"note: the prompts ended after {manifest['samples']} of {d.samples} samples")
+    return lines
 
 
 def _count(manifest: dict[str, Any], samples: data.Samples, sha256: str) -> None:

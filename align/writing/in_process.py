@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from align.writing.generation import Row, Writer
-from align.writing.rows import Plan, Progress, Source, batch_seed
+from align.writing.generation import Writer
+from align.writing.rows import Plan, Progress, Row, Source, batch_seed
 from specalign.lm.model import Target
 
 
@@ -14,16 +14,11 @@ class InProcess(Source):
 
     def __init__(self, plan: Plan, target: Target) -> None:
         self.plan = plan
-        prefix = plan.template.prefix
-        self.writer = Writer(
-            target, prefix, plan.turn, plan.prompt_ends, plan.settings, plan.capacity
-        )
+        self.writer = Writer(target, plan)
 
     def write(self, number: int, needed: int, progress: Progress) -> list[Row] | None:
         rows = self.plan.rows(number)
-        if not rows:
-            return None
-        return self.write_rows(number, rows, progress)
+        return self.write_rows(number, rows, progress) if rows else None
 
     def write_rows(self, number: int, rows: list[Row], progress: Progress) -> list[Row]:
         """Write the plan's rows of a batch to their ends."""

@@ -26,6 +26,7 @@ from specalign.rows.shapes import as_conversation
 
 _LOADING_FACTOR = 4
 """Memory needed per byte of weights on disk: they may be widened and copied."""
+_SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja", "*.py"]
 
 
 @dataclass
@@ -80,9 +81,10 @@ def outline(recipe: Recipe) -> Outline:
     Raises:
         UserError: config or tokenizer cannot be read, or the template refuses the recipe's options.
     """
-    name = recipe.target.name
-    revision = recipe.target.revision
-    folder = _small_files(name, revision)
+    name, revision = recipe.target.name, recipe.target.revision
+    folder = resolve_folder(name)
+    if isinstance(folder, str):
+        folder = model_folder(folder, "target", _SMALL_FILES, revision)
     adapter = adapter_behind(name)
     options: dict[str, Any] = {"trust_remote_code": recipe.target.trust_remote_code}
     try:
@@ -104,21 +106,9 @@ def outline(recipe: Recipe) -> Outline:
     text_config = config.get_text_config(decoder=True)
     ends = eos_ids(SimpleNamespace(generation_config=generation, config=config), tokenizer)
     vocab_size = int(text_config.vocab_size)
-    if (
-        adapter is not None and adapter.tokenizer_folder is not None
-    ):  # may have more tokens than its base
-        vocab_size = max(vocab_size, len(tokenizer))
+    if adapter is not None and adapter.tokenizer_folder is not None:
+        vocab_size = max(vocab_size, len(tokenizer))  # it may have more tokens than its base
     return Outline(name, tokenizer, chat, ends, vocab_size, context_limit(text_config))
-
-
-def _small_files(name: str, revision: str | None) -> Path:
-    """The folder of a target's config and tokenizer; of a hub id, only these are fetched."""
-    folder = resolve_folder(name)
-    if isinstance(folder, Path):
-        return folder
-    return model_folder(
-        folder, "target", ["*.json", "*.txt", "*.model", "*.jinja", "*.py"], revision
-    )
 
 
 def _weights_fit(name: str, revision: str | None) -> bool:
@@ -131,8 +121,8 @@ def _weights_fit(name: str, revision: str | None) -> bool:
         folder = Path(config).parent
     weights = [path for path in folder.glob("*") if path.suffix in (".safetensors", ".bin")]
     counts = {int(path.stem.rpartition("-of-")[2]) for path in weights if "-of-" in path.stem}
-    is_complete = not [*folder.glob("*.index.json")] or any(
-        len(weights) >= count for count in counts
-    )
+    is_complete = not [*folder.glob("*.index.json")]
+    if counts:
+        is_complete = is_complete or len(weights) >= min(counts)
     size = sum(path.stat().st_size for path in weights)
     return is_complete and 0 < size * _LOADING_FACTOR <= (memory_bytes() or 0)

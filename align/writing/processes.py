@@ -19,10 +19,9 @@ import torch
 
 from align.config.hardware import accelerator
 from align.config.recipe import Recipe
-from align.writing.generation import Row
 from align.writing.in_process import InProcess
 from align.writing.outline import Outline, open_beside_server
-from align.writing.rows import Plan, Progress, Source, ignore_progress
+from align.writing.rows import Plan, Progress, Row, Source, ignore_progress
 from align.writing.template import TargetInfo, Template
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
@@ -39,10 +38,8 @@ def open_writer(recipe: Recipe) -> Iterator[tuple[TargetInfo, Callable[[Plan], S
     if recipe.data.server is not None:
         yield open_beside_server(recipe), None
     elif recipe.launch.devices == 1:
-        yield (
-            load_target(recipe.target.name, device=recipe.target.device, **recipe.target_options),
-            None,
-        )
+        name, device = recipe.target.name, recipe.target.device
+        yield load_target(name, device=device, **recipe.target_options), None
     else:
         with closing(Processes(recipe)) as processes:
             yield processes.target, processes.open_source
@@ -59,11 +56,11 @@ class Processes(Source):
 
     def __init__(self, recipe: Recipe) -> None:
         self.count = recipe.launch.devices
-        kind = accelerator(recipe)
+        is_gpu = accelerator(recipe) == "gpu"
         context = multiprocessing.get_context("spawn")
         names = context.Queue()
         for number in range(self.count):
-            names.put(f"cuda:{number}" if kind == "gpu" else "cpu")
+            names.put(f"cuda:{number}" if is_gpu else "cpu")
         self._pool = ProcessPoolExecutor(self.count, context, _start_worker, (recipe, names))
         self._batches: dict[int, Future[list[Row]]] = {}
         try:
@@ -82,27 +79,17 @@ class Processes(Source):
         self, number: int, needed: int, progress: Progress = ignore_progress
     ) -> list[Row] | None:
         batch_size = self.plan.recipe.data.batch_size
-        for ahead in range(2 * self.count):
-            if ahead and ahead * batch_size >= needed:
-                break
-            if not self._submit(number + ahead):
-                break
+        ahead = min(2 * self.count, max(1, -(-needed // batch_size)))
+        for later in range(number, number + ahead):
+            rows = [] if later in self._batches else self.plan.rows(later)
+            if rows:
+                job = self._pool.submit(_write_batch, self.plan.template, later, rows)
+                self._batches[later] = job
         if number not in self._batches:
             return None
-        rows: list[Row] = self._wait(self._batches.pop(number))
-        progress(sum(len(row.tokens) for row in rows), len(rows))
-        return rows
-
-    def _submit(self, number: int) -> bool:
-        """Submit a batch; False after the last prompt."""
-        if number in self._batches:
-            return True
-        rows = self.plan.rows(number)
-        if rows:
-            self._batches[number] = self._pool.submit(
-                _write_batch, self.plan.template, number, rows
-            )
-        return bool(rows)
+        written: list[Row] = self._wait(self._batches.pop(number))
+        progress(sum(len(row.tokens) for row in written), len(written))
+        return written
 
     def _wait(self, future: Future[Any]) -> Any:
         try:
@@ -126,7 +113,6 @@ class _Worker:
     recipe: Recipe
     target: Target | None = None
     error: Exception | None = None
-    source: InProcess | None = None
 
 
 def _start_worker(recipe: Recipe, names: Any) -> None:
@@ -135,10 +121,9 @@ def _start_worker(recipe: Recipe, names: Any) -> None:
     if not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(max(1, torch.get_num_threads() // recipe.launch.devices))
     _Worker.recipe = recipe
+    name, options = recipe.target.name, recipe.target_options
     try:
-        _Worker.target = load_target(
-            recipe.target.name, device=names.get(), **recipe.target_options
-        )
+        _Worker.target = load_target(name, device=names.get(), **options)
     except (UserError, OSError, MemoryError) as error:
         _Worker.error = error  # raised here it would only break the pool
 
@@ -162,7 +147,6 @@ def _describe_target() -> Outline:
 
 
 def _write_batch(template: Template, number: int, rows: list[Row]) -> list[Row]:
-    if _Worker.source is None:
-        target = _loaded_target()
-        _Worker.source = InProcess(Plan(_Worker.recipe, target, template, None), target)
-    return _Worker.source.write_rows(number, rows, ignore_progress)
+    target = _loaded_target()
+    source = InProcess(Plan(_Worker.recipe, target, template, None), target)
+    return source.write_rows(number, rows, ignore_progress)

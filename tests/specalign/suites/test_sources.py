@@ -7,6 +7,9 @@ import json
 import zipfile
 from pathlib import Path
 
+import datasets
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from specalign.rows import hub_rows
@@ -29,8 +32,6 @@ def write_lines(path: Path, rows: list) -> Path:
 
 
 def test_hub_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
     asked = []
 
     def load_dataset(name, config=None, split=None):
@@ -45,8 +46,6 @@ def test_hub_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_package_when_the_hub_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import datasets
-
     def refuse(*args, **kwargs):
         raise ConnectionError("Dataset 'Idavidrein/gpqa' is a gated dataset\nmore")
 
@@ -102,9 +101,6 @@ def test_data_dir_in_the_hubs_layouts(tmp_path: Path) -> None:
 
 
 def test_data_dir_prefers_parquet_and_reads_csv(tmp_path: Path) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
     folder = tmp_path / "HuggingFaceH4/mt_bench_prompts"
     write_lines(folder / "raw/question.jsonl", [{"question_id": 1, "turns": ["raw"]}])
     (folder / "data").mkdir()
