@@ -18,8 +18,6 @@ from align.data.near_duplicates import NearDuplicates
 from align.writing.rows import Plan, Progress, Row, Source, ignore_progress
 from specalign.common.text import plural, say
 
-MakeSource = Callable[[Plan], Source]
-"""Opens what writes the rows of a plan."""
 _TOKEN_BITS = 20
 """Of the token ids that near duplicates are compared by, which have room for 21."""
 
@@ -45,7 +43,7 @@ def with_folder_batch(recipe: Recipe, folder: Path, quiet: bool = False) -> Reci
 class Batches:
     """The target's batches by number, without broken rows and near duplicates."""
 
-    def __init__(self, plan: Plan, make_source: MakeSource) -> None:
+    def __init__(self, plan: Plan, make_source: Callable[[Plan], Source]) -> None:
         self.plan, self._make_source = plan, make_source
         self.prefix = list(plan.template.prefix)
         self.seen = NearDuplicates(plan.recipe.data.near_duplicate_threshold)

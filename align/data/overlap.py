@@ -63,11 +63,9 @@ class Passages:
                 if size < GRAM:
                     self._sizes[_hash(words, i, _HEAD)].add(size)
 
-    def occur_in(self, text: str, before: str = "") -> bool:
-        """Whether a passage occurs in the text, possibly starting in the text `before` it."""
-        if not self._grams:
-            return False
-        words = split_words(before + text)[max(0, len(split_words(before)) - GRAM + 1) :]
+    def occur_in(self, text: str) -> bool:
+        """Whether a passage occurs in the text."""
+        words = split_words(text) if self._grams else []
         for i in range(len(words) - QUESTION + 1):
             sizes = (GRAM, *self._sizes.get(_hash(words, i, _HEAD), ()))
             if any(_hash(words, i, size) in self._grams for size in sizes):

@@ -10,11 +10,11 @@ from typing import Any
 
 from align.config.recipe import Recipe
 from align.data import shards as data
-from align.data.batches import Batches, MakeSource, with_folder_batch
+from align.data.batches import Batches, with_folder_batch
 from align.data.identity import identity, is_same
 from align.data.index import ShardFolder
 from align.data.prompts import read_prompts
-from align.writing.in_process import InProcess
+from align.writing.generation import Writer
 from align.writing.journal import forget_until
 from align.writing.progress import WritingProgress
 from align.writing.rows import Plan, Progress, Source, ignore_progress
@@ -55,21 +55,13 @@ def _resume(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
 class Synthesis:
     """The writing of one folder, a shard at a time.
 
-    Args:
-        source: what writes the rows; None = the recipe's server, else the target in this process.
-
     Raises:
         UserError: a folder written with other settings, prompts that can't be read, a server that
             can't be used.
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        target: TargetInfo,
-        folder: Path,
-        quiet: bool = False,
-        source: MakeSource | None = None,
+        self, recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = False
     ) -> None:
         recipe = with_folder_batch(recipe, folder, quiet)
         d = recipe.data
@@ -85,7 +77,7 @@ class Synthesis:
         self.manifest = _resume(folder, identity(recipe, target, template, self.prompts))
         plan = Plan(recipe, target, template, self.prompts)
         self.expected = d.samples if self.done else self._survey(plan)
-        self.batches = Batches(plan, source or self._open_source)
+        self.batches = Batches(plan, self._open_source)
         if d.server is not None and not exists:
             _ = self.batches.source  # it has to be reachable before anything is written
             data.write_manifest(folder, self.manifest)  # settings of the first stored answers
@@ -98,7 +90,7 @@ class Synthesis:
 
             return Served(plan, self.folder, self.quiet)
         assert isinstance(plan.target, Target)
-        return InProcess(plan, plan.target)
+        return Writer(plan.target, plan)
 
     def close(self) -> None:
         """End running requests and processes."""
@@ -192,21 +184,17 @@ class Synthesis:
 
 
 def synthesize(
-    recipe: Recipe,
-    target: TargetInfo,
-    folder: Path,
-    quiet: bool = False,
-    source: MakeSource | None = None,
+    recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = False
 ) -> dict[str, Any]:
     """Write `recipe.data.samples` samples into `folder`, resuming from what is there; returns the
     manifest. Missing or damaged shards are written again first: their content depends on the seed
-    and their number alone. `source`: see `Synthesis`.
+    and their number alone.
 
     Raises:
         UserError: a folder written with other settings, prompts that can't be read, or settings
             under which nothing is kept.
     """
-    with closing(Synthesis(recipe, target, folder, quiet, source)) as writing:
+    with closing(Synthesis(recipe, target, folder, quiet)) as writing:
         lines = _write_all(writing)
         for line in () if quiet else lines:
             say(line)
@@ -228,13 +216,13 @@ def _write_all(writing: Synthesis) -> list[str]:
     if before["samples"] and not writing.quiet:
         say(f"resuming in {folder}: {before['samples']} of {d.samples} samples exist")
     start = time.monotonic()
-    with WritingProgress(writing.expected, before["samples"], writing.quiet) as progress:
-        while not writing.done and writing.write_shard(progress.count):
-            progress.samples_done(manifest["samples"], d.batch_size)
+    progress = WritingProgress(writing.expected, before["samples"], writing.quiet)
+    while not writing.done and writing.write_shard(progress.count):
+        progress.save(manifest["samples"], d.batch_size)
     rate = (manifest["tokens"] - before["tokens"]) / max(time.monotonic() - start, 1e-9)
     lines = [
         f"{manifest['samples']} samples, {manifest['tokens']} tokens in {folder} "
-        f"({rate:.0f} kept tokens/s; dropped: {_list_counts(manifest['dropped'])})"
+        f"({rate:.0f} kept tokens/s; texts left out: {_list_counts(manifest['dropped'])})"
     ]
     if not writing.done:
         lines.append(f"note: the prompts ended after {manifest['samples']} of {d.samples} samples")

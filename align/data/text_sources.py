@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from align.config.data import DataConfig
 from align.data.overlap import check_excluded
@@ -32,15 +32,6 @@ TEXTS = (
 )
 MOST_CHARACTERS = 200_000
 """Longer texts are split at line ends, so that little is tokenised at a time."""
-_OVERLAP_CHARACTERS = 4_000
-"""Of the previous part of a long text, to find passages across the cut."""
-
-
-class Document(NamedTuple):
-    """A text, or a part of a long one. before: the end of the previous part."""
-
-    text: str
-    before: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,7 +67,7 @@ def check_text_source(source: str) -> None:
         raise missing(f"data.text={source!r}", source, reason, files=True)
 
 
-def read_documents(source: str, options: HubOptions, left_out: Counter[str]) -> Iterator[Document]:
+def read_documents(source: str, options: HubOptions, left_out: Counter[str]) -> Iterator[str]:
     """The texts of a source in a fixed order, long ones in parts. `left_out` counts skipped ones by
     reason.
 
@@ -95,11 +86,20 @@ def read_documents(source: str, options: HubOptions, left_out: Counter[str]) -> 
             hub_rows(source, *hub, "data.text", streaming=True), source, options, left_out
         )
     for text in texts:
-        reason = _find_fault(text)
-        if reason:
-            left_out[reason] += 1
+        if not text or text.isspace():
+            left_out["empty documents"] += 1
+        elif not _is_text(text):
+            left_out["documents that are no Unicode text"] += 1
         else:
             yield from _split_text(text)
+
+
+def _is_text(text: str) -> bool:
+    """False for UTF-16 without a byte order mark, and half a surrogate pair, which JSON may hold."""
+    try:
+        return "\0" not in text and bool(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 class _NoColumn(UserError):
@@ -171,23 +171,10 @@ def _read_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> I
         raise missing
 
 
-def _find_fault(text: str) -> str | None:
-    """Why a text can't be used."""
-    if not text or text.isspace():
-        return "empty documents"
-    if "\0" in text:  # UTF-16 without a byte order mark
-        return "documents with a NUL (UTF-16, or no text)"
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # JSON may hold half a surrogate pair
-        return "documents that are no Unicode text"
-    return None
-
-
-def _split_text(text: str) -> Iterator[Document]:
-    start, before = 0, ""
+def _split_text(text: str) -> Iterator[str]:
+    start = 0
     while len(text) - start > MOST_CHARACTERS:
         end = text.rfind("\n", start, start + MOST_CHARACTERS) + 1 or start + MOST_CHARACTERS
-        yield Document(text[start:end], before)
-        start, before = end, text[max(0, end - _OVERLAP_CHARACTERS) : end]
-    yield Document(text[start:], before)
+        yield text[start:end]
+        start = end
+    yield text[start:]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -18,7 +17,7 @@ from align.data import shards as data
 from align.data.identity import is_same
 from align.data.index import ShardFolder, read_samples
 from align.data.overlap import Passages, read_excluded
-from align.data.text_sources import Document, HubOptions, read_documents
+from align.data.text_sources import HubOptions, read_documents
 from align.writing.template import TargetInfo, first_tokens
 from specalign.common.commands import command
 from specalign.common.errors import UserError
@@ -30,6 +29,8 @@ SHARD_TOKENS = 1 << 18
 """A shard ends with the document that reaches this many tokens."""
 LEAST_TOKENS = 8
 """Shorter pieces of a document are left out."""
+_SETTINGS = ("target_sha256", "length", "mixture", "options", "exclude")
+"""What a restart must find unchanged, besides the names of the sources."""
 
 
 class SourceRecord(TypedDict):
@@ -81,8 +82,9 @@ def _is_complete(recipe: Recipe, manifest: dict[str, Any]) -> bool:
     return bool(ended or manifest["tokens"] >= recipe.data.text_tokens)
 
 
-_SETTINGS = ("target_sha256", "length", "mixture", "options", "exclude")
-"""What a restart must find unchanged."""
+def _options(recipe: Recipe) -> HubOptions:
+    d = recipe.data
+    return HubOptions(d.text_column, d.text_split, d.text_config, d.text_revision)
 
 
 def _fresh_manifest(recipe: Recipe, target: TargetInfo) -> dict[str, Any]:
@@ -97,12 +99,7 @@ def _fresh_manifest(recipe: Recipe, target: TargetInfo) -> dict[str, Any]:
         "target_sha256": target.hash,
         "length": d.length,
         "mixture": list(d.mixture) or [1.0] * len(d.text),
-        "options": {
-            "column": d.text_column,
-            "split": d.text_split,
-            "config": d.text_config,
-            "revision": d.text_revision,
-        },
+        "options": vars(_options(recipe)),
         "exclude": list(d.exclude),
         "sources": [
             {"source": source, "documents": 0, "tokens": 0, "ended": False} for source in d.text
@@ -113,17 +110,14 @@ def _fresh_manifest(recipe: Recipe, target: TargetInfo) -> dict[str, Any]:
 
 
 def _check_same(folder: Path, manifest: dict[str, Any], fresh: dict[str, Any]) -> None:
-    sources = [[record["source"] for record in m["sources"]] for m in (manifest, fresh)]
-    if sources[0] != sources[1]:
-        raise UserError(
-            f"{folder}/manifest.json: read from {sources[0]}, this recipe says {sources[1]}; "
-            "give another data.path"
-        )
-    for key in _SETTINGS:
-        if not is_same(manifest, key, fresh[key]):
+    """Raises UserError for text that was read with other settings."""
+    found = {**manifest, "sources": [record["source"] for record in manifest["sources"]]}
+    wanted = {**fresh, "sources": [record["source"] for record in fresh["sources"]]}
+    for key in ("sources", *_SETTINGS):
+        if not is_same(found, key, wanted[key]):
             raise UserError(
-                f"{folder}/manifest.json: {key} is {manifest.get(key)!r}, this recipe says "
-                f"{fresh[key]!r}; give the keys that it was read with, or another data.path"
+                f"{folder}/manifest.json: {key} is {found.get(key)!r}, this recipe says "
+                f"{wanted[key]!r}; give the keys that it was read with, or another data.path"
             )
 
 
@@ -135,16 +129,16 @@ class _Reader:
     """
 
     def __init__(
-        self, recipe: Recipe, target: TargetInfo, records: list[SourceRecord], passages: Passages
+        self, recipe: Recipe, target: TargetInfo, manifest: dict[str, Any], passages: Passages
     ) -> None:
-        d = recipe.data
-        self.target, self.records, self.passages = target, records, passages
+        self.target, self.passages = target, passages
+        self.records: list[SourceRecord] = manifest["sources"]
+        self.mixture: list[float] = manifest["mixture"]
         self.first = first_tokens(target)
-        self.piece_length = d.length - len(self.first)
-        self.mixture = list(d.mixture) or [1.0] * len(d.text)
+        self.piece_length = recipe.data.length - len(self.first)
         self.left_out, self.seen = Counter[str](), set[bytes]()
-        options = HubOptions(d.text_column, d.text_split, d.text_config, d.text_revision)
-        self.documents = [read_documents(source, options, self.left_out) for source in d.text]
+        options = _options(recipe)
+        self.documents = [read_documents(s, options, self.left_out) for s in recipe.data.text]
 
     def read_shard(self, limit: int) -> data.Samples:
         """The next documents, `limit` tokens or a little more; nothing after the last one."""
@@ -171,21 +165,19 @@ class _Reader:
             found += pieces
         return data.from_lists(found, [1] * len(found), [data.NOT_WRITTEN] * len(found))
 
-    def _tokenize(self, document: Document) -> list[list[int]]:
+    def _tokenize(self, document: str) -> list[list[int]]:
         """A document as samples of at most a row's length; none if it is left out."""
-        digest = hashlib.sha256(document.text.encode()).digest()[:8]
+        digest = hashlib.sha256(document.encode()).digest()[:8]
         if digest in self.seen:
             self.left_out["documents that were there before"] += 1
             return []
         self.seen.add(digest)
-        if self.passages.occur_in(document.text, document.before):
+        if self.passages.occur_in(document):
             self.left_out["documents with a passage of data.exclude"] += 1
             return []
-        target = self.target
+        tokenizer, size = self.target.tokenizer, self.target.vocab_size
         try:
-            tokens = text_ids(
-                target.tokenizer, document.text, target.vocab_size, "a document", verbose=False
-            )
+            tokens = text_ids(tokenizer, document, size, "a document", verbose=False)
         except UserError:
             self.left_out["documents with a token that the target has not"] += 1
             return []
@@ -214,7 +206,7 @@ def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> dict[
     if manifest["unchecked"] and not quiet:
         names = ", ".join(manifest["unchecked"])
         say(f"warning: data.text is not compared with {names}: unavailable here", error=True)
-    reader = _Reader(recipe, target, manifest["sources"], passages)
+    reader = _Reader(recipe, target, manifest, passages)
     while not _is_complete(recipe, manifest):
         number = manifest["shards"]
         if number < len(existing):  # the same text again, up to where the shards end
@@ -222,8 +214,7 @@ def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> dict[
             if not samples.tokens.equal(existing[number].tokens.long()):
                 raise UserError(
                     f"data.text={list(d.text)} has changed since it was read; restore it, or give "
-                    "another "
-                    "data.path"
+                    "another data.path"
                 )
         else:
             samples = reader.read_shard(min(SHARD_TOKENS, d.text_tokens - manifest["tokens"]))
@@ -236,23 +227,18 @@ def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> dict[
         manifest["finished"] = manifest["tokens"] >= d.text_tokens
         if number >= len(existing):
             data.write_manifest(folder, manifest)
-    left_out = _list_left_out(manifest)
+    counts = [f"{count} {reason}" for reason, count in manifest["left_out"].items()]
+    left_out = ", ".join(counts) or "nothing"
     if not manifest["samples"]:
         (folder / "manifest.json").unlink()  # or the folder would count as read
         raise UserError(f"data.text={list(d.text)}: no text in it ({left_out} left out)")
     if not quiet:
         sources = ", ".join(f"{s['source']} {s['tokens']}" for s in manifest["sources"])
-        of = f" ({sources})" if len(manifest["sources"]) > 1 else ""
-        say(f"{manifest['tokens']} tokens of text in {folder}{of}; left out: {left_out}")
+        say(f"{manifest['tokens']} tokens of text in {folder} ({sources}); left out: {left_out}")
     return manifest
 
 
-def _list_left_out(manifest: dict[str, Any]) -> str:
-    left_out = manifest["left_out"]
-    return ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "nothing"
-
-
-def _open_existing(folder: Path, fresh: dict[str, Any]) -> Sequence[data.Samples]:
+def _open_existing(folder: Path, fresh: dict[str, Any]) -> ShardFolder | list[data.Samples]:
     """The shards of an interrupted reading; none if one is damaged. Raises UserError for other
     settings."""
     if not (folder / "manifest.json").exists():
@@ -261,7 +247,8 @@ def _open_existing(folder: Path, fresh: dict[str, Any]) -> Sequence[data.Samples
     _check_same(folder, manifest, fresh)
     shards = ShardFolder(folder, manifest)
     try:
-        list(shards)  # reads and checks all
+        for number in range(len(shards)):
+            _ = shards[number]
     except UserError as error:
         say(f"read again from the beginning: {error}", error=True)
         return []

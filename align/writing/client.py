@@ -95,10 +95,10 @@ class Client:
         except RetryableError as error:
             raise UserError(f"{where}: {error}; is the server up?") from None
         models = reply.get("data")
-        if isinstance(models, list) and models:
-            if all(isinstance(model, dict) and "id" in model for model in models):
-                return models
-        raise UserError(f"{where}: lists no model, so it is no OpenAI-compatible server")
+        listed = models if isinstance(models, list) else []
+        if not listed or not all(isinstance(model, dict) and "id" in model for model in listed):
+            raise UserError(f"{where}: lists no model, so it is no OpenAI-compatible server")
+        return listed
 
     async def complete(self, body: dict[str, Any]) -> dict[str, Any]:
         """The reply to a completion request, repeated for as long as the policy says.

@@ -7,12 +7,12 @@ rows leave the batch once enough of them have finished.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from align.writing.rows import Plan, Row
+from align.writing.rows import Plan, Progress, Row, Source, batch_seed, ignore_progress
 from align.writing.template import common_start
 from specalign.lm.cache import KVCache
 from specalign.lm.model import Target
@@ -69,8 +69,8 @@ def _draw_rows(
     return torch.where(temperature_B > 0, drawn, best)
 
 
-class Writer:
-    """Writes batches of a plan's rows."""
+class Writer(Source):
+    """Writes batches of a plan's rows with the target in this process."""
 
     def __init__(self, target: Target, plan: Plan) -> None:
         self.target, self.plan = target, plan
@@ -79,11 +79,19 @@ class Writer:
         # rows of different lengths share a forward pass, and with it one rotary table
         self.capacity = min(plan.capacity, target.context_limit, target.switch or plan.capacity)
 
-    def write(
-        self,
-        rows: list[Row],
-        generator: torch.Generator,
-        progress: Callable[[int], None] | None = None,
+    def write(self, number: int, needed: int, progress: Progress) -> list[Row] | None:
+        rows = self.plan.rows(number)
+        if not rows:
+            return None
+        generator = torch.Generator().manual_seed(batch_seed(self.plan.recipe.seed, number))
+        remaining = [row for row in rows if not row.done]
+        while remaining:
+            self.write_rows(remaining, generator, progress)
+            remaining = [row for row in remaining if self.plan.advance(row)]
+        return rows
+
+    def write_rows(
+        self, rows: list[Row], generator: torch.Generator, progress: Progress = ignore_progress
     ) -> None:
         """Write all rows to their ends, in place. `progress` gets the tokens of each step."""
         target = self.target
@@ -99,8 +107,7 @@ class Writer:
             uniforms.uniform_(generator=generator)
             tokens = self._choose(alive, logits, uniforms[active])
             keep = [i for i, row in enumerate(alive) if not row.done]
-            if progress is not None:
-                progress(len(keep))
+            progress(len(keep))
             if not keep:
                 return
             if len(keep) <= 0.8 * len(alive):

@@ -31,8 +31,7 @@ _SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja", "*.py"]
 
 @dataclass
 class Outline:
-    """What `Target` says of itself, without weights. `hash` and `dtype_name` are of the weights if
-    known."""
+    """What `Target` says of itself, without weights."""
 
     spec: str
     tokenizer: Any
@@ -41,15 +40,6 @@ class Outline:
     vocab_size: int
     context_limit: int
     hash: str | None = None
-    dtype_name: str | None = None
-
-    @staticmethod
-    def of(target: Target) -> Outline:
-        """The outline of a loaded target, which can be sent to another process."""
-        return Outline(
-            target.spec, target.tokenizer, target.chat, target.eos_ids,
-            target.vocab_size, target.context_limit, target.hash, target.dtype_name,
-        )  # fmt: skip
 
     @property
     def has_chat_template(self) -> bool:
@@ -62,16 +52,19 @@ class Outline:
         )
 
 
-def open_beside_server(recipe: Recipe) -> Target | Outline:
-    """The target on the CPU if its weights are on this machine and fit, else its outline.
+def open_writer(recipe: Recipe) -> Target | Outline:
+    """The target; next to a server on the CPU if its weights are on this machine and fit, else its
+    outline.
 
     Raises:
         UserError: neither can be read.
     """
-    name = recipe.target.name
+    name, options = recipe.target.name, recipe.target_options
+    if recipe.data.server is None:
+        return load_target(name, device=recipe.target.device, **options)
     check = recipe.data.server_check == "auto"
     if name in DEBUG or (check and _weights_fit(name, recipe.target.revision)):
-        return load_target(name, device="cpu", **recipe.target_options)
+        return load_target(name, device="cpu", **options)
     return outline(recipe)
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from align.config.parser import load_recipe
-from align.writing.rows import Plan, batch_seed, row_seed
+from align.writing.rows import Plan
 from align.writing.template import chat_template
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
@@ -16,12 +16,8 @@ from tests.builders import switching_target
 
 
 def test_rows_of_given_prompts_end_with_the_last_one(target: Target) -> None:
-    words = [
-        "recipe=debug_block",
-        "data.batch_size=4",
-        "data.max_prompt_tokens=3",
-        "data.prompts=p.jsonl",
-    ]
+    words = ["recipe=debug_block", "data.batch_size=4", "data.max_prompt_tokens=3"]
+    words.append("data.prompts=p.jsonl")
     texts = [Conversation.from_text(text) for text in ("abcdef", "b", "c", "d", "e")]
     plan = Plan(load_recipe(words), target, chat_template(target), texts)
     first, second = plan.rows(0), plan.rows(1)
@@ -53,14 +49,3 @@ def test_a_prompt_of_tokens_that_the_target_has_not_is_named() -> None:
         match="data.prompts, prompt 2: target 'm': its tokenizer knows 'z' as token 93, .* 90 rows",
     ):
         plan.rows(0)
-
-
-def test_seeds_differ_by_row_and_part_and_fit_every_server() -> None:
-    seeds = {
-        row_seed(seed, row, part)
-        for seed in (0, 1)
-        for row in range(50)
-        for part in ("prompt", "answer")
-    }
-    assert len(seeds) == 200 and all(0 <= seed < 2**31 for seed in seeds)
-    assert batch_seed(0, 1) != batch_seed(0, 2) != batch_seed(1, 2)
