@@ -30,12 +30,10 @@ def main(argv: list[str] | None = None) -> None:
     use_deterministic_products()
     with Claim(recipe.data_folder, "data.path" if recipe.data.path else "output"):
         # imported late: torch and transformers take seconds
-        from align.data.batches import with_folder_batch
         from align.data.synthesis import synthesize
         from align.data.texts import read_texts
         from align.writing.outline import open_writer
 
-        recipe = with_folder_batch(recipe, recipe.data_folder)
         target = open_writer(recipe)
         if recipe.data.text:
             read_texts(recipe, target)

@@ -6,38 +6,16 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 
 import torch
 
-from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.near_duplicates import NearDuplicates
 from align.writing.rows import Plan, Progress, Row, Source, ignore_progress
-from specalign.common.text import plural, say
 
 _TOKEN_BITS = 20
 """Of the token ids that near duplicates are compared by, which have room for 21."""
-
-
-def with_folder_batch(recipe: Recipe, folder: Path, quiet: bool = False) -> Recipe:
-    """The recipe with the batch size that the folder was started with: a shard's content depends on
-    it."""
-    if not (folder / "manifest.json").exists():
-        return recipe
-    manifest, d = data.read_manifest(folder), recipe.data
-    started = manifest.get("batch_size", d.batch_size)
-    if started == d.batch_size:
-        return recipe
-    if manifest["samples"] < d.samples and not quiet:
-        say(
-            f"note: {folder} was started with {plural(started, 'row')} at a time and continues so "
-            f"(data.batch_size={d.batch_size} needs another data.path)",
-            error=True,
-        )
-    return replace(recipe, data=replace(d, batch_size=started))
 
 
 class Batches:

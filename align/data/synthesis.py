@@ -10,7 +10,7 @@ from typing import Any
 
 from align.config.recipe import Recipe
 from align.data import shards as data
-from align.data.batches import Batches, with_folder_batch
+from align.data.batches import Batches
 from align.data.identity import identity, is_same
 from align.data.index import ShardFolder
 from align.data.prompts import read_prompts
@@ -63,7 +63,6 @@ class Synthesis:
     def __init__(
         self, recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = False
     ) -> None:
-        recipe = with_folder_batch(recipe, folder, quiet)
         d = recipe.data
         self.recipe, self.folder, self.quiet, self.fruitless = recipe, folder, quiet, 0
         exists = (folder / "manifest.json").exists()

@@ -1,8 +1,8 @@
 """Reads text that the target did not write into shards, `text/` in the data folder.
 
 Training imitates the target's distribution at every position of it: reading costs one forward pass
-where writing costs one per token. Documents of several sources are mixed by weight. The result
-depends on sources and settings alone, so a killed run loses only the unfinished shard.
+where writing costs one per token. Documents of several sources are mixed by weight. The manifest is
+written last, so text whose reading was killed is read again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.identity import is_same
-from align.data.index import ShardFolder, read_samples
+from align.data.index import read_samples
 from align.data.overlap import Passages, read_excluded
 from align.data.text_sources import HubOptions, read_documents
 from align.writing.template import TargetInfo, first_tokens
@@ -74,10 +74,9 @@ def open_text(recipe: Recipe, target: Target) -> data.ShardSamples:
 def is_read(recipe: Recipe) -> bool:
     """Whether the folder has as much text as the recipe asks for, or as the sources have."""
     folder = text_folder(recipe)
-    return (folder / "manifest.json").exists() and _is_complete(recipe, read_text_manifest(folder))
-
-
-def _is_complete(recipe: Recipe, manifest: dict[str, Any]) -> bool:
+    if not (folder / "manifest.json").exists():
+        return False
+    manifest = read_text_manifest(folder)
     ended = all(source["ended"] for source in manifest["sources"])
     return bool(ended or manifest["tokens"] >= recipe.data.text_tokens)
 
@@ -190,66 +189,53 @@ class _Reader:
 
 
 def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> dict[str, Any]:
-    """Read `data.text` up to `data.text_tokens` tokens into `text_folder`, resuming from what is
-    there; returns the manifest.
+    """Read `data.text` up to `data.text_tokens` tokens into `text_folder` unless it has them;
+    returns the manifest.
 
     Raises:
-        UserError: a folder that was read with other settings, a source that can't be read or has
-            changed, or no text.
+        UserError: a folder that was read with other settings, a source that can't be read, or no
+            text.
     """
     d, folder = recipe.data, text_folder(recipe)
     manifest = _fresh_manifest(recipe, target)
-    existing = _open_existing(folder, manifest)
-    if existing and is_read(recipe):
+    if _is_intact(folder, manifest, quiet) and is_read(recipe):
         return read_text_manifest(folder)
     passages, manifest["unchecked"] = read_excluded(d.exclude)
     if manifest["unchecked"] and not quiet:
         names = ", ".join(manifest["unchecked"])
         say(f"warning: data.text is not compared with {names}: unavailable here", error=True)
     reader = _Reader(recipe, target, manifest, passages)
-    while not _is_complete(recipe, manifest):
-        number = manifest["shards"]
-        if number < len(existing):  # the same text again, up to where the shards end
-            samples = reader.read_shard(existing[number].token_count)
-            if not samples.tokens.equal(existing[number].tokens.long()):
-                raise UserError(
-                    f"data.text={list(d.text)} has changed since it was read; restore it, or give "
-                    "another data.path"
-                )
-        else:
-            samples = reader.read_shard(min(SHARD_TOKENS, d.text_tokens - manifest["tokens"]))
-        manifest["left_out"] = dict(sorted(reader.left_out.items()))
-        if len(samples):
-            manifest["sha256"].append(data.write_shard(folder, number, samples))
-            manifest["shards"] += 1
-            manifest["samples"] += len(samples)
-            manifest["tokens"] += samples.token_count
-        manifest["finished"] = manifest["tokens"] >= d.text_tokens
-        if number >= len(existing):
-            data.write_manifest(folder, manifest)
+    while manifest["tokens"] < d.text_tokens:
+        samples = reader.read_shard(min(SHARD_TOKENS, d.text_tokens - manifest["tokens"]))
+        if not len(samples):
+            break
+        manifest["sha256"].append(data.write_shard(folder, manifest["shards"], samples))
+        manifest["shards"] += 1
+        manifest["samples"] += len(samples)
+        manifest["tokens"] += samples.token_count
+    manifest["left_out"] = dict(sorted(reader.left_out.items()))
     counts = [f"{count} {reason}" for reason, count in manifest["left_out"].items()]
     left_out = ", ".join(counts) or "nothing"
     if not manifest["samples"]:
-        (folder / "manifest.json").unlink()  # or the folder would count as read
         raise UserError(f"data.text={list(d.text)}: no text in it ({left_out} left out)")
+    manifest["finished"] = manifest["tokens"] >= d.text_tokens
+    data.write_manifest(folder, manifest)  # last: text without it is read again
     if not quiet:
         sources = ", ".join(f"{s['source']} {s['tokens']}" for s in manifest["sources"])
         say(f"{manifest['tokens']} tokens of text in {folder} ({sources}); left out: {left_out}")
     return manifest
 
 
-def _open_existing(folder: Path, fresh: dict[str, Any]) -> ShardFolder | list[data.Samples]:
-    """The shards of an interrupted reading; none if one is damaged. Raises UserError for other
-    settings."""
+def _is_intact(folder: Path, fresh: dict[str, Any], quiet: bool) -> bool:
+    """Whether text has been read, and its shards are whole. Raises UserError for other settings."""
     if not (folder / "manifest.json").exists():
-        return []
+        return False
     manifest = read_text_manifest(folder)
     _check_same(folder, manifest, fresh)
-    shards = ShardFolder(folder, manifest)
     try:
-        for number in range(len(shards)):
-            _ = shards[number]
+        read_samples(folder, manifest=manifest)
     except UserError as error:
-        say(f"read again from the beginning: {error}", error=True)
-        return []
-    return shards
+        if not quiet:
+            say(f"read again: {error}", error=True)
+        return False
+    return True

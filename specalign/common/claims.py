@@ -112,16 +112,9 @@ def check_folder(folder: Path, key: str) -> None:
 
 @contextmanager
 def scratch(kind: str) -> Iterator[Path]:
-    """A temporary folder whose name begins with `kind`. Removed at the end, as are those of killed
-    processes."""
-    place = Path(tempfile.gettempdir())
-    remove_dead(place, kind)
-    folder = Path(tempfile.mkdtemp(prefix=kind, dir=place))
-    try:
-        with Claim(folder, "temporary folder"):
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    """A temporary folder whose name begins with `kind`."""
+    with tempfile.TemporaryDirectory(prefix=kind, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def remove_dead(place: Path, kind: str) -> None:

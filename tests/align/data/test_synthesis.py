@@ -55,17 +55,6 @@ def test_written_prompts_begin_as_asked(tmp_path: Path, target: Target) -> None:
         write(target, tmp_path / "more", *words, f"data.prompt_openings=['{'a b ' * 40}']")
 
 
-def test_a_folder_grows_in_the_batches_that_it_was_started_with(
-    tmp_path: Path, target: Target
-) -> None:
-    words = ["data.prompt_temperature=1.5"]
-    assert write(target, tmp_path, *words, "data.samples=3")["batch_size"] == 3
-    before = shards(tmp_path)
-    grown = write(target, tmp_path, *words, "data.samples=8")
-    assert grown["samples"] == 8 and grown["batch_size"] == 3
-    assert shards(tmp_path).items() >= before.items()
-
-
 def test_near_duplicates_are_dropped(tmp_path: Path, target: Target) -> None:
     """The same question after another system prompt is none."""
     question = {"role": "user", "content": "Summarise the document above please."}

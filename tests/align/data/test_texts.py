@@ -91,34 +91,25 @@ def test_a_long_document_is_cut_at_a_rows_length(
     )
 
 
-@pytest.mark.parametrize("kept", [1, 4])
-def test_a_killed_reading_ends_in_the_same_state(
-    tmp_path: Path, sources: list[str], target: Target, monkeypatch: pytest.MonkeyPatch, kept: int
+def test_a_killed_reading_is_read_again(
+    tmp_path: Path, sources: list[str], target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(texts, "SHARD_TOKENS", 300)
     whole, killed = (recipe_of(tmp_path / n, sources, "data.text_tokens=1500") for n in ("a", "b"))
     texts.read_texts(whole, target, quiet=True)
 
-    class Killed(Exception):
-        pass
+    def kill(folder: Path, manifest: object) -> None:
+        raise KeyboardInterrupt
 
-    def write(
-        folder: Path, number: int, samples: data.Samples, write: object = data.write_shard
-    ) -> str:
-        if number == kept:
-            raise Killed
-        return write(folder, number, samples)  # type: ignore[operator]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(texts.data, "write_shard", write)
-        with pytest.raises(Killed):
-            texts.read_texts(killed, target, quiet=True)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(texts.data, "write_manifest", kill)
+        texts.read_texts(killed, target, quiet=True)
     assert not texts.is_read(killed)
     texts.read_texts(killed, target, quiet=True)
     assert contents(texts.text_folder(whole)) == contents(texts.text_folder(killed))
 
 
-def test_other_settings_and_changed_sources_are_refused(
+def test_other_settings_are_refused_and_damaged_text_is_read_again(
     tmp_path: Path, sources: list[str], target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts.read_texts(recipe_of(tmp_path, sources, "data.text_tokens=400"), target, quiet=True)
@@ -129,14 +120,8 @@ def test_other_settings_and_changed_sources_are_refused(
     shard = data.shard_path(texts.text_folder(recipe_of(tmp_path, sources)), 0)
     before = shard.read_bytes()
     shard.write_bytes(before[:-1])
-    texts.read_texts(recipe_of(tmp_path, sources, "data.text_tokens=400"), target, quiet=True)
-    assert (
-        shard.read_bytes() == before and "read again from the beginning" in capsys.readouterr().err
-    )
-    path = Path(sources[1]) / "m00.py"
-    path.write_text("other\n")
-    with pytest.raises(UserError, match="has changed since it was read"):
-        texts.read_texts(recipe_of(tmp_path, sources, "data.text_tokens=900"), target)
+    texts.read_texts(recipe_of(tmp_path, sources, "data.text_tokens=400"), target)
+    assert shard.read_bytes() == before and "read again: " in capsys.readouterr().err
     (tmp_path / "empty.txt").touch()
     empty = f"data.text=[{tmp_path}/empty.txt]"
     words = ["recipe=debug_block", f"output={tmp_path}/e", empty, "data.exclude=[]"]
