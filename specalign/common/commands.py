@@ -59,8 +59,8 @@ def print_listing(package: Path, arguments: Sequence[str] | None = None) -> None
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if any(argument not in ("-h", "--help") for argument in arguments):
-        example = command(f"{package.name}.COMMAND")
-        raise UserError(f"{package.name} takes no arguments: {example} runs a command")
+        listing = command(package.name)
+        raise UserError(f"{package.name} takes no arguments ({listing} lists the commands)")
     say(f"usage: {interpreter()} -m COMMAND …   (--help: its options)\n\ncommands:")
     for file in sorted(package.glob("*.py")):
         source = file.read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from specalign.common.text import cut, say
+from specalign.common.text import say
 from specalign.common.threads import wait_passively_if_busy
 
 
@@ -53,6 +53,9 @@ def check_all(checks: Iterable[Callable[[], object]]) -> None:
         raise found[0]
 
 
+_LISTED = 20
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the closest choice, ignoring case, else ` (one of: …)`."""
     names = sorted({str(choice) for choice in choices})
@@ -60,7 +63,8 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(name).casefold(), folded, n=1, cutoff=0.5)
     if close:
         return f" (did you mean '{folded[close[0]]}'?)"
-    return f" (one of: {cut(', '.join(names), 240)})" if names else ""
+    more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f" (one of: {', '.join(names[:_LISTED])}{more})" if names else ""
 
 
 @contextlib.contextmanager

@@ -35,7 +35,8 @@ def expand_path(name: str | Path, key: str = "") -> Path:
         str(path).encode()  # records and reports, which name it, are UTF-8
     except (RuntimeError, UnicodeError) as error:
         shown = f"{key}={str(name)!r}" if key else repr(str(name))
-        raise UserError(f"{shown}: no such path ({error})") from None
+        reason = "no such user" if isinstance(error, RuntimeError) else "the name is not UTF-8"
+        raise UserError(f"{shown}: {reason}") from None
     return path
 
 
@@ -136,7 +137,8 @@ def open_packed(path: Path) -> Iterator[Any]:
         with _OPENERS.get(path.suffix.lower(), open)(path, "rb") as file:
             yield file
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not {error.encoding} text ({error.reason})") from None
+        encoding = error.encoding.upper()
+        raise UserError(f"{path} is not {encoding} text (byte {error.start})") from None
     except OSError as error:
         raise UserError(f"{path} can't be read: {error.strerror or error}") from None
     except (EOFError, zlib.error, lzma.LZMAError) as error:

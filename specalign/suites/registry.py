@@ -31,8 +31,10 @@ def resolve(names: str) -> list[tuple[Suite, bool]]:
         UserError: empty, or an unknown name.
     """
     wanted = [name.strip().lower() for name in names.split(",") if name.strip()]
+    if not wanted:
+        raise UserError(f"--suite={names!r} names no suite{nearest('', [*SUITES, *GROUPS])}")
     found: dict[str, bool] = {}
-    for name in wanted or [""]:
+    for name in wanted:
         if name not in SUITES and name not in GROUPS:
             raise UserError(f"--suite: unknown suite {name!r}{nearest(name, [*SUITES, *GROUPS])}")
         for member in GROUPS.get(name, (name,)):

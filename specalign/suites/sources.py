@@ -120,6 +120,8 @@ def _with_unique_ids(prompts: list[Prompt]) -> list[Prompt]:
 def _load_from_folder(suite: Suite, data_dir: Path) -> Loaded:
     """A local copy: `DIR/owner/name`, `DIR/name`, the layout of the Hub's cache, `DIR/suite`,
     `DIR/suite.jsonl`, or DIR itself."""
+    if not data_dir.is_dir():
+        raise UserError(f"--data-dir={str(data_dir)!r}: no such folder")
     hub = suite.place.hub or suite.name
     short = hub.split("/")[-1]
     candidates = [

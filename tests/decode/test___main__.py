@@ -23,11 +23,7 @@ def test_every_command_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(len(line.split()) > 5 and len(line) < 120 for line in lines[3:])
 
 
-def test_a_word_is_taken_for_the_command_that_it_names(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, shown in (
-        (["verify", "--limit", "2"], "decode.verify --limit 2)"),
-        (["vrify"], "lists the commands)"),
-    ):
-        with pytest.raises(SystemExit, match="2"):
-            main(words)
-        assert shown in capsys.readouterr().err
+def test_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["verify", "--limit", "2"])
+    assert "lists the commands)" in capsys.readouterr().err

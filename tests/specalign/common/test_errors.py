@@ -18,7 +18,7 @@ def test_the_nearest_name_is_offered_or_all_of_them() -> None:
     assert nearest("dflas", ["DFlash", "x"]) == " (did you mean 'DFlash'?)"
     assert nearest("zzz", ["b", "a"]) == " (one of: a, b)"
     assert nearest("x", []) == ""
-    assert len(nearest("zzz", [f"name{i:03}" for i in range(200)])) < 260
+    assert nearest("zzz", [f"n{i}" for i in range(25)]).endswith(", and 5 more)")
 
 
 def test_a_librarys_error_becomes_one_line() -> None:

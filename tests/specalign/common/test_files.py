@@ -64,7 +64,7 @@ def test_what_has_no_end_is_not_read(tmp_path: Path, read: Callable[[Path], Any]
 
 
 def test_a_name_that_is_not_utf_8_is_refused() -> None:
-    with pytest.raises(UserError, match="--out=.*no such path"):
+    with pytest.raises(UserError, match="--out=.*the name is not UTF-8"):
         expand_path("/tmp/x\udcff", "--out")
 
 
@@ -101,7 +101,7 @@ def test_lines_of_a_file(tmp_path: Path) -> None:
     path.write_bytes(b"good\n\xff")
     lines = files.read_lines(path)
     assert next(lines) == "good\n"
-    with pytest.raises(UserError, match=r"f.txt is not utf-8 text"):
+    with pytest.raises(UserError, match=r"f.txt is not UTF-8 text"):
         next(lines)
 
 
