@@ -1,10 +1,11 @@
-"""Shards in the order of writing, while they are written: by another process, or in turn here."""
+"""Shards in the order of writing, while another process writes them."""
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_right
 from pathlib import Path
+from typing import Any
 
 from align.config.hardware import main_process
 from align.config.recipe import Recipe
@@ -12,7 +13,7 @@ from align.data import shards as data
 from align.data.packing import PackedRows, pack
 from align.data.shards import Samples, ShardSamples, Texts
 from align.data.stream import seeded_permutation
-from align.data.synthesis import Synthesis
+from align.data.synthesis import synthesize
 from specalign.common.batch import PackedRow
 from specalign.common.claims import Claim
 from specalign.common.commands import command
@@ -27,21 +28,17 @@ WAIT_SECONDS = 0.5
 class ShardsAsWritten:
     """The shards of a folder by number, including those still to come.
 
-    A missing shard is awaited while another process writes, else written here. Its content depends
-    on the seed and its number alone, so it does not matter who wrote it.
+    A missing shard is awaited while another process writes; else all missing ones are written here.
+    Their content depends on the seed and their number alone, so it does not matter who wrote them.
     """
 
     def __init__(self, recipe: Recipe, target: Target, folder: Path, quiet: bool = False) -> None:
         self.recipe, self.target, self.folder, self.quiet = recipe, target, folder, quiet
         self.next = 0
-        self._writing: Synthesis | None = None
 
     def take_first(self, count: int) -> ShardSamples:
-        """The samples of the first `count` shards; `take` continues after them.
-
-        Raises:
-            UserError: they hold none.
-        """
+        """The samples of the first `count` shards; `take` continues after them. Raises UserError:
+        they hold none."""
         shards: list[Samples] = []
         while len(shards) < count and (shard := self.take()) is not None:
             shards.append(shard)
@@ -51,33 +48,31 @@ class ShardsAsWritten:
         return samples
 
     def take(self) -> Samples | None:
-        """The next shard; None after the last one.
-
-        Raises:
-            UserError: a shard that can't be read, or that nobody writes.
-        """
+        """The next shard; None after the last one. Raises UserError: a shard that can't be read, or
+        that nobody writes."""
         while True:
-            if (self.folder / "manifest.json").exists():
-                manifest = data.read_manifest(self.folder)
-                if self.next < manifest["shards"]:
-                    path, sha256 = data.shard_path(self.folder, self.next), manifest["sha256"]
-                    self.next += 1
-                    return data.read_shard(path, sha256[self.next - 1], self.target.vocab_size)
-                if manifest["samples"] >= self.recipe.data.samples or manifest.get("ended"):
-                    return None
+            manifest = self._read_manifest()
+            if self.next < manifest["shards"]:
+                path, sha256 = data.shard_path(self.folder, self.next), manifest["sha256"]
+                self.next += 1
+                return data.read_shard(path, sha256[self.next - 1], self.target.vocab_size)
+            if manifest["samples"] >= self.recipe.data.samples or manifest.get("ended"):
+                return None
             if not main_process() or not self._write():
                 time.sleep(WAIT_SECONDS)
 
+    def _read_manifest(self) -> dict[str, Any]:
+        exists = (self.folder / "manifest.json").exists()
+        return data.read_manifest(self.folder) if exists else {"shards": 0, "samples": 0}
+
     def _write(self) -> bool:
-        """Write the next shard unless another process has; False if one is writing."""
+        """Write what is missing; False if another process is writing."""
         try:
             claim = Claim(self.folder, "data.path")
         except UserError:
             return False
         with claim:
-            exists = (self.folder / "manifest.json").exists()
-            shards = data.read_manifest(self.folder)["shards"] if exists else 0
-            if self.next < shards:
+            if self.next < self._read_manifest()["shards"]:
                 return True
             if self.recipe.data.write == "never":
                 raise UserError(
@@ -85,18 +80,10 @@ class ShardsAsWritten:
                     f"(data.write=never); start {command('align.synthesize')} with the same "
                     "arguments, then rerun this command"
                 )
-            if self._writing is None and not self.quiet:
-                say(f"no process writes into {self.folder}: it is written in turn", error=True)
-            if self._writing is None or self._writing.manifest["shards"] != shards:
-                self.close()  # another process has written meanwhile
-                self._writing = Synthesis(self.recipe, self.target, self.folder, self.quiet)
-            if self._writing.done or not self._writing.write_shard() or self._writing.done:
-                self.close()
+            if not self.quiet:
+                say(f"no process writes into {self.folder}: what is missing is written", error=True)
+            synthesize(self.recipe, self.target, self.folder, self.quiet)
         return True
-
-    def close(self) -> None:
-        if self._writing is not None:
-            self._writing.close()
 
 
 class Followed:

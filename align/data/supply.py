@@ -101,11 +101,8 @@ class Supply:
 
 def open_supply(recipe: Recipe, target: Target, quiet: bool = False) -> Supply:
     """The data of a recipe. What is missing is generated first, unless `data.write` forbids it.
-
-    Raises:
-        UserError: data that are missing, can't be read, or were written by another target; rows
-            longer than the target's context.
-    """
+    Raises UserError: data that are missing, can't be read, or were written by another target; rows
+    longer than the target's context."""
     d, folder = recipe.data, recipe.data_folder
     if target.anatomy.by_place and d.length > target.context_limit:
         raise UserError(

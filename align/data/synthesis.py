@@ -53,12 +53,8 @@ def _resume(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 class Synthesis:
-    """The writing of one folder, a shard at a time.
-
-    Raises:
-        UserError: a folder written with other settings, prompts that can't be read, a server that
-            can't be used.
-    """
+    """The writing of one folder, a shard at a time. Raises UserError: a folder written with other
+    settings, prompts that can't be read, a server that can't be used."""
 
     def __init__(
         self, recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = False
@@ -101,11 +97,8 @@ class Synthesis:
         return bool(self.manifest["samples"] >= self.recipe.data.samples)
 
     def write_shard(self, progress: Progress = ignore_progress) -> bool:
-        """Write the next shard; False if the prompts have ended.
-
-        Raises:
-            UserError: settings under which nothing is kept.
-        """
+        """Write the next shard; False if the prompts have ended. Raises UserError: settings under
+        which nothing is kept."""
         manifest, folder = self.manifest, self.folder
         dropped = Counter(manifest["dropped"])
         room = self.recipe.data.samples - manifest["samples"]
@@ -187,12 +180,8 @@ def synthesize(
 ) -> dict[str, Any]:
     """Write `recipe.data.samples` samples into `folder`, resuming from what is there; returns the
     manifest. Missing or damaged shards are written again first: their content depends on the seed
-    and their number alone.
-
-    Raises:
-        UserError: a folder written with other settings, prompts that can't be read, or settings
-            under which nothing is kept.
-    """
+    and their number alone. Raises UserError: a folder written with other settings, prompts that
+    can't be read, or settings under which nothing is kept."""
     with closing(Synthesis(recipe, target, folder, quiet)) as writing:
         lines = _write_all(writing)
         for line in () if quiet else lines:

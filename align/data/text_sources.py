@@ -69,11 +69,7 @@ def check_text_source(source: str) -> None:
 
 def read_documents(source: str, options: HubOptions, left_out: Counter[str]) -> Iterator[str]:
     """The texts of a source in a fixed order, long ones in parts. `left_out` counts skipped ones by
-    reason.
-
-    Raises:
-        UserError: it can't be read, or has no such column.
-    """
+    reason. Raises UserError: it can't be read, or has no such column."""
     check_text_source(source)
     path = expand_path(source, "data.text")
     if path.is_dir():

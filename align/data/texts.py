@@ -190,12 +190,8 @@ class _Reader:
 
 def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> dict[str, Any]:
     """Read `data.text` up to `data.text_tokens` tokens into `text_folder` unless it has them;
-    returns the manifest.
-
-    Raises:
-        UserError: a folder that was read with other settings, a source that can't be read, or no
-            text.
-    """
+    returns the manifest. Raises UserError: a folder that was read with other settings, a source
+    that can't be read, or no text."""
     d, folder = recipe.data, text_folder(recipe)
     manifest = _fresh_manifest(recipe, target)
     if _is_intact(folder, manifest, quiet) and is_read(recipe):

@@ -38,11 +38,7 @@ def check_answers(
     target: Target, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], who: str
 ) -> float:
     """The share of the greedy answers' tokens within the tolerance of the target's largest logit; 1
-    without tokens.
-
-    Raises:
-        UserError: they are another model's; `who` wrote them.
-    """
+    without tokens. Raises UserError: they are another model's; `who` wrote them."""
     near = 0
     total = 0
     for prompt, answer in zip(prompts, answers, strict=True):

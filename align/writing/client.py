@@ -84,11 +84,8 @@ class Client:
         await self._api.close()
 
     async def list_models(self) -> list[dict[str, Any]]:
-        """The models that the server lists. Not retried, as the address may be wrong.
-
-        Raises:
-            UserError: no server, or not an OpenAI-compatible one.
-        """
+        """The models that the server lists. Not retried, as the address may be wrong. Raises
+        UserError: no server, or not an OpenAI-compatible one."""
         where = f"{self.url}/v1/models"
         try:
             reply = await self._request("/v1/models", self._api.models.with_raw_response.list)
@@ -174,11 +171,8 @@ class Client:
 def choose_model(
     models: Sequence[dict[str, Any]], url: str, target: str, served: str | None
 ) -> dict[str, Any]:
-    """The server's entry for the target; `served`: the name given by the user.
-
-    Raises:
-        UserError: the server has no such model.
-    """
+    """The server's entry for the target; `served`: the name given by the user. Raises UserError:
+    the server has no such model."""
     by_name = {str(model["id"]): model for model in models}
     if served is not None:
         if served not in by_name:

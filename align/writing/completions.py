@@ -59,11 +59,8 @@ class Completions:
         self.dialect = Dialect()
 
     async def find_dialect(self, request: Request) -> None:
-        """Find out what the server understands, by requests of one token.
-
-        Raises:
-            UserError: it understands none of the dialects, or cannot do what the recipe asks for.
-        """
+        """Find out what the server understands, by requests of one token. Raises UserError: it
+        understands none of the dialects, or cannot do what the recipe asks for."""
         request = replace(request, max_tokens=1)
         refused: RequestRefused | None = None
         for dialect in (Dialect(), Dialect(ids_in=False), Dialect(ids_in=False, extensions=False)):

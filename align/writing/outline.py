@@ -54,11 +54,7 @@ class Outline:
 
 def open_writer(recipe: Recipe) -> Target | Outline:
     """The target; next to a server on the CPU if its weights are on this machine and fit, else its
-    outline.
-
-    Raises:
-        UserError: neither can be read.
-    """
+    outline. Raises UserError: neither can be read."""
     name, options = recipe.target.name, recipe.target_options
     if recipe.data.server is None:
         return load_target(name, device=recipe.target.device, **options)
@@ -69,11 +65,8 @@ def open_writer(recipe: Recipe) -> Target | Outline:
 
 
 def outline(recipe: Recipe) -> Outline:
-    """A target's outline, read from its folder or fetched without the weights.
-
-    Raises:
-        UserError: config or tokenizer cannot be read, or the template refuses the recipe's options.
-    """
+    """A target's outline, read from its folder or fetched without the weights. Raises UserError:
+    config or tokenizer cannot be read, or the template refuses the recipe's options."""
     name, revision = recipe.target.name, recipe.target.revision
     folder = resolve_folder(name)
     if isinstance(folder, str):

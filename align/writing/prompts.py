@@ -52,11 +52,8 @@ class PromptReader:
         return len(self.tokens(conversation)) - self.template.bare <= self.limit
 
     def read(self, conversation: Conversation, where: str = "") -> Prompt:
-        """A conversation as a prompt, cut if it is too long and the recipe asks for it.
-
-        Raises:
-            UserError: a token that the target lacks; the message begins with `where`.
-        """
+        """A conversation as a prompt, cut if it is too long and the recipe asks for it. Raises
+        UserError: a token that the target lacks; the message begins with `where`."""
         bare = self.template.bare
         try:
             ids = self.tokens(conversation, where)

@@ -30,11 +30,8 @@ class _Batch:
 
 
 class Served(Source):
-    """Rows that a server writes; finished ones are kept in `folder`.
-
-    Raises:
-        UserError: no server, another model, or a server that cannot write these samples.
-    """
+    """Rows that a server writes; finished ones are kept in `folder`. Raises UserError: no server,
+    another model, or a server that cannot write these samples."""
 
     def __init__(self, plan: Plan, folder: Path, quiet: bool = False) -> None:
         self.plan, self.quiet = plan, quiet

@@ -78,11 +78,7 @@ class Claim:
 
 def claim_when_free(folder: Path, key: str, report: Callable[[str], object]) -> Claim:
     """Claim a folder, after waiting for the process that writes there. `report` gets one line
-    before the wait.
-
-    Raises:
-        UserError: the folder can't be written.
-    """
+    before the wait. Raises UserError: the folder can't be written."""
     waits = False
     while True:
         try:
@@ -95,11 +91,8 @@ def claim_when_free(folder: Path, key: str, report: Callable[[str], object]) -> 
 
 
 def check_folder(folder: Path, key: str) -> None:
-    """Check that the folder can be written or created; it is not created yet.
-
-    Raises:
-        UserError: it can't; the line begins with `key`, the option that named it.
-    """
+    """Check that the folder can be written or created; it is not created yet. Raises UserError: it
+    can't; the line begins with `key`, the option that named it."""
     try:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     except OSError as error:

@@ -52,11 +52,7 @@ def command(module: str, *arguments: str) -> str:
 
 def print_listing(package: Path, arguments: Sequence[str] | None = None) -> None:
     """Print the commands of a package, each with the first sentence of its docstring. Imports none
-    of them.
-
-    Raises:
-        UserError: arguments, as in `python -m decode verify`.
-    """
+    of them. Raises UserError: arguments, as in `python -m decode verify`."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if any(argument not in ("-h", "--help") for argument in arguments):
         listing = command(package.name)

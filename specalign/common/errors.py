@@ -34,11 +34,8 @@ class UserErrors(UserError):
 
 
 def check_all(checks: Iterable[Callable[[], object]]) -> None:
-    """Run every check, and report everything that they find at once.
-
-    Raises:
-        UserError: what a check raised; UserErrors if several did.
-    """
+    """Run every check, and report everything that they find at once. Raises UserError: what a check
+    raised; UserErrors if several did."""
     found: list[UserError] = []
     for check in checks:
         try:

@@ -25,11 +25,8 @@ from specalign.common.errors import UserError, system_number
 
 
 def expand_path(name: str | Path, key: str = "") -> Path:
-    """The path with `~` and `~user` in full.
-
-    Raises:
-        UserError: no such user, or no file can have this name; the line begins with `key`.
-    """
+    """The path with `~` and `~user` in full. Raises UserError: no such user, or no file can have
+    this name; the line begins with `key`."""
     try:
         path = Path(name).expanduser()
         str(path).encode()  # records and reports, which name it, are UTF-8
@@ -63,11 +60,7 @@ def naming(path: Path) -> Iterator[None]:
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     """Call `write(temporary path)` in a folder next to `path`, then rename: a kill or a power cut
     leaves the old file or the new one, never a part. In a separate folder, because libraries write
-    next to the path that they are given.
-
-    Raises:
-        OSError: it can't be written; names `path`.
-    """
+    next to the path that they are given. Raises OSError: it can't be written; names `path`."""
     with naming(path):
         check_ordinary(path)  # a rename would replace a device
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -155,11 +148,8 @@ def read_text(path: Path) -> str:
 
 def read_lines(path: Path) -> Iterator[str]:
     """The lines of a text file, compressed or not, with their ends; memory holds one, or all of a
-    UTF-16 file. Byte order marks at the start of lines, of joined files, are dropped.
-
-    Raises:
-        UserError: it is no such text, or can't be read.
-    """
+    UTF-16 file. Byte order marks at the start of lines, of joined files, are dropped. Raises
+    UserError: it is no such text, or can't be read."""
     with open_packed(path) as file:
         is_utf16 = file.peek(2)[:2] in _UTF16_MARKS
         lines = io.StringIO(read_text(path)) if is_utf16 else map(bytes.decode, file)

@@ -140,10 +140,7 @@ def nearby(path: Path, files: bool = False) -> str:
 
 def model_folder(name: str, kind: str, files: Sequence[str], revision: str | None = None) -> Path:
     """A local folder, or the `files` (glob patterns) of a Hub id at `revision`, fetched once.
-
-    Raises:
-        UserError: neither; `kind` says what was looked for.
-    """
+    Raises UserError: neither; `kind` says what was looked for."""
     path = local_path(name)
     if path.is_dir():
         return path

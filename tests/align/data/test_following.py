@@ -1,4 +1,4 @@
-"""Shards are read while another process, or this one, writes them: the same rows at the same places."""
+"""Shards are read while another process writes them: the same rows at the same places."""
 
 from __future__ import annotations
 
@@ -47,19 +47,13 @@ def written(tmp_path_factory: pytest.TempPathFactory, target: Target) -> Recipe:
     return recipe
 
 
-def test_writing_and_training_in_turn(tmp_path: Path, written: Recipe, target: Target) -> None:
-    recipe = recipe_of(tmp_path / "run")
-    stream = stream_of(recipe, target)
-    assert data.read_manifest(recipe.data_folder)["shards"] == 1
-    expected = stream_of(written, target)
-    assert rows(stream, range(60)) == rows(expected, range(60))
+def test_rows_depend_on_the_place_alone(written: Recipe, target: Target) -> None:
+    stream = stream_of(written, target)
+    expected = rows(stream, range(60))
     epoch = stream.starts[-1]
     keys = [stream.key(i) for i in range(2 * epoch)]
     assert sorted(keys[:epoch]) == sorted(keys[epoch:])
-    for path in written.data_folder.glob("shard-*"):
-        assert (recipe.data_folder / path.name).read_bytes() == path.read_bytes()
-    resumed = stream_of(recipe, target)
-    assert rows(resumed, range(40, 60)) == rows(expected, range(40, 60))
+    assert rows(stream_of(written, target), range(40, 60)) == expected[40:]
 
 
 def test_a_dead_writer_is_replaced(
