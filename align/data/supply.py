@@ -106,8 +106,8 @@ def open_supply(recipe: Recipe, target: Target, quiet: bool = False) -> Supply:
     d, folder = recipe.data, recipe.data_folder
     if target.anatomy.by_place and d.length > target.context_limit:
         raise UserError(
-            f"data.length={d.length}: target {target.spec!r} counts places in a packed row, and its "
-            f"context is {target.context_limit} tokens (data.length={target.context_limit})"
+            f"data.length={d.length}: target {target.spec!r} counts places in a packed row, and "
+            f"its context is {target.context_limit} tokens (data.length={target.context_limit})"
         )
     text = _open_text(recipe, target, quiet) if d.text else None
     later = None

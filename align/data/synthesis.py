@@ -182,39 +182,33 @@ def synthesize(
     manifest. Missing or damaged shards are written again first: their content depends on the seed
     and their number alone. Raises UserError: a folder written with other settings, prompts that
     can't be read, or settings under which nothing is kept."""
+    d = recipe.data
     with closing(Synthesis(recipe, target, folder, quiet)) as writing:
-        lines = _write_all(writing)
-        for line in () if quiet else lines:
-            say(line)
-        d, manifest = writing.recipe.data, writing.manifest
-        if writing.prompts and not manifest["samples"]:
-            raise UserError(
-                f"{folder}: none of the {len(writing.prompts)} prompts of data.prompts="
-                f"{d.prompts!r} gave a sample (dropped: {_list_counts(manifest['dropped'])})"
-            )
-        return manifest
-
-
-def _write_all(writing: Synthesis) -> list[str]:
-    """Write all shards; returns a report of what was written."""
-    d, manifest, folder = writing.recipe.data, writing.manifest, writing.folder
-    before = dict(manifest)
-    if writing.done:
-        return [f"{folder} is finished: {before['samples']} samples, {before['tokens']} tokens"]
-    if before["samples"] and not writing.quiet:
-        say(f"resuming in {folder}: {before['samples']} of {d.samples} samples exist")
-    start = time.monotonic()
-    progress = WritingProgress(writing.expected, before["samples"], writing.quiet)
-    while not writing.done and writing.write_shard(progress.count):
-        progress.save(manifest["samples"], d.batch_size)
-    rate = (manifest["tokens"] - before["tokens"]) / max(time.monotonic() - start, 1e-9)
-    lines = [
-        f"{manifest['samples']} samples, {manifest['tokens']} tokens in {folder} "
-        f"({rate:.0f} kept tokens/s; texts left out: {_list_counts(manifest['dropped'])})"
-    ]
-    if not writing.done:
-        lines.append(f"note: the prompts ended after {manifest['samples']} of {d.samples} samples")
-    return lines
+        manifest = writing.manifest
+        samples, tokens = manifest["samples"], manifest["tokens"]
+        if samples and not quiet:
+            state = "is finished" if writing.done else f"continues to {d.samples} samples"
+            say(f"{folder} {state}: {samples} samples, {tokens} tokens exist")
+        if writing.done:
+            return manifest
+        start = time.monotonic()
+        progress = WritingProgress(writing.expected, samples, quiet)
+        while not writing.done and writing.write_shard(progress.count):
+            progress.save(manifest["samples"], d.batch_size)
+    dropped = _list_counts(manifest["dropped"])
+    if not manifest["samples"]:
+        raise UserError(
+            f"{folder}: data.prompts={d.prompts!r} gave no sample (texts left out: {dropped})"
+        )
+    if not quiet:
+        rate = (manifest["tokens"] - tokens) / max(time.monotonic() - start, 1e-9)
+        say(
+            f"{manifest['samples']} samples, {manifest['tokens']} tokens in {folder} "
+            f"({rate:.0f} kept tokens/s; texts left out: {dropped})"
+        )
+        if manifest["samples"] < d.samples:
+            say(f"note: the prompts ended after {manifest['samples']} of {d.samples} samples")
+    return manifest
 
 
 def _count(manifest: dict[str, Any], samples: data.Samples, sha256: str) -> None:

@@ -32,8 +32,10 @@ def draw(
     """
     limit = _LOGITS_AT_ONCE_CPU if logits_BV.device.type == "cpu" else _LOGITS_AT_ONCE_GPU
     rows = max(1, limit // logits_BV.shape[-1])
-    parts = zip(*(t.split(rows) for t in (logits_BV, temperature_B, uniform_B)), strict=True)
-    return torch.cat([_draw_rows(*part, top_p, top_k) for part in parts])
+    parts = zip(
+        logits_BV.split(rows), temperature_B.split(rows), uniform_B.split(rows), strict=True
+    )
+    return torch.cat([_draw_rows(z, t, u, top_p, top_k) for z, t, u in parts])
 
 
 def _draw_rows(

@@ -13,31 +13,28 @@ from specalign.rows.conversation import Conversation
 
 
 def survey_prompts(reader: PromptReader, prompts: Sequence[Conversation]) -> tuple[int, list[str]]:
-    """Read the prompts that `data.samples` need.
+    """Read the prompts that `data.samples` need. Raises UserError if none is usable.
 
     Returns:
         The number of usable prompts, and a note for everything that is dropped or cut.
-
-    Raises:
-        UserError: no prompt is usable.
     """
     d, bare = reader.recipe.data, reader.template.bare
     counts = Counter[str]()
     ignored = Counter[str]()  # parts (system messages, tool calls) that the template drops
-    reason = mark = ""
-    longest = 0
+    examples: dict[str, str] = {}
     special = _special_tokens(reader)
     for number, conversation in enumerate(prompts, 1):
         if counts["usable"] >= d.samples:
             break
         prompt = reader.read(conversation.prompt, f"data.prompts, prompt {number}")
         counts["read"] += 1
-        longest = max(longest, prompt.length)
+        counts["longest"] = max(counts["longest"], prompt.length)
         counts["long"] += prompt.length > reader.limit
         user_text = "\n".join(m["content"] for m in conversation.messages if m["role"] == "user")
-        if special and (found := special.search(user_text)):
+        mark = special.search(user_text) if special else None
+        if mark:
             counts["marked"] += 1
-            mark = mark or found[0]
+            examples.setdefault("mark", mark[0])
         if not prompt.broken:
             counts["usable"] += 1
             end = bare + min(prompt.length, reader.limit) + d.max_answer_tokens
@@ -45,42 +42,48 @@ def survey_prompts(reader: PromptReader, prompts: Sequence[Conversation]) -> tup
             ignored.update(find_ignored(reader.target, prompt.conversation))
         elif prompt.broken == REFUSED:
             counts["refused"] += 1
-            reason = reason or prompt.reason
+            examples.setdefault("reason", prompt.reason)
+    notes = _describe(reader, counts, examples, len(prompts))
+    notes += ignored_notes(reader.target, ignored, str(counts["read"]))
+    if not counts["usable"]:
+        raise UserError(f"data.prompts={d.prompts!r}: no prompt is usable: {'; '.join(notes)}")
+    return counts["usable"], [f"data.prompts={d.prompts!r}: {note}" for note in notes]
+
+
+def _describe(
+    reader: PromptReader, counts: Counter[str], examples: dict[str, str], total: int
+) -> list[str]:
+    d, target, bare = reader.recipe.data, reader.target, reader.template.bare
     of = f"of {counts['read']} prompts"
-    target = reader.target
     notes = []
-    if counts["read"] < len(prompts):
-        notes.append(f"data.samples={d.samples} takes the first {counts['read']} of {len(prompts)}")
+    if counts["read"] < total:
+        notes.append(f"data.samples={d.samples} takes the first {counts['read']} of {total}")
     if counts["refused"]:
         notes.append(
             f"the chat template of target {target.spec!r} refuses {counts['refused']} {of}, which "
-            f"are left out: {reason}"
+            f"are left out: {examples['reason']}"
         )
     if counts["long"]:
-        fate = "left out (data.long_prompts=cut shortens them)"
-        if d.long_prompts == "cut":
-            fate = "cut"
-        most = min(longest, target.context_limit - bare - 1)
+        is_cut = d.long_prompts == "cut"
+        fate = "cut" if is_cut else "left out (data.long_prompts=cut shortens them)"
+        most = min(counts["longest"], target.context_limit - bare - 1)
         notes.append(
             f"{counts['long']} {of} are longer than data.max_prompt_tokens={reader.limit} and "
             f"{fate}; data.max_prompt_tokens={most} keeps as much as possible"
         )
-    if not counts["usable"]:
-        raise UserError(f"data.prompts={d.prompts!r}: no prompt is usable: {'; '.join(notes)}")
-    notes += ignored_notes(target, ignored, str(counts["read"]))
     if counts["marked"]:
         notes.append(
-            f"{counts['marked']} {of} hold special tokens ({mark}), as if a chat template had been "
-            "applied, and it is applied again; give messages instead"
+            f"{counts['marked']} {of} hold special tokens ({examples['mark']}), as if a chat "
+            "template had been applied, and it is applied again; give messages instead"
         )
     if counts["late"]:
-        needed = min(longest, reader.limit) + bare + d.max_answer_tokens
+        needed = min(counts["longest"], reader.limit) + bare + d.max_answer_tokens
         notes.append(
             f"{counts['late']} {of} leave no room for an answer of "
             f"data.max_answer_tokens={d.max_answer_tokens} within data.length={d.length}; "
             f"data.length={needed} holds all"
         )
-    return counts["usable"], [f"data.prompts={d.prompts!r}: {note}" for note in notes]
+    return notes
 
 
 def _special_tokens(reader: PromptReader) -> re.Pattern[str] | None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from specalign.common.errors import UserError
 from specalign.folder.chat import Chat, chat_ids
 from specalign.folder.clock import reads_clock, today
-from specalign.folder.rendering import TemplateRefusal, render
+from specalign.folder.rendering import render
 from specalign.folder.tokenizer import first_ids, text_ids
 from specalign.rows.conversation import Conversation
 
@@ -112,14 +112,8 @@ def chat_template(target: TargetInfo, date: str | None = None) -> Template:
         return Template(first_tokens(target), (), hashlib.sha256(b"").hexdigest())
     date = (date or today()) if reads_clock(target) else None
     chat = Chat(target.chat.kwargs, target.chat.system, date)
-    try:
-        text = render(
-            tokenizer, chat.apply(Conversation.from_text(_MARK)), chat.kwargs, target.spec, date
-        )
-    except TemplateRefusal as refusal:
-        raise UserError(
-            f"{where}: its chat template refuses a user's text: {refusal.reason}"
-        ) from None
+    marked = chat.apply(Conversation.from_text(_MARK))
+    text = render(tokenizer, marked, chat.kwargs, target.spec, date)
     before, found, after = text.partition(_MARK)
     if not found:
         raise UserError(f"{where}: its chat template drops the user's text")

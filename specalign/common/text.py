@@ -9,14 +9,15 @@ import re
 import sys
 import warnings
 
-# C0 without tab and newline, DEL, C1, line separators, bidirectional marks, halves of surrogate pairs
+# C0 but tab and newline, DEL, C1, line separators, bidirectional marks, halves of surrogates
 _CONTROL = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)"
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+    "|\r(?!\n)"
 )
 
 
 def printable(text: str) -> str:
-    """The text with control characters as escapes: names, prompts and generated text can't control a
+    """The text with control characters as escapes, so that prompts and names can't control a
     terminal."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 

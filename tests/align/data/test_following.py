@@ -10,7 +10,6 @@ import pytest
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
 from align.data import following
-from align.data import shards as data
 from align.data.following import Followed, ShardsAsWritten
 from align.data.synthesis import Synthesis, synthesize
 from specalign.common import claims

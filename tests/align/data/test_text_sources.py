@@ -79,6 +79,12 @@ def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         read("owner/name")
 
 
+def test_a_long_text_is_split_at_line_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("align.data.text_sources.MOST_CHARACTERS", 6)
+    (tmp_path / "a.txt").write_text("one\ntwo\nthreefour")
+    assert read(tmp_path / "a.txt")[0] == ["one\n", "two\n", "threef", "our"]
+
+
 def test_rows_are_read_one_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": "x"}) + "\n{}\nbroken\n")
