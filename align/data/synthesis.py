@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections import Counter
 from contextlib import closing
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from align.config.recipe import Recipe
 from align.data import shards as data
-from align.data.batches import Batches
 from align.data.identity import identity, is_same
 from align.data.index import ShardFolder
+from align.data.near_duplicates import NearDuplicates
 from align.data.prompts import read_prompts
 from align.writing.generation import Writer
 from align.writing.journal import forget_until
 from align.writing.progress import WritingProgress
-from align.writing.rows import Plan, Progress, Source, ignore_progress
+from align.writing.rows import Plan, Progress, Row, Source, ignore_progress
 from align.writing.survey import survey_prompts
 from align.writing.template import TargetInfo, chat_template
 from specalign.common.errors import UserError
@@ -27,6 +32,8 @@ from specalign.lm.model import Target
 
 FRUITLESS_BATCHES = 20
 """In a row, all of whose samples were dropped, after which the writing stops."""
+_TOKEN_BITS = 20
+"""Of the token ids that near duplicates are compared by, which have room for 21."""
 
 
 def _resume(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -70,26 +77,31 @@ class Synthesis:
                 d.prompts, d.prompts_split, d.prompts_column, d.prompts_config, d.prompts_revision
             )
         self.manifest = _resume(folder, identity(recipe, target, template, self.prompts))
-        plan = Plan(recipe, target, template, self.prompts)
-        self.expected = d.samples if self.done else self._survey(plan)
-        self.batches = Batches(plan, self._open_source)
+        self.plan = Plan(recipe, target, template, self.prompts)
+        self.prefix = list(template.prefix)
+        self.seen = NearDuplicates(d.near_duplicate_threshold)
+        self.expected = d.samples if self.done else self._survey()
         if d.server is not None and not exists:
-            _ = self.batches.source  # it has to be reachable before anything is written
+            _ = self.source  # it has to be reachable before anything is written
             data.write_manifest(folder, self.manifest)  # settings of the first stored answers
         self._restore()
         forget_until(folder, self.manifest["shards"] - 1)  # a kill may have come before this
 
-    def _open_source(self, plan: Plan) -> Source:
+    @cached_property
+    def source(self) -> Source:
+        """What writes the rows, opened when something is to be written."""
         if self.recipe.data.server is not None:
             from align.writing.served import Served  # imports the client, which is slow
 
-            return Served(plan, self.folder, self.quiet)
-        assert isinstance(plan.target, Target)
-        return Writer(plan.target, plan)
+            return Served(self.plan, self.folder, self.quiet)
+        assert isinstance(self.plan.target, Target)
+        return Writer(self.plan.target, self.plan)
 
     def close(self) -> None:
-        """End running requests and processes."""
-        self.batches.close()
+        """End running requests."""
+        if "source" in vars(self):
+            self.source.close()
+        self.seen.close()
 
     @property
     def done(self) -> bool:
@@ -102,7 +114,7 @@ class Synthesis:
         manifest, folder = self.manifest, self.folder
         dropped = Counter(manifest["dropped"])
         room = self.recipe.data.samples - manifest["samples"]
-        samples = self.batches.write(manifest["shards"], room, dropped, progress)
+        samples = self.write_batch(manifest["shards"], room, dropped, progress)
         if samples is None:
             manifest["ended"] = True
             data.write_manifest(folder, manifest)
@@ -111,10 +123,10 @@ class Synthesis:
         manifest["shards"] += 1
         manifest["dropped"] = dict(sorted(dropped.items()))
         _count(manifest, samples, sha256)
-        manifest |= self.batches.source.about
+        manifest |= self.source.about
         manifest["finished"] = self.done
         data.write_manifest(folder, manifest)
-        self.batches.source.forget(manifest["shards"] - 1)
+        self.source.forget(manifest["shards"] - 1)
         self.fruitless = 0 if len(samples) or self.prompts else self.fruitless + 1
         if self.fruitless == FRUITLESS_BATCHES:
             raise UserError(
@@ -125,7 +137,44 @@ class Synthesis:
             )
         return True
 
-    def _survey(self, plan: Plan) -> int:
+    def write_batch(
+        self, number: int, room: int, dropped: Counter[str], progress: Progress = ignore_progress
+    ) -> data.Samples | None:
+        """At most `room` samples of a batch, after those of earlier batches, without broken rows and
+        near duplicates; None after the last prompt. `dropped` counts why rows are left out."""
+        rows = self.source.write(number, room, progress)
+        if rows is None:
+            return None
+        chosen: list[Row] = []
+        for row in rows:
+            if row.broken:
+                dropped[row.broken] += 1
+            elif not self.seen.add(self._text_key(row.tokens, row.answer_start, row.text_start)):
+                dropped["near-duplicate"] += 1
+            elif len(chosen) < room:
+                chosen.append(row)
+        samples = data.from_lists(
+            [row.tokens for row in chosen],
+            [row.answer_start for row in chosen],
+            [row.answer_temperature for row in chosen],
+        )
+        starts = [row.text_start for row in chosen]
+        if any(start != len(self.prefix) for start in starts):
+            samples.text_start = torch.tensor(starts)
+        return samples
+
+    def _text_key(self, tokens: list[int], answer_start: int, text_start: int) -> list[int]:
+        """What near duplicates are judged by: the prompt from the first user text on, or a base
+        text's first 64 tokens. Prompts after different system prompts or tools are never near."""
+        end = answer_start if answer_start > text_start else text_start + 64
+        lead, text = tokens[:text_start], tokens[text_start:end]
+        if lead == self.prefix:
+            return text
+        digest = hashlib.sha256(json.dumps(lead).encode()).digest()
+        mask = int.from_bytes(digest[:4], "little") % (1 << _TOKEN_BITS)
+        return [token ^ mask for token in text]
+
+    def _survey(self) -> int:
         """Report what the template adds to the prompts, and what of given ones is left out or cut.
 
         Returns:
@@ -134,6 +183,7 @@ class Synthesis:
         Raises:
             UserError: none can be used.
         """
+        plan = self.plan
         notes: list[str] = []
         expected = plan.recipe.data.samples
         if plan.prompts is not None:
@@ -146,9 +196,9 @@ class Synthesis:
         return expected
 
     def _restore(self) -> None:
-        """Write missing and damaged shards again, and have `batches` remember the texts of all."""
-        manifest, batches = self.manifest, self.batches
-        shards = ShardFolder(self.folder, manifest, batches.plan.target.vocab_size)
+        """Write missing and damaged shards again; near duplicates of all texts are dropped."""
+        manifest = self.manifest
+        shards = ShardFolder(self.folder, manifest, self.plan.target.vocab_size)
         damaged: set[int] = set()
         for number in range(len(shards)):
             try:
@@ -163,16 +213,23 @@ class Synthesis:
         for number, sha256 in enumerate(manifest["sha256"]):
             if number in damaged:
                 room = self.recipe.data.samples - restored["samples"]
-                samples = batches.write(number, room, Counter())
+                samples = self.write_batch(number, room, Counter())
                 assert samples is not None  # it was written before
                 sha256 = data.write_shard(self.folder, number, samples)
             else:
                 samples = shards[number]
-                batches.remember(samples)
+                self._remember(samples)
             _count(restored, samples, sha256)
         manifest |= restored
         if damaged:
             data.write_manifest(self.folder, manifest)
+
+    def _remember(self, samples: data.Samples) -> None:
+        for i in range(len(samples)):
+            starts = samples.text_start
+            text_start = len(self.prefix) if starts is None else int(starts[i])
+            key = self._text_key(samples[i].tolist(), int(samples.answer_start[i]), text_start)
+            self.seen.add(key)
 
 
 def synthesize(

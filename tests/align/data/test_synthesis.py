@@ -107,7 +107,9 @@ def test_settings_under_which_nothing_is_kept(
     (tmp_path / "p.txt").write_text("one two\nthree four\n")
     own = [f"data.prompts={tmp_path}/p.txt", *words]
     assert write(target, tmp_path / "data", *own)["samples"] == 2
-    monkeypatch.setattr(synthesis.Batches, "write", lambda *_: None)  # the prompts have ended
+    monkeypatch.setattr(
+        synthesis.Synthesis, "write_batch", lambda *_: None
+    )  # the prompts have ended
     with pytest.raises(UserError, match="data.prompts=.* gave no sample"):
         write(target, tmp_path / "other", *own)
 
