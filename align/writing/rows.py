@@ -4,10 +4,9 @@ alone."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 from align.config.recipe import Recipe
 from align.writing.prompts import REFUSED, TOO_LONG, PromptReader, first_turn
@@ -52,10 +51,8 @@ class Row:
     prompt_ended: bool = False
 
 
-class Progress(Protocol):
-    """Called with the number of tokens that were drawn or fed, and of rows that were finished."""
-
-    def __call__(self, tokens: int, rows: int = 0, /) -> None: ...
+Progress = Callable[..., object]
+"""Called with the number of tokens that were drawn or fed, and of rows that were finished."""
 
 
 def ignore_progress(tokens: int, rows: int = 0) -> None:
