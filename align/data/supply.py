@@ -88,6 +88,9 @@ class Supply:
             f"training on {len(self.training)} samples ({self.training.token_count} tokens) of "
             f"{self.folder}, {len(self.validation)} held out"
         )
+        longer = int((self.training.lengths > recipe.data.length).sum())
+        if longer:
+            line += f"; {longer} samples are cut at data.length={recipe.data.length}"
         if self.text is not None:
             share, tokens = recipe.data.text_share, self.text.token_count
             line += f"; before them, for {share:.0%} of the steps, {tokens} tokens of other text"

@@ -23,7 +23,6 @@ from align.writing.generation import Writer
 from align.writing.journal import forget_until
 from align.writing.progress import WritingProgress
 from align.writing.rows import Plan, Progress, Row, Source, ignore_progress
-from align.writing.survey import survey_prompts
 from align.writing.template import TargetInfo, chat_template
 from specalign.common.errors import UserError
 from specalign.common.text import say
@@ -80,7 +79,8 @@ class Synthesis:
         self.plan = Plan(recipe, target, template, self.prompts)
         self.prefix = list(template.prefix)
         self.seen = NearDuplicates(d.near_duplicate_threshold)
-        self.expected = d.samples if self.done else self._survey()
+        if not quiet:
+            note_clock(target, str(folder), template.date)
         if d.server is not None and not exists:
             _ = self.source  # it has to be reachable before anything is written
             data.write_manifest(folder, self.manifest)  # settings of the first stored answers
@@ -174,27 +174,6 @@ class Synthesis:
         mask = int.from_bytes(digest[:4], "little") % (1 << _TOKEN_BITS)
         return [token ^ mask for token in text]
 
-    def _survey(self) -> int:
-        """Report what the template adds to the prompts, and what of given ones is left out or cut.
-
-        Returns:
-            How many samples can be written: `data.samples`, or the number of usable prompts.
-
-        Raises:
-            UserError: none can be used.
-        """
-        plan = self.plan
-        notes: list[str] = []
-        expected = plan.recipe.data.samples
-        if plan.prompts is not None:
-            usable, notes = survey_prompts(plan.reader, plan.prompts)
-            expected = min(expected, usable)
-        if not self.quiet:
-            for note in notes:
-                say(f"note: {note}", error=True)
-            note_clock(plan.target, str(self.folder), plan.template.date)
-        return expected
-
     def _restore(self) -> None:
         """Write missing and damaged shards again; near duplicates of all texts are dropped."""
         manifest = self.manifest
@@ -249,7 +228,8 @@ def synthesize(
         if writing.done:
             return manifest
         start = time.monotonic()
-        progress = WritingProgress(writing.expected, samples, quiet)
+        total = min(d.samples, len(writing.prompts or range(d.samples)))
+        progress = WritingProgress(total, samples, quiet)
         while not writing.done and writing.write_shard(progress.count):
             progress.save(manifest["samples"], d.batch_size)
     dropped = _list_counts(manifest["dropped"])

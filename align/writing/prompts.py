@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from align.config.recipe import Recipe
 from align.writing.template import TargetInfo, Template, common_start
+from specalign.common.text import say_once
 from specalign.folder.chat import Chat, chat_ids
+from specalign.folder.ignored import note_ignored
 from specalign.folder.rendering import TemplateRefusal
 from specalign.rows.conversation import Conversation, Message
 
@@ -18,19 +21,11 @@ _OTHER_TEXTS = ("Hello", "1", "é")
 
 @dataclass(frozen=True)
 class Prompt:
-    """A conversation to answer.
-
-    Attributes:
-        length: tokens beyond the bare template, before any cut.
-        broken: why it is dropped; "" = it is not.
-        reason: the chat template's message.
-    """
+    """A conversation to answer. `broken`: why it is dropped; "" = it is not."""
 
     conversation: Conversation
     ids: list[int]
-    length: int = 0
     broken: str = ""
-    reason: str = ""
 
 
 class PromptReader:
@@ -57,14 +52,34 @@ class PromptReader:
         bare = self.template.bare
         try:
             ids = self.tokens(conversation, where)
-            length = len(ids) - bare
-            if length > self.limit and self.recipe.data.long_prompts == "cut":
+            if len(ids) - bare > self.limit and self.recipe.data.long_prompts == "cut":
                 conversation, ids = self._cut(conversation, ids)
         except TemplateRefusal as refusal:
-            return Prompt(conversation, [], 0, REFUSED, refusal.reason)
+            say_once(f"note: {refusal}")
+            return Prompt(conversation, [], REFUSED)
         if len(ids) - bare > self.limit:
-            return Prompt(conversation, [], length, TOO_LONG)
-        return Prompt(conversation, ids, length)
+            return Prompt(conversation, [], TOO_LONG)
+        self.note_losses(conversation)
+        return Prompt(conversation, ids)
+
+    def note_losses(self, conversation: Conversation) -> None:
+        """Report, once a process, parts that the template leaves out, and special tokens in a user's
+        text: the template would be applied twice."""
+        note_ignored(self.target, conversation)
+        text = "\n".join(m["content"] for m in conversation.messages if m["role"] == "user")
+        if any(mark in text for mark in self._marks):
+            say_once(
+                f"note: data.prompts={self.recipe.data.prompts!r}: prompts hold special tokens, as if "
+                "a chat template had been applied, and it is applied again; give messages instead"
+            )
+
+    @cached_property
+    def _marks(self) -> list[str]:
+        """The tokenizer's special tokens of more than three characters (`<s>` is text as well)."""
+        tokenizer = self.target.tokenizer
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+        texts = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
+        return [text for text in texts if len(text) > 3]
 
     def text_start(self, prompt: Prompt) -> int:
         """Where the first user text begins, after system prompt and tools, which prompts may

@@ -41,6 +41,8 @@ class Claim:
 
     def __init__(self, folder: Path, key: str) -> None:
         self.folder = folder
+        if folder.is_file():
+            raise UserError(f"{key}={folder} is a file, not a folder")
         try:
             self._created = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)

@@ -130,7 +130,7 @@ def open_packed(path: Path) -> Iterator[Any]:
         with _OPENERS.get(path.suffix.lower(), open)(path, "rb") as file:
             yield file
     except UnicodeDecodeError as error:
-        encoding = error.encoding.upper()
+        encoding = error.encoding[:6].upper()  # without -LE
         raise UserError(f"{path} is not {encoding} text (byte {error.start})") from None
     except OSError as error:
         raise UserError(f"{path} can't be read: {error.strerror or error}") from None
