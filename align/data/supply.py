@@ -120,7 +120,8 @@ def open_supply(recipe: Recipe, target: Target, quiet: bool = False) -> Supply:
     else:
         missing = partial(is_missing, recipe, target)
         write = partial(synthesize, recipe, target, folder, quiet)
-        _write_if(missing, write, recipe, folder, quiet)
+        note = f"the target writes {d.samples} samples, {d.batch_size} at a time"
+        _write_if(missing, write, recipe, folder, "" if quiet else note)
         samples = read_samples(folder, target.vocab_size)
     manifest = data.read_manifest(folder)
     _check_writer(folder, manifest, samples, target)
@@ -170,7 +171,8 @@ def _check_writer(folder: Path, manifest: dict[str, Any], samples: Texts, target
 
 def _open_text(recipe: Recipe, target: Target, quiet: bool) -> Texts:
     write = partial(read_texts, recipe, target, quiet)
-    _write_if(lambda: not is_read(recipe), write, recipe, text_folder(recipe), quiet)
+    note = "" if quiet else "data.text is read"
+    _write_if(lambda: not is_read(recipe), write, recipe, text_folder(recipe), note)
     return open_text(recipe, target)
 
 
@@ -179,7 +181,7 @@ def _write_if(
     write: Callable[[], object],
     recipe: Recipe,
     folder: Path,
-    quiet: bool,
+    note: str,
 ) -> None:
     """Write what is missing in the main process while the others wait."""
     if not missing():
@@ -190,11 +192,8 @@ def _write_if(
             "writes them"
         )
     if main_process():
-        if not quiet:
-            say(
-                f"{folder}: data are missing and are written first (data.write=never refuses)",
-                error=True,
-            )
+        if note:
+            say(f"{folder} lacks data: {note} first (data.write=never refuses)", error=True)
         key = "data.path" if recipe.data.path else "output"
         with claim_when_free(folder, key, partial(say, error=True)):
             if missing():  # another trial may have written it meanwhile

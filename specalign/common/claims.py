@@ -41,7 +41,7 @@ class Claim:
 
     def __init__(self, folder: Path, key: str) -> None:
         self.folder = folder
-        if folder.is_file():
+        if os.path.isfile(folder):
             raise UserError(f"{key}={folder} is a file, not a folder")
         try:
             self._created = not folder.exists()
