@@ -20,7 +20,7 @@ from align.config.preflight import check_file  # noqa: E402
 from align.planning.hardware import find_hardware, find_local_hardware  # noqa: E402
 from specalign.common.commands import OptionParser, path  # noqa: E402
 from specalign.common.errors import UserError, cli  # noqa: E402
-from specalign.common.files import remove_parts, write_json  # noqa: E402
+from specalign.common.files import write_json  # noqa: E402
 from specalign.common.provenance import load_average, machine  # noqa: E402
 from specalign.common.text import say  # noqa: E402
 
@@ -56,7 +56,6 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError(f"--memory-gb {options.memory_gb:g}: must be above 0")
     if options.json is not None:
         check_file(options.json, "--json")
-        remove_parts(options.json)
     named = find_hardware(options.hardware) if options.hardware else None
     recipe = load_recipe(rest)
     from align.planning.pilot import run_pilot, scale_seconds

@@ -30,16 +30,14 @@ def main(argv: list[str] | None = None) -> None:
     use_deterministic_products()
     with Claim(recipe.data_folder, "data.path" if recipe.data.path else "output"):
         # imported late: torch and transformers take seconds
-        from align.data.batches import with_folder_batch
         from align.data.synthesis import synthesize
         from align.data.texts import read_texts
-        from align.writing.processes import open_writer
+        from align.writing.outline import open_writer
 
-        recipe = with_folder_batch(recipe, recipe.data_folder)
-        with open_writer(recipe) as (target, source):
-            if recipe.data.text:
-                read_texts(recipe, target)
-            synthesize(recipe, target, recipe.data_folder, source=source)
+        target = open_writer(recipe)
+        if recipe.data.text:
+            read_texts(recipe, target)
+        synthesize(recipe, target, recipe.data_folder)
     say(f"next:\n  {command('align.train', *arguments)}")
 
 

@@ -143,10 +143,8 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def read_rows(seal: Path) -> dict[str, Any]:
-    tensors, rows = (
-        load_file(seal.with_suffix(".safetensors")),
-        json.loads(seal.read_text())["rows"],
-    )
+    tensors = load_file(seal.with_suffix(".safetensors"))
+    rows = json.loads(seal.read_text())["rows"]
     return {
         str(key): {name: drop_times(t) for name, t in tensors.items() if name.startswith(f"{i}.")}
         for i, key in enumerate(rows)

@@ -171,8 +171,7 @@ class DataConfig(Section):
     follow: bool = option(
         False,
         "align.train reads shards in order while align.synthesize writes them; without a running "
-        "writer it "
-        "generates the next shard itself",
+        "writer it generates them first",
     )
     follow_after: int = option(
         4, "shards to wait for first; they give the held-out rows and the draft vocabulary", low=1

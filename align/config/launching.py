@@ -41,14 +41,12 @@ def adopt_slurm() -> None:
         return
     nodes = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", env.get("SLURM_STEP_NODELIST") or "127.0.0.1")
     job = int(env.get("SLURM_JOB_ID") or 0) + int(env.get("SLURM_STEP_ID") or 0)
-    env |= {
-        "RANK": env["SLURM_PROCID"],
-        "LOCAL_RANK": env.get("SLURM_LOCALID") or "0",
-        "WORLD_SIZE": env["SLURM_STEP_NUM_TASKS"],
-        "NODE_RANK": env.get("SLURM_NODEID") or "0",
-        "MASTER_ADDR": env.get("MASTER_ADDR") or nodes.partition(",")[0],
-        "MASTER_PORT": env.get("MASTER_PORT") or str(15000 + job % 10000),
-    }
+    env["RANK"] = env["SLURM_PROCID"]
+    env["LOCAL_RANK"] = env.get("SLURM_LOCALID") or "0"
+    env["WORLD_SIZE"] = env["SLURM_STEP_NUM_TASKS"]
+    env["NODE_RANK"] = env.get("SLURM_NODEID") or "0"
+    env.setdefault("MASTER_ADDR", nodes.partition(",")[0])
+    env.setdefault("MASTER_PORT", str(15000 + job % 10000))
 
 
 def thread_share(processes: int) -> int:
@@ -76,25 +74,18 @@ def run_processes(recipe: Recipe, module: str, arguments: Sequence[str]) -> int:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     nodes = recipe.launch.num_nodes
-    config = LaunchConfig(
-        min_nodes=nodes,
-        max_nodes=nodes,
-        nproc_per_node=recipe.launch.devices,
-        max_restarts=0,
-        **rendezvous,
-    )
+    config = LaunchConfig(nodes, nodes, recipe.launch.devices, max_restarts=0, **rendezvous)
     try:
         elastic_launch(config, sys.executable)("-m", module, *arguments)
     except SignalException:
         return 130
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        code = failure.exitcode
-        ended = failure.signal_name() if code < 0 else f"exit code {code}"
-        if code not in _PRINTED:
-            message = f"error: rank {rank} of {recipe.processes} ended with {ended}; {RESUMES}"
-            say(message, error=True)
-        return code if code in _PRINTED else 1
+        if failure.exitcode in _PRINTED:
+            return failure.exitcode
+        ended = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
+        say(f"error: rank {rank} of {recipe.processes} ended with {ended}; {RESUMES}", error=True)
+        return 1
     return 0
 
 
@@ -105,13 +96,12 @@ def _rendezvous(recipe: Recipe) -> dict[str, Any]:
     if nodes == 1:
         return {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": str(os.getpid())}
     env = os.environ
-    missing = {"NODE_RANK", "MASTER_ADDR", "MASTER_PORT"} - env.keys()
+    missing = sorted({"NODE_RANK", "MASTER_ADDR", "MASTER_PORT"} - env.keys())
     if missing or not env["NODE_RANK"].isdecimal():
-        what = ", ".join(sorted(missing)) or "a number in NODE_RANK"
         raise UserError(
-            f"launch.num_nodes={nodes}: missing {what}; start the command on every machine with"
-            f" NODE_RANK=0…{nodes - 1} and the first machine's MASTER_ADDR and MASTER_PORT"
-            " (torchrun and srun set them)"
+            f"launch.num_nodes={nodes}: missing {', '.join(missing) or 'a number in NODE_RANK'}; "
+            f"start the command on every machine with NODE_RANK=0…{nodes - 1} and the first "
+            "machine's MASTER_ADDR and MASTER_PORT (torchrun and srun set them)"
         )
     return {
         "rdzv_backend": "static",

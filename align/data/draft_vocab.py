@@ -3,13 +3,12 @@ cover."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from align.data.shards import Samples, Texts
+from align.data.shards import Samples, ShardSamples, Texts
 from specalign.lm.model import Target
 
 
@@ -44,25 +43,21 @@ def coverage(samples: Texts, draft_vocab: Tensor | None, target: Target) -> floa
 
 def _count_tokens(samples: Texts, vocabulary: int) -> Tensor:
     """How often each token occurs in the answers, (V,) float64, exact."""
+    if isinstance(samples, Samples):
+        samples = ShardSamples.of([samples])
     counts = torch.zeros(vocabulary, dtype=torch.float64)
-    for shard, chosen in _by_shard(samples):
-        counts += torch.bincount(_answer_tokens(shard, chosen), minlength=vocabulary)
+    chosen_M = samples.chosen_M.sort().values
+    bounds = torch.searchsorted(chosen_M, samples.first_S).tolist()
+    for number, (start, end) in enumerate(pairwise(bounds)):
+        if end > start:
+            chosen = chosen_M[start:end] - samples.first_S[number]
+            answers = _answer_tokens(samples.shards[number], chosen)
+            counts += torch.bincount(answers, minlength=vocabulary)
     return counts
 
 
-def _by_shard(samples: Texts) -> Iterator[tuple[Samples, Tensor]]:
-    """Each shard with the numbers of its chosen samples."""
-    if isinstance(samples, Samples):
-        yield samples, torch.arange(len(samples))
-        return
-    chosen = samples.chosen_M.sort().values
-    bounds = torch.searchsorted(chosen, samples.first_S).tolist()
-    for shard, (start, end) in enumerate(pairwise(bounds)):
-        if end > start:
-            yield samples.shards[shard], chosen[start:end] - samples.first_S[shard]
-
-
 def _answer_tokens(samples: Samples, chosen: Tensor) -> Tensor:
+    """The answers of the chosen samples, without a loop over them."""
     begin = samples.offsets[chosen] + samples.answer_start[chosen]
     end = samples.offsets[chosen + 1]
     edges = torch.zeros(len(samples.tokens) + 1, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Shards in the order of writing, while they are written: by another process, or in turn here."""
+"""Shards in the order of writing, while another process writes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from align.data import shards as data
 from align.data.packing import PackedRows, pack
 from align.data.shards import Samples, ShardSamples, Texts
 from align.data.stream import seeded_permutation
-from align.data.synthesis import Synthesis
+from align.data.synthesis import synthesize
 from specalign.common.batch import PackedRow
 from specalign.common.claims import Claim
 from specalign.common.commands import command
@@ -28,21 +28,17 @@ WAIT_SECONDS = 0.5
 class ShardsAsWritten:
     """The shards of a folder by number, including those still to come.
 
-    A missing shard is awaited while another process writes, else written here. Its content depends
-    on the seed and its number alone, so it does not matter who wrote it.
+    A missing shard is awaited while another process writes; else all missing ones are written here.
+    Their content depends on the seed and their number alone, so it does not matter who wrote them.
     """
 
     def __init__(self, recipe: Recipe, target: Target, folder: Path, quiet: bool = False) -> None:
         self.recipe, self.target, self.folder, self.quiet = recipe, target, folder, quiet
         self.next = 0
-        self._writing: Synthesis | None = None
 
     def take_first(self, count: int) -> ShardSamples:
-        """The samples of the first `count` shards; `take` continues after them.
-
-        Raises:
-            UserError: they hold none.
-        """
+        """The samples of the first `count` shards; `take` continues after them. Raises UserError:
+        they hold none."""
         shards: list[Samples] = []
         while len(shards) < count and (shard := self.take()) is not None:
             shards.append(shard)
@@ -52,23 +48,17 @@ class ShardsAsWritten:
         return samples
 
     def take(self) -> Samples | None:
-        """The next shard; None after the last one.
-
-        Raises:
-            UserError: a shard that can't be read, or that nobody writes.
-        """
+        """The next shard; None after the last one. Raises UserError: a shard that can't be read, or
+        that nobody writes."""
         while True:
             manifest = self._read_manifest()
             if self.next < manifest["shards"]:
-                path, sha256 = (
-                    data.shard_path(self.folder, self.next),
-                    manifest["sha256"][self.next],
-                )
+                path, sha256 = data.shard_path(self.folder, self.next), manifest["sha256"]
                 self.next += 1
-                return data.read_shard(path, sha256, self.target.vocab_size)
+                return data.read_shard(path, sha256[self.next - 1], self.target.vocab_size)
             if manifest["samples"] >= self.recipe.data.samples or manifest.get("ended"):
                 return None
-            if not self._write():
+            if not main_process() or not self._write():
                 time.sleep(WAIT_SECONDS)
 
     def _read_manifest(self) -> dict[str, Any]:
@@ -76,16 +66,13 @@ class ShardsAsWritten:
         return data.read_manifest(self.folder) if exists else {"shards": 0, "samples": 0}
 
     def _write(self) -> bool:
-        """Write one shard; False if another process is writing."""
-        if not main_process():
-            return False
+        """Write what is missing; False if another process is writing."""
         try:
             claim = Claim(self.folder, "data.path")
         except UserError:
             return False
         with claim:
-            shards = self._read_manifest()["shards"]
-            if self.next < shards:
+            if self.next < self._read_manifest()["shards"]:
                 return True
             if self.recipe.data.write == "never":
                 raise UserError(
@@ -93,23 +80,10 @@ class ShardsAsWritten:
                     f"(data.write=never); start {command('align.synthesize')} with the same "
                     "arguments, then rerun this command"
                 )
-            writing = self._resume_writing(shards)
-            if not writing.done:
-                writing.write_shard()
-            if writing.done:
-                writing.close()
+            if not self.quiet:
+                say(f"no process writes into {self.folder}: what is missing is written", error=True)
+            synthesize(self.recipe, self.target, self.folder, self.quiet)
         return True
-
-    def _resume_writing(self, shards: int) -> Synthesis:
-        """What writes here, reopened if another process has written meanwhile."""
-        if self._writing is not None:
-            if self._writing.manifest["shards"] == shards:
-                return self._writing
-            self._writing.close()
-        elif not self.quiet:
-            say(f"nobody writes into {self.folder}: writing and training in turn", error=True)
-        self._writing = Synthesis(self.recipe, self.target, self.folder, self.quiet)
-        return self._writing
 
 
 class Followed:
@@ -117,7 +91,8 @@ class Followed:
     rows. The row at a place depends on the shards up to it, not on when they came.
 
     Args:
-        first: samples of the first shards, one group. later: the shards after them.
+        first: samples of the first shards, one group.
+        later: the shards after them.
     """
 
     def __init__(self, first: Texts, later: ShardsAsWritten, length: int, seed: int) -> None:

@@ -59,8 +59,8 @@ def find_differences(manifest: dict[str, Any], recipe: Recipe, target: Target) -
     """The settings of a folder's texts that differ from the recipe's; the content of the prompts
     and the target's name are not compared."""
     wanted = identity(recipe, target, chat_template(target, manifest.get("date")), None)
-    compared = wanted.keys() - {"prompts_sha256", "target"}
-    return [key for key in wanted if key in compared and not is_same(manifest, key, wanted[key])]
+    ignored = ("prompts_sha256", "target")
+    return [k for k, v in wanted.items() if k not in ignored and not is_same(manifest, k, v)]
 
 
 def is_same(manifest: dict[str, Any], key: str, value: Any) -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from align.data.shards import Samples, ShardSamples, read_manifest, read_shard, shard_path
 from specalign.common.errors import UserError
@@ -14,39 +13,25 @@ OPEN_SHARDS = 8192
 """A process may map some 65,000 files."""
 
 
-class ShardFolder(Sequence[Samples]):
-    """The shards of a folder by number, each checked when it is first opened.
-
-    Raises:
-        UserError: from `[]`: a shard is missing, torn, or has changed since it was written.
-    """
+class ShardFolder:
+    """The shards of a folder by number, each checked when it is opened. `[]` raises UserError for a
+    shard that is missing, torn, or has changed since it was written."""
 
     def __init__(
         self, folder: Path, manifest: dict[str, Any], vocabulary: int | None = None
     ) -> None:
         self.folder, self.manifest, self.vocabulary = folder, manifest, vocabulary
-        self._checked: set[int] = set()
         self._open = lru_cache(OPEN_SHARDS)(self._read)
 
     def __len__(self) -> int:
         return int(self.manifest["shards"])
 
-    @overload
-    def __getitem__(self, index: int) -> Samples: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Samples]: ...
-    def __getitem__(self, index: int | slice) -> Samples | list[Samples]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
+    def __getitem__(self, index: int) -> Samples:
         return self._open(index)
 
     def _read(self, index: int) -> Samples:
-        path, sha256 = shard_path(self.folder, index), self.manifest["sha256"][index]
-        samples = read_shard(path, sha256, self.vocabulary, checked=index in self._checked)
-        self._checked.add(index)
-        return samples
+        sha256 = self.manifest["sha256"][index]
+        return read_shard(shard_path(self.folder, index), sha256, self.vocabulary)
 
 
 def read_samples(

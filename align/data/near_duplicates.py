@@ -17,6 +17,14 @@ import numpy as np
 _BITS = 21
 _PADDING = (1 << _BITS) - 1
 """Stands for the missing tokens of a text of fewer than three; no vocabulary is that large."""
+_TABLES = """
+CREATE TABLE texts (number INTEGER PRIMARY KEY, size INTEGER, grams BLOB);
+CREATE TABLE firsts (gram INTEGER, number INTEGER, PRIMARY KEY (gram, number)) WITHOUT ROWID;
+"""
+_CANDIDATES = """
+SELECT number, grams FROM firsts JOIN texts USING (number)
+WHERE gram = ? AND size BETWEEN ? AND ?
+"""
 
 
 class NearDuplicates:
@@ -30,11 +38,7 @@ class NearDuplicates:
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold
         self._database = sqlite3.connect("")  # a private file that is deleted when closed
-        self._database.executescript(
-            "CREATE TABLE texts (number INTEGER PRIMARY KEY, size INTEGER, grams BLOB);"
-            "CREATE TABLE firsts (gram INTEGER, number INTEGER, PRIMARY KEY (gram, number))"
-            " WITHOUT ROWID;"
-        )
+        self._database.executescript(_TABLES)
 
     def close(self) -> None:
         self._database.close()
@@ -44,7 +48,7 @@ class NearDuplicates:
         grams = _find_grams(tokens)
         count = len(grams) - math.ceil(self.threshold * len(grams) - 1e-9) + 1
         first = grams[:count].tolist()
-        if any(self._is_near(grams, number) for number in self._find_candidates(first, len(grams))):
+        if self._is_near(grams, first):
             return False
         insert = "INSERT INTO texts (size, grams) VALUES (?, ?)"
         number = self._database.execute(insert, (len(grams), grams.tobytes())).lastrowid
@@ -52,22 +56,21 @@ class NearDuplicates:
         self._database.executemany("INSERT INTO firsts VALUES (?, ?)", pairs)
         return True
 
-    def _find_candidates(self, first: list[int], size: int) -> set[int]:
-        """Texts that share one of the first grams and have a size that allows the threshold."""
-        least = self.threshold * size - 1e-6
-        most = size / max(self.threshold, 1e-9) + 1e-6
-        query = "SELECT number FROM firsts JOIN texts USING (number) WHERE gram = ? AND size BETWEEN ? AND ?"
-        found = set[int]()
+    def _is_near(self, grams: np.ndarray, first: list[int]) -> bool:
+        """Whether a text that shares one of the first grams, of a possible size, is similar."""
+        least = self.threshold * len(grams) - 1e-6
+        most = len(grams) / max(self.threshold, 1e-9) + 1e-6
+        compared = set[int]()
         for gram in first:
-            found.update(number for (number,) in self._database.execute(query, (gram, least, most)))
-        return found
-
-    def _is_near(self, grams: np.ndarray, number: int) -> bool:
-        query = "SELECT grams FROM texts WHERE number = ?"
-        (blob,) = self._database.execute(query, (number,)).fetchone()
-        other = np.frombuffer(blob, dtype=np.int64)
-        shared = len(np.intersect1d(grams, other, assume_unique=True))
-        return shared > 0 and shared / (len(grams) + len(other) - shared) >= self.threshold
+            for number, blob in self._database.execute(_CANDIDATES, (gram, least, most)):
+                if number in compared:
+                    continue
+                compared.add(number)
+                other = np.frombuffer(blob, dtype=np.int64)
+                shared = len(np.intersect1d(grams, other, assume_unique=True))
+                if shared / (len(grams) + len(other) - shared) >= self.threshold:
+                    return True
+        return False
 
 
 def _find_grams(tokens: Sequence[int]) -> np.ndarray:

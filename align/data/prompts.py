@@ -17,15 +17,13 @@ from specalign.rows.tables import kind_of, nearest_kind, read_rows
 
 
 def check_source(source: str | None) -> None:
-    """Raises UserError for a missing or empty file or an unknown kind, without asking the Hub."""
+    """Raises UserError for a missing file or an unknown kind, without asking the Hub."""
     if source is None:
         return
     path = expand_path(source)
     kind = kind_of(path)
     if path.is_file() and not kind:
         raise UserError(f"data.prompts={source!r}: unknown kind of file{nearest_kind(path)}")
-    if path.is_file() and not path.stat().st_size:
-        raise UserError(f"data.prompts={source!r} holds no rows")
     may_be_on_hub = is_hub_id(source) or path.parts == (source,)  # some ids have no owner
     if not path.exists() and (kind or not may_be_on_hub):
         raise missing(f"data.prompts={source!r}", source, "no such file", files=True)

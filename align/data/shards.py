@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import torch
 from safetensors import SafetensorError
@@ -59,12 +59,18 @@ class Samples:
 
     def select(self, indices: Sequence[int] | Tensor) -> Samples:
         """The samples at `indices`, in that order."""
-        chosen = [int(i) for i in indices]
+        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        starts, temperatures = self.answer_start[chosen], self.temperature[chosen]
         return from_lists(
-            [self[i] for i in chosen],
-            [int(self.answer_start[i]) for i in chosen],
-            [float(self.temperature[i]) for i in chosen],
+            [self[i] for i in chosen.tolist()], starts.tolist(), temperatures.tolist()
         )
+
+
+class Shards(Protocol):
+    """Samples by the number of their shard."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Samples: ...
 
 
 @dataclass(eq=False)
@@ -75,7 +81,7 @@ class ShardSamples:
     chosen_M: the numbers of these samples. lengths, answer_start, temperature: of each, (M,).
     """
 
-    shards: Sequence[Samples]
+    shards: Shards
     first_S: Tensor
     chosen_M: Tensor
     lengths: Tensor
@@ -83,23 +89,26 @@ class ShardSamples:
     temperature: Tensor
 
     @classmethod
-    def of(cls, shards: Sequence[Samples]) -> ShardSamples:
+    def of(cls, shards: Shards) -> ShardSamples:
         """All samples of the shards, each of which is read once."""
-        sizes, lengths, starts, temperatures = [0], [], [], []
-        for shard in shards:
+        sizes = [0]
+        lengths, starts = [torch.zeros(0, dtype=torch.int32)], [torch.zeros(0, dtype=torch.int32)]
+        temperatures = [torch.zeros(0)]
+        for number in range(len(shards)):
+            shard = shards[number]
             sizes.append(len(shard))
             lengths.append(shard.lengths.int())
             starts.append(shard.answer_start.int())
             temperatures.append(shard.temperature.float().clone())  # shards may be unmapped
-        empty = torch.zeros(0, dtype=torch.int32)
         first_S = torch.tensor(sizes).cumsum(0)
+        chosen_M = torch.arange(int(first_S[-1]))
         return cls(
             shards,
             first_S,
-            torch.arange(int(first_S[-1])),
-            torch.cat([empty, *lengths]),
-            torch.cat([empty, *starts]),
-            torch.cat([empty.float(), *temperatures]),
+            chosen_M,
+            torch.cat(lengths),
+            torch.cat(starts),
+            torch.cat(temperatures),
         )
 
     def __len__(self) -> int:
@@ -115,22 +124,11 @@ class ShardSamples:
     def token_count(self) -> int:
         return int(self.lengths.sum())
 
-    @property
-    def tokens(self) -> Tensor:
-        """All tokens, copied into memory, (N,) int64."""
-        return torch.cat([self[i] for i in range(len(self))])
-
     def select(self, indices: Sequence[int] | Tensor) -> ShardSamples:
         """The samples at `indices`, in that order; nothing is read."""
         chosen = torch.as_tensor(indices, dtype=torch.int64)
-        return ShardSamples(
-            self.shards,
-            self.first_S,
-            self.chosen_M[chosen],
-            self.lengths[chosen],
-            self.answer_start[chosen],
-            self.temperature[chosen],
-        )
+        fields = (self.chosen_M, self.lengths, self.answer_start, self.temperature)
+        return ShardSamples(self.shards, self.first_S, *(values[chosen] for values in fields))
 
 
 Texts = Samples | ShardSamples
@@ -198,21 +196,18 @@ def write_shard(folder: Path, index: int, samples: Samples) -> str:
     return sha256_file(path)
 
 
-def read_shard(
-    path: Path, sha256: str | None = None, vocabulary: int | None = None, checked: bool = False
-) -> Samples:
+def read_shard(path: Path, sha256: str | None = None, vocabulary: int | None = None) -> Samples:
     """One shard, memory-mapped.
 
     Args:
         sha256: from the manifest.
         vocabulary: an upper bound of the token ids.
-        checked: skip the checks.
 
     Raises:
         UserError: it is missing, torn, or not as it was written.
     """
     try:
-        if not checked and sha256 is not None and path.exists() and sha256_file(path) != sha256:
+        if sha256 is not None and path.exists() and sha256_file(path) != sha256:
             raise ValueError("it has changed since it was written")
         tensors = load_safetensors(path)
         samples = Samples(
@@ -222,10 +217,9 @@ def read_shard(
             tensors["temperature"].float(),
             tensors["text_start"].long() if "text_start" in tensors else None,
         )
-        if vocabulary is not None and not checked and len(samples.tokens):
-            largest = int(samples.tokens.long().max())
-            if largest >= vocabulary:
-                raise ValueError(f"token {largest} is none of the target's {vocabulary}")
+        largest = int(samples.tokens.long().max()) if len(samples.tokens) else 0
+        if vocabulary is not None and largest >= vocabulary:
+            raise ValueError(f"token {largest} is none of the target's {vocabulary}")
         return samples
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The training data of a run: the target's texts, written first if missing, and other text."""
+"""The training data of a run: the target's texts, generated first if missing, and other text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from align.data.stream import Shuffled, Stream, TextFirst
 from align.data.synthesis import synthesize
 from align.data.texts import is_read, open_text, read_text_manifest, read_texts, text_folder
 from align.writing.agreement import PROBES, check_answers
-from specalign.common.claims import claim_when_free, tidy
+from specalign.common.claims import claim_when_free
 from specalign.common.commands import command
 from specalign.common.errors import UserError
 from specalign.common.text import say, short
@@ -88,42 +88,40 @@ class Supply:
             f"training on {len(self.training)} samples ({self.training.token_count} tokens) of "
             f"{self.folder}, {len(self.validation)} held out"
         )
+        longer = int((self.training.lengths > recipe.data.length).sum())
+        if longer:
+            line += f"; {longer} samples are cut at data.length={recipe.data.length}"
         if self.text is not None:
             share, tokens = recipe.data.text_share, self.text.token_count
             line += f"; before them, for {share:.0%} of the steps, {tokens} tokens of other text"
         if self.later is not None:
             line += "; the shards after them as they are written"
-        elif 2 * found < wanted:
-            line += f"\nwarning: the recipe asks for {wanted} samples, {self.folder} has {found}"
-        elif found > wanted:
-            line += (
-                f"\nnote: the recipe asks for {wanted} samples, {self.folder} has {found}, and all "
-                "are read (fewer: another data.path)"
-            )
+        elif found > wanted or 2 * found < wanted:
+            level = "note" if found > wanted else "warning"
+            line += f"\n{level}: the recipe asks for {wanted} samples, {self.folder} has {found}"
         return line
 
 
 def open_supply(recipe: Recipe, target: Target, quiet: bool = False) -> Supply:
-    """The data of a recipe. What is missing is written first, unless `data.write` forbids it.
-
-    Raises:
-        UserError: data that are missing, can't be read, or were written by another target; rows
-            longer than the target's context.
-    """
-    if target.anatomy.by_place and recipe.data.length > target.context_limit:
+    """The data of a recipe. What is missing is generated first, unless `data.write` forbids it.
+    Raises UserError: data that are missing, can't be read, or were written by another target; rows
+    longer than the target's context."""
+    d, folder = recipe.data, recipe.data_folder
+    if target.anatomy.by_place and d.length > target.context_limit:
         raise UserError(
-            f"data.length={recipe.data.length}: target {target.spec!r} counts places in a packed "
-            "row, "
-            f"and its context is {target.context_limit} tokens (data.length={target.context_limit})"
+            f"data.length={d.length}: target {target.spec!r} counts places in a packed row, and "
+            f"its context is {target.context_limit} tokens (data.length={target.context_limit})"
         )
-    folder, d = recipe.data_folder, recipe.data
     text = _open_text(recipe, target, quiet) if d.text else None
     later = None
     if d.follow:
         later = ShardsAsWritten(recipe, target, folder, quiet)
         samples = later.take_first(d.follow_after)
     else:
-        _write_missing(recipe, target, quiet)
+        missing = partial(is_missing, recipe, target)
+        write = partial(synthesize, recipe, target, folder, quiet)
+        note = f"the target writes {d.samples} samples, {d.batch_size} at a time"
+        _write_if(missing, write, recipe, folder, "" if quiet else note)
         samples = read_samples(folder, target.vocab_size)
     manifest = data.read_manifest(folder)
     _check_writer(folder, manifest, samples, target)
@@ -147,15 +145,14 @@ def _note_differences(
     if different:
         say(
             f"note: {folder} was written with {', '.join(different)}: its texts are used as they "
-            "are; "
-            "for others give another data.path",
+            "are; for others give another data.path",
             error=True,
         )
 
 
 def _check_writer(folder: Path, manifest: dict[str, Any], samples: Texts, target: Target) -> None:
     """Raises UserError if another target wrote the samples. If only a server had the weights, its
-    greedy answers tell."""
+    greedy answers are compared."""
     known = manifest.get("target_sha256")
     if known is None and manifest.get("writer") == "server":
         prompts, answers = [], []
@@ -173,18 +170,10 @@ def _check_writer(folder: Path, manifest: dict[str, Any], samples: Texts, target
 
 
 def _open_text(recipe: Recipe, target: Target, quiet: bool) -> Texts:
-    folder = text_folder(recipe)
-    note = f"{folder} lacks other text: data.text is read first (data.write=never refuses)"
     write = partial(read_texts, recipe, target, quiet)
-    _write_if(lambda: not is_read(recipe), write, recipe, folder, "" if quiet else note)
+    note = "" if quiet else "data.text is read"
+    _write_if(lambda: not is_read(recipe), write, recipe, text_folder(recipe), note)
     return open_text(recipe, target)
-
-
-def _write_missing(recipe: Recipe, target: Target, quiet: bool) -> None:
-    folder = recipe.data_folder
-    missing = partial(is_missing, recipe, target)
-    note = _describe_missing(recipe, target) if missing() and not quiet else ""
-    _write_if(missing, partial(synthesize, recipe, target, folder, quiet), recipe, folder, note)
 
 
 def _write_if(
@@ -196,8 +185,6 @@ def _write_if(
 ) -> None:
     """Write what is missing in the main process while the others wait."""
     if not missing():
-        if main_process():
-            tidy(folder)
         return
     if recipe.data.write == "never":
         raise UserError(
@@ -206,7 +193,7 @@ def _write_if(
         )
     if main_process():
         if note:
-            say(note, error=True)
+            say(f"{folder} lacks data: {note} first (data.write=never refuses)", error=True)
         key = "data.path" if recipe.data.path else "output"
         with claim_when_free(folder, key, partial(say, error=True)):
             if missing():  # another trial may have written it meanwhile
@@ -227,19 +214,3 @@ def is_missing(recipe: Recipe, target: Target) -> bool:
     if manifest["samples"] >= recipe.data.samples or manifest.get("ended"):
         return False
     return not find_differences(manifest, recipe, target)
-
-
-def _describe_missing(recipe: Recipe, target: Target) -> str:
-    """What is missing, what is written where and how much, and how to refuse."""
-    d, folder = recipe.data, recipe.data_folder
-    exists = (folder / "manifest.json").exists()
-    existing = data.read_manifest(folder)["samples"] if exists else 0
-    lacks = f"has {existing} of {d.samples} samples" if existing else "holds no data"
-    new = d.samples - existing
-    longest = min(d.prompt_limit + d.max_answer_tokens, target.context_limit)
-    rows = -(-new // d.batch_size) * d.batch_size  # whole batches are written
-    return (
-        f"{folder} {lacks}: the target writes {new} first, {d.batch_size} at a time, at most "
-        f"{rows * longest:,} tokens, and more for what it drops "
-        "(data.write=never refuses); the time left is shown after the first batch"
-    )

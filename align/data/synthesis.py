@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections import Counter
 from contextlib import closing
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from align.config.recipe import Recipe
 from align.data import shards as data
-from align.data.batches import Batches, MakeSource, with_folder_batch
 from align.data.identity import identity, is_same
 from align.data.index import ShardFolder
+from align.data.near_duplicates import NearDuplicates
 from align.data.prompts import read_prompts
-from align.writing.in_process import InProcess
+from align.writing.generation import Writer
 from align.writing.journal import forget_until
 from align.writing.progress import WritingProgress
-from align.writing.rows import Plan, Progress, Source, ignore_progress
-from align.writing.survey import describe_survey, survey_prompts
+from align.writing.rows import Plan, Progress, Row, Source, ignore_progress
 from align.writing.template import TargetInfo, chat_template
 from specalign.common.errors import UserError
 from specalign.common.text import say
@@ -28,13 +31,8 @@ from specalign.lm.model import Target
 
 FRUITLESS_BATCHES = 20
 """In a row, all of whose samples were dropped, after which the writing stops."""
-
-
-def _read_date(folder: Path) -> str | None:
-    """The date in the samples of a folder, if the template writes one."""
-    if not (folder / "manifest.json").exists():
-        return None
-    return data.read_manifest(folder).get("date")
+_TOKEN_BITS = 20
+"""Of the token ids that near duplicates are compared by, which have room for 21."""
 
 
 def _resume(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -46,69 +44,64 @@ def _resume(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
         return fresh
     manifest = data.read_manifest(folder)
     for key, value in wanted.items():
-        if not is_same(manifest, key, value):
-            if manifest["shards"] and not manifest["samples"]:
-                forget_until(folder, manifest["shards"])
-                return fresh
-            raise UserError(
-                f"{folder}/manifest.json: {key} is {manifest.get(key)!r}, this recipe says "
-                f"{value!r}; "
-                "give the data.… keys that it was written with, or another data.path"
-            )
+        if is_same(manifest, key, value):
+            continue
+        if manifest["shards"] and not manifest["samples"]:
+            forget_until(folder, manifest["shards"])
+            return fresh
+        raise UserError(
+            f"{folder}/manifest.json: {key} is {manifest.get(key)!r}, this recipe says {value!r}; "
+            "give the data.… keys that it was written with, or another data.path"
+        )
     if manifest.get("target_sha256") is None:
         manifest["target_sha256"] = wanted["target_sha256"]
     return {**fresh, **manifest}
 
 
 class Synthesis:
-    """The writing of one folder, a shard at a time.
-
-    Args:
-        source: what writes the rows; None = the recipe's server, else the target in this process.
-
-    Raises:
-        UserError: a folder written with other settings, prompts that can't be read, a server that
-            can't be used.
-    """
+    """The writing of one folder, a shard at a time. Raises UserError: a folder written with other
+    settings, prompts that can't be read, a server that can't be used."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        target: TargetInfo,
-        folder: Path,
-        quiet: bool = False,
-        source: MakeSource | None = None,
+        self, recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = False
     ) -> None:
-        recipe = with_folder_batch(recipe, folder, quiet)
         d = recipe.data
         self.recipe, self.folder, self.quiet, self.fruitless = recipe, folder, quiet, 0
-        template = chat_template(target, _read_date(folder))
+        exists = (folder / "manifest.json").exists()
+        date = data.read_manifest(folder).get("date") if exists else None
+        template = chat_template(target, date)
         self.prompts = None
         if d.prompts:
             self.prompts = read_prompts(
                 d.prompts, d.prompts_split, d.prompts_column, d.prompts_config, d.prompts_revision
             )
         self.manifest = _resume(folder, identity(recipe, target, template, self.prompts))
-        plan = Plan(recipe, target, template, self.prompts)
-        self.expected = d.samples if self.done else _survey_prompts(plan, folder, quiet)
-        self.batches = Batches(plan, source or partial(self._open_source, target))
-        if d.server is not None and not (folder / "manifest.json").exists():
-            _ = self.batches.source  # it has to be reachable before anything is written
+        self.plan = Plan(recipe, target, template, self.prompts)
+        self.prefix = list(template.prefix)
+        self.seen = NearDuplicates(d.near_duplicate_threshold)
+        if not quiet:
+            note_readings(target, str(folder), template.date)
+        if d.server is not None and not exists:
+            _ = self.source  # it has to be reachable before anything is written
             data.write_manifest(folder, self.manifest)  # settings of the first stored answers
-        _restore(folder, self.manifest, self.batches, quiet)
+        self._restore()
         forget_until(folder, self.manifest["shards"] - 1)  # a kill may have come before this
 
-    def _open_source(self, target: TargetInfo, plan: Plan) -> Source:
-        if self.recipe.data.server is None:
-            assert isinstance(target, Target)
-            return InProcess(plan, target)
-        from align.writing.served import Served
+    @cached_property
+    def source(self) -> Source:
+        """What writes the rows, opened when something is to be written."""
+        if self.recipe.data.server is not None:
+            from align.writing.served import Served  # imports the client, which is slow
 
-        return Served(plan, self.folder, self.quiet)
+            return Served(self.plan, self.folder, self.quiet)
+        assert isinstance(self.plan.target, Target)
+        return Writer(self.plan.target, self.plan)
 
     def close(self) -> None:
-        """End running requests and processes."""
-        self.batches.close()
+        """End running requests."""
+        if "source" in vars(self):
+            self.source.close()
+        self.seen.close()
 
     @property
     def done(self) -> bool:
@@ -116,15 +109,12 @@ class Synthesis:
         return bool(self.manifest["samples"] >= self.recipe.data.samples)
 
     def write_shard(self, progress: Progress = ignore_progress) -> bool:
-        """Write the next shard; False if the prompts have ended.
-
-        Raises:
-            UserError: settings under which nothing is kept.
-        """
-        manifest, folder, wanted = self.manifest, self.folder, self.recipe.data.samples
+        """Write the next shard; False if the prompts have ended. Raises UserError: settings under
+        which nothing is kept."""
+        manifest, folder = self.manifest, self.folder
         dropped = Counter(manifest["dropped"])
-        room = wanted - manifest["samples"]
-        samples = self.batches.write(manifest["shards"], room, dropped, progress)
+        room = self.recipe.data.samples - manifest["samples"]
+        samples = self.write_batch(manifest["shards"], room, dropped, progress)
         if samples is None:
             manifest["ended"] = True
             data.write_manifest(folder, manifest)
@@ -133,138 +123,129 @@ class Synthesis:
         manifest["shards"] += 1
         manifest["dropped"] = dict(sorted(dropped.items()))
         _count(manifest, samples, sha256)
-        manifest |= self.batches.source.about
+        manifest |= self.source.about
         manifest["finished"] = self.done
         data.write_manifest(folder, manifest)
-        self.batches.source.forget(manifest["shards"] - 1)
+        self.source.forget(manifest["shards"] - 1)
         self.fruitless = 0 if len(samples) or self.prompts else self.fruitless + 1
         if self.fruitless == FRUITLESS_BATCHES:
-            hint = (
-                "data.near_duplicate_threshold, data.prompt_temperature and data.max_prompt_tokens "
-                "decide, or give prompts (data.prompts)"
-            )
-            if all(reason.endswith("in the server's reply") for reason in dropped):
-                hint = "another server may do (data.writer)"
             raise UserError(
                 f"{folder}: nothing of {FRUITLESS_BATCHES} batches in a row was kept (dropped so "
-                "far: "
-                f"{_list_counts(dropped)}); {hint}"
+                f"far: {_list_counts(dropped)}); data.near_duplicate_threshold, "
+                "data.prompt_temperature, data.max_prompt_tokens and data.writer decide, or give "
+                "prompts (data.prompts)"
             )
         return True
 
+    def write_batch(
+        self, number: int, room: int, dropped: Counter[str], progress: Progress = ignore_progress
+    ) -> data.Samples | None:
+        """At most `room` samples of a batch, after those of earlier batches, without broken rows and
+        near duplicates; None after the last prompt. `dropped` counts why rows are left out."""
+        rows = self.source.write(number, room, progress)
+        if rows is None:
+            return None
+        chosen: list[Row] = []
+        for row in rows:
+            if row.broken:
+                dropped[row.broken] += 1
+            elif not self.seen.add(self._text_key(row.tokens, row.answer_start, row.text_start)):
+                dropped["near-duplicate"] += 1
+            elif len(chosen) < room:
+                chosen.append(row)
+        samples = data.from_lists(
+            [row.tokens for row in chosen],
+            [row.answer_start for row in chosen],
+            [row.answer_temperature for row in chosen],
+        )
+        starts = [row.text_start for row in chosen]
+        if any(start != len(self.prefix) for start in starts):
+            samples.text_start = torch.tensor(starts)
+        return samples
+
+    def _text_key(self, tokens: list[int], answer_start: int, text_start: int) -> list[int]:
+        """What near duplicates are judged by: the prompt from the first user text on, or a base
+        text's first 64 tokens. Prompts after different system prompts or tools are never near."""
+        end = answer_start if answer_start > text_start else text_start + 64
+        lead, text = tokens[:text_start], tokens[text_start:end]
+        if lead == self.prefix:
+            return text
+        digest = hashlib.sha256(json.dumps(lead).encode()).digest()
+        mask = int.from_bytes(digest[:4], "little") % (1 << _TOKEN_BITS)
+        return [token ^ mask for token in text]
+
+    def _restore(self) -> None:
+        """Write missing and damaged shards again; near duplicates of all texts are dropped."""
+        manifest = self.manifest
+        shards = ShardFolder(self.folder, manifest, self.plan.target.vocab_size)
+        damaged: set[int] = set()
+        for number in range(len(shards)):
+            try:
+                _ = shards[number]
+            except UserError as error:
+                damaged.add(number)
+                if not self.quiet:
+                    say(f"written again: {error}")
+        if not damaged and self.done:
+            return
+        restored = {**manifest, "samples": 0, "tokens": 0, "answer_tokens": 0, "sha256": []}
+        for number, sha256 in enumerate(manifest["sha256"]):
+            if number in damaged:
+                room = self.recipe.data.samples - restored["samples"]
+                samples = self.write_batch(number, room, Counter())
+                assert samples is not None  # it was written before
+                sha256 = data.write_shard(self.folder, number, samples)
+            else:
+                samples = shards[number]
+                self._remember(samples)
+            _count(restored, samples, sha256)
+        manifest |= restored
+        if damaged:
+            data.write_manifest(self.folder, manifest)
+
+    def _remember(self, samples: data.Samples) -> None:
+        for i in range(len(samples)):
+            starts = samples.text_start
+            text_start = len(self.prefix) if starts is None else int(starts[i])
+            key = self._text_key(samples[i].tolist(), int(samples.answer_start[i]), text_start)
+            self.seen.add(key)
+
 
 def synthesize(
-    recipe: Recipe,
-    target: TargetInfo,
-    folder: Path,
-    quiet: bool = False,
-    source: MakeSource | None = None,
+    recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = False
 ) -> dict[str, Any]:
     """Write `recipe.data.samples` samples into `folder`, resuming from what is there; returns the
     manifest. Missing or damaged shards are written again first: their content depends on the seed
-    and their number alone. `source`: see `Synthesis`.
-
-    Raises:
-        UserError: a folder written with other settings, prompts that can't be read, or settings
-            under which nothing is kept.
-    """
-    with closing(Synthesis(recipe, target, folder, quiet, source)) as writing:
-        return _write_all(writing)
-
-
-def _write_all(writing: Synthesis) -> dict[str, Any]:
-    """Write all shards and report progress; returns the manifest."""
-    d, folder, quiet, manifest = (
-        writing.recipe.data,
-        writing.folder,
-        writing.quiet,
-        writing.manifest,
-    )
-    report = _discard if quiet else say
-    prompts = None if writing.prompts is None else len(writing.prompts)
-    if writing.done:
-        report(f"{folder} is finished: {manifest['samples']} samples, {manifest['tokens']} tokens")
-        return manifest
-    start = time.monotonic()
-    tokens_before = manifest["tokens"]
-    if manifest["samples"]:
-        report(f"resuming in {folder}: {manifest['samples']} of {d.samples} samples exist")
-    longest = d.prompt_limit * (d.prompts is None) + d.max_answer_tokens
-    with WritingProgress(writing.expected, manifest["samples"], quiet, longest) as progress:
+    and their number alone. Raises UserError: a folder written with other settings, prompts that
+    can't be read, or settings under which nothing is kept."""
+    d = recipe.data
+    with closing(Synthesis(recipe, target, folder, quiet)) as writing:
+        manifest = writing.manifest
+        samples, tokens = manifest["samples"], manifest["tokens"]
+        if samples and not quiet:
+            state = "is finished" if writing.done else f"continues to {d.samples} samples"
+            say(f"{folder} {state}: {samples} samples, {tokens} tokens exist")
+        if writing.done:
+            return manifest
+        start = time.monotonic()
+        total = min(d.samples, len(writing.prompts or range(d.samples)))
+        progress = WritingProgress(total, samples, quiet)
         while not writing.done and writing.write_shard(progress.count):
-            progress.samples_done(manifest["samples"], d.batch_size)
-    rate = (manifest["tokens"] - tokens_before) / max(time.monotonic() - start, 1e-9)
+            progress.save(manifest["samples"], d.batch_size)
     dropped = _list_counts(manifest["dropped"])
-    report(
-        f"{manifest['samples']} samples, {manifest['tokens']} tokens in {folder} "
-        f"({rate:.0f} kept tokens/s; texts left out: {dropped})"
-    )
-    if prompts is not None and not manifest["samples"]:
+    if not manifest["samples"]:
         raise UserError(
-            f"{folder}: none of the {prompts} prompts of data.prompts={d.prompts!r} gave a sample "
-            f"(texts left out: {dropped})"
+            f"{folder}: data.prompts={d.prompts!r} gave no sample (texts left out: {dropped})"
         )
-    if prompts is not None and manifest["samples"] < d.samples:
-        report(f"note: the prompts ended after {manifest['samples']} of {d.samples} samples")
-    return manifest
-
-
-def _discard(text: str) -> None:
-    """Report nothing."""
-
-
-def _survey_prompts(plan: Plan, folder: Path, quiet: bool) -> int:
-    """Report what the template reads besides the prompts, and what of given ones is left out or
-    cut.
-
-    Returns:
-        How many samples can be written: `data.samples`, or the number of usable prompts.
-
-    Raises:
-        UserError: none can be used.
-    """
-    notes: list[str] = []
-    expected = plan.recipe.data.samples
-    if plan.prompts is not None:
-        survey = survey_prompts(plan.reader, plan.prompts)
-        notes = describe_survey(plan.reader, survey, len(plan.prompts))
-        expected = min(expected, survey.usable)
     if not quiet:
-        for note in notes:
-            say(f"note: {note}", error=True)
-        note_readings(plan.target, str(folder), plan.template.date)
-    return expected
-
-
-def _restore(folder: Path, manifest: dict[str, Any], batches: Batches, quiet: bool) -> None:
-    """Write missing and damaged shards again, and have `batches` remember the texts of all."""
-    shards = ShardFolder(folder, manifest, batches.target.vocab_size)
-    damaged: set[int] = set()
-    for number in range(len(shards)):
-        try:
-            _ = shards[number]
-        except UserError as error:
-            damaged.add(number)
-            if not quiet:
-                say(f"written again: {error}")
-    wanted = batches.recipe.data.samples
-    if not damaged and manifest["samples"] >= wanted:
-        return
-    hashes = manifest["sha256"]
-    restored = {**manifest, "samples": 0, "tokens": 0, "answer_tokens": 0, "sha256": []}
-    for number in range(len(shards)):
-        if number in damaged:
-            samples = batches.write(number, wanted - restored["samples"], Counter())
-            assert samples is not None  # it was written before
-            sha256 = data.write_shard(folder, number, samples)
-        else:
-            samples = shards[number]
-            sha256 = hashes[number]
-            batches.remember(samples)
-        _count(restored, samples, sha256)
-    manifest |= restored
-    if damaged:
-        data.write_manifest(folder, manifest)
+        rate = (manifest["tokens"] - tokens) / max(time.monotonic() - start, 1e-9)
+        say(
+            f"{manifest['samples']} samples, {manifest['tokens']} tokens in {folder} "
+            f"({rate:.0f} kept tokens/s; texts left out: {dropped})"
+        )
+        if manifest["samples"] < d.samples:
+            say(f"note: the prompts ended after {manifest['samples']} of {d.samples} samples")
+    return manifest
 
 
 def _count(manifest: dict[str, Any], samples: data.Samples, sha256: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from align.config.data import DataConfig
 from align.data.overlap import check_excluded
@@ -37,15 +37,6 @@ SEARCHED_ROWS = 1000
 """Of a table or a Hub data set, without a text, after which it lacks the column."""
 MOST_CHARACTERS = 200_000
 """Longer texts are split at line ends, so that little is tokenised at a time."""
-_OVERLAP_CHARACTERS = 4_000
-"""Of the previous part of a long text, to find passages across the cut."""
-
-
-class Document(NamedTuple):
-    """A text, or a part of a long one. before: the end of the previous part."""
-
-    text: str
-    before: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,13 +72,9 @@ def check_text_source(source: str) -> None:
         raise missing(f"data.text={source!r}", source, reason, files=True)
 
 
-def read_documents(source: str, options: HubOptions, left_out: Counter[str]) -> Iterator[Document]:
+def read_documents(source: str, options: HubOptions, left_out: Counter[str]) -> Iterator[str]:
     """The texts of a source in a fixed order, long ones in parts. `left_out` counts skipped ones by
-    reason.
-
-    Raises:
-        UserError: it can't be read, or has no such column.
-    """
+    reason. Raises UserError: it can't be read, or has no such column."""
     check_text_source(source)
     path = expand_path(source, "data.text")
     if path.is_dir():
@@ -100,11 +87,20 @@ def read_documents(source: str, options: HubOptions, left_out: Counter[str]) -> 
             hub_rows(source, *hub, "data.text", streaming=True), source, options, left_out
         )
     for text in texts:
-        reason = _find_fault(text)
-        if reason:
-            left_out[reason] += 1
+        if not text or text.isspace():
+            left_out["empty documents"] += 1
+        elif not _is_text(text):
+            left_out["documents that are no Unicode text"] += 1
         else:
             yield from _split_text(text)
+
+
+def _is_text(text: str) -> bool:
+    """False for UTF-16 without a byte order mark, and half a surrogate pair, which JSON may hold."""
+    try:
+        return "\0" not in text and bool(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 class _NoColumn(UserError):
@@ -204,23 +200,10 @@ def _find_other_splits(folder: Path, files: Sequence[Path], options: HubOptions)
         return {*split}
 
 
-def _find_fault(text: str) -> str | None:
-    """Why a text can't be used."""
-    if not text or text.isspace():
-        return "empty documents"
-    if "\0" in text:  # UTF-16 without a byte order mark
-        return "documents with a NUL (UTF-16, or no text)"
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # JSON may hold half a surrogate pair
-        return "documents that are no Unicode text"
-    return None
-
-
-def _split_text(text: str) -> Iterator[Document]:
-    start, before = 0, ""
+def _split_text(text: str) -> Iterator[str]:
+    start = 0
     while len(text) - start > MOST_CHARACTERS:
         end = text.rfind("\n", start, start + MOST_CHARACTERS) + 1 or start + MOST_CHARACTERS
-        yield Document(text[start:end], before)
-        start, before = end, text[max(0, end - _OVERLAP_CHARACTERS) : end]
-    yield Document(text[start:], before)
+        yield text[start:end]
+        start = end
+    yield text[start:]

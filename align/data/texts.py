@@ -1,24 +1,23 @@
 """Reads text that the target did not write into shards, `text/` in the data folder.
 
 Training imitates the target's distribution at every position of it: reading costs one forward pass
-where writing costs one per token. Documents of several sources are mixed by weight. The result
-depends on sources and settings alone, so a killed run loses only the unfinished shard.
+where writing costs one per token. Documents of several sources are mixed by weight. The manifest is
+written last, so text whose reading was killed is read again.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.identity import is_same
-from align.data.index import ShardFolder, read_samples
+from align.data.index import read_samples
 from align.data.overlap import Passages, read_excluded
-from align.data.text_sources import UNUSED_COLUMN, Document, HubOptions, read_documents
+from align.data.text_sources import UNUSED_COLUMN, HubOptions, read_documents
 from align.writing.template import TargetInfo, first_tokens
 from specalign.common.commands import command
 from specalign.common.errors import UserError
@@ -30,6 +29,8 @@ SHARD_TOKENS = 1 << 18
 """A shard ends with the document that reaches this many tokens."""
 LEAST_TOKENS = 8
 """Shorter pieces of a document are left out."""
+_SETTINGS = ("target_sha256", "length", "mixture", "options", "exclude")
+"""What a restart must find unchanged, besides the names of the sources."""
 
 
 class SourceRecord(TypedDict):
@@ -73,16 +74,16 @@ def open_text(recipe: Recipe, target: Target) -> data.ShardSamples:
 def is_read(recipe: Recipe) -> bool:
     """Whether the folder has as much text as the recipe asks for, or as the sources have."""
     folder = text_folder(recipe)
-    return (folder / "manifest.json").exists() and _is_complete(recipe, read_text_manifest(folder))
-
-
-def _is_complete(recipe: Recipe, manifest: dict[str, Any]) -> bool:
+    if not (folder / "manifest.json").exists():
+        return False
+    manifest = read_text_manifest(folder)
     ended = all(source["ended"] for source in manifest["sources"])
     return bool(ended or manifest["tokens"] >= recipe.data.text_tokens)
 
 
-_SETTINGS = ("target_sha256", "length", "mixture", "options", "exclude")
-"""What a restart must find unchanged."""
+def _options(recipe: Recipe) -> HubOptions:
+    d = recipe.data
+    return HubOptions(d.text_column, d.text_split, d.text_config, d.text_revision)
 
 
 def _fresh_manifest(recipe: Recipe, target: TargetInfo) -> dict[str, Any]:
@@ -97,12 +98,7 @@ def _fresh_manifest(recipe: Recipe, target: TargetInfo) -> dict[str, Any]:
         "target_sha256": target.hash,
         "length": d.length,
         "mixture": list(d.mixture) or [1.0] * len(d.text),
-        "options": {
-            "column": d.text_column,
-            "split": d.text_split,
-            "config": d.text_config,
-            "revision": d.text_revision,
-        },
+        "options": vars(_options(recipe)),
         "exclude": list(d.exclude),
         "sources": [
             {"source": source, "documents": 0, "tokens": 0, "ended": False} for source in d.text
@@ -113,17 +109,14 @@ def _fresh_manifest(recipe: Recipe, target: TargetInfo) -> dict[str, Any]:
 
 
 def _check_same(folder: Path, manifest: dict[str, Any], fresh: dict[str, Any]) -> None:
-    sources = [[record["source"] for record in m["sources"]] for m in (manifest, fresh)]
-    if sources[0] != sources[1]:
-        raise UserError(
-            f"{folder}/manifest.json: read from {sources[0]}, this recipe says {sources[1]}; "
-            "give another data.path"
-        )
-    for key in _SETTINGS:
-        if not is_same(manifest, key, fresh[key]):
+    """Raises UserError for text that was read with other settings."""
+    found = {**manifest, "sources": [record["source"] for record in manifest["sources"]]}
+    wanted = {**fresh, "sources": [record["source"] for record in fresh["sources"]]}
+    for key in ("sources", *_SETTINGS):
+        if not is_same(found, key, wanted[key]):
             raise UserError(
-                f"{folder}/manifest.json: {key} is {manifest.get(key)!r}, this recipe says "
-                f"{fresh[key]!r}; give the keys that it was read with, or another data.path"
+                f"{folder}/manifest.json: {key} is {found.get(key)!r}, this recipe says "
+                f"{wanted[key]!r}; give the keys that it was read with, or another data.path"
             )
 
 
@@ -135,19 +128,19 @@ class _Reader:
     """
 
     def __init__(
-        self, recipe: Recipe, target: TargetInfo, records: list[SourceRecord], passages: Passages
+        self, recipe: Recipe, target: TargetInfo, manifest: dict[str, Any], passages: Passages
     ) -> None:
-        d = recipe.data
-        self.target, self.records, self.passages = target, records, passages
+        self.target, self.passages = target, passages
+        self.records: list[SourceRecord] = manifest["sources"]
+        self.mixture: list[float] = manifest["mixture"]
         self.first = first_tokens(target)
-        self.piece_length = d.length - len(self.first)
-        self.mixture = list(d.mixture) or [1.0] * len(d.text)
-        self.left_out = [Counter[str]() for _ in d.text]
+        self.piece_length = recipe.data.length - len(self.first)
+        self.left_out = [Counter[str]() for _ in recipe.data.text]
         self.seen = set[bytes]()
-        options = HubOptions(d.text_column, d.text_split, d.text_config, d.text_revision)
+        options = _options(recipe)
         self.documents = [
             read_documents(source, options, left_out)
-            for source, left_out in zip(d.text, self.left_out, strict=True)
+            for source, left_out in zip(recipe.data.text, self.left_out, strict=True)
         ]
 
     def count_left_out(self) -> dict[str, int]:
@@ -183,21 +176,19 @@ class _Reader:
             found += pieces
         return data.from_lists(found, [1] * len(found), [data.NOT_WRITTEN] * len(found))
 
-    def _tokenize(self, document: Document, left_out: Counter[str]) -> list[list[int]]:
+    def _tokenize(self, document: str, left_out: Counter[str]) -> list[list[int]]:
         """A document as samples of at most a row's length; none if it is left out."""
-        digest = hashlib.sha256(document.text.encode()).digest()[:8]
+        digest = hashlib.sha256(document.encode()).digest()[:8]
         if digest in self.seen:
             left_out["documents that were there before"] += 1
             return []
         self.seen.add(digest)
-        if self.passages.occur_in(document.text, document.before):
+        if self.passages.occur_in(document):
             left_out["documents with a passage of data.exclude"] += 1
             return []
-        target = self.target
+        tokenizer, size = self.target.tokenizer, self.target.vocab_size
         try:
-            tokens = text_ids(
-                target.tokenizer, document.text, target.vocab_size, "a document", verbose=False
-            )
+            tokens = text_ids(tokenizer, document, size, "a document", verbose=False)
         except UserError:
             left_out["documents with a token that the target has not"] += 1
             return []
@@ -210,73 +201,54 @@ class _Reader:
 
 
 def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> dict[str, Any]:
-    """Read `data.text` up to `data.text_tokens` tokens into `text_folder`, resuming from what is
-    there; returns the manifest.
-
-    Raises:
-        UserError: a folder that was read with other settings, a source that can't be read or has
-            changed, or no text.
-    """
+    """Read `data.text` up to `data.text_tokens` tokens into `text_folder` unless it has them;
+    returns the manifest. Raises UserError: a folder that was read with other settings, a source
+    that can't be read, or no text."""
     d, folder = recipe.data, text_folder(recipe)
     manifest = _fresh_manifest(recipe, target)
-    existing = _open_existing(folder, manifest)
-    if existing and is_read(recipe):
+    if _is_intact(folder, manifest, quiet) and is_read(recipe):
         return read_text_manifest(folder)
     passages, manifest["unchecked"] = read_excluded(d.exclude)
     if manifest["unchecked"] and not quiet:
         names = ", ".join(manifest["unchecked"])
         say(f"warning: data.text is not compared with {names}: unavailable here", error=True)
-    reader = _Reader(recipe, target, manifest["sources"], passages)
-    while not _is_complete(recipe, manifest):
-        number = manifest["shards"]
-        if number < len(existing):  # the same text again, up to where the shards end
-            samples = reader.read_shard(existing[number].token_count)
-            if not samples.tokens.equal(existing[number].tokens.long()):
-                raise UserError(
-                    f"data.text={list(d.text)} has changed since it was read; restore it, or give "
-                    "another "
-                    "data.path"
-                )
-        else:
-            samples = reader.read_shard(min(SHARD_TOKENS, d.text_tokens - manifest["tokens"]))
-        manifest["left_out"] = reader.count_left_out()
-        if len(samples):
-            manifest["sha256"].append(data.write_shard(folder, number, samples))
-            manifest["shards"] += 1
-            manifest["samples"] += len(samples)
-            manifest["tokens"] += samples.token_count
-        manifest["finished"] = manifest["tokens"] >= d.text_tokens
-        if number >= len(existing):
-            data.write_manifest(folder, manifest)
-    left_out = _list_left_out(manifest)
+    reader = _Reader(recipe, target, manifest, passages)
+    while manifest["tokens"] < d.text_tokens:
+        samples = reader.read_shard(min(SHARD_TOKENS, d.text_tokens - manifest["tokens"]))
+        if not len(samples):
+            break
+        manifest["sha256"].append(data.write_shard(folder, manifest["shards"], samples))
+        manifest["shards"] += 1
+        manifest["samples"] += len(samples)
+        manifest["tokens"] += samples.token_count
+    manifest["left_out"] = reader.count_left_out()
+    left_out = _list_left_out(manifest["left_out"])
     if not manifest["samples"]:
-        (folder / "manifest.json").unlink()  # or the folder would count as read
         raise UserError(f"data.text={list(d.text)}: no text in it ({left_out} left out)")
+    manifest["finished"] = manifest["tokens"] >= d.text_tokens
+    data.write_manifest(folder, manifest)  # last: text without it is read again
     if not quiet:
         sources = ", ".join(f"{s['source']} {s['tokens']}" for s in manifest["sources"])
-        of = f" ({sources})" if len(manifest["sources"]) > 1 else ""
-        say(f"{manifest['tokens']} tokens of text in {folder}{of}; left out: {left_out}")
+        say(f"{manifest['tokens']} tokens of text in {folder} ({sources}); left out: {left_out}")
     return manifest
 
 
-def _list_left_out(manifest: dict[str, Any]) -> str:
-    left_out = manifest["left_out"]
+def _list_left_out(left_out: dict[str, int]) -> str:
     counts = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "nothing"
     has_columns = any(reason.startswith(UNUSED_COLUMN) for reason in left_out)
     return f"{counts} (data.text_column chooses the column)" if has_columns else counts
 
 
-def _open_existing(folder: Path, fresh: dict[str, Any]) -> Sequence[data.Samples]:
-    """The shards of an interrupted reading; none if one is damaged. Raises UserError for other
-    settings."""
+def _is_intact(folder: Path, fresh: dict[str, Any], quiet: bool) -> bool:
+    """Whether text has been read, and its shards are whole. Raises UserError for other settings."""
     if not (folder / "manifest.json").exists():
-        return []
+        return False
     manifest = read_text_manifest(folder)
     _check_same(folder, manifest, fresh)
-    shards = ShardFolder(folder, manifest)
     try:
-        list(shards)  # reads and checks all
+        read_samples(folder, manifest=manifest)
     except UserError as error:
-        say(f"read again from the beginning: {error}", error=True)
-        return []
-    return shards
+        if not quiet:
+            say(f"read again: {error}", error=True)
+        return False
+    return True

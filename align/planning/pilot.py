@@ -142,7 +142,7 @@ def _write(
         writing.write_shard(note_step)
     else:
         with suppress(_Enough):
-            writing.batches.write(0, width, Counter(), note_step)
+            writing.write_batch(0, width, Counter(), note_step)
     return writing, times
 
 

@@ -34,11 +34,11 @@ def make_probes(plan: Plan) -> list[list[int]]:
     return [plan.reader.tokens(Conversation.from_text(text)) for text in _TEXTS[:PROBES]]
 
 
-def measure_agreement(
-    target: Target, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
+def check_answers(
+    target: Target, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], who: str
 ) -> float:
-    """The share of the answers' tokens within the tolerance of the largest logit; 1 without
-    tokens."""
+    """The share of the greedy answers' tokens within the tolerance of the target's largest logit; 1
+    without tokens. Raises UserError: they are another model's; `who` wrote them."""
     near = 0
     total = 0
     for prompt, answer in zip(prompts, answers, strict=True):
@@ -51,23 +51,11 @@ def measure_agreement(
         chosen_N = logits_NV.gather(-1, tokens_1L[0, len(prompt) :, None])[:, 0]
         near += int((logits_NV.amax(-1) - chosen_N <= _TOLERANCE).sum())
         total += len(answer)
-    return near / total if total else 1.0
-
-
-def check_answers(
-    target: Target, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], who: str
-) -> float:
-    """The agreement of greedy answers with the target.
-
-    Raises:
-        UserError: they are another model's; `who` wrote them.
-    """
-    share = measure_agreement(target, prompts, answers)
+    share = near / total if total else 1.0
     if share < _LEAST_SHARE:
         raise UserError(
             f"{who} is not target.name={target.spec!r}: the target would choose {share:.0%} of its "
-            "greedy "
-            f"tokens, at least {_LEAST_SHARE:.0%} are required (data.server_check=never skips this "
-            "check)"
+            f"greedy tokens, at least {_LEAST_SHARE:.0%} are required (data.server_check=never "
+            "skips this check)"
         )
     return share

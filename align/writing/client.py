@@ -63,9 +63,7 @@ class Client:
     def __init__(
         self, url: str, policy: RetryPolicy, quiet: bool = False, key: str = "data.writer"
     ) -> None:
-        self.url = url
-        self.policy = policy
-        self.quiet = quiet
+        self.url, self.policy, self.quiet = url, policy, quiet
         self._reported = -_REPORT_EVERY
         self._secret = os.environ.get(API_KEY, "").strip()
         if not self._secret.isascii() or not self._secret.isprintable():
@@ -86,25 +84,18 @@ class Client:
         await self._api.close()
 
     async def list_models(self) -> list[dict[str, Any]]:
-        """The models that the server lists. Not retried, as the address may be wrong.
-
-        Raises:
-            UserError: no server, or not an OpenAI-compatible one.
-        """
+        """The models that the server lists. Not retried, as the address may be wrong. Raises
+        UserError: no server, or not an OpenAI-compatible one."""
+        where = f"{self.url}/v1/models"
         try:
             reply = await self._request("/v1/models", self._api.models.with_raw_response.list)
         except RetryableError as error:
-            raise UserError(f"{self.url}/v1/models: {error}; is the server up?") from None
+            raise UserError(f"{where}: {error}; is the server up?") from None
         models = reply.get("data")
-        if (
-            not isinstance(models, list)
-            or not models
-            or not all(_has_id(model) for model in models)
-        ):
-            raise UserError(
-                f"{self.url}/v1/models: lists no model, so it is no OpenAI-compatible server"
-            )
-        return models
+        listed = models if isinstance(models, list) else []
+        if not listed or not all(isinstance(model, dict) and "id" in model for model in listed):
+            raise UserError(f"{where}: lists no model, so it is no OpenAI-compatible server")
+        return listed
 
     async def complete(self, body: dict[str, Any]) -> dict[str, Any]:
         """The reply to a completion request, repeated for as long as the policy says.
@@ -119,12 +110,11 @@ class Client:
         def send() -> Awaitable[Any]:
             return self._api.completions.with_raw_response.create(**known, extra_body=extra)
 
+        longest = min(_LONGEST_WAIT, self.policy.retry)
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(RetryableError),
             stop=stop_after_delay(self.policy.retry),
-            wait=wait_random_exponential(
-                multiplier=0.25, max=min(_LONGEST_WAIT, self.policy.retry)
-            ),
+            wait=wait_random_exponential(multiplier=0.25, max=longest),
             before_sleep=self._report_retry,
             reraise=True,
         )
@@ -148,6 +138,7 @@ class Client:
         try:
             async with asyncio.timeout(self.policy.reply):
                 response = await send()
+            reply = json.loads(response.text)
         except (TimeoutError, openai.APITimeoutError):
             message = f"no answer within {self.policy.reply:g} s (data.reply_seconds)"
             raise RetryableError(message) from None
@@ -156,12 +147,8 @@ class Client:
             raise RetryableError(f"no answer ({str(cause) or type(cause).__name__})") from None
         except openai.APIStatusError as error:
             raise self._status_error(path, error) from None
-        try:
-            reply = json.loads(response.text)
         except (ValueError, RecursionError):
-            raise RetryableError(
-                f"answered {short(response.text, 60)}, which is not JSON"
-            ) from None
+            reply = response.text
         if not isinstance(reply, dict):
             raise RetryableError(f"answered {short(reply, 60)}, which is not a JSON object")
         return reply
@@ -181,18 +168,11 @@ class Client:
         return RequestRefused(f"{self.url}{path}: {answer}{hint}", status)
 
 
-def _has_id(model: Any) -> bool:
-    return isinstance(model, dict) and "id" in model
-
-
 def choose_model(
     models: Sequence[dict[str, Any]], url: str, target: str, served: str | None
 ) -> dict[str, Any]:
-    """The server's entry for the target; `served`: the name given by the user.
-
-    Raises:
-        UserError: the server has no such model.
-    """
+    """The server's entry for the target; `served`: the name given by the user. Raises UserError:
+    the server has no such model."""
     by_name = {str(model["id"]): model for model in models}
     if served is not None:
         if served not in by_name:
@@ -208,8 +188,7 @@ def choose_model(
     hint = next(iter(by_name)) if len(by_name) == 1 else "NAME"
     raise UserError(
         f"{url} serves {listed}, not target.name={target!r}; if it is the same model under another "
-        "name: "
-        f"data.served_model={hint}"
+        f"name: data.served_model={hint}"
     )
 
 

@@ -3,7 +3,7 @@ checked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -54,25 +54,19 @@ class Completions:
     def __init__(
         self, client: Client, model: str, target: TargetInfo, top_p: float, top_k: int
     ) -> None:
-        self.client = client
-        self.model = model
-        self.target = target
-        self.top_p = top_p
-        self.top_k = top_k
+        self.client, self.model, self.target = client, model, target
+        self.top_p, self.top_k = top_p, top_k
         self.dialect = Dialect()
 
     async def find_dialect(self, request: Request) -> None:
-        """Find out what the server understands, by requests of one token.
-
-        Raises:
-            UserError: it understands none of the dialects, or cannot do what the recipe asks for.
-        """
+        """Find out what the server understands, by requests of one token. Raises UserError: it
+        understands none of the dialects, or cannot do what the recipe asks for."""
         request = replace(request, max_tokens=1)
         refused: RequestRefused | None = None
         for dialect in (Dialect(), Dialect(ids_in=False), Dialect(ids_in=False, extensions=False)):
             self.dialect = dialect
             try:
-                returns_ids = await self._send(request, self._read_greeting)
+                returns_ids = await self._send(request, self._returns_ids)
             except RequestRefused as error:
                 if error.status not in (400, 422):
                     raise
@@ -81,8 +75,8 @@ class Completions:
             except MismatchError:
                 raise UserError(
                     f"{self.client.url}: {self.model!r} reads a prompt of {len(request.prompt)} "
-                    "tokens of "
-                    f"{self.target.spec!r} as other tokens: another model, or another tokenizer"
+                    f"tokens of {self.target.spec!r} as other tokens: another model, or another "
+                    "tokenizer"
                 ) from None
             if not dialect.extensions and self.top_k:
                 raise UserError(f"{self.client.url} does not support data.top_k={self.top_k}")
@@ -110,10 +104,9 @@ class Completions:
         is_mismatch = isinstance(error, MismatchError) and self.dialect.ids_out
         return is_mismatch or isinstance(error, RetryableError)
 
-    def _read_greeting(self, request: Request, reply: dict[str, Any]) -> bool:
-        """Whether the reply has token ids. Raises MismatchError if the prompt was read as other
-        tokens."""
-        self._check_prompt(request, reply)
+    def _returns_ids(self, request: Request, reply: dict[str, Any]) -> bool:
+        """Raises MismatchError if the prompt was read as other tokens."""
+        _check_prompt(request, reply)
         return isinstance(_choice(reply).get("token_ids"), list)
 
     def make_body(self, request: Request) -> dict[str, Any]:
@@ -132,16 +125,12 @@ class Completions:
         if self.dialect.extensions or self.top_p < 1:  # TGI refuses 1, OpenAI's default
             body["top_p"] = self.top_p
         if self.dialect.extensions:
-            body |= {
-                "top_k": self.top_k or -1,
-                "stop_token_ids": sorted(request.ends),
-                **_ENGINE_DEFAULTS,
-            }
+            body |= {"top_k": self.top_k or -1, "stop_token_ids": sorted(request.ends)}
+            body |= _ENGINE_DEFAULTS
         other_ends = sorted(request.ends - set(self.target.eos_ids))
         if other_ends and not self.dialect.ids_out:
-            body["stop"] = [
-                tokenizer.decode([end], skip_special_tokens=False) for end in other_ends
-            ]
+            ends = [tokenizer.decode([end], skip_special_tokens=False) for end in other_ends]
+            body["stop"] = ends
         return body
 
     async def continue_text(self, request: Request) -> list[int]:
@@ -161,42 +150,26 @@ class Completions:
             MismatchError: tokens that are uncertain.
         """
         choice = _choice(reply)
-        if (
-            not isinstance(choice.get("text"), str)
-            or choice.get("finish_reason") not in _FINISH_REASONS
-        ):
+        is_text = isinstance(choice.get("text"), str)
+        if not is_text or choice.get("finish_reason") not in _FINISH_REASONS:
             raise RetryableError(f"answered {short(choice, 100)}, which is no finished text")
         if str(reply.get("model") or self.model) != self.model:
             raise RetryableError(f"answered as {short(reply['model'])}, asked for {self.model!r}")
-        self._check_prompt(request, reply)
+        _check_prompt(request, reply)
         count = _usage(reply).get("completion_tokens")
-        if self.dialect.ids_out:
-            ids = self._read_ids(request, choice, count)
-        else:
-            ids = self._tokenize(choice, count)
-        tokens = self._cut_at_end(request, choice, ids)
-        if self.dialect.ids_out:
-            answer = tokens[:-1] if tokens and tokens[-1] in request.ends else tokens
-            text = self.target.tokenizer.decode(answer, skip_special_tokens=True)
-            if not _comparable(choice["text"]).startswith(_comparable(text)):
-                raise MismatchError("ids and text that differ")
+        if not self.dialect.ids_out:
+            return self._cut_at_end(request, choice, self._tokenize(choice, count))
+        tokens = self._cut_at_end(request, choice, self._read_ids(request, choice, count))
+        answer = tokens[:-1] if tokens and tokens[-1] in request.ends else tokens
+        text = self.target.tokenizer.decode(answer, skip_special_tokens=True)
+        if not _comparable(choice["text"]).startswith(_comparable(text)):
+            raise MismatchError("ids and text that differ")
         return tokens
-
-    def _check_prompt(self, request: Request, reply: dict[str, Any]) -> None:
-        """The server has read the prompt as these tokens."""
-        ids = _choice(reply).get("prompt_token_ids")
-        count = _usage(reply).get("prompt_tokens")
-        if isinstance(ids, list) and ids != list(request.prompt):
-            raise MismatchError("prompt read as other tokens")
-        if isinstance(count, int) and count != len(request.prompt):
-            raise MismatchError("prompt read as other tokens")
 
     def _read_ids(self, request: Request, choice: dict[str, Any], count: Any) -> list[int]:
         ids = choice.get("token_ids")
-        vocab_size = self.target.vocab_size
-        if not isinstance(ids, list) or not all(
-            type(i) is int and 0 <= i < vocab_size for i in ids
-        ):
+        size = self.target.vocab_size
+        if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < size for i in ids):
             raise MismatchError("ids that are not the target's tokens")
         if (isinstance(count, int) and count != len(ids)) or len(ids) > request.max_tokens:
             raise MismatchError("more or fewer ids than the reply counts")
@@ -213,26 +186,32 @@ class Completions:
             raise MismatchError("text tokenized as other tokens")
         return ids
 
-    def _cut_at_end(
-        self, request: Request, choice: dict[str, Any], ids: Sequence[int]
-    ) -> list[int]:
+    def _cut_at_end(self, request: Request, choice: dict[str, Any], ids: list[int]) -> list[int]:
         """The tokens up to the first end. An end that the reply leaves out is appended."""
         for place, token in enumerate(ids):
             if token in request.ends:
-                return list(ids[: place + 1])
-        is_cut = choice["finish_reason"] == "length"
+                return ids[: place + 1]
+        reason = choice["finish_reason"]
+        is_cut = reason == "length"
         if is_cut != (len(ids) >= request.max_tokens):  # the engine's own limit, or a wrong reason
-            reason = choice["finish_reason"]
-            raise MismatchError(
-                f"{len(ids)} of {request.max_tokens} tokens and finish_reason {reason}"
-            )
+            counts = f"{len(ids)} of {request.max_tokens} tokens"
+            raise MismatchError(f"{counts} and finish_reason {reason}")
         if is_cut:
-            return list(ids)
+            return ids
         named = choice.get("stop_reason", choice.get("matched_stop"))
         if type(named) is int and named in request.ends:
             return [*ids, named]
         eos = self.target.tokenizer.eos_token_id
         return [*ids, eos if eos in request.ends else min(request.ends)]
+
+
+def _check_prompt(request: Request, reply: dict[str, Any]) -> None:
+    """Raises MismatchError if the server has read the prompt as other tokens."""
+    ids = _choice(reply).get("prompt_token_ids")
+    count = _usage(reply).get("prompt_tokens")
+    is_other = isinstance(ids, list) and ids != list(request.prompt)
+    if is_other or (isinstance(count, int) and count != len(request.prompt)):
+        raise MismatchError("prompt read as other tokens")
 
 
 def _choice(reply: dict[str, Any]) -> dict[str, Any]:

@@ -7,72 +7,19 @@ rows leave the batch once enough of them have finished.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from align.writing.rows import Plan, Progress, Row, Source, batch_seed, ignore_progress
+from align.writing.template import common_start
 from specalign.lm.cache import KVCache
 from specalign.lm.model import Target
-from specalign.rows.conversation import Conversation, Message
 
 _BLOCK = 128  # vocabulary entries summed together in the first level of the inverse CDF
 _LOGITS_AT_ONCE_CPU = 1 << 19  # 2 MB, so that every pass but the first stays in the CPU cache
 _LOGITS_AT_ONCE_GPU = 1 << 26
-
-
-@dataclass
-class Row:
-    """One sample that is being written.
-
-    Attributes:
-        forced: tokens still to be fed before the answer; with a given prompt all of them.
-        opening: tokens that its written prompt has to begin with.
-        answer_start: where the answer begins in `tokens`; -1 before it does.
-        broken: why the row is dropped; "" = it is not.
-        text_start: where its first user text begins in `tokens`.
-        conversation: what is answered, if it is known as text.
-        later: given messages after the answer.
-        turn: the number of answers before this one.
-        prompt_ended: whether a written prompt that is still to be rendered reached its end.
-    """
-
-    index: int
-    answer_temperature: float
-    forced: list[int]
-    writes_prompt: bool
-    opening: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    answer_start: int = -1
-    done: bool = False
-    broken: str = ""
-    text_start: int = 0
-    conversation: Conversation | None = None
-    later: tuple[Message, ...] = ()
-    turn: int = 0
-    prompt_ended: bool = False
-
-
-@dataclass(frozen=True)
-class WriterSettings:
-    """Sampling parameters, and the longest prompt and answer."""
-
-    prompt_temperature: float
-    top_p: float
-    top_k: int
-    max_prompt_tokens: int
-    max_answer_tokens: int
-
-
-def common_start(lists: Sequence[Sequence[int]]) -> list[int]:
-    """The longest list that all of these begin with."""
-    start = list[int]()
-    for tokens in zip(*lists, strict=False):
-        if len({*tokens}) > 1:
-            break
-        start.append(tokens[0])
-    return start
 
 
 def draw(
@@ -124,39 +71,29 @@ def _draw_rows(
     return torch.where(temperature_B > 0, drawn, best)
 
 
-class Writer:
-    """Writes batches of rows.
+class Writer(Source):
+    """Writes batches of a plan's rows with the target in this process."""
 
-    Args:
-        prefix: tokens that a row without a given prompt starts with.
-        turn: tokens between a written prompt and its answer; empty if the row is done after its
-            prompt.
-        ends: tokens that end a written prompt.
-        capacity: longest row in tokens, prefix included.
-    """
-
-    def __init__(
-        self,
-        target: Target,
-        prefix: Sequence[int],
-        turn: Sequence[int],
-        ends: Collection[int],
-        settings: WriterSettings,
-        capacity: int,
-    ) -> None:
-        self.target = target
-        self.prefix = list(prefix)
-        self.turn = list(turn)
-        self.ends = frozenset(ends)
-        self.settings = settings
+    def __init__(self, target: Target, plan: Plan) -> None:
+        self.target, self.plan = target, plan
+        self.data = plan.recipe.data
+        self.prefix = list(plan.template.prefix)
         # rows of different lengths share a forward pass, and with it one rotary table
-        self.capacity = min(capacity, target.context_limit, target.switch or capacity)
+        self.capacity = min(plan.capacity, target.context_limit, target.switch or plan.capacity)
 
-    def write(
-        self,
-        rows: list[Row],
-        generator: torch.Generator,
-        progress: Callable[[int], None] | None = None,
+    def write(self, number: int, needed: int, progress: Progress) -> list[Row] | None:
+        rows = self.plan.rows(number)
+        if not rows:
+            return None
+        generator = torch.Generator().manual_seed(batch_seed(self.plan.recipe.seed, number))
+        remaining = [row for row in rows if not row.done]
+        while remaining:
+            self.write_rows(remaining, generator, progress)
+            remaining = [row for row in remaining if self.plan.advance(row)]
+        return rows
+
+    def write_rows(
+        self, rows: list[Row], generator: torch.Generator, progress: Progress = ignore_progress
     ) -> None:
         """Write all rows to their ends, in place. `progress` gets the tokens of each step."""
         target = self.target
@@ -172,24 +109,19 @@ class Writer:
             uniforms.uniform_(generator=generator)
             tokens = self._choose(alive, logits, uniforms[active])
             keep = [i for i, row in enumerate(alive) if not row.done]
-            if progress is not None:
-                progress(len(keep))
+            progress(len(keep))
             if not keep:
                 return
             if len(keep) <= 0.8 * len(alive):
                 index = torch.tensor(keep)
                 cache.select(index)
                 alive = [alive[i] for i in keep]
-                active = active[index]
-                lengths = lengths[index]
-                tokens = tokens[index]
+                active, lengths, tokens = (t[index] for t in (active, lengths, tokens))
             running = torch.tensor([not row.done for row in alive])
             slots = lengths.clamp_max(capacity - 1)
             cache.slots_end = int(slots.max()) + 1
             cache.slots_B = slots.to(target.device)
-            reach = (
-                torch.arange(cache.slots_end, device=target.device)[None] <= cache.slots_B[:, None]
-            )
+            reach = torch.arange(cache.slots_end, device=target.device) <= cache.slots_B[:, None]
             output = target.forward(
                 tokens.to(target.device)[:, None],
                 cache=cache,
@@ -203,9 +135,8 @@ class Writer:
     def _shared_start(self, rows: Sequence[Row]) -> list[int]:
         """Tokens that all rows begin with: the prefix, or what given prompts without it share."""
         given = [row.forced for row in rows if row.forced]
-        if len(given) < len(rows) or all(
-            tokens[: len(self.prefix)] == self.prefix for tokens in given
-        ):
+        have_prefix = all(tokens[: len(self.prefix)] == self.prefix for tokens in given)
+        if len(given) < len(rows) or have_prefix:
             return self.prefix
         return common_start(given)[: min(len(tokens) for tokens in given) - 1]
 
@@ -213,7 +144,7 @@ class Writer:
         """Tokens of the longest row that can result."""
         if any(row.writes_prompt for row in rows):
             return self.capacity
-        return max(len(row.forced) or len(shared) for row in rows) + self.settings.max_answer_tokens
+        return max(len(row.forced) or len(shared) for row in rows) + self.data.max_answer_tokens
 
     def _start(self, rows: list[Row], shared: list[int], cache: KVCache) -> Tensor:
         """Put the shared tokens into every row of the cache; returns the next-token logits (B,
@@ -234,12 +165,11 @@ class Writer:
 
     def _choose(self, rows: list[Row], logits_BV: Tensor, uniform_B: Tensor) -> Tensor:
         """Extend every row by a fed or drawn token; returns the last tokens (B,)."""
-        prompt_temperature = self.settings.prompt_temperature
+        d = self.data
         temperatures = [
-            r.answer_temperature if r.answer_start >= 0 else prompt_temperature for r in rows
+            r.answer_temperature if r.answer_start >= 0 else d.prompt_temperature for r in rows
         ]
-        top_p, top_k = self.settings.top_p, self.settings.top_k
-        drawn_B = draw(logits_BV, torch.tensor(temperatures), uniform_B, top_p, top_k)
+        drawn_B = draw(logits_BV, torch.tensor(temperatures), uniform_B, d.top_p, d.top_k)
         for row, token in zip(rows, drawn_B.tolist(), strict=True):
             if not row.done:
                 self._extend(row, token)
@@ -263,26 +193,27 @@ class Writer:
         row.tokens.append(token)
         written = len(row.tokens) - row.answer_start
         ended = token in self.target.eos_ids
-        full = written >= self.settings.max_answer_tokens or len(row.tokens) >= self.capacity
+        full = written >= self.data.max_answer_tokens or len(row.tokens) >= self.capacity
         row.done = ended or full
         if ended and written == 1:
             row.broken = "empty answer"
 
     def _extend_prompt(self, row: Row, token: int) -> None:
+        turn = self.plan.turn
         written = len(row.tokens) - len(self.prefix)
-        too_long = written >= self.settings.max_prompt_tokens
-        if token in self.ends and not self.turn:
+        too_long = written >= self.plan.longest_prompt
+        if token in self.plan.prompt_ends and not turn:
             row.done = True
             row.prompt_ended = True
-        elif token in self.ends:
-            row.forced = list(self.turn)
+        elif token in self.plan.prompt_ends:
+            row.forced = list(turn)
             row.tokens.append(row.forced.pop(0))
             if not row.forced:
                 row.answer_start = len(row.tokens)
             if written == 0:
                 row.done = True
                 row.broken = "empty prompt"
-        elif not self.turn and (too_long or len(row.tokens) >= self.capacity):
+        elif not turn and (too_long or len(row.tokens) >= self.capacity):
             row.done = True
         else:
             row.tokens.append(token)

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from align.writing.generation import Row
-
-_NAME = re.compile(r"\.answers-(\d{5,})\.jsonl")
+from align.writing.rows import Row
 
 
 class Journal:
@@ -36,22 +33,20 @@ class Journal:
         for line in lines:
             try:
                 finished = json.loads(line)
-                row = missing.pop(finished["row"], None)
-            except (ValueError, TypeError, KeyError):
+            except ValueError:
                 break
             if not line.endswith(b"\n"):
                 break
             size += len(line)
+            row = missing.pop(finished["row"], None)
             if row is not None:
                 row.tokens = finished["tokens"]
                 row.answer_start = finished["answer_start"]
                 row.broken = finished["broken"]
                 row.done = True
-                row.forced = []
-                row.opening = []
         if lines and size < path.stat().st_size:
             os.truncate(path, size)
-        return [row for row in rows if not row.done]
+        return list(missing.values())
 
     def add(self, batch: int, row: Row) -> None:
         """Append a finished row."""
@@ -82,6 +77,6 @@ class Journal:
 def forget_until(folder: Path, batch: int) -> None:
     """Remove the rows that were kept of batches up to this one."""
     for path in folder.glob(".answers-*.jsonl"):
-        match = _NAME.fullmatch(path.name)
-        if match and int(match[1]) <= batch:
+        number = path.stem.partition("-")[2]
+        if number.isdecimal() and int(number) <= batch:
             path.unlink(missing_ok=True)

@@ -26,12 +26,12 @@ from specalign.rows.shapes import as_conversation
 
 _LOADING_FACTOR = 4
 """Memory needed per byte of weights on disk: they may be widened and copied."""
+_SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja", "*.py"]
 
 
 @dataclass
 class Outline:
-    """What `Target` says of itself, without weights. `hash` and `dtype_name` are of the weights if
-    known."""
+    """What `Target` says of itself, without weights."""
 
     spec: str
     tokenizer: Any
@@ -40,15 +40,6 @@ class Outline:
     vocab_size: int
     context_limit: int
     hash: str | None = None
-    dtype_name: str | None = None
-
-    @staticmethod
-    def of(target: Target) -> Outline:
-        """The outline of a loaded target, which can be sent to another process."""
-        return Outline(
-            target.spec, target.tokenizer, target.chat, target.eos_ids,
-            target.vocab_size, target.context_limit, target.hash, target.dtype_name,
-        )  # fmt: skip
 
     @property
     def has_chat_template(self) -> bool:
@@ -61,28 +52,25 @@ class Outline:
         )
 
 
-def open_beside_server(recipe: Recipe) -> Target | Outline:
-    """The target on the CPU if its weights are on this machine and fit, else its outline.
-
-    Raises:
-        UserError: neither can be read.
-    """
-    name = recipe.target.name
+def open_writer(recipe: Recipe) -> Target | Outline:
+    """The target; next to a server on the CPU if its weights are on this machine and fit, else its
+    outline. Raises UserError: neither can be read."""
+    name, options = recipe.target.name, recipe.target_options
+    if recipe.data.server is None:
+        return load_target(name, device=recipe.target.device, **options)
     check = recipe.data.server_check == "auto"
     if name in DEBUG or (check and _weights_fit(name, recipe.target.revision)):
-        return load_target(name, device="cpu", **recipe.target_options)
+        return load_target(name, device="cpu", **options)
     return outline(recipe)
 
 
 def outline(recipe: Recipe) -> Outline:
-    """A target's outline, read from its folder or fetched without the weights.
-
-    Raises:
-        UserError: config or tokenizer cannot be read, or the template refuses the recipe's options.
-    """
-    name = recipe.target.name
-    revision = recipe.target.revision
-    folder = _small_files(name, revision)
+    """A target's outline, read from its folder or fetched without the weights. Raises UserError:
+    config or tokenizer cannot be read, or the template refuses the recipe's options."""
+    name, revision = recipe.target.name, recipe.target.revision
+    folder = resolve_folder(name)
+    if isinstance(folder, str):
+        folder = model_folder(folder, "target", _SMALL_FILES, revision)
     adapter = adapter_behind(name)
     options: dict[str, Any] = {"trust_remote_code": recipe.target.trust_remote_code}
     try:
@@ -104,21 +92,9 @@ def outline(recipe: Recipe) -> Outline:
     text_config = config.get_text_config(decoder=True)
     ends = eos_ids(SimpleNamespace(generation_config=generation, config=config), tokenizer)
     vocab_size = int(text_config.vocab_size)
-    if (
-        adapter is not None and adapter.tokenizer_folder is not None
-    ):  # may have more tokens than its base
-        vocab_size = max(vocab_size, len(tokenizer))
+    if adapter is not None and adapter.tokenizer_folder is not None:
+        vocab_size = max(vocab_size, len(tokenizer))  # it may have more tokens than its base
     return Outline(name, tokenizer, chat, ends, vocab_size, context_limit(text_config))
-
-
-def _small_files(name: str, revision: str | None) -> Path:
-    """The folder of a target's config and tokenizer; of a hub id, only these are fetched."""
-    folder = resolve_folder(name)
-    if isinstance(folder, Path):
-        return folder
-    return model_folder(
-        folder, "target", ["*.json", "*.txt", "*.model", "*.jinja", "*.py"], revision
-    )
 
 
 def _weights_fit(name: str, revision: str | None) -> bool:
@@ -131,8 +107,8 @@ def _weights_fit(name: str, revision: str | None) -> bool:
         folder = Path(config).parent
     weights = [path for path in folder.glob("*") if path.suffix in (".safetensors", ".bin")]
     counts = {int(path.stem.rpartition("-of-")[2]) for path in weights if "-of-" in path.stem}
-    is_complete = not [*folder.glob("*.index.json")] or any(
-        len(weights) >= count for count in counts
-    )
+    is_complete = not [*folder.glob("*.index.json")]
+    if counts:
+        is_complete = is_complete or len(weights) >= min(counts)
     size = sum(path.stat().st_size for path in weights)
     return is_complete and 0 < size * _LOADING_FACTOR <= (memory_bytes() or 0)

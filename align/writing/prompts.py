@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from align.config.recipe import Recipe
-from align.writing.generation import common_start
-from align.writing.template import TargetInfo, Template
+from align.writing.template import TargetInfo, Template, common_start
+from specalign.common.text import say_once
 from specalign.folder.chat import Chat, chat_ids
+from specalign.folder.ignored import note_ignored
 from specalign.folder.rendering import TemplateRefusal
 from specalign.rows.conversation import Conversation, Message
 
@@ -19,28 +21,18 @@ _OTHER_TEXTS = ("Hello", "1", "é")
 
 @dataclass(frozen=True)
 class Prompt:
-    """A conversation to answer.
-
-    Attributes:
-        length: tokens beyond the bare template, before any cut.
-        broken: why it is dropped; "" = it is not.
-        reason: the chat template's message.
-    """
+    """A conversation to answer. `broken`: why it is dropped; "" = it is not."""
 
     conversation: Conversation
     ids: list[int]
-    length: int = 0
     broken: str = ""
-    reason: str = ""
 
 
 class PromptReader:
     """Turns conversations into prompts, exactly as decoding does."""
 
     def __init__(self, recipe: Recipe, target: TargetInfo, template: Template) -> None:
-        self.recipe = recipe
-        self.target = target
-        self.template = template
+        self.recipe, self.target, self.template = recipe, target, template
         self.chat: Chat = replace(target.chat, date=template.date)
         self.limit = min(recipe.data.prompt_limit, target.context_limit - template.bare - 1)
 
@@ -51,79 +43,92 @@ class PromptReader:
             target.tokenizer, conversation, self.chat, target.vocab_size, target.spec, where
         )
 
-    def length(self, conversation: Conversation) -> int:
-        """Its tokens beyond the bare template."""
-        return len(self.tokens(conversation)) - self.template.bare
+    def fits(self, conversation: Conversation) -> bool:
+        return len(self.tokens(conversation)) - self.template.bare <= self.limit
 
     def read(self, conversation: Conversation, where: str = "") -> Prompt:
-        """A conversation as a prompt, cut if it is too long and the recipe asks for it.
-
-        Raises:
-            UserError: a token that the target lacks; the message begins with `where`.
-        """
+        """A conversation as a prompt, cut if it is too long and the recipe asks for it. Raises
+        UserError: a token that the target lacks; the message begins with `where`."""
         bare = self.template.bare
         try:
             ids = self.tokens(conversation, where)
-            length = len(ids) - bare
-            if length > self.limit and self.recipe.data.long_prompts == "cut":
+            if len(ids) - bare > self.limit and self.recipe.data.long_prompts == "cut":
                 conversation, ids = self._cut(conversation, ids)
         except TemplateRefusal as refusal:
-            return Prompt(conversation, [], 0, REFUSED, refusal.reason)
+            say_once(f"note: {refusal}")
+            return Prompt(conversation, [], REFUSED)
         if len(ids) - bare > self.limit:
-            return Prompt(conversation, [], length, TOO_LONG)
-        return Prompt(conversation, ids, length)
+            return Prompt(conversation, [], TOO_LONG)
+        self.note_losses(conversation)
+        return Prompt(conversation, ids)
+
+    def note_losses(self, conversation: Conversation) -> None:
+        """Report, once a process, parts that the template leaves out, and special tokens in a user's
+        text: the template would be applied twice."""
+        note_ignored(self.target, conversation)
+        text = "\n".join(m["content"] for m in conversation.messages if m["role"] == "user")
+        if any(mark in text for mark in self._marks):
+            say_once(
+                f"note: data.prompts={self.recipe.data.prompts!r}: prompts hold special tokens, as if "
+                "a chat template had been applied, and it is applied again; give messages instead"
+            )
+
+    @cached_property
+    def _marks(self) -> list[str]:
+        """The tokenizer's special tokens of more than three characters (`<s>` is text as well)."""
+        tokenizer = self.target.tokenizer
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+        texts = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
+        return [text for text in texts if len(text) > 3]
 
     def text_start(self, prompt: Prompt) -> int:
         """Where the first user text begins, after system prompt and tools, which prompts may
         share."""
-        conversation = prompt.conversation
-        messages = conversation.messages
-        if messages[0]["role"] == "user" and not conversation.tools:
+        messages = prompt.conversation.messages
+        if messages[0]["role"] == "user" and not prompt.conversation.tools:
             prefix = list(self.template.prefix)
             return len(prefix) if prompt.ids[: len(prefix)] == prefix else 0
         users = (i for i, message in enumerate(messages) if message["role"] == "user")
         first = next(users, len(messages) - 1)
-        others = [self.tokens(replace_content(conversation, first, text)) for text in _OTHER_TEXTS]
-        return len(common_start([prompt.ids, *others]))
+        others = [_replace_content(prompt.conversation, first, text) for text in _OTHER_TEXTS]
+        return len(common_start([prompt.ids, *map(self.tokens, others)]))
 
     def _cut(self, conversation: Conversation, ids: list[int]) -> tuple[Conversation, list[int]]:
         """Drop the oldest turns, then the start of the longest messages, until it fits."""
         if not self.target.has_chat_template:  # a text to continue
             return conversation, ids[: self.template.bare + self.limit]
-        while self.length(conversation) > self.limit:
+        while not self.fits(conversation):
             shorter = without_oldest_turn(conversation)
             if shorter is None:
                 break
             conversation = shorter
         lengths = [len(message["content"]) for message in conversation.messages]
-        longest_first = sorted(range(len(lengths)), key=lambda place: -lengths[place])
-        for place in longest_first:
-            if self.length(conversation) <= self.limit:
+        for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+            if self.fits(conversation):
                 break
             conversation = self._shorten(conversation, place)
         return conversation, self.tokens(conversation)
 
     def _shorten(self, conversation: Conversation, place: int) -> Conversation:
-        """Keep the longest end of a message that fits, at least its last word."""
+        """Keep the longest end of a message that fits, at least its last word; of a text of hardly
+        any words, the last character."""
         text = conversation.messages[place]["content"]
-        starts = _word_starts(text)
+        starts = [
+            i
+            for i in range(len(text))
+            if not text[i].isspace() and (i == 0 or text[i - 1].isspace())
+        ]
+        if len(starts) <= 4:
+            starts = [*range(max(1, len(text)))]
 
         def fits(start: int) -> bool:
-            return self.length(replace_content(conversation, place, text[start:])) <= self.limit
+            return self.fits(_replace_content(conversation, place, text[start:]))
 
         chosen = min(bisect_left(starts, True, key=fits), len(starts) - 1)
-        return replace_content(conversation, place, text[starts[chosen] :])
+        return _replace_content(conversation, place, text[starts[chosen] :])
 
 
-def _word_starts(text: str) -> list[int]:
-    """Where a text may be cut: at its words, or anywhere if it has hardly any."""
-    starts = [
-        i for i in range(len(text)) if not text[i].isspace() and (i == 0 or text[i - 1].isspace())
-    ]
-    return starts if len(starts) > 4 else [*range(max(1, len(text)))]
-
-
-def replace_content(conversation: Conversation, place: int, content: str) -> Conversation:
+def _replace_content(conversation: Conversation, place: int, content: str) -> Conversation:
     """The conversation with another content of one message."""
     messages = list(conversation.messages)
     messages[place] = {**messages[place], "content": content}

@@ -4,27 +4,55 @@ alone."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 from align.config.recipe import Recipe
-from align.writing.generation import Row, WriterSettings
 from align.writing.prompts import REFUSED, TOO_LONG, PromptReader, first_turn
 from align.writing.template import TargetInfo, Template
 from specalign.common.errors import UserError
 from specalign.folder.rendering import TemplateRefusal
 from specalign.folder.tokenizer import text_ids
-from specalign.rows.conversation import Conversation
+from specalign.rows.conversation import Conversation, Message
 
 EMPTY_PROMPT = "empty prompt"
 
 
-class Progress(Protocol):
-    """Called with the number of tokens that were drawn or fed, and of rows that were finished."""
+@dataclass
+class Row:
+    """One sample that is being written.
 
-    def __call__(self, tokens: int, rows: int = 0, /) -> None: ...
+    Attributes:
+        forced: tokens still to be fed before the answer; with a given prompt all of them.
+        opening: tokens that its written prompt has to begin with.
+        answer_start: where the answer begins in `tokens`; -1 before it does.
+        broken: why the row is dropped; "" = it is not.
+        text_start: where its first user text begins in `tokens`.
+        conversation: what is answered, if it is known as text.
+        later: given messages after the answer.
+        turn: the number of answers before this one.
+        prompt_ended: whether a written prompt that is still to be rendered reached its end.
+    """
+
+    index: int
+    answer_temperature: float
+    forced: list[int]
+    writes_prompt: bool
+    opening: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    answer_start: int = -1
+    done: bool = False
+    broken: str = ""
+    text_start: int = 0
+    conversation: Conversation | None = None
+    later: tuple[Message, ...] = ()
+    turn: int = 0
+    prompt_ended: bool = False
+
+
+Progress = Callable[..., object]
+"""Called with the number of tokens that were drawn or fed, and of rows that were finished."""
 
 
 def ignore_progress(tokens: int, rows: int = 0) -> None:
@@ -65,27 +93,24 @@ class Plan:
         return PromptReader(self.recipe, self.target, self.template)
 
     @property
-    def settings(self) -> WriterSettings:
-        d = self.recipe.data
-        longest = d.prompt_limit
-        if self.template.joined:
-            longest += self.template.bare + 1  # the end is written too
-        return WriterSettings(d.prompt_temperature, d.top_p, d.top_k, longest, d.max_answer_tokens)
+    def longest_prompt(self) -> int:
+        """Tokens of a written prompt; if it is rendered again, its end is written too."""
+        limit = self.recipe.data.prompt_limit
+        return limit + self.template.bare + 1 if self.template.joined else limit
 
     @property
     def capacity(self) -> int:
         """The longest sample, in tokens."""
-        d = self.recipe.data
-        bare = self.template.bare
+        d, bare = self.recipe.data, self.template.bare
         after = max(d.max_answer_tokens, bare + 1) if self.template.joined else d.max_answer_tokens
         return min(bare + d.prompt_limit + after, self.target.context_limit)
 
-    @property
+    @cached_property
     def turn(self) -> tuple[int, ...]:
         """Tokens that the writer puts after a written prompt; () if it is rendered first."""
         return () if self.template.joined else self.template.turn
 
-    @property
+    @cached_property
     def prompt_ends(self) -> frozenset[int]:
         """Tokens that end a written prompt."""
         return frozenset(self.target.eos_ids) | self.template.ends
@@ -96,18 +121,15 @@ class Plan:
         d = self.recipe.data
         indices = range(batch * d.batch_size, (batch + 1) * d.batch_size)
         if self.prompts is not None:
-            return [
-                self._prompted_row(i, self.prompts[i]) for i in indices if i < len(self.prompts)
-            ]
+            given = [i for i in indices if i < len(self.prompts)]
+            return [self._prompted_row(i, self.prompts[i]) for i in given]
         writes_prompt = bool(self.template.turn or self.template.stop)
         start = len(self.template.prefix)
         rows = [Row(i, self._temperature(i), [], writes_prompt, text_start=start) for i in indices]
         openings = self._openings() if writes_prompt else []
-        if openings:
-            for row in rows:  # each opening meets every answer temperature
-                row.opening = list(
-                    openings[row.index // len(d.answer_temperatures) % len(openings)]
-                )
+        for row in rows if openings else ():  # each opening meets every answer temperature
+            number = row.index // len(d.answer_temperatures)
+            row.opening = list(openings[number % len(openings)])
         return rows
 
     def _temperature(self, index: int) -> float:
@@ -144,15 +166,10 @@ class Plan:
             return self._ask_again(row)
         if not row.later or row.conversation is None:
             return False
-        answer = self._text(row.tokens[row.answer_start :])
-        messages = (
-            *row.conversation.messages,
-            {"role": "assistant", "content": answer},
-            *row.later,
-        )
-        done = len(row.conversation.messages) + 1
-        asked, row.later = first_turn(messages[done:])
-        row.conversation = Conversation((*messages[:done], *asked), row.conversation.tools)
+        answer = {"role": "assistant", "content": self._text(row.tokens[row.answer_start :])}
+        asked, row.later = first_turn(row.later)
+        messages = (*row.conversation.messages, answer, *asked)
+        row.conversation = Conversation(messages, row.conversation.tools)
         row.turn += 1
         return self._ask(row)
 
@@ -179,9 +196,9 @@ class Plan:
         not."""
         prompt = row.tokens[: row.answer_start]
         text = self._text(prompt[len(self.template.prefix) : len(prompt) - len(self.template.turn)])
-        conversation = Conversation.from_text(text)
+        row.conversation = Conversation.from_text(text)
         try:
-            if self.reader.tokens(conversation) == prompt:
+            if self.reader.tokens(row.conversation) == prompt:
                 return False
         except TemplateRefusal:
             row.broken = REFUSED
@@ -189,7 +206,6 @@ class Plan:
         if not text.strip():
             row.broken = EMPTY_PROMPT
             return False
-        row.conversation = conversation
         return self._ask(row)
 
     def _ask(self, row: Row) -> bool:
@@ -213,19 +229,19 @@ class Plan:
 
     def _openings(self) -> list[list[int]]:
         """data.prompt_openings as tokens. Raises UserError for one that fills the whole prompt."""
-        d = self.recipe.data
-        template = self.template
-        where = f"data.prompt_openings: target {self.target.spec!r}"
+        d, template, target = self.recipe.data, self.template, self.target
+        where = "data.prompt_openings"
         openings = list[list[int]]()
         for text in d.prompt_openings:
             if template.joined and text:
-                rendered = self.reader.tokens(Conversation.from_text(text), "data.prompt_openings")
+                rendered = self.reader.tokens(Conversation.from_text(text), where)
                 tokens = rendered[len(template.prefix) : len(rendered) - len(template.turn)]
             else:
-                tokens = text_ids(self.target.tokenizer, text, self.target.vocab_size, where)
+                source = f"{where}: target {target.spec!r}"
+                tokens = text_ids(target.tokenizer, text, target.vocab_size, source)
             if len(tokens) >= d.prompt_limit:
                 raise UserError(
-                    f"data.prompt_openings: {text!r} has {len(tokens)} tokens, "
+                    f"{where}: {text!r} has {len(tokens)} tokens, "
                     f"data.max_prompt_tokens={d.prompt_limit} leaves no room"
                 )
             openings.append(tokens)

@@ -12,9 +12,8 @@ from pathlib import Path
 from align.writing.agreement import PROBE_TOKENS, check_answers, make_probes
 from align.writing.client import Client, RetryPolicy, choose_model
 from align.writing.completions import Completions, MismatchError, Request
-from align.writing.generation import Row
 from align.writing.journal import Journal
-from align.writing.rows import Plan, Progress, Source, ignore_progress, row_seed
+from align.writing.rows import Plan, Progress, Row, Source, ignore_progress, row_seed
 from specalign.common.errors import UserError
 from specalign.common.text import say
 from specalign.lm.model import Target
@@ -31,17 +30,13 @@ class _Batch:
 
 
 class Served(Source):
-    """Rows that a server writes; finished ones are kept in `folder`.
-
-    Raises:
-        UserError: no server, another model, or a server that cannot write these samples.
-    """
+    """Rows that a server writes; finished ones are kept in `folder`. Raises UserError: no server,
+    another model, or a server that cannot write these samples."""
 
     def __init__(self, plan: Plan, folder: Path, quiet: bool = False) -> None:
-        d = plan.recipe.data
+        self.plan, self.quiet = plan, quiet
+        self.data = d = plan.recipe.data
         assert d.server is not None
-        self.plan = plan
-        self.quiet = quiet
         self.journal = Journal(folder)
         self.ends = frozenset(plan.target.eos_ids)
         self._progress: Progress = ignore_progress
@@ -59,9 +54,7 @@ class Served(Source):
 
     async def _connect(self) -> Completions:
         """Choose the model, find the server's dialect, and compare the model with the target."""
-        d = self.plan.recipe.data
-        target = self.plan.target
-        url = self.client.url
+        d, target, url = self.data, self.plan.target, self.client.url
         model = choose_model(await self.client.list_models(), url, target.spec, d.served_model)
         name = str(model["id"])
         limit = model.get("max_model_len")
@@ -79,10 +72,11 @@ class Served(Source):
         if d.server_check == "auto" and isinstance(target, Target):
             probes = (completions.continue_text(request) for request in requests)
             found = await asyncio.gather(*probes, return_exceptions=True)
-            for error in found:
-                if isinstance(error, BaseException) and not isinstance(error, MismatchError):
-                    raise error
-            answers = [answer if isinstance(answer, list) else [] for answer in found]
+            answers: list[list[int]] = []
+            for answer in found:
+                if isinstance(answer, BaseException) and not isinstance(answer, MismatchError):
+                    raise answer
+                answers.append(answer if isinstance(answer, list) else [])
             if not any(answers):
                 raise UserError(f"{url}: {name!r} gave no usable answer ({found[0]})")
             share = check_answers(target, prompts, answers, f"{url}: {name!r}")
@@ -103,14 +97,9 @@ class Served(Source):
         last = max(self._batches)
         more_prompts = True
         while self._batches[number].open_tasks:
-            begun = [batch for n, batch in self._batches.items() if n >= number]
-            open_tasks = [task for batch in begun for task in batch.open_tasks]
-            rows = sum(len(batch.rows) for batch in begun)
-            if (
-                more_prompts
-                and rows < needed
-                and len(open_tasks) < self.plan.recipe.data.concurrency
-            ):
+            open_tasks = [task for batch in self._batches.values() for task in batch.open_tasks]
+            rows = sum(len(batch.rows) for batch in self._batches.values())
+            if more_prompts and rows < needed and len(open_tasks) < self.data.concurrency:
                 last += 1
                 more_prompts = self._begin(last)
                 continue
@@ -139,29 +128,25 @@ class Served(Source):
         return True
 
     async def _finish_row(self, number: int, row: Row) -> None:
+        """Write a row as `Writer` does: its prompt if it has none, and its answers."""
         async with self._slots:
             try:
-                await self._write_row(row)
+                if not row.writes_prompt or await self._write_prompt(row):
+                    await self._write_answer(row)
+                    while self.plan.advance(row):
+                        await self._write_answer(row)
             except MismatchError as error:
                 row.done = True
                 row.broken = f"{error}, in the server's reply"
             self.journal.add(number, row)
             self._progress(0, 1)
 
-    async def _write_row(self, row: Row) -> None:
-        """Write a row as `Writer` does: its prompt if it has none, and its answers."""
-        if row.writes_prompt and not await self._write_prompt(row):
-            return
-        await self._write_answer(row)
-        while self.plan.advance(row):
-            await self._write_answer(row)
-
     async def _write_answer(self, row: Row) -> None:
         row.tokens = [*row.tokens, *row.forced] or [*self.plan.template.prefix]
         row.forced = []
         row.answer_start = len(row.tokens)
         row.done = True
-        room = min(self.plan.settings.max_answer_tokens, self.plan.capacity - len(row.tokens))
+        room = min(self.data.max_answer_tokens, self.plan.capacity - len(row.tokens))
         if room <= 0:
             return
         part = f"answer {row.turn}" if row.turn else "answer"
@@ -173,11 +158,10 @@ class Served(Source):
     async def _write_prompt(self, row: Row) -> bool:
         """Write the row's prompt, and render it with the template; whether it can be answered."""
         plan = self.plan
-        opening = row.opening
+        row.tokens = [*plan.template.prefix, *row.opening]
+        room = plan.longest_prompt - len(row.opening) + 1
         row.opening = []
-        row.tokens = [*plan.template.prefix, *opening]
-        room = plan.settings.max_prompt_tokens - len(opening) + 1
-        temperature = plan.settings.prompt_temperature
+        temperature = self.data.prompt_temperature
         tokens = await self._draw(row, "prompt", room, temperature, plan.prompt_ends)
         row.prompt_ended = bool(tokens) and tokens[-1] in plan.prompt_ends
         row.tokens += tokens[:-1] if row.prompt_ended else tokens

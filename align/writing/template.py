@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from align.writing.generation import common_start
 from specalign.common.errors import UserError
 from specalign.folder.chat import Chat, chat_ids
 from specalign.folder.clock import draws_at_random, reads_clock, today
-from specalign.folder.rendering import SEED, TemplateRefusal, render
+from specalign.folder.rendering import SEED, render
 from specalign.folder.tokenizer import first_ids, text_ids
 from specalign.rows.conversation import Conversation
 
@@ -83,6 +82,16 @@ class Template:
         return hashlib.sha256(json.dumps([self.prefix, self.turn]).encode()).hexdigest()
 
 
+def common_start(lists: Sequence[Sequence[int]]) -> list[int]:
+    """The longest list that all of these begin with."""
+    start = list[int]()
+    for tokens in zip(*lists, strict=False):
+        if len({*tokens}) > 1:
+            break
+        start.append(tokens[0])
+    return start
+
+
 def first_tokens(target: TargetInfo) -> tuple[int, ...]:
     """The tokens in front of a whole text. Raises UserError if the target has none."""
     return first_ids(target.tokenizer, target.eos_ids, target.vocab_size, f"target {target.spec!r}")
@@ -105,14 +114,8 @@ def chat_template(target: TargetInfo, date: str | None = None) -> Template:
         return Template(first_tokens(target), (), hashlib.sha256(b"").hexdigest())
     date = (date or today()) if reads_clock(target) else None
     chat = Chat(target.chat.kwargs, target.chat.system, date)
-    try:
-        text = render(
-            tokenizer, chat.apply(Conversation.from_text(_MARK)), chat.kwargs, target.spec, date
-        )
-    except TemplateRefusal as refusal:
-        raise UserError(
-            f"{where}: its chat template refuses a user's text: {refusal.reason}"
-        ) from None
+    marked = chat.apply(Conversation.from_text(_MARK))
+    text = render(tokenizer, marked, chat.kwargs, target.spec, date)
     before, found, after = text.partition(_MARK)
     if not found:
         raise UserError(f"{where}: its chat template drops the user's text")
@@ -120,14 +123,19 @@ def chat_template(target: TargetInfo, date: str | None = None) -> Template:
     prefix = text_ids(tokenizer, before, target.vocab_size, where, system)
     turn = text_ids(tokenizer, after, target.vocab_size, where, system)
     marks = [token for token in turn if _is_added(tokenizer, token)]
-    rendered = {text: _render_ids(target, chat, text) for text in (*_TEXTS, _SPACED_TEXT)}
+    rendered = {
+        text: chat_ids(tokenizer, Conversation.from_text(text), chat, _NO_LIMIT, target.spec)
+        for text in (*_TEXTS, _SPACED_TEXT)
+    }
     is_apart = all(
         [*prefix, *text_ids(tokenizer, text, _NO_LIMIT, where), *turn] == ids
         for text, ids in rendered.items()
     )
     joined = not is_apart or (bool(turn) and turn[0] not in marks[:1])
     if not is_apart:
-        prefix, turn = _surroundings([rendered[text] for text in _TEXTS])
+        texts = [rendered[text] for text in _TEXTS]
+        prefix = common_start(texts)
+        turn = common_start([ids[len(prefix) :][::-1] for ids in texts])[::-1]
     return Template(
         tuple(prefix) or first_tokens(target),
         tuple(turn),
@@ -140,19 +148,8 @@ def chat_template(target: TargetInfo, date: str | None = None) -> Template:
     )
 
 
-def _render_ids(target: TargetInfo, chat: Chat, text: str) -> list[int]:
-    return chat_ids(target.tokenizer, Conversation.from_text(text), chat, _NO_LIMIT, target.spec)
-
-
 def _is_added(tokenizer: Any, token: int) -> bool:
     """Whether no ordinary text has this token: it was added to the tokenizer, and is not white
     space."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).get(token)
     return added is not None and bool(added.special or str(added.content).strip())
-
-
-def _surroundings(rendered: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-    """The tokens that all begin with, and those that all end with."""
-    prefix = common_start(rendered)
-    rest = [ids[len(prefix) :][::-1] for ids in rendered]
-    return prefix, common_start(rest)[::-1]

@@ -1,2 +1,1 @@
-"""What every room uses: errors, files, the hub, YAML, random states, provenance, tables of rows,
-batches."""
+"""Shared utilities: user errors, atomic files, locks, the Hub, YAML and JSON, random states."""

@@ -1,5 +1,4 @@
-"""What passes between data, noise, networks and training: packed rows, anchors, steps, corrupted
-text."""
+"""Packed rows, anchors, training steps and corrupted text."""
 
 from __future__ import annotations
 
@@ -30,17 +29,11 @@ class Batch:
     answer_BL: Tensor
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(
-            *(
-                t.to(device)
-                for t in (self.tokens_BL, self.positions_BL, self.document_BL, self.answer_BL)
-            )
-        )
+        return Batch(*(t.to(device) for t in vars(self).values()))
 
     def row(self, index: int) -> Batch:
         """One row, as a batch of one."""
-        fields = (self.tokens_BL, self.positions_BL, self.document_BL, self.answer_BL)
-        return Batch(*(t[index : index + 1] for t in fields))
+        return Batch(*(t[index : index + 1] for t in vars(self).values()))
 
     def attention_mask(self) -> Tensor:
         """bool (B, 1, L, L): causal, within one document; a padding position sees itself alone."""
@@ -69,18 +62,16 @@ class Anchors:
         return self.valid_BAK.shape[2]
 
     def places_BAK(self, length: int) -> Tensor:
-        """Row index of the position whose target distribution predicts each drafted token: anchor +
-        k, kept in range."""
+        """Row index of the target distribution for each drafted token: anchor + k, clamped."""
         return self.places(length, self.block_size)
 
     def places(self, length: int, count: int) -> Tensor:
-        """Row index of each anchor and of the places after it, kept in range, (B, A, count)."""
+        """Row index of each anchor and of those after it, clamped, (B, A, count)."""
         steps = torch.arange(count, device=self.index_BA.device)
         return (self.index_BA[..., None] + steps).clamp_max(length - 1)
 
     def blocks_BAK(self, tokens_BL: Tensor) -> Tensor:
-        """The tokens of every block: those after its anchor, the row's last one where the row has
-        ended."""
+        """The tokens of every block: those after its anchor; past the row's end its last token."""
         steps = torch.arange(1, self.block_size + 1, device=self.index_BA.device)
         places = (self.index_BA[..., None] + steps).clamp_max(tokens_BL.shape[1] - 1)
         return torch.gather(tokens_BL, 1, places.flatten(1)).view_as(places)

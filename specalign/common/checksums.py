@@ -1,5 +1,4 @@
-"""Checksums of a drafter's weights, and of all files of a folder that was made by ourselves, in a
-file next to them that other loaders pass over."""
+"""Checksums of the files of a folder, in a file next to them that other loaders ignore."""
 
 from __future__ import annotations
 
@@ -11,22 +10,28 @@ from specalign.common.files import check_ordinary, sha256_file, write_json
 from specalign.common.schema import convert, read_json
 
 CHECKSUMS = "checksums.json"
+_CONFIGS = ("config.json", "drafter.json")
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
 def write_checksums(folder: Path, names: str = "*.safetensors") -> None:
-    """Of the files in the folder whose names are like this; by default of the weights."""
+    """Of the files in the folder with such names; by default of the weights."""
     files = sorted(path for path in folder.glob(names) if path.is_file() and path.name != CHECKSUMS)
     write_json(folder / CHECKSUMS, {path.name: sha256_file(path) for path in files})
 
 
-def check_checksums(folder: Path) -> None:
-    """Raises UserError where a file has changed since its checksum was written. Folders without
-    checksums pass."""
+def _read_checksums(folder: Path) -> dict[Path, str]:
     path = folder / CHECKSUMS
     if not path.is_file():
-        return
-    for name, sha256 in convert(read_json(path), dict[str, str], "", str(path)).items():
-        file = folder / Path(name).name
+        return {}
+    found = convert(read_json(path), dict[str, str], "", str(path))
+    return {folder / Path(name).name: sha256 for name, sha256 in found.items()}
+
+
+def check_checksums(folder: Path) -> None:
+    """Raises UserError if a file has changed since its checksum was written. Folders without
+    checksums pass."""
+    for file, sha256 in _read_checksums(folder).items():
         if file.is_file() and sha256_file(file) != sha256:
             raise UserError(
                 f"{file}: has changed since it was saved; fetch or train it again, or remove "
@@ -35,28 +40,18 @@ def check_checksums(folder: Path) -> None:
 
 
 def unchanged(folder: Path) -> bool:
-    """Whether every file that its checksums name is there and as it was written. False for a folder
-    without checksums."""
+    """Whether the folder has checksums, and all files that they name as they were written."""
     try:
-        checksums = convert(
-            read_json(folder / CHECKSUMS), dict[str, str], "", str(folder / CHECKSUMS)
-        )
-        return bool(checksums) and all(
-            sha256_file(folder / Path(n).name) == s for n, s in checksums.items()
-        )
+        checksums = _read_checksums(folder)
+        return bool(checksums) and all(sha256_file(f) == s for f, s in checksums.items())
     except (UserError, OSError):
         return False
 
 
 def folder_hash(folder: Path) -> str | None:
-    """sha256 over the drafter's config and weights; None where it is no folder."""
+    """sha256 over the drafter's config and weights; None if there are none."""
     digest = hashlib.sha256()
-    files = sorted(
-        p
-        for p in folder.glob("*")
-        if p.name in ("config.json", "drafter.json")
-        or p.suffix in (".safetensors", ".bin", ".pt", ".pth")
-    )
+    files = [p for p in sorted(folder.glob("*")) if p.name in _CONFIGS or p.suffix in _WEIGHTS]
     for path in files:
         check_ordinary(path)
         digest.update(path.name.encode() + path.read_bytes())

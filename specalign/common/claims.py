@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import tempfile
@@ -9,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
 from filelock import FileLock, Timeout
 
@@ -28,11 +28,10 @@ class FolderInUse(UserError):
 class Claim:
     """A folder that only this process writes into, until released or until the process ends.
 
-    The system drops the lock with its process. Unfinished files of killed writers are removed. A
-    process may claim a folder twice.
+    Unfinished files of killed writers are removed. A process may claim a folder twice.
 
     Args:
-        folder: created where it is missing, and removed again if nothing was written into it.
+        folder: created if it is missing.
         key: the option or key that named it, for messages.
 
     Raises:
@@ -42,10 +41,10 @@ class Claim:
 
     def __init__(self, folder: Path, key: str) -> None:
         self.folder = folder
+        if os.path.isfile(folder):
+            raise UserError(f"{key}={folder} is a file, not a folder")
         try:
-            if folder.exists() and not folder.is_dir():
-                raise UserError(f"{key}={folder} is a file, not a folder")
-            self._created = [p for p in (folder, *folder.parents) if not p.exists()]
+            self._created = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(folder.resolve() / LOCK, timeout=0, is_singleton=True)
             self._lock.acquire()
@@ -55,49 +54,33 @@ class Claim:
                 "another folder"
             ) from None
         except (OSError, RuntimeError, ValueError) as error:
-            if isinstance(error, UserError):
-                raise
             why = getattr(error, "strerror", None) or error
             raise UserError(f"{key}={folder}: can't be written ({why})") from None
         if self._lock.lock_counter == 1:
-            for part in (*folder.glob(f".*{UNFINISHED}"), *folder.glob(f"*/.*{UNFINISHED}")):
-                if part.is_dir() and not part.is_symlink():
-                    shutil.rmtree(part)
-                else:
-                    part.unlink(missing_ok=True)
+            for pattern in (f".*{UNFINISHED}", f"*/.*{UNFINISHED}"):
+                for part in folder.glob(pattern):
+                    shutil.rmtree(part, ignore_errors=True)
 
     def release(self) -> None:
         """Let others write there again."""
         if self._lock.lock_counter == 1:
-            with suppress(
-                OSError
-            ):  # before the lock is free: whoever waits for it opens a new file
-                os.unlink(self._lock.lock_file)
+            # before the lock is free: a process that waits for it opens a new file
+            Path(self._lock.lock_file).unlink(missing_ok=True)
         self._lock.release()
-        if not self._lock.is_locked:
+        if self._created and not self._lock.is_locked:
             with suppress(OSError):  # not empty
-                for path in self._created:
-                    path.rmdir()
+                self.folder.rmdir()
 
     def __enter__(self) -> Claim:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
 
 def claim_when_free(folder: Path, key: str, report: Callable[[str], object]) -> Claim:
     """Claim a folder, after waiting for the process that writes there. `report` gets one line
-    before the wait.
-
-    Raises:
-        UserError: the folder can't be written.
-    """
+    before the wait. Raises UserError: the folder can't be written."""
     waits = False
     while True:
         try:
@@ -109,52 +92,28 @@ def claim_when_free(folder: Path, key: str, report: Callable[[str], object]) -> 
             time.sleep(WAIT)
 
 
-def tidy(folder: Path) -> None:
-    """Remove what a killed writer left in the folder, its lock too. Nothing happens where a process
-    writes there, or nobody may."""
-    if (folder / LOCK).exists():
-        with suppress(UserError, OSError), Claim(folder, "folder"):
-            pass
-
-
 def check_folder(folder: Path, key: str) -> None:
-    """Whether the folder can be written, or made; it is not made yet. `key`: the option or key that
-    named it.
-
-    Raises:
-        UserError: it can't.
-    """
+    """Check that the folder can be written or created; it is not created yet. Raises UserError: it
+    can't; the line begins with `key`, the option that named it."""
     try:
-        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        if not there.is_dir():
-            raise NotADirectoryError(None, f"{there} is not a folder")
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise PermissionError(None, f"no permission in {there}")
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     except OSError as error:
-        raise UserError(f"{key}={folder}: can't be written ({error.strerror or error})") from None
+        raise UserError(f"{key}={folder}: can't be written ({error.strerror})") from None
+    if not existing.is_dir():
+        raise UserError(f"{key}={folder}: can't be written ({existing} is not a folder)")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"{key}={folder}: can't be written (no permission in {existing})")
 
 
 @contextmanager
-def scratch(kind: str, parent: Path | None = None) -> Iterator[Path]:
-    """A folder for temporary files whose name begins with `kind`, in `parent` or where the system
-    has such; removed at the end, and so is what killed processes of this user left under such a
-    name."""
-    place = parent or Path(tempfile.gettempdir())
-    remove_dead(place, kind)
-    folder = Path(tempfile.mkdtemp(prefix=kind, dir=place))
-    try:
-        with Claim(folder, "temporary folder"):
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def scratch(kind: str) -> Iterator[Path]:
+    """A temporary folder whose name begins with `kind`."""
+    with tempfile.TemporaryDirectory(prefix=kind, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def remove_dead(place: Path, kind: str) -> None:
-    """Remove folders in `place` whose names begin with `kind` and which no process holds."""
-    with suppress(OSError):
-        for folder in place.iterdir():
-            if folder.name.startswith(kind) and not folder.is_symlink() and folder.is_dir():
-                with suppress(OSError, UserError):
-                    if folder.stat().st_uid == os.getuid():
-                        with Claim(folder, "temporary folder"):
-                            shutil.rmtree(folder, ignore_errors=True)
+    """Remove folders in `place` whose names begin with `kind` and that no process has claimed."""
+    for folder in place.glob(f"{glob.escape(kind)}*"):
+        with suppress(OSError, UserError), Claim(folder, "temporary folder"):
+            shutil.rmtree(folder, ignore_errors=True)

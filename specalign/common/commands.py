@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,10 +21,11 @@ class OptionParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (--help lists the options)")
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = list(sys.argv[1:] if args is None else args)
-        if empty := next((w for w in words if w.startswith("--") and w.endswith("=--")), None):
-            self.error(f"{empty!r} has no value")  # argparse would read the value as its own mark
+        for word in words:
+            if word.startswith("--") and word.endswith("=--"):  # argparse would return a list
+                self.error(f"{word!r} has no value")
         return super().parse_known_args(words, namespace)
 
 
@@ -40,16 +40,15 @@ def path(text: str) -> Path:
 
 
 def interpreter() -> str:
-    """The running Python as it can be typed here: from the working folder where that is shorter,
-    quoted for a shell."""
-    full = sys.executable or "python"
+    """The running Python, quoted for a shell; relative to the working folder if it is below it."""
+    full = Path(sys.executable or "python")
     try:
-        near = Path(full).relative_to(Path.cwd())
+        near = full.relative_to(Path.cwd())
     except (OSError, ValueError):  # not below the working folder, or that is gone
-        return shlex.quote(full)
-    return shlex.quote(str(near) if len(near.parts) > 1 else f"./{near}")
+        return shlex.quote(str(full))
+    return shlex.quote(str(near))
 
 
-def command(module: str, *words: str) -> str:
-    """`.venv/bin/python -m MODULE WORD …`; arguments are quoted where a shell asks for it."""
-    return " ".join([interpreter(), "-m", module, *map(shlex.quote, words)])
+def command(module: str, *arguments: str) -> str:
+    """`.venv/bin/python -m MODULE ARGUMENT …`, quoted for a shell."""
+    return " ".join([interpreter(), "-m", module, *map(shlex.quote, arguments)])

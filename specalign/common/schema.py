@@ -1,5 +1,5 @@
 """JSON from disk, and values of any origin, as the types that the code expects; else one line that
-says which value is wrong."""
+names the wrong value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import math
 import re
 import types
-from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -18,49 +17,47 @@ from specalign.common.files import check_ordinary
 from specalign.common.text import cut, short
 
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-"""The short names of number types, and the full ones."""
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file.
-
-    Raises:
-        UserError: not there, not readable, or no JSON.
-    """
+    """The value in a JSON file. Raises UserError if it is missing, unreadable, or no JSON."""
     try:
         check_ordinary(path)
         text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not readable JSON (byte {error.start} is not UTF-8)") from None
-    except OSError as error:
-        raise UserError(f"{path}: not readable ({error.strerror or error})") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path}: not readable ({reason})") from None
     return parse_json(text, str(path))
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises UserError as `read_json` does, and for a value of another
-    kind."""
+    """The object in a JSON file. Raises UserError as `read_json` does, and for another value."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise UserError(f"{path}: must hold an object, not {type(value).__name__}")
     return value
 
 
-def parse_json(text: str, where: str) -> Any:
-    """The value of a JSON text. Raises UserError, with `where`, also for NaN, which is none, and
-    for nesting without end."""
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json. Raises UserError if it is missing or broken."""
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder}: no config.json")
+    return read_object(folder / "config.json")
 
-    def no_number(name: str) -> NoReturn:
+
+def parse_json(text: str, where: str) -> Any:
+    """The value of a JSON text. Raises UserError, with `where`, for broken JSON, NaN, and half a
+    surrogate pair, which is no text."""
+
+    def refuse(name: str) -> NoReturn:
         raise ValueError(f"{name} is no number")
 
     try:
-        value = json.loads(text, parse_constant=no_number)
-        if re.search(r"\\u[dD][89a-fA-F]", text):  # which can be half a pair, and then is no text
+        value = json.loads(text, parse_constant=refuse)
+        if re.search(r"\\u[dD][89a-fA-F]", text):
             json.dumps(value, ensure_ascii=False).encode()
         return value
-    except RecursionError:
-        raise UserError(f"{where}: not readable JSON (nested too deeply)") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not readable JSON ({cut(str(error), 120)})") from None
 
 
@@ -85,69 +82,47 @@ def convert(value: Any, kind: Any, name: str, where: str) -> Any:
     if origin is Literal:
         if isinstance(value, str) and value in arguments:
             return value
-        raise UserError(
-            f"{where}: {name}={short(value)} is unknown{nearest(str(value), arguments)}"
-        )
-    if origin is list:
-        if isinstance(value, list):
-            return [convert(v, arguments[0], f"{name}[{i}]", where) for i, v in enumerate(value)]
-    elif origin is dict:
-        if isinstance(value, dict):
-            return {
-                str(k): convert(v, arguments[1], f"{name}.{k}", where) for k, v in value.items()
-            }
-    elif is_dataclass(kind) or is_typeddict(kind):
-        if isinstance(value, dict):
-            return _members(value, kind, name, where)
-    elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return _float(value, name, where)
-    elif type(value) is kind:  # exactly: a bool is an int
+        hint = nearest(str(value), arguments)
+        raise UserError(f"{where}: {name}={short(value)} is unknown{hint}")
+    if origin is list and isinstance(value, list):
+        return [convert(v, arguments[0], f"{name}[{i}]", where) for i, v in enumerate(value)]
+    if origin is dict and isinstance(value, dict):
+        return {str(k): convert(v, arguments[1], f"{name}.{k}", where) for k, v in value.items()}
+    if (is_dataclass(kind) or is_typeddict(kind)) and isinstance(value, dict):
+        return _convert_members(value, kind, name, where)
+    if kind is float and type(value) is int and finite(value):
+        return float(value)
+    if type(value) is kind:  # exactly: a bool is an int
         return value
     raise UserError(f"{where}: {name}={short(value)} must be {type_name(kind)}")
 
 
-def finite(value: Any) -> bool:
-    """Whether it is a number, no truth value, that a float holds: JSON's whole numbers have no
-    end."""
-    try:
-        return (
-            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        )
-    except OverflowError:
-        return False
-
-
-def _float(value: float, name: str, where: str) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        raise UserError(f"{where}: {name}={short(value)} must be a number below 1e308") from None
-
-
-def _members(value: dict[str, Any], kind: Any, name: str, where: str) -> Any:
-    hints, prefix = _hints(kind), f"{name}." if name else ""
+def _convert_members(value: dict[str, Any], kind: Any, name: str, where: str) -> Any:
+    hints = _hints(kind)
+    prefix = f"{name}." if name else ""
     if is_typeddict(kind):
         needed = kind.__required_keys__
-        make: Callable[..., Any] = lambda **known: {**value, **known}  # noqa: E731
     else:
-        needed = {
-            f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING
-        }
-        make = kind
+        needed = {f.name for f in fields(kind) if f.default is f.default_factory is MISSING}
     if missing := sorted(needed - value.keys()):
         raise UserError(f"{where}: {prefix}{missing[0]} is missing")
-    return make(
-        **{
-            k: convert(value[k], hint, f"{prefix}{k}", where)
-            for k, hint in hints.items()
-            if k in value
-        }
-    )
+    members = {
+        k: convert(value[k], hint, f"{prefix}{k}", where) for k, hint in hints.items() if k in value
+    }
+    return {**value, **members} if is_typeddict(kind) else kind(**members)
 
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
+
+
+def finite(value: Any) -> bool:
+    """Whether it is a number, no truth value, that a finite float holds."""
+    try:
+        return type(value) in (int, float) and math.isfinite(value)
+    except OverflowError:  # JSON's integers have no limit
+        return False
 
 
 def type_name(kind: Any) -> str:
@@ -158,22 +133,10 @@ def type_name(kind: Any) -> str:
     if origin is Literal:
         return "|".join(arguments)
     if origin is list:
-        if arguments[0] is Any:
-            return "a list"
-        return (
-            f"a list of {type_name(arguments[0]).removeprefix('a ').removeprefix('an ')}s".replace(
-                "texts", "text"
-            )
-        )
+        plurals = {int: " of integers", float: " of numbers", bool: " of booleans", str: " of text"}
+        return "a list" + plurals.get(arguments[0], "")
     if origin is dict and arguments[1] is float:
         return "a mapping of names to numbers"
     if origin is dict or is_dataclass(kind) or is_typeddict(kind):
         return "a mapping"
     return {int: "an integer", float: "a number", bool: "true or false", str: "text"}[kind]
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json as a dict. Raises UserError where it is missing or broken."""
-    if not (folder / "config.json").exists():
-        raise UserError(f"{folder}: no config.json")
-    return read_object(folder / "config.json")

@@ -1,8 +1,7 @@
 """YAML without its traps: a SafeLoader that refuses what people write by accident.
 
-A key given twice, aliases, tags and keys that are not names are errors. Plain words are of YAML
-1.2's core types only: 1e-3 is a number, `yes` and `on` are text, 010 and 1:30 are text, there are
-no dates.
+A key given twice and keys that are not names are errors. Plain scalars are of YAML 1.2's core types
+only: 1e-3 is a number; `yes`, `on`, 010, 1:30 and dates are text.
 """
 
 from __future__ import annotations
@@ -14,26 +13,6 @@ import yaml
 
 from specalign.common.errors import UserError
 
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML, core types, no aliases, no key twice."""
-
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
-        # Aliases can make a hundred bytes into gigabytes, and a list that holds itself.
-        alias = isinstance(event, yaml.AliasEvent)
-        if alias or getattr(event, "tag", None) is not None:
-            problem = (
-                "aliases (*name) are not used here"
-                if alias
-                else f"tags ({event.tag}) are not used here"
-            )
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
-        return super().compose_node(parent, index)
-
-
 _CORE = {
     "null": (r"^(null|Null|NULL|~|)$", ["n", "N", "~", ""]),
     "bool": (r"^(true|True|TRUE|false|False|FALSE)$", list("tTfF")),
@@ -43,58 +22,49 @@ _CORE = {
         list("-+0123456789."),
     ),
 }
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML, core types, no key twice."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what `parse_yaml` would not read as text."""
+
+
 for _name, (_pattern, _first) in _CORE.items():
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(_pattern), _first)
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(_pattern), _first)
 
 
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
+def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
-        problem = (
-            "is not a name"
-            if not isinstance(key, str)
-            else "stands twice"
-            if key in result
-            else None
-        )
-        if problem:
-            raise yaml.MarkedYAMLError(
-                problem=f"key {key!r} {problem}", problem_mark=key_node.start_mark
-            )
+        if not isinstance(key, str) or key in result:
+            problem = f"key {key!r} {'stands twice' if isinstance(key, str) else 'is not a name'}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
         result[key] = loader.construct_object(value_node, deep=True)
     return result
 
 
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct_mapping)
 
 
 def parse_yaml(text: str, where: str) -> Any:
     """The plain values (None, bool, int, float, str, list, dict with str keys) that `text` holds.
-
-    Raises:
-        UserError: not valid YAML, or one of the traps above; its line begins with `where`.
-    """
+    Raises UserError: not valid YAML, or one of the traps above; its line begins with `where`."""
     try:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader: builds plain values only
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f"line {mark.line + 1}: " if mark is not None and "\n" in text.strip() else ""
-        raise UserError(
-            f"{where}: not valid YAML: {line}{error.problem or error.context}"
-        ) from None
-    except (yaml.YAMLError, ValueError) as error:
+        problem = error.problem or error.context
+        raise UserError(f"{where}: not valid YAML: {line}{problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise UserError(f"{where}: not valid YAML: nested too deeply") from None
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes what `parse_yaml` would read as something else than text."""
-
-
-for _name, (_pattern, _first) in _CORE.items():
-    _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(_pattern), _first)
 
 
 def dump_yaml(value: Any) -> str:

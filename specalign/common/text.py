@@ -1,4 +1,4 @@
-"""Values and times as text, and text onto the terminal, what libraries log and warn of included."""
+"""Values and times as text, and printing."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import TextIO
 
-# C0 but tab and newline, DEL, C1, line separators, the marks that reverse the reading order, halves
-# of surrogate pairs
+# C0 but tab and newline, DEL, C1, line separators, bidirectional marks, halves of surrogates
 _CONTROL = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)"
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+    "|\r(?!\n)"
 )
 
 
 def printable(text: str) -> str:
-    """The text with its control characters written as escapes: names, prompts and generated text
-    can't steer a terminal."""
+    """The text with control characters as escapes, so that prompts and names can't control a
+    terminal."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def markdown_text(text: str) -> str:
-    """The text as Markdown shows it inline or in a table's cell: no HTML, no link, no cell's
-    end."""
+    """The text escaped for a line or a table cell of Markdown."""
     plain = html.escape(" ".join(printable(text).split()), quote=False)
     return plain.replace("|", "\\|").replace("](", "]\\(").replace("`", "\\`")
 
@@ -38,15 +36,13 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def html_text(text: str) -> str:
-    """The text as HTML shows it: no element, no control character."""
+    """The text escaped for HTML."""
     return html.escape(printable(text))
 
 
 def say(text: str = "", end: str = "\n", error: bool = False) -> None:
-    """Print, at once, what a terminal can show; `error`: to standard error."""
-    stream: TextIO = sys.stderr if error else sys.stdout
-    stream.write(printable(text) + end)
-    stream.flush()
+    """Print what a terminal can show; `error`: to standard error."""
+    print(printable(text), end=end, file=sys.stderr if error else sys.stdout, flush=True)
 
 
 @functools.cache

@@ -7,9 +7,8 @@ import time
 from pathlib import Path
 
 LOADAVG = Path("/proc/loadavg")
-CHOSEN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
+CHOSEN = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS"}
 """Variables by which a user has chosen."""
-LOOKS = 3
 
 
 def wait_passively_if_busy() -> None:
@@ -17,15 +16,15 @@ def wait_passively_if_busy() -> None:
     otherwise, which is quicker on an idle machine and up to 20 times as slow on a busy one, because
     a thread spins on the core that it waits for."""
     cores = os.cpu_count() or 1
-    if cores > 1 and not {*CHOSEN} & {*os.environ} and 2 * count_running() >= cores:
+    if cores > 1 and not CHOSEN & {*os.environ} and 2 * count_running() >= cores:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
 def count_running() -> int:
-    """Other threads that run or wait for a core now: the least of some looks. 0 where the system
-    does not say."""
+    """Other threads that run or wait for a core: the least of three looks. 0 if the system does not
+    say."""
     found = []
-    for _ in range(LOOKS):
+    for _ in range(3):
         try:
             running = LOADAVG.read_text(encoding="ascii").split()[3].split("/")[0]
         except OSError:

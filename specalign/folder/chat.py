@@ -11,7 +11,6 @@ from difflib import get_close_matches
 from inspect import signature
 from typing import Any, Protocol
 
-from specalign.common.bounded import bounded
 from specalign.common.errors import UserError, in_one_line
 from specalign.common.text import cut, short
 from specalign.folder.rendering import (
@@ -201,7 +200,7 @@ def find_variables(tokenizer: Any, spec: str, template: str | None = None) -> li
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     check_chosen(tokenizer, template, spec)
-    with in_one_line(f"target {spec!r}: its chat template can't be read"), bounded("it"):
+    with in_one_line(f"target {spec!r}: its chat template can't be read"):
         source = tokenizer.get_chat_template(template)
         environment = _compile_jinja_template(source).environment
         found = meta.find_undeclared_variables(environment.parse(source))

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from specalign.common.bounded import bounded
 from specalign.common.errors import UserError
 from specalign.common.text import say, short
 
@@ -63,7 +62,7 @@ def note_turn(spec: str, tokenizer: Any, kwargs: Mapping[str, Any], ends: Sequen
     if not getattr(tokenizer, "chat_template", None):
         return
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _MARK}]
-    with suppress(Exception), bounded("its chat template"):  # it may refuse these messages
+    with suppress(Exception):  # it may refuse these messages
         text: str = tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
         after = text.partition(_MARK)[2].lstrip()
         ids = tokenizer(after, add_special_tokens=False)["input_ids"][:1]

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from specalign.common.bounded import bounded
 from specalign.common.errors import UserError, nearest
 from specalign.common.text import short
 from specalign.rows.conversation import Conversation, Message
@@ -62,10 +61,8 @@ def render(
     spec: str = "",
     date: str | None = None,
 ) -> str:
-    """A conversation in the tokenizer's chat template, up to where the answer begins. A template is
-    a program that comes with the model, so its time and memory are bounded. Its random draws are
-    seeded: a conversation is always rendered alike.
-
+    """A conversation in the tokenizer's chat template, up to where the answer begins. Random draws
+    of the template are seeded: a conversation is always rendered alike.
     Args:
         kwargs: the template's variables.
         spec: the target's name, for messages.
@@ -73,7 +70,7 @@ def render(
 
     Raises:
         TemplateRefusal: the template raises an error.
-        UserError: it takes too long or too much memory; there are several and none is chosen.
+        UserError: there are several templates and none is chosen.
     """
     kwargs = dict(kwargs or {})
     tools = list(conversation.tools) or kwargs.pop("tools", None)
@@ -81,7 +78,7 @@ def render(
     messages = [_with_parsed_arguments(message) for message in conversation.messages]
 
     def apply(messages: list[dict[str, Any]]) -> str:
-        with bounded("it"), _fixed_date(date), _seeded():
+        with _fixed_date(date), _seeded():
             text: str = tokenizer.apply_chat_template(
                 messages, tools=tools, tokenize=False, add_generation_prompt=True, **kwargs
             )
@@ -89,8 +86,6 @@ def render(
 
     try:
         text = apply(messages)
-    except UserError as error:
-        raise UserError(f"target {spec!r}: its chat template refuses this: {error}") from None
     except Exception as error:  # whatever a program raises
         line = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
         raise TemplateRefusal(spec, line) from None

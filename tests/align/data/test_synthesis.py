@@ -1,8 +1,10 @@
-"""Target-written data: exact draws, the same text whatever the batch, and a kill that changes nothing."""
+"""Generated data: resumable after a kill, near duplicates and wrong settings, whole conversations."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from align.data import shards as data
 from align.data import synthesis
 from align.data.index import read_samples
 from align.data.synthesis import synthesize
+from align.writing.template import chat_template
 from specalign.common.errors import UserError
 from specalign.common.text import say_once
 from specalign.folder.chat import Chat
@@ -28,89 +31,88 @@ def target() -> Target:
     return shallow_target(1)
 
 
-def test_switches_and_system_prompt_are_in_the_text_and_in_the_manifest(tmp_path: Path) -> None:
-    """And data written with others are not gone on with."""
-    words = [
-        "recipe=debug_block",
-        "data.samples=2",
-        "data.batch_size=2",
-        "data.max_answer_tokens=4",
-    ]
-    own = [*words, "data.template_kwargs.enable_thinking=false", "data.system=Be brief."]
-    d = load_recipe(own).data
+def write(target: Target, folder: Path, *words: str) -> dict[str, Any]:
+    return synthesize(load_recipe([*SHORT, *words]), target, folder, quiet=True)
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("shard-*")}
+
+
+def test_written_prompts_begin_as_asked(tmp_path: Path, target: Target) -> None:
+    words = ["data.samples=24", "data.answer_temperatures=[0.0, 1.0]"]
+    write(target, tmp_path / "data", *words, "data.prompt_openings=['', 'ab', 'xyz']")
+    samples = read_samples(tmp_path / "data")
+    prefix = len(chat_template(target).prefix)
+    found = set()
+    for i in range(len(samples)):
+        prompt = samples[i][prefix : int(samples.answer_start[i])].tolist()
+        for text in ("ab", "xyz"):
+            tokens = target.tokenizer(text, add_special_tokens=False)["input_ids"]
+            if prompt[: len(tokens)] == tokens:
+                found.add((text, float(samples.temperature[i])))
+    assert found == {("ab", 0.0), ("ab", 1.0), ("xyz", 0.0), ("xyz", 1.0)}
+    with pytest.raises(UserError, match="leaves no room"):
+        write(target, tmp_path / "more", *words, f"data.prompt_openings=['{'a b ' * 40}']")
+
+
+def test_near_duplicates_are_dropped(tmp_path: Path, target: Target) -> None:
+    """The same question after another system prompt is none."""
+    question = {"role": "user", "content": "Summarise the document above please."}
+    texts = ("about rain", "about snow", "about rain")
+    talks = [[{"role": "system", "content": text}, question] for text in texts]
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    words = [f"data.prompts={path}", "data.max_prompt_tokens=200", "data.answer_temperatures=[1]"]
+    manifest = write(target, tmp_path / "data", *words)
+    assert manifest["samples"] == 2 and manifest["dropped"] == {"near-duplicate": 1}
+
+
+def test_other_settings_are_refused(tmp_path: Path) -> None:
+    words = ["data.samples=2", "data.template_kwargs.enable_thinking=false"]
+    system = "data.system=Be brief."
+    d = load_recipe([*SHORT, *words, system]).data
     target = switching_target()
     target.chat = Chat(d.template_kwargs, d.system)
-    manifest = synthesize(load_recipe(own), target, tmp_path, quiet=True)
-    assert (manifest["template_kwargs"], manifest["system"]) == (
-        {"enable_thinking": False},
-        "Be brief.",
-    )
-    samples = read_samples(tmp_path)
-    written = target.tokenizer.decode(samples[0].tolist())
+    manifest = write(target, tmp_path, *words, system)
+    assert manifest["template_kwargs"] == {"enable_thinking": False}
+    written = target.tokenizer.decode(read_samples(tmp_path)[0].tolist())
     assert "<|im_start|>system\nBe brief.<|im_end|>" in written and "assistant\n<none>" in written
-    for other, says in (
-        ([*own[:-1], "data.system=Be long."], "system is 'Be brief.', this recipe says 'Be long.'"),
-        (
-            [*words, "data.system=Be brief."],
-            "template_kwargs is {'enable_thinking': False}, this recipe says {}",
-        ),
-    ):
-        with pytest.raises(UserError, match=says):
-            synthesize(load_recipe(other), target, tmp_path, quiet=True)
+    with pytest.raises(UserError, match="system is 'Be brief.', this recipe says 'Be long.'"):
+        write(target, tmp_path, *words, "data.system=Be long.")
+    with pytest.raises(UserError, match="template_kwargs is {'enable_thinking': False}"):
+        write(target, tmp_path, words[0], system)
 
 
-def test_damaged_and_missing_shards_are_written_again(
-    tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = load_recipe([*SHORT, "data.samples=12", "data.batch_size=4"])
-    folder = tmp_path / "data"
-    manifest = synthesize(recipe, target, folder, quiet=True)
-
-    def contents() -> dict[Path, bytes]:
-        return {path: path.read_bytes() for path in folder.iterdir()}
-
-    before = contents()
-    assert manifest["shards"] >= 3 and len(manifest["sha256"]) == manifest["shards"]
-    data.shard_path(folder, 0).unlink()
-    torn = data.shard_path(folder, 1)
+def test_damaged_and_missing_shards_are_written_again(tmp_path: Path, target: Target) -> None:
+    words = ["data.samples=12", "data.batch_size=4"]
+    manifest = write(target, tmp_path, *words)
+    before = shards(tmp_path)
+    data.shard_path(tmp_path, 0).unlink()
+    torn = data.shard_path(tmp_path, 1)
     torn.write_bytes(torn.read_bytes()[:-1] + b"\x07")
     with pytest.raises(UserError, match="shard-00000"):
-        read_samples(folder)
-    assert synthesize(recipe, target, folder) == manifest
-    assert contents() == before
-    assert capsys.readouterr().out.count("written again: ") == 2
+        read_samples(tmp_path)
+    assert write(target, tmp_path, *words) == manifest == data.read_manifest(tmp_path)
+    assert shards(tmp_path) == before
 
 
-def test_settings_under_which_nothing_new_is_written_end(tmp_path: Path, target: Target) -> None:
-    """Greedy prompts are all the same one."""
-    recipe = load_recipe(
-        [*SHORT, "data.samples=50", "data.batch_size=2", "data.prompt_temperature=0"]
-    )
-    with pytest.raises(
-        UserError, match="nothing of 20 batches in a row was kept .dropped so far: "
-    ):
-        synthesize(recipe, target, tmp_path / "data", quiet=True)
-
-
-def test_a_folder_in_which_nothing_was_kept_binds_nobody(
+def test_settings_under_which_nothing_is_kept(
     tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its settings gave no sample, so others may write there; the same ones say once more why not."""
+    """End the run, and leave the folder to other settings."""
     monkeypatch.setattr(synthesis, "FRUITLESS_BATCHES", 3)
-    folder = tmp_path / "data"
-    greedy = [*SHORT, "data.samples=50", "data.batch_size=2", "data.max_prompt_tokens=1"]
-    for _ in range(2):
-        with pytest.raises(UserError, match="nothing of 3 batches in a row was kept"):
-            synthesize(load_recipe(greedy), target, folder, quiet=True)
-    assert data.read_manifest(folder)["samples"] == 0
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("one two\nthree four\n")
-    own = [*SHORT, f"data.prompts={prompts}", "data.samples=2", "data.batch_size=2"]
-    assert synthesize(load_recipe(own), target, folder, quiet=True)["samples"] == 2
-    monkeypatch.setattr(synthesis.Batches, "write", lambda *_: None)  # the prompts have ended
-    none = [*own, f"data.path={tmp_path / 'other'}"]
-    with pytest.raises(UserError, match="none of the 2 prompts of data.prompts=.* gave a sample"):
-        synthesize(load_recipe(none), target, tmp_path / "other", quiet=True)
+    words = ["data.samples=50", "data.batch_size=2"]
+    with pytest.raises(UserError, match="nothing of 3 batches in a row was kept .dropped so far: "):
+        write(target, tmp_path / "data", *words, "data.max_prompt_tokens=1")
+    (tmp_path / "p.txt").write_text("one two\nthree four\n")
+    own = [f"data.prompts={tmp_path}/p.txt", *words]
+    assert write(target, tmp_path / "data", *own)["samples"] == 2
+    monkeypatch.setattr(
+        synthesis.Synthesis, "write_batch", lambda *_: None
+    )  # the prompts have ended
+    with pytest.raises(UserError, match="data.prompts=.* gave no sample"):
+        write(target, tmp_path / "other", *own)
 
 
 CHAT = [
@@ -122,10 +124,6 @@ CHAT = [
 ]
 
 
-def conversations(monkeypatch: pytest.MonkeyPatch, *found: Conversation) -> None:
-    monkeypatch.setattr(synthesis, "read_prompts", lambda *_: list(found))
-
-
 def talk(i: int, more: str = "") -> Conversation:
     messages = [dict(m) for m in CHAT]
     messages[1]["content"] = "".join(chr(97 + (7 * i + j * (i + 1)) % 26) for j in range(30))
@@ -133,103 +131,79 @@ def talk(i: int, more: str = "") -> Conversation:
     return as_conversation(messages)
 
 
-def test_a_sample_is_the_whole_conversation_up_to_the_targets_own_answer(
-    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[Conversation]:
+    """What data.prompts holds."""
+    found: list[Conversation] = []
+    monkeypatch.setattr(synthesis, "read_prompts", lambda *_: found)
+    return found
+
+
+GIVEN = ["data.prompts=p", "data.max_prompt_tokens=200", "data.batch_size=4"]
+
+
+def test_a_sample_is_the_whole_conversation_up_to_the_targets_answer(
+    tmp_path: Path, target: Target, given: list[Conversation]
 ) -> None:
-    """And conversations that share a long system prompt are not taken for each other."""
-    prompts = [talk(i) for i in range(6)]
-    conversations(monkeypatch, *prompts, prompts[0])
-    words = [
-        *SHORT,
-        "data.samples=7",
-        "data.prompts=p",
-        "data.max_prompt_tokens=200",
-        "data.batch_size=4",
-    ]
-    manifest = synthesize(load_recipe(words), target, tmp_path, quiet=True)
+    given += [talk(i) for i in range(6)]
+    manifest = write(target, tmp_path, *GIVEN, "data.samples=7")
     samples = read_samples(tmp_path)
-    assert manifest["dropped"].get("near-duplicate") == 1
     starts = [samples[i][: int(samples.answer_start[i])].tolist() for i in range(len(samples))]
-    wanted = [target.chat_tokens(c.prompt) for c in prompts]
+    wanted = [target.chat_tokens(c.prompt) for c in given]
     assert len(starts) >= 5 and all(ids in wanted for ids in starts)
-    assert "given answer" in target.tokenizer.decode(starts[0])
-    before = {path: path.read_bytes() for path in tmp_path.glob("shard*")}
-    next(iter(before)).unlink()
-    assert synthesize(load_recipe(words), target, tmp_path, quiet=True) == manifest
-    assert {path: path.read_bytes() for path in tmp_path.glob("shard*")} == before
+    before = shards(tmp_path)
+    data.shard_path(tmp_path, 0).unlink()
+    assert write(target, tmp_path, *GIVEN, "data.samples=7") == manifest
+    assert shards(tmp_path) == before
 
 
-def test_every_answer_is_the_targets_own_where_all_turns_are_asked_for(
-    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+def test_every_answer_is_the_targets_with_data_turns_all(
+    tmp_path: Path, target: Target, given: list[Conversation]
 ) -> None:
-    """In one process and by a server alike, and after a stop as without one."""
-    conversations(monkeypatch, *(talk(i) for i in range(5)), as_conversation("One turn?"))
-    words = [
-        *SHORT,
-        "data.turns=all",
-        "data.prompts=p",
-        "data.max_prompt_tokens=200",
-        "data.batch_size=4",
-    ]
-    words += ["data.answer_temperatures=[0.0]"]
-    whole = synthesize(load_recipe([*words, "data.samples=6"]), target, tmp_path / "a", quiet=True)
+    """In this process and by a server alike."""
+    given += [*(talk(i) for i in range(5)), as_conversation("One turn?")]
+    words = [*GIVEN, "data.turns=all", "data.samples=6", "data.answer_temperatures=[0.0]"]
+    write(target, tmp_path / "a", *words)
     samples = read_samples(tmp_path / "a")
     texts = [target.tokenizer.decode(samples[i].tolist()) for i in range(len(samples))]
-    assert whole["turns"] == "all" and len(texts) >= 4
+    assert len(texts) >= 4
     assert not any("given answer" in text or "left out" in text for text in texts)
     assert all(text.count("Second?") == 1 for text in texts[:-1])
-    first = target.chat_tokens(as_conversation(list(talk(0).messages[:2])))
-    assert samples[0].tolist()[: len(first)] == first
-    synthesize(load_recipe([*words, "data.samples=2"]), target, tmp_path / "b", quiet=True)
     with Loopback(target) as server:
-        served = [*words, f"data.writer=openai:{server.url}", "data.samples=6"]
-        synthesize(load_recipe(served), target, tmp_path / "c", quiet=True)
-    other = read_samples(tmp_path / "c")
-    assert [other[i].tolist() for i in range(len(other))] == [s.tolist() for s in map(samples.__getitem__, range(len(samples)))]  # fmt: skip
+        write(target, tmp_path / "b", *words, f"data.writer=openai:{server.url}")
+    other = read_samples(tmp_path / "b")
+    assert other.lengths.equal(samples.lengths)
+    assert all(other[i].equal(samples[i]) for i in range(len(samples)))
 
 
-def test_long_and_refused_prompts_are_named_and_counted(
+def test_long_prompts_are_left_out_or_cut(
     tmp_path: Path,
     target: Target,
-    monkeypatch: pytest.MonkeyPatch,
+    given: list[Conversation],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    conversations(
-        monkeypatch, talk(0, "x" * 300), as_conversation("Hi"), as_conversation("Why so?")
-    )
-    words = [*SHORT, "data.prompts=p", "data.batch_size=2"]
-    assert synthesize(load_recipe(words), target, tmp_path / "a")["dropped"]["prompt too long"] == 1
-    assert (
-        "1 of 3 prompts are longer than data.max_prompt_tokens=40 and left out; "
-        in capsys.readouterr().err
-    )
-    cut = synthesize(load_recipe([*words, "data.long_prompts=cut"]), target, tmp_path / "b")
+    given += [talk(0, "x" * 300), as_conversation("Hi"), as_conversation("Why so?")]
+    recipe = load_recipe([*SHORT, "data.prompts=p", "data.batch_size=2"])
+    dropped = synthesize(recipe, target, tmp_path / "a")["dropped"]
+    assert dropped["prompt too long"] == 1
+    assert "texts left out: 1 prompt too long" in capsys.readouterr().out
+    cut = write(target, tmp_path / "b", "data.prompts=p", "data.long_prompts=cut")
     assert "prompt too long" not in cut["dropped"]
-    with pytest.raises(UserError, match="long_prompts is 'drop', this recipe says 'cut'"):
-        synthesize(load_recipe([*words, "data.long_prompts=cut"]), target, tmp_path / "a")
-    conversations(monkeypatch, talk(0, "x" * 300))
-    with pytest.raises(UserError, match="no prompt fits .*data.max_prompt_tokens=.* keeps all"):
-        synthesize(load_recipe(words), target, tmp_path / "c")
 
 
-def test_a_folder_keeps_the_date_of_its_first_day(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Samples that are written another day, and shards that are mended then, say the same date."""
+def test_a_folder_keeps_its_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples and repaired shards of a later day have the date of the first one."""
     target = switching_target()
-    target.tokenizer.chat_template = (
-        "{{ strftime_now('%d %b %Y') }}" + target.tokenizer.chat_template
-    )
-    words = [*SHORT, "data.batch_size=4"]
+    clock = "{{ strftime_now('%d %b %Y') }}"
+    target.tokenizer.chat_template = clock + target.tokenizer.chat_template
     monkeypatch.setattr("align.writing.template.today", lambda: "2026-11-28")
-    first = synthesize(load_recipe([*words, "data.samples=8"]), target, tmp_path / "a")
+    words = ["data.batch_size=4"]
+    first = write(target, tmp_path / "a", *words, "data.samples=8")
     assert first["date"] == "2026-11-28" and first["rendered_sha256"]
-    said = f"reads the clock; the samples of {tmp_path / 'a'} say 28 Nov 2026"
-    assert said in capsys.readouterr().err
-    synthesize(load_recipe([*words, "data.samples=14"]), target, tmp_path / "whole", quiet=True)
+    write(target, tmp_path / "whole", *words, "data.samples=14")
     monkeypatch.setattr("align.writing.template.today", lambda: "2026-11-29")
     data.shard_path(tmp_path / "a", 0).unlink()
-    again = synthesize(load_recipe([*words, "data.samples=14"]), target, tmp_path / "a", quiet=True)
+    again = write(target, tmp_path / "a", *words, "data.samples=14")
     assert again == data.read_manifest(tmp_path / "whole")
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from align.writing.generation import Row, Writer, WriterSettings, draw
+from align.config.parser import load_recipe
+from align.writing.generation import Writer, draw
+from align.writing.rows import Plan, Row
+from align.writing.template import chat_template
 from specalign.lm.model import Target
 
 
@@ -36,10 +39,12 @@ def test_draw_limits() -> None:
     ]
 
 
-def _write(target: Target, count: int, heat: float) -> list[Row]:
-    settings = WriterSettings(1.0, 1.0, 0, 20, 24)
-    rows = [Row(i, heat, [1, 5, *range(40 + i, 46 + i)], writes_prompt=False) for i in range(count)]
-    Writer(target, [1, 5], [6], [2, 6], settings, 60).write(rows, torch.Generator().manual_seed(3))
+def _write(target: Target, count: int, temperature: float) -> list[Row]:
+    recipe = load_recipe(["recipe=debug_block", "data.max_answer_tokens=24"])
+    plan = Plan(recipe, target, chat_template(target), None)
+    starts = [[1, 5, *range(40 + i, 46 + i)] for i in range(count)]
+    rows = [Row(i, temperature, start, writes_prompt=False) for i, start in enumerate(starts)]
+    Writer(target, plan).write_rows(rows, torch.Generator().manual_seed(3))
     return rows
 
 

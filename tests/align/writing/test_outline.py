@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from align.data import shards as data
 from align.data.supply import open_supply
 from align.data.synthesis import synthesize
 from align.writing import outline as module
-from align.writing.outline import Outline, open_beside_server, outline
+from align.writing.outline import Outline, open_writer, outline
 from align.writing.template import chat_template
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
@@ -47,15 +45,17 @@ def test_it_says_what_the_target_says(folder: Path) -> None:
 def test_weights_are_loaded_where_they_are_here_and_fit(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert isinstance(open_beside_server(recipe_of(folder)), Target)
-    assert isinstance(open_beside_server(recipe_of(folder, "data.server_check=never")), Outline)
+    served = "data.writer=openai:http://127.0.0.1:9"
+    assert isinstance(open_writer(recipe_of(folder)), Target)
+    assert isinstance(open_writer(recipe_of(folder, served)), Target)
+    assert isinstance(open_writer(recipe_of(folder, served, "data.server_check=never")), Outline)
     monkeypatch.setattr(module, "memory_bytes", lambda: 1000)
-    assert isinstance(open_beside_server(recipe_of(folder)), Outline)
+    assert isinstance(open_writer(recipe_of(folder, served)), Outline)
     for path in folder.iterdir():
         if path.suffix == ".json":
             (tmp_path / path.name).write_bytes(path.read_bytes())
     monkeypatch.undo()
-    assert isinstance(open_beside_server(recipe_of(tmp_path)), Outline)
+    assert isinstance(open_writer(recipe_of(tmp_path, served)), Outline)
     with pytest.raises(UserError, match="has no switch 'thinking'"):
         outline(recipe_of(folder, "data.template_kwargs.thinking=true"))
 
@@ -78,12 +78,3 @@ def test_what_is_written_without_weights_is_compared_where_they_are(
     data.write_manifest(tmp_path, manifest)
     with pytest.raises(UserError, match="another sha256"):
         open_supply(recipe_of(folder, *words), target, quiet=True)
-
-
-def test_code_of_its_own_is_asked_for_as_everywhere(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "own")
-    config = json.loads((folder / "config.json").read_text())
-    own = {"model_type": "other", "auto_map": {"AutoConfig": "code.Config"}}
-    (tmp_path / "own/config.json").write_text(json.dumps({**config, **own}))
-    with pytest.raises(UserError, match="custom Python code.*trust_remote_code=true"):
-        outline(recipe_of(tmp_path / "own"))

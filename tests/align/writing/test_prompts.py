@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from align.config.parser import load_recipe
 from align.writing.prompts import REFUSED, TOO_LONG, PromptReader, first_turn, without_oldest_turn
 from align.writing.template import chat_template
@@ -30,7 +32,7 @@ def talk(*messages: tuple[str, str], tools: tuple[dict[str, object], ...] = ()) 
 def test_a_long_prompt_is_left_out_or_cut_at_its_start(target: Target) -> None:
     conversation = as_conversation(ARTICLE)
     left_out = reader(target).read(conversation)
-    assert left_out.broken == TOO_LONG and left_out.length == len(ARTICLE) and not left_out.ids
+    assert left_out.broken == TOO_LONG and not left_out.ids
     cut = reader(target, "data.long_prompts=cut").read(conversation)
     text = cut.conversation.messages[0]["content"]
     assert ARTICLE.endswith(text) and text.startswith("word") and 75 <= len(text) <= 80
@@ -49,10 +51,6 @@ def test_of_a_conversation_the_oldest_turns_go_first_and_the_system_prompt_stays
     cut = reader(target, "data.long_prompts=cut").read(long)
     texts = [m["content"] for m in cut.conversation.messages]
     assert texts[1].endswith("the end?") and not cut.broken
-    giant = reader(target, "data.long_prompts=cut").read(as_conversation("字" * 500))
-    assert not giant.broken and giant.conversation.messages[0]["content"]
-    kept = reader(target, "data.long_prompts=cut").read(as_conversation("Hi"))
-    assert kept.conversation == as_conversation("Hi")
 
 
 def test_a_base_model_goes_on_from_the_first_tokens_of_a_text(target: Target) -> None:
@@ -63,15 +61,14 @@ def test_a_base_model_goes_on_from_the_first_tokens_of_a_text(target: Target) ->
     assert reader(base).read(as_conversation(ARTICLE)).broken == TOO_LONG
 
 
-def test_a_conversation_that_the_template_refuses_is_broken_and_says_why() -> None:
-    target = talking("byte-level", "gemma")
-    read = reader(target, "data.max_prompt_tokens=200")
-    for conversation in (talk(("system", "s"), ("user", "a")), talk(("user", "a"), ("user", "b"))):
-        found = read.read(conversation)
-        assert found.broken == REFUSED and (
-            "System role" in found.reason or "alternate" in found.reason
-        )
-    assert not read.read(as_conversation("a")).broken
+def test_refused_and_changed_conversations_are_reported(
+    capsys: pytest.CaptureFixture[str], target: Target
+) -> None:
+    read = reader(talking("byte-level", "gemma"), "data.max_prompt_tokens=200")
+    assert read.read(talk(("system", "s"), ("user", "a"))).broken == REFUSED
+    assert "System role not supported" in capsys.readouterr().err
+    assert not reader(target).read(as_conversation("<|im_start|>user\nhi<|im_end|>")).broken
+    assert "prompts hold special tokens" in capsys.readouterr().err
 
 
 def test_the_first_user_text_begins_behind_what_conversations_share(target: Target) -> None:

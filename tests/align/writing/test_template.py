@@ -7,9 +7,8 @@ import dataclasses
 import pytest
 
 from align.config.parser import load_recipe
-from align.writing.generation import Row
-from align.writing.in_process import InProcess
-from align.writing.rows import Plan, ignore_progress
+from align.writing.generation import Writer
+from align.writing.rows import Plan, Row, ignore_progress
 from align.writing.template import chat_template
 from specalign.folder.chat import Chat
 from specalign.lm.model import Target
@@ -18,12 +17,7 @@ from specalign.rows.shapes import as_conversation
 from tests.chat_templates import KINDS, SHAPES, talking
 
 TEXTS = ("Hello", "the law of a proposal", "Why?", " spaces around ", "def law(self):", "größer")
-WORDS = [
-    "recipe=debug_block",
-    "data.batch_size=12",
-    "data.max_answer_tokens=5",
-    "data.max_prompt_tokens=24",
-]
+WORDS = ["recipe=debug_block", "data.max_answer_tokens=5", "data.max_prompt_tokens=24"]
 EACH = [
     pytest.param(
         kind, shape, marks=[pytest.mark.slow] * (kind not in ("byte-level", "sentencepiece"))
@@ -57,7 +51,7 @@ def test_given_prompts_are_trained_on_as_they_are_served(kind: str, shape: str) 
         as_conversation(talk),
     ]
     plan = plan_of(target, "data.max_prompt_tokens=200", prompts=prompts)
-    rows = InProcess(plan, target).write(0, 8, ignore_progress)
+    rows = Writer(target, plan).write(0, 8, ignore_progress)
     assert rows and not any(row.broken not in ("", "empty answer") for row in rows)
     for row, conversation in zip(rows, prompts, strict=True):
         assert row.tokens[: row.answer_start] == served(target, conversation.prompt), shape
@@ -69,21 +63,18 @@ def test_written_prompts_are_answered_as_they_are_served(kind: str, shape: str) 
     """Where the template's tokens stand apart from the text, any text fits between them; else it is rendered and tokenised again."""
     target = talking(kind, shape)
     template = chat_template(target)
-    for text in TEXTS:
+    for text in TEXTS if template.turn else ():
         whole = served(target, as_conversation(text))
-        if not template.turn:
-            continue
         if template.joined and text == text.strip():
             assert whole[: len(template.prefix)] == list(template.prefix)
-            assert whole[len(whole) - len(template.turn) + 1 :] == list(
-                template.turn[1:]
-            )  # its first may join a text's end
+            rest = list(template.turn[1:])  # its first may join a text's end
+            assert whole[len(whole) - len(rest) :] == rest
         elif not template.joined:
             ids = target.tokenizer(text, add_special_tokens=False)["input_ids"]
             assert [*template.prefix, *ids, *template.turn] == whole
     if template.joined:
         words = "data.batch_size=6", "data.max_answer_tokens=2", "data.max_prompt_tokens=16"
-        rows = InProcess(plan_of(target, *words), target).write(0, 6, ignore_progress)
+        rows = Writer(target, plan_of(target, *words)).write(0, 6, ignore_progress)
         assert rows
         for row in rows:
             if row.conversation is not None and not row.broken.startswith("prompt"):
@@ -116,15 +107,6 @@ def test_the_end_of_a_turn_behind_a_space_ends_a_prompt() -> None:
     )
     template = chat_template(target)
     assert template.joined and template.ends == {target.tokenizer.convert_tokens_to_ids("<|end|>")}
-
-
-def test_openings_stand_behind_the_template_as_they_are_served() -> None:
-    target = talking("sentencepiece", "vicuna")
-    plan = plan_of(target, "data.prompt_openings=['the law']")
-    row = plan.rows(0)[0]
-    assert [*plan.template.prefix, *row.opening] == served(target, as_conversation("the law"))[
-        : -len(plan.template.turn)
-    ]
 
 
 def test_a_template_with_the_date_is_rendered_for_one_day() -> None:

@@ -45,11 +45,6 @@ def test_methods_draft_and_tokens_are_generates_own(model: Any, drafter: str, me
     assert torch.equal(ours, own)
 
 
-def test_a_method_with_another_model_is_refused(model: Any) -> None:
-    with pytest.raises(UserError, match="^method=compiled: .* use decode.load$"):
-        model.generate(IDS, **{**OURS, "drafter": None}, method="compiled")
-
-
 def test_a_model_that_is_trained_between_two_calls(model: Any) -> None:
     own = copy.deepcopy(model)
     words: dict[str, Any] = {"max_new_tokens": 8, "pad_token_id": 0, "do_sample": False}

@@ -25,7 +25,6 @@ from specalign.common.files import (
     load_safetensors,
     load_tensors,
     naming,
-    remove_parts,
     sha256_file,
     write_atomically,
 )
@@ -37,7 +36,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
 
     def fail(part: Path) -> None:
         part.write_text("half")
-        (part.parent / ".tmp1a2b3c").touch()  # safetensors writes so, and renames
+        (part.parent / ".tmp1a2b3c").touch()  # as safetensors does
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -54,20 +53,6 @@ def test_a_device_is_not_replaced(tmp_path: Path) -> None:
     assert path.is_char_device() and list(tmp_path.iterdir()) == [path]
 
 
-def test_what_killed_writers_of_a_file_left_goes(tmp_path: Path) -> None:
-    for name in (
-        ".p[1].json.ab12.specalign-part",
-        ".p1.json.ab12.specalign-part",
-        ".p[1].json.mine",
-    ):
-        (tmp_path / name).mkdir()
-    remove_parts(tmp_path / "p[1].json")
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        ".p1.json.ab12.specalign-part",
-        ".p[1].json.mine",
-    ]
-
-
 @pytest.mark.parametrize("read", [sha256_file, load_safetensors, load_tensors])
 def test_what_has_no_end_is_not_read(tmp_path: Path, read: Callable[[Path], Any]) -> None:
     """A pipe would be waited for."""
@@ -79,7 +64,7 @@ def test_what_has_no_end_is_not_read(tmp_path: Path, read: Callable[[Path], Any]
 
 
 def test_a_name_that_is_not_utf_8_is_refused() -> None:
-    with pytest.raises(UserError, match=r"--out='/tmp/x\\udcff': the name is not UTF-8; rename it"):
+    with pytest.raises(UserError, match="--out=.*the name is not UTF-8"):
         expand_path("/tmp/x\udcff", "--out")
 
 
@@ -95,7 +80,6 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_full_disk_is_said_with_the_file(tmp_path: Path, full: None) -> None:
-    """Of safetensors too, whose error is no OSError; the system itself names no file where a write into an open one fails."""
     path, tensors = tmp_path / "x.safetensors", {"a": torch.zeros(9999)}
     with pytest.raises(OSError) as said:
         write_atomically(path, lambda part: save_file(tensors, str(part)))
@@ -105,26 +89,20 @@ def test_a_full_disk_is_said_with_the_file(tmp_path: Path, full: None) -> None:
     assert (said.value.errno, said.value.filename) == (errno.EFBIG, str(path))
 
 
-def test_what_the_system_did_not_say_stays_what_it_is(tmp_path: Path) -> None:
-    for error in (UserError("x: os error 28"), KeyError("x"), OSError("no number")):
-        with pytest.raises(type(error)) as said, naming(tmp_path):
-            raise error
-        assert said.value is error
-
-
-def test_lines_of_a_file_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With their ends, without the byte order marks of files that were joined; broken text and a line without end are named."""
+def test_lines_of_a_file(tmp_path: Path) -> None:
+    """With their ends, without the byte order marks of joined files."""
     path = tmp_path / "f.txt"
-    path.write_bytes("\ufeffa\r\n\n\ufeffb\u2028c".encode())
-    assert list(files.read_lines(path)) == ["a\r\n", "\n", "b\u2028c"]
+    for raw in (
+        "\ufeffa\r\n\n\ufeffb\u2028c".encode(),
+        "\ufeffa\r\n\nb\u2028c".encode("utf-16-le"),
+    ):
+        path.write_bytes(raw)
+        assert list(files.read_lines(path)) == ["a\r\n", "\n", "b\u2028c"]
     path.write_bytes(b"good\n\xff")
     lines = files.read_lines(path)
     assert next(lines) == "good\n"
-    with pytest.raises(UserError, match=r"f.txt is not UTF-8 text \(byte 5\)"):
+    with pytest.raises(UserError, match=r"f.txt is not UTF-8 text"):
         next(lines)
-    monkeypatch.setattr(files, "MOST_BYTES", 4)
-    with pytest.raises(UserError, match="f.txt, line 1: more than 0 MiB, or without end"):
-        next(files.read_lines(path))
 
 
 @pytest.mark.parametrize("ending", files.PACKED)

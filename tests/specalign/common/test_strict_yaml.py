@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from specalign.common.errors import UserError
 from specalign.common.strict_yaml import dump_yaml, parse_yaml
 
 
@@ -31,6 +34,11 @@ def test_yaml_without_its_traps() -> None:
         10**18,
         True,
         None,
-        {"a": []},
     ]
     assert parse_yaml(dump_yaml(values), "t") == values
+
+
+@pytest.mark.parametrize("text", ["a: 1\na: 2", "1: a", "a: [", "a: !!python/name:os.system"])
+def test_broken_yaml_is_one_line(text: str) -> None:
+    with pytest.raises(UserError, match="^t: not valid YAML"):
+        parse_yaml(text, "t")

@@ -31,8 +31,3 @@ def test_waiting_threads_sleep_on_a_busy_machine(
     threads.wait_passively_if_busy()
     assert os.environ.get("OMP_WAIT_POLICY") == policy
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-
-
-def test_a_system_that_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "LOADAVG", tmp_path / "nothing")
-    assert threads.count_running() == 0

@@ -10,7 +10,10 @@ import pytest
 import torch
 import transformers
 
+from align.config.parser import load_recipe
 from align.writing.generation import Writer
+from align.writing.rows import Plan
+from align.writing.template import chat_template
 from decode.engine.decoder import Decoder
 from decode.proposers.lookup import LookupDrafter
 from specalign.lm.debug import debug_model
@@ -96,8 +99,9 @@ def test_outputs_cross_the_length(pair: tuple[Any, Any]) -> None:
 
 
 def test_written_rows_end_in_front_of_it(pair: tuple[Any, Any]) -> None:
-    settings: Any = SimpleNamespace()
-    assert Writer(pair[1], [1], [], (), settings, capacity=400).capacity == SWITCH
+    recipe = load_recipe(["recipe=debug_block", "data.max_answer_tokens=400"])
+    plan = Plan(recipe, pair[1], chat_template(pair[1]), None)
+    assert Writer(pair[1], plan).capacity == SWITCH
 
 
 def test_no_switch_where_the_context_ends_before() -> None:

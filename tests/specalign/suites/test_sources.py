@@ -7,10 +7,11 @@ import json
 import zipfile
 from pathlib import Path
 
+import datasets
 import pytest
 
 from specalign.rows import hub_rows
-from specalign.suites import gpqa, gsm8k, humaneval, mtbench, sources
+from specalign.suites import gpqa, gsm8k, humaneval, sources
 from specalign.suites.prompt import Prompt
 from specalign.suites.sources import choose, load_prompts_file, load_suite
 
@@ -29,8 +30,6 @@ def write_lines(path: Path, rows: list) -> Path:
 
 
 def test_hub_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
     asked = []
 
     def load_dataset(name, config=None, split=None):
@@ -45,8 +44,6 @@ def test_hub_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_package_when_the_hub_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import datasets
-
     def refuse(*args, **kwargs):
         raise ConnectionError("Dataset 'Idavidrein/gpqa' is a gated dataset\nmore")
 
@@ -101,48 +98,27 @@ def test_data_dir_in_the_hubs_layouts(tmp_path: Path) -> None:
     assert str(tmp_path) in load_suite(gsm8k.SUITE, tmp_path / "a").source
 
 
-def test_data_dir_prefers_parquet_and_reads_csv(tmp_path: Path) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    folder = tmp_path / "HuggingFaceH4/mt_bench_prompts"
-    write_lines(folder / "raw/question.jsonl", [{"question_id": 1, "turns": ["raw"]}])
-    (folder / "data").mkdir()
-    table = pyarrow.Table.from_pylist(
-        [{"prompt_id": 1, "category": "writing", "prompt": ["table", "next"]}]
-    )
-    pyarrow.parquet.write_table(table, folder / "data/train-00000-of-00001.parquet")
-    assert [p.content for p in load_suite(mtbench.SUITE, tmp_path).prompts] == ["table"]
-    other = tmp_path / "Idavidrein/gpqa"
-    other.mkdir(parents=True)
+def test_a_csv_of_the_suites_configuration(tmp_path: Path) -> None:
+    folder = tmp_path / "Idavidrein/gpqa"
+    folder.mkdir(parents=True)
     header = "Question,Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3\n"
-    (other / "gpqa_diamond.csv").write_text(header + '"Two\nlines?",a,b,c,d\n')
-    (other / "gpqa_main.csv").write_text(header + "x,a,b,c,d\ny,a,b,c,d\n")
+    (folder / "gpqa_diamond.csv").write_text(header + '"Two\nlines?",a,b,c,d\n')
+    (folder / "gpqa_main.csv").write_text(header + "x,a,b,c,d\ny,a,b,c,d\n")
     loaded = load_suite(gpqa.SUITE, tmp_path)
     assert len(loaded.prompts) == 1 and loaded.prompts[0].content.startswith("Two\nlines?")
 
 
-def test_prompts_file_in_every_form(tmp_path: Path) -> None:
+def test_a_file_of_prompts(tmp_path: Path) -> None:
     asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     rows = [
         {"prompt": "one", "id": "a", "category": "x"},
-        {"question": "two"},
         {"messages": [*asked, {"role": "assistant", "content": "a"}]},
-        {"text": "four"},
-        {"turns": ["five", "later"]},
-        "six",
         {"prompt": "again", "id": "a"},
-    ]  # fmt: skip
+    ]
     loaded = load_prompts_file(write_lines(tmp_path / "mine.jsonl", rows))
-    assert [p.content for p in loaded.prompts] == [
-        "one", "two", asked, "four", "five", "six", "again",
-    ]  # fmt: skip
-    assert [p.id for p in loaded.prompts] == ["a", "2", "3", "4", "5", "6", "a~2"]
+    assert [p.content for p in loaded.prompts] == ["one", asked, "again"]
+    assert [p.id for p in loaded.prompts] == ["a", "2", "a~2"]
     assert loaded.name == "mine" and loaded.prompts[0].category == "x"
-    (tmp_path / "p.txt").write_text("one\n\ntwo\n")
-    assert [p.content for p in load_prompts_file(tmp_path / "p.txt").prompts] == ["one", "two"]
-    (tmp_path / "p.json").write_text(json.dumps([{"instruction": "do"}]))
-    assert load_prompts_file(tmp_path / "p.json").prompts[0].content == "do"
 
 
 def test_limit_spreads_over_the_suite() -> None:

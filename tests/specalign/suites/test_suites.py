@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from specalign.suites import aime, champ, gpqa, gsm8k, humaneval, math500, mtbench
-from specalign.suites.own import TASKS
-from specalign.suites.prompt import Prompt, text
+from specalign.suites.places import PLACES
+from specalign.suites.prompt import Prompt
 from specalign.suites.registry import GROUPS, SUITES, resolve
 from specalign.suites.sources import load_suite
 
@@ -19,15 +19,14 @@ def test_names_groups_and_lists() -> None:
         "gsm8k": True, "math500": False, "aime": False, "champ": False,
     }  # fmt: skip
     assert all(name in SUITES for members in GROUPS.values() for name in members)
+    assert {s.name: s.place for s in SUITES.values() if not s.rows} == PLACES
 
 
 def test_shipped_prompts_are_distinct() -> None:
-    for name, kinds in (
-        ("builtin", dict.fromkeys(("chat", "reasoning", "coding", "math"), 10)),
-        ("tasks", dict.fromkeys(TASKS, 5)),
-    ):
+    for name, number in (("builtin", 10), ("tasks", 5)):
         prompts = load_suite(SUITES[name]).prompts
-        assert Counter(p.category for p in prompts) == kinds
+        counts = Counter(p.category for p in prompts)
+        assert len(counts) == 4 and {*counts.values()} == {number}
         assert len({p.content for p in prompts}) == len({p.id for p in prompts}) == len(prompts)
 
 
@@ -77,9 +76,3 @@ def test_code_and_chat() -> None:
     assert mtbench.read({"question_id": "81", "turns": ["one", "two"]}, 0).content == "one"
     with pytest.raises(KeyError, match="prompt"):
         mtbench.read({"prompt": "not a list of turns"}, 0)
-
-
-def test_the_first_column_with_text() -> None:
-    assert text({"a": " ", "b": 3, "c": " yes "}, "a", "b", "c") == "yes"
-    with pytest.raises(KeyError, match="'a'"):
-        text({"a": " "}, "a", "b")
