@@ -134,14 +134,13 @@ TRAINED_BLOCKS = [
     {"context": "taps", "init_from_target": False},
     {"context": "shared_kv", "markov_rank": 8, "markov": "vanilla", "convolution": True},
     {"context": "taps", "markov_rank": 8, "markov": "gated", "convolution": True},
-    {"context": "shared_kv", "markov_rank": 8, "markov": "mlp", "self_conditioning": True},
+    {"context": "shared_kv", "markov_rank": 8, "markov": "tanh", "convolution": True},
     {"context": "taps", "markov_rank": 8, "markov": "tanh", "block_layout": "fill_in"},
     {
         "context": "shared_kv",
         "markov_rank": 8,
         "markov": "linear",
         "block_layout": "fill_in",
-        "self_conditioning": True,
     },
 ]
 
@@ -198,7 +197,7 @@ BLOCK_VARIANTS: dict[str, dict[str, Any]] = {
     "mlp twice": {
         "context": "taps",
         "markov_rank": 8,
-        "options": {"markov": "mlp", "self_conditioning": True},
+        "options": {"markov": "tanh", "convolution": True},
     },
     "fill-in": {"context": "taps", "markov_rank": 8, "options": {"block_layout": "fill_in"}},
     "fill-in tanh": {
@@ -208,10 +207,10 @@ BLOCK_VARIANTS: dict[str, dict[str, Any]] = {
     },
     "linear": {"context": "taps", "markov_rank": 8, "options": {"markov": "linear"}},
     "rnn": {"context": "taps", "markov_rank": 8, "options": {"markov": "rnn"}},
-    "fill-in convolution twice": {
+    "fill-in convolution": {
         "context": "shared_kv",
         "confidence": True,
-        "options": {"block_layout": "fill_in", "convolution": True, "self_conditioning": True},
+        "options": {"block_layout": "fill_in", "convolution": True},
     },
 }
 

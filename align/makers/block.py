@@ -37,14 +37,12 @@ from specalign.models.block_config import BlockConfig
 from specalign.models.block_parts import (
     add_confidence,
     add_convolution,
-    add_self_conditioning,
     initialise,
     remove_confidence,
     remove_markov,
     replace_markov,
     with_low_rank,
 )
-from specalign.models.markov import OLD_NAMES
 
 
 def make_block(
@@ -71,13 +69,21 @@ def make_block(
 def _continue_from(init: str, target: Target, options: DrafterConfig, seed: int) -> BlockDrafter:
     """`drafter.init` with the parts that the recipe asks for."""
     drafter = load_drafter(init, target)
-    layout = drafter.config.block_layout
-    if options.block_layout not in (None, layout):
+    own = drafter.config
+    if options.block_layout not in (None, own.block_layout):
         raise UserError(
             f"drafter.block_layout={options.block_layout}: drafter.init={init!r} was trained in "
-            f"{layout}; leave it out"
+            f"{own.block_layout}; leave it out"
         )
-    _note_ignored(drafter.config, options)
+    has: dict[str, Any] = {
+        "context": own.context,
+        "block_size": own.block_size,
+        "layers": len(own.init_layer_ids),
+        "target_layers": own.target_layer_ids,
+        "draft_vocab": own.draft_vocab_size,
+        "mask_token_id": own.mask_token_id,
+    }
+    note_ignored(options, has)
     if options.confidence_head:
         add_confidence(drafter)
     elif drafter.confidence is not None:
@@ -88,75 +94,34 @@ def _continue_from(init: str, target: Target, options: DrafterConfig, seed: int)
         remove_confidence(drafter)
     if options.convolution:
         add_convolution(drafter)
-    if options.self_conditioning:
-        add_self_conditioning(drafter)
-    _set_markov(drafter, options, seed)
+    kind, rank = asked_markov(own, options)
+    if (kind, rank) != (own.markov, own.markov_rank) and (rank or own.markov_rank):
+        check_rank(target, rank)
+        old = f"{own.markov_kind}, rank {own.markov_rank}" if own.markov_rank else "none"
+        new = f"a fresh one, {kind or 'silu'}, rank {rank}" if rank else "none"
+        say(f"drafter.init: its Markov head ({old}) is replaced by {new}", error=True)
+        if rank:
+            replace_markov(drafter, kind, rank, seed)
+        else:
+            remove_markov(drafter)
     # the same weights in another dtype are another target, and this one is trained on
     drafter.config = replace(drafter.config, target=target.spec, target_sha256=target.hash)
     return drafter
 
 
-def _note_ignored(own: BlockConfig, options: DrafterConfig) -> None:
-    has: dict[str, Any] = {
-        "context": own.context,
-        "block_size": own.block_size,
-        "layers": len(own.init_layer_ids),
-        "target_layers": own.target_layer_ids,
-        "draft_vocab": own.draft_vocab_size,
-        "mask_token_id": own.mask_token_id,
-    }
-    asked = {}
-    if options.target_layers is not None:
-        count = own.num_target_layers
-        asked["target_layers"] = [i + count if i < 0 else i for i in options.target_layers]
-    elif own.context == "taps":
-        has["taps"] = len(own.target_layer_ids)
-    note_ignored(options, has, asked)
+def asked_markov(config: BlockConfig, options: DrafterConfig) -> tuple[str, int]:
+    """`markov` and `markov_rank` of a drafter that starts from one with this `config`: its own,
+    unless the recipe names a kind or a rank other than the default."""
+    usual = (DrafterConfig().markov_rank, config.markov_rank)
+    if options.markov is None and options.markov_rank in usual:
+        return config.markov, config.markov_rank
+    return _markov_kind(options, config.markov_kind), options.markov_rank
 
 
-def _set_markov(drafter: BlockDrafter, options: DrafterConfig, seed: int) -> None:
-    """Replace or remove the Markov head of `drafter.init` if the recipe asks for another one."""
-    own = drafter.config
-    kind, rank, width = asked_markov(own, options)
-    if (kind, rank, width) == (
-        own.markov,
-        own.markov_rank,
-        own.markov_width,
-    ) or rank == own.markov_rank == 0:
-        return
-    check_rank(drafter.target, rank)
-    old = f"its Markov head ({own.markov_kind}, rank {own.markov_rank})"
-    fresh = f"a fresh one ({kind or 'silu'}, rank {rank})"
-    if not rank:
-        say(f"drafter.init: {old} is removed (drafter.markov_rank=0)", error=True)
-        remove_markov(drafter)
-        return
-    if own.markov_rank:
-        say(f"drafter.init: {old} is replaced by {fresh}", error=True)
-    else:
-        say(f"drafter.init: it has no Markov head and gets {fresh}", error=True)
-    replace_markov(drafter, kind, rank, width, seed)
-
-
-def asked_markov(config: BlockConfig, options: DrafterConfig) -> tuple[str, int, int]:
-    """`markov`, `markov_rank` and `markov_width` of a drafter that starts from one with this
-    `config`: its own, unless the recipe names a kind or a rank other than the default."""
-    if options.markov is None and options.markov_rank in (
-        DrafterConfig().markov_rank,
-        config.markov_rank,
-    ):
-        return config.markov, config.markov_rank, config.markov_width
-    kind, width = _markov_kind(options, config.markov_kind)
-    return kind, options.markov_rank, width
-
-
-def _markov_kind(options: DrafterConfig, usual: str = "") -> tuple[str, int]:
-    """`markov` and `markov_width` of the config; `usual`: the kind if the recipe names none."""
-    named = options.markov or usual
-    kind = OLD_NAMES.get(named, named)
-    if kind == "silu" or not options.markov_rank:
-        kind = ""
-    return kind, options.markov_width if kind == "mlp" else 0
+def _markov_kind(options: DrafterConfig, usual: str = "") -> str:
+    """`markov` of the config; `usual`: the kind if the recipe names none."""
+    kind = options.markov or usual
+    return "" if kind == "silu" or not options.markov_rank else kind
 
 
 def check_rank(target: SizedTarget, rank: int) -> None:
@@ -190,8 +155,7 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
     if (width := target.embedding_VD.shape[-1]) != target.hidden_size:
         raise UserError(
             f"drafter.kind=block: target {target.spec!r} has embeddings of width {width} and "
-            "layers of width "
-            f"{target.hidden_size} (drafter.kind=autoregressive or masked_lm)"
+            f"layers of width {target.hidden_size} (drafter.kind=autoregressive or masked_lm)"
         )
     check_count(target, options.layers)
     check_rank(target, options.markov_rank)
@@ -257,7 +221,7 @@ def fresh_config(
             start: which its own start from (taps). known: further fields.
     """
     shared = options.context == "shared_kv"
-    markov, markov_width = _markov_kind(options)
+    divides = target.num_heads % shape.heads == 0
     return BlockConfig(
         context=options.context,
         block_size=options.block_size,
@@ -265,9 +229,7 @@ def fresh_config(
         target_layer_ids=layers,
         init_layer_ids=layers if shared else start,
         hidden_size=target.hidden_size,
-        num_attention_heads=target.num_heads
-        if target.num_heads % shape.heads == 0
-        else shape.heads,
+        num_attention_heads=target.num_heads if divides else shape.heads,
         num_key_value_heads=shape.heads,
         head_dim=shape.key,
         value_dim=0 if shape.value == shape.key else shape.value,
@@ -276,10 +238,8 @@ def fresh_config(
         target=target.spec,
         qk_norm=not shared,
         markov_rank=options.markov_rank,
-        markov=markov,
-        markov_width=markov_width,
+        markov=_markov_kind(options),
         convolution=options.convolution,
-        self_conditioning=options.self_conditioning,
         confidence_head=options.confidence_head,
         **known,
     )

@@ -32,13 +32,11 @@ def make_causal(target: Target, options: DrafterConfig) -> CausalDrafter:
     """
     layers, own = first_layers(target, options), None
     if options.init is None:
-        start, where = _layers_alone(target, layers), f"target {target.spec!r}"
+        where = f"target {target.spec!r}"
+        start = _layers_alone(target, layers)
     else:
-        start, layers, where = (
-            _load_start(target, options, options.init),
-            [],
-            f"drafter.init={options.init!r}",
-        )
+        where, layers = f"drafter.init={options.init!r}", []
+        start = _load_start(target, options, options.init)
         if not _share_vocabulary(start, target):
             own = start.embedding_VD, start.head_weight_VD
     if start.head_bias_V is not None:
@@ -67,9 +65,8 @@ def _load_start(target: Target, options: DrafterConfig, init: str) -> Target:
     start = load_target(init, "float32", str(target.device), fast=False, trust_remote_code=trust)
     if start.vocab_size != target.vocab_size:
         raise UserError(
-            f"drafter.init={init!r} has a vocabulary of {start.vocab_size}, target {target.spec!r} "
-            "has "
-            f"{target.vocab_size}"
+            f"drafter.init={init!r} has a vocabulary of {start.vocab_size}, "
+            f"target {target.spec!r} has {target.vocab_size}"
         )
     note_ignored(options, {"layers": start.num_layers})
     return start
@@ -106,6 +103,5 @@ def _share_vocabulary(one: Target, other: Target) -> bool:
     def same(a: Tensor, b: Tensor) -> bool:
         return a.shape == b.shape and torch.equal(a.float(), b.float())
 
-    return same(one.embedding_VD, other.embedding_VD) and same(
-        one.head_weight_VD, other.head_weight_VD
-    )
+    heads = one.head_weight_VD, other.head_weight_VD
+    return same(one.embedding_VD, other.embedding_VD) and same(*heads)

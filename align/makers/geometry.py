@@ -15,22 +15,22 @@ from specalign.lm.inspection.keys import Rotary, key_rotaries
 from specalign.lm.model import Target
 from specalign.lm.slabs import LayerShape
 
-_INNER = (
+_INNER = [
     "intermediate_size",
     "ffn_dim",
     "n_inner",
     "ffn_hidden_size",
     "block_ff_dim",
     "ffn_hidden_dim",
-)
-_EPS = (
+]
+_EPS = [
     "rms_norm_eps",
     "layer_norm_epsilon",
     "layer_norm_eps",
     "norm_epsilon",
     "norm_eps",
     "layernorm_epsilon",
-)
+]
 
 
 def tap_layers(num_layers: int, taps: int) -> list[int]:
@@ -124,35 +124,30 @@ def shared_keys(target: Target, options: DrafterConfig) -> tuple[list[int], list
         UserError: layers without their own keys, of several shapes, or with an unknown position
             encoding.
     """
-    named = named_layers(target, options.target_layers)
-    shapes = [
-        None if shape is None else shape._replace(indexer=0) for shape in target.anatomy.shapes
-    ]
+    named, shapes = named_layers(target, options.target_layers), target.anatomy.shapes
+    plain = [None if shape is None else shape._replace(indexer=0) for shape in shapes]
     rotaries = key_rotaries(target)
     serving = [i for i, found in enumerate(rotaries) if isinstance(found, Rotary)]
-    last = next((shapes[i] for i in reversed(named or serving)), None)
-    same = [i for i in serving if shapes[i] == last]
+    last = next((plain[i] for i in reversed(named or serving)), None)
+    same = [i for i in serving if plain[i] == last]
     usual = shared_layers(target.num_layers, options.layers)
-    if named:
-        chosen = named
-    elif set(usual) <= set(same):
-        chosen = usual
-    else:
-        chosen = _spread(same, options.layers) if same else []
+    chosen = named or (usual if set(usual) <= set(same) or not same else None)
+    if chosen is None:
+        chosen = _spread(same, options.layers)
     found = [rotaries[i] for i in chosen if i in same]
     if same and len(found) == len(chosen):
         return chosen, [r for r in found if isinstance(r, Rotary)]
-    where, reason = f"target {target.spec!r}", "they have another shape than those of other layers"
-    attending = [found for found, shape in zip(rotaries, shapes, strict=False) if shape is not None]
-    why = [*rotaries[:1], *attending][-1]
+    where = f"target {target.spec!r}"
     if same:
         bad = next(i for i in chosen if i not in same)
         where, why = f"layer {bad} of {where}", rotaries[bad]
+    else:  # of a layer that attends, if any does
+        attending = [r for r, shape in zip(rotaries, shapes, strict=False) if shape is not None]
+        why = [*rotaries[:1], *attending][-1]
+    why = why if isinstance(why, str) else "they have another shape than those of other layers"
     raise UserError(
         f"drafter.context=shared_kv: {where} has no keys and values that a drafter can share: "
-        f"{why if isinstance(why, str) else reason} (architecture {target.config.model_type!r}); "
-        "use "
-        "drafter.context=taps"
+        f"{why} (architecture {target.config.model_type!r}); use drafter.context=taps"
     )
 
 
@@ -168,9 +163,7 @@ def check_taps(target: Target, layers: Sequence[int]) -> None:
         advice = "use drafter.context=shared_kv"
     raise UserError(
         f"drafter.context=taps: the layers of target {target.spec!r} do not write one hidden state "
-        "for "
-        "each token "
-        f"(architecture {target.config.model_type!r}); {advice}"
+        f"for each token (architecture {target.config.model_type!r}); {advice}"
     )
 
 
@@ -202,9 +195,8 @@ def norm_eps(target: Target) -> float:
 
 def activation(target: Target) -> str:
     """The target's activation if transformers knows it and it has no weights, else silu."""
-    named = getattr(target.config, "hidden_act", None) or getattr(
-        target.config, "hidden_activation", None
-    )
+    c = target.config
+    named = getattr(c, "hidden_act", None) or getattr(c, "hidden_activation", None)
     if not isinstance(named, str) or named not in ACT2FN:
         return "silu"
     made: Any = ACT2FN[named]

@@ -48,24 +48,18 @@ def _continue_from(init: str, target: Target, options: DrafterConfig) -> Diffusi
     network = drafter.network
     if isinstance(network, MaskedLM) != (options.kind == "masked_lm"):
         raise UserError(f"drafter.init={init!r} is not of drafter.kind={options.kind}")
-    has: dict[str, Any]
     if isinstance(network, MaskedLM):
-        has = {
+        has: dict[str, Any] = {
             "layers": network.model.config.num_hidden_layers,
             "mask_token_id": network.mask_token_id,
             "attention": network.family.attention,
         }
     else:
         c, process = network.config, drafter.config
-        has = {"hidden_size": c.hidden_size, "layers": c.n_blocks, "heads": c.n_heads}
-        has |= {
-            name: getattr(c, name) for name in ("cond_dim", "dropout", "time_input", "attention")
-        }
-        has |= {
-            "graph": process.graph,
-            "schedule": process.schedule["name"],
-            "prediction": process.prediction,
-        }
+        same = ("hidden_size", "cond_dim", "dropout", "time_input", "attention")
+        has = {name: getattr(c, name) for name in same}
+        has |= {"layers": c.n_blocks, "heads": c.n_heads, "prediction": process.prediction}
+        has["schedule"] = process.schedule["name"]
     note_ignored(options, has)
     config = replace(drafter.config, block_size=options.block_size, window=options.window)
     return DiffusionDrafter(network, config, target)
@@ -88,7 +82,6 @@ def _make_fresh(target: Target, options: DrafterConfig, seed: int) -> DiffusionD
     config = DiffusionConfig(
         block_size=options.block_size,
         vocab_size=target.vocab_size,
-        graph=options.graph,
         schedule={"name": options.schedule},
         prediction=prediction,
         window=options.window,
@@ -101,9 +94,9 @@ def _make_fresh(target: Target, options: DrafterConfig, seed: int) -> DiffusionD
 
 def ddit_config(options: DrafterConfig, vocab_size: int) -> DDiTConfig:
     """The network of a fresh `ddit` drafter; `vocab_size`: the target's."""
-    absorbing = options.graph == "absorbing"
+    scored = options.prediction == "log_score" and options.time_input != "none"
     return DDiTConfig(
-        vocab_size=vocab_size + absorbing,
+        vocab_size=vocab_size + 1,
         hidden_size=options.hidden_size,
         n_blocks=options.layers,
         n_heads=options.heads,
@@ -111,8 +104,6 @@ def ddit_config(options: DrafterConfig, vocab_size: int) -> DDiTConfig:
         dropout=options.dropout,
         time_input=options.time_input,
         norm_bias=options.time_input == "none",
-        scale_by_sigma=absorbing
-        and options.prediction == "log_score"
-        and options.time_input != "none",
+        scale_by_sigma=scored,
         attention=options.attention,
     )

@@ -86,10 +86,9 @@ def _size_block(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
         config = BlockConfig.from_dict(
             read_init_config(options.init), f"drafter.init={options.init!r}"
         )
-        config.markov, config.markov_rank, config.markov_width = asked_markov(config, options)
+        config.markov, config.markov_rank = asked_markov(config, options)
     config.confidence_head = options.confidence_head
     config.convolution |= options.convolution
-    config.self_conditioning |= options.self_conditioning
     no_target: Any = None
     with torch.device("meta"):
         network = BlockDrafter(config, no_target)

@@ -214,7 +214,6 @@ def make_given(system: registry.GivenDrafter, drafters: OpenDrafters) -> Drafter
         accepted = find(system.verifier_name).siblings
         siblings = next((kind for kind in ("without_replacement", "iid") if kind in accepted), None)
     if isinstance(drafter, DiffusionDrafter):
-        check_masks(drafter)
         return DiffusionProposer(
             drafter, tokens, system.steps, system.order, tree_nodes=nodes or 0, siblings=siblings
         )
@@ -231,14 +230,6 @@ def make_given(system: registry.GivenDrafter, drafters: OpenDrafters) -> Drafter
         )
         return TranslatedDrafter(writer(drafter.network, **length), drafter.vocabulary, tokens)
     return AutoregressiveDrafter(drafter, **length) if isinstance(drafter, Target) else drafter
-
-
-def check_masks(drafter: DiffusionDrafter) -> None:
-    """Raises UserError for a drafter without a mask token."""
-    if drafter.mask_id < 0:
-        raise UserError(
-            "this drafter was trained with uniform noise; decoding needs graph=absorbing"
-        )
 
 
 def open_drafters(
@@ -315,7 +306,6 @@ def _open_foreign(folder: str, kind: str, target: Target, tokenizer: str | Path)
 
 
 def _prepare(drafter: DiffusionDrafter, target: Target) -> DiffusionDrafter:
-    check_masks(drafter)
     if target.fast:
         drafter.network.prepare_for_drafting()
     return drafter

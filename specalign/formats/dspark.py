@@ -14,7 +14,6 @@ from specalign.models.markov import (
     LinearHead,
     MarkovHead,
     MixedHead,
-    MLPHead,
     RNNHead,
     VanillaHead,
 )
@@ -119,7 +118,6 @@ def _tables(
     if isinstance(markov, MixedHead) and markov.activation == "tanh":
         w1 = embedding_VD @ markov.previous.weight.float().T
         return "rnn", w1, markov.basis_Vr(folded=True).float()
-    name = "mlp" if isinstance(markov, MLPHead) else "silu"
     raise UserError(
-        f"drafter.markov={name}: DSpark's format has no such head, but {', '.join(KINDS)}"
+        f"drafter.markov=silu: DSpark's format has no such head, but {', '.join(KINDS)}"
     )

@@ -60,14 +60,13 @@ _RUN_WEIGHTS = ("checkpoints-meta/checkpoint.pth", "checkpoints/last.ckpt")
 class PublishedNetwork:
     """A published network, in fp32 and evaluation mode, and what its numbers mean.
 
-    family: of `FAMILIES`, or `OWN`. graph: `absorbing` or `uniform`. mask_id: None for `uniform`.
+    family: of `FAMILIES`, or `OWN`.
     """
 
     network: DDiT
     family: str
-    graph: str
     schedule: ScheduleSpec
-    mask_id: int | None
+    mask_id: int
 
     @property
     def prediction(self) -> str:
@@ -120,7 +119,7 @@ def load_published(source: str | Path, attention_backend: str = "sdpa") -> Publi
     if clip:
         low, high = (float(tensors[key]) for key in clip)
         schedule = replace(schedule, mask_rates=(low, high))
-    return PublishedNetwork(network.eval(), family, plan.graph, schedule, plan.mask_id)
+    return PublishedNetwork(network.eval(), family, schedule, plan.mask_id)
 
 
 def save_published(
@@ -128,13 +127,11 @@ def save_published(
     folder: Path,
     family: str,
     *,
-    graph: str = "absorbing",
     schedule: ScheduleSpec | None = None,
     mask_id: int | None = None,
 ) -> None:
     """Write config.json and model.safetensors in the layout of a family that holds this network
-    (`family_for`), in the network's own precision. `mask_id` None = the last id, where the graph
-    has a mask."""
+    (`family_for`), in the network's own precision. `mask_id` None = the last id."""
     schedule = schedule or ScheduleSpec()
     prefix = _BACKBONE if family in ("mdlm", "bd3lm") else ""
     tensors = {
@@ -148,12 +145,10 @@ def save_published(
         folder / "model.safetensors",
         lambda part: save_file(tensors, str(part), metadata={"format": "pt"}),
     )
-    write_json(folder / "config.json", hub_config(network.config, family, graph, schedule, mask_id))
+    write_json(folder / "config.json", hub_config(network.config, family, schedule, mask_id))
 
 
-def family_for(
-    network: DDiT, prediction: str, graph: str, schedule: ScheduleSpec, mask_id: int | None
-) -> str:
+def family_for(network: DDiT, prediction: str, schedule: ScheduleSpec, mask_id: int | None) -> str:
     """The published family whose config.json gives all of this back, else `OWN`."""
     if network.config.attention == "block_causal":
         family = "bd3lm"
@@ -163,12 +158,12 @@ def family_for(
         family = "sedd" if prediction == "log_score" else "mdlm"
     if family in ("mdlm", "bd3lm") and schedule.name != "loglinear":
         return OWN  # their hub config names no schedule
-    values = hub_config(network.config, family, graph, schedule, mask_id)
+    values = hub_config(network.config, family, schedule, mask_id)
     try:
         reread = read_plan(values, family, "config.json", network.vocab_embed.embedding)
     except UserError:
         return OWN
-    return family if (reread.config, reread.graph) == (network.config, graph) else OWN
+    return family if reread.config == network.config else OWN
 
 
 def _family(values: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> str:

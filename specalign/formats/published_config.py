@@ -12,7 +12,6 @@ from specalign.common.schema import finite
 from specalign.models.ddit_layers import DDiTConfig
 
 FAMILIES = ("sedd", "mdlm", "radd", "bd3lm")
-GRAPHS = {"absorb": "absorbing", "uniform": "uniform"}
 OWN = "ddit"
 """The family of networks that no published layout holds."""
 SCHEDULES = ("loglinear", "geometric", "cosine")
@@ -38,9 +37,8 @@ class NetworkPlan:
     """What a config says."""
 
     config: DDiTConfig
-    graph: str
     schedule: ScheduleSpec
-    mask_id: int | None
+    mask_id: int
 
 
 @dataclass(frozen=True)
@@ -73,14 +71,18 @@ class _Values:
             raise UserError(f"{self.where}: {key} must be true or false, not {value!r:.60}")
         return value
 
-    def plan(self, graph: str, schedule: ScheduleSpec | None = None, **sizes: Any) -> NetworkPlan:
+    def check_graph(self, key: str, masks: str) -> None:
+        graph = self.get(key)
+        if graph != masks:
+            why = f"a drafter trained with {graph!r:.30} noise cannot draft; it needs {masks!r}"
+            raise UserError(f"{self.where}: {key}: {why}")
+
+    def plan(self, schedule: ScheduleSpec | None = None, **sizes: Any) -> NetworkPlan:
         try:
             config = DDiTConfig(**sizes)
         except UserError as error:  # which knows no file
             raise UserError(f"{self.where}: {error}") from None
-        return NetworkPlan(
-            config, graph, schedule or self.schedule(), self._mask_id(graph, config.vocab_size)
-        )
+        return NetworkPlan(config, schedule or self.schedule(), self._mask_id(config.vocab_size))
 
     def schedule(self) -> ScheduleSpec:
         name = self.pick("noise.type", SCHEDULES)
@@ -95,9 +97,7 @@ class _Values:
             )
         return ScheduleSpec("geometric", float(low), float(high))
 
-    def _mask_id(self, graph: str, vocab_size: int) -> int | None:
-        if graph == "uniform":
-            return None
+    def _mask_id(self, vocab_size: int) -> int:
         mask_id = self.values.get("mask_token_id", vocab_size - 1)
         if type(mask_id) is not int or not 0 <= mask_id < vocab_size:
             raise UserError(
@@ -129,7 +129,8 @@ def read_plan(values: dict[str, Any], family: str, where: str, embedding: Tensor
     config = _Values(values, where)
     if family == OWN:
         sizes = {f.name: config.get(f.name) for f in fields(DDiTConfig)}
-        return config.plan(config.pick("graph", tuple(GRAPHS.values())), **sizes)
+        config.check_graph("graph", "absorbing")
+        return config.plan(**sizes)
     if family in ("sedd", "radd"):
         return _score_plan(config, family)
     return _masked_plan(config, family, len(embedding))
@@ -137,23 +138,17 @@ def read_plan(values: dict[str, Any], family: str, where: str, embedding: Tensor
 
 def _score_plan(config: _Values, family: str) -> NetworkPlan:
     """SEDD's and RADD's: `tokens` without the mask, sizes under `model`."""
-    absorbing = family == "radd" or config.pick("graph.type", tuple(GRAPHS)) == "absorb"
+    if family == "sedd":
+        config.check_graph("graph.type", "absorb")
     tokens = config.get("tokens")
     if type(tokens) is not int:
         raise UserError(f"{config.where}: tokens must be a whole number, not {tokens!r:.60}")
-    scaled = family == "sedd" and config.switch("model.scale_by_sigma")
-    if scaled and not absorbing:
-        raise UserError(
-            f"{config.where}: model.scale_by_sigma=true belongs to the absorbing graph, not to "
-            "uniform"
-        )
     return config.plan(
-        "absorbing" if absorbing else "uniform",
-        vocab_size=tokens + absorbing,
+        vocab_size=tokens + 1,
         hidden_size=config.get("model.hidden_size"),
         time_input="sigma" if family == "sedd" else "none",
         norm_bias=family == "radd",
-        scale_by_sigma=scaled,
+        scale_by_sigma=family == "sedd" and config.switch("model.scale_by_sigma"),
         **config.common_sizes("model.", "full"),
     )
 
@@ -186,7 +181,6 @@ def _masked_plan(config: _Values, family: str, rows: int) -> NetworkPlan:
             "ID at the top"
         )
     return config.plan(
-        "absorbing",
         None if training else ScheduleSpec(),
         vocab_size=rows if training else config.get("vocab_size"),
         hidden_size=config.get("model.hidden_size" if training else "hidden_dim"),
@@ -197,7 +191,7 @@ def _masked_plan(config: _Values, family: str, rows: int) -> NetworkPlan:
 
 
 def hub_config(
-    config: DDiTConfig, family: str, graph: str, schedule: ScheduleSpec, mask_id: int | None
+    config: DDiTConfig, family: str, schedule: ScheduleSpec, mask_id: int | None
 ) -> dict[str, Any]:
     """config.json as the family's own code reads it, plus keys of ours for what it lacks."""
     c = config
@@ -214,7 +208,7 @@ def hub_config(
         "sigma_max": schedule.sigma_max,
     }
     if family == OWN:
-        return {"model_type": OWN, "graph": graph, "noise": noise, **asdict(c), **ours}
+        return {"model_type": OWN, "graph": "absorbing", "noise": noise, **asdict(c), **ours}
     sizes = {
         "cond_dim": c.cond_dim,
         "n_blocks": c.n_blocks,
@@ -222,13 +216,12 @@ def hub_config(
         "dropout": c.dropout,
     }
     if family in ("sedd", "radd"):
-        absorb = graph == "absorbing"
         own: dict[str, Any] = {"type": "ddit", "scale_by_sigma": c.scale_by_sigma}
         if family == "radd":
             own = {"type": "ddit_wot", "use_checkpoint": False, "dtype": "float32"}
         return {
-            "tokens": c.vocab_size - absorb,
-            "graph": {"type": "absorb" if absorb else "uniform"},
+            "tokens": c.vocab_size - 1,
+            "graph": {"type": "absorb"},
             "noise": noise,
             "model": {"hidden_size": c.hidden_size, **sizes, **own},
             **ours,

@@ -4,8 +4,7 @@
 It is conditioned on the target in one of two ways:
 
 - `shared_kv`: layer i starts from a target layer and attends to that layer's own keys and values
-  for the
-  context; the target's last hidden state before the block is projected and added to every
+  for the context; the target's last hidden state before the block is projected and added to every
   position's input.
 - `taps` (DFlash, arXiv 2602.06036): hidden states after chosen target layers are fused, `H_ctx =
   RMSNorm(fc[h_1; …; h_F])`, and every layer computes context keys and values from them. Parameter
@@ -17,9 +16,6 @@ rows draft: in `anchor_first` R = K and row r predicts the token of place r+1; i
 and row r ≥ 1 predicts the token of its own place. Hidden states that leave this module are those of
 the K rows that draft.
 
-With self-conditioning the block is read twice: the second pass adds to each position's input what
-the first pass predicted about its token. Both depend on the context only, so q stays exact.
-
 A variable-prefix drafter (D²SD, arXiv 2606.04446) is the same network also trained over [last
 token, x_1..x_j, MASK …]: given the first j drafts it predicts those after them.
 """
@@ -27,12 +23,10 @@ token, x_1..x_j, MASK …]: given the first j drafts it predicts those after the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from specalign.common.batch import Anchors, Batch
 from specalign.kernels.layers import LayerStack
@@ -41,21 +35,10 @@ from specalign.kernels.replacing import speed_up_linears
 from specalign.kernels.tree import TreeHead
 from specalign.lm.model import Target
 from specalign.models.block_config import BlockConfig
-from specalign.models.block_layers import BlockLayer, ConfidenceHead, RMSNorm
+from specalign.models.block_layers import BlockLayer, ConfidenceHead, KeysValues, RMSNorm
 from specalign.models.block_stack import draft_stack, tree_head
 from specalign.models.markov import MarkovHead, VanillaHead, markov_head
 from specalign.models.target_features import TargetFeatures
-
-KeysValues = tuple[Tensor, Tensor]
-
-
-@dataclass
-class _RoundedWeights:
-    """Rounded for drafting: the head's rows (Vd, D), and the Markov basis times its last layer (Vd,
-    r)."""
-
-    head: Matrix
-    basis: Matrix | None
 
 
 class BlockDrafter(nn.Module):
@@ -63,6 +46,13 @@ class BlockDrafter(nn.Module):
 
     Args:
         head_VdD: the head's rows for the draft vocabulary, if they are not the target's.
+
+    Attributes:
+        updates: low-rank updates in training (`block_parts.with_low_rank`), until they are merged.
+        stack: all layers in one call of the C kernel, if `prepare_for_drafting` can build that.
+        tree: trees of drafts in one call of the C kernel, likewise.
+        head_matrix, basis_matrix: rounded for drafting: the head's rows (Vd, D), and the Markov
+            basis times its last layer (Vd, r).
     """
 
     draft_vocab: Tensor | None
@@ -92,38 +82,18 @@ class BlockDrafter(nn.Module):
         self.markov = self.new_markov() if config.markov_rank else None
         self.confidence = self.new_confidence() if config.confidence_head else None
         self.places = nn.Parameter(torch.zeros(config.rows, width)) if config.places else None
-        self.estimate: nn.Linear | None = None
-        if config.self_conditioning:
-            self.add_estimate()
         self._head: Tensor | None = None
-        self._rounded: _RoundedWeights | None = None
         self.updates: list[Any] = []
-        """Low-rank updates in training (`specalign.models.block_parts.with_low_rank`), until they are
-        merged."""
         self.stack: LayerStack | None = None
-        """All layers in one call of the C kernel, if `prepare_for_drafting` can build that."""
         self.tree: TreeHead | None = None
-        """Trees of drafts in one call of the C kernel, likewise."""
-
-    def add_estimate(self) -> None:
-        """What a second pass reads of the first; zero at first, and no random numbers are drawn for
-        it."""
-        width, device = self.config.hidden_size, self.norm.weight.device
-        self.estimate = nn.utils.skip_init(nn.Linear, width, width, bias=False, device=device)
-        nn.init.zeros_(self.estimate.weight)
+        self.head_matrix: Matrix | None = None
+        self.basis_matrix: Matrix | None = None
 
     def new_markov(self) -> MarkovHead:
         """A Markov head after the config, its weights not yet initialised."""
         c = self.config
-        return markov_head(
-            c.markov,
-            c.hidden_size,
-            c.markov_rank,
-            c.markov_width,
-            self.draft_size,
-            c.vocab_size,
-            c.markov_bias,
-        )
+        sizes = (c.hidden_size, c.markov_rank, self.draft_size, c.vocab_size)
+        return markov_head(c.markov, *sizes, c.markov_bias)
 
     def new_confidence(self) -> ConfidenceHead:
         """A fresh confidence head after the config."""
@@ -142,16 +112,14 @@ class BlockDrafter(nn.Module):
 
     @property
     def head_weight_VdD(self) -> Tensor:
-        """The frozen head's rows for the draft vocabulary: the target's, or those stored with the
-        drafter."""
+        """The frozen head's rows for the draft vocabulary."""
         if self.head is not None:
             return self.head
         weight = self.target.head_weight_VD.detach()
         # a sharded target moves after the drafter is made
         if self._head is None or self._head.device != weight.device:
-            self._head = (
-                weight if self.draft_vocab is None else weight[self.draft_vocab].contiguous()
-            )
+            whole = self.draft_vocab is None
+            self._head = weight if whole else weight[self.draft_vocab].contiguous()
         return self._head
 
     # ---- inputs of a block ----
@@ -173,13 +141,6 @@ class BlockDrafter(nn.Module):
         if self.config.context == "taps":
             return x
         return x + self.fc(self.hidden_norm(hidden_before))[..., None, :]
-
-    def estimate_inputs(self, hidden: Tensor) -> Tensor:
-        """What the first pass's hidden states (…, R, D) add to the second pass's inputs, (…, R, D):
-        to each token's row the estimate of the row that predicts it; nothing to the anchor's."""
-        assert self.estimate is not None
-        predicted = hidden[..., 1:, :] if self.config.fill_in else hidden[..., :-1, :]
-        return F.pad(self.estimate(predicted), (0, 0, 1, 0))
 
     def select_drafts(self, hidden: Tensor) -> Tensor:
         """The rows that draft, (…, R, D) → (…, K, D)."""
@@ -215,23 +176,17 @@ class BlockDrafter(nn.Module):
         features: TargetFeatures,
         anchors: Anchors,
         clean_BA: Tensor | None = None,
-        conditioned_BA: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states of all blocks' drafts, (B, A, K, D), ready for the head.
-
-        `clean_BA`: how many tokens after its anchor each block shows; None = none.
-        `conditioned_BA`: with self-conditioning, the blocks whose second pass sees the first one's
-        estimates; None = all, as in decoding.
-        """
+        """Hidden states of all blocks' drafts, (B, A, K, D), ready for the head. `clean_BA`: how
+        many tokens after its anchor each block shows; None = none."""
         index, size, length = anchors.index_BA, self.config.rows, batch.tokens_BL.shape[1]
         rows = torch.arange(index.shape[0], device=index.device)[:, None]
         before = features.hidden_BLD[rows, (index - 1).clamp_min(0)]
         tokens = batch.tokens_BL[rows[..., None], anchors.places(length, size)]
         embedded = self._embed(self.masked(tokens, 0 if clean_BA is None else clean_BA))
         x = self.add_state(self.add_places(embedded), before)
-        positions = batch.positions_BL[rows, index][..., None] + torch.arange(
-            size, device=index.device
-        )
+        steps = torch.arange(size, device=index.device)
+        positions = batch.positions_BL[rows, index][..., None] + steps
         tables = self.rotary_tables(x, positions.flatten(0, 1))
         cos, sin = (t.unflatten(0, index.shape) for t in tables)
         earlier = torch.arange(length, device=index.device) < index[..., None]
@@ -241,13 +196,6 @@ class BlockDrafter(nn.Module):
         else:
             assert features.taps_BLFD is not None
             contexts = self.context_keys_values(features.taps_BLFD, batch.positions_BL)
-        if self.estimate is not None:
-            with torch.no_grad():  # an estimate is an input like any other
-                first = self.run_layers(x, cos, sin, contexts, see)
-            added = self.estimate_inputs(first)
-            if conditioned_BA is not None:
-                added = added * conditioned_BA[..., None, None]
-            x = x + added
         return self.select_drafts(self.run_layers(x, cos, sin, contexts, see))
 
     def run_layers(
@@ -313,11 +261,7 @@ class BlockDrafter(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Draft logits before any Markov bias, fp32, (…, D) → (…, Vd). Without gradients."""
-        head = (
-            Matrix(self.head_weight_VdD.to(hidden.dtype))
-            if self._rounded is None
-            else self._rounded.head
-        )
+        head = self.head_matrix or Matrix(self.head_weight_VdD.to(hidden.dtype))
         return few_rows(hidden.contiguous(), *head).float()
 
     @torch.no_grad()
@@ -335,6 +279,6 @@ class BlockDrafter(nn.Module):
         if kept == torch.int8:  # else the head may be the target's own
             head, *rest = settled(*(m for m in (head, basis) if m is not None))
             basis = rest[0] if rest else None
-        self._rounded = _RoundedWeights(head, basis)
+        self.head_matrix, self.basis_matrix = head, basis
         self.stack = draft_stack(self)
         self.tree = tree_head(self, head, basis)

@@ -26,7 +26,7 @@ def initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> None
     projection starts as a mean (taps) or small (shared_kv)."""
     config = drafter.config
     for name, parameter in drafter.named_parameters():
-        starts_at_zero = name.startswith(("confidence.", "estimate.")) or "_conv." in name
+        starts_at_zero = name.startswith("confidence.") or "_conv." in name
         if parameter.dim() == 2 and not starts_at_zero:
             parameter.normal_(0.0, 0.02)
     if from_layers:
@@ -86,18 +86,11 @@ def add_convolution(drafter: BlockDrafter) -> None:
             layer.add_convolution()
 
 
-def add_self_conditioning(drafter: BlockDrafter) -> None:
-    """Give it a second pass that starts without effect, unless it has one."""
-    if not drafter.config.self_conditioning:
-        drafter.config = replace(drafter.config, self_conditioning=True)
-        drafter.add_estimate()
-
-
 @torch.no_grad()
-def replace_markov(drafter: BlockDrafter, kind: str, rank: int, width: int, seed: int) -> None:
+def replace_markov(drafter: BlockDrafter, kind: str, rank: int, seed: int) -> None:
     """A fresh Markov head whose bias is zero, in place of its own; random weights from `seed`."""
     remove_markov(drafter)
-    drafter.config = replace(drafter.config, markov=kind, markov_rank=rank, markov_width=width)
+    drafter.config = replace(drafter.config, markov=kind, markov_rank=rank)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         markov = drafter.new_markov()
@@ -112,9 +105,7 @@ def remove_markov(drafter: BlockDrafter) -> None:
     if drafter.config.confidence_input == "markov":
         remove_confidence(drafter)
         add_confidence(drafter)
-    drafter.config = replace(
-        drafter.config, markov="", markov_rank=0, markov_width=0, markov_bias=False
-    )
+    drafter.config = replace(drafter.config, markov="", markov_rank=0, markov_bias=False)
     drafter.markov = None
 
 

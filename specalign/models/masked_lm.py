@@ -27,16 +27,16 @@ class MaskedLM(nn.Module):
     """The network q of a masked-diffusion language model. Build it with `load_masked_lm` or
     `adapt`.
 
-    With a `target`, embedding and head are the target's: frozen, and not among the parameters.
+    family: with the checkpoint's own mask_token_id and block_size. source: config.json as it was
+    read and will be written. With a `target`, embedding and head are the target's: frozen, and not
+    among the parameters.
     """
 
     def __init__(
         self, model: Any, family: Family, source: dict[str, Any], target: Target | None = None
     ) -> None:
         super().__init__()
-        self.model = model
-        self.family = family  # with the checkpoint's own mask_token_id and block_size
-        self.source = source  # config.json as it was read and will be written
+        self.model, self.family, self.source = model, family, source
         self._target = [target] if target else []  # in a list, so that it is no submodule
         self._head_VD: Tensor | None = None  # rounded by `prepare_for_drafting`
         self._dtype: torch.dtype | None = None
@@ -71,16 +71,14 @@ class MaskedLM(nn.Module):
         """Logits in fp32, (…, D) → (…, V)."""
         if self._head_VD is not None:
             return few_rows(hidden, self._head_VD)
-        weight = self.head_weight_VD
+        target, weight = self._target[0] if self._target else None, self.head_weight_VD
         # the target may store its head in half precision (specalign/kernels/replacing.py)
-        hidden = hidden.to(self._target[0].dtype if self._target else weight.dtype)
+        hidden = hidden.to(weight.dtype if target is None else target.dtype)
         if torch.is_grad_enabled():
             return F.linear(hidden, weight.to(hidden.dtype)).float()
-        return (
-            self._target[0].head_product(hidden)
-            if self._target
-            else few_rows(hidden, weight).float()
-        )
+        if target is None:
+            return few_rows(hidden, weight).float()
+        return target.head_product(hidden)
 
     @torch.no_grad()
     def prepare_for_drafting(self) -> None:
@@ -183,10 +181,9 @@ class MaskedLM(nn.Module):
                 f"{self.family.name} has {self.family.attention} attention: no exact cache exists"
             )
         c = self.model.config
+        heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
         width = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-        shape = LayerShape(
-            getattr(c, "num_key_value_heads", None) or c.num_attention_heads, width, width
-        )
+        shape = LayerShape(heads, width, width)
         return KVCache([shape] * c.num_hidden_layers, 1, capacity, self.dtype, self.model.device)
 
     @property
@@ -205,25 +202,13 @@ class MaskedLM(nn.Module):
         The clean tokens stay in the cache, in a block_causal family only whole blocks of them: pass
         the others again. Either may be empty.
 
-        Args:
-            before_1D: with a shift, the raw hidden state of the last cached token.
-
-        Raises:
-            ValueError: no room, or a cache that was rolled back into a block.
+        `before_1D`: with a shift, the raw hidden state of the last cached token.
         """
         tokens_1S = torch.cat((clean_1C, block_1K), 1)
-        clean, length, past, c = (
-            clean_1C.shape[1],
-            tokens_1S.shape[1],
-            cache.length,
-            self.model.config,
-        )
+        clean, length, past = clean_1C.shape[1], tokens_1S.shape[1], cache.length
         cache.check_room(length)
-        if past % self.kept_at_once:
-            raise ValueError(
-                f"a cached prefix of {past} tokens is no whole blocks of {self.kept_at_once}"
-            )
-        groups = c.num_attention_heads // cache.slabs[0].keys.shape[1]
+        assert past % self.kept_at_once == 0, "the cached prefix is no whole blocks"
+        groups = self.model.config.num_attention_heads // cache.slabs[0].keys.shape[1]
         if self.family.attention == "block_causal":
             see_SS = self.see(tokens_1S)[0, 0]
         else:
@@ -244,9 +229,8 @@ def annealed_see(length: int, progress: float, generator: torch.Generator) -> Te
 
     Causal at `progress` 0, full at 1; between, each later position is seen with that probability.
     """
-    drawn = (
-        torch.rand(1, 1, length, length, generator=generator, device=generator.device) < progress
-    )
+    shape = (1, 1, length, length)
+    drawn = torch.rand(shape, generator=generator, device=generator.device) < progress
     return drawn | torch.ones(length, length, dtype=torch.bool, device=drawn.device).tril()
 
 
