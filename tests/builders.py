@@ -194,11 +194,6 @@ BLOCK_VARIANTS: dict[str, dict[str, Any]] = {
         "options": {"markov": "vanilla", "convolution": True},
     },
     "gated": {"context": "taps", "markov_rank": 8, "options": {"markov": "gated"}},
-    "mlp twice": {
-        "context": "taps",
-        "markov_rank": 8,
-        "options": {"markov": "tanh", "convolution": True},
-    },
     "fill-in": {"context": "taps", "markov_rank": 8, "options": {"block_layout": "fill_in"}},
     "fill-in tanh": {
         "context": "shared_kv",

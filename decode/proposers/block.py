@@ -41,7 +41,6 @@ from specalign.models.block_session import BlockSession
 
 TREE_NODES = 5
 """Six rows with the root: one pass through the weights, at 1.1 times the cost of one row."""
-MOST_PASSES = 8
 TREES_UP_TO = 0.7
 """The highest temperature at which trees are the default."""
 
@@ -58,8 +57,6 @@ class BlockProposer:
         confidence: stop a chain before the first position that is reached and accepted with a
             smaller probability than this, by the network's confidence head; at least one token is
             drafted. The head sees only the tokens before that position, so their law stays.
-        passes: over a block; each one after the first sees the estimates of the previous one, which
-            are functions of the context. None = as trained.
         by_cost: verify only the most probable nodes of a tree, as many as pay by the measured cost
             of calls, shared by all requests. They are chosen by q and by finished rounds: law
             `point`.
@@ -77,17 +74,10 @@ class BlockProposer:
         tree_nodes: int | None = 0,
         siblings: Siblings | None = None,
         confidence: float = 0.0,
-        passes: int | None = None,
         by_cost: bool = False,
     ) -> None:
         check_range("draft_tokens", draft_tokens, 1)
         check_range("tree_nodes", tree_nodes, 0)
-        check_range("passes", passes, 1, MOST_PASSES)
-        if (passes or 1) > 1 and network.estimate is None:
-            raise UserError(
-                f"passes={passes} needs a drafter that was trained with "
-                "drafter.self_conditioning=true"
-            )
         if not 0 <= confidence <= 1:
             raise UserError(f"confidence={confidence:g} must be within 0..1")
         if confidence and network.confidence is None:
@@ -106,7 +96,7 @@ class BlockProposer:
             )
         most_nodes = TREE_NODES if tree_nodes is None else tree_nodes
         self.network, self.siblings, self.confidence = network.eval(), siblings, confidence
-        self.passes, self.tree_nodes = passes, tree_nodes
+        self.tree_nodes = tree_nodes
         self.sizes = TreeSize(most_nodes) if by_cost else None
         self.draft_tokens = min(
             draft_tokens or network.config.block_size, network.config.block_size
@@ -147,7 +137,6 @@ class BlockDrafts(DraftSession):
         self.law: Law = request.law(proposer)
         self.session = BlockSession(self.network, request.cache, request.cache.capacity)
         self.taps = self.session.taps
-        self.trained_passes = self.session.passes
         self.ids = self.network.draft_vocab
         self.pending: PendingTree | None = None
 
@@ -162,7 +151,6 @@ class BlockDrafts(DraftSession):
 
     def propose(self, k: int) -> Proposal:
         began = perf_counter()
-        self.session.passes = self.proposer.passes or self.trained_passes
         hidden_KD = self.session.hidden(self.request.tokens[-1])[:k]
         nodes = self.proposer.nodes(self.request.sampling)
         if not nodes:

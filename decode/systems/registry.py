@@ -157,7 +157,6 @@ class Block(DraftingSystem, name=BLOCK, needs=(BLOCK,), has_variants=True, grid=
 
     draft_tokens: int | None = draft_tokens_option()
     confidence: float = option(0.0, float, least=0, most=1)
-    passes: int | None = option(None, int, least=1)
 
 
 class BlockTree(
@@ -171,7 +170,6 @@ class BlockTree(
 
     draft_tokens: int | None = draft_tokens_option()
     tree_nodes: int = tree_nodes_option(5)
-    passes: int | None = option(None, int, least=1)
     by_cost: bool = option(False, bool)
 
 

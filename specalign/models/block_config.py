@@ -156,38 +156,6 @@ class BlockConfig:
             raise UserError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from None
 
 
-_OMITTED_DEFAULTS.get(k)}
-        return {**values, "block_size": self.rows, "sample_from_anchor": not self.fill_in}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any], where: str = "config.json") -> BlockConfig:
-        """The config in a file's values; other keys are ignored.
-
-        Raises:
-            UserError: a missing key, or a value that does not fit.
-        """
-        rows = convert(values.get("block_size", 0), int, "block_size", where)
-        sampled = convert(values.get("sample_from_anchor", True), bool, "sample_from_anchor", where)
-        layout = values.get("block_layout", "anchor_first" if sampled else "fill_in")
-        contradicted = layout in LAYOUTS_OF_BLOCKS and sampled != (layout == "anchor_first")
-        if "sample_from_anchor" in values and contradicted:
-            flag = str(sampled).lower()
-            raise UserError(
-                f"{where}: sample_from_anchor={flag} contradicts block_layout={layout!r}"
-            )
-        if layout == "fill_in" and rows == 1:
-            raise UserError(
-                f"{where}: block_size=1 must be at least 2 in the layout fill_in: row 0 drafts "
-                "nothing"
-            )
-        stored = {"block_layout": layout, "block_size": rows - (layout == "fill_in")}
-        known = {**values, **stored} if "block_size" in values else values
-        try:
-            return convert(known, cls, "", where)
-        except UserError as error:
-            raise UserError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from None
-
-
 _OMITTED_DEFAULTS: dict[str, Any] = {
     "value_dim": 0,
     "rotary": [],

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from specalign.diffusion.parameterization import time_weight
 
 from align.config.parser import load_recipe
 from align.losses.diffusion_losses import masked_nll, score_entropy
@@ -18,7 +19,6 @@ from align.makers.standalone import make_standalone
 from align.training.diffusion_module import DiffusionDrafterModule
 from align.training.run import train
 from specalign.common.batch import Corrupted, Step
-from specalign.diffusion.parameterization import time_weight
 from specalign.diffusion.schedules import Cosine, Geometric
 from specalign.formats.standalone import open_drafter, save_standalone
 from specalign.lm.loading import load_target
