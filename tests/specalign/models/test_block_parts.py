@@ -18,7 +18,6 @@ from specalign.formats.block import load_drafter, save_drafter
 from specalign.lm.model import Target
 from specalign.models.block_parts import (
     add_convolution,
-    add_self_conditioning,
     merge_low_rank,
     with_low_rank,
 )
@@ -71,12 +70,10 @@ def test_what_is_added_changes_no_bit_of_a_trained_drafter(
     session.observe(output.hidden_BLD, None, 4)
     before = drafter(batch, features, anchors), session.hidden(7)
     add_convolution(drafter)
-    add_self_conditioning(drafter)
-    session.passes = 2
     assert torch.equal(drafter(batch, features, anchors), before[0])
     assert torch.equal(session.hidden(7), before[1])
     options = DrafterConfig(markov_rank=8)
-    both = replace(options, convolution=True, self_conditioning=True)
+    both = replace(options, convolution=True)
     with_it = from_target(target, both, None).state_dict()
     without = from_target(target, options, None).state_dict()
     assert all(torch.equal(with_it[name], value) for name, value in without.items())
