@@ -44,50 +44,43 @@ def rows_library() -> Any:
     return next((library for name in LIBRARIES if (library := opened(name)) is not None), None)
 
 
+_P, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
+    "matrix_product": ([_P] * 3 + [_N] * 3, None),
+    "rows_rounded": ([_N], ctypes.c_int),
+    "matrix_row": ([_P, _N, _N, _P], None),
+    "layers_layout": ([], _N),
+    "layers_scratch": ([_P, _P, _N], _N),
+    "layers_forward": ([_P] * 6 + [_N, _P, _P], None),
+    "tree_scratch": ([_P, _N, _N], _N),
+    "draft_tree": ([_P, _P, _N, _N, _N, _F] + [_P] * 4, _N),
+    "draw_chain": ([_P, _P, _N, _N, _F] + [_P] * 4, None),
+    "largest_of_rows": ([_P, _N, _N, _P], None),
+    "verify_chain": ([_P] * 5, _N),
+}
+"""Arguments and result of each function of the library."""
+
+
 @cache
 def opened(name: str) -> Any:
     """One of `LIBRARIES`; None where it was not compiled, from older files too, or not for this
     processor."""
-    for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"{name}{suffix}")
-        if path.is_file():
-            try:
-                library = ctypes.CDLL(str(path))  # torch is loaded: they share one OpenMP
-                pointers, number = ctypes.c_void_p, ctypes.c_int64
-                for function, arguments, result in (
-                    (library.matrix_product, [pointers] * 3 + [number] * 3, None),
-                    (library.rows_rounded, [number], ctypes.c_int),
-                    (library.matrix_row, [pointers] + [number] * 2 + [pointers], None),
-                    (library.layers_layout, [], number),
-                    (library.layers_scratch, [pointers] * 2 + [number], number),
-                    (library.layers_forward, [pointers] * 6 + [number] + [pointers] * 2, None),
-                    (library.tree_scratch, [pointers] + [number] * 2, number),
-                    (
-                        library.draft_tree,
-                        [pointers] * 2 + [number] * 3 + [ctypes.c_float] + [pointers] * 4,
-                        number,
-                    ),
-                    (
-                        library.draw_chain,
-                        [pointers] * 2 + [number] * 2 + [ctypes.c_float] + [pointers] * 4,
-                        None,
-                    ),
-                    (library.largest_of_rows, [pointers] + [number] * 2 + [pointers], None),
-                    (library.verify_chain, [pointers] * 5, number),
-                ):
-                    function.argtypes, function.restype = arguments, result
-                return library if library.rows_available() else None
-            except (OSError, AttributeError):
-                return None
-    return None
+    paths = [Path(__file__).with_name(f"{name}{suffix}") for suffix in EXTENSION_SUFFIXES]
+    try:
+        path = next(path for path in paths if path.is_file())
+        library = ctypes.CDLL(str(path))  # torch is loaded: they share one OpenMP
+        for function, (arguments, result) in _FUNCTIONS.items():
+            getattr(library, function).argtypes = arguments
+            getattr(library, function).restype = result
+        return library if library.rows_available() else None
+    except (StopIteration, OSError, AttributeError):
+        return None
 
 
 class MatrixFields(ctypes.Structure):
     """`Matrix` of lanes.h."""
 
-    _fields_ = [(name, ctypes.c_void_p) for name in ("weight", "bias", "scale")] + [
-        ("kind", ctypes.c_int64)
-    ]
+    _fields_ = [*((name, _P) for name in ("weight", "bias", "scale")), ("kind", _N)]
 
 
 _TINY = 1e-30
@@ -123,21 +116,16 @@ def rounded(weight: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> M
 def settled(*matrices: Matrix) -> list[Matrix]:
     """The same matrices with their weights copied into one piece of memory (`pages.together`)."""
     places = together([matrix.weight for matrix in matrices])
-    return [
-        matrix._replace(weight=at.copy_(matrix.weight))
-        for matrix, at in zip(matrices, places, strict=True)
-    ]
+    pairs = zip(matrices, places, strict=True)
+    return [matrix._replace(weight=at.copy_(matrix.weight)) for matrix, at in pairs]
 
 
 def eight_bits(matrix: Matrix) -> bool:
     """Whether `rows.c` multiplies this matrix with rows that are rounded to eight bits too: an int8
     weight of up to 16,384 columns (AVX512 VNNI, or AVX2 alone)."""
-    library = rows_library()
-    return (
-        library is not None
-        and matrix.weight.dtype == torch.int8
-        and bool(library.rows_rounded(matrix.weight.shape[1]))
-    )
+    if rows_library() is None or matrix.weight.dtype != torch.int8:
+        return False
+    return bool(rows_library().rows_rounded(matrix.weight.shape[1]))
 
 
 def rounded_rows(x: Tensor) -> Tensor:
@@ -196,15 +184,17 @@ def _pointwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _one_dnn() -> bool:
     """Whether torch's operator for oneDNN's products is there and right for a plain and a
     transposed weight."""
-    x, weight = (
-        torch.linspace(-1, 1, 40 * 32).view(40, 32),
-        torch.linspace(-1, 1, 32 * 48).view(32, 48).t(),
-    )
+    x = torch.linspace(-1, 1, 40 * 32).view(40, 32)
+    weight = torch.linspace(-1, 1, 32 * 48).view(32, 48).t()
     try:
         found = [_pointwise(x, w, None) for w in (weight, weight.contiguous())]
     except (RuntimeError, NotImplementedError, AttributeError):
         return False
     return all(torch.allclose(y, F.linear(x, weight), atol=1e-5) for y in found)
+
+
+def _frozen(tensor: Tensor | None) -> nn.Parameter | None:
+    return None if tensor is None else nn.Parameter(tensor.detach(), requires_grad=False)
 
 
 class RowsLinear(nn.Module):
@@ -222,11 +212,9 @@ class RowsLinear(nn.Module):
         if round_to is None and not torch.equal(kept.weight.float(), weight):
             kept = Matrix(weight.detach())
         self.weight = nn.Parameter(kept.weight.contiguous(), requires_grad=False)
-        self.bias = (
-            None if bias is None else nn.Parameter(bias.detach().contiguous(), requires_grad=False)
-        )
-        self.scale = None if kept.scale is None else nn.Parameter(kept.scale, requires_grad=False)
-        self.in_features, self.out_features = weight.shape[1], weight.shape[0]
+        self.bias = _frozen(None if bias is None else bias.contiguous())
+        self.scale = _frozen(kept.scale)
+        self.out_features, self.in_features = weight.shape
 
     @property
     def matrix(self) -> Matrix:
@@ -284,9 +272,8 @@ class PackedLinear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, rows: int = 8) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
-        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        self.in_features, self.out_features = weight.shape[1], weight.shape[0]
+        self.weight, self.bias = _frozen(weight), _frozen(bias)
+        self.out_features, self.in_features = weight.shape
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), rows)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -302,20 +289,17 @@ def fast_linear(
         return None
     if dtype == torch.float32 and rows_library() is not None and _right(RowsLinear, dtype):
         return RowsLinear
-    return (
-        PackedLinear
-        if torch.backends.mkldnn.is_available() and _right(PackedLinear, dtype)
-        else None
-    )
+    packed = torch.backends.mkldnn.is_available() and _right(PackedLinear, dtype)
+    return PackedLinear if packed else None
 
 
+@cache
 def _right(kind: type[RowsLinear] | type[PackedLinear], dtype: torch.dtype) -> bool:
+    weight = torch.linspace(-1, 1, 64 * 32).view(64, 32).to(dtype)
+    rows = torch.linspace(-1, 1, 3 * 32).view(3, 32).to(dtype)
     try:
-        weight = torch.linspace(-1, 1, 64 * 32, dtype=torch.float32).reshape(64, 32).to(dtype)
-        rows = torch.linspace(-1, 1, 3 * 32, dtype=torch.float32).reshape(3, 32).to(dtype)
         got = kind(weight, None)(rows)
     except (RuntimeError, NotImplementedError, AttributeError):
         return False
-    return torch.allclose(
-        got.float(), F.linear(rows, weight).float(), atol=1e-5 if dtype == torch.float32 else 0.2
-    )
+    tolerance = 1e-5 if dtype == torch.float32 else 0.2
+    return torch.allclose(got.float(), F.linear(rows, weight).float(), atol=tolerance)

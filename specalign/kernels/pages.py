@@ -38,13 +38,9 @@ def together(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Room for a copy of each tensor, contiguous, one after the other in one piece of memory, each
     from a line of the cache on."""
     sizes = [t.numel() * t.element_size() for t in tensors]
-    places = allocate_untouched(sum(map(_lines, sizes))).split([_lines(size) for size in sizes])
+    whole = [-(-size // CACHE_LINE) * CACHE_LINE for size in sizes]  # lines
+    places = allocate_untouched(sum(whole)).split(whole)
     return [
         place[:size].view(t.dtype).view(t.shape)
         for t, size, place in zip(tensors, sizes, places, strict=True)
     ]
-
-
-def _lines(size: int) -> int:
-    """Bytes of the whole lines that hold `size`."""
-    return -(-size // CACHE_LINE) * CACHE_LINE

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from specalign.kernels.gradients import without_gradients
-from specalign.kernels.layers import RepeatedCall, Rows
+from specalign.kernels.layers import Rows
 from specalign.kernels.linear import MOST_ROWS, Matrix, few_rows
+from specalign.kernels.repeated import RepeatedCall
 from specalign.lm.cache import KVCache
 from specalign.lm.fused import memory_of
 from specalign.lm.slabs import LayerShape

@@ -87,6 +87,6 @@ def test_what_does_not_fit_is_refused() -> None:
         (p, q, None, tokens - 1),
         (p, q, torch.arange(1, 5), tokens),
     ):
-        with pytest.raises(ValueError, match=r"rows of q|outside the vocabulary"):
+        with pytest.raises(ValueError, match=r"drafts with rows|outside the vocabulary"):
             choice.verified_chain(*bad, u)
     assert choice.takes(p, q) and not choice.takes(p, q.double()) and not choice.takes(p[:, ::2])

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specalign.kernels.layers import Convolution, LayerStack, Memory, RepeatedCall, Rows, Weights
+from specalign.kernels.layers import Convolution, LayerStack, Memory, Rows, Weights
 from specalign.kernels.linear import Matrix, rounded, rows_library
+from specalign.kernels.repeated import RepeatedCall
 from specalign.lm.attention import rotate
 
 pytestmark = pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
