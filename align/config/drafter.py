@@ -72,9 +72,7 @@ class DrafterConfig(Section):
     init_from_target: bool = option(True, "start from the target's layers")
     markov_rank: int = option(
         192,
-        "rank of the bias from the previous token; 0 = independent positions. A value other than "
-        "192 replaces the one in "
-        "drafter.init with a fresh one, 0 removes it",
+        "rank of the bias from the previous token; 0 = independent positions",
         low=0,
         high=2**16,
     )
@@ -82,9 +80,8 @@ class DrafterConfig(Section):
         None,
         "block: form of that bias. silu, tanh = one layer over hidden state and embedding, linear "
         "= the embedding alone, vanilla = a row for each token, gated = the same times a gate. "
-        "DSpark's engines serve linear and vanilla (vLLM), tanh and gated (SGLang). null = silu, "
-        "or what drafter.init has; another "
-        "kind, or a kind and another rank, replaces it with a fresh one",
+        "DSpark's engines serve linear and vanilla (vLLM), tanh and gated (SGLang). null = silu; "
+        "a drafter.init keeps its own",
     )
     attention_bias: bool | None = option(
         None,
@@ -140,8 +137,7 @@ class DrafterConfig(Section):
     )
     lora_rank: int = option(
         0,
-        "masked_lm, block with init: rank of low-rank updates, the rest frozen; 0 = train "
-        "everything",
+        "masked_lm: rank of low-rank updates, the rest frozen; 0 = train everything",
         low=0,
         high=2**16,
     )
@@ -189,11 +185,6 @@ class DrafterConfig(Section):
                 "drafter.train=confidence_head needs drafter.init, a trained drafter: all else is "
                 "frozen",
             )
-            require(
-                self.lora_rank == 0,
-                f"drafter.lora_rank={self.lora_rank}: drafter.train=confidence_head freezes all "
-                "else",
-            )
 
     def _validate_network(self) -> None:
         require(
@@ -217,11 +208,8 @@ class DrafterConfig(Section):
             "drafter.attention=full",
         )
         require(
-            self.lora_rank == 0
-            or self.kind == "masked_lm"
-            or (self.kind == "block" and self.init is not None),
-            "drafter.lora_rank needs drafter.kind=masked_lm, or drafter.kind=block with "
-            "drafter.init, a trained drafter",
+            self.lora_rank == 0 or self.kind == "masked_lm",
+            "drafter.lora_rank needs drafter.kind=masked_lm",
         )
         if self.target_layers is not None:
             require(self.target_layers, "drafter.target_layers must name at least one layer")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from align.config.drafter import DrafterConfig
-from align.makers.choices import lora_alpha, mask_token, note_ignored
+from align.makers.choices import mask_token, note_ignored
 from align.makers.geometry import (
     SizedTarget,
     activation,
@@ -39,9 +39,6 @@ from specalign.models.block_parts import (
     add_convolution,
     initialise,
     remove_confidence,
-    remove_markov,
-    replace_markov,
-    with_low_rank,
 )
 
 
@@ -57,16 +54,14 @@ def make_block(
     if options.init is None:
         drafter = from_target(target, options, draft_vocab, seed)
     else:
-        drafter = _continue_from(options.init, target, options, seed)
-    if options.lora_rank:
-        with_low_rank(drafter, options.lora_rank, lora_alpha(options), options.lora_targets, seed)
+        drafter = _continue_from(options.init, target, options)
     if options.train == "confidence_head":
         for name, parameter in drafter.named_parameters():
             parameter.requires_grad_(name.startswith("confidence."))
     return drafter
 
 
-def _continue_from(init: str, target: Target, options: DrafterConfig, seed: int) -> BlockDrafter:
+def _continue_from(init: str, target: Target, options: DrafterConfig) -> BlockDrafter:
     """`drafter.init` with the parts that the recipe asks for."""
     drafter = load_drafter(init, target)
     own = drafter.config
@@ -82,6 +77,8 @@ def _continue_from(init: str, target: Target, options: DrafterConfig, seed: int)
         "target_layers": own.target_layer_ids,
         "draft_vocab": own.draft_vocab_size,
         "mask_token_id": own.mask_token_id,
+        "markov_rank": own.markov_rank,
+        "markov": own.markov_kind,
     }
     note_ignored(options, has)
     if options.confidence_head:
@@ -94,34 +91,9 @@ def _continue_from(init: str, target: Target, options: DrafterConfig, seed: int)
         remove_confidence(drafter)
     if options.convolution:
         add_convolution(drafter)
-    kind, rank = asked_markov(own, options)
-    if (kind, rank) != (own.markov, own.markov_rank) and (rank or own.markov_rank):
-        check_rank(target, rank)
-        old = f"{own.markov_kind}, rank {own.markov_rank}" if own.markov_rank else "none"
-        new = f"a fresh one, {kind or 'silu'}, rank {rank}" if rank else "none"
-        say(f"drafter.init: its Markov head ({old}) is replaced by {new}", error=True)
-        if rank:
-            replace_markov(drafter, kind, rank, seed)
-        else:
-            remove_markov(drafter)
     # the same weights in another dtype are another target, and this one is trained on
     drafter.config = replace(drafter.config, target=target.spec, target_sha256=target.hash)
     return drafter
-
-
-def asked_markov(config: BlockConfig, options: DrafterConfig) -> tuple[str, int]:
-    """`markov` and `markov_rank` of a drafter that starts from one with this `config`: its own,
-    unless the recipe names a kind or a rank other than the default."""
-    usual = (DrafterConfig().markov_rank, config.markov_rank)
-    if options.markov is None and options.markov_rank in usual:
-        return config.markov, config.markov_rank
-    return _markov_kind(options, config.markov_kind), options.markov_rank
-
-
-def _markov_kind(options: DrafterConfig, usual: str = "") -> str:
-    """`markov` of the config; `usual`: the kind if the recipe names none."""
-    kind = options.markov or usual
-    return "" if kind == "silu" or not options.markov_rank else kind
 
 
 def check_rank(target: SizedTarget, rank: int) -> None:
@@ -238,7 +210,7 @@ def fresh_config(
         target=target.spec,
         qk_norm=not shared,
         markov_rank=options.markov_rank,
-        markov=_markov_kind(options),
+        markov=(options.markov or "") if options.markov_rank else "",
         convolution=options.convolution,
         confidence_head=options.confidence_head,
         **known,

@@ -56,8 +56,6 @@ def save_drafter(
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     """Write the folder: weights in `dtype`, config.json, and README.md if a card is given."""
-    if drafter.updates:
-        raise ValueError("merge_low_rank(drafter) before it is saved")
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         name: p.detach().to(dtype).contiguous().cpu() for name, p in drafter.named_parameters()

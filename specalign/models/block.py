@@ -23,7 +23,6 @@ token, x_1..x_j, MASK …]: given the first j drafts it predicts those after the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +47,6 @@ class BlockDrafter(nn.Module):
         head_VdD: the head's rows for the draft vocabulary, if they are not the target's.
 
     Attributes:
-        updates: low-rank updates in training (`block_parts.with_low_rank`), until they are merged.
         stack: all layers in one call of the C kernel, if `prepare_for_drafting` can build that.
         tree: trees of drafts in one call of the C kernel, likewise.
         head_matrix, basis_matrix: rounded for drafting: the head's rows (Vd, D), and the Markov
@@ -83,7 +81,6 @@ class BlockDrafter(nn.Module):
         self.confidence = self.new_confidence() if config.confidence_head else None
         self.places = nn.Parameter(torch.zeros(config.rows, width)) if config.places else None
         self._head: Tensor | None = None
-        self.updates: list[Any] = []
         self.stack: LayerStack | None = None
         self.tree: TreeHead | None = None
         self.head_matrix: Matrix | None = None

@@ -19,8 +19,6 @@ from specalign.models.markov import LinearHead, MixedHead
 if TYPE_CHECKING:
     from specalign.models.block import BlockDrafter
 
-PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-
 
 def draft_stack(drafter: BlockDrafter) -> LayerStack | None:
     """The layers of a drafter whose linear layers are `RowsLinear`; None for others, or without the
@@ -51,11 +49,7 @@ def draft_stack(drafter: BlockDrafter) -> LayerStack | None:
 
 
 def _is_plain(layer: BlockLayer) -> bool:
-    """Whether it has no parts of another kind (low-rank updates) and the activation of the C
-    kernel."""
-    parts = {name for name, _ in layer.named_children()} - {"attn_conv", "mlp_conv"}
-    rows = isinstance(layer.self_attn.q_proj, RowsLinear)
-    return parts == PARTS and rows and is_silu(layer.mlp.act)
+    return isinstance(layer.self_attn.q_proj, RowsLinear) and is_silu(layer.mlp.act)
 
 
 def _weights(layer: BlockLayer) -> Weights:

@@ -42,7 +42,7 @@ class MarkovHead(nn.Module):
     out: nn.Linear | None
     """The last layer if it is linear, (r, r): it can be multiplied into the basis."""
     silent: tuple[str, ...] = ()
-    """The parts without which z is zero."""
+    """The layers that start at zero, so that z does."""
 
     def __init__(self, rank: int, vocabulary: int) -> None:
         super().__init__()
@@ -57,13 +57,6 @@ class MarkovHead(nn.Module):
     def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         """From `inputs` and the previous tokens (…) → (…, r), before `out`."""
         raise NotImplementedError
-
-    @torch.no_grad()
-    def silence(self) -> None:
-        """Make z zero for every input."""
-        for name in self.silent:
-            for parameter in self.get_submodule(name).parameters():
-                parameter.zero_()
 
     def forward(self, hidden: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         """Hidden states (…, D) and previous tokens (…) → z (…, r)."""
