@@ -17,8 +17,7 @@ from align.config.parser import load_recipe
 from align.data import shards as data
 from align.data.draft_vocab import frequent_tokens
 from align.makers.block import from_target
-from align.makers.causal import make_causal
-from align.makers.standalone import make_standalone
+from align.makers.standalone import make_causal, make_standalone
 from align.training.base_module import DrafterModule
 from align.training.run import train
 from decode.engine.decoder import Decoder

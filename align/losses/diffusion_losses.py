@@ -38,8 +38,7 @@ def _widen(x: Tensor) -> Tensor:
 
 
 class _LogSumExpAndLabel(torch.autograd.Function):
-    """(log Σ_{y≠column} e^{x_y}, x_label), with one tensor of x's size as gradient, not three, and
-    no copy of x."""
+    """(log Σ_{y≠column} e^{x_y}, x_label), without copies of x in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x_RV: Tensor, label_R: Tensor, column: int) -> tuple[Tensor, Tensor]:

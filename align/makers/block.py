@@ -45,12 +45,9 @@ from specalign.models.block_parts import (
 def make_block(
     target: Target, options: DrafterConfig, draft_vocab: Tensor | None, seed: int = 0
 ) -> BlockDrafter:
-    """A block drafter after the recipe's drafter group: `init` with the parts that the recipe asks
-    for, else a fresh one over `draft_vocab` (None = the whole vocabulary).
-
-    Raises:
-        UserError: an option that does not fit the target.
-    """
+    """`drafter.init` with the parts that the recipe asks for, else a fresh drafter over
+    `draft_vocab` (None = the whole vocabulary). Raises UserError for an option that does not fit
+    the target."""
     if options.init is None:
         drafter = from_target(target, options, draft_vocab, seed)
     else:
@@ -62,32 +59,19 @@ def make_block(
 
 
 def _continue_from(init: str, target: Target, options: DrafterConfig) -> BlockDrafter:
-    """`drafter.init` with the parts that the recipe asks for."""
     drafter = load_drafter(init, target)
     own = drafter.config
     if options.block_layout not in (None, own.block_layout):
-        raise UserError(
-            f"drafter.block_layout={options.block_layout}: drafter.init={init!r} was trained in "
-            f"{own.block_layout}; leave it out"
-        )
-    has: dict[str, Any] = {
-        "context": own.context,
-        "block_size": own.block_size,
-        "layers": len(own.init_layer_ids),
-        "target_layers": own.target_layer_ids,
-        "draft_vocab": own.draft_vocab_size,
-        "mask_token_id": own.mask_token_id,
-        "markov_rank": own.markov_rank,
-        "markov": own.markov_kind,
-    }
-    note_ignored(options, has)
+        asked = f"drafter.block_layout={options.block_layout}"
+        raise UserError(f"{asked}: drafter.init={init!r} was trained in {own.block_layout}")
+    same = ("context", "block_size", "mask_token_id", "markov_rank")
+    has: dict[str, Any] = {name: getattr(own, name) for name in same}
+    has |= {"layers": len(own.init_layer_ids), "target_layers": own.target_layer_ids}
+    note_ignored(options, {**has, "draft_vocab": own.draft_vocab_size, "markov": own.markov_kind})
     if options.confidence_head:
         add_confidence(drafter)
     elif drafter.confidence is not None:
-        say(
-            "drafter.init: its confidence head is dropped (drafter.confidence_head=true keeps it)",
-            error=True,
-        )
+        say("drafter.init: its confidence head is dropped: it would be wrong", error=True)
         remove_confidence(drafter)
     if options.convolution:
         add_convolution(drafter)
@@ -107,12 +91,8 @@ def check_rank(target: SizedTarget, rank: int) -> None:
 def from_target(
     target: Target, options: DrafterConfig, draft_vocab: Tensor | None, seed: int = 0
 ) -> BlockDrafter:
-    """A fresh drafter after the recipe's drafter group, by default starting from the target's
-    layers.
-
-    Raises:
-        UserError: an option that does not fit the target.
-    """
+    """A fresh drafter, by default starting from the target's layers. Raises UserError for an option
+    that does not fit the target."""
     config = block_config(target, options, draft_vocab)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -122,8 +102,7 @@ def from_target(
 
 
 def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | None) -> BlockConfig:
-    """The architecture of a fresh block drafter. Raises UserError for an option that does not fit
-    the target."""
+    """The architecture of a fresh drafter. Raises UserError for an option that does not fit."""
     if (width := target.embedding_VD.shape[-1]) != target.hidden_size:
         raise UserError(
             f"drafter.kind=block: target {target.spec!r} has embeddings of width {width} and "
@@ -135,15 +114,9 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
     if options.context == "shared_kv":
         layers, rotaries = shared_keys(target, options)
         shape = target.anatomy.shapes[layers[0]]
-        if len(layers) != options.layers:
-            raise UserError(
-                f"drafter.target_layers names {len(layers)} layers for "
-                f"drafter.layers={options.layers}"
-            )
     else:
-        layers = named_layers(target, options.target_layers) or tap_layers(
-            target.num_layers, options.taps
-        )
+        spread = tap_layers(target.num_layers, options.taps)
+        layers = named_layers(target, options.target_layers) or spread
         check_taps(target, layers)
         shape = own_shape(target)
     assert shape is not None
@@ -169,8 +142,7 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
 
 
 def _stored_rotaries(target: Target, width: int, rotaries: list[Rotary]) -> list[Rotary]:
-    """The layers' rotary embeddings, one if all are equal, none if the target's module computes
-    it."""
+    """The layers' rotaries, one if all are equal, none if the target's module computes them."""
     plain = all(r.full(width) and r.inv_freq for r in rotaries)
     if plain and matches_target_tables(target, width, rotaries):
         return []

@@ -1,4 +1,4 @@
-"""Choices that a recipe leaves open: the mask token, the scale of low-rank updates."""
+"""The mask token that a recipe leaves open, and notes on options that `drafter.init` overrules."""
 
 from __future__ import annotations
 
@@ -87,14 +87,8 @@ def _config_ids(target: Target) -> set[int]:
     return {i for i in found if isinstance(i, int)}
 
 
-def lora_alpha(options: DrafterConfig) -> float:
-    """The scale of low-rank updates."""
-    return 2.0 * options.lora_rank if options.lora_alpha is None else options.lora_alpha
-
-
 def note_ignored(options: DrafterConfig, has: Mapping[str, Any]) -> None:
-    """Print which options `drafter.init` overrules; not an error, as a base recipe may set them.
-    `has`: what the drafter has, by option."""
+    """Print the recipe's options that `drafter.init` overrules by its own, `has`."""
     default = DrafterConfig()
     for name, own in has.items():
         asked = getattr(options, name)

@@ -16,8 +16,7 @@ from align.config.recipe import Recipe
 from align.data.draft_vocab import coverage, frequent_tokens
 from align.data.supply import Supply
 from align.makers.block import block_config, make_block
-from align.makers.causal import make_causal
-from align.makers.standalone import make_standalone
+from align.makers.standalone import make_causal, make_standalone
 from align.training.base_module import Drafter, DrafterModule
 from align.training.block_module import BlockDrafterModule
 from align.training.causal_module import CausalDrafterModule

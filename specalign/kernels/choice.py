@@ -35,8 +35,7 @@ def takes(*tensors: Tensor) -> bool:
 
 
 def largest(rows_RV: Tensor) -> Tensor:
-    """The first column with the largest number of each row, int64 (R,); NaN counts as the largest,
-    as in `torch.argmax`. Of rows that `takes` takes, V ≥ 1."""
+    """The first column with the largest number of each row, (R,); NaN counts as the largest."""
     count, size = rows_RV.shape
     at_R = torch.empty(count, dtype=torch.int64)
     rows_library().largest_of_rows(rows_RV.data_ptr(), count, size, at_R.data_ptr())

@@ -59,8 +59,7 @@ _LAYOUT = sizeof(_Stack) << 40 | sizeof(_Layer) << 20 | sizeof(_Request)
 def check_tensor(
     tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """The same tensor. Raises ValueError for another shape or type, or one that is not
-    contiguous."""
+    """The same tensor, contiguous, of this shape and type; else ValueError."""
     if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous():
         given = f"{tuple(tensor.shape)} in {tensor.dtype}"
         raise ValueError(f"{given}, where {shape} in {dtype}, contiguous, belongs")
@@ -70,8 +69,7 @@ def check_tensor(
 def pointer_of(
     tensor: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, held: list[Any]
 ) -> int | None:
-    """Where a checked tensor lies, None for None. It joins `held`, so that its memory stays
-    whatever becomes of the parameter."""
+    """The address of a checked tensor, which is kept in `held`; None for None."""
     if tensor is None:
         return None
     held.append(check_tensor(tensor, shape, dtype).detach())
@@ -79,8 +77,7 @@ def pointer_of(
 
 
 def matrix_fields(matrix: Matrix, shape: tuple[int, int], held: list[Any]) -> MatrixFields:
-    """A matrix of this shape; ValueError as `pointer_of`, and for int8 without a scale or a scale
-    without int8."""
+    """A checked matrix of this shape. Raises ValueError also for int8 without a scale."""
     dtype = matrix.weight.dtype if matrix.weight.dtype in KINDS else torch.float32
     if (dtype == torch.int8) != (matrix.scale is not None):
         raise ValueError(f"int8 goes with a scale, {dtype} does not")
@@ -90,8 +87,7 @@ def matrix_fields(matrix: Matrix, shape: tuple[int, int], held: list[Any]) -> Ma
 
 @dataclass
 class Convolution:
-    """Two taps around a sublayer (`TwoTapConvolution` of specalign.models.block_layers): `delta` (4 ·
-    groups, width), `offset` (2, 2, width)."""
+    """`TwoTapConvolution`: `delta` (4 · groups, width), `offset` (2, 2, width)."""
 
     delta: Matrix
     offset: Tensor
@@ -273,8 +269,7 @@ class LayerStack:
         return x_RD, None if tapped is None else tapped[[wanted.index(layer) for layer in taps]]
 
     def describe(self, rows: Rows) -> _Request:
-        """Rows as the library reads them. Raises ValueError for a memory without room for them, or
-        of another shape."""
+        """Rows as the library reads them. Raises ValueError for a memory that does not fit."""
         memory, see = rows.memory, None
         end = rows.past if rows.apart else rows.past + rows.rows
         if (memory.heads, memory.width) != (self.kv_heads, self.head_width):

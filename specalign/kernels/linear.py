@@ -39,8 +39,7 @@ LIBRARIES = ("_rows512", "_rows")
 
 @cache
 def rows_library() -> Any:
-    """`rows.c` as a library, the fastest that this processor runs; None where none was compiled or
-    the processor lacks AVX2."""
+    """The fastest of `LIBRARIES` for this processor; None without a compiler or AVX2."""
     return next((library for name in LIBRARIES if (library := opened(name)) is not None), None)
 
 
@@ -63,8 +62,7 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
 
 @cache
 def opened(name: str) -> Any:
-    """One of `LIBRARIES`; None where it was not compiled, from older files too, or not for this
-    processor."""
+    """One of `LIBRARIES`; None where it was not compiled, or not for this processor."""
     paths = [Path(__file__).with_name(f"{name}{suffix}") for suffix in EXTENSION_SUFFIXES]
     try:
         path = next(path for path in paths if path.is_file())
@@ -105,8 +103,7 @@ class Matrix(NamedTuple):
 
 
 def rounded(weight: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Matrix:
-    """A weight (out, in) rounded to this type; to int8 row by row, so that the largest number of
-    each becomes ±127."""
+    """A weight (out, in) in this type; in int8 the largest number of each row becomes ±127."""
     if dtype != torch.int8:
         return Matrix(weight.to(dtype), bias)
     scale = weight.float().abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny) / 127
@@ -129,8 +126,7 @@ def eight_bits(matrix: Matrix) -> bool:
 
 
 def rounded_rows(x: Tensor) -> Tensor:
-    """Rows (…, in) rounded so that the largest number of each becomes ±127 steps, as `rows.c` does
-    where `eight_bits`."""
+    """Rows (…, in) rounded to ±127 steps of their largest number, as `rows.c` does."""
     most = x.abs().amax(dim=-1, keepdim=True)
     return (x * torch.where(most > _TINY, 127 / most, 0.0)).round() * (most / 127)
 
@@ -182,8 +178,7 @@ def _pointwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @cache
 def _one_dnn() -> bool:
-    """Whether torch's operator for oneDNN's products is there and right for a plain and a
-    transposed weight."""
+    """Whether torch's operator for oneDNN's products is there and right."""
     x = torch.linspace(-1, 1, 40 * 32).view(40, 32)
     weight = torch.linspace(-1, 1, 32 * 48).view(32, 48).t()
     try:
@@ -228,8 +223,7 @@ class RowsLinear(nn.Module):
 
 
 class RowsConv1D(RowsLinear):
-    """The same in place of transformers' `Conv1D` (GPT-2): `weight` is (in, out) for who asks, and
-    lies in memory as (out, in)."""
+    """The same for transformers' `Conv1D`: `weight` is (in, out), in memory (out, in)."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, round_to: torch.dtype | None = None
@@ -283,8 +277,7 @@ class PackedLinear(nn.Module):
 def fast_linear(
     dtype: torch.dtype, device: torch.device
 ) -> type[RowsLinear] | type[PackedLinear] | None:
-    """The layer class that is fastest for few rows on this machine, tested on a small example; None
-    = torch's own."""
+    """The fastest layer class for few rows on this machine, tested once; None = torch's own."""
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return None
     if dtype == torch.float32 and rows_library() is not None and _right(RowsLinear, dtype):

@@ -35,8 +35,7 @@ def allocate_untouched(size: int) -> Tensor:
 
 
 def together(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Room for a copy of each tensor, contiguous, one after the other in one piece of memory, each
-    from a line of the cache on."""
+    """Room for a copy of each tensor in one piece of memory, each at a line of the cache."""
     sizes = [t.numel() * t.element_size() for t in tensors]
     whole = [-(-size // CACHE_LINE) * CACHE_LINE for size in sizes]  # lines
     places = allocate_untouched(sum(whole)).split(whole)

@@ -85,8 +85,7 @@ def speed_up_linears(
 
 @torch.no_grad()
 def _narrow_embeddings(model: Any, read_past: Collection[nn.Module]) -> None:
-    """The embeddings of a model of transformers in bf16 where all their numbers are; one with its
-    head where they are the same numbers."""
+    """Embeddings in bf16 where all their numbers are, as one with the head if they are equal."""
     head = model.get_output_embeddings()
     if not isinstance(head, RowsLinear):
         return
@@ -101,8 +100,7 @@ def _narrow_embeddings(model: Any, read_past: Collection[nn.Module]) -> None:
 
 
 def _narrow(old: Any, head: RowsLinear) -> RowsEmbedding | None:
-    """An embedding in bf16; None where its numbers are of another type, or it does more to its rows
-    than to scale them."""
+    """An embedding in bf16; None where that changes its numbers, or it does more than scale."""
     if type(old) is not nn.Embedding and not hasattr(old, "embed_scale"):
         return None
     kept = old.weight.to(torch.bfloat16)

@@ -122,7 +122,7 @@ class BlockDrafter(nn.Module):
     # ---- inputs of a block ----
 
     def masked(self, tokens: Tensor, clean: Tensor | int = 0) -> Tensor:
-        """Blocks (…, R) with MASK in place of all but the anchor and the `clean` (…) tokens after
+        """Blocks (…, R) with MASK in place of all but the anchor and `clean` (…) tokens after
         it."""
         steps = torch.arange(tokens.shape[-1], device=tokens.device)
         kept = steps <= (clean[..., None] if isinstance(clean, Tensor) else clean)
@@ -133,8 +133,8 @@ class BlockDrafter(nn.Module):
         return embedded if self.places is None else embedded + self.places[: embedded.shape[-2]]
 
     def add_state(self, x: Tensor, hidden_before: Tensor) -> Tensor:
-        """Input rows (…, R, D) plus the projected target state before each block (…, D); `taps`:
-        unchanged."""
+        """Rows (…, R, D) plus the projected target state before each block (…, D); not for
+        `taps`."""
         if self.config.context == "taps":
             return x
         return x + self.fc(self.hidden_norm(hidden_before))[..., None, :]
@@ -146,8 +146,7 @@ class BlockDrafter(nn.Module):
     # ---- rotary tables ----
 
     def rotary_tables(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin at (rows, L) positions, by the target's module or each layer's `Rotary`,
-        (rows, L, w)."""
+        """cos and sin at (rows, L) positions, of all layers side by side, (rows, L, w)."""
         rotaries = self.config.rotaries
         if not rotaries:
             cos, sin = self.target.body.rotary_emb(x, positions)
@@ -157,8 +156,7 @@ class BlockDrafter(nn.Module):
         return cos, sin
 
     def cached_tables(self, x: Tensor, positions_1L: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """`rotary_tables` of one row of positions below `end`, from the target's cached tables if
-        possible."""
+        """`rotary_tables` of positions below `end`, from the target's cached tables if possible."""
         cached = self.target.fused
         if cached is None or self.config.rotaries:
             return self.rotary_tables(x, positions_1L)
@@ -219,8 +217,7 @@ class BlockDrafter(nn.Module):
     def markov_factors(
         self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor
     ) -> tuple[Tensor, Tensor] | None:
-        """Teacher-forced low-rank bias: (z (B, A, K, r), basis (r, Vd)), or None without a Markov
-        head."""
+        """Teacher-forced bias: (z (B, A, K, r), basis (r, Vd)), or None without a Markov head."""
         if self.markov is None:
             return None
         z = self.markov(hidden_BAKD, self._previous_tokens(batch, anchors), self._embed)
@@ -229,8 +226,7 @@ class BlockDrafter(nn.Module):
     def confidence_logits(
         self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor
     ) -> Tensor | None:
-        """Teacher-forced confidence, (B, A, K), or None without that head. No gradient leaves the
-        head."""
+        """Teacher-forced confidence, (B, A, K), or None; its gradient stays in the head."""
         if self.confidence is None:
             return None
         inputs = self.confidence_inputs(self._previous_tokens(batch, anchors))
@@ -263,9 +259,8 @@ class BlockDrafter(nn.Module):
 
     @torch.no_grad()
     def prepare_for_drafting(self) -> None:
-        """Prepare for drafting on a CPU, irreversibly: linear layers that are fastest for few rows,
-        rounded to int8 where that reads a quarter. Rounding may change drafts, never the
-        distribution of the output."""
+        """Replace the linear layers by those that are fastest for few rows on this CPU, in int8. It
+        may change drafts, never the distribution of the output."""
         device, dtype = self.target.device, self.norm.weight.dtype
         kept = torch.int8 if fast_linear(dtype, device) is RowsLinear else dtype
         head, basis = rounded(self.head_weight_VdD, kept), None

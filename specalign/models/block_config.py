@@ -112,8 +112,7 @@ class BlockConfig:
 
     @property
     def fill_in(self) -> bool:
-        """Whether row k drafts the token in its own place, so that the anchor's row drafts
-        nothing."""
+        """Whether row k drafts the token in its own place; the anchor's row drafts nothing."""
         return self.block_layout == "fill_in"
 
     @property
@@ -126,8 +125,7 @@ class BlockConfig:
         return self.rotaries[min(layer, len(self.rotaries) - 1)] if self.rotaries else None
 
     def to_dict(self) -> dict[str, Any]:
-        """As stored. Fields that later versions added are left out where they have their
-        default."""
+        """As stored: fields that later versions added only where they differ from the default."""
         values = {k: v for k, v in asdict(self).items() if v != _OMITTED_DEFAULTS.get(k)}
         return {**values, "block_size": self.rows, "sample_from_anchor": not self.fill_in}
 

@@ -77,8 +77,8 @@ class BlockAttention(nn.Module):
     def forward(
         self, x_BAKD: Tensor, cos: Tensor, sin: Tensor, context: KeysValues, see_BAL: Tensor | None
     ) -> Tensor:
-        """`context`: keys and values (B, Hkv, L, d); `see_BAL`: which of them each block sees, None
-        = all."""
+        """`context`: keys and values (B, Hkv, L, d); `see_BAL`: which each block sees, None =
+        all."""
         q = self.queries(x_BAKD, cos, sin)  # (B, A, H, K, d)
         k, v = self.keys_values(x_BAKD, cos, sin)  # (B, A, Hkv, K, d)
         batch, anchors, _, size, width = q.shape
@@ -156,8 +156,7 @@ class TwoTapConvolution(nn.Module):
 
 
 class BlockLayer(nn.Module):
-    """Pre-norm attention and feed-forward, with convolutions around them if the config asks for
-    them."""
+    """Pre-norm attention and feed-forward, with two-tap convolutions around them if asked for."""
 
     FORWARDS = ("keys_values",)
     """Its methods that use weights, besides `forward`."""

@@ -92,7 +92,6 @@ def add_confidence(drafter: BlockDrafter) -> None:
 
 
 def remove_confidence(drafter: BlockDrafter) -> None:
-    """Take away its confidence head, whose predictions further training of the drafter would make
-    wrong."""
+    """Take away its confidence head: training the drafter would make its predictions wrong."""
     drafter.config = replace(drafter.config, confidence_head=False, confidence_input="")
     drafter.confidence = None

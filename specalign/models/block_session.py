@@ -65,8 +65,7 @@ class BlockSession:
 
     @without_gradients
     def hidden(self, last_token: int) -> Tensor:
-        """Hidden states (K, D) of the drafts after `last_token`, which follows the cached
-        context."""
+        """Hidden states (K, D) of the drafts after `last_token`, which is not in the cache yet."""
         drafter, device = self.drafter, self.drafter.target.device
         if self._block_1RD is None:
             tokens = torch.zeros(1, drafter.config.rows, dtype=torch.int64, device=device)
@@ -115,8 +114,8 @@ class BlockSession:
         return self._draft(self.drafter.target.embed(tokens_NR))
 
     def _draft(self, embedded_NRD: Tensor) -> Tensor:
-        """Embedded blocks → hidden states of their drafts, (N, K, D), by the C kernel if it takes
-        them."""
+        """Embedded blocks → hidden states of their drafts, (N, K, D), by the C kernel if
+        possible."""
         drafter, stack = self.drafter, self.drafter.stack
         assert self.before is not None
         cache, layers = (self.cache, self._layers) if self.own is None else (self.own, None)
@@ -147,8 +146,7 @@ class BlockSession:
 
     @without_gradients
     def bias_inputs(self, hidden_KD: Tensor) -> Tensor | None:
-        """The inputs of `bias` for all rows at once, one line each, or None without a Markov
-        head."""
+        """What `bias` reads of hidden states, one line each, or None without a Markov head."""
         markov = self.drafter.markov
         return None if markov is None else markov.inputs(hidden_KD)
 
@@ -165,8 +163,8 @@ class BlockSession:
 
     @without_gradients
     def confidence(self, hidden_D: Tensor, previous: Tensor) -> float:
-        """Predicted probability that one row's draft after `previous` (1,) is accepted if those
-        before are."""
+        """Probability that one row's draft after `previous` (1,) is accepted if those before
+        are."""
         head = self.drafter.confidence
         assert head is not None
         inputs = self.drafter.confidence_inputs(previous).to(hidden_D.dtype)

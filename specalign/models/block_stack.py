@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 
 def draft_stack(drafter: BlockDrafter) -> LayerStack | None:
-    """The layers of a drafter whose linear layers are `RowsLinear`; None for others, or without the
-    library."""
+    """The layers in one C call; None without the library, or for layers that it lacks."""
     c = drafter.config
     rotaries_fit = len(c.rotaries) < 2 and all(r.full(c.head_dim) for r in c.rotaries)
     layers_fit = c.value_dim in (0, c.head_dim) and all(map(_is_plain, drafter.blocks))
@@ -62,8 +61,7 @@ def _convolution(module: TwoTapConvolution | None) -> Convolution | None:
 
 
 def tree_head(drafter: BlockDrafter, head: Matrix, basis: Matrix | None) -> TreeHead | None:
-    """Head and Markov head of a prepared drafter in fp32; None for other kinds, or without the
-    library. `basis`: (Vd, r), with the Markov head's last layer multiplied in."""
+    """The head, with `basis` (Vd, r) for the bias, in one C call; None where it does not apply."""
     markov, weights = drafter.markov, None
     on_cpu = drafter.target.device.type == "cpu" and drafter.norm.weight.dtype == torch.float32
     if not on_cpu or rows_library() is None:

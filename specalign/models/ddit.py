@@ -88,8 +88,7 @@ class DDiT(nn.Module):
         return x_BLD
 
     def head(self, hidden: Tensor, sigma: Tensor | None = None) -> Tensor:
-        """f of any rows, (…, D) → (…, V); `sigma` of shape (…), or that without its last
-        dimension."""
+        """f of any rows, (…, D) → (…, V); `sigma` of shape (…), or without its last dimension."""
         return self.output_layer(hidden, self._condition(sigma, hidden.shape[:-1], hidden.device))
 
     def prepare_for_drafting(self) -> None:

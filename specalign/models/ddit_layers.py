@@ -117,8 +117,7 @@ class SigmaMap(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotary tables at given positions, fp32. `inv_freq` is a buffer because checkpoints have
-    it."""
+    """Rotary tables in fp32. `inv_freq` is a buffer because checkpoints have it."""
 
     inv_freq: Tensor
 
@@ -150,8 +149,7 @@ def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 class DDiTBlock(nn.Module):
-    """Pre-norm attention and MLP, both modulated by the noise level (adaLN) unless `time_input` is
-    none."""
+    """Pre-norm attention and MLP, modulated by σ (adaLN) unless `time_input` is none."""
 
     def __init__(self, config: DDiTConfig, backend: str) -> None:
         super().__init__()
@@ -177,8 +175,7 @@ class DDiTBlock(nn.Module):
         mask: Tensor | None,
         slab: Slab | None,
     ) -> Tensor:
-        """`condition`: (B, 1 or L, cond_dim). `slab`: cached keys and values; the new ones are
-        appended."""
+        """`condition`: (B, 1 or L, cond_dim). `slab`: cached keys and values, to be extended."""
         x = x_BLD
         if self.adaLN_modulation is None:
             x = x + self._drop(self._attention(self.norm1(x), rotary, mask, slab))

@@ -50,8 +50,7 @@ class DiffusionContext:
 
     @torch.no_grad()
     def denoise(self, block_K: Tensor) -> Tensor:
-        """Logits over the target's vocabulary of a block of tokens and masks, (K,) → (K, V)
-        fp32."""
+        """Logits (K, V) over the target's vocabulary of a block of tokens and masks (K,), fp32."""
         drafter, network, block_1K = self.drafter, self.drafter.network, block_K[None]
         if self.cache is None:
             return drafter.target_logits(self.window_logits(block_1K))

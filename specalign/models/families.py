@@ -58,8 +58,7 @@ class Family:
         return rename(name, tuple((ours, theirs) for theirs, ours in self.keys))
 
     def published_as(self, spec: str) -> bool:
-        """Whether a hub id, or a folder's last part, is one that this family was published
-        under."""
+        """Whether a hub id, or a folder's last part, is one of this family's."""
         names = (spec.lower(), PurePath(spec).name.lower())
         return any(
             fnmatch(n, p)

@@ -68,8 +68,7 @@ class MarkovHead(nn.Module):
 
     @torch.no_grad()
     def basis_Vr(self, folded: bool = False) -> Tensor:
-        """The basis with a row for each vocabulary entry, (Vd, r); `folded`: with `out` multiplied
-        in."""
+        """The basis with a row for each token, (Vd, r); `folded`: with `out` multiplied in."""
         basis_Vr = self.basis.detach().t()
         if folded and self.out is not None:
             basis_Vr = basis_Vr @ self.out.weight.to(self.basis.dtype)
@@ -148,8 +147,7 @@ class RNNHead(GatedHead):
 def markov_head(
     kind: str, width: int, rank: int, vocabulary: int, target_vocabulary: int, bias: bool = False
 ) -> MarkovHead:
-    """A head of one of `KINDS` ("" = silu), its weights not yet initialised. D, r, Vd, V; `bias`:
-    of gated and rnn."""
+    """A head of one of `KINDS`, "" = silu, not yet initialised; `bias`: of gated and rnn."""
     if kind == "linear":
         return LinearHead(width, rank, vocabulary)
     if kind == "vanilla":

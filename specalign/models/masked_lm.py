@@ -82,9 +82,8 @@ class MaskedLM(nn.Module):
 
     @torch.no_grad()
     def prepare_for_drafting(self) -> None:
-        """Prepare for drafting on a CPU, irreversibly: linear layers that are fastest for few rows,
-        rounded to bf16 where that halves what is read. Rounding may change drafts, never the
-        distribution of the output."""
+        """Replace the linear layers by those that are fastest for few rows on this CPU, in bf16. It
+        may change drafts, never the distribution of the output."""
         self._dtype, device = self.model.dtype, self.model.device
         speed_up_linears(self.model, self._dtype, device, torch.bfloat16)
         if fast_linear(self._dtype, device) is RowsLinear:
@@ -161,8 +160,7 @@ class MaskedLM(nn.Module):
         ).last_hidden_state
 
     def _predicting(self, raw_BLD: Tensor, before_BD: Tensor | None) -> Tensor:
-        """Rows moved to the positions that they predict: the one place where the shift is
-        applied."""
+        """Rows moved to the positions that they predict: the shift is applied here alone."""
         if not self.family.shift:
             return raw_BLD
         first = torch.zeros_like(raw_BLD[:, 0]) if before_BD is None else before_BD

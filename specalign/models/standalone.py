@@ -170,7 +170,7 @@ class DiffusionDrafter(nn.Module):
     def _windows(
         self, batch: Batch, anchors: Anchors, noisy: Corrupted, annealed: Annealed | None
     ) -> tuple[Tensor, Tensor]:
-        """Full attention: every block is a sequence of its own, after the last clean tokens of its
+        """Full attention: a sequence for each block, after the last clean tokens of its
         document."""
         B, A, K = noisy.tokens_t.shape
         width = min(self.config.window, batch.tokens_BL.shape[1])
@@ -211,8 +211,7 @@ class DiffusionDrafter(nn.Module):
     def suffix_rows(
         self, batch: Batch, noisy: Corrupted, annealed: Annealed | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Whole rows as SEDD pretrains, each document after a clean prefix: hidden (B, L, D) and σ
-        (B, L)."""
+        """Whole rows, each document after a clean prefix (SEDD): hidden (B, L, D) and σ (B, L)."""
         sigma_B1 = self.schedule.total(noisy.times)[:, None]
         same = batch.document_BL[:, :, None] == batch.document_BL[:, None]
         see = same | torch.eye(same.shape[1], dtype=torch.bool, device=same.device)

@@ -45,8 +45,7 @@ class TargetFeatures:
 
 @torch.no_grad()
 def target_features(target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
-    """One frozen forward of the target over packed rows; without a config only the last hidden
-    state."""
+    """One frozen forward of the target; without a config only the last hidden state."""
     shared = config is not None and config.context == "shared_kv"
     if target.anatomy.apart and not _one_document(batch):
         return each_document(target, batch, config, target_features)

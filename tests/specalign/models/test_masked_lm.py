@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from align.makers.adapted import adapt
+from align.makers.standalone import adapt
 from specalign.common.errors import UserError
 from specalign.formats.masked_lm import load_masked_lm, save_masked_lm
 from specalign.lm.debug import debug_model
