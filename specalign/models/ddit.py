@@ -9,6 +9,8 @@ then its keys and values are cached, and drafting costs the block, not the conte
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -42,16 +44,12 @@ class DDiT(nn.Module):
         )
         self.output_layer = DDiTHead(config)
 
-    def forward(
-        self,
-        tokens_BL: Tensor,
-        sigma: Tensor | None = None,
-        *,
-        positions_BL: Tensor | None = None,
-        see: Tensor | None = None,
-    ) -> Tensor:
+        self.vocab_size, self.mask_token_id = config.vocab_size, config.vocab_size - 1
+        self.attention, self.block_size = config.attention, config.block_size
+
+    def forward(self, tokens_BL: Tensor, sigma: Tensor | None = None, **options: Any) -> Tensor:
         """f, (B, L, V); arguments of `hidden`."""
-        return self.head(self.hidden(tokens_BL, sigma, positions_BL=positions_BL, see=see), sigma)
+        return self.head(self.hidden(tokens_BL, sigma, **options), sigma)
 
     def hidden(
         self,
@@ -86,6 +84,20 @@ class DDiT(nn.Module):
         for i, block in enumerate(self.blocks):
             x_BLD = block(x_BLD, condition, rotary, see, None if cache is None else cache.slabs[i])
         return x_BLD
+
+    def block_hidden(
+        self,
+        tokens_BS: Tensor,
+        sigma_BS: Tensor,
+        positions_BS: Tensor,
+        see: Tensor,
+        index_BA: Tensor,
+        size: int,
+    ) -> Tensor:
+        """`hidden` of the A blocks at the end of rows of tokens, (B, A, K, D)."""
+        count = index_BA.shape[1]
+        hidden_BSD = self.hidden(tokens_BS, sigma_BS, positions_BL=positions_BS, see=see)
+        return hidden_BSD[:, -count * size :].unflatten(1, (count, size))
 
     def head(self, hidden: Tensor, sigma: Tensor | None = None) -> Tensor:
         """f of any rows, (…, D) → (…, V); `sigma` of shape (…), or without its last dimension."""

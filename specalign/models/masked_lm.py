@@ -40,14 +40,13 @@ class MaskedLM(nn.Module):
         self._target = [target] if target else []  # in a list, so that it is no submodule
         self._head_VD: Tensor | None = None  # rounded by `prepare_for_drafting`
         self._dtype: torch.dtype | None = None
+        self.vocab_size = int(model.config.vocab_size)
+        self.mask_token_id, self.attention = family.mask_token_id, family.attention
+        self.block_size = family.block_size
         if target:
             model.set_input_embeddings(nn.Identity())
             model.set_output_embeddings(nn.Identity())
         self.eval()
-
-    @property
-    def mask_token_id(self) -> int:
-        return self.family.mask_token_id
 
     @property
     def dtype(self) -> torch.dtype:
@@ -67,8 +66,8 @@ class MaskedLM(nn.Module):
             return self._target[0].embed(tokens).detach().to(self.dtype)
         return self.model.get_input_embeddings()(tokens)
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits in fp32, (…, D) → (…, V)."""
+    def head(self, hidden: Tensor, sigma: Tensor | None = None) -> Tensor:
+        """Logits in fp32, (…, D) → (…, V); σ does not matter."""
         if self._head_VD is not None:
             return few_rows(hidden, self._head_VD)
         target, weight = self._target[0] if self._target else None, self.head_weight_VD
@@ -106,46 +105,47 @@ class MaskedLM(nn.Module):
         return ((at <= at[:, None]) | denoised_BL[:, :, None])[:, None]
 
     def hidden(
-        self, tokens_BL: Tensor, *, positions_BL: Tensor | None = None, see: Tensor | None = None
+        self,
+        tokens_BL: Tensor,
+        sigma: Tensor | None = None,
+        *,
+        positions_BL: Tensor | None = None,
+        see: Tensor | None = None,
     ) -> Tensor:
         """Normalised hidden states, (B, L, D); row i is what `head` turns into the prediction of
-        position i.
+        position i. With a shift the raw row i − 1 predicts it, and the row of position 0 is zero.
 
         Args:
-            tokens_BL: int64 token ids, with masks.
-            positions_BL: positions; default 0, 1, ….
-            see: bool, (L, L) or broadcastable to (B, 1, L, L), True = attend; every row must see
-                something. Default: `see(tokens_BL)`.
-
-        With a shift the raw row i − 1 predicts position i, and the row of position 0 is zero.
+            sigma: does not matter. positions_BL: default 0, 1, ….
+            see: bool, broadcastable to (B, 1, L, L), True = attend; every row must see something.
+                Default: `see(tokens_BL)`.
         """
-        if see is None:
-            see = self.see(tokens_BL)
-        if see.dim() == 2:
-            see = see[None, None]
         if positions_BL is None:
             positions_BL = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)[None]
-        return self._predicting(self._run(tokens_BL, see, positions_BL, None), None)
+        mask = self.see(tokens_BL) if see is None else see
+        return self._predicting(self._run(tokens_BL, mask, positions_BL, None), None)
 
     def block_hidden(
-        self, tokens_BS: Tensor, see: Tensor, positions_BS: Tensor, index_BA: Tensor, size: int
+        self,
+        tokens_BS: Tensor,
+        sigma_BS: Tensor,
+        positions_BS: Tensor,
+        see: Tensor,
+        index_BA: Tensor,
+        size: int,
     ) -> Tensor:
-        """Of rows [clean tokens, A blocks of K] (`ddit.prefix_block_mask`), the hidden states that
-        predict the blocks, (B, A, K, D). With a shift a block's anchor, at `index_BA` of the row,
-        predicts its first position."""
-        raw_BSD = self._run(tokens_BS, see, positions_BS, None)
-        count = index_BA.shape[1]
+        """The hidden states that predict the A blocks at the end of rows of tokens, (B, A, K, D).
+        With a shift a block's anchor, at `index_BA` of the row, predicts its first position."""
+        raw_BSD, count = self._run(tokens_BS, see, positions_BS, None), index_BA.shape[1]
         blocks = raw_BSD[:, -count * size :].unflatten(1, (count, size))
         if not self.family.shift:
             return blocks
         first = raw_BSD.gather(1, index_BA[..., None].expand(-1, -1, raw_BSD.shape[-1]))
         return torch.cat((first[:, :, None], blocks[:, :, :-1]), dim=2)
 
-    def forward(
-        self, tokens_BL: Tensor, *, positions_BL: Tensor | None = None, see: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, tokens_BL: Tensor, **options: Any) -> Tensor:
         """Raw logits in fp32, (B, L, V), row i for position i; arguments of `hidden`."""
-        return self.head(self.hidden(tokens_BL, positions_BL=positions_BL, see=see))
+        return self.head(self.hidden(tokens_BL, **options))
 
     def _run(
         self, tokens_BL: Tensor, mask: Tensor | None, positions_BL: Tensor, cache: KVCache | None

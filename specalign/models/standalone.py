@@ -89,13 +89,11 @@ class DiffusionDrafter(nn.Module):
         self.network, self.config = network, config
         self._target = [target]  # in a list, so that it is no submodule
         self.schedule = schedule(**config.schedule)
-        size = self.vocab_size
-        if isinstance(network, MaskedLM):
-            self.mask_id = network.mask_token_id
-        else:
-            self.mask_id = size - 1 if config.mask_id is None else config.mask_id
-            if config.prediction == "log_score" and not network.config.scale_by_sigma:
-                raise UserError("a log-score that is not scaled by σ is not supported")
+        size = network.vocab_size
+        self.mask_id = network.mask_token_id if config.mask_id is None else config.mask_id
+        unscaled = isinstance(network, DDiT) and not network.config.scale_by_sigma
+        if config.prediction == "log_score" and unscaled:
+            raise UserError("a log-score that is not scaled by σ is not supported")
         if not 0 <= self.mask_id < size:
             raise UserError(f"mask_id={self.mask_id} is not within 0..{size - 1}")
         extra = size - config.vocab_size
@@ -113,21 +111,17 @@ class DiffusionDrafter(nn.Module):
     @property
     def vocab_size(self) -> int:
         """The network's, a mask beyond the target's vocabulary included."""
-        n = self.network
-        return n.config.vocab_size if isinstance(n, DDiT) else int(n.model.config.vocab_size)
+        return self.network.vocab_size
 
     @property
     def cached(self) -> bool:
         """Whether a clean prefix does not see what follows, so that its keys can be cached."""
-        n = self.network
-        kind = n.config.attention if isinstance(n, DDiT) else n.family.attention
-        return kind == "prefix_causal"
+        return self.network.attention == "prefix_causal"
 
     @property
     def block(self) -> int:
         """The blocks by which a block-causal network sees (BD3-LM, SDAR); 0 for others."""
-        n = self.network
-        return n.config.block_size if isinstance(n, DDiT) else n.family.block_size
+        return self.network.block_size
 
     @property
     def caches_blocks(self) -> bool:
@@ -151,7 +145,7 @@ class DiffusionDrafter(nn.Module):
         if not self.cached:
             return self._windows(batch, anchors, noisy, annealed)
         sigma_BAK = self.schedule.total(noisy.times)[..., None].expand(noisy.tokens_t.shape)
-        size, length = anchors.block_size, batch.tokens_BL.shape[1]
+        size = anchors.block_size
         tokens_BS = torch.cat((batch.tokens_BL, noisy.tokens_t.flatten(1)), 1)
         see = prefix_block_mask(batch.document_BL, anchors.index_BA, size)
         if annealed is not None:
@@ -159,13 +153,10 @@ class DiffusionDrafter(nn.Module):
         after = torch.arange(1, size + 1, device=tokens_BS.device)
         places_BAK = batch.positions_BL.gather(1, anchors.index_BA)[..., None] + after
         positions_BS = torch.cat((batch.positions_BL, places_BAK.flatten(1)), dim=1)
-        if isinstance(self.network, MaskedLM):
-            hidden = self.network.block_hidden(tokens_BS, see, positions_BS, anchors.index_BA, size)
-            return hidden, sigma_BAK
         clean = torch.zeros_like(batch.tokens_BL, dtype=sigma_BAK.dtype)
         sigma_BS = torch.cat((clean, sigma_BAK.flatten(1)), 1)
-        hidden_BSD = self.network.hidden(tokens_BS, sigma_BS, positions_BL=positions_BS, see=see)
-        return hidden_BSD[:, length:].unflatten(1, noisy.tokens_t.shape[1:]), sigma_BAK
+        given = (tokens_BS, sigma_BS, positions_BS, see)
+        return self.network.block_hidden(*given, anchors.index_BA, size), sigma_BAK
 
     def _windows(
         self, batch: Batch, anchors: Anchors, noisy: Corrupted, annealed: Annealed | None
@@ -232,14 +223,10 @@ class DiffusionDrafter(nn.Module):
         self, tokens: Tensor, sigma: Tensor, positions: Tensor, see: Tensor | None
     ) -> Tensor:
         """What `logits` reads, (B, L, D)."""
-        if isinstance(self.network, MaskedLM):
-            return self.network.hidden(tokens, positions_BL=positions, see=see)
         return self.network.hidden(tokens, sigma, positions_BL=positions, see=see)
 
     def logits(self, hidden: Tensor, sigma: Tensor) -> Tensor:
         """The network's output f of any rows, (…, D) and σ (…) → (…, its V), fp32."""
-        if isinstance(self.network, MaskedLM):
-            return self.network.head(hidden)
         return self.network.head(hidden, sigma).float()
 
     def target_logits(self, f: Tensor) -> Tensor:
