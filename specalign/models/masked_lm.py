@@ -117,12 +117,13 @@ class MaskedLM(nn.Module):
 
         Args:
             sigma: does not matter. positions_BL: default 0, 1, ….
-            see: bool, broadcastable to (B, 1, L, L), True = attend; every row must see something.
-                Default: `see(tokens_BL)`.
+            see: bool, (L, L) or broadcastable to (B, 1, L, L), True = attend; every row must see
+                something. Default: `see(tokens_BL)`.
         """
         if positions_BL is None:
             positions_BL = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)[None]
         mask = self.see(tokens_BL) if see is None else see
+        mask = mask[None, None] if mask.dim() == 2 else mask
         return self._predicting(self._run(tokens_BL, mask, positions_BL, None), None)
 
     def block_hidden(

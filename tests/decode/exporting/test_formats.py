@@ -173,12 +173,6 @@ def test_a_target_that_scales_its_embedding(
             {**FILL_IN, "convolution": True},
             "train with drafter.convolution=false",
         ),
-        (
-            "speculators",
-            "taps",
-            {**FILL_IN, "self_conditioning": True},
-            "drafter.self_conditioning=false",
-        ),
         ("dflash", "taps", {**FILL_IN, "target_layers": [0, 3]}, "layer 3 is the target's last"),
     ],
 )

@@ -37,8 +37,6 @@ KINDS: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "gated": ("shared_kv", False, {"markov_rank": 8, "markov": "gated"}),
     "rnn": ("taps", False, {"markov_rank": 8, "markov": "rnn"}),
     "convolution": ("shared_kv", False, {"convolution": True, "block_layout": "fill_in"}),
-    "two passes": ("taps", False, {"self_conditioning": True, "block_layout": "fill_in"}),
-    "two passes, anchor first": ("shared_kv", True, {"self_conditioning": True, "markov_rank": 8}),
 }
 
 

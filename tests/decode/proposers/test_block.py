@@ -127,23 +127,6 @@ def test_a_draft_stops_where_its_confidence_ends(target: Target, variant: str) -
     assert len({len(x) for x in stopped}) > 1
 
 
-def test_passes_are_those_that_were_asked_for(target: Target) -> None:
-    """By default as trained; every further one sees the one before."""
-    net = network(target, **VARIANTS["mlp twice"])
-    hidden = {}
-    for passes in (None, 1, 2, 3):
-        engine = Engine(
-            target, PROMPT, 20, Sampling(1.0, seed=5), BlockProposer(net, passes=passes), "token"
-        )
-        with torch.no_grad():
-            engine.begin()
-            assert isinstance(engine.session, BlockDrafts)
-            engine.session.propose(3)
-            hidden[passes] = engine.session.session.hidden(engine.session.request.tokens[-1])
-    assert torch.equal(hidden[None], hidden[2])
-    assert not torch.equal(hidden[1], hidden[2]) and not torch.equal(hidden[3], hidden[2])
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_tree_by_cost_is_the_beginning_of_the_whole_one(
     target: Target, temperature: float
@@ -256,7 +239,6 @@ def test_a_chain_in_one_call_is_that_drawn_token_by_token(target: Target, varian
         ({"draft_tokens": 0}, "draft_tokens=0: must be 1 to 512"),
         ({"confidence": 0.5}, r"confidence=0.5 needs .* recipe=smollm2_confidence"),
         ({"confidence": 1.5}, "confidence=1.5 must be within 0..1"),
-        ({"passes": 2}, r"passes=2 needs a drafter .* drafter.self_conditioning=true"),
         ({"by_cost": True}, "by_cost=true chooses a tree's nodes"),
         (
             {"by_cost": True, "tree_nodes": 5, "siblings": "iid"},

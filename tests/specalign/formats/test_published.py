@@ -38,7 +38,7 @@ def test_sedd_on_the_hub(tmp_path: Path, pickled: bool) -> None:
     net = network(scale_by_sigma=True)
     loaded = load_published(write_hub(tmp_path, SEDD, state(net), pickled))
     assert_same(loaded.network, net)
-    assert (loaded.family, loaded.graph, loaded.mask_id) == ("sedd", "absorbing", 10)
+    assert (loaded.family, loaded.mask_id) == ("sedd", 10)
     assert (loaded.prediction, loaded.network.config.time_input) == ("log_score", "sigma")
     assert loaded.schedule == ScheduleSpec("loglinear")
 
@@ -232,11 +232,7 @@ def test_tensors_that_do_not_fit(
 
 KINDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("sedd", {"scale_by_sigma": True}, {}),
-    (
-        "sedd",
-        {"vocab_size": 10},
-        {"graph": "uniform", "schedule": ScheduleSpec("geometric", 1e-3, 9.0)},
-    ),
+    ("sedd", {"scale_by_sigma": True}, {"schedule": ScheduleSpec("geometric", 1e-3, 9.0)}),
     ("sedd", {"scale_by_sigma": True, "attention": "prefix_causal"}, {}),
     ("radd", {"time_input": "none", "norm_bias": True}, {}),
     ("mdlm", {"time_input": "zero"}, {"mask_id": 4}),
@@ -260,14 +256,12 @@ def test_round_trip(
     loaded = load_published(tmp_path / "a")
     assert_same(loaded.network, net)
     assert loaded.family == family
-    assert loaded.graph == options.get("graph", "absorbing")
     assert loaded.schedule == options.get("schedule", ScheduleSpec())
-    assert loaded.mask_id == options.get("mask_id", None if loaded.graph == "uniform" else 10)
+    assert loaded.mask_id == options.get("mask_id", 10)
     save_published(
         loaded.network,
         tmp_path / "b",
         family,
-        graph=loaded.graph,
         schedule=loaded.schedule,
         mask_id=loaded.mask_id,
     )

@@ -54,8 +54,6 @@ FRESH = {"hidden_size": 32, "layers": 2, "heads": 2, "cond_dim": 16}
         {"schedule": "geometric", "prediction": "logits"},
         {"schedule": "cosine", "prediction": "logits"},
         {"time_input": "zero"},
-        {"graph": "uniform", "prediction": "logits"},
-        {"graph": "uniform", "time_input": "none", "prediction": "logits"},
         {"attention": "full"},
     ],
     ids=str,
@@ -117,13 +115,11 @@ def test_the_attention_that_was_asked_for_is_kept_with_a_start(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"graph": "foo"}, "graph='foo' is unknown"),
         ({"prediction": "score"}, "prediction='score' is unknown"),
         ({"block_size": 0}, "block_size=0 must be"),
         ({"window": "a"}, "window='a' must be"),
         ({"schedule": {"name": "linear"}}, "schedule 'linear' is unknown"),
         ({"mask_id": 9999}, "mask_id=9999 is not within"),
-        ({"colour": 1}, "colour"),
     ],
 )
 def test_a_broken_record_is_one_line(
