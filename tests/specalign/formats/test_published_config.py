@@ -36,7 +36,10 @@ def without(config: dict[str, Any], key: str) -> dict[str, Any]:
     [
         (without(SEDD, "tokens"), "config.json: missing key 'tokens'"),
         ({**SEDD, "tokens": "many"}, "tokens must be a whole number, not 'many'"),
-        ({**SEDD, "graph": {"type": "uniform"}}, "graph.type: a drafter trained with 'uniform' noise cannot draft"),
+        (
+            {**SEDD, "graph": {"type": "uniform"}},
+            "graph.type: a drafter trained with 'uniform' noise cannot draft",
+        ),
         (
             {**SEDD, "noise": {"type": "geometric", "sigma_min": 2, "sigma_max": 1}},
             "noise.sigma_min=2 and sigma_max=1 must be numbers",

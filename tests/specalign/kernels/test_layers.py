@@ -297,43 +297,6 @@ def test_rows_apart_leave_the_memory_as_it_was(past: int) -> None:
     )
 
 
-def test_too_many_rows_or_too_little_room() -> None:
-    stack = random_stack()
-    request = Request(stack, 0, 33)
-    with pytest.raises(ValueError, match="at most 32"):
-        stack(request.x, request.cos, request.sin, [request.rows])
-    request = Request(stack, 3, 2)
-    with pytest.raises(ValueError, match="room"):
-        stack(request.x, request.cos, request.sin, [Rows(request.rows.memory, 7, 2)])
-
-
-def test_what_does_not_fit_is_refused_before_it_is_read() -> None:
-    """Drafters of other heads than their target's, masks and rows of another shape or type, weights in 16 bits among norms."""
-    stack, other = random_stack(), random_stack(kv_heads=3)
-    request, theirs = Request(stack, 3, 2), Request(other, 3, 2)
-    with pytest.raises(ValueError, match="other heads than 2 of width 24"):
-        stack(request.x, request.cos, request.sin, [theirs.rows])
-    for see in (torch.ones(2, 2).long(), torch.ones(2, 3).bool()):
-        with pytest.raises(ValueError, match="bool"):
-            stack(request.x, request.cos, request.sin, [Rows(request.rows.memory, 3, 2, see)])
-    for x, cos in (
-        (request.x.double(), request.cos),
-        (request.x, request.cos[:1]),
-        (request.x[:1], request.cos),
-    ):
-        with pytest.raises(ValueError, match="for requests of 2"):
-            stack(x, cos, request.sin, [request.rows])
-    weights = stack.weights[0]
-    with pytest.raises(ValueError, match="belongs"):  # layers of two shapes
-        LayerStack([weights, random_stack(inner=41).weights[0]], 6, 2, 24, 1.0, 1e-5)
-    for field, wrong in (
-        ("q", Matrix(weights.q.weight[:-1])),
-        ("before_mlp", weights.before_mlp.bfloat16()),
-    ):
-        with pytest.raises(ValueError, match="belongs"):
-            LayerStack([replace(weights, **{field: wrong})], 6, 2, 24, 1.0, 1e-5)
-
-
 def test_every_row_is_given_what_a_state_gives() -> None:
     stack = random_stack(bias=False, norms=False)
     norm, matrix = torch.rand(40) + 0.5, torch.randn(40, 40) / 40**0.5

@@ -59,11 +59,6 @@ def test_wrong_values_are_refused(
         BlockConfig.from_dict({**values, **changes}, "mine")
 
 
-def test_a_missing_key_is_named(values: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="head_dim is missing"):
-        BlockConfig.from_dict({k: v for k, v in values.items() if k != "head_dim"})
-
-
 def test_layouts_are_stored_as_published(values: dict[str, Any]) -> None:
     """A file's `block_size` counts input rows, ours counts drafts; older files have only `sample_from_anchor`, or neither."""
     rows = values["block_size"]
