@@ -28,7 +28,8 @@ DIVERGENCES = ("forward_kl", "reverse_kl", "jensen_shannon", "total_variation")
 @dataclass
 class ChunkInputs:
     """What all chunks of rows share. keep: save log q for the backward pass instead of recomputing
-    it. halves_VdD: the head's rows in 16 bits under autocast to that type."""
+    it. halves_VdD: the head's rows in 16 bits under autocast to that type. direct: rows are logits.
+    """
 
     places: TargetPlaces
     head_VdD: Tensor
@@ -36,6 +37,7 @@ class ChunkInputs:
     names: tuple[str, ...]
     keep: bool
     halves_VdD: Tensor | None = None
+    direct: bool = False
 
 
 def _product(left: Tensor, right: Tensor, transposed: bool) -> Tensor:
@@ -108,41 +110,48 @@ def _columns(label_R: Tensor, draft_vocab: Tensor | None) -> tuple[Tensor, Tenso
     return column, draft_vocab[column] == label_R
 
 
-class HiddenStatistics(torch.autograd.Function):
-    """Rows of hidden states → their statistics. With S a value's slope in q, d(value)/d(logits) =
-    q·(S − Σ q·S); forward KL: (Σp)·q − p; log q of the label: one-hot − q."""
+class Statistics(torch.autograd.Function):
+    """Rows of hidden states, or of logits if `work.direct`, → their statistics. With S a value's
+    slope in q, d(value)/d(logits) = q·(S − Σ q·S); forward KL: (Σp)·q − p; log q of the label:
+    one-hot − q."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        hidden_RD: Tensor,
+        rows: Tensor,
         z_Rr: Tensor | None,
         basis_rV: Tensor | None,
         place_R: Tensor,
         work: ChunkInputs,
     ) -> tuple[Tensor, ...]:
-        with torch.autocast(hidden_RD.device.type, enabled=False):
-            log_q, log_z = _log_softmax(_logits(hidden_RD, z_Rr, basis_rV, work))
+        with torch.autocast(rows.device.type, enabled=False):
+            if work.direct:
+                log_q = log_z = rows.float().log_softmax(-1).clamp_min_(LOG_ZERO)
+            else:
+                log_q, log_z = _log_softmax(_logits(rows, z_Rr, basis_rV, work))
             log_p_U, where = _target_rows(place_R, work)
             outputs = _values(log_q, log_p_U, where, place_R, work)
         ctx.work = work
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*outputs[1 : len(ALWAYS)])
         kept = (log_q, log_p_U, where) if work.keep else (log_z, None, None)
-        ctx.save_for_backward(hidden_RD, z_Rr, basis_rV, place_R, *kept)
+        rows = place_R if work.direct else rows  # logits are not read again
+        ctx.save_for_backward(rows, z_Rr, basis_rV, place_R, *kept)
         return outputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden_RD, z_Rr, basis_rV, place_R, log_q, log_p_U, where = ctx.saved_tensors
-        work = ctx.work
-        with torch.autocast(hidden_RD.device.type, enabled=False):
+        rows, z_Rr, basis_rV, place_R, log_q, log_p_U, where = ctx.saved_tensors
+        work: ChunkInputs = ctx.work
+        with torch.autocast(rows.device.type, enabled=False):
             if not work.keep:
-                log_q = _logits(hidden_RD, z_Rr, basis_rV, work).sub_(log_q)
+                log_q = _logits(rows, z_Rr, basis_rV, work).sub_(log_q)
                 log_p_U, where = _target_rows(place_R, work)
             by_name = dict(zip(ALWAYS + work.names, grads, strict=True))
             slope = _slope_of_logits(by_name, log_q, log_p_U, where, place_R, work)
+            if work.direct:
+                return slope, None, None, None, None
             need_hidden, need_z, need_basis = ctx.needs_input_grad[:3]
             head, half = work.head_VdD, None
             if work.halves_VdD is not None:
@@ -152,31 +161,6 @@ class HiddenStatistics(torch.autograd.Function):
             z = _gradient(slope, basis_rV, True, half) if need_z else None
             basis = _gradient(z_Rr.t(), slope, False, half) if need_basis else None
         return hidden, z, basis, None, None
-
-
-class LogitStatistics(torch.autograd.Function):
-    """Rows of logits → their statistics; the slopes of `HiddenStatistics`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits_RV: Tensor, place_R: Tensor, work: ChunkInputs
-    ) -> tuple[Tensor, ...]:
-        with torch.autocast(logits_RV.device.type, enabled=False):
-            log_q = logits_RV.float().log_softmax(-1).clamp_min_(LOG_ZERO)
-            log_p_U, where = _target_rows(place_R, work)
-            outputs = _values(log_q, log_p_U, where, place_R, work)
-        ctx.work = work
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*outputs[1 : len(ALWAYS)])
-        ctx.save_for_backward(place_R, log_q, log_p_U, where)
-        return outputs
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        place_R, log_q, log_p_U, where = ctx.saved_tensors
-        by_name = dict(zip(ALWAYS + ctx.work.names, grads, strict=True))
-        return _slope_of_logits(by_name, log_q, log_p_U, where, place_R, ctx.work), None, None
 
 
 def _values(

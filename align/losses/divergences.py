@@ -20,8 +20,7 @@ from align.losses.divergence_gradients import (
     ALWAYS,
     DIVERGENCES,
     ChunkInputs,
-    HiddenStatistics,
-    LogitStatistics,
+    Statistics,
     factor_dtype,
 )
 from align.losses.target_places import TargetPlaces
@@ -104,7 +103,7 @@ def row_statistics(
         cut = slice(start, start + step)
         z = None if rows.z_Rr is None else rows.z_Rr[cut]
         parts.append(
-            HiddenStatistics.apply(rows.hidden_RD[cut], z, rows.basis_rV, rows.place_R[cut], work)
+            Statistics.apply(rows.hidden_RD[cut], z, rows.basis_rV, rows.place_R[cut], work)
         )
     columns = [torch.cat(column).view(shape) for column in zip(*parts, strict=True)]
     return RowStatistics(**dict(zip(ALWAYS + names, columns, strict=True)))
@@ -125,6 +124,6 @@ def logit_statistics(
     """
     names = tuple(name for name in DIVERGENCES if name in wanted)
     head_VD = head_VD.detach().to(factor_dtype(places.hidden_PD, head_VD)).contiguous()
-    work = ChunkInputs(places, head_VD, None, names, True)
-    values = LogitStatistics.apply(logits_RV, place_R, work)
+    work = ChunkInputs(places, head_VD, None, names, True, direct=True)
+    values = Statistics.apply(logits_RV, None, None, place_R, work)
     return RowStatistics(**dict(zip(ALWAYS + names, values, strict=True)))

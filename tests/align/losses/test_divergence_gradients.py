@@ -110,9 +110,9 @@ def test_cpu_blocks_equal_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a kept chunk a CPU works in blocks of what its cache holds."""
     case = make(seed=8, rank=3)
     whole = torch.autograd.grad(case.statistics().forward_kl.sum(), case.leaves)
-    rows, apply = list[int](), module.HiddenStatistics.apply
+    rows, apply = list[int](), module.Statistics.apply
     monkeypatch.setattr(
-        module.HiddenStatistics, "apply", lambda *given: rows.append(len(given[0])) or apply(*given)
+        module.Statistics, "apply", lambda *given: rows.append(len(given[0])) or apply(*given)
     )
     monkeypatch.setattr(module, "_CPU_CHUNK_BYTES", 4 * len(case.head_VD) * 5)
     monkeypatch.setattr(module, "_CPU_CHUNK_ROWS", 4)
