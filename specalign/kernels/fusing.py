@@ -19,8 +19,8 @@ from torch import Tensor
 
 
 def fused_on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of tensors, the first of which says where it runs. Compiled at its first call on a
-    GPU; where that fails a warning reports it, and the function runs as it stands from then on."""
+    """A function of tensors, compiled at its first call with one on a GPU; where that fails it warns
+    and runs as it stands from then on."""
     compiled: Callable[..., Any] | None = None
 
     @wraps(function)

@@ -113,9 +113,9 @@ class Weights:
 
 
 class Memory:
-    """Where layers keep keys and values of one request: views (1, kv_heads, capacity, head_width),
-    fp32, of one shape. The keys stand there once more as columns, `TILE` of them side by side, as
-    the scores of few rows are fastest. `turned`: how many of the first keys stand in `columns`."""
+    """Keys and values of one request in each layer: views (1, kv_heads, capacity, head_width) of one
+    shape, fp32. The first `turned` keys stand once more in `columns`, `TILE` side by side, as the
+    scores of few rows are fastest."""
 
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         self._held = [t.detach() for t in (*keys, *values)]

@@ -1,17 +1,9 @@
 """Linear layers for few rows on a CPU: decoding one token, or verifying a short draft, reads all
-weights to multiply a few rows.
+weights to multiply a few rows, and torch's default product is optimised for many.
 
-torch's default product is optimised for many rows. Two AVX2 cores, SmolLM2-135M's 106M parameters
-in layers, idle:
-
-    rows                      1     2     5     9    16
-    torch's default, ms      29    46    48    66    66
-    oneDNN, packed, ms       21    22    25    33    40
-    rows.c, ms               19    18    18    22    36
-
-In fp32 `rows.c` is used where the installation compiled it and the processor has AVX2, else
-oneDNN's packed form; in bf16 oneDNN's. `rows.c` sums a row in the same order whatever other rows
-come with it.
+SmolLM2-135M's layers over 5 rows, two AVX2 cores: torch 48 ms, oneDNN's packed form 25, `rows.c`
+18. In fp32 `rows.c` is used where it was compiled and the processor has AVX2, else the packed form;
+in bf16 the packed form. `rows.c` sums a row in the same order whatever other rows come with it.
 """
 
 from __future__ import annotations
@@ -29,9 +21,7 @@ from torch.nn import functional as F
 from specalign.kernels.pages import together
 
 MOST_ROWS = 32
-"""With more rows, `rows.c` has more arithmetic than it can hide behind the reading. For 17 it takes
-14 ms where torch takes 33 (53M parameters, AVX512), for 32 26 where it takes 42."""
-
+"""With more rows, `rows.c` has more arithmetic than it can hide behind the reading."""
 
 LIBRARIES = ("_rows512", "_rows")
 """The same files, compiled for AVX512 and for AVX2."""
@@ -118,8 +108,7 @@ def settled(*matrices: Matrix) -> list[Matrix]:
 
 
 def eight_bits(matrix: Matrix) -> bool:
-    """Whether `rows.c` multiplies this matrix with rows that are rounded to eight bits too: an int8
-    weight of up to 16,384 columns (AVX512 VNNI, or AVX2 alone)."""
+    """Whether `rows.c` rounds the rows to eight bits too: int8 weights of up to 16,384 columns."""
     if rows_library() is None or matrix.weight.dtype != torch.int8:
         return False
     return bool(rows_library().rows_rounded(matrix.weight.shape[1]))
@@ -134,12 +123,10 @@ def rounded_rows(x: Tensor) -> Tensor:
 def few_rows(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None
 ) -> Tensor:
-    """`F.linear(x, weight, bias)` without gradients, (…, in) → (…, out); by `rows.c` where it
-    applies.
+    """`F.linear(x, weight, bias)` without gradients, by `rows.c` where it applies.
 
     `x` in fp32 may be multiplied with a weight in bf16, or in int8 with a `scale` for each row
-    (`rounded`): a half or a quarter is read; sums are fp32. Where `eight_bits`, x is rounded as
-    well, and sums are exact.
+    (`rounded`); sums are fp32. Where `eight_bits`, x is rounded as well, and sums are exact.
     """
     outputs, inputs = weight.shape
     rows = x.numel() // inputs
@@ -159,12 +146,10 @@ def few_rows(
 
 
 def many_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear(x, weight, bias)` without gradients, (…, in) → (…, out); in fp32 on a CPU by oneDNN
-    where it applies, which takes half the time of torch's own product (MKL) on AMD's processors
-    with AVX512.
+    """`F.linear(x, weight, bias)` without gradients; in fp32 on a CPU by oneDNN where it applies,
+    which takes half the time of torch's own product (MKL) on AMD's processors.
 
-    On two dimensions: for (1, L, D) cut from a longer tensor, contiguous or not, oneDNN's bf16
-    product takes 60 ms over 49k columns, for (L, D) 4.
+    On two dimensions: oneDNN's bf16 product of a cut (1, L, D) takes 15 times as long as of (L, D).
     """
     rows = x.reshape(-1, x.shape[-1])
     known = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and _one_dnn()
@@ -193,10 +178,8 @@ def _frozen(tensor: Tensor | None) -> nn.Parameter | None:
 
 
 class RowsLinear(nn.Module):
-    """`F.linear(x, weight, bias)` without gradients, fp32, (…, in) → (…, out), through `rows.c`.
-
-    A weight whose numbers are all bf16 is kept in bf16: half is read, and the result is the same to
-    the bit. `round_to`, bf16 or int8, rounds any other weight too.
+    """A linear layer in fp32 without gradients, through `rows.c`. A weight whose numbers are all
+    bf16 is kept in bf16, with the same result to the bit; `round_to`, bf16 or int8, rounds others.
     """
 
     def __init__(
@@ -258,11 +241,8 @@ _operators.impl(
 
 
 class PackedLinear(nn.Module):
-    """`F.linear(x, weight, bias)` without gradients, (…, in) → (…, out), from a copy of the weight
-    in oneDNN's layout.
-
-    `weight` (out, in) stays reachable, unpacked, under the name that `nn.Linear` gives it.
-    """
+    """A linear layer without gradients from a copy of the weight in oneDNN's layout. `weight` stays
+    reachable, unpacked, under the name that `nn.Linear` gives it."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, rows: int = 8) -> None:
         super().__init__()

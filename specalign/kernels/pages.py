@@ -18,8 +18,7 @@ LARGE = 2 << 20
 
 
 def allocate_untouched(size: int) -> Tensor:
-    """`size` bytes that nothing has been written to, (size,) uint8, from a line of the cache on; on
-    large pages where they fill one and the system gives them to who asks."""
+    """`size` unwritten bytes, uint8, from a line of the cache on; on large pages if they fill one."""
     if size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         room = torch.empty(size + CACHE_LINE, dtype=torch.uint8)
         skipped = -room.data_ptr() % CACHE_LINE
