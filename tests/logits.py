@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from align.losses.divergences import DIVERGENCES, DraftRows, RowStatistics, row_statistics
+from align.losses.divergence_gradients import DIVERGENCES
+from align.losses.divergences import DraftRows, RowStatistics, row_statistics
 from align.losses.target_places import TargetPlaces, target_places
 from specalign.diffusion.noise import LOG_ZERO
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from align.losses.divergences import DIVERGENCES, RowStatistics
+from align.losses.divergence_gradients import DIVERGENCES
+from align.losses.divergences import RowStatistics
 from specalign.diffusion.noise import LOG_ZERO
 
 LOSSES = ("cross_entropy", *DIVERGENCES, "lk", "first_error", "streak", "confidence")

@@ -189,8 +189,8 @@ class LayerStack:
         if self.groups and self.width % self.groups:
             raise ValueError(f"{self.groups} groups of {self.width} channels")
         self._layers = (_Layer * len(self.weights))(*map(self._layer, self.weights))
-        sizes = (len(self.weights), self.width, self.inner, self.heads, self.kv_heads)
-        sizes += (self.head_width, self.block, self.groups)
+        heads = (self.heads, self.kv_heads, self.head_width)
+        sizes = (len(self.weights), self.width, self.inner, *heads, self.block, self.groups)
         numbers = (self.scale, self.eps, self.head_eps)
         last = self._vector(self.last_norm, self.width)
         self.fields = _Stack(*sizes, *numbers, self._layers, last)

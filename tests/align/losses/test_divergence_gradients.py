@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from align.losses import divergences as module
-from align.losses.divergences import DIVERGENCES, DraftRows, logit_statistics, row_statistics
+from align.losses.divergence_gradients import DIVERGENCES
+from align.losses.divergences import DraftRows, logit_statistics, row_statistics
 from align.losses.target_places import target_places
 from specalign.diffusion.noise import LOG_ZERO
 from tests.logits import DIFFERENTIABLE, KINDS, Case, make

@@ -41,7 +41,7 @@ def captured(function):
     return torch.compile(function.__wrapped__, dynamic=True, backend="aot_eager")
 
 
-@pytest.mark.parametrize("names", [("forward_kl",), divergences.DIVERGENCES])
+@pytest.mark.parametrize("names", [("forward_kl",), divergence_gradients.DIVERGENCES])
 def test_losses_and_slopes_are_the_same_captured(monkeypatch, names):
     def once():
         torch.manual_seed(0)
