@@ -36,11 +36,7 @@ _ENDING = re.compile(
 def mask_token(target: Target) -> int:
     """The id whose row of the frozen embedding serves as the mask: the last row without a token
     (padding), else the first reserved token, else the first unused special token. It depends on the
-    target's files only.
-
-    Raises:
-        UserError: there is none (drafter.mask_token_id names one).
-    """
+    target's files only. Raises UserError if there is none."""
     tokenizer = target.tokenizer
     names = {index: _to_ascii(token) for token, index in tokenizer.get_vocab().items()}
     added = getattr(tokenizer, "added_tokens_decoder", {})

@@ -173,11 +173,8 @@ def adapt(
     with the target's shift (DiffuLLaMA, arXiv 2410.17891).
 
     `share_embedding`: the target's embedding and head are used, frozen and not stored; else they
-    are copied, trained and stored, tied if the target's are.
-
-    Raises:
-        UserError: a layer, mask, attention or architecture that does not fit.
-    """
+    are copied, trained and stored, tied if the target's are. Raises UserError for a layer, mask,
+    attention or architecture that does not fit."""
     where = f"target {target.spec!r}"
     with refuse_on_error(where, "masked_lm", NotImplementedError):
         own = own_layers(target, layers)

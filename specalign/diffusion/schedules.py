@@ -120,11 +120,8 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def schedule(name: str, **options: float) -> Schedule:
-    """The schedule of that name with its options (`eps`, or `sigma_min` and `sigma_max`).
-
-    Raises:
-        UserError: an unknown name or option, a value out of range.
-    """
+    """The schedule of that name with its options (`eps`, or `sigma_min` and `sigma_max`). Raises
+    UserError for an unknown name or option, a value out of range."""
     if name not in SCHEDULES:
         raise UserError(f"schedule {name!r} is unknown{nearest(name, SCHEDULES)}")
     known = [field.name for field in fields(SCHEDULES[name])]

@@ -233,12 +233,8 @@ class LayerStack:
     ) -> tuple[Tensor, Tensor | None]:
         """Last hidden states (R, D) of the requests' rows, one after the other, and the outputs (F,
         R, D) of the layers `taps`. Writes their keys and values into the memories, unless they stay
-        apart. fp32, R ≤ 32.
-
-        Raises:
-            ValueError: more rows than that, a memory without room or of another shape, inputs of
-                another shape or type.
-        """
+        apart. fp32, R ≤ 32. Raises ValueError for more rows than that, a memory without room or of
+        another shape, inputs of another shape or type."""
         count, library = sum(r.rows for r in requests), self.library
         if count > MOST_ROWS:
             raise ValueError(f"{count} rows: at most {MOST_ROWS} at a time")

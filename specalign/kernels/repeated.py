@@ -51,12 +51,9 @@ class RepeatedCall:
     def __call__(self, token: int, state_1D: Tensor, tables_2Sw: Tensor, past: int) -> Tensor:
         """Last hidden states (R, D) of the block that begins with `token`, at the positions from
         `past` on. `state_1D`: the target's before it. `tables_2Sw`: the rotary tables of at least
-        this many positions. Everything in fp32 and contiguous.
-
-        Raises:
-            ValueError: inputs of another shape, type or layout, a token outside the embeddings, or
-                a longer past than the memory has.
-        """
+        this many positions. Everything in fp32 and contiguous. Raises ValueError for inputs of
+        another shape, type or layout, a token outside the embeddings, or a longer past than the
+        memory has."""
         stack = self._stack
         if tables_2Sw is not self._tables_2Sw:
             check_tensor(tables_2Sw, (2, len(tables_2Sw[0]), stack.head_width))

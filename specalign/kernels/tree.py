@@ -98,11 +98,7 @@ class TreeHead:
     ) -> tuple[Tensor, Tensor]:
         """A chain after the token `last`: columns (K,), each drawn with its number of `u_K`, fp64
         in [0, 1), and q (K, Vd), what they were drawn from: softmax(logits / scale) given those
-        before.
-
-        Raises:
-            ValueError: as `__call__`, or not as many numbers as hidden states.
-        """
+        before. Raises ValueError as `__call__` does."""
         hidden_KD, scratch = self._check(hidden_KD, last, 1)
         levels = len(hidden_KD)
         u_K = check_tensor(u_K.contiguous(), (levels,), torch.float64)

@@ -131,11 +131,8 @@ class BlockConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str = "config.json") -> BlockConfig:
-        """The config in a file's values; other keys are ignored.
-
-        Raises:
-            UserError: a missing key, or a value that does not fit.
-        """
+        """The config in a file's values; other keys are ignored. Raises UserError for a missing
+        key, or a value that does not fit."""
         if values.get("self_conditioning"):
             raise UserError(f"{where}: self_conditioning is not supported: train the drafter again")
         rows = convert(values.get("block_size", 0), int, "block_size", where)

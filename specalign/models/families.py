@@ -191,10 +191,7 @@ FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}
 
 def family_of(config: Mapping[str, Any], spec: str) -> Family:
     """The family of a checkpoint, from its config.json and the hub id or folder that it came from.
-
-    Raises:
-        UserError: none that is known, or a config value that its base architecture cannot compute.
-    """
+    Raises UserError for an unknown family, or a config that its architecture cannot compute."""
     kind, named = config.get("model_type"), architectures_of(config)
     fitting = [
         f

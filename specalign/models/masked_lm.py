@@ -170,11 +170,8 @@ class MaskedLM(nn.Module):
     # ---- decoding with a cache, if a clean prefix sees nothing after it ----
 
     def new_cache(self, capacity: int) -> KVCache:
-        """An empty one-row cache of `capacity` positions.
-
-        Raises:
-            ValueError: the family's attention is full, so that no key can be kept.
-        """
+        """An empty one-row cache of `capacity` positions. Raises ValueError for a
+        family of full attention, whose keys cannot be kept."""
         if self.family.cache != "exact":
             raise ValueError(
                 f"{self.family.name} has {self.family.attention} attention: no exact cache exists"
@@ -237,11 +234,8 @@ def with_lora(
     network: MaskedLM, rank: int, alpha: float, targets: Sequence[str], seed: int = 0
 ) -> None:
     """Freeze the network and train low-rank updates of the linear layers whose names end in
-    `targets` (arXiv 2106.09685); they start at zero.
-
-    Raises:
-        UserError: the package `peft` is not installed, or there is no such layer.
-    """
+    `targets` (arXiv 2106.09685); they start at zero. Raises UserError without the package
+    `peft`, or such a layer."""
     config = lora_config(rank, alpha, targets)
     from peft import get_peft_model
 
