@@ -32,7 +32,6 @@ KINDS: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "silu": ("shared_kv", False, {"markov_rank": 8}),
     "tanh": ("taps", False, {"markov_rank": 8, "markov": "tanh"}),
     "linear": ("shared_kv", True, {"markov_rank": 8, "markov": "linear"}),
-    "mlp": ("shared_kv", False, {"markov_rank": 8, "markov": "mlp"}),
     "vanilla": ("taps", True, {"markov_rank": 8, "markov": "vanilla", "confidence_head": True}),
     "gated": ("shared_kv", False, {"markov_rank": 8, "markov": "gated"}),
     "rnn": ("taps", False, {"markov_rank": 8, "markov": "rnn"}),

@@ -106,7 +106,7 @@ def test_configs_that_do_not_fit(target: Target, samples: data.Samples, tmp_path
         ("block_size", 0, "at least 1"),
         ("block_size", 2.5, "block_size=2.5 must be an integer"),
         ("block_size", 100000, "must be at most 512"),
-        ("target_layer_ids", [1, 77], "target layer 77"),
+        ("target_layer_ids", [1, 77], "are not within 0..3"),
         ("target_layer_ids", "3", "target_layer_ids=.3. must be a list"),
         ("draft_vocab_size", 63, "63 entries"),
         ("mask_token_id", 99999, "mask_token_id=99999 is not within"),
