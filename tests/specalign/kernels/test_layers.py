@@ -307,7 +307,7 @@ def test_every_row_is_given_what_a_state_gives() -> None:
     expected, _ = stack(request.x + given, request.cos, request.sin, [rows])
     found, _ = stack(request.x, request.cos, request.sin, [rows], state_D=state)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    with pytest.raises(ValueError, match="a state"):
+    with pytest.raises(ValueError, match="belongs"):
         stack(request.x, request.cos, request.sin, [rows], state_D=state[:3])
     with pytest.raises(ValueError, match="a state"):
         random_stack()(request.x, request.cos, request.sin, [rows], state_D=state)
@@ -349,7 +349,8 @@ def test_repeated_calls_give_the_same_bits_and_write_nothing(dtype: torch.dtype)
         with pytest.raises(ValueError, match=r"contiguous|positions before|the token"):
             repeated(*wrong)
     with pytest.raises(ValueError, match="heads"):
-        RepeatedCall(random_stack(kv_heads=3), memory, see, block, embedding)
-    for other in ((block[:3], embedding), (block, embedding.double()), (block, embedding[:, :39])):
+        other = replace(random_stack(kv_heads=3), state=stack.state, _held=[])
+        RepeatedCall(other, memory, see, block, embedding)
+    for bad in ((block[:3], embedding), (block, embedding.double()), (block, embedding[:, :39])):
         with pytest.raises(ValueError, match="belongs"):
-            RepeatedCall(stack, memory, see, *other)
+            RepeatedCall(stack, memory, see, *bad)
