@@ -15,9 +15,21 @@ from specalign.lm.inspection.keys import Rotary, key_rotaries
 from specalign.lm.model import Target
 from specalign.lm.slabs import LayerShape
 
-_INNER = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "block_ff_dim")
+_INNER: tuple[str, ...] = (
+    "intermediate_size",
+    "ffn_dim",
+    "n_inner",
+    "ffn_hidden_size",
+    "block_ff_dim",
+)
 _INNER += ("ffn_hidden_dim",)
-_EPS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps")
+_EPS: tuple[str, ...] = (
+    "rms_norm_eps",
+    "layer_norm_epsilon",
+    "layer_norm_eps",
+    "norm_epsilon",
+    "norm_eps",
+)
 _EPS += ("layernorm_epsilon",)
 
 

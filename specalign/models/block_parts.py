@@ -67,7 +67,7 @@ def _copy_layer(layer: BlockLayer, theirs: dict[str, Tensor]) -> list[str]:
 def _initialise_markov(drafter: BlockDrafter, markov: MarkovHead) -> None:
     """A bias of zero over the head's leading directions."""
     for part in markov.silent:
-        nn.init.zeros_(markov.get_submodule(part).weight)
+        nn.init.zeros_(markov.get_parameter(f"{part}.weight"))
     head = drafter.head_weight_VdD.float()
     # on the host: a GPU finds the directions in thousands of small steps, and other processes on it
     # wait for each
