@@ -15,22 +15,22 @@ from specalign.lm.inspection.keys import Rotary, key_rotaries
 from specalign.lm.model import Target
 from specalign.lm.slabs import LayerShape
 
-_INNER: tuple[str, ...] = (
+_INNER = (
     "intermediate_size",
     "ffn_dim",
     "n_inner",
     "ffn_hidden_size",
     "block_ff_dim",
+    "ffn_hidden_dim",
 )
-_INNER += ("ffn_hidden_dim",)
-_EPS: tuple[str, ...] = (
+_EPS = (
     "rms_norm_eps",
     "layer_norm_epsilon",
     "layer_norm_eps",
     "norm_epsilon",
     "norm_eps",
+    "layernorm_epsilon",
 )
-_EPS += ("layernorm_epsilon",)
 
 
 def tap_layers(num_layers: int, taps: int) -> list[int]:
