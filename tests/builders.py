@@ -17,8 +17,7 @@ from align.config.parser import load_recipe
 from align.data import shards as data
 from align.data.draft_vocab import frequent_tokens
 from align.makers.block import from_target
-from align.makers.causal import make_causal
-from align.makers.standalone import make_standalone
+from align.makers.standalone import make_causal, make_standalone
 from align.training.base_module import DrafterModule
 from align.training.run import train
 from decode.engine.decoder import Decoder
@@ -134,14 +133,13 @@ TRAINED_BLOCKS = [
     {"context": "taps", "init_from_target": False},
     {"context": "shared_kv", "markov_rank": 8, "markov": "vanilla", "convolution": True},
     {"context": "taps", "markov_rank": 8, "markov": "gated", "convolution": True},
-    {"context": "shared_kv", "markov_rank": 8, "markov": "mlp", "self_conditioning": True},
+    {"context": "shared_kv", "markov_rank": 8, "markov": "tanh", "convolution": True},
     {"context": "taps", "markov_rank": 8, "markov": "tanh", "block_layout": "fill_in"},
     {
         "context": "shared_kv",
         "markov_rank": 8,
         "markov": "linear",
         "block_layout": "fill_in",
-        "self_conditioning": True,
     },
 ]
 
@@ -195,11 +193,6 @@ BLOCK_VARIANTS: dict[str, dict[str, Any]] = {
         "options": {"markov": "vanilla", "convolution": True},
     },
     "gated": {"context": "taps", "markov_rank": 8, "options": {"markov": "gated"}},
-    "mlp twice": {
-        "context": "taps",
-        "markov_rank": 8,
-        "options": {"markov": "mlp", "self_conditioning": True},
-    },
     "fill-in": {"context": "taps", "markov_rank": 8, "options": {"block_layout": "fill_in"}},
     "fill-in tanh": {
         "context": "shared_kv",
@@ -208,10 +201,10 @@ BLOCK_VARIANTS: dict[str, dict[str, Any]] = {
     },
     "linear": {"context": "taps", "markov_rank": 8, "options": {"markov": "linear"}},
     "rnn": {"context": "taps", "markov_rank": 8, "options": {"markov": "rnn"}},
-    "fill-in convolution twice": {
+    "fill-in convolution": {
         "context": "shared_kv",
         "confidence": True,
-        "options": {"block_layout": "fill_in", "convolution": True, "self_conditioning": True},
+        "options": {"block_layout": "fill_in", "convolution": True},
     },
 }
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from align.losses.divergences import DIVERGENCES, DraftRows, RowStatistics, row_statistics
+from align.losses.divergence_gradients import DIVERGENCES
+from align.losses.divergences import DraftRows, RowStatistics, row_statistics
 from align.losses.target_places import TargetPlaces, target_places
-from specalign.diffusion.parameterization import LOG_ZERO
+from specalign.diffusion.noise import LOG_ZERO
 
 ALL = frozenset(DIVERGENCES)
 
@@ -24,7 +25,6 @@ class Case:
     draft_vocab: Tensor | None
     shape: tuple[int, int]
     temperature: float = 1.0
-    draft_temperature: float = 1.0
 
     @property
     def head_VdD(self) -> Tensor:
@@ -48,9 +48,7 @@ class Case:
             self.draft_vocab,
             self.shape,
             wanted,
-            self.temperature,
             chunk_rows,
-            self.draft_temperature,
         )
         return replace(found, confidence=self.rows.hidden_RD.sum(-1).view(self.shape))
 
@@ -60,7 +58,7 @@ class Case:
         logits = leaves[0] @ self.head_VdD.double().t()
         if len(leaves) > 1:
             logits = logits + leaves[1] @ leaves[2]
-        q_draft = (logits / self.draft_temperature).softmax(-1)
+        q_draft = logits.softmax(-1)
         vocabulary = len(self.head_VD)
         ids = torch.arange(vocabulary) if self.draft_vocab is None else self.draft_vocab
         q = torch.zeros(len(q_draft), vocabulary, dtype=torch.float64).index_copy(1, ids, q_draft)
@@ -98,7 +96,6 @@ def make(
     rank: int = 0,
     dtype: torch.dtype = torch.float32,
     temperature: float = 1.0,
-    draft_temperature: float = 1.0,
 ) -> Case:
     g = torch.Generator().manual_seed(seed)
     width, positions, rows = 5, 11, anchors * block
@@ -120,7 +117,7 @@ def make(
     if rank:
         draft.z_Rr = torch.randn(rows, rank, generator=g).to(dtype).requires_grad_()
         draft.basis_rV = torch.randn(rank, kept or vocabulary, generator=g).requires_grad_()
-    return Case(draft, places, head, draft_vocab, (anchors, block), temperature, draft_temperature)
+    return Case(draft, places, head, draft_vocab, (anchors, block), temperature)
 
 
 DIFFERENTIABLE = ("log_q_label", *DIVERGENCES)
@@ -133,6 +130,6 @@ KINDS = {
     "markov": {"rank": 3},
     "pruned_markov": {"kept": 8, "rank": 2},
     "warm_target": {"temperature": 0.7},
-    "warm_both": {"temperature": 1.5, "draft_temperature": 1.5, "kept": 9, "rank": 2},
+    "hot_target": {"temperature": 1.5, "kept": 9, "rank": 2},
 }
 """Options of `make`, by name."""

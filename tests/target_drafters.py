@@ -14,8 +14,7 @@ from align.config.parser import load_recipe
 from align.data import packing
 from align.data import shards as data
 from align.makers.block import from_target
-from align.makers.causal import make_causal
-from align.makers.standalone import make_standalone
+from align.makers.standalone import make_causal, make_standalone
 from align.training.block_module import BlockDrafterModule
 from decode.engine.decoder import Decoder
 from decode.proposers.autoregressive import AutoregressiveDrafter

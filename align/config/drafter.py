@@ -22,7 +22,6 @@ LOSS_NAMES = (
 PARTS = {
     "markov": "markov.",
     "convolution": "_conv.",
-    "self_conditioning": "estimate.",
     "confidence": "confidence.",
 }
 """Parts of a block drafter that may have their own learning rate, with a substring of their
@@ -73,26 +72,16 @@ class DrafterConfig(Section):
     init_from_target: bool = option(True, "start from the target's layers")
     markov_rank: int = option(
         192,
-        "rank of the bias from the previous token; 0 = independent positions. A value other than "
-        "192 replaces the one in "
-        "drafter.init with a fresh one, 0 removes it",
+        "rank of the bias from the previous token; 0 = independent positions",
         low=0,
         high=2**16,
     )
-    markov: (
-        Literal["silu", "tanh", "linear", "mlp", "vanilla", "gated", "mixed", "table"] | None
-    ) = option(
+    markov: Literal["silu", "tanh", "linear", "vanilla", "gated"] | None = option(
         None,
-        "block: form of that bias. silu, tanh = one layer over hidden state and embedding, mlp = "
-        "two, linear = the embedding "
-        "alone, vanilla = a row for each token, gated = the same times a gate (mixed, table: "
-        "former names of silu and vanilla). "
-        "DSpark's engines serve linear and vanilla (vLLM), tanh and gated (SGLang). null = silu, "
-        "or what drafter.init has; another "
-        "kind, or a kind and another rank, replaces it with a fresh one",
-    )
-    markov_width: int = option(
-        0, "width of the first layer of drafter.markov=mlp; 0 = twice the rank", low=0, high=2**16
+        "block: form of that bias. silu, tanh = one layer over hidden state and embedding, linear "
+        "= the embedding alone, vanilla = a row for each token, gated = the same times a gate. "
+        "DSpark's engines serve linear and vanilla (vLLM), tanh and gated (SGLang). null = silu; "
+        "a drafter.init keeps its own",
     )
     attention_bias: bool | None = option(
         None,
@@ -105,12 +94,6 @@ class DrafterConfig(Section):
         "block: two-tap convolutions around attention and feed-forward; start as the identity, so "
         "that drafter.init drafts "
         "as before",
-    )
-    self_conditioning: bool = option(
-        False,
-        "block: a second pass that sees the first one's estimates, in half of the blocks while "
-        "training. Starts as the "
-        "identity, so that drafter.init drafts as before",
     )
     confidence_head: bool = option(
         False,
@@ -142,7 +125,7 @@ class DrafterConfig(Section):
     time_input: Literal["sigma", "zero", "none"] = option(
         "sigma", "ddit: conditioned on the noise (SEDD), on zero (MDLM), or without adaLN (RADD)"
     )
-    graph: Literal["absorbing", "uniform"] = option("absorbing", "ddit: what noise does to a token")
+    graph: str = option("absorbing", "standalone: what noise does to a token: it masks it")
     schedule: Literal["loglinear", "geometric", "cosine"] = option(
         "loglinear", "standalone: noise over time"
     )
@@ -154,8 +137,7 @@ class DrafterConfig(Section):
     )
     lora_rank: int = option(
         0,
-        "masked_lm, block with init: rank of low-rank updates, the rest frozen; 0 = train "
-        "everything",
+        "masked_lm: rank of low-rank updates, the rest frozen; 0 = train everything",
         low=0,
         high=2**16,
     )
@@ -178,7 +160,6 @@ class DrafterConfig(Section):
         if self.kind != "block":
             block_only = {
                 "confidence_head=true": self.confidence_head,
-                "self_conditioning=true": self.self_conditioning,
                 "convolution=true": self.convolution,
                 f"markov={self.markov}": self.markov is not None,
                 f"block_layout={self.block_layout}": self.block_layout is not None,
@@ -194,10 +175,6 @@ class DrafterConfig(Section):
             self.markov is None or self.markov_rank > 0,
             f"drafter.markov={self.markov} needs drafter.markov_rank above 0",
         )
-        require(
-            self.markov_width == 0 or self.markov == "mlp",
-            f"drafter.markov_width={self.markov_width} needs drafter.markov=mlp",
-        )
         if self.train == "confidence_head":
             require(
                 self.confidence_head,
@@ -208,16 +185,11 @@ class DrafterConfig(Section):
                 "drafter.train=confidence_head needs drafter.init, a trained drafter: all else is "
                 "frozen",
             )
-            require(
-                self.lora_rank == 0,
-                f"drafter.lora_rank={self.lora_rank}: drafter.train=confidence_head freezes all "
-                "else",
-            )
 
     def _validate_network(self) -> None:
         require(
-            self.kind != "masked_lm" or self.graph != "uniform",
-            "drafter.graph=uniform: a masked language model needs drafter.graph=absorbing",
+            self.graph == "absorbing",
+            f"drafter.graph={self.graph}: such a drafter cannot draft; use drafter.graph=absorbing",
         )
         if self.kind == "ddit":
             require(
@@ -236,11 +208,8 @@ class DrafterConfig(Section):
             "drafter.attention=full",
         )
         require(
-            self.lora_rank == 0
-            or self.kind == "masked_lm"
-            or (self.kind == "block" and self.init is not None),
-            "drafter.lora_rank needs drafter.kind=masked_lm, or drafter.kind=block with "
-            "drafter.init, a trained drafter",
+            self.lora_rank == 0 or self.kind == "masked_lm",
+            "drafter.lora_rank needs drafter.kind=masked_lm",
         )
         if self.target_layers is not None:
             require(self.target_layers, "drafter.target_layers must name at least one layer")
@@ -281,7 +250,7 @@ class ObjectiveConfig(Section):
     chunk_rows: int = option(2048, "rows of the head computed at a time", low=1)
     diffusion: Literal["score_entropy", "masked_nll"] = option(
         "score_entropy",
-        "standalone: SEDD's denoising score entropy, or MDLM's bound (absorbing only)",
+        "standalone: SEDD's denoising score entropy, or MDLM's bound",
     )
     distillation: float = option(
         1.0,
@@ -289,10 +258,9 @@ class ObjectiveConfig(Section):
         low=0,
     )
     distillation_warmup: int = option(0, "steps over which λ rises from 0", low=0)
-    times: Literal["low_discrepancy", "antithetic", "uniform", "count"] = option(
+    times: Literal["low_discrepancy", "count"] = option(
         "low_discrepancy",
-        "standalone: how the blocks' times are drawn; count = by the number of masks, least noise "
-        "(absorbing only)",
+        "standalone: how the blocks' times are drawn; count = by the number of masks, least noise",
     )
     least_time: float = option(1e-3, "standalone: the earliest time", above=0, high=1)
     annealing: int = option(

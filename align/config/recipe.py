@@ -100,25 +100,10 @@ class Recipe(Section):
         )
 
     def _validate_stage(self) -> None:
-        d, o = self.drafter, self.objective
+        d = self.drafter
         require(
             d.standalone or self.stage == "calibrate",
             f"stage={self.stage}: drafter.kind={d.kind} needs stage=calibrate",
-        )
-        if not d.standalone or d.graph != "uniform":
-            return
-        require(
-            o.diffusion != "masked_nll",
-            "objective.diffusion=masked_nll needs drafter.graph=absorbing",
-        )
-        require(
-            o.times != "count",
-            "objective.times=count counts masks: it needs drafter.graph=absorbing",
-        )
-        require(
-            self.stage != "calibrate" or o.distillation == 0,
-            "drafter.graph=uniform has no one-step q to calibrate: stage=finetune, or "
-            "objective.distillation=0",
         )
 
     def _validate_objective(self) -> None:

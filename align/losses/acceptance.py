@@ -1,10 +1,8 @@
-"""Estimates, from training text, of what decoding will measure: expected τ and acceptance per
-position.
+"""Estimates, from training text, of what decoding will measure: acceptance per position and τ.
 
-Each function says on which text it is unbiased. Shapes: … leading dimensions (B, A), K drafted
-positions. Where `valid` (…, K) is false, drafts are cut: the text, its document or the answer ends
-there. Compare with a decoder only over anchors whose whole block is valid, or whose text ends at
-the end of sequence.
+Shapes: … leading dimensions (B, A), K drafted positions. Where `valid` (…, K) is false, drafts are
+cut: the text, its document or the answer ends there. Compare with a decoder only over anchors whose
+whole block is valid, or whose text ends at the end of sequence.
 """
 
 from __future__ import annotations
@@ -14,28 +12,19 @@ from torch import Tensor
 
 
 @torch.no_grad()
-def reach(log_q_label: Tensor, p_label: Tensor, valid: Tensor) -> Tensor:
-    """Π_{j<m} min(1, q_j(x_j)/p_j(x_j)) at every position m, (…, K) → (…, K), zero where not valid.
-
-    Its mean over text x drawn from p is the probability that token verification reaches draft m,
-    because an x_j drawn from p is the accepted draft with probability min(1, q/p).
-    """
-    # in logarithms: p may underflow where q does not
-    ratio = (log_q_label - p_label.clamp_min(1e-37).log()).clamp_max(0.0).exp() * valid
-    return torch.cat((torch.ones_like(ratio[..., :1]), ratio.cumprod(-1)[..., :-1]), dim=-1) * valid
-
-
-@torch.no_grad()
 def kept_token(log_q_label: Tensor, p_label: Tensor, acceptance: Tensor, valid: Tensor) -> Tensor:
-    """Probability that token verification accepts draft m and all before it, (…, K) → (…, K),
-    falling in m.
+    """Probability that token verification accepts draft m and all before it, (…, K) → (…, K).
 
-    [Π_{j<m} min(1, q_j(x_j)/p_j(x_j))]·β_m with β_m = Σ_x min(p_m, q_m): unbiased over text x drawn
-    from the very p of the statistics (same temperature, no other processor), for q independent over
+    [Π_{j<m} min(1, q_j(x_j)/p_j(x_j))]·β_m with β_m = Σ_x min(p_m, q_m). Its mean is unbiased over
+    text x drawn from the very p of the statistics (same temperature, no other processor), because
+    an x_j drawn from p is the accepted draft with probability min(1, q/p); for q independent over
     positions and for q that depends on the drafts before. Π_{j≤m} β_j along one path is NOT: it
     multiplies averages over all tokens along a single path.
     """
-    return reach(log_q_label, p_label, valid) * acceptance
+    # in logarithms: p may underflow where q does not
+    ratio = (log_q_label - p_label.clamp_min(1e-37).log()).clamp_max(0.0).exp() * valid
+    reach = torch.cat((torch.ones_like(ratio[..., :1]), ratio.cumprod(-1)[..., :-1]), dim=-1)
+    return reach * valid * acceptance
 
 
 def expected_accepted_token(
@@ -47,12 +36,10 @@ def expected_accepted_token(
 
 @torch.no_grad()
 def kept_greedy(match: Tensor, greedy_label: Tensor, valid: Tensor) -> Tensor:
-    """Whether greedy verification accepts draft m and all before it, (…, K) → (…, K), 0 or 1;
-    summed, the accepted drafts (τ is one more).
+    """Whether greedy verification accepts draft m and all before it, (…, K) → (…, K), 0 or 1.
 
-    Exact on text that the target wrote greedily: the leading run of positions where argmax q =
-    argmax p. On other text the run ends after the first token that is not argmax p, because p after
-    argmax p is not known: a lower bound.
+    Exact on text that the target wrote greedily. On other text the run ends after the first token
+    that is not argmax p, because p after argmax p is not known: a lower bound.
     """
     hit = (match > 0.5) & valid
     on_path = torch.cat((torch.ones_like(hit[..., :1]), (greedy_label > 0.5)[..., :-1]), dim=-1)

@@ -1,79 +1,57 @@
-"""Losses of discrete diffusion: score entropy and masked cross-entropy, per position, unreduced, in
-nats.
+"""Losses of masked diffusion, per masked position, unreduced, in nats and without their weight.
 
-Every function is elementwise over the leading dimensions: rows (R, V) with tokens and σ of shape
-(R,) serve as well as (B, L, V) with (B, L); σ and its rate broadcast, (B, 1). Rows that do not
-count (not `valid`; not masked, for the absorbing graph) are left out before anything of size V is
-computed. In fp32 whatever comes in (fp64 stays).
+Rows (R, V) of network outputs at masked positions with their clean tokens (R,). V counts the mask,
+`mask_id`. A position's weight is `Schedule.weight`. In fp32 whatever comes in (fp64 stays): SEDD's
+sums in bf16 lose 0.02 nats a token.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
-
-from specalign.diffusion.graphs import Absorbing, Graph, excess, on_rows
-from specalign.diffusion.parameterization import (
-    full_precision,
-    logsumexp_and_label,
-    time_weight,
-)
+from torch.autograd.function import once_differentiable
 
 
-def score_entropy(
-    f_V: Tensor,
-    tokens_t: Tensor,
-    tokens_0: Tensor,
-    sigma: Tensor,
-    rate: Tensor,
-    graph: Graph,
-    valid: Tensor,
-    scale_by_sigma: bool = True,
-) -> Tensor:
-    """dσ·DSE per position, (…,), zero where not `valid`: SEDD's loss (arXiv 2310.16834; SpecDiff,
-    eq. 1).
+def score_entropy(f_RV: Tensor, x_0_R: Tensor, mask_id: int) -> Tensor:
+    """SEDD's denoising score entropy (arXiv 2310.16834) times e^σ − 1, (R,), for the log-score
+    f − log(e^σ − 1) − log(V − 1).
 
-    The log-score is f, for the absorbing graph with `scale_by_sigma` f − log(e^σ−1) − log(V−1).
+    Z − 1 − s at x_0 with s = f − log(V − 1) and Z = Σ_{y≠mask} e^(s_y); σ has dropped out. It is
+    −log softmax(f)[x_0] + (Z − 1 − log Z): the cross-entropy, and 0 or more for a wrong sum.
     """
-    if not (isinstance(graph, Absorbing) and scale_by_sigma):
-        return full_precision(rate) * on_rows(
-            graph.score_entropy, valid, f_V, sigma, tokens_t, tokens_0
-        )
-    mask_id, masked = graph.mask_id, valid & (tokens_t == graph.mask_id)
-
-    def scaled_excess(f_RV: Tensor, x_0_R: Tensor, weight_R: Tensor) -> Tensor:
-        return weight_R * excess(f_RV, x_0_R, mask_id, -math.log(f_RV.shape[-1] - 1))
-
-    return on_rows(scaled_excess, masked, f_V, tokens_0, time_weight(sigma, rate))
+    log_sum, label = _LogSumExpAndLabel.apply(_widen(f_RV), x_0_R, mask_id)
+    shift = -math.log(f_RV.shape[-1] - 1)
+    return torch.expm1(log_sum + shift) - (label + shift)
 
 
-def masked_cross_entropy(
-    logits_V: Tensor, tokens_t: Tensor, tokens_0: Tensor, mask_id: int, valid: Tensor
-) -> Tensor:
-    """−log p(x_0 | x_t) per position, (…,), under SUBS: zero where not masked or not `valid`."""
-
-    def cross_entropy(logits_RV: Tensor, x_0_R: Tensor) -> Tensor:
-        log_sum, label = logsumexp_and_label(logits_RV, x_0_R, mask_id)
-        return log_sum - label
-
-    return on_rows(cross_entropy, valid & (tokens_t == mask_id), logits_V, tokens_0)
+def masked_cross_entropy(logits_RV: Tensor, x_0_R: Tensor, mask_id: int) -> Tensor:
+    """−log p(x_0 | x_t), (R,), p a softmax without the mask (MDLM's SUBS, arXiv 2406.07524)."""
+    log_sum, label = _LogSumExpAndLabel.apply(_widen(logits_RV), x_0_R, mask_id)
+    return log_sum - label
 
 
-def masked_nll(
-    logits_V: Tensor,
-    tokens_t: Tensor,
-    tokens_0: Tensor,
-    sigma: Tensor,
-    rate: Tensor,
-    mask_id: int,
-    valid: Tensor,
-) -> Tensor:
-    """MDLM's NELBO term −log p(x_0 | x_t)·dσ/(e^σ − 1) per position, (…,); zero where not masked or
-    not `valid`."""
-    cross_entropy = masked_cross_entropy(logits_V, tokens_t, tokens_0, mask_id, valid)
-    masked = valid & (tokens_t == mask_id)
-    return (
-        torch.where(masked, time_weight(sigma, rate), 0.0) * cross_entropy
-    )  # σ may be 0 elsewhere
+def _widen(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+class _LogSumExpAndLabel(torch.autograd.Function):
+    """(log Σ_{y≠column} e^{x_y}, x_label), without copies of x in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x_RV: Tensor, label_R: Tensor, column: int) -> tuple[Tensor, Tensor]:
+        before, after = x_RV[:, :column], x_RV[:, column + 1 :]
+        log_sum = torch.logaddexp(before.logsumexp(-1), after.logsumexp(-1))
+        ctx.save_for_backward(x_RV, log_sum, label_R)
+        ctx.column = column
+        return log_sum, x_RV.gather(-1, label_R[:, None])[:, 0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_log_sum: Tensor, of_label: Tensor) -> tuple[Tensor, None, None]:
+        x_RV, log_sum, label_R = ctx.saved_tensors
+        slope_RV = (x_RV - log_sum[:, None]).exp_().mul_(of_log_sum[:, None])
+        slope_RV[:, ctx.column] = 0.0
+        return slope_RV.scatter_add_(-1, label_R[:, None], of_label[:, None]), None, None

@@ -15,27 +15,29 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from align.losses.target_places import TargetPlaces, TopTokens
-from specalign.diffusion.parameterization import LOG_ZERO
+from align.losses.target_places import TargetPlaces
+from specalign.diffusion.noise import LOG_ZERO
 from specalign.kernels.fusing import fused_on_gpu
 from specalign.kernels.linear import many_rows
 
 ALWAYS = ("log_q_label", "acceptance", "p_label", "match", "greedy_label")
 """The statistics that are always computed; divergences follow."""
+DIVERGENCES = ("forward_kl", "reverse_kl", "jensen_shannon", "total_variation")
 
 
 @dataclass
 class ChunkInputs:
     """What all chunks of rows share. keep: save log q for the backward pass instead of recomputing
-    it. halves_VdD: the head's rows in 16 bits, if gradients are products of 16-bit factors."""
+    it. halves_VdD: the head's rows in 16 bits under autocast to that type. direct: rows are logits.
+    """
 
     places: TargetPlaces
     head_VdD: Tensor
     draft_vocab: Tensor | None
     names: tuple[str, ...]
-    draft_temperature: float
     keep: bool
     halves_VdD: Tensor | None = None
+    direct: bool = False
 
 
 def _product(left: Tensor, right: Tensor, transposed: bool) -> Tensor:
@@ -63,6 +65,7 @@ def _gradient(left: Tensor, right: Tensor, transposed: bool, half: torch.dtype |
 
 
 def factor_dtype(*factors: Tensor) -> torch.dtype:
+    """The type to multiply these in: their own 16-bit type on a GPU, else fp32."""
     dtype = factors[0].dtype
     halves = dtype in (torch.bfloat16, torch.float16) and all(
         x.is_cuda and x.dtype == dtype for x in factors
@@ -76,31 +79,27 @@ def _logits(
     logits = _product(hidden_RD, work.head_VdD, True)
     if z_Rr is not None and basis_rV is not None:
         logits += _product(z_Rr, basis_rV, False)
-    return logits if work.draft_temperature == 1.0 else logits.div_(work.draft_temperature)
+    return logits
 
 
 def _target_rows(place_R: Tensor, work: ChunkInputs) -> tuple[Tensor, Tensor]:
     """log p over the draft vocabulary at these rows' distinct positions, (U, Vd), and each row's
-    index."""
+    index. Where only the most probable tokens are stored, LOG_ZERO for the others."""
+    places = work.places
     own, where = torch.unique(place_R, return_inverse=True)
-    if work.places.top is not None:
-        return _of_top(work.places.top[own], work), where
-    log_p = _product(work.places.hidden_PD[own], work.head_VdD, True)
-    if work.places.finish is not None:
-        log_p = work.places.finish(log_p, work.draft_vocab)
-    if work.places.temperature != 1.0:
-        log_p /= work.places.temperature
-    return log_p.sub_(work.places.log_z_P[own][:, None]).clamp_min_(LOG_ZERO), where
-
-
-def _of_top(top: TopTokens, work: ChunkInputs) -> Tensor:
-    """log p over the draft vocabulary of the stored tokens, LOG_ZERO elsewhere."""
-    column, inside = _columns(top.ids_Pk.long(), work.draft_vocab)
-    log_p = top.log_p_Pk.float().masked_fill(~inside, LOG_ZERO).clamp_min_(LOG_ZERO)
-    found = log_p.new_full((len(log_p), work.head_VdD.shape[0]), LOG_ZERO)
-    return found.scatter_reduce_(
-        1, column, log_p, "amax"
-    )  # a token outside points at another one's column
+    if places.top is not None:
+        top = places.top[own]
+        column, inside = _columns(top.ids_Pk.long(), work.draft_vocab)
+        stored = top.log_p_Pk.float().masked_fill(~inside, LOG_ZERO).clamp_min_(LOG_ZERO)
+        log_p = stored.new_full((len(stored), work.head_VdD.shape[0]), LOG_ZERO)
+        # the largest: a token outside the draft vocabulary points at another one's column
+        return log_p.scatter_reduce_(1, column, stored, "amax"), where
+    log_p = _product(places.hidden_PD[own], work.head_VdD, True)
+    if places.finish is not None:
+        log_p = places.finish(log_p, work.draft_vocab)
+    if places.temperature != 1.0:
+        log_p /= places.temperature
+    return log_p.sub_(places.log_z_P[own][:, None]).clamp_min_(LOG_ZERO), where
 
 
 def _columns(label_R: Tensor, draft_vocab: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -111,41 +110,48 @@ def _columns(label_R: Tensor, draft_vocab: Tensor | None) -> tuple[Tensor, Tenso
     return column, draft_vocab[column] == label_R
 
 
-class HiddenStatistics(torch.autograd.Function):
-    """Rows of hidden states → their statistics. With S a value's slope in q, d(value)/d(logits) =
-    q·(S − Σ q·S); forward KL: (Σp)·q − p; log q of the label: one-hot − q."""
+class Statistics(torch.autograd.Function):
+    """Rows of hidden states, or of logits if `work.direct`, → their statistics. With S a value's
+    slope in q, d(value)/d(logits) = q·(S − Σ q·S); forward KL: (Σp)·q − p; log q of the label:
+    one-hot − q."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        hidden_RD: Tensor,
+        rows: Tensor,
         z_Rr: Tensor | None,
         basis_rV: Tensor | None,
         place_R: Tensor,
         work: ChunkInputs,
     ) -> tuple[Tensor, ...]:
-        with torch.autocast(hidden_RD.device.type, enabled=False):
-            log_q, log_z = _log_softmax(_logits(hidden_RD, z_Rr, basis_rV, work))
+        with torch.autocast(rows.device.type, enabled=False):
+            if work.direct:
+                log_q = log_z = rows.float().log_softmax(-1).clamp_min_(LOG_ZERO)
+            else:
+                log_q, log_z = _log_softmax(_logits(rows, z_Rr, basis_rV, work))
             log_p_U, where = _target_rows(place_R, work)
             outputs = _values(log_q, log_p_U, where, place_R, work)
         ctx.work = work
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*outputs[1 : len(ALWAYS)])
         kept = (log_q, log_p_U, where) if work.keep else (log_z, None, None)
-        ctx.save_for_backward(hidden_RD, z_Rr, basis_rV, place_R, *kept)
+        rows = place_R if work.direct else rows  # logits are not read again
+        ctx.save_for_backward(rows, z_Rr, basis_rV, place_R, *kept)
         return outputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden_RD, z_Rr, basis_rV, place_R, log_q, log_p_U, where = ctx.saved_tensors
-        work = ctx.work
-        with torch.autocast(hidden_RD.device.type, enabled=False):
+        rows, z_Rr, basis_rV, place_R, log_q, log_p_U, where = ctx.saved_tensors
+        work: ChunkInputs = ctx.work
+        with torch.autocast(rows.device.type, enabled=False):
             if not work.keep:
-                log_q = _logits(hidden_RD, z_Rr, basis_rV, work).sub_(log_q)
+                log_q = _logits(rows, z_Rr, basis_rV, work).sub_(log_q)
                 log_p_U, where = _target_rows(place_R, work)
             by_name = dict(zip(ALWAYS + work.names, grads, strict=True))
             slope = _slope_of_logits(by_name, log_q, log_p_U, where, place_R, work)
+            if work.direct:
+                return slope, None, None, None, None
             need_hidden, need_z, need_basis = ctx.needs_input_grad[:3]
             head, half = work.head_VdD, None
             if work.halves_VdD is not None:
@@ -155,31 +161,6 @@ class HiddenStatistics(torch.autograd.Function):
             z = _gradient(slope, basis_rV, True, half) if need_z else None
             basis = _gradient(z_Rr.t(), slope, False, half) if need_basis else None
         return hidden, z, basis, None, None
-
-
-class LogitStatistics(torch.autograd.Function):
-    """Rows of logits → their statistics; the slopes of `HiddenStatistics`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits_RV: Tensor, place_R: Tensor, work: ChunkInputs
-    ) -> tuple[Tensor, ...]:
-        with torch.autocast(logits_RV.device.type, enabled=False):
-            log_q = logits_RV.float().log_softmax(-1).clamp_min_(LOG_ZERO)
-            log_p_U, where = _target_rows(place_R, work)
-            outputs = _values(log_q, log_p_U, where, place_R, work)
-        ctx.work = work
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*outputs[1 : len(ALWAYS)])
-        ctx.save_for_backward(place_R, log_q, log_p_U, where)
-        return outputs
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        place_R, log_q, log_p_U, where = ctx.saved_tensors
-        by_name = dict(zip(ALWAYS + ctx.work.names, grads, strict=True))
-        return _slope_of_logits(by_name, log_q, log_p_U, where, place_R, ctx.work), None, None
 
 
 def _values(
@@ -234,17 +215,15 @@ def _slope_of_logits(
     place_R: Tensor,
     work: ChunkInputs,
 ) -> Tensor:
-    """d(loss)/d(draft logits before their temperature), (R, Vd), from d(loss)/d(each statistic)."""
+    """d(loss)/d(draft logits), (R, Vd), from d(loss)/d(each statistic)."""
     zero = torch.zeros_like(log_q[:, :1])
-    forward, label = (
-        zero if (g := grads.get(n)) is None else g[:, None] for n in ("forward_kl", "log_q_label")
-    )
+    forward = zero if (g := grads.get("forward_kl")) is None else g[:, None]
+    label = zero if (g := grads.get("log_q_label")) is None else g[:, None]
     column_R, inside_R = _columns(work.places.next_P[place_R], work.draft_vocab)
     label = label * inside_R[:, None]
     others = (grads.get(name) for name in ("reverse_kl", "jensen_shannon", "total_variation"))
     slope = _slope(log_q, log_p_U, where, forward, label, *others)
-    slope.scatter_add_(-1, column_R[:, None], label)
-    return slope if work.draft_temperature == 1.0 else slope.div_(work.draft_temperature)
+    return slope.scatter_add_(-1, column_R[:, None], label)
 
 
 @fused_on_gpu

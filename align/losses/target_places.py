@@ -71,9 +71,10 @@ def target_places(
         log_z.append(logits.sub_(top[:, None]).exp_().sum(-1).log_().add_(top))
         best.append(where)
         log_p.append(chosen - log_z[-1])
-    parts = (torch.cat(log_z), torch.cat(best), next_P, torch.cat(log_p))
-    found = None
+    log_z_P, found = torch.cat(log_z), None
     if top_k:
         values, ids = (torch.cat(each) for each in zip(*tops, strict=True))
-        found = TopTokens(ids, values - parts[0][:, None])
-    return TargetPlaces(hidden_PD, *parts, temperature, finish, found)
+        found = TopTokens(ids, values - log_z_P[:, None])
+    return TargetPlaces(
+        hidden_PD, log_z_P, torch.cat(best), next_P, torch.cat(log_p), temperature, finish, found
+    )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from align.config.drafter import DrafterConfig
-from align.makers.choices import lora_alpha, mask_token, note_ignored
+from align.makers.choices import mask_token, note_ignored
 from align.makers.geometry import (
     SizedTarget,
     activation,
@@ -37,126 +37,47 @@ from specalign.models.block_config import BlockConfig
 from specalign.models.block_parts import (
     add_confidence,
     add_convolution,
-    add_self_conditioning,
     initialise,
     remove_confidence,
-    remove_markov,
-    replace_markov,
-    with_low_rank,
 )
-from specalign.models.markov import OLD_NAMES
 
 
 def make_block(
     target: Target, options: DrafterConfig, draft_vocab: Tensor | None, seed: int = 0
 ) -> BlockDrafter:
-    """A block drafter after the recipe's drafter group: `init` with the parts that the recipe asks
-    for, else a fresh one over `draft_vocab` (None = the whole vocabulary).
-
-    Raises:
-        UserError: an option that does not fit the target.
-    """
+    """`drafter.init` with the parts that the recipe asks for, else a fresh drafter over
+    `draft_vocab` (None = the whole vocabulary). Raises UserError for an option that does not fit
+    the target."""
     if options.init is None:
         drafter = from_target(target, options, draft_vocab, seed)
     else:
-        drafter = _continue_from(options.init, target, options, seed)
-    if options.lora_rank:
-        with_low_rank(drafter, options.lora_rank, lora_alpha(options), options.lora_targets, seed)
+        drafter = _continue_from(options.init, target, options)
     if options.train == "confidence_head":
         for name, parameter in drafter.named_parameters():
             parameter.requires_grad_(name.startswith("confidence."))
     return drafter
 
 
-def _continue_from(init: str, target: Target, options: DrafterConfig, seed: int) -> BlockDrafter:
-    """`drafter.init` with the parts that the recipe asks for."""
+def _continue_from(init: str, target: Target, options: DrafterConfig) -> BlockDrafter:
     drafter = load_drafter(init, target)
-    layout = drafter.config.block_layout
-    if options.block_layout not in (None, layout):
-        raise UserError(
-            f"drafter.block_layout={options.block_layout}: drafter.init={init!r} was trained in "
-            f"{layout}; leave it out"
-        )
-    _note_ignored(drafter.config, options)
+    own = drafter.config
+    if options.block_layout not in (None, own.block_layout):
+        asked = f"drafter.block_layout={options.block_layout}"
+        raise UserError(f"{asked}: drafter.init={init!r} was trained in {own.block_layout}")
+    same = ("context", "block_size", "mask_token_id", "markov_rank")
+    has: dict[str, Any] = {name: getattr(own, name) for name in same}
+    has |= {"layers": len(own.init_layer_ids), "target_layers": own.target_layer_ids}
+    note_ignored(options, {**has, "draft_vocab": own.draft_vocab_size, "markov": own.markov_kind})
     if options.confidence_head:
         add_confidence(drafter)
     elif drafter.confidence is not None:
-        say(
-            "drafter.init: its confidence head is dropped (drafter.confidence_head=true keeps it)",
-            error=True,
-        )
+        say("drafter.init: its confidence head is dropped: it would be wrong", error=True)
         remove_confidence(drafter)
     if options.convolution:
         add_convolution(drafter)
-    if options.self_conditioning:
-        add_self_conditioning(drafter)
-    _set_markov(drafter, options, seed)
     # the same weights in another dtype are another target, and this one is trained on
     drafter.config = replace(drafter.config, target=target.spec, target_sha256=target.hash)
     return drafter
-
-
-def _note_ignored(own: BlockConfig, options: DrafterConfig) -> None:
-    has: dict[str, Any] = {
-        "context": own.context,
-        "block_size": own.block_size,
-        "layers": len(own.init_layer_ids),
-        "target_layers": own.target_layer_ids,
-        "draft_vocab": own.draft_vocab_size,
-        "mask_token_id": own.mask_token_id,
-    }
-    asked = {}
-    if options.target_layers is not None:
-        count = own.num_target_layers
-        asked["target_layers"] = [i + count if i < 0 else i for i in options.target_layers]
-    elif own.context == "taps":
-        has["taps"] = len(own.target_layer_ids)
-    note_ignored(options, has, asked)
-
-
-def _set_markov(drafter: BlockDrafter, options: DrafterConfig, seed: int) -> None:
-    """Replace or remove the Markov head of `drafter.init` if the recipe asks for another one."""
-    own = drafter.config
-    kind, rank, width = asked_markov(own, options)
-    if (kind, rank, width) == (
-        own.markov,
-        own.markov_rank,
-        own.markov_width,
-    ) or rank == own.markov_rank == 0:
-        return
-    check_rank(drafter.target, rank)
-    old = f"its Markov head ({own.markov_kind}, rank {own.markov_rank})"
-    fresh = f"a fresh one ({kind or 'silu'}, rank {rank})"
-    if not rank:
-        say(f"drafter.init: {old} is removed (drafter.markov_rank=0)", error=True)
-        remove_markov(drafter)
-        return
-    if own.markov_rank:
-        say(f"drafter.init: {old} is replaced by {fresh}", error=True)
-    else:
-        say(f"drafter.init: it has no Markov head and gets {fresh}", error=True)
-    replace_markov(drafter, kind, rank, width, seed)
-
-
-def asked_markov(config: BlockConfig, options: DrafterConfig) -> tuple[str, int, int]:
-    """`markov`, `markov_rank` and `markov_width` of a drafter that starts from one with this
-    `config`: its own, unless the recipe names a kind or a rank other than the default."""
-    if options.markov is None and options.markov_rank in (
-        DrafterConfig().markov_rank,
-        config.markov_rank,
-    ):
-        return config.markov, config.markov_rank, config.markov_width
-    kind, width = _markov_kind(options, config.markov_kind)
-    return kind, options.markov_rank, width
-
-
-def _markov_kind(options: DrafterConfig, usual: str = "") -> tuple[str, int]:
-    """`markov` and `markov_width` of the config; `usual`: the kind if the recipe names none."""
-    named = options.markov or usual
-    kind = OLD_NAMES.get(named, named)
-    if kind == "silu" or not options.markov_rank:
-        kind = ""
-    return kind, options.markov_width if kind == "mlp" else 0
 
 
 def check_rank(target: SizedTarget, rank: int) -> None:
@@ -170,12 +91,8 @@ def check_rank(target: SizedTarget, rank: int) -> None:
 def from_target(
     target: Target, options: DrafterConfig, draft_vocab: Tensor | None, seed: int = 0
 ) -> BlockDrafter:
-    """A fresh drafter after the recipe's drafter group, by default starting from the target's
-    layers.
-
-    Raises:
-        UserError: an option that does not fit the target.
-    """
+    """A fresh drafter, by default starting from the target's layers. Raises UserError for an option
+    that does not fit the target."""
     config = block_config(target, options, draft_vocab)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -185,13 +102,11 @@ def from_target(
 
 
 def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | None) -> BlockConfig:
-    """The architecture of a fresh block drafter. Raises UserError for an option that does not fit
-    the target."""
+    """The architecture of a fresh drafter. Raises UserError for an option that does not fit."""
     if (width := target.embedding_VD.shape[-1]) != target.hidden_size:
         raise UserError(
             f"drafter.kind=block: target {target.spec!r} has embeddings of width {width} and "
-            "layers of width "
-            f"{target.hidden_size} (drafter.kind=autoregressive or masked_lm)"
+            f"layers of width {target.hidden_size} (drafter.kind=autoregressive or masked_lm)"
         )
     check_count(target, options.layers)
     check_rank(target, options.markov_rank)
@@ -199,15 +114,9 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
     if options.context == "shared_kv":
         layers, rotaries = shared_keys(target, options)
         shape = target.anatomy.shapes[layers[0]]
-        if len(layers) != options.layers:
-            raise UserError(
-                f"drafter.target_layers names {len(layers)} layers for "
-                f"drafter.layers={options.layers}"
-            )
     else:
-        layers = named_layers(target, options.target_layers) or tap_layers(
-            target.num_layers, options.taps
-        )
+        spread = tap_layers(target.num_layers, options.taps)
+        layers = named_layers(target, options.target_layers) or spread
         check_taps(target, layers)
         shape = own_shape(target)
     assert shape is not None
@@ -233,8 +142,7 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
 
 
 def _stored_rotaries(target: Target, width: int, rotaries: list[Rotary]) -> list[Rotary]:
-    """The layers' rotary embeddings, one if all are equal, none if the target's module computes
-    it."""
+    """The layers' rotaries, one if all are equal, none if the target's module computes them."""
     plain = all(r.full(width) and r.inv_freq for r in rotaries)
     if plain and matches_target_tables(target, width, rotaries):
         return []
@@ -257,7 +165,7 @@ def fresh_config(
             start: which its own start from (taps). known: further fields.
     """
     shared = options.context == "shared_kv"
-    markov, markov_width = _markov_kind(options)
+    divides = target.num_heads % shape.heads == 0
     return BlockConfig(
         context=options.context,
         block_size=options.block_size,
@@ -265,9 +173,7 @@ def fresh_config(
         target_layer_ids=layers,
         init_layer_ids=layers if shared else start,
         hidden_size=target.hidden_size,
-        num_attention_heads=target.num_heads
-        if target.num_heads % shape.heads == 0
-        else shape.heads,
+        num_attention_heads=target.num_heads if divides else shape.heads,
         num_key_value_heads=shape.heads,
         head_dim=shape.key,
         value_dim=0 if shape.value == shape.key else shape.value,
@@ -276,10 +182,8 @@ def fresh_config(
         target=target.spec,
         qk_norm=not shared,
         markov_rank=options.markov_rank,
-        markov=markov,
-        markov_width=markov_width,
+        markov=(options.markov or "") if options.markov_rank else "",
         convolution=options.convolution,
-        self_conditioning=options.self_conditioning,
         confidence_head=options.confidence_head,
         **known,
     )

@@ -67,17 +67,12 @@ class SizedTarget(Protocol):
 
 
 def named_layers(target: SizedTarget, named: Sequence[int] | None) -> list[int]:
-    """The target layers that a recipe names, -1 the last one; empty for None.
-
-    Raises:
-        UserError: a layer that the target lacks.
-    """
+    """The target layers that a recipe names, -1 the last one; empty for None. Raises UserError for
+    a layer that the target lacks."""
     count = target.num_layers
     if named is not None and not all(-count <= i < count for i in named):
-        raise UserError(
-            f"drafter.target_layers={list(named)}: target {target.spec!r} has the layers 0 to "
-            f"{count - 1} (-1 = the last one)"
-        )
+        has = f"target {target.spec!r} has the layers 0 to {count - 1} (-1 = the last one)"
+        raise UserError(f"drafter.target_layers={list(named)}: {has}")
     return [i % count for i in named or ()]
 
 
@@ -97,11 +92,7 @@ def _spread(layers: Sequence[int], count: int) -> list[int]:
 
 def first_layers(target: SizedTarget, options: DrafterConfig) -> list[int]:
     """The target layers that a drafter starts from: those that the recipe names, else
-    `shared_layers`.
-
-    Raises:
-        UserError: a layer that the target lacks, or more of them than it has.
-    """
+    `shared_layers`. Raises UserError for layers that the target lacks."""
     if named := named_layers(target, options.target_layers):
         return named
     check_count(target, options.layers)
@@ -111,48 +102,36 @@ def first_layers(target: SizedTarget, options: DrafterConfig) -> list[int]:
 def check_count(target: SizedTarget, layers: int) -> None:
     """Raises UserError for more layers than the target has."""
     if layers > target.num_layers:
-        raise UserError(
-            f"drafter.layers={layers}: target {target.spec!r} has {target.num_layers} layers"
-        )
+        has = f"target {target.spec!r} has {target.num_layers} layers"
+        raise UserError(f"drafter.layers={layers}: {has}")
 
 
 def shared_keys(target: Target, options: DrafterConfig) -> tuple[list[int], list[Rotary]]:
     """The layers whose keys and values a drafter reads, by default spread evenly, and their
-    rotaries.
-
-    Raises:
-        UserError: layers without their own keys, of several shapes, or with an unknown position
-            encoding.
-    """
+    rotaries. Raises UserError for layers without keys that can be shared, or of several shapes."""
     named = named_layers(target, options.target_layers)
-    shapes = [
-        None if shape is None else shape._replace(indexer=0) for shape in target.anatomy.shapes
-    ]
+    plain = [None if s is None else s._replace(indexer=0) for s in target.anatomy.shapes]
     rotaries = key_rotaries(target)
     serving = [i for i, found in enumerate(rotaries) if isinstance(found, Rotary)]
-    last = next((shapes[i] for i in reversed(named or serving)), None)
-    same = [i for i in serving if shapes[i] == last]
-    usual = shared_layers(target.num_layers, options.layers)
-    if named:
-        chosen = named
-    elif set(usual) <= set(same):
-        chosen = usual
-    else:
-        chosen = _spread(same, options.layers) if same else []
-    found = [rotaries[i] for i in chosen if i in same]
-    if same and len(found) == len(chosen):
-        return chosen, [r for r in found if isinstance(r, Rotary)]
-    where, reason = f"target {target.spec!r}", "they have another shape than those of other layers"
-    attending = [found for found, shape in zip(rotaries, shapes, strict=False) if shape is not None]
-    why = [*rotaries[:1], *attending][-1]
+    last = next((plain[i] for i in reversed(named or serving)), None)
+    same = [i for i in serving if plain[i] == last]
+    chosen = named or shared_layers(target.num_layers, options.layers)
+    if same and not named and not set(chosen) <= set(same):
+        chosen = _spread(same, options.layers)
+    found = [r for i in chosen if isinstance(r := rotaries[i], Rotary) and i in same]
+    if len(found) == len(chosen):
+        return chosen, found
+    where = f"target {target.spec!r}"
     if same:
         bad = next(i for i in chosen if i not in same)
         where, why = f"layer {bad} of {where}", rotaries[bad]
+    else:  # of a layer that attends, if any does
+        attending = [r for r, shape in zip(rotaries, plain, strict=False) if shape is not None]
+        why = [*rotaries[:1], *attending][-1]
+    why = why if isinstance(why, str) else "they have another shape than those of other layers"
     raise UserError(
         f"drafter.context=shared_kv: {where} has no keys and values that a drafter can share: "
-        f"{why if isinstance(why, str) else reason} (architecture {target.config.model_type!r}); "
-        "use "
-        "drafter.context=taps"
+        f"{why} (architecture {target.config.model_type!r}); use drafter.context=taps"
     )
 
 
@@ -168,9 +147,7 @@ def check_taps(target: Target, layers: Sequence[int]) -> None:
         advice = "use drafter.context=shared_kv"
     raise UserError(
         f"drafter.context=taps: the layers of target {target.spec!r} do not write one hidden state "
-        "for "
-        "each token "
-        f"(architecture {target.config.model_type!r}); {advice}"
+        f"for each token (architecture {target.config.model_type!r}); {advice}"
     )
 
 
@@ -184,11 +161,10 @@ def own_shape(target: Target) -> LayerShape:
 
 
 def inner_size(target: Target) -> int:
-    """Width of the feed-forward layers."""
+    """Width of the feed-forward layers, the last one's where each has its own."""
     for name in _INNER:
         value = getattr(target.config, name, None)
-        if isinstance(value, list) and value:
-            value = value[-1]
+        value = value[-1] if isinstance(value, list) and value else value
         if isinstance(value, int) and value > 0:
             return value
     return 4 * target.hidden_size
@@ -202,9 +178,8 @@ def norm_eps(target: Target) -> float:
 
 def activation(target: Target) -> str:
     """The target's activation if transformers knows it and it has no weights, else silu."""
-    named = getattr(target.config, "hidden_act", None) or getattr(
-        target.config, "hidden_activation", None
-    )
+    c = target.config
+    named = getattr(c, "hidden_act", None) or getattr(c, "hidden_activation", None)
     if not isinstance(named, str) or named not in ACT2FN:
         return "silu"
     made: Any = ACT2FN[named]
@@ -219,8 +194,7 @@ def has_attention_bias(target: Target) -> bool:
 
 @torch.no_grad()
 def matches_target_tables(target: Target, width: int, rotaries: Sequence[Rotary]) -> bool:
-    """Whether the target's one rotary module, in the plain layout, computes these rotary
-    embeddings."""
+    """Whether the target's rotary module, in the plain layout, computes these rotaries."""
     module = getattr(target.body, "rotary_emb", None)
     if module is None:
         return False
@@ -229,14 +203,12 @@ def matches_target_tables(target: Target, width: int, rotaries: Sequence[Rotary]
     try:
         cos, sin = module(x, positions)
         halves = [torch.equal(t[..., : width // 2], t[..., width // 2 :]) for t in (cos, sin)]
-        if not all(halves) or not cos.shape == sin.shape == (1, 3, width):
-            return False
     except Exception:  # modules of this name have many signatures
         return False
+    if not all(halves) or not cos.shape == sin.shape == (1, 3, width):
+        return False
     tolerance = 0.02 if x.dtype != torch.float32 else 1e-4
-    for rotary in rotaries:
-        # a table may be scaled as a whole: keys have the scale, queries learn it
-        c, s = rotary.tables(positions, width)
-        if not torch.allclose(s * cos.float(), c * sin.float(), atol=tolerance):
-            return False
-    return True
+    # a table may be scaled as a whole: keys have the scale, queries learn it
+    tables = [rotary.tables(positions, width) for rotary in rotaries]
+    crossed = [(s * cos.float(), c * sin.float()) for c, s in tables]
+    return all(torch.allclose(a, b, atol=tolerance) for a, b in crossed)

@@ -12,7 +12,7 @@ from torch import nn
 
 from align.config.drafter import PARTS, DrafterConfig
 from align.config.recipe import Recipe
-from align.makers.block import asked_markov, check_rank, fresh_config
+from align.makers.block import check_rank, fresh_config
 from align.makers.geometry import check_count, first_layers, named_layers, shared_layers, tap_layers
 from align.makers.standalone import ddit_config
 from align.planning.target_sizes import TargetSizes, read_target_sizes
@@ -86,10 +86,8 @@ def _size_block(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
         config = BlockConfig.from_dict(
             read_init_config(options.init), f"drafter.init={options.init!r}"
         )
-        config.markov, config.markov_rank, config.markov_width = asked_markov(config, options)
     config.confidence_head = options.confidence_head
     config.convolution |= options.convolution
-    config.self_conditioning |= options.self_conditioning
     no_target: Any = None
     with torch.device("meta"):
         network = BlockDrafter(config, no_target)
@@ -137,21 +135,12 @@ def _make_block_config(options: DrafterConfig, target: TargetSizes) -> BlockConf
 
 
 def _count_parameters(network: nn.Module, options: DrafterConfig) -> tuple[int, int]:
-    """A network's parameters and how many of them are trained; low-rank updates are trained in
-    place of the rest."""
+    """A network's parameters and how many of them are trained."""
     sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
     trained = [
         n for name, n in sizes.items() if options.train == "all" or PARTS["confidence"] in name
     ]
-    if not options.lora_rank:
-        return sum(sizes.values()), sum(trained)
-    linears = [
-        (n, m.in_features, m.out_features)
-        for n, m in network.named_modules()
-        if isinstance(m, nn.Linear)
-    ]
-    updates = _count_updates(options, linears)
-    return sum(sizes.values()) + updates, updates
+    return sum(sizes.values()), sum(trained)
 
 
 def _count_updates(options: DrafterConfig, linears: Iterable[tuple[str, int, int]]) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from align.losses.divergences import DraftRows, RowStatistics, row_statistics
@@ -40,41 +39,26 @@ class BlockDrafterModule(DrafterModule):
         generators = [keyed_generator(self.recipe.seed, 5, place) for place in step.places]
         return clean_prefixes(step.anchors, decay, step.batch.tokens_BL.shape[1], generators)
 
-    def draw_conditioned(self, step: Step) -> Tensor | None:
-        """The half of the blocks (B, A) that train with self-conditioning; None = the drafter has
-        none. Drawn like `draw_prefixes`."""
-        if self.drafter.estimate is None:
-            return None
-        length, index_BA = step.batch.tokens_BL.shape[1], step.anchors.index_BA
-        rows = [
-            torch.rand(length, generator=keyed_generator(self.recipe.seed, 9, p))
-            for p in step.places
-        ]
-        return torch.stack(rows).to(index_BA.device).gather(1, index_BA) < 0.5
-
     def model_step(self, step: Step, temperature: float) -> RowStatistics:
         """Statistics (B, A, K) of one micro-batch of whole drafts, with p at `temperature`."""
-        return self.block_statistics(step, temperature, None, None)
+        return self.block_statistics(step, temperature, None)
 
     def draft_statistics(self, step: Step) -> tuple[RowStatistics, Tensor, Tensor]:
         """Statistics, positions in the loss and anchors in τ, after `draw_prefixes`."""
         clean_BA = self.draw_prefixes(step)
-        s = self.block_statistics(
-            step, self.recipe.objective.temperature, clean_BA, self.draw_conditioned(step)
-        )
+        s = self.block_statistics(step, self.recipe.objective.temperature, clean_BA)
         if clean_BA is None:
             return s, step.anchors.valid_BAK, self.complete(step)
         s, valid = after_prefix(s, step.anchors.valid_BAK, clean_BA)
         return s, valid, self.complete(step) & (clean_BA == 0)  # τ is of whole drafts
 
     def block_statistics(
-        self, step: Step, temperature: float, clean_BA: Tensor | None, conditioned_BA: Tensor | None
+        self, step: Step, temperature: float, clean_BA: Tensor | None
     ) -> RowStatistics:
-        """Target, drafter, head: statistics (B, A, K) after clean prefixes, with self-conditioning
-        for some blocks."""
+        """Target, drafter, head: statistics (B, A, K) after clean prefixes."""
         drafter, batch, anchors = self.drafter, step.batch, step.anchors
         outputs = self.target_outputs(step, temperature)
-        hidden = drafter(batch, outputs.features, anchors, clean_BA, conditioned_BA)
+        hidden = drafter(batch, outputs.features, anchors, clean_BA)
         factors = drafter.markov_factors(batch, anchors, hidden)
         drafted = DraftRows(
             hidden.flatten(0, 2),
@@ -89,7 +73,6 @@ class BlockDrafterModule(DrafterModule):
             drafter.draft_vocab,
             tuple(anchors.valid_BAK.shape),
             self.objective.wanted,
-            temperature,
             self.recipe.objective.chunk_rows,
         )
         return replace(statistics, confidence=drafter.confidence_logits(batch, anchors, hidden))

@@ -16,9 +16,7 @@ from align.config.recipe import Recipe
 from align.data.draft_vocab import coverage, frequent_tokens
 from align.data.supply import Supply
 from align.makers.block import block_config, make_block
-from align.makers.causal import make_causal
-from align.makers.choices import lora_alpha
-from align.makers.standalone import make_standalone
+from align.makers.standalone import make_causal, make_standalone
 from align.training.base_module import Drafter, DrafterModule
 from align.training.block_module import BlockDrafterModule
 from align.training.causal_module import CausalDrafterModule
@@ -42,7 +40,6 @@ from specalign.formats.standalone import save_standalone
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig
-from specalign.models.block_parts import merge_low_rank, with_low_rank
 from specalign.models.standalone import DiffusionDrafter
 
 
@@ -124,13 +121,7 @@ def _save_block(
     vocab = None if drafter.draft_vocab is None else drafter.draft_vocab.cpu()
     head = None if drafter.head is None else drafter.head.cpu()
     fresh = BlockDrafter(config, drafter.target, vocab, head)
-    options = recipe.drafter
-    if options.lora_rank:
-        with_low_rank(
-            fresh, options.lora_rank, lora_alpha(options), options.lora_targets, recipe.seed
-        )
     _set_weights(fresh, weights)
-    merge_low_rank(fresh)
     save_drafter(fresh, folder, card)
 
 

@@ -37,7 +37,6 @@ class CausalDrafterModule(DrafterModule):
                 None,
                 shape,
                 wanted,
-                temperature,
                 chunk,
             )
         else:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from align.losses.diffusion_losses import masked_nll, score_entropy
+from align.losses.diffusion_losses import masked_cross_entropy, score_entropy
 from align.losses.divergences import RowStatistics, logit_statistics
 from align.outputs.cache import TargetOutputs
 from align.training.base_module import DrafterModule
@@ -26,8 +26,12 @@ from align.training.metrics import StepSums
 from specalign.common.batch import Anchors, Corrupted, Step
 from specalign.common.files import naming
 from specalign.common.rng import keyed_generator
-from specalign.diffusion.noise import corrupt_blocks, corrupt_suffix, random_prefixes
-from specalign.diffusion.schedules import van_der_corput
+from specalign.diffusion.noise import (
+    corrupt_blocks,
+    corrupt_suffix,
+    random_prefixes,
+    van_der_corput,
+)
 from specalign.models.diffusion_context import DiffusionContext
 from specalign.models.masked_lm import annealed_see
 from specalign.models.standalone import Annealed, DiffusionDrafter
@@ -50,11 +54,11 @@ class DiffusionDrafterModule(DrafterModule):
         smaller error.
         """
         o, drafter, device = self.recipe.objective, self.drafter, step.batch.tokens_BL.device
-        times = o.times if training or drafter.mask_id < 0 else "count"
+        times = o.times if training else "count"
         seed, parts = self.recipe.seed if training else _VALIDATION_SEED, []
         for b, place in enumerate(step.places):
             generator, row = keyed_generator(seed, 3, place), step.batch.row(b)
-            how = (drafter.graph, drafter.schedule)
+            how = (drafter.mask_id, drafter.schedule)
             if training and self.recipe.stage == "pretrain":
                 # decoding always continues a text
                 prefix = random_prefixes(row, generator).clamp_min(1)
@@ -73,26 +77,13 @@ class DiffusionDrafterModule(DrafterModule):
         return Corrupted(**{name: tensor.to(device) for name, tensor in joined.items()})
 
     def _time_of(self, place: int, generator: torch.Generator) -> Tensor:
-        """A row's time in 0..1, (1,), spread over the rows of the stream by `objective.times`."""
-        how, u = (
-            self.recipe.objective.times,
-            torch.rand(1, generator=generator, dtype=torch.float64),
-        )
-        if how == "antithetic":
-            rows = self.recipe.trainer.batch_size
-            order = torch.randperm(
-                rows, generator=keyed_generator(self.recipe.seed, 6, place // rows)
-            )
-            return (u + order[place % rows]) / rows
-        if how == "uniform":
-            return u
+        """A row's time in 0..1, (1,), evenly spread over the rows of the stream."""
+        torch.rand(1, generator=generator, dtype=torch.float64)  # earlier versions drew one here
         shift = torch.rand(1, generator=keyed_generator(self.recipe.seed, 6), dtype=torch.float64)
         return (shift + van_der_corput(1, place)) % 1
 
     def loss_positions(self, noisy: Corrupted) -> Tensor:
-        """Positions in the loss: masked ones; with the uniform graph all that noise can reach."""
-        if self.drafter.mask_id < 0:
-            return noisy.valid
+        """Positions in the loss: the masked ones."""
         return noisy.valid & (noisy.tokens_t == self.drafter.mask_id)
 
     # ---- losses ----
@@ -110,20 +101,14 @@ class DiffusionDrafterModule(DrafterModule):
         # fp64: near t = 1 the rates of cosine and geometric schedules lose four digits in fp32
         times = noisy.times.double()[..., None].expand(noisy.valid.shape)[at]
         importance = noisy.importance[..., None].expand(noisy.valid.shape)[at]
-        sigma, rate = drafter.schedule.total(times), drafter.schedule.rate(times)
-        tokens_t, tokens_0, valid = noisy.tokens_t[at], noisy.tokens_0[at], torch.ones_like(at[at])
         if score is None:
             score = (
                 self.recipe.objective.diffusion == "score_entropy"
                 and drafter.config.prediction == "log_score"
             )
-        if score or drafter.mask_id < 0:
-            loss = score_entropy(
-                f_RV, tokens_t, tokens_0, sigma, rate, drafter.graph, valid, drafter.scale_by_sigma
-            )
-        else:
-            loss = masked_nll(f_RV, tokens_t, tokens_0, sigma, rate, drafter.mask_id, valid)
-        return (importance * loss).float()
+        loss = score_entropy if score else masked_cross_entropy
+        value = loss(f_RV, noisy.tokens_0[at], drafter.mask_id)
+        return (importance * (drafter.schedule.weight(times) * value)).float()
 
     def statistics(
         self, step: Step, outputs: TargetOutputs, f_RV: Tensor, at: Tensor
@@ -252,7 +237,7 @@ class DiffusionDrafterModule(DrafterModule):
 
     def on_validation_epoch_end(self) -> None:
         count = self.recipe.trainer.show_samples
-        if count and self.trainer.world_size == 1 and self.drafter.mask_id >= 0:
+        if count and self.trainer.world_size == 1:
             data: Any = self.trainer
             generator, parts = torch.Generator().manual_seed(self.recipe.seed), []
             for _, row in data.datamodule.held_out[:count]:
@@ -267,14 +252,13 @@ class DiffusionDrafterModule(DrafterModule):
     def validation_step(self, step: Step, index: int) -> None:
         valid = step.anchors.valid_BAK
         loss, bound = self.losses(step, self.noise(step, training=False))
-        s = self.model_step(step, 1.0) if self.drafter.mask_id >= 0 else None
+        s = self.model_step(step, 1.0)
         if step.scale == 0:  # a repeated row that keeps the processes in step
             return
         strength = self.recipe.objective.distillation if self.recipe.stage == "calibrate" else 0.0
         total = loss.sum()
-        if s is not None:
-            if strength > 0:
-                total = total + strength * self.objective.per_position(s, valid).sum()
-            self._add_acceptance(step, s)
+        if strength > 0:
+            total = total + strength * self.objective.per_position(s, valid).sum()
+        self._add_acceptance(step, s)
         self._sums.add_loss(total, valid[..., 0].sum())
         self._sums.add_bound(bound.sum(-1), valid.sum(-1))

@@ -47,8 +47,6 @@ def list_notes(module: DrafterModule, resume: Checkpoint | None) -> list[str]:
 
 def next_commands(recipe: Recipe, folder: Path, argv: Sequence[str]) -> str:
     """The commands to run with a saved drafter."""
-    if recipe.drafter.kind == "ddit" and recipe.drafter.graph == "uniform":
-        return f"the drafter is in {folder}; it was trained with uniform noise, decoding needs graph=absorbing"
     target = [] if recipe.target.name == DEFAULT_TARGET else ["--target", recipe.target.name]
     drafter = [
         "--drafter",

@@ -93,7 +93,7 @@ def describe_standalone(recipe: Recipe, config: DiffusionConfig, coverage: float
     return Description(
         "diffusion-drafter",
         f"a standalone diffusion drafter for {config.target}",
-        f"A {kind} ({recipe.drafter.attention} attention, {config.graph} graph) that reads tokens "
+        f"A {kind} ({recipe.drafter.attention} attention) that reads tokens "
         "alone; trained in blocks of "
         f"{config.block_size}, stage {recipe.stage}. Its vocabulary is that target's.",
     )

@@ -16,7 +16,6 @@ from specalign.lm.dtypes import target_dtype
 _OPTIONS = {
     "markov": "markov_rank",
     "convolution": "convolution",
-    "self_conditioning": "self_conditioning",
     "confidence": "confidence_head",
 }
 """The option that adds each part."""

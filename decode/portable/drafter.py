@@ -158,10 +158,6 @@ class Drafter:
         if not self.taps:
             x = x + self._linear(self._norm(before_1D.to(self.dtype), "hidden_norm"), "fc")[:, None]
         hidden = self._run_layers(x, context, place)
-        if c.get("self_conditioning"):  # a second pass sees the first one's estimates
-            estimates = hidden[:, 1:] if self.fill_in else hidden[:, :-1]
-            added = F.pad(self._linear(estimates, "estimate"), (0, 0, 1, 0))
-            hidden = self._run_layers(x + added, context, place)
         return self._choose_tokens(token, hidden[0, 1:] if self.fill_in else hidden[0])
 
     def _choose_tokens(self, token: int, hidden_KD: Tensor) -> list[int]:
@@ -188,8 +184,6 @@ class Drafter:
             return z
         z = z + self._linear(hidden_D, "markov.hidden")
         z = z.tanh() if self.markov == "tanh" else F.silu(z)
-        if self.markov == "mlp":
-            z = F.silu(self._linear(z, "markov.middle"))
         return self._linear(z, "markov.out")
 
     # ---- layers ----

@@ -181,7 +181,6 @@ def make_given(system: GivenDrafter, drafters: OpenDrafters) -> Drafter:
         accepted = find(system.verifier_name).siblings
         siblings = next((kind for kind in ("without_replacement", "iid") if kind in accepted), None)
     if isinstance(drafter, DiffusionDrafter):
-        check_masks(drafter)
         return DiffusionProposer(drafter, tokens, system.steps, system.order, nodes or 0, siblings)
     check_options(system, isinstance(drafter, BlockDrafter))
     if isinstance(drafter, BlockDrafter):
@@ -200,14 +199,6 @@ def check_options(system: GivenDrafter, trees: bool) -> None:
         raise UserError("steps and order belong to standalone diffusion drafters")
     if system.tree_nodes and not trees:
         raise UserError("tree_nodes belongs to block and standalone diffusion drafters")
-
-
-def check_masks(drafter: DiffusionDrafter) -> None:
-    """Raises UserError for a drafter without a mask token."""
-    if drafter.mask_id < 0:
-        raise UserError(
-            "this drafter was trained with uniform noise; decoding needs graph=absorbing"
-        )
 
 
 def open_drafters(
@@ -289,7 +280,6 @@ def _open_foreign(folder: str, kind: str, target: Target, tokenizer: str | Path)
 
 
 def _prepare(drafter: DiffusionDrafter, target: Target) -> DiffusionDrafter:
-    check_masks(drafter)
     if target.fast:
         drafter.network.prepare_for_drafting()
     return drafter

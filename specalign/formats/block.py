@@ -65,8 +65,6 @@ def save_drafter(
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     """Write the folder: weights in `dtype`, config.json, and README.md if a card is given."""
-    if drafter.updates:
-        raise ValueError("merge_low_rank(drafter) before it is saved")
     folder.mkdir(parents=True, exist_ok=True)
     config, tensors = pack_drafter(drafter)
     stored = {

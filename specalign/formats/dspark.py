@@ -171,7 +171,7 @@ def write_heads(drafter: BlockDrafter) -> tuple[str, dict[str, Tensor]]:
             bias[:rank] = markov.hidden.bias
         tensors |= {f"{GATE}.weight": weight, f"{GATE}.bias": bias}
     if kind == "rnn":  # columns: state, W1[x], h; rows: gate, candidate, output
-        assert isinstance(markov, MixedHead | RNNHead)
+        assert isinstance(markov, MixedHead | RNNHead) and markov.hidden is not None
         weight, bias = w1.new_zeros(3 * size, 2 * size + width), w1.new_zeros(3 * size)
         output = weight[2 * size :]
         if isinstance(markov, MixedHead):

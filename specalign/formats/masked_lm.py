@@ -1,7 +1,7 @@
 """Folders of masked-diffusion language models (specalign/models/masked_lm.py), read and written.
 
 Published families (`specalign.models.families`) have their own parameter names and config.json.
-Drafters made from a target (`align.makers.adapted`) have transformers' names, and the target's
+Drafters made from a target (`align.makers.standalone`) have transformers' names, and the target's
 config under `base_config`.
 """
 

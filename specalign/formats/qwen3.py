@@ -59,9 +59,8 @@ def check_fits(
     if c.markov_kind and c.markov_kind not in markov:
         option = f"drafter.markov={markov_options}" if markov_options else "drafter.markov_rank=0"
         misfits.append((f"the format has no Markov head of the kind {c.markov_kind!r}", option))
-    for option in ("convolution", "self_conditioning"):
-        if getattr(c, option):
-            misfits.append((f"the format has no drafter.{option}", f"drafter.{option}=false"))
+    if c.convolution:
+        misfits.append(("the format has no drafter.convolution", "drafter.convolution=false"))
     if misfits:
         whys, options = zip(*misfits, strict=True)
         raise UserError(f"--format {name}: {', '.join(whys)}; train with {' and '.join(options)}")

@@ -46,12 +46,11 @@ _EMBEDDING = "vocab_embed.embedding"
 class PublishedNetwork:
     """A published network, in fp32 and evaluation mode, and what its numbers mean.
 
-    family: of `FAMILIES`, or `OWN`. graph: `absorbing` or `uniform`. mask_id: None for `uniform`.
+    family: of `FAMILIES`, or `OWN`.
     """
 
     network: DDiT
     family: str
-    graph: str
     schedule: ScheduleSpec
     mask_id: int | None
 
@@ -98,7 +97,7 @@ def load_published(source: str | Path, attention_backend: str = "sdpa") -> Publi
     if clip:
         low, high = (float(tensors[key]) for key in clip)
         schedule = replace(schedule, mask_rates=(low, high))
-    return PublishedNetwork(network.eval(), family, plan.graph, schedule, plan.mask_id)
+    return PublishedNetwork(network.eval(), family, schedule, plan.mask_id)
 
 
 def _find_family(values: ConfigValues, tensors: dict[str, Tensor], prefix: str) -> str:
@@ -109,14 +108,12 @@ def _find_family(values: ConfigValues, tensors: dict[str, Tensor], prefix: str) 
     return "radd" if "blocks.0.norm1.bias" in tensors else "sedd"
 
 
-def save_ddit(
-    network: DDiT, folder: Path, graph: str, schedule: ScheduleSpec, mask_id: int | None
-) -> None:
+def save_ddit(network: DDiT, folder: Path, schedule: ScheduleSpec, mask_id: int | None) -> None:
     """Write config.json (`write_plan`) and model.safetensors, in the network's own precision."""
     tensors = {name: t.detach().contiguous().cpu() for name, t in network.state_dict().items()}
     write_atomically(
         folder / "model.safetensors",
         lambda part: save_file(tensors, str(part), metadata={"format": "pt"}),
     )
-    plan = NetworkPlan(network.config, graph, schedule, mask_id)
+    plan = NetworkPlan(network.config, schedule, mask_id)
     write_json(folder / "config.json", write_plan(plan))

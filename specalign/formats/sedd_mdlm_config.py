@@ -11,7 +11,6 @@ from specalign.formats.layouts import ConfigValues
 from specalign.models.ddit_layers import DDiTConfig
 
 FAMILIES = ("sedd", "mdlm", "radd", "bd3lm")
-GRAPHS = {"absorb": "absorbing", "uniform": "uniform"}
 OWN = "ddit"
 """The family of networks that no published layout holds."""
 SCHEDULES = ("loglinear", "geometric", "cosine")
@@ -37,7 +36,6 @@ class NetworkPlan:
     """What a config says."""
 
     config: DDiTConfig
-    graph: str
     schedule: ScheduleSpec
     mask_id: int | None
 
@@ -64,20 +62,24 @@ class _Values:
             raise UserError(f"{self.where}: {key}={value!r:.60}: must be one of {choices}")
         return value
 
-    def plan(self, graph: str, schedule: ScheduleSpec, **sizes: Any) -> NetworkPlan:
+    def check_graph(self, key: str, masks: str) -> None:
+        graph = self.get(key)
+        if graph != masks:
+            why = f"a drafter trained with {graph!r:.30} noise cannot draft; it needs {masks!r}"
+            raise UserError(f"{self.where}: {key}: {why}")
+
+    def plan(self, schedule: ScheduleSpec, **sizes: Any) -> NetworkPlan:
         try:
             config = DDiTConfig(**sizes)
         except UserError as error:  # which knows no file
             raise UserError(f"{self.where}: {error}") from None
-        mask_id = None
-        if graph != "uniform":
-            mask_id = self.values.get("mask_token_id", config.vocab_size - 1)
-            if type(mask_id) is not int or not 0 <= mask_id < config.vocab_size:
-                raise UserError(
-                    f"{self.where}: mask_token_id={mask_id!r:.30} is not an id within "
-                    f"0..{config.vocab_size - 1}"
-                )
-        return NetworkPlan(config, graph, schedule, mask_id)
+        mask_id = self.values.get("mask_token_id", config.vocab_size - 1)
+        if type(mask_id) is not int or not 0 <= mask_id < config.vocab_size:
+            raise UserError(
+                f"{self.where}: mask_token_id={mask_id!r:.30} is not an id within "
+                f"0..{config.vocab_size - 1}"
+            )
+        return NetworkPlan(config, schedule, mask_id)
 
     def schedule(self) -> ScheduleSpec:
         name = self.pick("noise.type", SCHEDULES)
@@ -114,7 +116,8 @@ def read_plan(values: ConfigValues, family: str, where: str) -> NetworkPlan:
     config = _Values(values, where)
     if family == OWN:
         sizes = {f.name: config.get(f.name) for f in fields(DDiTConfig)}
-        return config.plan(config.pick("graph", tuple(GRAPHS.values())), config.schedule(), **sizes)
+        config.check_graph("graph", "absorbing")
+        return config.plan(config.schedule(), **sizes)
     if family in ("sedd", "radd"):
         return _read_sedd(config, family)
     return _read_mdlm(config, family)
@@ -122,17 +125,15 @@ def read_plan(values: ConfigValues, family: str, where: str) -> NetworkPlan:
 
 def _read_sedd(config: _Values, family: str) -> NetworkPlan:
     """SEDD's and RADD's: `tokens` without the mask, sizes under `model`."""
-    absorbing = family == "radd" or config.pick("graph.type", tuple(GRAPHS)) == "absorb"
+    if family == "sedd":
+        config.check_graph("graph.type", "absorb")
     tokens = config.get("tokens")
     if type(tokens) is not int:
         raise UserError(f"{config.where}: tokens must be a whole number, not {tokens!r:.60}")
     scaled = family == "sedd" and config.pick("model.scale_by_sigma", (True, False))
-    if scaled and not absorbing:
-        raise UserError(f"{config.where}: model.scale_by_sigma=true needs the absorbing graph")
     return config.plan(
-        "absorbing" if absorbing else "uniform",
         config.schedule(),
-        vocab_size=tokens + absorbing,
+        vocab_size=tokens + 1,
         hidden_size=config.get("model.hidden_size"),
         time_input="sigma" if family == "sedd" else "none",
         norm_bias=family == "radd",
@@ -155,7 +156,6 @@ def _read_mdlm(config: _Values, family: str) -> NetworkPlan:
         attention = "full" if values.get("cross_attn") is False else "block_causal"
         time_input = "none" if values.get("adaln") is False else time_input
     return config.plan(
-        "absorbing",
         ScheduleSpec(),
         vocab_size=config.get("vocab_size"),
         hidden_size=config.get("hidden_dim"),
@@ -170,5 +170,5 @@ def write_plan(plan: NetworkPlan) -> ConfigValues:
     schedule = plan.schedule
     sigmas = {"sigma_min": schedule.sigma_min, "sigma_max": schedule.sigma_max}
     noise = {"type": schedule.name, **sigmas}
-    values = {"model_type": OWN, "graph": plan.graph, "noise": noise, **asdict(plan.config)}
+    values = {"model_type": OWN, "graph": "absorbing", "noise": noise, **asdict(plan.config)}
     return values if plan.mask_id is None else {**values, "mask_token_id": plan.mask_id}

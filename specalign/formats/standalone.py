@@ -10,7 +10,7 @@ from specalign.common.checksums import check_checksums
 from specalign.common.errors import UserError
 from specalign.common.files import write_json, write_text
 from specalign.common.hub import local_path, model_folder
-from specalign.common.schema import read_config, read_object
+from specalign.common.schema import convert, read_config, read_object
 from specalign.formats.block import load_drafter
 from specalign.formats.kinds import RECORD, is_ddit
 from specalign.formats.layouts import ConfigValues, is_block
@@ -50,9 +50,9 @@ def save_standalone(drafter: DiffusionDrafter, folder: Path, card: str | None = 
     else:
         names = {f.name for f in fields(ScheduleSpec)}
         known = {name: value for name, value in config.schedule.items() if name in names}
-        mask_id = None if drafter.mask_id < 0 else drafter.mask_id
-        schedule = ScheduleSpec(**known, mask_rates=config.mask_rates)
-        save_ddit(network, folder, config.graph, schedule, mask_id)
+        rates = config.mask_rates and (config.mask_rates[0], config.mask_rates[1])
+        schedule = ScheduleSpec(**known, mask_rates=rates or None)
+        save_ddit(network, folder, schedule, drafter.mask_id)
     write_json(folder / RECORD, config.to_dict())
     if card is not None:
         write_text(folder / "README.md", card)
@@ -87,9 +87,10 @@ def load_standalone(
     if vocab_size is not None:
         values["vocab_size"] = vocab_size
     try:
-        config = DiffusionConfig(**values)
-    except (TypeError, UserError) as error:
-        raise UserError(f"{path / RECORD}: {error}") from None
+        config = convert(values, DiffusionConfig, "", str(path / RECORD))
+    except UserError as error:
+        where = f"{path / RECORD}: "
+        raise UserError(where + str(error).removeprefix(where)) from None
     if vocab_size is None and config.vocab_size != target.vocab_size:
         raise UserError(
             f"drafter {spec}: made for a vocabulary of {config.vocab_size}, target {target.spec!r} "
@@ -114,11 +115,10 @@ def _load_network(
         schedule["sigma_min"] = loaded.schedule.sigma_min
         schedule["sigma_max"] = loaded.schedule.sigma_max
     return loaded.network, {
-        "graph": loaded.graph,
         "schedule": schedule,
         "prediction": loaded.prediction,
         "mask_id": loaded.mask_id,
-        "mask_rates": loaded.schedule.mask_rates,
+        "mask_rates": loaded.schedule.mask_rates and list(loaded.schedule.mask_rates),
     }
 
 

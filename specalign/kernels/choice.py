@@ -35,8 +35,7 @@ def takes(*tensors: Tensor) -> bool:
 
 
 def largest(rows_RV: Tensor) -> Tensor:
-    """The first column with the largest number of each row, int64 (R,); NaN counts as the largest,
-    as in `torch.argmax`. Of rows that `takes` takes, V ≥ 1."""
+    """The first column with the largest number of each row, (R,); NaN counts as the largest."""
     count, size = rows_RV.shape
     at_R = torch.empty(count, dtype=torch.int64)
     rows_library().largest_of_rows(rows_RV.data_ptr(), count, size, at_R.data_ptr())
@@ -61,19 +60,15 @@ def verified_chain(
     """
     (count, columns), size = q_KS.shape, p_MV.shape[1]
     tokens_K, u_2 = tokens_K.contiguous(), u_2.contiguous()
-    fits = ids_S is None and columns == size
+    ids = None
+    fits = columns == size
     if ids_S is not None:
         ids_S = ids_S.contiguous()
-        fits = len(ids_S) == columns
-    if len(p_MV) != count + 1 or len(tokens_K) != count or not count or not fits:
-        raise ValueError(
-            f"{len(tokens_K)} drafts with {count} rows of q, {columns} wide, and {len(p_MV)} of p, "
-            f"{size}"
-        )
-    chain = _Chain(
-        p_MV.data_ptr(), q_KS.data_ptr(), None if ids_S is None else ids_S.data_ptr(), tokens_K.data_ptr(),
-        count, size, columns,
-    )  # fmt: skip
+        ids, fits = ids_S.data_ptr(), len(ids_S) == columns
+    if not (len(p_MV) - 1 == len(tokens_K) == count > 0) or not fits:
+        shapes = f"{tuple(q_KS.shape)} of q and {tuple(p_MV.shape)} of p"
+        raise ValueError(f"{len(tokens_K)} drafts with rows {shapes}")
+    chain = _Chain(p_MV.data_ptr(), q_KS.data_ptr(), ids, tokens_K.data_ptr(), count, size, columns)
     stop, chosen = (c_double * (count + 1))(), (c_int64 * 2)()
     room = torch.empty(count * size, dtype=torch.float32)
     if not rows_library().verify_chain(byref(chain), u_2.data_ptr(), stop, chosen, room.data_ptr()):

@@ -19,15 +19,14 @@ from torch import Tensor
 
 
 def fused_on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of tensors, the first of which says where it runs. Compiled at its first call on a
-    GPU; where that fails a warning reports it, and the function runs as it stands from then on."""
+    """A function of tensors, compiled at its first call with one on a GPU; where that fails it warns
+    and runs as it stands from then on."""
     compiled: Callable[..., Any] | None = None
-    given_up = False
 
     @wraps(function)
     def run(first: Tensor, *others: Any) -> Any:
-        nonlocal compiled, given_up
-        if given_up or not first.is_cuda or find_spec("triton") is None:
+        nonlocal compiled
+        if not first.is_cuda or find_spec("triton") is None:
             return function(first, *others)
         try:
             compiled = compiled or torch.compile(function, dynamic=True)
@@ -35,7 +34,7 @@ def fused_on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # of Dynamo, Inductor, Triton or the compiler that it calls
-            given_up = True
+            compiled = function
             why = (str(error).strip().splitlines() or [type(error).__name__])[0]
             warnings.warn(f"not fused on this GPU, and slower: {why[:160]}", stacklevel=2)
             return function(first, *others)

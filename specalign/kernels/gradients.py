@@ -13,9 +13,8 @@ Found = TypeVar("Found")
 
 
 def without_gradients(function: Callable[Given, Found]) -> Callable[Given, Found]:
-    """As `torch.no_grad()` before a function. Where gradients are off already it costs next to
-    nothing: within a round of decoding, after a forward pass of the target has swept the caches, each
-    `no_grad` takes some 15 µs."""
+    """As `@torch.no_grad()`, which takes 15 µs within a round of decoding; this one nothing where
+    gradients are off already."""
 
     @wraps(function)
     def wrapped(*args: Given.args, **kwargs: Given.kwargs) -> Found:

@@ -1,17 +1,9 @@
 """Linear layers for few rows on a CPU: decoding one token, or verifying a short draft, reads all
-weights to multiply a few rows.
+weights to multiply a few rows, and torch's default product is optimised for many.
 
-torch's default product is optimised for many rows. Two AVX2 cores, SmolLM2-135M's 106M parameters
-in layers, idle:
-
-    rows                      1     2     5     9    16
-    torch's default, ms      29    46    48    66    66
-    oneDNN, packed, ms       21    22    25    33    40
-    rows.c, ms               19    18    18    22    36
-
-In fp32 `rows.c` is used where the installation compiled it and the processor has AVX2, else
-oneDNN's packed form; in bf16 oneDNN's. `rows.c` sums a row in the same order whatever other rows
-come with it.
+SmolLM2-135M's layers over 5 rows, two AVX2 cores: torch 48 ms, oneDNN's packed form 25, `rows.c`
+18. In fp32 `rows.c` is used where it was compiled and the processor has AVX2, else the packed form;
+in bf16 the packed form. `rows.c` sums a row in the same order whatever other rows come with it.
 """
 
 from __future__ import annotations
@@ -29,9 +21,7 @@ from torch.nn import functional as F
 from specalign.kernels.pages import together
 
 MOST_ROWS = 32
-"""With more rows, `rows.c` has more arithmetic than it can hide behind the reading. For 17 it takes
-14 ms where torch takes 33 (53M parameters, AVX512), for 32 26 where it takes 42."""
-
+"""With more rows, `rows.c` has more arithmetic than it can hide behind the reading."""
 
 LIBRARIES = ("_rows512", "_rows")
 """The same files, compiled for AVX512 and for AVX2."""
@@ -39,55 +29,46 @@ LIBRARIES = ("_rows512", "_rows")
 
 @cache
 def rows_library() -> Any:
-    """`rows.c` as a library, the fastest that this processor runs; None where none was compiled or
-    the processor lacks AVX2."""
+    """The fastest of `LIBRARIES` for this processor; None without a compiler or AVX2."""
     return next((library for name in LIBRARIES if (library := opened(name)) is not None), None)
+
+
+_P, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
+    "matrix_product": ([_P] * 3 + [_N] * 3, None),
+    "rows_rounded": ([_N], ctypes.c_int),
+    "matrix_row": ([_P, _N, _N, _P], None),
+    "layers_layout": ([], _N),
+    "layers_scratch": ([_P, _P, _N], _N),
+    "layers_forward": ([_P] * 6 + [_N, _P, _P], None),
+    "tree_scratch": ([_P, _N, _N], _N),
+    "draft_tree": ([_P, _P, _N, _N, _N, _F] + [_P] * 4, _N),
+    "draw_chain": ([_P, _P, _N, _N, _F] + [_P] * 4, None),
+    "largest_of_rows": ([_P, _N, _N, _P], None),
+    "verify_chain": ([_P] * 5, _N),
+}
+"""Arguments and result of each function of the library."""
 
 
 @cache
 def opened(name: str) -> Any:
-    """One of `LIBRARIES`; None where it was not compiled, from older files too, or not for this
-    processor."""
-    for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"{name}{suffix}")
-        if path.is_file():
-            try:
-                library = ctypes.CDLL(str(path))  # torch is loaded: they share one OpenMP
-                pointers, number = ctypes.c_void_p, ctypes.c_int64
-                for function, arguments, result in (
-                    (library.matrix_product, [pointers] * 3 + [number] * 3, None),
-                    (library.rows_rounded, [number], ctypes.c_int),
-                    (library.matrix_row, [pointers] + [number] * 2 + [pointers], None),
-                    (library.layers_layout, [], number),
-                    (library.layers_scratch, [pointers] * 2 + [number], number),
-                    (library.layers_forward, [pointers] * 6 + [number] + [pointers] * 2, None),
-                    (library.tree_scratch, [pointers] + [number] * 2, number),
-                    (
-                        library.draft_tree,
-                        [pointers] * 2 + [number] * 3 + [ctypes.c_float] + [pointers] * 4,
-                        number,
-                    ),
-                    (
-                        library.draw_chain,
-                        [pointers] * 2 + [number] * 2 + [ctypes.c_float] + [pointers] * 4,
-                        None,
-                    ),
-                    (library.largest_of_rows, [pointers] + [number] * 2 + [pointers], None),
-                    (library.verify_chain, [pointers] * 5, number),
-                ):
-                    function.argtypes, function.restype = arguments, result
-                return library if library.rows_available() else None
-            except (OSError, AttributeError):
-                return None
-    return None
+    """One of `LIBRARIES`; None where it was not compiled, or not for this processor."""
+    paths = [Path(__file__).with_name(f"{name}{suffix}") for suffix in EXTENSION_SUFFIXES]
+    try:
+        path = next(path for path in paths if path.is_file())
+        library = ctypes.CDLL(str(path))  # torch is loaded: they share one OpenMP
+        for function, (arguments, result) in _FUNCTIONS.items():
+            getattr(library, function).argtypes = arguments
+            getattr(library, function).restype = result
+        return library if library.rows_available() else None
+    except (StopIteration, OSError, AttributeError):
+        return None
 
 
 class MatrixFields(ctypes.Structure):
     """`Matrix` of lanes.h."""
 
-    _fields_ = [(name, ctypes.c_void_p) for name in ("weight", "bias", "scale")] + [
-        ("kind", ctypes.c_int64)
-    ]
+    _fields_ = [*((name, _P) for name in ("weight", "bias", "scale")), ("kind", _N)]
 
 
 _TINY = 1e-30
@@ -112,8 +93,7 @@ class Matrix(NamedTuple):
 
 
 def rounded(weight: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Matrix:
-    """A weight (out, in) rounded to this type; to int8 row by row, so that the largest number of
-    each becomes ±127."""
+    """A weight (out, in) in this type; in int8 the largest number of each row becomes ±127."""
     if dtype != torch.int8:
         return Matrix(weight.to(dtype), bias)
     scale = weight.float().abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny) / 127
@@ -123,26 +103,19 @@ def rounded(weight: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> M
 def settled(*matrices: Matrix) -> list[Matrix]:
     """The same matrices with their weights copied into one piece of memory (`pages.together`)."""
     places = together([matrix.weight for matrix in matrices])
-    return [
-        matrix._replace(weight=at.copy_(matrix.weight))
-        for matrix, at in zip(matrices, places, strict=True)
-    ]
+    pairs = zip(matrices, places, strict=True)
+    return [matrix._replace(weight=at.copy_(matrix.weight)) for matrix, at in pairs]
 
 
 def eight_bits(matrix: Matrix) -> bool:
-    """Whether `rows.c` multiplies this matrix with rows that are rounded to eight bits too: an int8
-    weight of up to 16,384 columns (AVX512 VNNI, or AVX2 alone)."""
-    library = rows_library()
-    return (
-        library is not None
-        and matrix.weight.dtype == torch.int8
-        and bool(library.rows_rounded(matrix.weight.shape[1]))
-    )
+    """Whether `rows.c` rounds the rows to eight bits too: int8 weights of up to 16,384 columns."""
+    if rows_library() is None or matrix.weight.dtype != torch.int8:
+        return False
+    return bool(rows_library().rows_rounded(matrix.weight.shape[1]))
 
 
 def rounded_rows(x: Tensor) -> Tensor:
-    """Rows (…, in) rounded so that the largest number of each becomes ±127 steps, as `rows.c` does
-    where `eight_bits`."""
+    """Rows (…, in) rounded to ±127 steps of their largest number, as `rows.c` does."""
     most = x.abs().amax(dim=-1, keepdim=True)
     return (x * torch.where(most > _TINY, 127 / most, 0.0)).round() * (most / 127)
 
@@ -150,12 +123,10 @@ def rounded_rows(x: Tensor) -> Tensor:
 def few_rows(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None
 ) -> Tensor:
-    """`F.linear(x, weight, bias)` without gradients, (…, in) → (…, out); by `rows.c` where it
-    applies.
+    """`F.linear(x, weight, bias)` without gradients, by `rows.c` where it applies.
 
     `x` in fp32 may be multiplied with a weight in bf16, or in int8 with a `scale` for each row
-    (`rounded`): a half or a quarter is read; sums are fp32. Where `eight_bits`, x is rounded as
-    well, and sums are exact.
+    (`rounded`); sums are fp32. Where `eight_bits`, x is rounded as well, and sums are exact.
     """
     outputs, inputs = weight.shape
     rows = x.numel() // inputs
@@ -175,12 +146,10 @@ def few_rows(
 
 
 def many_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear(x, weight, bias)` without gradients, (…, in) → (…, out); in fp32 on a CPU by oneDNN
-    where it applies, which takes half the time of torch's own product (MKL) on AMD's processors
-    with AVX512.
+    """`F.linear(x, weight, bias)` without gradients; in fp32 on a CPU by oneDNN where it applies,
+    which takes half the time of torch's own product (MKL) on AMD's processors.
 
-    On two dimensions: for (1, L, D) cut from a longer tensor, contiguous or not, oneDNN's bf16
-    product takes 60 ms over 49k columns, for (L, D) 4.
+    On two dimensions: oneDNN's bf16 product of a cut (1, L, D) takes 15 times as long as of (L, D).
     """
     rows = x.reshape(-1, x.shape[-1])
     known = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and _one_dnn()
@@ -194,12 +163,9 @@ def _pointwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @cache
 def _one_dnn() -> bool:
-    """Whether torch's operator for oneDNN's products is there and right for a plain and a
-    transposed weight."""
-    x, weight = (
-        torch.linspace(-1, 1, 40 * 32).view(40, 32),
-        torch.linspace(-1, 1, 32 * 48).view(32, 48).t(),
-    )
+    """Whether torch's operator for oneDNN's products is there and right."""
+    x = torch.linspace(-1, 1, 40 * 32).view(40, 32)
+    weight = torch.linspace(-1, 1, 32 * 48).view(32, 48).t()
     try:
         found = [_pointwise(x, w, None) for w in (weight, weight.contiguous())]
     except (RuntimeError, NotImplementedError, AttributeError):
@@ -207,11 +173,13 @@ def _one_dnn() -> bool:
     return all(torch.allclose(y, F.linear(x, weight), atol=1e-5) for y in found)
 
 
-class RowsLinear(nn.Module):
-    """`F.linear(x, weight, bias)` without gradients, fp32, (…, in) → (…, out), through `rows.c`.
+def _frozen(tensor: Tensor | None) -> nn.Parameter | None:
+    return None if tensor is None else nn.Parameter(tensor.detach(), requires_grad=False)
 
-    A weight whose numbers are all bf16 is kept in bf16: half is read, and the result is the same to
-    the bit. `round_to`, bf16 or int8, rounds any other weight too.
+
+class RowsLinear(nn.Module):
+    """A linear layer in fp32 without gradients, through `rows.c`. A weight whose numbers are all
+    bf16 is kept in bf16, with the same result to the bit; `round_to`, bf16 or int8, rounds others.
     """
 
     def __init__(
@@ -222,11 +190,9 @@ class RowsLinear(nn.Module):
         if round_to is None and not torch.equal(kept.weight.float(), weight):
             kept = Matrix(weight.detach())
         self.weight = nn.Parameter(kept.weight.contiguous(), requires_grad=False)
-        self.bias = (
-            None if bias is None else nn.Parameter(bias.detach().contiguous(), requires_grad=False)
-        )
-        self.scale = None if kept.scale is None else nn.Parameter(kept.scale, requires_grad=False)
-        self.in_features, self.out_features = weight.shape[1], weight.shape[0]
+        self.bias = _frozen(None if bias is None else bias.contiguous())
+        self.scale = _frozen(kept.scale)
+        self.out_features, self.in_features = weight.shape
 
     @property
     def matrix(self) -> Matrix:
@@ -240,8 +206,7 @@ class RowsLinear(nn.Module):
 
 
 class RowsConv1D(RowsLinear):
-    """The same in place of transformers' `Conv1D` (GPT-2): `weight` is (in, out) for who asks, and
-    lies in memory as (out, in)."""
+    """The same for transformers' `Conv1D`: `weight` is (in, out), in memory (out, in)."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, round_to: torch.dtype | None = None
@@ -276,17 +241,13 @@ _operators.impl(
 
 
 class PackedLinear(nn.Module):
-    """`F.linear(x, weight, bias)` without gradients, (…, in) → (…, out), from a copy of the weight
-    in oneDNN's layout.
-
-    `weight` (out, in) stays reachable, unpacked, under the name that `nn.Linear` gives it.
-    """
+    """A linear layer without gradients from a copy of the weight in oneDNN's layout. `weight` stays
+    reachable, unpacked, under the name that `nn.Linear` gives it."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, rows: int = 8) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
-        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        self.in_features, self.out_features = weight.shape[1], weight.shape[0]
+        self.weight, self.bias = _frozen(weight), _frozen(bias)
+        self.out_features, self.in_features = weight.shape
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), rows)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -296,26 +257,22 @@ class PackedLinear(nn.Module):
 def fast_linear(
     dtype: torch.dtype, device: torch.device
 ) -> type[RowsLinear] | type[PackedLinear] | None:
-    """The layer class that is fastest for few rows on this machine, tested on a small example; None
-    = torch's own."""
+    """The fastest layer class for few rows on this machine, tested once; None = torch's own."""
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return None
     if dtype == torch.float32 and rows_library() is not None and _right(RowsLinear, dtype):
         return RowsLinear
-    return (
-        PackedLinear
-        if torch.backends.mkldnn.is_available() and _right(PackedLinear, dtype)
-        else None
-    )
+    packed = torch.backends.mkldnn.is_available() and _right(PackedLinear, dtype)
+    return PackedLinear if packed else None
 
 
+@cache
 def _right(kind: type[RowsLinear] | type[PackedLinear], dtype: torch.dtype) -> bool:
+    weight = torch.linspace(-1, 1, 64 * 32).view(64, 32).to(dtype)
+    rows = torch.linspace(-1, 1, 3 * 32).view(3, 32).to(dtype)
     try:
-        weight = torch.linspace(-1, 1, 64 * 32, dtype=torch.float32).reshape(64, 32).to(dtype)
-        rows = torch.linspace(-1, 1, 3 * 32, dtype=torch.float32).reshape(3, 32).to(dtype)
         got = kind(weight, None)(rows)
     except (RuntimeError, NotImplementedError, AttributeError):
         return False
-    return torch.allclose(
-        got.float(), F.linear(rows, weight).float(), atol=1e-5 if dtype == torch.float32 else 0.2
-    )
+    tolerance = 1e-5 if dtype == torch.float32 else 0.2
+    return torch.allclose(got.float(), F.linear(rows, weight).float(), atol=tolerance)

@@ -18,8 +18,7 @@ LARGE = 2 << 20
 
 
 def allocate_untouched(size: int) -> Tensor:
-    """`size` bytes that nothing has been written to, (size,) uint8, from a line of the cache on; on
-    large pages where they fill one and the system gives them to who asks."""
+    """`size` unwritten bytes, uint8, from a line of the cache on; on large pages if they fill one."""
     if size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         room = torch.empty(size + CACHE_LINE, dtype=torch.uint8)
         skipped = -room.data_ptr() % CACHE_LINE
@@ -35,16 +34,11 @@ def allocate_untouched(size: int) -> Tensor:
 
 
 def together(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Room for a copy of each tensor, contiguous, one after the other in one piece of memory, each
-    from a line of the cache on."""
+    """Room for a copy of each tensor in one piece of memory, each at a line of the cache."""
     sizes = [t.numel() * t.element_size() for t in tensors]
-    places = allocate_untouched(sum(map(_lines, sizes))).split([_lines(size) for size in sizes])
+    whole = [-(-size // CACHE_LINE) * CACHE_LINE for size in sizes]  # lines
+    places = allocate_untouched(sum(whole)).split(whole)
     return [
         place[:size].view(t.dtype).view(t.shape)
         for t, size, place in zip(tensors, sizes, places, strict=True)
     ]
-
-
-def _lines(size: int) -> int:
-    """Bytes of the whole lines that hold `size`."""
-    return -(-size // CACHE_LINE) * CACHE_LINE

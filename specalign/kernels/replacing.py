@@ -10,17 +10,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specalign.kernels.linear import RowsConv1D, RowsLinear, fast_linear, is_conv1d, is_linear
+from specalign.kernels.linear import (
+    PackedLinear,
+    RowsConv1D,
+    RowsLinear,
+    fast_linear,
+    is_conv1d,
+    is_linear,
+)
 from specalign.kernels.pages import together
 
 
 class RowsEmbedding(nn.Module):
-    """An `nn.Embedding` without gradients whose numbers are all bf16 and kept so; its rows come out
-    in fp32, times the `embed_scale` of one that has it (Gemma).
-
-    `number` is empty: what transformers takes for a model's type is that of its first parameter,
-    and with this one it is fp32 still.
-    """
+    """An `nn.Embedding` kept in bf16 whose rows come out in fp32, times the `embed_scale` of one
+    that has it (Gemma). `number` is empty: transformers takes a model's type from its first
+    parameter, which is fp32 still."""
 
     embed_scale: Tensor
 
@@ -58,25 +62,20 @@ def speed_up_linears(
     round_to: torch.dtype | None = None,
     read_past: Collection[nn.Module] = (),
 ) -> int:
-    """Replace every `nn.Linear`, and GPT-2's `Conv1D`, in `module` by the class that is fastest for
-    few rows; returns how many.
-
-    `round_to`: round weights to bf16 or int8 where that saves time (drafters only: p must not
-    change). `read_past`: layers whose weights other modules read too; they keep their type.
-    """
+    """Replace every `nn.Linear` and `Conv1D` by the class that is fastest for few rows; returns how
+    many. `round_to`: bf16 or int8 where that saves time (drafters only: p must not change).
+    `read_past`: layers whose weights other modules read too; they keep their type."""
     kind = fast_linear(dtype, device)
-    if kind is None:
-        return 0
-    if kind is not RowsLinear:
-        return _replace(
-            module, lambda layer: None if is_conv1d(layer) else kind(layer.weight, layer.bias)
-        )
 
-    def rows(layer: Any) -> RowsLinear:
+    def replacement(layer: Any) -> nn.Module | None:
+        if kind is PackedLinear:
+            return None if is_conv1d(layer) else kind(layer.weight, layer.bias)
         made = RowsConv1D if is_conv1d(layer) else RowsLinear
         return made(layer.weight, layer.bias, dtype if layer in read_past else round_to)
 
-    count = _replace(module, rows)
+    count = 0 if kind is None else _replace(module, replacement)
+    if kind is not RowsLinear:
+        return count
     if hasattr(module, "get_output_embeddings"):
         _narrow_embeddings(module, read_past)
     _settle(module)
@@ -85,8 +84,7 @@ def speed_up_linears(
 
 @torch.no_grad()
 def _narrow_embeddings(model: Any, read_past: Collection[nn.Module]) -> None:
-    """The embeddings of a model of transformers in bf16 where all their numbers are; one with its
-    head where they are the same numbers."""
+    """Embeddings in bf16 where all their numbers are, as one with the head if they are equal."""
     head = model.get_output_embeddings()
     if not isinstance(head, RowsLinear):
         return
@@ -101,8 +99,7 @@ def _narrow_embeddings(model: Any, read_past: Collection[nn.Module]) -> None:
 
 
 def _narrow(old: Any, head: RowsLinear) -> RowsEmbedding | None:
-    """An embedding in bf16; None where its numbers are of another type, or it does more to its rows
-    than to scale them."""
+    """An embedding in bf16; None where that changes its numbers, or it does more than scale."""
     if type(old) is not nn.Embedding and not hasattr(old, "embed_scale"):
         return None
     kept = old.weight.to(torch.bfloat16)
@@ -118,9 +115,7 @@ def _narrow(old: Any, head: RowsLinear) -> RowsEmbedding | None:
 @torch.no_grad()
 def _settle(module: nn.Module) -> None:
     """Move the parameters into one piece of memory, each from a line of the cache on, as those of
-    mapped files seldom are: AVX512 reads two lines for each of their registers. SmolLM2-135M in
-    fp32, fast memory, layers over 1 / 3 / 7 rows: 9.6 / 12.0 / 15.1 ms before, 6.9 / 7.9 / 9.1
-    after. Tied weights stay tied."""
+    mapped files seldom are: a third less time. Tied weights stay tied."""
     alike: dict[Any, list[nn.Parameter]] = {}
     for p in module.parameters():
         if p.device.type == "cpu":

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specalign.kernels.layers import matrix_fields, pointer_of
+from specalign.kernels.layers import check_tensor, matrix_fields, pointer_of
 from specalign.kernels.linear import MOST_ROWS, Matrix, MatrixFields, rows_library
 
 
@@ -51,29 +51,25 @@ class TreeHead:
     """
 
     def __init__(self, head: Matrix, ids_Vd: Tensor | None, markov: MarkovWeights | None) -> None:
-        self._held: list[Any] = []
-        self.columns, self.width = head.weight.shape
-        self._library = rows_library()
+        held = self._held = list[Any]()
+        columns, width = self.columns, self.width = head.weight.shape
+        self.library, self.tokens = rows_library(), None
         rank = 0 if markov is None else len(markov.previous.weight)
-        self._head = _Head(self.width, self.columns, rank)
-        self._head.head = matrix_fields(head, (self.columns, self.width), self._held)
+        fields = self.fields = _Head(width, columns, rank)
+        fields.head = matrix_fields(head, (columns, width), held)
         if markov is not None:
-            self._head.kind = KINDS.index(markov.kind)
+            fields.kind = KINDS.index(markov.kind)
             if markov.kind != "linear":
                 if markov.hidden is None:
                     raise ValueError(f"{markov.kind} without a matrix for hidden states")
-                self._head.hidden = matrix_fields(markov.hidden, (rank, self.width), self._held)
-            self._head.previous = matrix_fields(markov.previous, (rank, self.width), self._held)
-            self._head.basis = matrix_fields(markov.basis, (self.columns, rank), self._held)
-            tokens = len(markov.embedding_VD)
-            self._head.embedding = matrix_fields(
-                Matrix(markov.embedding_VD), (tokens, self.width), self._held
-            )
+                fields.hidden = matrix_fields(markov.hidden, (rank, width), held)
+            fields.previous = matrix_fields(markov.previous, (rank, width), held)
+            fields.basis = matrix_fields(markov.basis, (columns, rank), held)
+            tokens = self.tokens = len(markov.embedding_VD)
+            fields.embedding = matrix_fields(Matrix(markov.embedding_VD), (tokens, width), held)
             if ids_Vd is not None and not 0 <= int(ids_Vd.min()) <= int(ids_Vd.max()) < tokens:
                 raise ValueError(f"tokens outside 0..{tokens - 1}")
-        if ids_Vd is not None:
-            self._head.ids = pointer_of(ids_Vd, (self.columns,), torch.int64, self._held)
-        self.tokens = None if markov is None else len(markov.embedding_VD)
+        fields.ids = pointer_of(ids_Vd, (columns,), torch.int64, held)
 
     @staticmethod
     def takes(levels: int) -> bool:
@@ -90,11 +86,11 @@ class TreeHead:
         Raises:
             ValueError: no hidden states (K, D) in fp32, K ≤ 32, or a token outside the vocabulary.
         """
-        hidden_KD, scratch = self._given(hidden_KD, last, nodes)
+        hidden_KD, scratch = self._check(hidden_KD, last, nodes)
         tokens, parents, log_q = (c_int64 * nodes)(), (c_int64 * nodes)(), (c_double * nodes)()
-        count = self._library.draft_tree(
-            byref(self._head), hidden_KD.data_ptr(), len(hidden_KD), last, nodes, scale, tokens, parents, log_q, scratch.data_ptr(),
-        )  # fmt: skip
+        given = byref(self.fields), hidden_KD.data_ptr(), len(hidden_KD), last
+        found, room = (tokens, parents, log_q), scratch.data_ptr()
+        count = self.library.draft_tree(*given, nodes, scale, *found, room)
         return tokens[:count], parents[:count], log_q[:count]
 
     def chain(
@@ -102,32 +98,21 @@ class TreeHead:
     ) -> tuple[Tensor, Tensor]:
         """A chain after the token `last`: columns (K,), each drawn with its number of `u_K`, fp64
         in [0, 1), and q (K, Vd), what they were drawn from: softmax(logits / scale) given those
-        before.
-
-        Raises:
-            ValueError: as `__call__`, or not as many numbers as hidden states.
-        """
-        hidden_KD, scratch = self._given(hidden_KD, last, 1)
+        before. Raises ValueError as `__call__` does."""
+        hidden_KD, scratch = self._check(hidden_KD, last, 1)
         levels = len(hidden_KD)
-        if u_K.dtype != torch.float64 or tuple(u_K.shape) != (levels,):
-            raise ValueError(f"{tuple(u_K.shape)} numbers in {u_K.dtype} for {levels} draws")
-        u_K = u_K.contiguous()
-        columns_K, q_KV = (
-            torch.empty(levels, dtype=torch.int64),
-            torch.empty(levels, self.columns, dtype=torch.float32),
-        )
-        self._library.draw_chain(
-            byref(self._head), hidden_KD.data_ptr(), levels, last, scale, u_K.data_ptr(), columns_K.data_ptr(), q_KV.data_ptr(),
-            scratch.data_ptr(),
-        )  # fmt: skip
+        u_K = check_tensor(u_K.contiguous(), (levels,), torch.float64)
+        columns_K = torch.empty(levels, dtype=torch.int64)
+        q_KV = torch.empty(levels, self.columns, dtype=torch.float32)
+        given = byref(self.fields), hidden_KD.data_ptr(), levels, last, scale, u_K.data_ptr()
+        self.library.draw_chain(*given, columns_K.data_ptr(), q_KV.data_ptr(), scratch.data_ptr())
         return columns_K, q_KV
 
-    def _given(self, hidden_KD: Tensor, last: int, nodes: int) -> tuple[Tensor, Tensor]:
+    def _check(self, hidden_KD: Tensor, last: int, nodes: int) -> tuple[Tensor, Tensor]:
         """The hidden states, contiguous, and room to work in."""
         levels = len(hidden_KD)
-        if hidden_KD.dtype != torch.float32 or tuple(hidden_KD.shape) != (levels, self.width):
-            raise ValueError(f"hidden states {tuple(hidden_KD.shape)} in {hidden_KD.dtype}")
+        hidden_KD = check_tensor(hidden_KD.contiguous(), (levels, self.width))
         if not self.takes(levels) or nodes < 1 or (self.tokens and not 0 <= last < self.tokens):
             raise ValueError(f"{levels} levels of {nodes} nodes after the token {last}")
-        size = self._library.tree_scratch(byref(self._head), levels, nodes)  # by the threads of now
-        return hidden_KD.contiguous(), torch.empty(size, dtype=torch.uint8)
+        size = self.library.tree_scratch(byref(self.fields), levels, nodes)  # by the threads of now
+        return hidden_KD, torch.empty(size, dtype=torch.uint8)

@@ -4,8 +4,7 @@
 It is conditioned on the target in one of two ways:
 
 - `shared_kv`: layer i starts from a target layer and attends to that layer's own keys and values
-  for the
-  context; the target's last hidden state before the block is projected and added to every
+  for the context; the target's last hidden state before the block is projected and added to every
   position's input.
 - `taps` (DFlash, arXiv 2602.06036): hidden states after chosen target layers are fused, `H_ctx =
   RMSNorm(fc[h_1; …; h_F])`, and every layer computes context keys and values from them. Parameter
@@ -17,9 +16,6 @@ rows draft: in `anchor_first` R = K and row r predicts the token of place r+1; i
 and row r ≥ 1 predicts the token of its own place. Hidden states that leave this module are those of
 the K rows that draft.
 
-With self-conditioning the block is read twice: the second pass adds to each position's input what
-the first pass predicted about its token. Both depend on the context only, so q stays exact.
-
 A variable-prefix drafter (D²SD, arXiv 2606.04446) is the same network also trained over [last
 token, x_1..x_j, MASK …]: given the first j drafts it predicts those after them.
 """
@@ -27,12 +23,9 @@ token, x_1..x_j, MASK …]: given the first j drafts it predicts those after the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from specalign.common.batch import Anchors, Batch
 from specalign.kernels.layers import LayerStack
@@ -41,21 +34,10 @@ from specalign.kernels.replacing import speed_up_linears
 from specalign.kernels.tree import TreeHead
 from specalign.lm.model import Target
 from specalign.models.block_config import BlockConfig
-from specalign.models.block_layers import BlockLayer, ConfidenceHead, RMSNorm
+from specalign.models.block_layers import BlockLayer, ConfidenceHead, KeysValues, RMSNorm
 from specalign.models.block_stack import draft_stack, tree_head
 from specalign.models.markov import MarkovHead, VanillaHead, markov_head
 from specalign.models.target_features import TargetFeatures
-
-KeysValues = tuple[Tensor, Tensor]
-
-
-@dataclass
-class _RoundedWeights:
-    """Rounded for drafting: the head's rows (Vd, D), and the Markov basis times its last layer (Vd,
-    r)."""
-
-    head: Matrix
-    basis: Matrix | None
 
 
 class BlockDrafter(nn.Module):
@@ -63,6 +45,12 @@ class BlockDrafter(nn.Module):
 
     Args:
         head_VdD: the head's rows for the draft vocabulary, if they are not the target's.
+
+    Attributes:
+        stack: all layers in one call of the C kernel, if `prepare_for_drafting` can build that.
+        tree: trees of drafts in one call of the C kernel, likewise.
+        head_matrix, basis_matrix: rounded for drafting: the head's rows (Vd, D), and the Markov
+            basis times its last layer (Vd, r).
     """
 
     draft_vocab: Tensor | None
@@ -92,38 +80,17 @@ class BlockDrafter(nn.Module):
         self.markov = self.new_markov() if config.markov_rank else None
         self.confidence = self.new_confidence() if config.confidence_head else None
         self.places = nn.Parameter(torch.zeros(config.rows, width)) if config.places else None
-        self.estimate: nn.Linear | None = None
-        if config.self_conditioning:
-            self.add_estimate()
         self._head: Tensor | None = None
-        self._rounded: _RoundedWeights | None = None
-        self.updates: list[Any] = []
-        """Low-rank updates in training (`specalign.models.block_parts.with_low_rank`), until they are
-        merged."""
         self.stack: LayerStack | None = None
-        """All layers in one call of the C kernel, if `prepare_for_drafting` can build that."""
         self.tree: TreeHead | None = None
-        """Trees of drafts in one call of the C kernel, likewise."""
-
-    def add_estimate(self) -> None:
-        """What a second pass reads of the first; zero at first, and no random numbers are drawn for
-        it."""
-        width, device = self.config.hidden_size, self.norm.weight.device
-        self.estimate = nn.utils.skip_init(nn.Linear, width, width, bias=False, device=device)
-        nn.init.zeros_(self.estimate.weight)
+        self.head_matrix: Matrix | None = None
+        self.basis_matrix: Matrix | None = None
 
     def new_markov(self) -> MarkovHead:
         """A Markov head after the config, its weights not yet initialised."""
         c = self.config
-        return markov_head(
-            c.markov,
-            c.hidden_size,
-            c.markov_rank,
-            c.markov_width,
-            self.draft_size,
-            c.vocab_size,
-            c.markov_bias,
-        )
+        sizes = (c.hidden_size, c.markov_rank, self.draft_size, c.vocab_size)
+        return markov_head(c.markov, *sizes, c.markov_bias)
 
     def new_confidence(self) -> ConfidenceHead:
         """A fresh confidence head after the config."""
@@ -142,22 +109,20 @@ class BlockDrafter(nn.Module):
 
     @property
     def head_weight_VdD(self) -> Tensor:
-        """The frozen head's rows for the draft vocabulary: the target's, or those stored with the
-        drafter."""
+        """The frozen head's rows for the draft vocabulary."""
         if self.head is not None:
             return self.head
         weight = self.target.head_weight_VD.detach()
         # a sharded target moves after the drafter is made
         if self._head is None or self._head.device != weight.device:
-            self._head = (
-                weight if self.draft_vocab is None else weight[self.draft_vocab].contiguous()
-            )
+            whole = self.draft_vocab is None
+            self._head = weight if whole else weight[self.draft_vocab].contiguous()
         return self._head
 
     # ---- inputs of a block ----
 
     def masked(self, tokens: Tensor, clean: Tensor | int = 0) -> Tensor:
-        """Blocks (…, R) with MASK in place of all but the anchor and the `clean` (…) tokens after
+        """Blocks (…, R) with MASK in place of all but the anchor and `clean` (…) tokens after
         it."""
         steps = torch.arange(tokens.shape[-1], device=tokens.device)
         kept = steps <= (clean[..., None] if isinstance(clean, Tensor) else clean)
@@ -168,18 +133,11 @@ class BlockDrafter(nn.Module):
         return embedded if self.places is None else embedded + self.places[: embedded.shape[-2]]
 
     def add_state(self, x: Tensor, hidden_before: Tensor) -> Tensor:
-        """Input rows (…, R, D) plus the projected target state before each block (…, D); `taps`:
-        unchanged."""
+        """Rows (…, R, D) plus the projected target state before each block (…, D); not for
+        `taps`."""
         if self.config.context == "taps":
             return x
         return x + self.fc(self.hidden_norm(hidden_before))[..., None, :]
-
-    def estimate_inputs(self, hidden: Tensor) -> Tensor:
-        """What the first pass's hidden states (…, R, D) add to the second pass's inputs, (…, R, D):
-        to each token's row the estimate of the row that predicts it; nothing to the anchor's."""
-        assert self.estimate is not None
-        predicted = hidden[..., 1:, :] if self.config.fill_in else hidden[..., :-1, :]
-        return F.pad(self.estimate(predicted), (0, 0, 1, 0))
 
     def select_drafts(self, hidden: Tensor) -> Tensor:
         """The rows that draft, (…, R, D) → (…, K, D)."""
@@ -188,8 +146,7 @@ class BlockDrafter(nn.Module):
     # ---- rotary tables ----
 
     def rotary_tables(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin at (rows, L) positions, by the target's module or each layer's `Rotary`,
-        (rows, L, w)."""
+        """cos and sin at (rows, L) positions, of all layers side by side, (rows, L, w)."""
         rotaries = self.config.rotaries
         if not rotaries:
             cos, sin = self.target.body.rotary_emb(x, positions)
@@ -199,8 +156,7 @@ class BlockDrafter(nn.Module):
         return cos, sin
 
     def cached_tables(self, x: Tensor, positions_1L: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """`rotary_tables` of one row of positions below `end`, from the target's cached tables if
-        possible."""
+        """`rotary_tables` of positions below `end`, from the target's cached tables if possible."""
         cached = self.target.fused
         if cached is None or self.config.rotaries:
             return self.rotary_tables(x, positions_1L)
@@ -215,23 +171,17 @@ class BlockDrafter(nn.Module):
         features: TargetFeatures,
         anchors: Anchors,
         clean_BA: Tensor | None = None,
-        conditioned_BA: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states of all blocks' drafts, (B, A, K, D), ready for the head.
-
-        `clean_BA`: how many tokens after its anchor each block shows; None = none.
-        `conditioned_BA`: with self-conditioning, the blocks whose second pass sees the first one's
-        estimates; None = all, as in decoding.
-        """
+        """Hidden states of all blocks' drafts, (B, A, K, D), ready for the head. `clean_BA`: how
+        many tokens after its anchor each block shows; None = none."""
         index, size, length = anchors.index_BA, self.config.rows, batch.tokens_BL.shape[1]
         rows = torch.arange(index.shape[0], device=index.device)[:, None]
         before = features.hidden_BLD[rows, (index - 1).clamp_min(0)]
         tokens = batch.tokens_BL[rows[..., None], anchors.places(length, size)]
         embedded = self._embed(self.masked(tokens, 0 if clean_BA is None else clean_BA))
         x = self.add_state(self.add_places(embedded), before)
-        positions = batch.positions_BL[rows, index][..., None] + torch.arange(
-            size, device=index.device
-        )
+        steps = torch.arange(size, device=index.device)
+        positions = batch.positions_BL[rows, index][..., None] + steps
         tables = self.rotary_tables(x, positions.flatten(0, 1))
         cos, sin = (t.unflatten(0, index.shape) for t in tables)
         earlier = torch.arange(length, device=index.device) < index[..., None]
@@ -241,13 +191,6 @@ class BlockDrafter(nn.Module):
         else:
             assert features.taps_BLFD is not None
             contexts = self.context_keys_values(features.taps_BLFD, batch.positions_BL)
-        if self.estimate is not None:
-            with torch.no_grad():  # an estimate is an input like any other
-                first = self.run_layers(x, cos, sin, contexts, see)
-            added = self.estimate_inputs(first)
-            if conditioned_BA is not None:
-                added = added * conditioned_BA[..., None, None]
-            x = x + added
         return self.select_drafts(self.run_layers(x, cos, sin, contexts, see))
 
     def run_layers(
@@ -274,8 +217,7 @@ class BlockDrafter(nn.Module):
     def markov_factors(
         self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor
     ) -> tuple[Tensor, Tensor] | None:
-        """Teacher-forced low-rank bias: (z (B, A, K, r), basis (r, Vd)), or None without a Markov
-        head."""
+        """Teacher-forced bias: (z (B, A, K, r), basis (r, Vd)), or None without a Markov head."""
         if self.markov is None:
             return None
         z = self.markov(hidden_BAKD, self._previous_tokens(batch, anchors), self._embed)
@@ -284,8 +226,7 @@ class BlockDrafter(nn.Module):
     def confidence_logits(
         self, batch: Batch, anchors: Anchors, hidden_BAKD: Tensor
     ) -> Tensor | None:
-        """Teacher-forced confidence, (B, A, K), or None without that head. No gradient leaves the
-        head."""
+        """Teacher-forced confidence, (B, A, K), or None; its gradient stays in the head."""
         if self.confidence is None:
             return None
         inputs = self.confidence_inputs(self._previous_tokens(batch, anchors))
@@ -313,18 +254,13 @@ class BlockDrafter(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Draft logits before any Markov bias, fp32, (…, D) → (…, Vd). Without gradients."""
-        head = (
-            Matrix(self.head_weight_VdD.to(hidden.dtype))
-            if self._rounded is None
-            else self._rounded.head
-        )
+        head = self.head_matrix or Matrix(self.head_weight_VdD.to(hidden.dtype))
         return few_rows(hidden.contiguous(), *head).float()
 
     @torch.no_grad()
     def prepare_for_drafting(self) -> None:
-        """Prepare for drafting on a CPU, irreversibly: linear layers that are fastest for few rows,
-        rounded to int8 where that reads a quarter. Rounding may change drafts, never the
-        distribution of the output."""
+        """Replace the linear layers by those that are fastest for few rows on this CPU, in int8. It
+        may change drafts, never the distribution of the output."""
         device, dtype = self.target.device, self.norm.weight.dtype
         kept = torch.int8 if fast_linear(dtype, device) is RowsLinear else dtype
         head, basis = rounded(self.head_weight_VdD, kept), None
@@ -335,6 +271,6 @@ class BlockDrafter(nn.Module):
         if kept == torch.int8:  # else the head may be the target's own
             head, *rest = settled(*(m for m in (head, basis) if m is not None))
             basis = rest[0] if rest else None
-        self._rounded = _RoundedWeights(head, basis)
+        self.head_matrix, self.basis_matrix = head, basis
         self.stack = draft_stack(self)
         self.tree = tree_head(self, head, basis)

@@ -24,13 +24,7 @@ from specalign.common.errors import UserError, nearest
 from specalign.common.schema import convert, finite
 from specalign.lm.inspection.keys import LAYOUTS, Rotary
 from specalign.models.markov import KINDS as MARKOV_KINDS
-from specalign.models.markov import OLD_NAMES, TABLES
-
-CONTEXTS = ("shared_kv", "taps")
-LAYOUTS_OF_BLOCKS = ("anchor_first", "fill_in")
-CONFIDENCE_INPUTS = ("", "markov", "hidden")
-"""Besides the hidden state: the previous token's embedding, its row of the Markov table, or
-nothing."""
+from specalign.models.markov import TABLES
 
 
 @dataclass
@@ -41,14 +35,13 @@ class BlockConfig:
     hidden_states[i + 1]). init_layer_ids: target layers that this drafter's layers started from; -1
     = unknown (another engine's). draft_vocab_size: 0 = the target's whole vocabulary. markov_rank:
     0 = positions are independent given the context. markov: the kind of that head, "" = silu.
-    markov_width: of the first layer of an mlp head; 0 = twice the rank. markov_bias: of gated and
-    rnn. convolution: two-tap convolutions around attention and feed-forward. self_conditioning: a
-    second pass that reads the first one's estimates. confidence_head: predicts each position's
-    acceptance; it reads the hidden state and `confidence_input`. value_dim: width of a value where
-    it is not a key's; 0 = head_dim. rotary: `specalign.lm.inspection.keys.Rotary` of all layers or
-    of each one; empty = the target's own module. places: a learned vector for each row of a block,
-    for keys without positions. own_head: the head's rows for the draft vocabulary are stored here,
-    not the target's.
+    markov_bias: of gated and rnn. convolution: two-tap convolutions around attention and
+    feed-forward. confidence_head: predicts each position's acceptance; it reads the hidden state
+    and `confidence_input`: the previous token's embedding (""), its row of the Markov table, or
+    nothing ("hidden"). value_dim: width of a value where it is not a key's; 0 = head_dim. rotary:
+    `specalign.lm.inspection.keys.Rotary` of all layers or of each one; empty = the target's own
+    module. places: a learned vector for each row of a block, for keys without positions. own_head:
+    the head's rows for the draft vocabulary are stored here, not the target's.
     """
 
     context: str
@@ -73,9 +66,7 @@ class BlockConfig:
     draft_vocab_size: int = 0
     markov_rank: int = 0
     markov: str = ""
-    markov_width: int = 0
     convolution: bool = False
-    self_conditioning: bool = False
     confidence_head: bool = False
     block_layout: str = "anchor_first"
     value_dim: int = 0
@@ -87,44 +78,32 @@ class BlockConfig:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        kind = OLD_NAMES.get(self.markov, self.markov)
-        self.markov = "" if kind == "silu" else kind
-        self._check_choices()
-        self._check_sizes()
-        layers = len(self.init_layer_ids)
-        if self.confidence_input == "markov" and self.markov_kind not in TABLES:
-            raise _error(f"confidence_input=markov needs markov one of {', '.join(TABLES)}")
-        if self.own_head and not self.draft_vocab_size:
-            raise _error("own_head needs a draft vocabulary (draft_vocab_size)")
-        if self.context == "shared_kv" and len(self.target_layer_ids) != layers:
-            raise _error("shared_kv needs one target layer for each drafter layer")
-        if len(self.rotary) not in (0, 1, layers):
-            raise _error("rotary needs one entry, or one for each drafter layer")
-        self.rotaries = [_read_rotary(entry, self.head_dim) for entry in self.rotary]
-
-    def _check_choices(self) -> None:
+        self.markov = "" if self.markov == "silu" else self.markov
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
                 raise _error(f"{name}={value!r} is unknown{nearest(value, choices)}")
-
-    def _check_sizes(self) -> None:
         for f in fields(self):
-            value = getattr(self, f.name)
-            least = _LEAST.get(f.name, 1)
+            value, least = getattr(self, f.name), _LEAST.get(f.name, 1)
             if f.type in ("int", "float") and not (finite(value) and value >= least):
                 raise _error(f"{f.name}={value} must be at least {least:g}")
-        if self.block_size > _MAX_BLOCK:
-            raise _error(f"block_size={self.block_size} must be at most {_MAX_BLOCK}")
-        if len(self.init_layer_ids) > _MAX_LAYERS:
-            raise _error(f"{len(self.init_layer_ids)} layers, more than {_MAX_LAYERS}")
-        if self.mask_token_id >= self.vocab_size:
-            raise _error(
-                f"mask_token_id={self.mask_token_id} is not within 0..{self.vocab_size - 1}"
-            )
-        for i in self.target_layer_ids:
-            if not 0 <= i < self.num_target_layers:
-                raise _error(f"target layer {i} is not within 0..{self.num_target_layers - 1}")
+        layers, last = len(self.init_layer_ids), self.num_target_layers - 1
+        read = self.target_layer_ids
+        _require(self.block_size <= 512, f"block_size={self.block_size} must be at most 512")
+        _require(layers <= 1024, f"{layers} layers, more than 1024")
+        mask, size = self.mask_token_id, self.vocab_size
+        _require(mask < size, f"mask_token_id={mask} is not within 0..{size - 1}")
+        inside = all(0 <= i <= last for i in read)
+        _require(inside, f"target_layer_ids={read} are not within 0..{last}")
+        tabled = self.confidence_input != "markov" or self.markov_kind in TABLES
+        _require(tabled, f"confidence_input=markov needs markov one of {', '.join(TABLES)}")
+        pruned = self.draft_vocab_size > 0 or not self.own_head
+        _require(pruned, "own_head needs a draft vocabulary (draft_vocab_size)")
+        paired = self.context == "taps" or len(read) == layers
+        _require(paired, "shared_kv needs one target layer for each drafter layer")
+        count = len(self.rotary)
+        _require(count in (0, 1, layers), "rotary needs one entry, or one for each drafter layer")
+        self.rotaries = [_read_rotary(entry, self.head_dim) for entry in self.rotary]
 
     @property
     def markov_kind(self) -> str:
@@ -133,14 +112,8 @@ class BlockConfig:
 
     @property
     def fill_in(self) -> bool:
-        """Whether row k drafts the token in its own place, so that the anchor's row drafts
-        nothing."""
+        """Whether row k drafts the token in its own place; the anchor's row drafts nothing."""
         return self.block_layout == "fill_in"
-
-    @property
-    def sample_from_anchor(self) -> bool:
-        """The layout under its published name."""
-        return not self.fill_in
 
     @property
     def rows(self) -> int:
@@ -152,32 +125,24 @@ class BlockConfig:
         return self.rotaries[min(layer, len(self.rotaries) - 1)] if self.rotaries else None
 
     def to_dict(self) -> dict[str, Any]:
-        """As stored. Fields that later versions added are left out where they have their
-        default."""
+        """As stored: fields that later versions added only where they differ from the default."""
         values = {k: v for k, v in asdict(self).items() if v != _OMITTED_DEFAULTS.get(k)}
-        return {**values, "block_size": self.rows, "sample_from_anchor": self.sample_from_anchor}
+        return {**values, "block_size": self.rows, "sample_from_anchor": not self.fill_in}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: str = "config.json") -> BlockConfig:
-        """The config in a file's values; other keys are ignored.
-
-        Raises:
-            UserError: a missing key, or a value that does not fit.
-        """
+        """The config in a file's values; other keys are ignored. Raises UserError for a missing
+        key, or a value that does not fit."""
+        if values.get("self_conditioning"):
+            raise UserError(f"{where}: self_conditioning is not supported: train the drafter again")
         rows = convert(values.get("block_size", 0), int, "block_size", where)
         sampled = convert(values.get("sample_from_anchor", True), bool, "sample_from_anchor", where)
         layout = values.get("block_layout", "anchor_first" if sampled else "fill_in")
-        contradicted = layout in LAYOUTS_OF_BLOCKS and sampled != (layout == "anchor_first")
-        if "sample_from_anchor" in values and contradicted:
-            flag = str(sampled).lower()
-            raise UserError(
-                f"{where}: sample_from_anchor={flag} contradicts block_layout={layout!r}"
-            )
+        if "sample_from_anchor" in values and sampled == (layout == "fill_in"):
+            flag = f"sample_from_anchor={str(sampled).lower()}"
+            raise UserError(f"{where}: {flag} contradicts block_layout={layout!r:.40}")
         if layout == "fill_in" and rows == 1:
-            raise UserError(
-                f"{where}: block_size=1 must be at least 2 in the layout fill_in: row 0 drafts "
-                "nothing"
-            )
+            raise UserError(f"{where}: block_size=1 must be at least 2: row 0 drafts nothing")
         stored = {"block_layout": layout, "block_size": rows - (layout == "fill_in")}
         known = {**values, **stored} if "block_size" in values else values
         try:
@@ -196,23 +161,23 @@ _OMITTED_DEFAULTS: dict[str, Any] = {
     "own_head": False,
 }
 _CHOICES = {
-    "context": CONTEXTS,
-    "block_layout": LAYOUTS_OF_BLOCKS,
+    "context": ("shared_kv", "taps"),
+    "block_layout": ("anchor_first", "fill_in"),
     "hidden_act": ACT2FN,
     "markov": ("", *MARKOV_KINDS),
-    "confidence_input": CONFIDENCE_INPUTS,
+    "confidence_input": ("", "markov", "hidden"),
 }
 _LEAST = {
-    "mask_token_id": 0,
-    "draft_vocab_size": 0,
-    "markov_rank": 0,
-    "markov_width": 0,
-    "value_dim": 0,
+    **dict.fromkeys(("mask_token_id", "draft_vocab_size", "markov_rank", "value_dim"), 0),
     "rope_theta": 1e-6,
     "rms_norm_eps": 0,
 }
 """The smallest valid value of a number, 1 for those that are not named."""
-_MAX_BLOCK, _MAX_LAYERS = 512, 1024
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise _error(message)
 
 
 def _error(message: str) -> UserError:

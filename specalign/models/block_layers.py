@@ -15,6 +15,8 @@ from specalign.kernels.fusing import fused_on_gpu
 from specalign.lm.attention import rotate
 from specalign.models.block_config import BlockConfig
 
+KeysValues = tuple[Tensor, Tensor]
+
 
 class RMSNorm(nn.Module):
     """x / rms(x) · weight over the last dimension, the mean square in fp32."""
@@ -43,12 +45,8 @@ class BlockAttention(nn.Module):
         rotary = c.rotary_of(layer)
         partner = None if rotary is None or rotary.full(c.head_dim) else rotary.partner(c.head_dim)
         self.register_buffer("partner", partner, persistent=False)
-        self.heads, self.kv_heads, self.head_dim = (
-            c.num_attention_heads,
-            c.num_key_value_heads,
-            c.head_dim,
-        )
-        self.value_dim = c.value_dim or c.head_dim
+        self.heads, self.kv_heads = c.num_attention_heads, c.num_key_value_heads
+        self.head_dim, self.value_dim = c.head_dim, c.value_dim or c.head_dim
         first = layer * c.head_dim if len(c.rotary) > 1 else 0
         self.table = slice(first, first + c.head_dim)
         self.scale = c.head_dim**-0.5
@@ -66,7 +64,7 @@ class BlockAttention(nn.Module):
         q = self.q_proj(x).unflatten(-1, (self.heads, self.head_dim)).transpose(-3, -2)
         return self._rotate(self.q_norm(q) if self.qk_norm else q, cos, sin)
 
-    def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> KeysValues:
         """(…, L, D) → keys, rotated, and values, (…, Hkv, L, d) each."""
         k = self.k_proj(x).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(-3, -2)
         v = self.v_proj(x).unflatten(-1, (self.kv_heads, self.value_dim)).transpose(-3, -2)
@@ -77,15 +75,10 @@ class BlockAttention(nn.Module):
         return rotate(x, cos, sin) if self.partner is None else x * cos + x[..., self.partner] * sin
 
     def forward(
-        self,
-        x_BAKD: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        context: tuple[Tensor, Tensor],
-        see_BAL: Tensor | None,
+        self, x_BAKD: Tensor, cos: Tensor, sin: Tensor, context: KeysValues, see_BAL: Tensor | None
     ) -> Tensor:
-        """`context`: keys and values (B, Hkv, L, d); `see_BAL`: which of them each block sees, None
-        = all."""
+        """`context`: keys and values (B, Hkv, L, d); `see_BAL`: which each block sees, None =
+        all."""
         q = self.queries(x_BAKD, cos, sin)  # (B, A, H, K, d)
         k, v = self.keys_values(x_BAKD, cos, sin)  # (B, A, Hkv, K, d)
         batch, anchors, _, size, width = q.shape
@@ -93,9 +86,8 @@ class BlockAttention(nn.Module):
         q = q.reshape(batch, anchors, self.kv_heads, groups * size, width) * self.scale
         context_k, context_v = context
         wide = q.transpose(1, 2).reshape(batch, self.kv_heads, -1, width)  # (B, Hkv, A·G·K, d)
-        scores = (wide @ context_k.transpose(-1, -2)).view(
-            batch, self.kv_heads, anchors, groups * size, -1
-        )
+        scores = wide @ context_k.transpose(-1, -2)
+        scores = scores.view(batch, self.kv_heads, anchors, groups * size, -1)
         own = (q @ k.transpose(-1, -2)).transpose(1, 2)  # (B, Hkv, A, G·K, K)
         weights = (
             _softmax(scores, own) if see_BAL is None else _masked_softmax(scores, own, see_BAL)
@@ -136,8 +128,7 @@ class TwoTapConvolution(nn.Module):
 
         out[i, c] = (1 + o[0, c] + δ[i, 0, g(c)])·in[i, c] + (o[1, c] + δ[i, 1, g(c)])·in[i−1, c],
 
-    in[−1] = 0, δ = W·x for groups g of `GROUP` channels. o and W start at zero: exactly the
-    identity.
+    in[−1] = 0, δ = W·x for groups g of `GROUP` channels. o and W start at zero: the identity.
     """
 
     GROUP = 16
@@ -146,8 +137,7 @@ class TwoTapConvolution(nn.Module):
         super().__init__()
         self.group = math.gcd(width, self.GROUP)
         self.offset = nn.Parameter(torch.zeros(2, 2, width))
-        # a Linear that draws nothing: a drafter's other weights start the same with it and without
-        # it
+        # draws nothing: a drafter's other weights start the same with and without it
         self.delta = nn.utils.skip_init(nn.Linear, width, 4 * width // self.group, bias=False)
         nn.init.zeros_(self.delta.weight)
 
@@ -159,17 +149,14 @@ class TwoTapConvolution(nn.Module):
     def _mix(self, x: Tensor, delta: Tensor, which: int) -> Tensor:
         before = F.pad(x[..., :-1, :], (0, 0, 1, 0))
         for tap, row in ((0, x), (1, before)):
-            weight = (
-                self.offset[which, tap].unflatten(-1, (-1, self.group))
-                + delta[..., which, tap, :, None]
-            )
+            offset = self.offset[which, tap].unflatten(-1, (-1, self.group))
+            weight = offset + delta[..., which, tap, :, None]
             x = x + weight.flatten(-2) * row
         return x
 
 
 class BlockLayer(nn.Module):
-    """Pre-norm attention and feed-forward, with convolutions around them if the config asks for
-    them."""
+    """Pre-norm attention and feed-forward, with two-tap convolutions around them if asked for."""
 
     FORWARDS = ("keys_values",)
     """Its methods that use weights, besides `forward`."""
@@ -192,12 +179,7 @@ class BlockLayer(nn.Module):
         self.mlp_conv = TwoTapConvolution(len(weight)).to(weight.device)
 
     def forward(
-        self,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        context: tuple[Tensor, Tensor],
-        see: Tensor | None,
+        self, x: Tensor, cos: Tensor, sin: Tensor, context: KeysValues, see: Tensor | None
     ) -> Tensor:
         def attend(rows: Tensor) -> Tensor:
             return self.self_attn(rows, cos, sin, context, see)
@@ -207,21 +189,18 @@ class BlockLayer(nn.Module):
         normed = self.post_attention_layernorm(x)
         return x + (self.mlp(normed) if self.mlp_conv is None else self.mlp_conv(normed, self.mlp))
 
-    def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> KeysValues:
         """Of a context, (…, L, D) → (…, Hkv, L, d) each."""
         return self.self_attn.keys_values(x, cos, sin)
 
 
 class ConfidenceHead(nn.Module):
     """DSpark's confidence head: σ(w·[h_k; e(x_{k−1})] + b) predicts the acceptance β_k = Σ min(p_k,
-    q_k).
+    q_k). It starts at 1/2. `before`: width of what it reads of the previous token."""
 
-    Starts at 1/2. `before`: width of what it reads of the previous token, default D.
-    """
-
-    def __init__(self, width: int, before: int | None = None) -> None:
+    def __init__(self, width: int, before: int) -> None:
         super().__init__()
-        self.out = nn.Linear(width + (width if before is None else before), 1)
+        self.out = nn.Linear(width + before, 1)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from specalign.common.errors import in_one_line
 from specalign.lm.inspection.parts import last_norm, layer_parts
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 from specalign.models.block_layers import BlockLayer
 from specalign.models.markov import MarkovHead
-from specalign.models.masked_lm import lora_config
 
 FRESH = "fresh"
 """Key in a config's `extra`: the weights of its layers that did not start from the target's."""
@@ -26,7 +23,7 @@ def initialise(drafter: BlockDrafter, target: Target, from_layers: bool) -> None
     projection starts as a mean (taps) or small (shared_kv)."""
     config = drafter.config
     for name, parameter in drafter.named_parameters():
-        starts_at_zero = name.startswith(("confidence.", "estimate.")) or "_conv." in name
+        starts_at_zero = name.startswith("confidence.") or "_conv." in name
         if parameter.dim() == 2 and not starts_at_zero:
             parameter.normal_(0.0, 0.02)
     if from_layers:
@@ -69,7 +66,8 @@ def _copy_layer(layer: BlockLayer, theirs: dict[str, Tensor]) -> list[str]:
 
 def _initialise_markov(drafter: BlockDrafter, markov: MarkovHead) -> None:
     """A bias of zero over the head's leading directions."""
-    markov.silence()
+    for part in markov.silent:
+        nn.init.zeros_(markov.get_parameter(f"{part}.weight"))
     head = drafter.head_weight_VdD.float()
     # on the host: a GPU finds the directions in thousands of small steps, and other processes on it
     # wait for each
@@ -86,38 +84,6 @@ def add_convolution(drafter: BlockDrafter) -> None:
             layer.add_convolution()
 
 
-def add_self_conditioning(drafter: BlockDrafter) -> None:
-    """Give it a second pass that starts without effect, unless it has one."""
-    if not drafter.config.self_conditioning:
-        drafter.config = replace(drafter.config, self_conditioning=True)
-        drafter.add_estimate()
-
-
-@torch.no_grad()
-def replace_markov(drafter: BlockDrafter, kind: str, rank: int, width: int, seed: int) -> None:
-    """A fresh Markov head whose bias is zero, in place of its own; random weights from `seed`."""
-    remove_markov(drafter)
-    drafter.config = replace(drafter.config, markov=kind, markov_rank=rank, markov_width=width)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        markov = drafter.new_markov()
-        for parameter in markov.parameters():
-            parameter.normal_(0.0, 0.02)
-    drafter.markov = markov.to(drafter.norm.weight.device)
-    _initialise_markov(drafter, markov)
-
-
-def remove_markov(drafter: BlockDrafter) -> None:
-    """Remove its Markov head. A confidence head that reads it starts again."""
-    if drafter.config.confidence_input == "markov":
-        remove_confidence(drafter)
-        add_confidence(drafter)
-    drafter.config = replace(
-        drafter.config, markov="", markov_rank=0, markov_width=0, markov_bias=False
-    )
-    drafter.markov = None
-
-
 def add_confidence(drafter: BlockDrafter) -> None:
     """Give it a fresh confidence head, unless it has one."""
     if drafter.confidence is None:
@@ -126,31 +92,6 @@ def add_confidence(drafter: BlockDrafter) -> None:
 
 
 def remove_confidence(drafter: BlockDrafter) -> None:
-    """Take away its confidence head, whose predictions further training of the drafter would make
-    wrong."""
+    """Take away its confidence head: training the drafter would make its predictions wrong."""
     drafter.config = replace(drafter.config, confidence_head=False, confidence_input="")
     drafter.confidence = None
-
-
-def with_low_rank(
-    drafter: BlockDrafter, rank: int, alpha: float, targets: Sequence[str], seed: int
-) -> BlockDrafter:
-    """Freeze it and add low-rank updates to the linear layers whose names end in `targets` (LoRA,
-    arXiv 2106.09685), which start at zero. `merge_low_rank` adds them to the weights.
-
-    Raises:
-        UserError: the package `peft` is not installed, or there is no such layer.
-    """
-    config = lora_config(rank, alpha, targets)
-    from peft import LoraModel
-
-    with in_one_line("LoRA"), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        drafter.updates = [LoraModel(drafter, {"default": config}, "default")]
-    return drafter
-
-
-def merge_low_rank(drafter: BlockDrafter) -> None:
-    """Add the low-rank updates to the weights, if there are any."""
-    while drafter.updates:
-        drafter.updates.pop().merge_and_unload()

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from specalign.kernels.gradients import without_gradients
-from specalign.kernels.layers import RepeatedCall, Rows
+from specalign.kernels.layers import Rows
 from specalign.kernels.linear import MOST_ROWS, Matrix, few_rows
+from specalign.kernels.repeated import RepeatedCall
 from specalign.lm.cache import KVCache
 from specalign.lm.fused import memory_of
 from specalign.lm.slabs import LayerShape
-from specalign.models.block import BlockDrafter, KeysValues
+from specalign.models.block import BlockDrafter
 
 
 class BlockSession:
@@ -26,28 +27,22 @@ class BlockSession:
 
     def __init__(self, drafter: BlockDrafter, cache: KVCache, capacity: int) -> None:
         self.drafter, self.cache = drafter, cache
+        config, markov = drafter.config, drafter.markov
         self.before: Tensor | None = None
-        config = drafter.config
-        self.passes = 2 if config.self_conditioning else 1
-        """Over a block: each after the first reads the estimates of the previous one."""
         # rows are vocabulary entries: the fastest layout for a product with one row
-        self.basis: Matrix | None = None
-        if drafter.markov is not None:
-            rounded = drafter._rounded
-            self.basis = Matrix(drafter.markov.basis_Vr()) if rounded is None else rounded.basis
-        self._block: Tensor | None = (
-            None  # the embedded block, its first token to be filled in, (1, R, D)
-        )
+        self.basis = drafter.basis_matrix
+        if markov is not None and self.basis is None:
+            self.basis = Matrix(markov.basis_Vr())
+        self._block_1RD: Tensor | None = None  # embedded, its first token to be filled in
         self._repeated: RepeatedCall | None = None
-        self._fused, self._layers = drafter.target.fused, tuple(config.target_layer_ids)
+        self._layers = tuple(config.target_layer_ids)
         self.own: KVCache | None = None  # taps: the drafter's keys and values of the context
         if config.context == "taps":
             value = config.value_dim or config.head_dim
-            shape = LayerShape(config.num_key_value_heads, config.head_dim, value)
+            shapes = [LayerShape(config.num_key_value_heads, config.head_dim, value)]
             weight = drafter.norm.weight
-            self.own = KVCache(
-                [shape] * len(drafter.layers), 1, capacity, weight.dtype, weight.device
-            )
+            shapes *= len(drafter.blocks)
+            self.own = KVCache(shapes, 1, capacity, weight.dtype, weight.device)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -70,49 +65,44 @@ class BlockSession:
 
     @without_gradients
     def hidden(self, last_token: int) -> Tensor:
-        """Hidden states (K, D) of the drafts after `last_token`, which follows the cached
-        context."""
-        drafter = self.drafter
-        assert self.before is not None
-        if self._block is None:
-            tokens = torch.zeros(
-                1, drafter.config.rows, dtype=torch.int64, device=self.before.device
-            )
-            self._block = drafter.target.embed(drafter.masked(tokens))
-        if (found := self._in_one_call(last_token)) is not None:
+        """Hidden states (K, D) of the drafts after `last_token`, which is not in the cache yet."""
+        drafter, device = self.drafter, self.drafter.target.device
+        if self._block_1RD is None:
+            tokens = torch.zeros(1, drafter.config.rows, dtype=torch.int64, device=device)
+            self._block_1RD = drafter.target.embed(drafter.masked(tokens))
+        found = self._draft_in_one_call(last_token)
+        if found is not None:
             return found
-        last = drafter.target.embed(torch.tensor([[last_token]], device=self.before.device))
-        return self._draft(torch.cat((last, self._block[:, 1:]), dim=1))[0]
+        last = drafter.target.embed(torch.tensor([[last_token]], device=device))
+        return self._draft(torch.cat((last, self._block_1RD[:, 1:]), dim=1))[0]
 
-    def _in_one_call(self, last_token: int) -> Tensor | None:
-        """`hidden` by a prepared call of the C kernel, for `shared_kv` and one pass; else None."""
-        call, fused, start = self._repeated, self._fused, self.cache.length
-        if self.passes > 1 or fused is None:
+    def _draft_in_one_call(self, last_token: int) -> Tensor | None:
+        """`hidden` by a prepared call of the C kernel, for `shared_kv`; else None."""
+        call, fused, start = self._repeated, self.drafter.target.fused, self.cache.length
+        if fused is None:
             return None
         if call is None or self.cache.views.get(self._layers) is not call.memory:
             call = self._repeated = self._prepare_call()
-        if call is None or (tables_2Sw := fused.tables(start + call.rows)) is None:
+        if call is None:
+            return None
+        tables_2Sw = fused.tables(start + call.rows)
+        if tables_2Sw is None:
             return None
         assert self.before is not None
         return self.drafter.select_drafts(call(last_token, self.before, tables_2Sw, start))
 
     def _prepare_call(self) -> RepeatedCall | None:
-        drafter, cache, fused, stack = self.drafter, self.cache, self._fused, self.drafter.stack
-        plain = (
-            self.own is None
-            and drafter.places is None
-            and cache.rows == 1
-            and not drafter.config.rotaries
-        )
-        if not plain or fused is None or stack is None or stack.state is None:
+        drafter, cache, stack = self.drafter, self.cache, self.drafter.stack
+        fused, block_1RD = drafter.target.fused, self._block_1RD
+        if stack is None or stack.state is None or fused is None or block_1RD is None:
             return None
-        assert self._block is not None
-        block_RD = self._block[0]
-        if len(block_RD) > MOST_ROWS:
+        size = drafter.config.rows
+        special = drafter.places is not None or drafter.config.rotaries
+        if self.own is not None or special or cache.rows != 1 or size > MOST_ROWS:
             return None
-        see_RR = _see_own_block(1, len(block_RD), block_RD.device)
+        see_RR = _see_own_block(1, size, block_1RD.device)
         memory = memory_of(cache, self._layers)
-        return RepeatedCall(stack, memory, see_RR, block_RD, fused.body.embed_tokens.weight)
+        return RepeatedCall(stack, memory, see_RR, block_1RD[0], fused.body.embed_tokens.weight)
 
     @without_gradients
     def hidden_of_blocks(self, tokens_NR: Tensor) -> Tensor:
@@ -124,56 +114,39 @@ class BlockSession:
         return self._draft(self.drafter.target.embed(tokens_NR))
 
     def _draft(self, embedded_NRD: Tensor) -> Tensor:
-        """Embedded blocks → hidden states of their drafts, (N, K, D)."""
-        drafter, size = self.drafter, embedded_NRD.shape[1]
+        """Embedded blocks → hidden states of their drafts, (N, K, D), by the C kernel if
+        possible."""
+        drafter, stack = self.drafter, self.drafter.stack
         assert self.before is not None
+        cache, layers = (self.cache, self._layers) if self.own is None else (self.own, None)
+        count, size = embedded_NRD.shape[:2]
         x_NRD = drafter.add_places(embedded_NRD)
-        start = (self.cache if self.own is None else self.own).length
+        start = cache.length
         positions_1R = torch.arange(start, start + size, device=x_NRD.device)[None]
         cos_1Rw, sin_1Rw = drafter.cached_tables(x_NRD[:1], positions_1R, start + size)
+        if stack is None or count * size > MOST_ROWS or cache.rows != 1:
+            x_NRD = drafter.add_state(x_NRD, self.before)
+            ids = range(len(drafter.blocks)) if layers is None else layers
+            contexts = [(cache.k(i), cache.v(i)) for i in ids]
+            tables = cos_1Rw[None], sin_1Rw[None]
+            hidden_NRD = drafter.run_layers(x_NRD[None], *tables, contexts, None)[0]
+            return drafter.select_drafts(hidden_NRD)
         state_D = None
-        if self.passes == 1 and drafter.stack is not None and drafter.stack.state is not None:
+        if stack.state is not None:
             state_D = self.before[0]  # projected and added by the kernel
         else:
             x_NRD = drafter.add_state(x_NRD, self.before)
-        hidden_NRD = self._run_layers(x_NRD, cos_1Rw, sin_1Rw, state_D)
-        for _ in range(1, self.passes):
-            again_NRD = x_NRD + drafter.estimate_inputs(hidden_NRD)
-            hidden_NRD = self._run_layers(again_NRD, cos_1Rw, sin_1Rw)
-        return drafter.select_drafts(hidden_NRD)
-
-    def _run_layers(
-        self, x_NRD: Tensor, cos_1Rw: Tensor, sin_1Rw: Tensor, state_D: Tensor | None = None
-    ) -> Tensor:
-        """One pass over the rows of N blocks → normalised hidden states, by the C kernel if it
-        takes them. `state_D`: the target's state before them, if the rows do not contain it yet."""
-        drafter = self.drafter
-        count, size = x_NRD.shape[:2]
-        cache, layers = (self.cache, self._layers) if self.own is None else (self.own, None)
-        if drafter.stack is not None and count * size <= MOST_ROWS and cache.rows == 1:
-            cos_Rw, sin_Rw = cos_1Rw[0], sin_1Rw[0]
-            if count > 1:
-                cos_Rw, sin_Rw = cos_Rw.repeat(count, 1), sin_Rw.repeat(count, 1)
-            see_RR = _see_own_block(count, size, x_NRD.device)
-            rows = Rows(memory_of(cache, layers), cache.length, count * size, see_RR, apart=True)
-            x_RD = x_NRD.flatten(0, 1)
-            return drafter.stack(x_RD, cos_Rw, sin_Rw, [rows], state_D=state_D)[0].view(x_NRD.shape)
-        if state_D is not None:
-            x_NRD = drafter.add_state(x_NRD, state_D)
-        return drafter.run_layers(
-            x_NRD[None], cos_1Rw[None], sin_1Rw[None], self._contexts(), None
-        )[0]
-
-    def _contexts(self) -> list[KeysValues]:
-        """Each layer's keys and values of the context."""
-        if self.own is None:
-            return [(self.cache.k(i), self.cache.v(i)) for i in self._layers]
-        return [(self.own.k(i), self.own.v(i)) for i in range(len(self.drafter.blocks))]
+        cos_Rw, sin_Rw = cos_1Rw[0], sin_1Rw[0]
+        if count > 1:
+            cos_Rw, sin_Rw = cos_Rw.repeat(count, 1), sin_Rw.repeat(count, 1)
+        see_RR = _see_own_block(count, size, x_NRD.device)
+        rows = Rows(memory_of(cache, layers), cache.length, count * size, see_RR, apart=True)
+        hidden_RD, _ = stack(x_NRD.flatten(0, 1), cos_Rw, sin_Rw, [rows], state_D=state_D)
+        return drafter.select_drafts(hidden_RD.view(x_NRD.shape))
 
     @without_gradients
     def bias_inputs(self, hidden_KD: Tensor) -> Tensor | None:
-        """The inputs of `bias` for all rows at once, one line each, or None without a Markov
-        head."""
+        """What `bias` reads of hidden states, one line each, or None without a Markov head."""
         markov = self.drafter.markov
         return None if markov is None else markov.inputs(hidden_KD)
 
@@ -184,15 +157,14 @@ class BlockSession:
         markov = self.drafter.markov
         assert markov is not None and self.basis is not None
         z = markov.mix(input_r, previous, self.drafter.target.embed)
-        # the rounded basis has the last layer multiplied in
-        return few_rows(
-            z if self.drafter._rounded is not None else markov.finish(z), *self.basis
-        ).float()
+        if self.drafter.basis_matrix is None:  # else the last layer is multiplied in
+            z = markov.finish(z)
+        return few_rows(z, *self.basis).float()
 
     @without_gradients
     def confidence(self, hidden_D: Tensor, previous: Tensor) -> float:
-        """Predicted probability that one row's draft after `previous` (1,) is accepted if those
-        before are."""
+        """Probability that one row's draft after `previous` (1,) is accepted if those before
+        are."""
         head = self.drafter.confidence
         assert head is not None
         inputs = self.drafter.confidence_inputs(previous).to(hidden_D.dtype)

@@ -19,18 +19,13 @@ from specalign.models.markov import LinearHead, MixedHead
 if TYPE_CHECKING:
     from specalign.models.block import BlockDrafter
 
-PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-CONVOLUTIONS = {"attn_conv", "mlp_conv"}
-
 
 def draft_stack(drafter: BlockDrafter) -> LayerStack | None:
-    """The layers of a drafter whose linear layers are `RowsLinear`; None for others, or without the
-    library."""
+    """The layers in one C call; None without the library, or for layers that it lacks."""
     c = drafter.config
     rotaries_fit = len(c.rotaries) < 2 and all(r.full(c.head_dim) for r in c.rotaries)
-    values_fit = c.value_dim in (0, c.head_dim)
-    layers_fit = all(_is_plain(layer) for layer in drafter.blocks)
-    if not (rotaries_fit and values_fit and layers_fit) or rows_library() is None:
+    layers_fit = c.value_dim in (0, c.head_dim) and all(map(_is_plain, drafter.blocks))
+    if not (rotaries_fit and layers_fit) or rows_library() is None:
         return None
     state = None
     if c.context == "shared_kv" and isinstance(drafter.fc, RowsLinear):
@@ -53,10 +48,7 @@ def draft_stack(drafter: BlockDrafter) -> LayerStack | None:
 
 
 def _is_plain(layer: BlockLayer) -> bool:
-    parts = {name for name, _ in layer.named_children()} - CONVOLUTIONS
-    return (
-        parts == PARTS and isinstance(layer.self_attn.q_proj, RowsLinear) and is_silu(layer.mlp.act)
-    )
+    return isinstance(layer.self_attn.q_proj, RowsLinear) and is_silu(layer.mlp.act)
 
 
 def _weights(layer: BlockLayer) -> Weights:
@@ -69,33 +61,21 @@ def _convolution(module: TwoTapConvolution | None) -> Convolution | None:
 
 
 def tree_head(drafter: BlockDrafter, head: Matrix, basis: Matrix | None) -> TreeHead | None:
-    """Head and Markov head of a prepared drafter in fp32; None for other kinds, or without the
-    library.
-
-    `basis`: (Vd, r), with the Markov head's last layer multiplied in.
-    """
+    """The head, with `basis` (Vd, r) for the bias, in one C call; None where it does not apply."""
+    markov, weights = drafter.markov, None
     on_cpu = drafter.target.device.type == "cpu" and drafter.norm.weight.dtype == torch.float32
     if not on_cpu or rows_library() is None:
         return None
-    weights = None
-    if drafter.markov is not None:
-        weights = _markov_weights(drafter, basis)
-        if weights is None:
+    if markov is not None:
+        embedding = drafter.target.model.get_input_embeddings()
+        if not isinstance(markov, MixedHead | LinearHead) or basis is None:
             return None
+        if not isinstance(markov.previous, RowsLinear) or not gives_rows(embedding):
+            return None
+        hidden = markov.hidden.matrix if isinstance(markov.hidden, RowsLinear) else None
+        kind = drafter.config.markov_kind
+        weights = MarkovWeights(hidden, markov.previous.matrix, basis, embedding.weight, kind)
     try:
         return TreeHead(head, drafter.draft_vocab, weights)
     except ValueError:  # other types
         return None
-
-
-def _markov_weights(drafter: BlockDrafter, basis: Matrix | None) -> MarkovWeights | None:
-    markov, embedding = drafter.markov, drafter.target.model.get_input_embeddings()
-    if type(markov) not in (MixedHead, LinearHead) or basis is None or not gives_rows(embedding):
-        return None
-    previous, hidden = getattr(markov, "previous", None), getattr(markov, "hidden", None)
-    if not isinstance(previous, RowsLinear) or not isinstance(hidden, RowsLinear | None):
-        return None
-    kind = drafter.config.markov_kind
-    return MarkovWeights(
-        None if hidden is None else hidden.matrix, previous.matrix, basis, embedding.weight, kind
-    )

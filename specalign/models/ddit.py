@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specalign.common.errors import UserError, nearest
 from specalign.kernels.replacing import speed_up_linears
-from specalign.lm.attention import BACKENDS, block_mask, clean_then_noisy
+from specalign.lm.attention import block_mask, clean_then_noisy
 from specalign.lm.cache import KVCache
 from specalign.lm.slabs import LayerShape
 from specalign.models.ddit_layers import (
@@ -32,20 +31,10 @@ from specalign.models.ddit_layers import (
 
 class DDiT(nn.Module):
     """The network f: logits, or SEDD's log-score, if `scale_by_sigma` without the part that σ
-    gives.
-
-    Args:
-        config: the architecture.
-        attention_backend: a name of `specalign.lm.attention.BACKENDS`.
-    """
+    gives. `attention_backend`: a name of `specalign.lm.attention.BACKENDS`."""
 
     def __init__(self, config: DDiTConfig, attention_backend: str = "sdpa") -> None:
         super().__init__()
-        if attention_backend not in BACKENDS:
-            raise UserError(
-                f"attention backend {attention_backend!r} is "
-                f"unknown{nearest(attention_backend, BACKENDS)}"
-            )
         self.config = config
         self.vocab_embed = VocabEmbedding(config.vocab_size, config.hidden_size)
         self.sigma_map = SigmaMap(config.cond_dim) if config.time_input != "none" else None
@@ -55,8 +44,11 @@ class DDiT(nn.Module):
         )
         self.output_layer = DDiTHead(config)
 
+        self.vocab_size, self.mask_token_id = config.vocab_size, config.vocab_size - 1
+        self.attention, self.block_size = config.attention, config.block_size
+
     def forward(self, tokens_BL: Tensor, sigma: Tensor | None = None, **options: Any) -> Tensor:
-        """f, (B, L, V); arguments and errors of `hidden`."""
+        """f, (B, L, V); arguments of `hidden`."""
         return self.head(self.hidden(tokens_BL, sigma, **options), sigma)
 
     def hidden(
@@ -75,17 +67,13 @@ class DDiT(nn.Module):
             sigma: total noise, (B,) or (B, L); used only if `time_input` is `sigma`.
             positions_BL: rotary positions; None = counted from the cache's end.
             see: bool, broadcastable to (B, 1, L, S), True = attend; None = by the config's
-                attention, and with a cache everything: a noisy block sees the clean prefix and
-                itself in both directions.
-            cache: a clean prefix, from `denoise`, with room for L more; its length stays.
-
-        Raises:
-            ValueError: a wrong σ, or a cache without room, with gradients or under full attention.
+                attention, and with a cache everything.
+            cache: a clean prefix, with room for L more; its length stays.
         """
         length, past = tokens_BL.shape[1], 0
         if cache is not None:
             past = cache.length
-            self._check_cache(cache, length, see)
+            cache.check_room(length)
         elif see is None:
             see = self._default_mask(length, 0, tokens_BL.device)
         if positions_BL is None:
@@ -97,9 +85,22 @@ class DDiT(nn.Module):
             x_BLD = block(x_BLD, condition, rotary, see, None if cache is None else cache.slabs[i])
         return x_BLD
 
+    def block_hidden(
+        self,
+        tokens_BS: Tensor,
+        sigma_BS: Tensor,
+        positions_BS: Tensor,
+        see: Tensor,
+        index_BA: Tensor,
+        size: int,
+    ) -> Tensor:
+        """`hidden` of the A blocks at the end of rows of tokens, (B, A, K, D)."""
+        count = index_BA.shape[1]
+        hidden_BSD = self.hidden(tokens_BS, sigma_BS, positions_BL=positions_BS, see=see)
+        return hidden_BSD[:, -count * size :].unflatten(1, (count, size))
+
     def head(self, hidden: Tensor, sigma: Tensor | None = None) -> Tensor:
-        """f of any rows, (…, D) → (…, V); `sigma` of shape (…), or that without its last
-        dimension."""
+        """f of any rows, (…, D) → (…, V); `sigma` of shape (…), or without its last dimension."""
         return self.output_layer(hidden, self._condition(sigma, hidden.shape[:-1], hidden.device))
 
     def prepare_for_drafting(self) -> None:
@@ -132,13 +133,9 @@ class DDiT(nn.Module):
 
         The clean tokens (σ = 0) stay in the cache, under block_causal attention only whole blocks
         of them: pass the others again. Either may be empty.
-
-        Raises:
-            ValueError: no room, or full attention.
         """
         clean, noisy, past = clean_BC.shape[1], noisy_BK.shape[1], cache.length
-        tokens_BS = torch.cat((clean_BC, noisy_BK), 1)
-        sigma = sigma_B
+        tokens_BS, sigma = torch.cat((clean_BC, noisy_BK), 1), sigma_B
         if clean:
             zero_BC = sigma_B.new_zeros(clean_BC.shape)
             sigma = torch.cat((zero_BC, sigma_B[:, None].expand(-1, noisy)), 1)
@@ -152,24 +149,6 @@ class DDiT(nn.Module):
         f_BKV = self.head(hidden_BSD[:, clean:], sigma_B)
         cache.advance(clean // self.kept_at_once * self.kept_at_once)
         return f_BKV
-
-    def _check_cache(self, cache: KVCache, length: int, see: Tensor | None) -> None:
-        c = self.config
-        if c.attention == "full":
-            raise ValueError(
-                "under full attention a prefix depends on what follows: it can't be cached"
-            )
-        if torch.is_grad_enabled():
-            raise ValueError("a cache keeps no gradients: use it under torch.no_grad()")
-        if c.attention == "block_causal" and cache.length % c.block_size:
-            raise ValueError(
-                f"a cached prefix of {cache.length} tokens is no whole blocks of {c.block_size}"
-            )
-        if c.attention == "block_causal" and see is None and length > c.block_size:
-            raise ValueError(
-                f"a noisy block of {length} tokens is longer than block_size={c.block_size}"
-            )
-        cache.check_room(length)
 
     def _default_mask(self, length: int, past: int, device: torch.device) -> Tensor | None:
         if self.config.attention == "full":
@@ -187,44 +166,7 @@ class DDiT(nn.Module):
             return None
         if self.config.time_input == "zero":
             sigma = torch.zeros(shape[:-1], dtype=torch.float32, device=device)
-        if sigma is None:
-            raise ValueError("this network is conditioned on σ: give it sigma")
+        assert sigma is not None, "this network is conditioned on σ"
         if sigma.shape == shape[:-1]:
             sigma = sigma[..., None]
-        elif sigma.shape != shape:
-            wanted = f"{tuple(shape[:-1])} or {tuple(shape)}"
-            raise ValueError(f"sigma has shape {tuple(sigma.shape)}, not {wanted}")
         return F.silu(self.sigma_map(sigma))
-
-
-def prefix_block_mask(document_BL: Tensor, anchors_index_BA: Tensor, block_size: int) -> Tensor:
-    """The attention mask of training rows [L clean tokens, A blocks of K noisy ones], as in cached
-    drafting: bool (B, 1, L+A·K, L+A·K).
-
-    A clean token sees those of its document up to itself (padding, document < 0, only itself);
-    block a its anchor's document up to and including the anchor, and itself in both directions.
-    """
-    length, device = document_BL.shape[1], document_BL.device
-    index_L = torch.arange(length, device=device)
-    block_N = torch.arange(anchors_index_BA.shape[1] * block_size, device=device) // block_size
-    # a query sees its own document up to `last`: for a clean token that is itself, for a noisy one
-    # its anchor
-    last_BN = anchors_index_BA[:, block_N]
-    last_BS = torch.cat((index_L.expand_as(document_BL), last_BN), dim=1)
-    document_BS = torch.cat((document_BL, document_BL.gather(1, last_BN)), dim=1)
-    same = (document_BS[..., None] == document_BL[:, None]) & (document_BL >= 0)[:, None]
-    clean = same & (index_L <= last_BS[..., None])
-    own_S = torch.cat((-1 - index_L, block_N))  # clean tokens are each a block of their own
-    own = own_S[:, None] == own_S
-    see = own.expand(len(document_BL), -1, -1).clone()
-    see[..., :length] |= clean
-    return see[:, None]
-
-
-def prefix_block_positions(
-    positions_BL: Tensor, anchors_index_BA: Tensor, block_size: int
-) -> Tensor:
-    """Rotary positions of such rows, (B, L+A·K): block a is at the K places after its anchor."""
-    after = torch.arange(1, block_size + 1, device=positions_BL.device)
-    blocks_BAK = positions_BL.gather(1, anchors_index_BA)[..., None] + after
-    return torch.cat((positions_BL, blocks_BAK.flatten(1)), dim=1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specalign.common.errors import UserError, nearest
+from specalign.common.errors import UserError
 from specalign.common.schema import finite
 from specalign.lm.attention import attend, rotate
 from specalign.lm.slabs import Slab
@@ -21,7 +21,6 @@ _SINUSOIDS = 256
 _MAX_PERIOD = 10_000.0
 _ROTARY_BASE = 10_000.0
 _MLP_RATIO = 4
-_MAX_SIZE, _MAX_BLOCKS = 1 << 24, 1024
 
 
 @dataclass
@@ -48,42 +47,30 @@ class DDiTConfig:
     block_size: int = 0
 
     def __post_init__(self) -> None:
-        limits = dict.fromkeys(("vocab_size", "hidden_size", "n_heads", "cond_dim"), _MAX_SIZE)
-        for name, most in {**limits, "n_blocks": _MAX_BLOCKS}.items():
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= most:
-                raise _error(name, value, f"a whole number from 1 to {most}")
-        if not (finite(self.dropout) and 0 <= self.dropout < 1):
-            raise _error("dropout", self.dropout, "a number within 0..1, 1 excluded")
-        for name in ("norm_bias", "scale_by_sigma"):
-            if not isinstance(getattr(self, name), bool):
-                raise _error(name, getattr(self, name), "true or false")
-        for name, choices in (("time_input", TIME_INPUTS), ("attention", ATTENTIONS)):
-            value = getattr(self, name)
-            if value not in choices:
-                raise UserError(
-                    f"ddit config: {name}={value!r} is unknown{nearest(value, choices)}"
-                )
+        most = {"vocab_size": 1 << 24, "hidden_size": 1 << 24, "n_heads": 1 << 24}
+        most |= {"cond_dim": 1 << 24, "n_blocks": 1024}
+        fits = {name: _whole(getattr(self, name), 1, limit) for name, limit in most.items()}
+        fits["dropout"] = finite(self.dropout) and 0 <= self.dropout < 1
+        fits["norm_bias"] = isinstance(self.norm_bias, bool)
+        fits["scale_by_sigma"] = isinstance(self.scale_by_sigma, bool)
+        fits["time_input"] = self.time_input in TIME_INPUTS
+        fits["attention"] = self.attention in ATTENTIONS
+        blocks = self.attention == "block_causal"
+        fits["block_size"] = _whole(self.block_size, blocks, 1 << 24 if blocks else 0)
+        for name, valid in fits.items():
+            if not valid:
+                raise UserError(f"ddit config: {name}={getattr(self, name)!r:.60} is not valid")
         if self.hidden_size % (2 * self.n_heads):
-            raise _error(
-                "hidden_size", self.hidden_size, f"a multiple of 2·n_heads={2 * self.n_heads}"
-            )
-        blocks, size = self.attention == "block_causal", self.block_size
-        if type(size) is not int or (size < 1 if blocks else size != 0):
-            what = (
-                "at least 1 for block_causal attention"
-                if blocks
-                else "0: only block_causal attention has one"
-            )
-            raise _error("block_size", size, what)
+            sizes = f"hidden_size={self.hidden_size}, n_heads={self.n_heads}"
+            raise UserError(f"ddit config: {sizes}: the heads' width must be even")
 
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.n_heads
 
 
-def _error(name: str, value: Any, what: str) -> UserError:
-    return UserError(f"ddit config: {name}={value!r:.60} must be {what}")
+def _whole(value: Any, least: int, most: int) -> bool:
+    return type(value) is int and least <= value <= most
 
 
 class DDiTNorm(nn.Module):
@@ -130,8 +117,7 @@ class SigmaMap(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotary tables at given positions, fp32. `inv_freq` is a buffer because checkpoints have
-    it."""
+    """Rotary tables in fp32. `inv_freq` is a buffer because checkpoints have it."""
 
     inv_freq: Tensor
 
@@ -153,8 +139,8 @@ class Rotary(nn.Module):
 
 def _zero_linear(inputs: int, outputs: int) -> nn.Linear:
     linear = nn.Linear(inputs, outputs)
-    nn.init.zeros_(linear.weight)
-    nn.init.zeros_(linear.bias)
+    for parameter in linear.parameters():
+        nn.init.zeros_(parameter)
     return linear
 
 
@@ -163,8 +149,7 @@ def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 class DDiTBlock(nn.Module):
-    """Pre-norm attention and MLP, both modulated by the noise level (adaLN) unless `time_input` is
-    none."""
+    """Pre-norm attention and MLP, modulated by σ (adaLN) unless `time_input` is none."""
 
     def __init__(self, config: DDiTConfig, backend: str) -> None:
         super().__init__()
@@ -190,8 +175,7 @@ class DDiTBlock(nn.Module):
         mask: Tensor | None,
         slab: Slab | None,
     ) -> Tensor:
-        """`condition`: (B, 1 or L, cond_dim). `slab`: cached keys and values; the new ones are
-        appended."""
+        """`condition`: (B, 1 or L, cond_dim). `slab`: cached keys and values, to be extended."""
         x = x_BLD
         if self.adaLN_modulation is None:
             x = x + self._drop(self._attention(self.norm1(x), rotary, mask, slab))
@@ -221,12 +205,10 @@ class DDiTHead(nn.Module):
 
     def __init__(self, config: DDiTConfig) -> None:
         super().__init__()
-        self.norm_final = DDiTNorm(config.hidden_size, config.norm_bias)
-        self.linear = _zero_linear(config.hidden_size, config.vocab_size)
-        adaptive = config.time_input != "none"
-        self.adaLN_modulation = (
-            _zero_linear(config.cond_dim, 2 * config.hidden_size) if adaptive else None
-        )
+        width, adaptive = config.hidden_size, config.time_input != "none"
+        self.norm_final = DDiTNorm(width, config.norm_bias)
+        self.linear = _zero_linear(width, config.vocab_size)
+        self.adaLN_modulation = _zero_linear(config.cond_dim, 2 * width) if adaptive else None
 
     def forward(self, hidden: Tensor, condition: Tensor | None) -> Tensor:
         x = self.norm_final(hidden)

@@ -23,18 +23,12 @@ class DiffusionContext:
 
     def __init__(self, drafter: DiffusionDrafter, capacity: int) -> None:
         self.drafter, self.tokens = drafter, list[int]()
-        # with a shift: the last cached token's hidden state, which predicts the block's first
-        # position
+        self.device = next(drafter.parameters()).device
+        # with a shift: the last cached token's hidden state, which predicts the first position
         self.before_1D: Tensor | None = None
-        network = drafter.network
         self.cache: KVCache | None = None
         if drafter.cached or drafter.caches_blocks:
-            capacity += drafter.block
-            self.cache = network.new_cache(capacity)
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.drafter.parameters()).device
+            self.cache = drafter.network.new_cache(capacity + drafter.block)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append committed tokens. The network sees them with the next block."""
@@ -56,33 +50,32 @@ class DiffusionContext:
 
     @torch.no_grad()
     def denoise(self, block_K: Tensor) -> Tensor:
-        """Logits over the target's vocabulary of a block of tokens and masks, (K,) → (K, V)
-        fp32."""
+        """Logits (K, V) over the target's vocabulary of a block of tokens and masks (K,), fp32."""
         drafter, network, block_1K = self.drafter, self.drafter.network, block_K[None]
         if self.cache is None:
-            return drafter.target_logits(self._window_logits(block_1K))
-        new_1C = torch.tensor(
-            [self.tokens[self.cache.length :]], dtype=torch.int64, device=self.device
-        )
+            return drafter.target_logits(self.window_logits(block_1K))
+        clean_1C = self._clean(self.cache.length)
         if isinstance(network, MaskedLM):
-            f_1KV, self.before_1D = network.denoise(new_1C, block_1K, self.cache, self.before_1D)
+            f_1KV, self.before_1D = network.denoise(clean_1C, block_1K, self.cache, self.before_1D)
         else:
             share = (block_K == drafter.mask_id).float().mean()
-            f_1KV = network.denoise(
-                new_1C, block_1K, drafter.sigma_for_mask_fraction(share)[None], self.cache
-            ).float()
+            sigma_1 = drafter.sigma_for_mask_fraction(share)[None]
+            f_1KV = network.denoise(clean_1C, block_1K, sigma_1, self.cache).float()
         return drafter.target_logits(f_1KV[0])
 
-    def _window_logits(self, block_1K: Tensor) -> Tensor:
+    def _clean(self, first: int) -> Tensor:
+        return torch.tensor([self.tokens[first:]], dtype=torch.int64, device=self.device)
+
+    def window_logits(self, block_1K: Tensor) -> Tensor:
+        """The network's output for a block after the last clean tokens, without a cache, (K, V)."""
         drafter = self.drafter
-        clean = torch.tensor(
-            [self.tokens[-drafter.config.window :]], dtype=torch.int64, device=self.device
-        )
+        clean = self._clean(-drafter.config.window)
         tokens_1S = torch.cat((clean, block_1K), 1)
-        sigma_1 = drafter._window_sigma(tokens_1S, torch.ones_like(tokens_1S, dtype=torch.bool))
-        positions, see = torch.arange(tokens_1S.shape[1], device=self.device)[None], None
+        inside_1S = torch.ones_like(tokens_1S, dtype=torch.bool)
+        sigma_1 = drafter.window_sigma(tokens_1S, inside_1S)
+        positions = torch.arange(tokens_1S.shape[1], device=self.device)[None]
+        see = None
         if drafter.block:
-            start = len(self.tokens) - clean.shape[1]
-            see = drafter._visible(positions + start, torch.ones_like(tokens_1S, dtype=torch.bool))
-        hidden_1SD = drafter._hidden(tokens_1S, sigma_1, positions, see)
+            see = drafter.visible(positions + len(self.tokens) - clean.shape[1], inside_1S)
+        hidden_1SD = drafter.hidden(tokens_1S, sigma_1, positions, see)
         return drafter.logits(hidden_1SD[0, clean.shape[1] :], sigma_1.expand(block_1K.shape[1]))

@@ -58,15 +58,10 @@ class Family:
         return rename(name, tuple((ours, theirs) for theirs, ours in self.keys))
 
     def published_as(self, spec: str) -> bool:
-        """Whether a hub id, or a folder's last part, is one that this family was published
-        under."""
-        names = (spec.lower(), PurePath(spec).name.lower())
-        return any(
-            fnmatch(n, p)
-            for i in self.hub_ids
-            for p in (i.lower(), PurePath(i).name.lower())
-            for n in names
-        )
+        """Whether a hub id, or a folder's last part, is one of this family's."""
+        names = {spec.lower(), PurePath(spec).name.lower()}
+        ids = [i.lower() for i in self.hub_ids]
+        return any(fnmatch(n, p) for n in names for i in ids for p in (i, PurePath(i).name))
 
 
 def rename(name: str, prefixes: tuple[tuple[str, str], ...]) -> str:
@@ -196,10 +191,7 @@ FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}
 
 def family_of(config: Mapping[str, Any], spec: str) -> Family:
     """The family of a checkpoint, from its config.json and the hub id or folder that it came from.
-
-    Raises:
-        UserError: none that is known, or a config value that its base architecture cannot compute.
-    """
+    Raises UserError for an unknown family, or a config that its architecture cannot compute."""
     kind, named = config.get("model_type"), architectures_of(config)
     fitting = [
         f
@@ -210,9 +202,7 @@ def family_of(config: Mapping[str, Any], spec: str) -> Family:
         kinds = {f.model_type for f in FAMILIES.values()}
         raise UserError(
             f"{spec}: config.json has model_type={kind!r}, architectures={named}: not a "
-            "masked-diffusion "
-            "family that is "
-            f"supported{nearest(str(kind), kinds)}"
+            f"masked-diffusion family that is supported{nearest(str(kind), kinds)}"
         )
     family = next((f for f in fitting if f.published_as(spec)), fitting[0])
     for key, value in family.fixed.items():

@@ -5,13 +5,11 @@ Every kind computes z (…, r) and adds z·B, B the basis (r, Vd). They start wi
 starts at the head's leading directions, so that z acts as a correction of the hidden state. What
 depends only on the hidden state is computed for all rows of a block at once (`inputs`), the rest
 when the previous token is known (`mix`). h: hidden state; e(x): the target's embedding; T: a table
-with a row for each of the target's tokens. `checkpoints/dspark.py` writes a head for DSpark's
-engines:
+with a row for each of the target's tokens. `formats/dspark.py` writes a head for DSpark's engines:
 
 | kind | z | in DSpark's format |
 |---|---|---|
 | `silu` | W_z·silu(W_h·h + W_e·e(x)) | not supported |
-| `mlp` | W_z·silu(W_m·silu(W_h·h + W_e·e(x))) | not supported |
 | `tanh` | W_z·tanh(W_h·h + W_e·e(x)) | `rnn`, its state never read |
 | `linear` | W_e·e(x) | `vanilla` |
 | `vanilla` | T[x] | `vanilla` |
@@ -31,35 +29,34 @@ from torch.nn import functional as F
 
 Embed = Callable[[Tensor], Tensor]
 """Token ids (…) → the target's embeddings (…, D)."""
+KINDS = ("silu", "tanh", "linear", "vanilla", "gated", "rnn")
+TABLES = ("vanilla", "gated", "rnn")
+"""Kinds with a row for each of the target's tokens."""
 
 
 class MarkovHead(nn.Module):
     """What the kinds have in common: the basis over `vocabulary` tokens."""
 
+    hidden: nn.Linear | None
+    """Of the hidden state, where z depends on it."""
     out: nn.Linear | None
     """The last layer if it is linear, (r, r): it can be multiplied into the basis."""
     silent: tuple[str, ...] = ()
-    """The parts without which z is zero."""
+    """The layers that start at zero, so that z does."""
 
     def __init__(self, rank: int, vocabulary: int) -> None:
         super().__init__()
+        self.hidden = None
         self.out = None
         self.basis = nn.Parameter(torch.zeros(rank, vocabulary))
 
     def inputs(self, hidden: Tensor) -> Tensor:
-        """What `mix` needs of hidden states, (…, D) → (…, any width); nothing by default."""
-        return hidden[..., :0]
+        """What `mix` needs of hidden states, (…, D) → (…, any width)."""
+        return hidden[..., :0] if self.hidden is None else self.hidden(hidden)
 
     def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         """From `inputs` and the previous tokens (…) → (…, r), before `out`."""
         raise NotImplementedError
-
-    @torch.no_grad()
-    def silence(self) -> None:
-        """Make z zero for every input."""
-        for name in self.silent:
-            for parameter in self.get_submodule(name).parameters():
-                parameter.zero_()
 
     def forward(self, hidden: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         """Hidden states (…, D) and previous tokens (…) → z (…, r)."""
@@ -71,8 +68,7 @@ class MarkovHead(nn.Module):
 
     @torch.no_grad()
     def basis_Vr(self, folded: bool = False) -> Tensor:
-        """The basis with a row for each vocabulary entry, (Vd, r); `folded`: with `out` multiplied
-        in."""
+        """The basis with a row for each token, (Vd, r); `folded`: with `out` multiplied in."""
         basis_Vr = self.basis.detach().t()
         if folded and self.out is not None:
             basis_Vr = basis_Vr @ self.out.weight.to(self.basis.dtype)
@@ -82,35 +78,18 @@ class MarkovHead(nn.Module):
 class MixedHead(MarkovHead):
     """z = W_z·φ(W_h·h + W_e·e(x)), φ the `activation`: `silu` or `tanh`."""
 
-    out: nn.Linear
     silent = ("out",)
 
-    def __init__(self, width: int, rank: int, vocabulary: int, activation: str = "silu") -> None:
+    def __init__(self, width: int, rank: int, vocabulary: int, activation: str) -> None:
         super().__init__(rank, vocabulary)
         self.activation = activation
         self.hidden = nn.Linear(width, rank, bias=False)
         self.previous = nn.Linear(width, rank, bias=False)
         self.out = nn.Linear(rank, rank, bias=False)
 
-    def inputs(self, hidden: Tensor) -> Tensor:
-        return self.hidden(hidden)
-
     def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         mixed = inputs + self.previous(embed(previous).to(inputs.dtype))
         return mixed.tanh() if self.activation == "tanh" else F.silu(mixed)
-
-
-class MLPHead(MixedHead):
-    """z = W_z·silu(W_m·silu(W_h·h + W_e·e(x))), W_h·h of the width `inner`."""
-
-    def __init__(self, width: int, rank: int, vocabulary: int, inner: int) -> None:
-        super().__init__(width, rank, vocabulary)
-        self.hidden = nn.Linear(width, inner, bias=False)
-        self.previous = nn.Linear(width, inner, bias=False)
-        self.middle = nn.Linear(inner, rank, bias=False)
-
-    def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
-        return F.silu(self.middle(super().mix(inputs, previous, embed)))
 
 
 class LinearHead(MarkovHead):
@@ -142,15 +121,14 @@ class VanillaHead(MarkovHead):
 class GatedHead(VanillaHead):
     """z = σ(W_h·h + W_t·T[x]) ⊙ T[x]: DSpark's gated head; `bias`: W_h has one."""
 
+    hidden: nn.Linear
+
     def __init__(
         self, width: int, rank: int, vocabulary: int, target_vocabulary: int, bias: bool = False
     ) -> None:
         super().__init__(rank, vocabulary, target_vocabulary)
         self.hidden = nn.Linear(width, rank, bias=bias)
         self.previous = nn.Linear(rank, rank, bias=False)
-
-    def inputs(self, hidden: Tensor) -> Tensor:
-        return self.hidden(hidden)
 
     def mix(self, inputs: Tensor, previous: Tensor, embed: Embed) -> Tensor:
         row = self.table(previous)
@@ -166,36 +144,16 @@ class RNNHead(GatedHead):
         return torch.tanh(inputs + self.previous(self.table(previous)))
 
 
-KINDS = ("silu", "tanh", "linear", "mlp", "vanilla", "gated", "rnn")
-TABLES = ("vanilla", "gated", "rnn")
-"""Kinds with a row for each of the target's tokens."""
-OLD_NAMES = {"mixed": "silu", "table": "vanilla"}
-"""Former names of kinds in files and recipes."""
-
-
 def markov_head(
-    kind: str,
-    width: int,
-    rank: int,
-    inner: int,
-    vocabulary: int,
-    target_vocabulary: int,
-    bias: bool = False,
+    kind: str, width: int, rank: int, vocabulary: int, target_vocabulary: int, bias: bool = False
 ) -> MarkovHead:
-    """A head of one of `KINDS` ("" = silu), its weights not yet initialised.
-
-    Args:
-        width: D. rank: r. inner: width of the first layer of an mlp; 0 = twice the rank.
-            vocabulary: Vd.
-        target_vocabulary: V. bias: of gated and rnn.
-    """
+    """A head of one of `KINDS`, "" = silu, not yet initialised; `bias`: of gated and rnn."""
     if kind == "linear":
         return LinearHead(width, rank, vocabulary)
     if kind == "vanilla":
         return VanillaHead(rank, vocabulary, target_vocabulary)
-    if kind in ("gated", "rnn"):
-        tabled = GatedHead if kind == "gated" else RNNHead
-        return tabled(width, rank, vocabulary, target_vocabulary, bias)
-    if kind == "mlp":
-        return MLPHead(width, rank, vocabulary, inner or 2 * rank)
+    if kind == "gated":
+        return GatedHead(width, rank, vocabulary, target_vocabulary, bias)
+    if kind == "rnn":
+        return RNNHead(width, rank, vocabulary, target_vocabulary, bias)
     return MixedHead(width, rank, vocabulary, "tanh" if kind == "tanh" else "silu")

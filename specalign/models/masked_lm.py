@@ -27,27 +27,26 @@ class MaskedLM(nn.Module):
     """The network q of a masked-diffusion language model. Build it with `load_masked_lm` or
     `adapt`.
 
-    With a `target`, embedding and head are the target's: frozen, and not among the parameters.
+    family: with the checkpoint's own mask_token_id and block_size. source: config.json as it was
+    read and will be written. With a `target`, embedding and head are the target's: frozen, and not
+    among the parameters.
     """
 
     def __init__(
         self, model: Any, family: Family, source: dict[str, Any], target: Target | None = None
     ) -> None:
         super().__init__()
-        self.model = model
-        self.family = family  # with the checkpoint's own mask_token_id and block_size
-        self.source = source  # config.json as it was read and will be written
+        self.model, self.family, self.source = model, family, source
         self._target = [target] if target else []  # in a list, so that it is no submodule
         self._head_VD: Tensor | None = None  # rounded by `prepare_for_drafting`
         self._dtype: torch.dtype | None = None
+        self.vocab_size = int(model.config.vocab_size)
+        self.mask_token_id, self.attention = family.mask_token_id, family.attention
+        self.block_size = family.block_size
         if target:
             model.set_input_embeddings(nn.Identity())
             model.set_output_embeddings(nn.Identity())
         self.eval()
-
-    @property
-    def mask_token_id(self) -> int:
-        return self.family.mask_token_id
 
     @property
     def dtype(self) -> torch.dtype:
@@ -67,26 +66,23 @@ class MaskedLM(nn.Module):
             return self._target[0].embed(tokens).detach().to(self.dtype)
         return self.model.get_input_embeddings()(tokens)
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits in fp32, (…, D) → (…, V)."""
+    def head(self, hidden: Tensor, sigma: Tensor | None = None) -> Tensor:
+        """Logits in fp32, (…, D) → (…, V); σ does not matter."""
         if self._head_VD is not None:
             return few_rows(hidden, self._head_VD)
-        weight = self.head_weight_VD
+        target, weight = self._target[0] if self._target else None, self.head_weight_VD
         # the target may store its head in half precision (specalign/kernels/replacing.py)
-        hidden = hidden.to(self._target[0].dtype if self._target else weight.dtype)
+        hidden = hidden.to(weight.dtype if target is None else target.dtype)
         if torch.is_grad_enabled():
             return F.linear(hidden, weight.to(hidden.dtype)).float()
-        return (
-            self._target[0].head_product(hidden)
-            if self._target
-            else few_rows(hidden, weight).float()
-        )
+        if target is None:
+            return few_rows(hidden, weight).float()
+        return target.head_product(hidden)
 
     @torch.no_grad()
     def prepare_for_drafting(self) -> None:
-        """Prepare for drafting on a CPU, irreversibly: linear layers that are fastest for few rows,
-        rounded to bf16 where that halves what is read. Rounding may change drafts, never the
-        distribution of the output."""
+        """Replace the linear layers by those that are fastest for few rows on this CPU, in bf16. It
+        may change drafts, never the distribution of the output."""
         self._dtype, device = self.model.dtype, self.model.device
         speed_up_linears(self.model, self._dtype, device, torch.bfloat16)
         if fast_linear(self._dtype, device) is RowsLinear:
@@ -109,46 +105,48 @@ class MaskedLM(nn.Module):
         return ((at <= at[:, None]) | denoised_BL[:, :, None])[:, None]
 
     def hidden(
-        self, tokens_BL: Tensor, *, positions_BL: Tensor | None = None, see: Tensor | None = None
+        self,
+        tokens_BL: Tensor,
+        sigma: Tensor | None = None,
+        *,
+        positions_BL: Tensor | None = None,
+        see: Tensor | None = None,
     ) -> Tensor:
         """Normalised hidden states, (B, L, D); row i is what `head` turns into the prediction of
-        position i.
+        position i. With a shift the raw row i − 1 predicts it, and the row of position 0 is zero.
 
         Args:
-            tokens_BL: int64 token ids, with masks.
-            positions_BL: positions; default 0, 1, ….
+            sigma: does not matter. positions_BL: default 0, 1, ….
             see: bool, (L, L) or broadcastable to (B, 1, L, L), True = attend; every row must see
                 something. Default: `see(tokens_BL)`.
-
-        With a shift the raw row i − 1 predicts position i, and the row of position 0 is zero.
         """
-        if see is None:
-            see = self.see(tokens_BL)
-        if see.dim() == 2:
-            see = see[None, None]
         if positions_BL is None:
             positions_BL = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)[None]
-        return self._predicting(self._run(tokens_BL, see, positions_BL, None), None)
+        mask = self.see(tokens_BL) if see is None else see
+        mask = mask[None, None] if mask.dim() == 2 else mask
+        return self._predicting(self._run(tokens_BL, mask, positions_BL, None), None)
 
     def block_hidden(
-        self, tokens_BS: Tensor, see: Tensor, positions_BS: Tensor, index_BA: Tensor, size: int
+        self,
+        tokens_BS: Tensor,
+        sigma_BS: Tensor,
+        positions_BS: Tensor,
+        see: Tensor,
+        index_BA: Tensor,
+        size: int,
     ) -> Tensor:
-        """Of rows [clean tokens, A blocks of K] (`ddit.prefix_block_mask`), the hidden states that
-        predict the blocks, (B, A, K, D). With a shift a block's anchor, at `index_BA` of the row,
-        predicts its first position."""
-        raw_BSD = self._run(tokens_BS, see, positions_BS, None)
-        count = index_BA.shape[1]
+        """The hidden states that predict the A blocks at the end of rows of tokens, (B, A, K, D).
+        With a shift a block's anchor, at `index_BA` of the row, predicts its first position."""
+        raw_BSD, count = self._run(tokens_BS, see, positions_BS, None), index_BA.shape[1]
         blocks = raw_BSD[:, -count * size :].unflatten(1, (count, size))
         if not self.family.shift:
             return blocks
         first = raw_BSD.gather(1, index_BA[..., None].expand(-1, -1, raw_BSD.shape[-1]))
         return torch.cat((first[:, :, None], blocks[:, :, :-1]), dim=2)
 
-    def forward(
-        self, tokens_BL: Tensor, *, positions_BL: Tensor | None = None, see: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, tokens_BL: Tensor, **options: Any) -> Tensor:
         """Raw logits in fp32, (B, L, V), row i for position i; arguments of `hidden`."""
-        return self.head(self.hidden(tokens_BL, positions_BL=positions_BL, see=see))
+        return self.head(self.hidden(tokens_BL, **options))
 
     def _run(
         self, tokens_BL: Tensor, mask: Tensor | None, positions_BL: Tensor, cache: KVCache | None
@@ -163,8 +161,7 @@ class MaskedLM(nn.Module):
         ).last_hidden_state
 
     def _predicting(self, raw_BLD: Tensor, before_BD: Tensor | None) -> Tensor:
-        """Rows moved to the positions that they predict: the one place where the shift is
-        applied."""
+        """Rows moved to the positions that they predict: the shift is applied here alone."""
         if not self.family.shift:
             return raw_BLD
         first = torch.zeros_like(raw_BLD[:, 0]) if before_BD is None else before_BD
@@ -173,20 +170,16 @@ class MaskedLM(nn.Module):
     # ---- decoding with a cache, if a clean prefix sees nothing after it ----
 
     def new_cache(self, capacity: int) -> KVCache:
-        """An empty one-row cache of `capacity` positions.
-
-        Raises:
-            ValueError: the family's attention is full, so that no key can be kept.
-        """
+        """An empty one-row cache of `capacity` positions. Raises ValueError for a
+        family of full attention, whose keys cannot be kept."""
         if self.family.cache != "exact":
             raise ValueError(
                 f"{self.family.name} has {self.family.attention} attention: no exact cache exists"
             )
         c = self.model.config
+        heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
         width = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-        shape = LayerShape(
-            getattr(c, "num_key_value_heads", None) or c.num_attention_heads, width, width
-        )
+        shape = LayerShape(heads, width, width)
         return KVCache([shape] * c.num_hidden_layers, 1, capacity, self.dtype, self.model.device)
 
     @property
@@ -205,25 +198,13 @@ class MaskedLM(nn.Module):
         The clean tokens stay in the cache, in a block_causal family only whole blocks of them: pass
         the others again. Either may be empty.
 
-        Args:
-            before_1D: with a shift, the raw hidden state of the last cached token.
-
-        Raises:
-            ValueError: no room, or a cache that was rolled back into a block.
+        `before_1D`: with a shift, the raw hidden state of the last cached token.
         """
         tokens_1S = torch.cat((clean_1C, block_1K), 1)
-        clean, length, past, c = (
-            clean_1C.shape[1],
-            tokens_1S.shape[1],
-            cache.length,
-            self.model.config,
-        )
+        clean, length, past = clean_1C.shape[1], tokens_1S.shape[1], cache.length
         cache.check_room(length)
-        if past % self.kept_at_once:
-            raise ValueError(
-                f"a cached prefix of {past} tokens is no whole blocks of {self.kept_at_once}"
-            )
-        groups = c.num_attention_heads // cache.slabs[0].keys.shape[1]
+        assert past % self.kept_at_once == 0, "the cached prefix is no whole blocks"
+        groups = self.model.config.num_attention_heads // cache.slabs[0].keys.shape[1]
         if self.family.attention == "block_causal":
             see_SS = self.see(tokens_1S)[0, 0]
         else:
@@ -244,9 +225,8 @@ def annealed_see(length: int, progress: float, generator: torch.Generator) -> Te
 
     Causal at `progress` 0, full at 1; between, each later position is seen with that probability.
     """
-    drawn = (
-        torch.rand(1, 1, length, length, generator=generator, device=generator.device) < progress
-    )
+    shape = (1, 1, length, length)
+    drawn = torch.rand(shape, generator=generator, device=generator.device) < progress
     return drawn | torch.ones(length, length, dtype=torch.bool, device=drawn.device).tril()
 
 
@@ -254,11 +234,8 @@ def with_lora(
     network: MaskedLM, rank: int, alpha: float, targets: Sequence[str], seed: int = 0
 ) -> None:
     """Freeze the network and train low-rank updates of the linear layers whose names end in
-    `targets` (arXiv 2106.09685); they start at zero.
-
-    Raises:
-        UserError: the package `peft` is not installed, or there is no such layer.
-    """
+    `targets` (arXiv 2106.09685); they start at zero. Raises UserError without the package
+    `peft`, or such a layer."""
     config = lora_config(rank, alpha, targets)
     from peft import get_peft_model
 

@@ -45,31 +45,25 @@ class TargetFeatures:
 
 @torch.no_grad()
 def target_features(target: Target, batch: Batch, config: BlockConfig | None) -> TargetFeatures:
-    """One frozen forward of the target over packed rows; without a config only the last hidden
-    state."""
+    """One frozen forward of the target; without a config only the last hidden state."""
     shared = config is not None and config.context == "shared_kv"
-    if target.anatomy.apart and not _one_document(batch):
+    first = batch.document_BL[:1, :1]
+    if target.anatomy.apart and (len(batch.document_BL) > 1 or (batch.document_BL != first).any()):
         return each_document(target, batch, config, target_features)
     rows, length = batch.tokens_BL.shape
+    ids = [] if config is None else config.target_layer_ids
     cache = target.new_cache(rows, length) if shared else None
     output = target.forward(
         batch.tokens_BL,
         cache=cache,
         positions_BL=batch.positions_BL,
         mask=batch.attention_mask(),
-        taps=() if shared or config is None else config.target_layer_ids,
+        taps=() if shared else ids,
         logits=False,
     )
-    shared_ids = config.target_layer_ids if config is not None and shared else []
-    keys = [cache.k(i) for i in shared_ids] if cache is not None else []
-    values = [cache.v(i) for i in shared_ids] if cache is not None else []
+    keys = [] if cache is None else [cache.k(i) for i in ids]
+    values = [] if cache is None else [cache.v(i) for i in ids]
     return TargetFeatures(output.hidden_BLD, keys, values, output.taps_BLFD)
-
-
-def _one_document(batch: Batch) -> bool:
-    return len(batch.document_BL) == 1 and bool(
-        (batch.document_BL == batch.document_BL[0, 0]).all()
-    )
 
 
 Features = Callable[[Target, Batch, BlockConfig | None], TargetFeatures]
@@ -81,17 +75,26 @@ def each_document(
 ) -> TargetFeatures:
     """The features of each document on its own; padding gets zeros."""
     whole: TargetFeatures | None = None
+    rows, length = batch.tokens_BL.shape
+
+    def room(t: Tensor, dim: int) -> Tensor:
+        shape = [rows, *t.shape[1:]]
+        shape[dim] = length
+        return t.new_zeros(shape)
+
     for row, document_L in enumerate(batch.document_BL):
         for places in document_places(document_L):
             alone = Batch(*(t[row : row + 1, places] for t in vars(batch).values()))
             found = features(target, alone, config)
-            whole = whole or _zeros(found, batch)
+            if whole is None:
+                keys, values = ([room(t, 2) for t in part] for part in (found.keys, found.values))
+                taps = None if found.taps_BLFD is None else room(found.taps_BLFD, 1)
+                whole = TargetFeatures(room(found.hidden_BLD, 1), keys, values, taps)
             whole.hidden_BLD[row, places] = found.hidden_BLD[0]
             if whole.taps_BLFD is not None and found.taps_BLFD is not None:
                 whole.taps_BLFD[row, places] = found.taps_BLFD[0]
-            for mine, its in zip(
-                (*whole.keys, *whole.values), (*found.keys, *found.values), strict=True
-            ):
+            theirs = (*found.keys, *found.values)
+            for mine, its in zip((*whole.keys, *whole.values), theirs, strict=True):
                 mine[row][:, places] = its[0]
     assert whole is not None
     return whole
@@ -100,16 +103,3 @@ def each_document(
 def document_places(document_L: Tensor) -> list[Tensor]:
     """The places of each document of a row, without padding."""
     return [(document_L == n).nonzero()[:, 0] for n in document_L.unique().tolist() if n >= 0]
-
-
-def _zeros(one: TargetFeatures, batch: Batch) -> TargetFeatures:
-    """Room for a batch's features, of the shapes of one document's."""
-    rows, length = batch.tokens_BL.shape
-
-    def room(t: Tensor, place: int = 1) -> Tensor:
-        return t.new_zeros(rows, *(length if i == place else n for i, n in enumerate(t.shape) if i))
-
-    taps = None if one.taps_BLFD is None else room(one.taps_BLFD)
-    return TargetFeatures(
-        room(one.hidden_BLD), [room(k, 2) for k in one.keys], [room(v, 2) for v in one.values], taps
-    )

@@ -85,7 +85,6 @@ def test_all_that_is_missing_is_named_at_once(
     more = [
         "trainer.logger=csv,wandb",
         "trainer.resume=no.ckpt",
-        "drafter.lora_rank=2",
         f"output={tmp_path / 'o'}",
     ]
     with pytest.raises(UserErrors) as caught:
@@ -105,10 +104,10 @@ def test_all_that_is_missing_is_named_at_once(
     for kind, name in (("prompts", "lab/prompts"), ("text", "lab/text")):
         (line,) = [p for p in problems if p.startswith(f"data.{kind}=")]
         assert line.endswith(f"hf download --repo-type dataset {name}")
-    assert {"wandb", "peft"} == {
+    assert {"wandb"} == {
         p.split("the package ")[1].split()[0] for p in problems if "the package" in p
     }
-    assert len(problems) == 7 and str(caught.value).count("\n  - ") == 7
+    assert len(problems) == 6 and str(caught.value).count("\n  - ") == 6
 
 
 def test_what_is_there_passes(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from align.losses import divergences as module
-from align.losses.divergences import DIVERGENCES, DraftRows, logit_statistics, row_statistics
+from align.losses.divergence_gradients import DIVERGENCES
+from align.losses.divergences import DraftRows, logit_statistics, row_statistics
 from align.losses.target_places import target_places
-from specalign.common.errors import UserError
-from specalign.diffusion.parameterization import LOG_ZERO
+from specalign.diffusion.noise import LOG_ZERO
 from tests.logits import DIFFERENTIABLE, KINDS, Case, make
 
 
@@ -41,14 +41,9 @@ def test_statistics_and_gradients_match_float64(name: str, kind: str) -> None:
     check(make(seed=3, **KINDS[kind]), name)
 
 
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_chunks_that_recompute_match_float64(name: str) -> None:
-    check(make(seed=4, kept=9, rank=3), name, chunk_rows=5)
-
-
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_bf16_inputs_are_computed_in_fp32(name: str) -> None:
-    check(make(seed=5, kept=9, rank=3, dtype=torch.bfloat16), name)
+def test_bf16_inputs_are_computed_in_fp32() -> None:
+    for name in DIFFERENTIABLE:
+        check(make(seed=5, kept=9, rank=3, dtype=torch.bfloat16), name)
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
@@ -68,29 +63,6 @@ def test_any_shape_matches_float64(
     case = make(seed, anchors, block, vocabulary, kept, rank)
     for name in DIFFERENTIABLE:
         check(case, name, chunk, rtol=1e-3, atol=5e-5)
-
-
-def test_several_gradients_at_once_add_up() -> None:
-    case = make(seed=7, kept=9, rank=2)
-    want, leaves64 = case.reference()
-    weights = {name: 0.3 + i for i, name in enumerate(DIFFERENTIABLE)}
-    got = case.statistics(chunk_rows=4)
-    total = sum(w * getattr(got, n).sin().sum() for n, w in weights.items())
-    total64 = sum(w * want[n].sin().sum() for n, w in weights.items())
-    for a, e in zip(
-        torch.autograd.grad(total, case.leaves), torch.autograd.grad(total64, leaves64), strict=True
-    ):
-        torch.testing.assert_close(a.double(), e, rtol=1e-3, atol=1e-4)
-
-
-def test_autocast_changes_nothing() -> None:
-    case = make(seed=12, rank=2)
-    plain = case.statistics()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = case.statistics()
-        (grad,) = torch.autograd.grad(cast.forward_kl.sum(), case.rows.hidden_RD)
-    assert torch.equal(plain.forward_kl, cast.forward_kl)
-    assert torch.equal(grad, torch.autograd.grad(plain.forward_kl.sum(), case.rows.hidden_RD)[0])
 
 
 @pytest.mark.parametrize("kind", ["markov", "pruned_markov"])
@@ -133,17 +105,15 @@ def test_statistics_of_logits_are_those_of_rows() -> None:
     for name in ("log_q_label", "acceptance", "p_label", "match", "greedy_label", *DIVERGENCES):
         torch.testing.assert_close(getattr(grads[0][0], name), getattr(grads[1][0], name))
     torch.testing.assert_close(grads[0][1], grads[1][1], atol=1e-5, rtol=1e-4)
-    with pytest.raises(UserError, match="unknown divergence 'kl'"):
-        logit_statistics(hidden @ head.T, where, places, head, frozenset({"kl"}))
 
 
 def test_cpu_blocks_equal_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a kept chunk a CPU works in blocks of what its cache holds."""
     case = make(seed=8, rank=3)
     whole = torch.autograd.grad(case.statistics().forward_kl.sum(), case.leaves)
-    rows, apply = list[int](), module.HiddenStatistics.apply
+    rows, apply = list[int](), module.Statistics.apply
     monkeypatch.setattr(
-        module.HiddenStatistics, "apply", lambda *given: rows.append(len(given[0])) or apply(*given)
+        module.Statistics, "apply", lambda *given: rows.append(len(given[0])) or apply(*given)
     )
     monkeypatch.setattr(module, "_CPU_CHUNK_BYTES", 4 * len(case.head_VD) * 5)
     monkeypatch.setattr(module, "_CPU_CHUNK_ROWS", 4)
@@ -154,14 +124,6 @@ def test_cpu_blocks_equal_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
         whole, torch.autograd.grad(case.statistics().forward_kl.sum(), case.leaves), strict=True
     ):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-
-
-def test_match_is_false_where_the_best_token_cannot_be_drafted() -> None:
-    case = make(seed=11, anchors=60)
-    best = case.places.best_P
-    case.draft_vocab = torch.tensor([t for t in range(17) if t != int(best[0])])
-    at_first = (case.rows.place_R == 0).view(case.shape)
-    assert bool(at_first.any()) and float(case.statistics().match[at_first].sum()) == 0
 
 
 def saved_bytes(case: Case, chunk_rows: int) -> int:
@@ -185,8 +147,7 @@ def test_memory_does_not_grow_with_rows_times_vocabulary() -> None:
     )
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-@pytest.mark.parametrize("chunk", [3, 256])
+@pytest.mark.parametrize(("temperature", "chunk"), [(1.0, 256), (0.5, 3)])
 def test_places_hold_p(temperature: float, chunk: int) -> None:
     generator = torch.Generator().manual_seed(0)
     hidden, head = torch.randn(7, 5, generator=generator), torch.randn(11, 5, generator=generator)

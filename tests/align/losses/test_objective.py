@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -16,26 +15,22 @@ from align.losses.objective import (
     Objective,
     after_prefix,
     d_pace_weights,
-    exponential_weights,
-    likelihood_of_acceptance,
     streak,
 )
 from align.losses.target_places import target_places
-from specalign.common.errors import UserError
-from specalign.diffusion.parameterization import LOG_ZERO
+from specalign.diffusion.noise import LOG_ZERO
 from tests.logits import DIFFERENTIABLE, Case, make
 
 
-@pytest.mark.parametrize("chunk_rows", [1, 4, 7, 18])
-def test_chunked_equals_unchunked(chunk_rows: int) -> None:
+def test_chunked_equals_unchunked() -> None:
     case = make(seed=8, kept=9, rank=3)
     valid = torch.ones(case.shape, dtype=torch.bool)
     objective = Objective(dict.fromkeys(LOSSES, 0.5))
-    whole, part = case.statistics(), case.statistics(chunk_rows=chunk_rows)
+    whole, part = case.statistics(), case.statistics(chunk_rows=7)
     for name in (*DIFFERENTIABLE, "acceptance", "match", "p_label", "greedy_label"):
         torch.testing.assert_close(getattr(whole, name), getattr(part, name), rtol=1e-5, atol=1e-6)
-    first = torch.autograd.grad(objective(whole, valid), case.leaves)
-    second = torch.autograd.grad(objective(part, valid), case.leaves)
+    first = torch.autograd.grad(objective.per_position(whole, valid).sum(), case.leaves)
+    second = torch.autograd.grad(objective.per_position(part, valid).sum(), case.leaves)
     for a, b in zip(first, second, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
@@ -51,8 +46,6 @@ def test_label_outside_the_vocabulary() -> None:
     (grad,) = torch.autograd.grad(got.log_q_label[~inside].sum(), case.rows.hidden_RD)
     assert (grad == 0).all()
     valid = torch.ones(case.shape, dtype=torch.bool)
-    for name in ("cross_entropy", "streak"):
-        assert math.isfinite(float(Objective({name: 1.0})(case.statistics(), valid)))
     assert (Objective({"cross_entropy": 1.0}).term("cross_entropy", got, valid)[~inside] == 0).all()
 
 
@@ -63,7 +56,8 @@ def test_extreme_logits_stay_finite() -> None:
         case.places.hidden_PD * 200, case.places.next_P, lambda x: x @ case.head_VD.t(), chunk=4
     )
     got = case.statistics()
-    total = Objective(dict.fromkeys(LOSSES, 1.0))(got, torch.ones(case.shape, dtype=torch.bool))
+    valid = torch.ones(case.shape, dtype=torch.bool)
+    total = Objective(dict.fromkeys(LOSSES, 1.0)).per_position(got, valid).sum()
     (grad,) = torch.autograd.grad(total, case.rows.hidden_RD)
     assert math.isfinite(float(total)) and bool(grad.isfinite().all())
     assert bool(((got.acceptance >= 0) & (got.acceptance <= 1 + 1e-6)).all())
@@ -85,8 +79,9 @@ def test_d_pace_weights_follow_their_definition(alpha: float) -> None:
     want = torch.stack(
         [sum(smooth[:, : m + 1].prod(-1) for m in range(k, 4)) for k in range(4)], dim=-1
     )
-    torch.testing.assert_close(d_pace_weights(log_q, alpha), want)
-    assert not d_pace_weights(log_q.requires_grad_(), alpha).requires_grad
+    got = d_pace_weights(log_q.requires_grad_(), alpha, torch.ones(5, 4))
+    torch.testing.assert_close(got, want)
+    assert not got.requires_grad
 
 
 @pytest.mark.parametrize("cut", [4, 2, 1])
@@ -150,7 +145,7 @@ def test_objective_sums_its_terms(weighting: str) -> None:
             return d_pace_weights(log_q, 0.3, valid)
         if weighting == "uniform":
             return torch.ones_like(log_q)
-        decayed = exponential_weights(log_q, 0.5)
+        decayed = torch.exp(-torch.arange(log_q.shape[-1]) / 0.5).expand_as(log_q)
         sums = (
             (decayed * valid).sum(-1, keepdim=True) if weighting == "normalised" else torch.ones(1)
         )
@@ -162,9 +157,7 @@ def test_objective_sums_its_terms(weighting: str) -> None:
     want = objective_reference(case, valid, terms, weights)
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
     assert (got[~valid] == 0).all()
-    loss = objective(case.statistics(), valid)
-    torch.testing.assert_close(loss.double(), want.sum() / 5, rtol=1e-4, atol=1e-5)
-    (grad,) = torch.autograd.grad(loss, case.rows.hidden_RD)
+    (grad,) = torch.autograd.grad(got.sum(), case.rows.hidden_RD)
     assert (grad.view(*case.shape, -1)[~valid] == 0).all()
     for name in LOSSES:
         alone = objective_reference(case, valid, {name: 1.0}, torch.ones_like).sum()
@@ -203,15 +196,6 @@ def test_gradients_of_whole_terms_match_float64(name: str) -> None:
         torch.testing.assert_close(a.double(), e, rtol=1e-4, atol=1e-5)
 
 
-def test_lk_learns_where_nothing_is_accepted() -> None:
-    acceptance = torch.tensor([1e-9, 0.0, 0.25])
-    variation = (1 - acceptance).requires_grad_()
-    loss = likelihood_of_acceptance(acceptance, variation, torch.ones(3, dtype=torch.bool))
-    (grad,) = torch.autograd.grad(loss.sum(), variation)
-    torch.testing.assert_close(grad, 1 / acceptance.clamp_min(1e-12))
-    torch.testing.assert_close(loss.detach(), -acceptance.clamp_min(1e-12).log())
-
-
 def test_what_a_block_shows_is_shifted_out() -> None:
     case = make(anchors=3)
     got, valid = case.statistics(), torch.ones(case.shape, dtype=torch.bool)
@@ -219,34 +203,3 @@ def test_what_a_block_shows_is_shifted_out() -> None:
     shifted, inside = after_prefix(got, valid, torch.tensor([0, 1, 3]))
     assert inside.tolist() == [[True] * 3, [True, False, False], [False] * 3]
     assert torch.equal(shifted.p_label[inside], torch.cat((got.p_label[0], got.p_label[1, 1:2])))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"terms": {"foward_kl": 1.0}}, "did you mean 'forward_kl'"),
-        ({"terms": {}}, "empty"),
-        ({"terms": {"streak": 0.0}}, "objective.terms.streak=0.0"),
-        ({"terms": {"streak": math.inf}}, "finite"),
-        ({"terms": {"streak": 1.0}, "weighting": "dpace"}, "did you mean 'd_pace'"),
-        ({"terms": {"streak": 1.0}, "decay": 0.0}, "objective.decay=0.0"),
-        ({"terms": {"streak": 1.0}, "alpha": 1.5}, "objective.d_pace_alpha=1.5"),
-    ],
-)
-def test_objective_refuses(arguments: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Objective(**arguments)
-
-
-def test_row_statistics_refuses() -> None:
-    case = make(kept=9)
-    with pytest.raises(UserError, match="did you mean 'reverse_kl'"):
-        case.statistics(frozenset({"revers_kl"}))
-    with pytest.raises(ValueError, match=r"temperature 1\.0, not 0\.5"):
-        replace(case, temperature=0.5).statistics()
-    with pytest.raises(ValueError, match="ascending"):
-        replace(case, draft_vocab=case.draft_vocab.flip(0)).statistics()
-    with pytest.raises(ValueError, match="the statistics lack 'forward_kl'"):
-        Objective({"forward_kl": 1.0})(
-            case.statistics(frozenset()), torch.ones(case.shape, dtype=torch.bool)
-        )

@@ -205,30 +205,3 @@ def test_a_training_step_learns_nothing_at_shown_positions(
     assert int(kept["sums"].positions) == int(counted.sum()) < int(anchors.valid_BAK.sum())
     whole = module.complete(step) & (clean_BA == 0)  # τ: of drafts that began with nothing
     assert int(kept["sums"].anchors) == int(whole.sum()) > 0
-
-
-# ---- runs ----
-
-
-def test_half_of_the_blocks_learn_without_the_first_pass(
-    target: Target, samples: data.Samples, batch: Batch
-) -> None:
-    """By their place in the stream, as prefixes are; those without are computed as by a drafter that has no second pass."""
-    drafter = build(target, samples, self_conditioning=True)
-    module = module_of(drafter, "drafter.self_conditioning=true")
-    anchors = sample_anchors(batch, 12, K, torch.Generator().manual_seed(2))
-    step = Step(batch, anchors, places=tuple(range(5, 5 + len(batch.tokens_BL))))
-    chosen = module.draw_conditioned(step)
-    assert chosen is not None and 0.3 < float(chosen.float().mean()) < 0.7
-    alone = Step(batch.row(1), Anchors(anchors.index_BA[1:2], anchors.valid_BAK[1:2]), places=(6,))
-    assert torch.equal(module.draw_conditioned(alone)[0], chosen[1])  # type: ignore[index]
-    features = target_features(target, batch, drafter.config)
-    hidden, everywhere = (
-        drafter(batch, features, anchors, None, chosen),
-        drafter(batch, features, anchors),
-    )
-    hidden[~chosen].sum().backward(retain_graph=True)
-    assert drafter.estimate is not None and not bool(drafter.estimate.weight.grad.any())
-    drafter.estimate = None
-    assert torch.equal(drafter(batch, features, anchors)[~chosen], hidden[~chosen])
-    assert torch.equal(hidden[chosen], everywhere[chosen])

@@ -153,7 +153,6 @@ def test_a_target_that_scales_its_embedding(
         ("dflash", "taps", {"markov_rank": 4}, "block_layout=fill_in and drafter.markov_rank=0$"),
         ("gguf", "taps", {"markov_rank": 4, "markov": "tanh"}, "train with drafter.markov=vanilla or linear$"),
         ("transformers", "taps", {**FILL_IN, "convolution": True}, "train with drafter.convolution=false"),
-        ("speculators", "taps", {**FILL_IN, "self_conditioning": True}, "drafter.self_conditioning=false"),
         ("dflash", "taps", {**FILL_IN, "target_layers": [0, 3]}, "layer 3 is the target's last"),
     ],
 )  # fmt: skip

@@ -31,13 +31,10 @@ KINDS: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "silu": ("shared_kv", False, {"markov_rank": 8}),
     "tanh": ("taps", False, {"markov_rank": 8, "markov": "tanh"}),
     "linear": ("shared_kv", True, {"markov_rank": 8, "markov": "linear"}),
-    "mlp": ("shared_kv", False, {"markov_rank": 8, "markov": "mlp"}),
     "vanilla": ("taps", True, {"markov_rank": 8, "markov": "vanilla", "confidence_head": True}),
     "gated": ("shared_kv", False, {"markov_rank": 8, "markov": "gated"}),
     "rnn": ("taps", False, {"markov_rank": 8, "markov": "rnn"}),
     "convolution": ("shared_kv", False, {"convolution": True, "block_layout": "fill_in"}),
-    "two passes": ("taps", False, {"self_conditioning": True, "block_layout": "fill_in"}),
-    "two passes, anchor first": ("shared_kv", True, {"self_conditioning": True, "markov_rank": 8}),
 }
 
 

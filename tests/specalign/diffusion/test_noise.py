@@ -7,24 +7,17 @@ import math
 import pytest
 import torch
 
-from align.data import packing
-from align.data import shards as data
 from specalign.common.batch import Anchors, Batch, Corrupted
-from specalign.common.errors import UserError
-from specalign.diffusion.graphs import Absorbing, Graph, Uniform
 from specalign.diffusion.noise import (
-    block_lengths,
     corrupt_blocks,
     corrupt_suffix,
     random_prefixes,
     sample_anchors,
+    van_der_corput,
 )
-from specalign.diffusion.parameterization import time_weight
 from specalign.diffusion.schedules import Cosine, Geometric, LogLinear, Schedule
-from specalign.lm.model import Target
 
-SIZE, MASK, PAD = 40, 37, 38
-GRAPHS: list[Graph] = [Absorbing(SIZE, MASK), Uniform(SIZE)]
+MASK, PAD = 37, 38
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -46,10 +39,8 @@ def packed(rows: int = 6, seed: int = 0) -> Batch:
     )
 
 
-def blocks(
-    graph: Graph, batch: Batch, anchors: Anchors, weights: list[float], seed: int = 0
-) -> Corrupted:
-    return corrupt_blocks(batch, anchors, graph, LogLinear(), weights, generator(seed))
+def blocks(batch: Batch, anchors: Anchors, weights: list[float], seed: int = 0) -> Corrupted:
+    return corrupt_blocks(batch, anchors, MASK, LogLinear(), weights, generator(seed))
 
 
 def test_anchors_of_each_document() -> None:
@@ -73,30 +64,26 @@ def test_anchors_of_each_document() -> None:
     assert everything.valid_BAK[0, :, 0].sum() == 9 + 8
 
 
-@pytest.mark.parametrize("graph", GRAPHS, ids=str)
-def test_blocks_hold_the_tokens_after_their_anchor(graph: Graph) -> None:
+def test_blocks_hold_the_tokens_after_their_anchor() -> None:
+    """Never a prompt, padding or another document, without gaps; what is masked is masked at random."""
     batch = packed()
     anchors = sample_anchors(batch, 7, 5, generator(1))
-    noisy = blocks(graph, batch, anchors, [1.0, 0.0, 2.0, 1.0, 1.0])
+    noisy = blocks(batch, anchors, [1.0, 0.0, 2.0, 1.0, 1.0])
     assert noisy.tokens_t.shape == noisy.tokens_0.shape == noisy.valid.shape == (6, 7, 5)
-    assert noisy.times.shape == (6, 7)
-    for b, a, k in noisy.valid.nonzero().tolist():
-        place = int(anchors.index_BA[b, a]) + 1 + k
-        assert noisy.tokens_0[b, a, k] == batch.tokens_BL[b, place]
-        assert bool(batch.answer_BL[b, place])
-        assert batch.document_BL[b, place] == batch.document_BL[b, place - 1 - k]
-    assert not bool(
-        (noisy.valid & ~anchors.valid_BAK).any()
-    )  # never a prompt, padding or another document
-    assert bool((noisy.tokens_0[noisy.valid] != PAD).all())
-    lengths = noisy.valid.sum(-1)
-    assert torch.equal(noisy.valid, torch.arange(5) < lengths[..., None])  # no gaps
-    assert bool((noisy.tokens_t < SIZE).all()) and bool((noisy.tokens_t >= 0).all())
-    if isinstance(graph, Absorbing):
-        assert bool((noisy.tokens_t[~noisy.valid] == MASK).all())
-        kept = noisy.tokens_t != MASK
-        assert torch.equal(noisy.tokens_t[kept], noisy.tokens_0[kept])
-    assert bool((noisy.tokens_t[noisy.valid] == noisy.tokens_0[noisy.valid]).any())
+    for b, a in anchors.valid_BAK[..., 0].nonzero().tolist():
+        start = int(anchors.index_BA[b, a])
+        assert int(batch.positions_BL[b, start]) > 0
+        for k, valid in enumerate(anchors.valid_BAK[b, a].tolist()):
+            place = start + 1 + k
+            own = place < 32 and bool(batch.document_BL[b, place] == batch.document_BL[b, start])
+            assert valid == (own and bool(batch.answer_BL[b, start + 1 : place + 1].all()))
+            if valid:
+                assert noisy.tokens_0[b, a, k] == batch.tokens_BL[b, place]
+    assert not bool((noisy.valid & ~anchors.valid_BAK).any())
+    assert torch.equal(noisy.valid, torch.arange(5) < noisy.valid.sum(-1)[..., None])
+    assert bool((noisy.tokens_t[~noisy.valid] == MASK).all())
+    kept = noisy.tokens_t != MASK
+    assert torch.equal(noisy.tokens_t[kept], noisy.tokens_0[kept]) and bool(kept.any())
 
 
 def everywhere(rows: int, count: int, size: int) -> tuple[Batch, Anchors]:
@@ -111,22 +98,15 @@ def everywhere(rows: int, count: int, size: int) -> tuple[Batch, Anchors]:
 def test_lengths_have_their_distribution() -> None:
     batch, anchors = everywhere(40, 100, 4)
     weights = [3.0, 0.0, 1.0, 4.0]
-    for lengths in (
-        block_lengths(anchors, weights, generator(2)),
-        blocks(GRAPHS[0], batch, anchors, weights, seed=3).valid.sum(-1),
-    ):
-        shares = lengths.flatten().bincount(minlength=5)[1:] / lengths.numel()
-        expected = torch.tensor(weights) / sum(weights)
-        assert bool(
-            ((shares - expected).abs() <= 4 * (expected * (1 - expected) / 4000).sqrt()).all()
-        ), shares
-    ones = block_lengths(anchors, [0.0, 0.0, 0.0, 1.0], generator(2))
-    assert bool((ones == 4).all())
+    lengths = blocks(batch, anchors, weights, seed=3).valid.sum(-1)
+    shares = lengths.flatten().bincount(minlength=5)[1:] / lengths.numel()
+    expected = torch.tensor(weights) / sum(weights)
+    assert bool(((shares - expected).abs() <= 4 * (expected * (1 - expected) / 4000).sqrt()).all())
 
 
 def by_count(rows: int, weights: list[float], schedule: Schedule, seed: int = 9) -> Corrupted:
     batch, anchors = everywhere(rows, 400, len(weights))
-    return corrupt_blocks(batch, anchors, GRAPHS[0], schedule, weights, generator(seed), "count")
+    return corrupt_blocks(batch, anchors, MASK, schedule, weights, generator(seed), "count")
 
 
 @pytest.mark.parametrize("schedule", [LogLinear(), Cosine(), Geometric()], ids=str)
@@ -134,7 +114,7 @@ def test_counted_masks_weigh_length_over_count(schedule: Schedule) -> None:
     noisy = by_count(20, [1.0, 2.0, 3.0, 4.0], schedule)
     length, masks = noisy.valid.sum(-1), (noisy.valid & (noisy.tokens_t == MASK)).sum(-1)
     assert bool((masks >= 1).all())
-    weight = time_weight(schedule.total(noisy.times.double()), schedule.rate(noisy.times.double()))
+    weight = schedule.weight(noisy.times.double())
     torch.testing.assert_close(
         weight * noisy.importance.double(), length.double() / masks, rtol=2e-4, atol=0.0
     )
@@ -160,18 +140,11 @@ def test_counted_masks_fall_anywhere_and_their_times_are_beta() -> None:
         assert float(own.var()) == pytest.approx(variance, rel=0.25)
 
 
-def test_the_uniform_graph_has_no_masks_to_count() -> None:
-    batch, anchors = everywhere(1, 4, 2)
-    with pytest.raises(UserError, match="times='count'"):
-        corrupt_blocks(batch, anchors, GRAPHS[1], LogLinear(), [0, 1.0], generator(), "count")
-
-
-@pytest.mark.parametrize("graph", GRAPHS, ids=str)
-def test_prefix_and_padding_never_change(graph: Graph) -> None:
+def test_prefix_and_padding_never_change() -> None:
     batch = packed(rows=50)
     prefix = torch.zeros(50, 32, dtype=torch.int64)
     prefix[:, 0], prefix[:, 1] = 5, 12  # the second document is all prefix
-    noisy = corrupt_suffix(batch, graph, LogLinear(), prefix, generator(1))
+    noisy = corrupt_suffix(batch, MASK, LogLinear(), prefix, generator(1))
     valid = torch.zeros(50, 32, dtype=torch.bool)
     valid[:, 5:14] = True
     assert torch.equal(noisy.valid, valid) and noisy.times.shape == (50,)
@@ -180,7 +153,7 @@ def test_prefix_and_padding_never_change(graph: Graph) -> None:
     changed = (noisy.tokens_t != noisy.tokens_0)[:, 5:14].double().mean(1)
     late, early = noisy.times > 0.7, noisy.times < 0.3
     assert float(changed[late].mean()) > 0.6 and float(changed[early].mean()) < 0.4
-    everything = corrupt_suffix(batch, graph, LogLinear(), torch.zeros_like(prefix), generator(1))
+    everything = corrupt_suffix(batch, MASK, LogLinear(), torch.zeros_like(prefix), generator(1))
     assert torch.equal(everything.valid, batch.document_BL >= 0)
 
 
@@ -194,39 +167,19 @@ def test_random_prefixes_are_uniform_and_leave_a_token() -> None:
         statistic = float(((counts - expected) ** 2 / expected).sum())
         assert statistic < 35  # chi-square, 13 or 11 degrees of freedom, 0.1%
     assert bool((prefix[:, 2:] == 0).all())
-    noisy = corrupt_suffix(batch, GRAPHS[0], LogLinear(), prefix, generator(4))
+    noisy = corrupt_suffix(batch, MASK, LogLinear(), prefix, generator(4))
     assert torch.equal(noisy.valid[:, :14].sum(1), 14 - prefix[:, 0])
     assert torch.equal(noisy.valid[:, 14:26].sum(1), 12 - prefix[:, 1])
 
 
-def test_impossible_lengths_are_refused() -> None:
-    _, anchors = everywhere(1, 2, 3)
-    for weights, says in [
-        ([1.0, 1.0], "2 weights for blocks of 3"),
-        ([1.0, -1.0, 1.0], "must be at least 0"),
-        ([0.0, 0.0, 0.0], "not all 0"),
-        ([1.0, math.nan, 1.0], "must be at least 0"),
-        ([1.0, math.inf, 1.0], "finite"),
-    ]:
-        with pytest.raises(UserError, match=says):
-            block_lengths(anchors, weights, generator())
-
-
-def test_anchors(target: Target, samples: data.Samples) -> None:
-    batch = packing.collate(packing.pack(samples, 64, seed=0))
-    anchors = sample_anchors(batch, 40, 4, torch.Generator().manual_seed(0))
-    for b in range(batch.tokens_BL.shape[0]):
-        for a in range(anchors.index_BA.shape[1]):
-            i = int(anchors.index_BA[b, a])
-            for k in range(4):
-                j = i + 1 + k
-                good = j < 64 and bool(
-                    (batch.document_BL[b, i : j + 1] == batch.document_BL[b, i]).all()
-                )
-                good = (
-                    good
-                    and bool(batch.answer_BL[b, i + 1 : j + 1].all())
-                    and int(batch.positions_BL[b, i]) > 0
-                )
-                good = good and int(batch.document_BL[b, i]) >= 0
-                assert bool(anchors.valid_BAK[b, a, k]) == good
+def test_times_are_uniform_and_spread() -> None:
+    """Any aligned run of 8 has one time in each eighth, up to the common shift."""
+    assert van_der_corput(4, 1).tolist() == [0.5, 0.25, 0.75, 0.125]
+    batch, anchors = everywhere(1, 64, 2)
+    times = blocks(batch, anchors, [0.0, 1.0], seed=2).times.flatten().double()
+    times = (times - 1e-3) / (1 - 1e-3)
+    for start in range(0, 64, 8):
+        run = ((times[start : start + 8] - times[0]) % 1).sort().values
+        assert torch.equal((run * 8 + 1e-4).long() % 8, torch.arange(8))
+    many = torch.stack([blocks(batch, anchors, [0, 1.0], seed).times for seed in range(300)])
+    assert float(many[:, 0, 5].mean()) == pytest.approx(0.5, abs=4 / math.sqrt(12 * 300))

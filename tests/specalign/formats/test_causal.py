@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from align.makers.adapted import adapt
+from align.makers.standalone import adapt
 from specalign.common.batch import Batch
 from specalign.formats.causal import save_causal
 from specalign.formats.masked_lm import load_masked_lm, save_masked_lm

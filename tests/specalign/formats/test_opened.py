@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from align.config.drafter import DrafterConfig
-from align.makers.causal import make_causal
-from align.makers.standalone import make_standalone
+from align.makers.standalone import make_causal, make_standalone
 from specalign.common.batch import Batch
 from specalign.common.errors import UserError
 from specalign.formats.causal import save_causal

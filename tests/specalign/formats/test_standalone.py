@@ -54,8 +54,6 @@ FRESH = {"hidden_size": 32, "layers": 2, "heads": 2, "cond_dim": 16}
         {"schedule": "geometric", "prediction": "logits"},
         {"schedule": "cosine", "prediction": "logits"},
         {"time_input": "zero"},
-        {"graph": "uniform", "prediction": "logits"},
-        {"graph": "uniform", "time_input": "none", "prediction": "logits"},
         {"attention": "full"},
     ],
     ids=str,
@@ -99,10 +97,11 @@ def test_a_mask_inside_the_vocabulary_stays_where_it_is(target: Target, tmp_path
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"graph": "foo"}, "graph='foo' is unknown"),
+        ({"prediction": "score"}, "prediction='score' is unknown"),
+        ({"block_size": 0}, "block_size=0 must be"),
+        ({"window": "a"}, "window='a' must be"),
         ({"schedule": {"name": "linear"}}, "schedule 'linear' is unknown"),
         ({"mask_id": 9999}, "mask_id=9999 is not within"),
-        ({"colour": 1}, "colour"),
     ],
 )
 def test_a_broken_record_is_one_line(

@@ -73,20 +73,3 @@ def test_block_verification_is_the_rules(seed: int) -> None:
         assert found.following in near and rest_MV[end, found.following] > 0
         ends.add(end)
     assert len(ends) > 1 or float(stop_BM.max()) > 0.97
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    p, q = torch.full((3, 4), 0.25), torch.full((2, 4), 0.25)
-    tokens, u = torch.tensor([0, 3]), torch.rand(2, dtype=torch.float64)
-    for bad in (
-        (p[:2], q, None, tokens),
-        (p, q, None, tokens[:1]),
-        (p, q[:, :3].contiguous(), None, tokens),
-        (p, q, torch.arange(3), tokens),
-        (p, q, None, tokens + 1),
-        (p, q, None, tokens - 1),
-        (p, q, torch.arange(1, 5), tokens),
-    ):
-        with pytest.raises(ValueError, match=r"rows of q|outside the vocabulary"):
-            choice.verified_chain(*bad, u)
-    assert choice.takes(p, q) and not choice.takes(p, q.double()) and not choice.takes(p[:, ::2])

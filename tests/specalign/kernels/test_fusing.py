@@ -6,7 +6,6 @@ import torch
 from align.losses import divergence_gradients, divergences
 from align.losses.target_places import target_places
 from specalign.kernels.fusing import fused_on_gpu
-from specalign.models import block_layers
 
 
 class OnGPU:
@@ -37,21 +36,12 @@ def test_what_cannot_be_compiled_runs_as_it_stands(monkeypatch):
     assert run(OnGPU()) == "as it stands" and len(asked) == 1
 
 
-def test_memory_that_is_full_is_no_failure_to_compile(monkeypatch):
-    def compiles(function, dynamic):
-        raise torch.OutOfMemoryError("full")
-
-    monkeypatch.setattr(torch, "compile", compiles)
-    with pytest.raises(torch.OutOfMemoryError):
-        fused_on_gpu(lambda x: "as it stands")(OnGPU())
-
-
 def captured(function):
     """What torch.compile makes of a function before it writes code."""
     return torch.compile(function.__wrapped__, dynamic=True, backend="aot_eager")
 
 
-@pytest.mark.parametrize("names", [("forward_kl",), divergences.DIVERGENCES])
+@pytest.mark.parametrize("names", [("forward_kl",), divergence_gradients.DIVERGENCES])
 def test_losses_and_slopes_are_the_same_captured(monkeypatch, names):
     def once():
         torch.manual_seed(0)
@@ -72,19 +62,5 @@ def test_losses_and_slopes_are_the_same_captured(monkeypatch, names):
         monkeypatch.setattr(
             divergence_gradients, name, captured(getattr(divergence_gradients, name))
         )
-    for a, b in zip(plain, once(), strict=True):
-        torch.testing.assert_close(a, b)
-
-
-def test_attention_weights_are_the_same_captured(monkeypatch):
-    def once():
-        torch.manual_seed(0)
-        scores, own = (torch.randn(1, 2, 3, 4, n, requires_grad=True) for n in (6, 2))
-        weights = block_layers._masked_softmax(scores, own, torch.rand(1, 3, 6) < 0.5)
-        (weights[..., :6].square().sum() + weights[..., 6:].sin().sum()).backward()
-        return [weights.detach(), scores.grad, own.grad]
-
-    plain = once()
-    monkeypatch.setattr(block_layers, "_masked_softmax", captured(block_layers._masked_softmax))
     for a, b in zip(plain, once(), strict=True):
         torch.testing.assert_close(a, b)

@@ -66,24 +66,6 @@ def test_where_weights_are_fetched_to_changes_no_bit() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-def test_a_weight_is_rounded_to_int8_by_half_a_step_of_each_row() -> None:
-    torch.manual_seed(0)
-    weight = torch.randn(9, 40) * torch.logspace(-3, 3, 9)[:, None]
-    weight[4] = 0
-    matrix = linear.rounded(weight, torch.int8)
-    step = weight.abs().amax(1, keepdim=True) / 127
-    assert (matrix.dense(torch.float32) - weight).abs().le(0.501 * step).all()
-    assert matrix.weight.abs().amax(1).tolist() == [127] * 4 + [0] + [127] * 4
-
-
-def test_rows_are_rounded_by_half_a_step_of_each() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(9, 40) * torch.logspace(-3, 3, 9)[:, None]
-    x[4] = 0
-    step = x.abs().amax(1, keepdim=True) / 127
-    assert (linear.rounded_rows(x) - x).abs().le(0.501 * step).all()
-
-
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
 def test_a_row_that_is_not_finite_is_so_for_int8_too(wrong: float) -> None:
     matrix, x = linear.rounded(torch.randn(9, 130), torch.int8), torch.randn(3, 130)
@@ -116,14 +98,6 @@ def test_the_largest_numbers_of_eight_bits_fit(round_rows: Callable[[bool], None
     signs = torch.tensor([[1.0, 1], [-1, -1], [1, -1], [-1, 1]]).repeat(1, 100)
     y = linear.few_rows(signs, *linear.rounded(signs, torch.int8))
     torch.testing.assert_close(y, signs @ signs.T, rtol=1e-6, atol=0)
-
-
-def test_settled_matrices_are_the_same_ones_side_by_side() -> None:
-    given = [linear.rounded(torch.randn(3, 64), dtype) for dtype in (torch.int8, torch.float32)]
-    found = linear.settled(*given)
-    for mine, theirs in zip(found, given, strict=True):
-        assert torch.equal(mine.weight, theirs.weight) and mine.scale is theirs.scale
-    assert found[1].weight.data_ptr() == found[0].weight.data_ptr() + 3 * 64
 
 
 def test_a_wide_int8_weight_meets_whole_rows(round_rows: Callable[[bool], None]) -> None:
@@ -163,38 +137,6 @@ def test_many_rows(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(
             linear.many_rows(x.double(), weight.double()), F.linear(x.double(), weight.double())
         )
-
-
-def test_rows_apart_in_memory() -> None:
-    weight, x = torch.randn(16, 24), torch.randn(5, 48)[:, ::2]
-    torch.testing.assert_close(linear.few_rows(x, weight), F.linear(x, weight))
-    torch.testing.assert_close(
-        linear.few_rows(x[:, :16], weight.t()), F.linear(x[:, :16], weight.t())
-    )
-
-
-@pytest.mark.parametrize("first", [0, 3, 6])
-def test_rows_cut_from_a_longer_tensor_are_multiplied_in_two_dimensions(
-    first: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their first stride is the longer tensor's, and oneDNN's bf16 product is fifteen times slower for it."""
-    weight, x = (
-        torch.randn(16, 24, dtype=torch.bfloat16),
-        torch.randn(1, 7, 24, dtype=torch.bfloat16)[:, first:],
-    )
-    expected, dims, product = F.linear(x[0], weight)[None], [], F.linear
-
-    def seen(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        dims.append(x.dim())
-        return product(x, *rest)
-
-    monkeypatch.setattr(linear.F, "linear", seen)
-    torch.testing.assert_close(linear.few_rows(x, weight), expected)
-    if (
-        linear.fast_linear(torch.bfloat16, x.device) is linear.PackedLinear
-    ):  # AVX2 alone packs no bf16
-        torch.testing.assert_close(linear.PackedLinear(weight, None)(x), expected)
-    assert set(dims) == {2}
 
 
 @pytest.mark.parametrize("kind", [linear.RowsLinear, linear.PackedLinear])

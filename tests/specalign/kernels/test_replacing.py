@@ -88,19 +88,6 @@ def test_an_embedding_in_bf16_is_one_with_its_head(name: str) -> None:
     model.load_state_dict(model.state_dict())
 
 
-@pytest.mark.skipif(linear.rows_library() is None, reason="no C library")
-def test_a_drafter_that_was_rounded_after_its_proof_holds_nothing_twice() -> None:
-    tokenizer = load_target("debug").tokenizer
-    for model in (
-        tiny_model("gpt2", len(tokenizer)),
-        tiny_model("gpt2", len(tokenizer)).bfloat16().float(),
-    ):
-        target = prove_target(model, tokenizer, ModelSource("gpt2"), round_to_bf16=True)
-        assert target.head_weight_VD is target.model.get_output_embeddings().weight
-        assert target.embedding_VD is target.model.get_input_embeddings().weight
-        assert target.head_weight_VD.dtype == torch.bfloat16
-
-
 def test_an_embedding_that_bf16_has_not_or_that_does_more_stays() -> None:
     tokenizer = load_target("debug").tokenizer
     for change in ("a number", "a norm"):

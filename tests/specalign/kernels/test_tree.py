@@ -167,30 +167,6 @@ def test_numbers_that_are_none_do_no_harm() -> None:
         )
 
 
-def test_weights_of_other_shapes_are_refused() -> None:
-    head, ids, markov = weights(20, 8, 4, 40, torch.float32)
-    assert markov is not None
-    bad = [
-        (head, ids[:-1], markov),
-        (Matrix(head.weight.double()), ids, markov),
-        (Matrix(head.weight.to(torch.int8)), ids, markov),
-        (head, ids, markov._replace(basis=Matrix(markov.basis.weight[:-1]))),
-        (head, ids + 30, markov),
-        (head, ids, markov._replace(embedding_VD=markov.embedding_VD.half())),
-    ]
-    for case in bad:
-        with pytest.raises(ValueError, match=r"belongs|outside|without a scale"):
-            TreeHead(*case)
-    tree = TreeHead(head, ids, markov)
-    for hidden, last, nodes in (
-        (torch.randn(2, 9), 0, 3),
-        (torch.randn(2, 8), 40, 3),
-        (torch.randn(2, 8), 0, 0),
-    ):
-        with pytest.raises(ValueError):
-            tree(hidden, last, nodes, 1.0)
-
-
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("kind", ["silu", "tanh", "linear", ""])
 @pytest.mark.parametrize("columns", [5, 700, 1024])
@@ -226,5 +202,5 @@ def test_a_drawn_chain(
         drawn.update(columns_K.tolist())
     assert len(drawn) > 4
     for bad in ((hidden_KD.double(), u_K), (hidden_KD, u_K[:3]), (hidden_KD, u_K.float())):
-        with pytest.raises(ValueError, match=r"hidden states|numbers"):
+        with pytest.raises(ValueError, match="belongs"):
             drafts.chain(bad[0], last, 1.0, bad[1])

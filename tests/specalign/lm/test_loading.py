@@ -12,7 +12,7 @@ from tokenizers import processors
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from align.config.drafter import DrafterConfig
-from align.makers.causal import make_causal
+from align.makers.standalone import make_causal
 from decode.engine.decoder import Decoder
 from decode.proposers.lookup import LookupDrafter
 from specalign.common.errors import UserError

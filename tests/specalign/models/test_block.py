@@ -175,19 +175,6 @@ def test_two_tap_convolutions() -> None:
     )
 
 
-def test_a_rows_estimate_is_of_the_token_that_it_predicts(
-    target: Target, samples: data.Samples
-) -> None:
-    """That after it, or that in its own place; nothing is said of the anchor."""
-    for layout, rows in (("anchor_first", slice(0, -1)), ("fill_in", slice(1, None))):
-        drafter = build(target, samples, self_conditioning=True, block_layout=layout)
-        shape = 2, drafter.config.rows, drafter.config.hidden_size
-        hidden = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-        added = drafter.estimate_inputs(hidden)
-        assert drafter.estimate is not None and not bool(added[:, 0].any())
-        torch.testing.assert_close(added[:, 1:], hidden[:, rows] @ drafter.estimate.weight.T)
-
-
 @pytest.mark.parametrize("context", ["shared_kv", "taps"])
 def test_both_layouts_read_one_block_and_number_its_rows_apart(
     target: Target, samples: data.Samples, context: str

@@ -32,7 +32,8 @@ def test_a_config_round_trips(values: dict[str, Any]) -> None:
         ({"block_size": True}, "mine: block_size=True must be an integer"),
         ({"rms_norm_eps": float("inf")}, "rms_norm_eps=inf must be"),
         ({"mask_token_id": 10_000}, "mask_token_id=10000 is not within 0"),
-        ({"target_layer_ids": [9, 9]}, "target layer 9 is not within 0..3"),
+        ({"target_layer_ids": [9, 9]}, r"target_layer_ids=.9, 9. are not within 0..3"),
+        ({"self_conditioning": True}, "mine: self_conditioning is not supported"),
         ({"target_layer_ids": [1]}, "shared_kv needs one target layer for each drafter layer"),
         ({"target_layer_ids": ["a"]}, r"target_layer_ids\[0\]=.a. must be an integer"),
         ({"rotary": [{}, {}, {}]}, "rotary needs one entry, or one for each drafter layer"),
@@ -58,11 +59,6 @@ def test_wrong_values_are_refused(
         BlockConfig.from_dict({**values, **changes}, "mine")
 
 
-def test_a_missing_key_is_named(values: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="head_dim is missing"):
-        BlockConfig.from_dict({k: v for k, v in values.items() if k != "head_dim"})
-
-
 def test_layouts_are_stored_as_published(values: dict[str, Any]) -> None:
     """A file's `block_size` counts input rows, ours counts drafts; older files have only `sample_from_anchor`, or neither."""
     rows = values["block_size"]
@@ -80,11 +76,3 @@ def test_layouts_are_stored_as_published(values: dict[str, Any]) -> None:
         )
     old = {k: v for k, v in values.items() if k not in ("block_layout", "sample_from_anchor")}
     assert BlockConfig.from_dict(old).block_layout == "anchor_first"
-
-
-def test_old_names_of_markov_heads(values: dict[str, Any]) -> None:
-    for stored, kind in (("", "silu"), ("table", "vanilla"), ("mixed", "silu"), ("tanh", "tanh")):
-        config = BlockConfig.from_dict({**values, "markov": stored, "markov_rank": 8})
-        assert config.markov_kind == kind
-        assert config.to_dict()["markov"] == ("" if kind == "silu" else kind)
-    assert BlockConfig.from_dict(values).markov_kind == ""

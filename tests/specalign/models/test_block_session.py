@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from align.data import shards as data
-from specalign.kernels.linear import Matrix, rows_library
-from specalign.lm.loading import load_target
+from specalign.kernels.linear import rows_library
 from specalign.lm.model import Target
 from specalign.models.block_session import BlockSession
 from tests.builders import TRAINED_BLOCKS as VARIANTS
-from tests.builders import block_network, trained_block
+from tests.builders import trained_block
 from tests.builders import trained_block as build
 
 
@@ -44,7 +43,7 @@ def test_a_lightened_drafter_drafts_the_same_up_to_rounding(
 def test_blocks_in_one_pass_are_those_drafted_alone(
     target: Target, samples: data.Samples, variant: dict[str, Any]
 ) -> None:
-    """Nothing of one block reaches another: not by attention, convolutions or a second pass."""
+    """Nothing of one block reaches another: not by attention, or convolutions."""
     drafter = build(target, samples, **variant)
     cache = target.new_cache(1, 12)
     session = BlockSession(drafter, cache, 12)
@@ -69,25 +68,17 @@ def test_a_block_in_one_call_is_that_of_the_general_way(
     alone."""
     drafter = build(target, samples, **variant)
     drafter.prepare_for_drafting()
-    calls = []
-    in_one = BlockSession._in_one_call
-    monkeypatch.setattr(
-        BlockSession, "_in_one_call", lambda s, last: calls.append(in_one(s, last)) or calls[-1]
-    )
     session = BlockSession(drafter, cache := target.new_cache(1, 60), 60)
     for start, length, kept, token in ((5, 10, 10, 7), (20, 6, 2, 9), (30, 3, 3, 11)):
-        output = target.forward(
-            torch.arange(start, start + length)[None], cache=cache, taps=session.taps
-        )
+        tokens = torch.arange(start, start + length)[None]
+        output = target.forward(tokens, cache=cache, taps=session.taps)
         cache.keep(cache.length - length, list(range(kept)))
         session.observe(output.hidden_BLD, output.taps_BLFD, kept)
         found = session.hidden(token)
-        one, session._in_one_call = calls[-1], lambda last: None  # type: ignore[method-assign]
-        assert torch.equal(found, session.hidden(token))
-        del session._in_one_call
-        config = drafter.config
-        general = config.context == "taps" or config.self_conditioning or config.places
-        assert (one is None) == bool(general)
+        assert (session._repeated is not None) == (drafter.config.context == "shared_kv")
+        with monkeypatch.context() as general:
+            general.setattr(session, "_draft_in_one_call", lambda last: None)
+            assert torch.equal(found, session.hidden(token))
         for block in cache._blocks:  # the memory moves
             old, block.parts = block.parts, [part.clone() for part in block.parts]
             block._point()
@@ -133,15 +124,3 @@ def test_one_call_drafts_what_the_modules_draft(
     drafter.stack = stack
     many = blocks.repeat(3, 1)  # 36 rows or more: more than one call takes
     torch.testing.assert_close(session.hidden_of_blocks(many)[:3], got[1], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
-def test_a_tree_is_built_in_one_call_of_fp32_hidden_states_alone() -> None:
-    """In bf16 a head without a Markov head is of a type that the library takes, and hidden states are not."""
-    from specalign.models.block_stack import tree_head
-
-    for dtype in ("float32", "bfloat16"):
-        target = load_target("debug", dtype=dtype, device="cpu")
-        drafter = block_network(target, "shared_kv").to(target.dtype)
-        tree = tree_head(drafter, Matrix(drafter.head_weight_VdD.to(torch.bfloat16)), None)
-        assert (tree is not None) == (dtype == "float32")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from align.makers.adapted import adapt
+from align.makers.standalone import adapt
 from specalign.common.errors import UserError
 from specalign.formats.masked_lm import load_masked_lm, save_masked_lm
 from specalign.lm.debug import debug_model
@@ -22,7 +22,6 @@ from specalign.lm.source import ModelSource
 from specalign.models.families import FAMILIES
 from specalign.models.masked_lm import annealed_see, merge_lora, with_lora
 from tests.masked_lms import CONFIGS, small_masked_lm
-from tests.masked_lms import NO_TOKENS as NONE
 from tests.masked_lms import masked_block_logits as block_session
 from tests.masked_lms import partly_masked as tokens
 from tests.target_models import tiny_model
@@ -121,24 +120,6 @@ def test_cached_denoising_equals_the_whole_forward(name: str, target: Target) ->
     torch.testing.assert_close(cached, whole, atol=2e-5, rtol=1e-4)
 
 
-def test_caches_are_refused_where_they_would_be_wrong() -> None:
-    with pytest.raises(ValueError, match="full attention: no exact cache"):
-        small_masked_lm("dream").new_cache(8)
-    network = small_masked_lm("sdar")
-    cache = network.new_cache(8)
-    network.denoise(torch.ones(1, 4, dtype=torch.int64), NONE, cache)
-    assert cache.length == 3
-    cache.length = 2
-    with pytest.raises(ValueError, match="no whole blocks of 3"):
-        network.denoise(NONE, torch.ones(1, 3, dtype=torch.int64), cache)
-    cache.length = 0
-    network.denoise(torch.ones(1, 3, dtype=torch.int64), NONE, cache)
-    with pytest.raises(ValueError, match="full"):
-        network.denoise(
-            torch.ones(1, 5, dtype=torch.int64), torch.ones(1, 1, dtype=torch.int64), cache
-        )
-
-
 def test_annealing_goes_from_causal_to_full() -> None:
     generator = torch.Generator().manual_seed(4)
     causal = torch.ones(40, 40, dtype=torch.bool).tril()
@@ -177,11 +158,3 @@ def test_lora_starts_at_zero_and_merges_to_what_it_computed(target: Target, tmp_
         )
     with pytest.raises(UserError, match="LoRA"):
         with_lora(adapt(target, [0], 36), 4, 8.0, ["no_such_layer"])
-
-
-def test_lora_names_the_extra_where_it_is_missing(
-    target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "peft", None)
-    with pytest.raises(UserError, match=r"pip install 'specalign\[lora\]'"):
-        with_lora(adapt(target, [0], 36), 4, 8.0, ["q_proj"])

@@ -27,7 +27,7 @@ def test_training_computes_what_decoding_computes(target: Target, kind: str) -> 
     """Every noisy block of packed rows: the rows of a fresh context that holds its document up to the anchor."""
     made, rows = drafter(target, kind), batch(target)
     generator = torch.Generator().manual_seed(1)
-    noisy = corrupt_blocks(rows, ANCHORS, made.graph, made.schedule, [0, 0, 1], generator)
+    noisy = corrupt_blocks(rows, ANCHORS, made.mask_id, made.schedule, [0, 0, 1], generator)
     if made.cached:  # decoding tells σ from the share of masks
         share = (noisy.tokens_t == made.mask_id).double().mean(-1).float()
         noisy = replace(noisy, times=share)
@@ -47,7 +47,7 @@ def test_training_computes_what_decoding_computes(target: Target, kind: str) -> 
     assert found.shape[-1] == target.vocab_size
 
 
-@pytest.mark.parametrize("length", [1, 4, 7, 8, 13])
+@pytest.mark.parametrize("length", [1, 8, 13])
 def test_whole_blocks_are_cached_exactly(target: Target, length: int) -> None:
     """A block-causal network: the cache holds whole blocks, and says what a pass over everything says."""
     made = drafter(target, "ddit, blocks")
@@ -61,7 +61,7 @@ def test_whole_blocks_are_cached_exactly(target: Target, length: int) -> None:
         found = context.denoise(block)
     assert context.cache is not None and context.cache.length == length // 4 * 4
     torch.testing.assert_close(
-        found, made.target_logits(context._window_logits(block[None])), atol=1e-5, rtol=1e-5
+        found, made.target_logits(context.window_logits(block[None])), atol=1e-5, rtol=1e-5
     )
 
 
@@ -72,7 +72,7 @@ def test_whole_rows_see_their_own_document_and_no_future_of_clean_tokens(
     made, rows = drafter(target, kind), batch(target)
     prefix = torch.full_like(rows.tokens_BL, 4)
     noisy = corrupt_suffix(
-        rows, made.graph, made.schedule, prefix, torch.Generator().manual_seed(0)
+        rows, made.mask_id, made.schedule, prefix, torch.Generator().manual_seed(0)
     )
 
     def found(tokens_t: torch.Tensor) -> torch.Tensor:
@@ -94,6 +94,3 @@ def test_whole_rows_see_their_own_document_and_no_future_of_clean_tokens(
     moved = (found(other) - base).abs().amax(-1) > 1e-6
     # a first token is predicted by nothing of its own document: it is never noisy (a prefix of one at least)
     assert moved[0, 5] and not moved[0, :4].any() and not moved[0, 10:17].any()
-
-
-# ---- training ----

@@ -51,7 +51,7 @@ def same_drafter(output: Path, other: Path) -> bool:
 
 
 KINDS = {
-    "debug_taps": ["drafter.self_conditioning=true", "drafter.convolution=true"],
+    "debug_taps": ["drafter.convolution=true"],
     "debug_sedd": [],
     "debug_mdlm": ["trainer.accumulate=2", "trainer.batch_size=4"],
     "debug_autoregressive": [],
