@@ -26,34 +26,27 @@ _TEXT_KEYS = (
 """Options of `data.text`."""
 
 
-def server_address(writer: str, kind: str) -> str | None:
-    """The address in KIND:URL without `/v1`, else None."""
-    found, _, url = writer.partition(":")
-    return url.rstrip("/").removesuffix("/v1") if found == kind else None
-
-
-def check_writer(key: str, writer: str, kind: str) -> None:
-    """Check `target` or KIND:URL. Raises UserError."""
-    address = server_address(writer, kind)
-    example = f"{key}={kind}:http://127.0.0.1:8000"
-    if address is None:
-        require(writer == "target", f"{key}={writer!r} must be target or {kind}:URL ({example})")
+def check_writer(writer: str) -> None:
+    """Check `data.writer`. Raises UserError."""
+    if writer == "target":
         return
-    invalid = f"{key}={writer!r}: invalid address; an example: {example}"
+    example = "data.writer=openai:http://127.0.0.1:8000"
+    kind, _, address = writer.partition(":")
+    require(kind == "openai", f"data.writer={writer!r} must be target or openai:URL ({example})")
     try:
         parts = urlsplit(address)
-        port = parts.port
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        parts = urlsplit("")
-        port = 0
+        is_valid = False
+    require(
+        is_valid and " " not in writer,
+        f"data.writer={writer!r}: invalid address; an example: {example}",
+    )
     require(
         parts.username is None and not parts.query and not parts.fragment,
-        f"{key}: an address with a user, a key or a query would be written into the run's records; "
-        "put the key into the "
-        f"environment variable {API_KEY}",
+        "data.writer: an address with a user, a key or a query would be written into the run's "
+        f"records; put the key into the environment variable {API_KEY}",
     )
-    is_web = parts.scheme in ("http", "https") and bool(parts.hostname)
-    require(is_web and port != 0 and " " not in writer, invalid)
 
 
 @dataclass
@@ -67,8 +60,7 @@ class DataConfig(Section):
     prompts: str | None = option(
         None,
         "null = the target writes them; else a hub id, or a file or folder: .jsonl .ndjson .json "
-        ".csv .tsv .parquet .arrow "
-        ".txt, also .gz and .zst",
+        ".csv .tsv .parquet .arrow .txt, also .gz and .zst",
     )
     prompts_split: str = option("train", "split of a data set; in a folder, taken from file names")
     prompts_config: str | None = option(None, "configuration of a hub data set that has several")
@@ -96,9 +88,8 @@ class DataConfig(Section):
     top_k: int = option(0, "top-k limit of generation; 0 = none", low=0)
     max_prompt_tokens: int | None = option(
         None,
-        "longest prompt, in tokens without the chat template; null = 80 for generated prompts, and "
-        "what data.length leaves after an "
-        "answer for given ones",
+        "longest prompt, in tokens without the chat template; null = 80 for generated prompts, "
+        "and what data.length leaves after an answer for given ones",
         low=1,
         high=2**24,
     )
@@ -118,8 +109,7 @@ class DataConfig(Section):
     writer: str = option(
         "target",
         "who writes: target = the target in this process; openai:URL = a server that has it, "
-        "through the OpenAI protocol (vLLM, "
-        "SGLang, TGI, llama.cpp)",
+        "through the OpenAI protocol (vLLM, SGLang, TGI, llama.cpp)",
     )
     concurrency: int = option(64, "requests in flight to a server", low=1, high=65536)
     served_model: str | None = option(
@@ -162,8 +152,7 @@ class DataConfig(Section):
     exclude: list[str] = option(
         ["suites"],
         "drop documents of data.text that share 13 consecutive words with these: suites = every "
-        "benchmark of "
-        "decode.eval, or files of rows",
+        "benchmark of decode.eval, or files of rows",
     )
     write: Literal["missing", "never"] = option(
         "missing", "missing = align.train generates missing data first; never = it refuses"
@@ -171,8 +160,7 @@ class DataConfig(Section):
     follow: bool = option(
         False,
         "align.train reads shards in order while align.synthesize writes them; without a running "
-        "writer it "
-        "generates the next shard itself",
+        "writer it generates the next shard itself",
     )
     follow_after: int = option(
         4, "shards to wait for first; they give the held-out rows and the draft vocabulary", low=1
@@ -190,7 +178,8 @@ class DataConfig(Section):
     @property
     def server(self) -> str | None:
         """The address of the server that writes, without `/v1`; None = the target itself writes."""
-        return server_address(self.writer, "openai")
+        kind, _, url = self.writer.partition(":")
+        return url.rstrip("/").removesuffix("/v1") if kind == "openai" else None
 
     def validate(self) -> None:
         count, sources = len(self.mixture), len(self.text)
@@ -205,7 +194,7 @@ class DataConfig(Section):
         for name in _TEXT_KEYS if not self.text else ():
             value = getattr(self, name)
             require(value == getattr(DataConfig, name), f"data.{name}={value} needs data.text")
-        check_writer("data.writer", self.writer, "openai")
+        check_writer(self.writer)
 
     def without_text(self) -> DataConfig:
         """The same without `data.text` and its options."""

@@ -19,14 +19,6 @@ LOSS_NAMES = (
     "streak",
     "confidence",
 )
-PARTS = {
-    "markov": "markov.",
-    "convolution": "_conv.",
-    "self_conditioning": "estimate.",
-    "confidence": "confidence.",
-}
-"""Parts of a block drafter that may have their own learning rate, with a substring of their
-weights' names."""
 
 
 @dataclass
@@ -37,10 +29,9 @@ class DrafterConfig(Section):
 
     kind: Literal["block", "ddit", "masked_lm", "autoregressive"] = option(
         "block",
-        "block = target-conditioned block diffusion; standalone: ddit = SEDD's and MDLM's network, "
-        "masked_lm = a decoder "
-        "LM under another mask; autoregressive = some of the target's layers as a small causal LM. "
-        "auto = the kind of drafter.init",
+        "block = target-conditioned block diffusion; standalone: ddit = SEDD's and MDLM's "
+        "network, masked_lm = a decoder LM under another mask; autoregressive = some of the "
+        "target's layers as a small causal LM. auto = the kind of drafter.init",
     )
     context: Literal["shared_kv", "taps"] = option(
         "shared_kv", "how the block drafter sees the context"
@@ -48,23 +39,20 @@ class DrafterConfig(Section):
     init: str | None = option(
         None,
         "drafter folder, published checkpoint or hub id to start from; its architecture is kept, "
-        "and a note lists the "
-        "keys that are ignored",
+        "and a note lists the keys that are ignored",
     )
     block_size: int = option(4, "K: tokens drafted in one pass", low=1, high=64)
     block_layout: Literal["anchor_first", "fill_in"] | None = option(
         None,
         "block: the rows that draft. anchor_first = K rows, row k drafts token k+1 (DSpark); "
-        "fill_in = K+1 rows, each mask drafts "
-        "the token in its own place (DFlash: what serving engines load); null = anchor_first, or "
-        "what drafter.init has",
+        "fill_in = K+1 rows, each mask drafts the token in its own place (DFlash: what serving "
+        "engines load); null = anchor_first, or what drafter.init has",
     )
     layers: int = option(2, "drafter layers", low=1, high=1000)
     target_layers: list[int] | None = option(
         None,
         "target layers shared (one per drafter layer), tapped (taps) or started from (masked_lm, "
-        "autoregressive); "
-        "-1 = the last one, null = chosen",
+        "autoregressive); -1 = the last one, null = chosen",
     )
     taps: int = option(5, "tapped layers when target_layers is null (taps)", low=1, high=1000)
     draft_vocab: int = option(
@@ -74,8 +62,7 @@ class DrafterConfig(Section):
     markov_rank: int = option(
         192,
         "rank of the bias from the previous token; 0 = independent positions. A value other than "
-        "192 replaces the one in "
-        "drafter.init with a fresh one, 0 removes it",
+        "192 replaces the one in drafter.init with a fresh one, 0 removes it",
         low=0,
         high=2**16,
     )
@@ -84,12 +71,10 @@ class DrafterConfig(Section):
     ) = option(
         None,
         "block: form of that bias. silu, tanh = one layer over hidden state and embedding, mlp = "
-        "two, linear = the embedding "
-        "alone, vanilla = a row for each token, gated = the same times a gate (mixed, table: "
-        "former names of silu and vanilla). "
-        "DSpark's engines serve linear and vanilla (vLLM), tanh and gated (SGLang). null = silu, "
-        "or what drafter.init has; another "
-        "kind, or a kind and another rank, replaces it with a fresh one",
+        "two, linear = the embedding alone, vanilla = a row for each token, gated = the same "
+        "times a gate (mixed, table: former names of silu and vanilla). DSpark's engines serve "
+        "linear and vanilla (vLLM), tanh and gated (SGLang). null = silu, or what drafter.init "
+        "has; another kind, or a kind and another rank, replaces it with a fresh one",
     )
     markov_width: int = option(
         0, "width of the first layer of drafter.markov=mlp; 0 = twice the rank", low=0, high=2**16
@@ -97,20 +82,17 @@ class DrafterConfig(Section):
     attention_bias: bool | None = option(
         None,
         "block: biases of the attention's projections; null = as the target's layers have them. "
-        "transformers' and llama.cpp's "
-        "drafters have none (decode.export)",
+        "transformers' and llama.cpp's drafters have none (decode.export)",
     )
     convolution: bool = option(
         False,
         "block: two-tap convolutions around attention and feed-forward; start as the identity, so "
-        "that drafter.init drafts "
-        "as before",
+        "that drafter.init drafts as before",
     )
     self_conditioning: bool = option(
         False,
         "block: a second pass that sees the first one's estimates, in half of the blocks while "
-        "training. Starts as the "
-        "identity, so that drafter.init drafts as before",
+        "training. Starts as the identity, so that drafter.init drafts as before",
     )
     confidence_head: bool = option(
         False,
@@ -175,18 +157,18 @@ class DrafterConfig(Section):
         self._validate_network()
 
     def _validate_kind(self) -> None:
-        if self.kind != "block":
-            block_only = {
-                "confidence_head=true": self.confidence_head,
-                "self_conditioning=true": self.self_conditioning,
-                "convolution=true": self.convolution,
-                f"markov={self.markov}": self.markov is not None,
-                f"block_layout={self.block_layout}": self.block_layout is not None,
-            }
-            for name, is_set in block_only.items():
-                require(not is_set, f"drafter.{name} needs drafter.kind=block")
+        is_block, has_init = self.kind == "block", self.init is not None
+        block_only = {
+            "confidence_head=true": self.confidence_head,
+            "self_conditioning=true": self.self_conditioning,
+            "convolution=true": self.convolution,
+            f"markov={self.markov}": self.markov is not None,
+            f"block_layout={self.block_layout}": self.block_layout is not None,
+        }
+        for name, is_set in block_only.items():
+            require(is_block or not is_set, f"drafter.{name} needs drafter.kind=block")
         require(
-            self.attention_bias is None or (self.kind == "block" and self.init is None),
+            self.attention_bias is None or (is_block and not has_init),
             f"drafter.attention_bias={str(self.attention_bias).lower()} needs drafter.kind=block "
             "without drafter.init",
         )
@@ -198,21 +180,17 @@ class DrafterConfig(Section):
             self.markov_width == 0 or self.markov == "mlp",
             f"drafter.markov_width={self.markov_width} needs drafter.markov=mlp",
         )
+        require(
+            self.lora_rank == 0 or self.kind == "masked_lm" or (is_block and has_init),
+            "drafter.lora_rank needs drafter.kind=masked_lm, or drafter.kind=block with "
+            "drafter.init, a trained drafter",
+        )
         if self.train == "confidence_head":
-            require(
-                self.confidence_head,
-                "drafter.train=confidence_head needs drafter.confidence_head=true",
-            )
-            require(
-                self.init is not None,
-                "drafter.train=confidence_head needs drafter.init, a trained drafter: all else is "
-                "frozen",
-            )
-            require(
-                self.lora_rank == 0,
-                f"drafter.lora_rank={self.lora_rank}: drafter.train=confidence_head freezes all "
-                "else",
-            )
+            train = "drafter.train=confidence_head"
+            require(self.confidence_head, f"{train} needs drafter.confidence_head=true")
+            require(has_init, f"{train} needs drafter.init, a trained drafter: all else is frozen")
+            rank = self.lora_rank
+            require(rank == 0, f"drafter.lora_rank={rank}: {train} freezes all else")
 
     def _validate_network(self) -> None:
         require(
@@ -235,22 +213,15 @@ class DrafterConfig(Section):
             "drafter.attention_backend=flash_attn needs drafter.kind=ddit with "
             "drafter.attention=full",
         )
+        if self.target_layers is None:
+            return
+        require(self.target_layers, "drafter.target_layers must name at least one layer")
+        is_shared = self.kind == "block" and self.context == "shared_kv"
         require(
-            self.lora_rank == 0
-            or self.kind == "masked_lm"
-            or (self.kind == "block" and self.init is not None),
-            "drafter.lora_rank needs drafter.kind=masked_lm, or drafter.kind=block with "
-            "drafter.init, a trained drafter",
+            not is_shared or len(self.target_layers) == self.layers,
+            f"drafter.target_layers={self.target_layers} must name "
+            f"drafter.layers={self.layers} layers for shared_kv",
         )
-        if self.target_layers is not None:
-            require(self.target_layers, "drafter.target_layers must name at least one layer")
-            require(
-                self.kind != "block"
-                or self.context != "shared_kv"
-                or len(self.target_layers) == self.layers,
-                f"drafter.target_layers={self.target_layers} must name "
-                f"drafter.layers={self.layers} layers for shared_kv",
-            )
 
 
 @dataclass
@@ -310,10 +281,8 @@ class ObjectiveConfig(Section):
     def validate(self) -> None:
         require(self.terms, f"objective.terms must name at least one loss{nearest('', LOSS_NAMES)}")
         for name in self.terms:
-            require(
-                name in LOSS_NAMES,
-                f"objective.terms.{name}: unknown loss{nearest(name, LOSS_NAMES)}",
-            )
+            near = nearest(name, LOSS_NAMES)
+            require(name in LOSS_NAMES, f"objective.terms.{name}: unknown loss{near}")
         require(
             not self.block_lengths or sum(self.block_lengths) > 0,
             "objective.block_lengths must not all be 0",

@@ -34,11 +34,10 @@ class TargetConfig(Section):
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     revision: str | None = option(None, "hub revision: branch, tag or commit")
     trust_remote_code: bool = option(False, "run modelling code that comes with the model")
-    parallel: Literal["replicate", "fsdp", "tp", "absent"] = option(
+    parallel: Literal["replicate", "fsdp", "absent"] = option(
         "replicate",
-        "in training: a copy in each process, sharded layers (FSDP2), tensor parallelism, or no "
-        "layers: their outputs are read from "
-        "trainer.features_path (align.features)",
+        "in training: a copy in each process, sharded layers (FSDP2), or no "
+        "layers: their outputs are read from trainer.features_path (align.features)",
     )
 
     def validate(self) -> None:
@@ -149,7 +148,7 @@ class Recipe(Section):
     def _validate_target_outputs(self) -> None:
         how = self.target.parallel
         require(
-            how not in ("fsdp", "tp") or self.processes > 1,
+            how != "fsdp" or self.processes > 1,
             f"target.parallel={how} needs several processes (launch.devices)",
         )
         require(
@@ -164,10 +163,6 @@ class Recipe(Section):
 
     def _validate_optimizer(self) -> None:
         t, strategy = self.trainer, self.launch.strategy
-        require(
-            not t.learning_rates or self.drafter.kind == "block",
-            "trainer.learning_rates needs drafter.kind=block",
-        )
         if t.optimizer == "muon":
             require(
                 strategy in ("auto", "ddp"),

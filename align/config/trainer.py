@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from align.config.data import check_writer, server_address
-from align.config.drafter import PARTS
 from align.config.option import Section, option, require
 from specalign.common.errors import nearest
 
@@ -24,26 +22,14 @@ class TrainerConfig(Section):
     anchors: int = option(
         256, "random anchors per row; a row with fewer positions uses all of them", low=1
     )
-    anchors_per: Literal["row", "document"] = option(
-        "row",
-        "document = that many anchors in each document of a row",
-    )
     optimizer: Literal["adamw", "muon"] = option(
         "adamw",
         "muon: orthogonalised gradients for the layers' matrices, AdamW for the rest; learns more "
-        "per step, slower steps "
-        "on a CPU",
+        "per step, slower steps on a CPU",
     )
     learning_rate: float = option(8e-4, "peak learning rate of AdamW", above=0, high=100)
     muon_learning_rate: float = option(
         1e-2, "peak learning rate of Muon's matrices", above=0, high=100
-    )
-    learning_rates: dict[str, float] = option(
-        {},
-        "peak rates of parts of a block drafter, part: rate; the rest uses learning_rate. Parts: "
-        f"{', '.join(PARTS)}",
-        above=0,
-        high=100,
     )
     min_learning_rate_ratio: float = option(0.05, "last learning rate over the peak", low=0, high=1)
     warmup_steps: int = option(50, "linear warm-up", low=0)
@@ -54,12 +40,6 @@ class TrainerConfig(Section):
     ema: float = option(0.0, "decay of the averaged weights; 0 = off", low=0, high=0.99999)
     precision: Literal["auto", "fp32", "bf16"] = option(
         "auto", "compute type; auto = bf16 if the target is in half precision, else fp32"
-    )
-    show_samples: int = option(
-        0,
-        "standalone, one process: texts that the drafter generates at every validation, in "
-        "samples.txt",
-        low=0,
     )
     validate_first: bool = option(False, "validate once before the first step")
     validate_every: int = option(200, "steps between validations", low=1)
@@ -99,55 +79,28 @@ class TrainerConfig(Section):
         "the last hidden state",
         low=0,
     )
-    features_writer: str = option(
-        "target",
-        "who runs the target for align.features: target = this process, or vllm:URL = a server "
-        "that stores hidden states in a shared "
-        "folder (data.concurrency, data.served_model, data.reply_seconds and data.retry_seconds "
-        "apply)",
-    )
     logger: list[str] = option(["csv"], "any of csv, tensorboard, wandb (which includes csv)")
-    wandb_artifacts: bool = option(
-        False,
-        "with trainer.logger=wandb: also log the drafter as an artifact and validations as a table",
-    )
     log_every: int = option(10, "steps between progress lines", low=1)
     max_minutes: float | None = option(
         None, "stop after this time, with the learning rate decayed by then", above=0
     )
 
-    @property
-    def features_server(self) -> str | None:
-        """The address of the server that returns hidden states, without `/v1`; None = the target
-        runs here."""
-        return server_address(self.features_writer, "vllm")
-
     def validate(self) -> None:
-        for name in self.learning_rates:
-            require(
-                name in PARTS, f"trainer.learning_rates.{name}: unknown part{nearest(name, PARTS)}"
-            )
         for name in self.logger:
-            require(
-                name in LOGGERS, f"trainer.logger: unknown logger {name!r}{nearest(name, LOGGERS)}"
-            )
+            near = nearest(name, LOGGERS)
+            require(name in LOGGERS, f"trainer.logger: unknown logger {name!r}{near}")
         require(
             self.warmup_steps <= self.max_steps,
             f"trainer.warmup_steps={self.warmup_steps} must be at most "
             f"trainer.max_steps={self.max_steps}: give both",
         )
         require(len(self.betas) == 2, f"trainer.betas={self.betas} must be two numbers")
-        require(
-            "wandb" in self.logger or not self.wandb_artifacts,
-            "trainer.wandb_artifacts=true needs trainer.logger=wandb",
-        )
         require(self.resume.strip(), "trainer.resume must be auto, never or a checkpoint's path")
         require(
             self.features_top_k == 0 or self.features_gb or self.keep_features_gb,
             f"trainer.features_top_k={self.features_top_k} needs trainer.features_gb or "
             "trainer.keep_features_gb",
         )
-        check_writer("trainer.features_writer", self.features_writer, "vllm")
 
 
 @dataclass

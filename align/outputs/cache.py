@@ -15,7 +15,7 @@ from torch import Tensor
 from align.config.trainer import TrainerConfig
 from align.losses.target_places import TargetPlaces, TopTokens, target_places
 from align.outputs.row import DTYPES, RowKey, RowOutputs, compute_row, row_key
-from align.outputs.store import OutputStore, describe
+from align.outputs.store import OutputStore, describe_outputs
 from specalign.common.batch import Batch, Step
 from specalign.lm.model import Target
 from specalign.models.block_config import BlockConfig
@@ -87,7 +87,7 @@ class TargetOutputCache:
         self.room = int(options.keep_features_gb * 1e9)
         self.store = None
         if options.features_gb and folder is not None:
-            about = describe(target, config, options.features_dtype, self.top_k)
+            about = describe_outputs(target, config, options.features_dtype, self.top_k)
             self.store = OutputStore(folder, about, options.features_gb, writer, writers)
         self._rows: dict[RowKey, RowOutputs] = {}
         self.run: Features = target_features
@@ -132,10 +132,9 @@ class TargetOutputCache:
             made = compute_row(
                 self.target, alone, self.config, temperature, self.dtype, self.run, self.top_k
             )
-            if row is None:
-                row = made
-                if self.store is not None:
-                    self.store.put(key, row)
+            if row is None and self.store is not None:
+                self.store.put(key, made)
+            row = row or made
         assert row is not None
         if not kept and row.bytes <= self.room:
             self.room -= row.bytes

@@ -1,5 +1,4 @@
-"""The sizes of the drafter that a recipe makes, from the target's sizes. Of `drafter.init` only
-config.json is read."""
+"""The sizes of the drafter that a recipe makes. Of `drafter.init` only config.json is read."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from align.config.drafter import PARTS, DrafterConfig
+from align.config.drafter import DrafterConfig
 from align.config.recipe import Recipe
 from align.makers.block import asked_markov, check_rank, fresh_config
 from align.makers.geometry import check_count, first_layers, named_layers, shared_layers, tap_layers
@@ -74,18 +73,17 @@ def read_init_config(init: str) -> dict[str, Any]:
     try:
         return read_config(model_folder(init, "drafter.init", ["*.json", "*.yaml"]))
     except UserError:
-        hint = "name a folder that holds its config.json (drafter.init=FOLDER), or drafter.init=null for a fresh one"
         what = "its config.json is unavailable" if is_hub_id(init) else "no such folder"
-        raise missing(f"drafter.init={init!r}", init, what, f"; {hint}") from None
+        hint = "; a folder that holds its config.json is enough: drafter.init=FOLDER"
+        raise missing(f"drafter.init={init!r}", init, what, hint) from None
 
 
 def _size_block(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
     if options.init is None:
         config = _make_block_config(options, target)
     else:
-        config = BlockConfig.from_dict(
-            read_init_config(options.init), f"drafter.init={options.init!r}"
-        )
+        values = read_init_config(options.init)
+        config = BlockConfig.from_dict(values, f"drafter.init={options.init!r}")
         config.markov, config.markov_rank, config.markov_width = asked_markov(config, options)
     config.confidence_head = options.confidence_head
     config.convolution |= options.convolution
@@ -137,21 +135,17 @@ def _make_block_config(options: DrafterConfig, target: TargetSizes) -> BlockConf
 
 
 def _count_parameters(network: nn.Module, options: DrafterConfig) -> tuple[int, int]:
-    """A network's parameters and how many of them are trained; low-rank updates are trained in
-    place of the rest."""
+    """A network's parameters, and how many of them are trained."""
     sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
-    trained = [
-        n for name, n in sizes.items() if options.train == "all" or PARTS["confidence"] in name
-    ]
-    if not options.lora_rank:
-        return sum(sizes.values()), sum(trained)
-    linears = [
-        (n, m.in_features, m.out_features)
-        for n, m in network.named_modules()
-        if isinstance(m, nn.Linear)
-    ]
-    updates = _count_updates(options, linears)
-    return sum(sizes.values()) + updates, updates
+    total = sum(sizes.values())
+    if options.lora_rank:
+        named = network.named_modules()
+        linears = [(n, m.in_features, m.out_features) for n, m in named if isinstance(m, nn.Linear)]
+        updates = _count_updates(options, linears)
+        return total + updates, updates
+    if options.train == "confidence_head":
+        return total, sum(n for name, n in sizes.items() if "confidence." in name)
+    return total, total
 
 
 def _count_updates(options: DrafterConfig, linears: Iterable[tuple[str, int, int]]) -> int:
@@ -192,13 +186,9 @@ def _size_masked_lm(options: DrafterConfig, target: TargetSizes) -> DrafterSizes
         values["layers"] = first_layers(target, options)
     else:
         values = read_init_config(options.init)
-        if "base_config" not in values:
-            return _size_published(options, values)
-    tables = 0 if values.get("share_embedding") else (1 if target.tied else 2) * target.embedding
-    return _size_layers(target, options, values["layers"], tables)
-
-
-def _size_published(options: DrafterConfig, values: dict[str, Any]) -> DrafterSizes:
+    if "layers" in values:
+        tables = 0 if values.get("share_embedding") else (1 if target.tied else 2)
+        return _size_layers(target, options, values["layers"], tables * target.embedding)
     with torch.device("meta"):
         network = from_config(values, f"drafter.init={options.init!r}")
     parameters, trained = _count_parameters(network, options)

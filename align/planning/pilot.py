@@ -1,4 +1,4 @@
-"""A short trial on this machine: a few samples are written and a few steps trained with the run's
+"""A short trial on this machine: a few samples are generated and a few steps trained with the run's
 own code, in a temporary folder. The whole run's time is scaled from it by counts."""
 
 from __future__ import annotations
@@ -7,23 +7,25 @@ import copy
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
+from typing import Any
 
+import lightning
 import numpy as np
+from lightning.pytorch.callbacks import Callback
 
 from align.config.hardware import target_device
 from align.config.recipe import Recipe
 from align.data.stream import Stream
 from align.data.supply import open_supply
 from align.data.synthesis import Synthesis
-from align.planning.text import TextSize, measure_samples
+from align.planning.memory import TextSize, read_text_size
 from align.training.base_module import Interrupted, NonFiniteLoss
-from align.training.build import KINDS, draft_vocab
+from align.training.build import MODULES, draft_vocab, make_drafter
 from align.training.datamodule import RowsModule
 from align.training.run import fit
-from align.training.step_times import StepTimes
 from specalign.common.batch import PackedRow
 from specalign.common.claims import scratch
 from specalign.common.errors import UserError
@@ -63,7 +65,7 @@ class StageSeconds:
 
 
 def run_pilot(recipe: Recipe, text: TextSize) -> Pilot:
-    """Write and train a little of a recipe.
+    """Generate and train a little of a recipe.
 
     Raises:
         UserError: what the run itself would end with. KeyboardInterrupt: a signal.
@@ -81,22 +83,24 @@ def run_pilot(recipe: Recipe, text: TextSize) -> Pilot:
 
 
 def _shrink(recipe: Recipe, folder: Path, text: TextSize) -> Recipe:
-    """The recipe on a few samples, those that are there or new ones, without what only the whole
-    run needs."""
+    """The recipe on a few samples, without what only the whole run needs."""
     small = copy.deepcopy(recipe)
-    data, trainer = small.data, small.trainer
+    trainer = small.trainer
     small.output = str(folder / "run")
-    trainer.logger, trainer.milestones, trainer.resume = [], [], "never"
-    trainer.validate_first, trainer.show_samples, trainer.max_minutes = False, 0, None
+    small.target.parallel = "replicate"
+    trainer.logger = []
+    trainer.milestones = []
+    trainer.resume = "never"
+    trainer.validate_first = False
+    trainer.max_minutes = None
     if trainer.features_gb:
         trainer.keep_features_gb = max(trainer.keep_features_gb, 1.0)
-    trainer.features_gb, trainer.features_path = 0.0, None
-    small.data = data = data.without_text()
-    data.follow = False
-    trainer.wandb_artifacts = False
-    small.target.parallel = "replicate"
-    data.writer = "target"  # a server is not asked for a trial
-    data.path = str(recipe.data_folder if text.written else folder / "data")
+    trainer.features_gb = 0.0
+    trainer.features_path = None
+    small.data = small.data.without_text()
+    small.data.follow = False
+    small.data.writer = "target"  # a server is not asked for a trial
+    small.data.path = str(recipe.data_folder if text.written else folder / "data")
     return small
 
 
@@ -117,7 +121,11 @@ def _pilot_writing(
     samples = writing.manifest["samples"]
     if not text.written:
         small.data.samples, small.data.batch_size, small.data.write = samples, few, "never"
-    pilot.text = measure_samples(text, writing.manifest, f"{samples} samples written now")
+    own = copy.deepcopy(small)
+    own.data.path = str(folder / "data")
+    measured = read_text_size(own)
+    source = f"{samples} samples written now"
+    pilot.text = replace(measured, samples=text.samples, written=text.written, source=source)
 
 
 class _Enough(Exception):
@@ -149,9 +157,9 @@ def _write(
 def _pilot_training(small: Recipe, target: Target, pilot: Pilot) -> None:
     """Train a few steps on new rows, then on rows that were read before."""
     start, trainer = time.monotonic(), small.trainer
-    kind = KINDS[small.drafter.kind]
     supply = open_supply(small, target, quiet=True)
-    drafter = kind.make(target, small, draft_vocab(small, target, supply, None))
+    vocab = draft_vocab(small, target, supply, None)
+    drafter = make_drafter(target, small.drafter, vocab, small.seed)
     new = max(2, ceil(6 / trainer.batch_size))
     again = 4 if trainer.keep_features_gb else 1
     trainer.max_steps = trainer.validate_every = trainer.checkpoint_every = 1 + new + again
@@ -161,7 +169,8 @@ def _pilot_training(small: Recipe, target: Target, pilot: Pilot) -> None:
     rows = RowsModule(small, stream, supply.validation, drafter.config.block_size, supply.exact)
     times = StepTimes()
     try:
-        fit(small, kind.module(drafter, small), rows, None, quiet=True, callback=times)
+        module = MODULES[small.drafter.kind](drafter, small)
+        fit(small, module, rows, None, quiet=True, callback=times)
     except Interrupted:
         raise KeyboardInterrupt from None
     except NonFiniteLoss as error:
@@ -188,19 +197,52 @@ class _Repeating:
         return self.stream.row(key)
 
 
+class StepTimes(Callback):
+    """Seconds of each step but the first, with the number of rows new to the target; of the last
+    validation, and of saving."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[float, int]] = []
+        self.validation = self.saving = 0.0
+        self.started = self.ended = 0.0
+        self._seen: set[int] = set()
+        self._fresh = 0
+        self._since = self._validated = 0.0
+
+    def on_train_batch_start(
+        self, trainer: lightning.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        now = time.monotonic()
+        if batch_idx > 1:
+            self.steps.append((now - self._since, self._fresh))
+        self.started = self.started or now
+        self._since = now
+        self._fresh = len({*batch.keys} - self._seen)
+        self._seen |= {*batch.keys}
+
+    def on_validation_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        self._validated = time.monotonic()
+        self.steps.append((self._validated - self._since, self._fresh))
+
+    def on_validation_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        self.ended = time.monotonic()
+        self.validation = self.ended - self._validated
+
+    def on_train_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        self.saving = time.monotonic() - self.ended
+
+
 def scale_seconds(recipe: Recipe, text: TextSize, pilot: Pilot, importing: float) -> StageSeconds:
     """The whole run's seconds. `importing`: seconds until a process has imported what it needs."""
-    trainer, starting = recipe.trainer, importing + pilot.loading
+    trainer = recipe.trainer
+    starting = importing + pilot.loading
     writing = 0.0
     if text.written < text.samples:
         samples = (text.samples - text.written) / text.kept
         writing = starting + ceil(samples / recipe.data.batch_size) * pilot.batch
-    steps, rows = trainer.max_steps, text.rows(recipe.data.length)
-    fresh = (
-        min(steps, ceil(rows / trainer.batch_size))
-        if trainer.keep_features_gb or trainer.features_gb
-        else steps
-    )
+    steps = fresh = trainer.max_steps
+    if trainer.keep_features_gb or trainer.features_gb:
+        fresh = min(steps, ceil(text.rows(recipe.data.length) / trainer.batch_size))
     validations = ceil(steps / trainer.validate_every) + trainer.validate_first
     training = (
         fresh * pilot.fresh

@@ -21,7 +21,7 @@ KEYS = (
     "method", "metric", "parameters", "command", "program", "run_cap", "name", "description", "project", "entity",
 )  # fmt: skip
 PARAMETER_KEYS = ("value", "values", "min", "max", "distribution")
-DISTRIBUTIONS = ("constant", "categorical", "uniform", "int_uniform", "log_uniform_values")
+RANGES = ("uniform", "int_uniform", "log_uniform_values")
 MAX_TRIALS = 10_000
 USE_AGENT = "is not supported by the local runner; use `wandb sweep` and `wandb agent`"
 
@@ -31,7 +31,7 @@ class SweepParameter:
     """Values to try of a recipe key: listed ones, or a range from `low` to `high`."""
 
     values: tuple[Any, ...] = ()
-    distribution: str = "categorical"
+    distribution: str = ""
     low: float = 0
     high: float = 0
 
@@ -76,35 +76,29 @@ def read_sweep(path: Path, method: str | None = None) -> Sweep:
     goal = metric.get("goal", "minimize")
     if "name" not in metric or goal not in ("minimize", "maximize"):
         raise UserError(f"{where}: metric needs a name and a goal, minimize or maximize")
-    command = convert(content.get("command", [content.get("program")]), list[Any], "command", where)
-    words = [str(word) for word in command]
-    start = next(
-        (i for i, w in enumerate(words) if w.endswith(("align.train", "align/train.py"))), None
-    )
-    if start is None:
+    words = [str(word) for word in content.get("command") or [content.get("program")]]
+    trains = [i for i, word in enumerate(words) if re.search(r"align[./]train(\.py)?$", word)]
+    if not trains:
         example = '["python", "-m", "align.train", "recipe=block", "${args_no_hyphens}"]'
         raise UserError(f"{where}: command must run align.train, for example {example}")
+    before, after = words[: trains[0]], words[trains[0] + 1 :]
     entries = convert(content.get("parameters"), dict[str, Any], "parameters", where)
-    parameters = {
-        key: _read_parameter(entry, f"{where}: parameters.{key}") for key, entry in entries.items()
-    }
     return Sweep(
         name=path.stem,
         method=method,
         metric=metric["name"],
         maximize=goal == "maximize",
-        parameters=parameters,
-        arguments=read_arguments(
-            [word for word in words[start + 1 :] if not word.startswith("${")]
-        ),
-        environment=read_arguments(
-            [word for word in words[:start] if re.match(r"[A-Za-z_]\w*=", word)]
-        ),
+        parameters={
+            key: _read_parameter(entry, f"{where}: parameters.{key}")
+            for key, entry in entries.items()
+        },
+        arguments=read_pairs([word for word in after if not word.startswith("${")]),
+        environment=read_pairs([word for word in before if re.match(r"[A-Za-z_]\w*=", word)]),
         run_cap=convert(content.get("run_cap"), int | None, "run_cap", where),
     )
 
 
-def read_arguments(words: list[str]) -> dict[str, str]:
+def read_pairs(words: list[str]) -> dict[str, str]:
     """`key=value` words as a mapping."""
     pairs = (word.removeprefix("--").partition("=") for word in words)
     return {key: value for key, _, value in pairs}
@@ -119,25 +113,17 @@ def _check_keys(content: dict[str, Any], known: tuple[str, ...], where: str) -> 
 def _read_parameter(entry: Any, where: str) -> SweepParameter:
     entry = convert(entry, dict[str, Any], "parameter", where)
     _check_keys(entry, PARAMETER_KEYS, where)
-    kind, low, high = entry.get("distribution"), entry.get("min"), entry.get("max")
-    if kind not in (None, *DISTRIBUTIONS):
-        raise UserError(
-            f"{where}: distribution={short(kind)} {USE_AGENT}{nearest(str(kind), DISTRIBUTIONS)}"
-        )
     values = convert(entry.get("values", []), list[Any], "values", where)
     if values or "value" in entry:
         return SweepParameter(tuple(values or [entry["value"]]))
-    if (
-        not finite(low)
-        or not finite(high)
-        or low > high
-        or (kind == "log_uniform_values" and low <= 0)
-    ):
+    low, high = entry.get("min"), entry.get("max")
+    is_whole = isinstance(low, int) and isinstance(high, int)
+    kind = entry.get("distribution") or ("int_uniform" if is_whole else "uniform")
+    if kind not in RANGES:
+        raise UserError(f"{where}: distribution={short(kind)} {USE_AGENT}{nearest(kind, RANGES)}")
+    is_positive = kind != "log_uniform_values" or low > 0
+    if not (finite(low) and finite(high) and low <= high and is_positive):
         raise UserError(f"{where}: needs values, or a range of numbers from min to max")
-    whole = isinstance(low, int) and isinstance(high, int)
-    kind = kind or ("int_uniform" if whole else "uniform")
-    if kind == "int_uniform" and not whole:
-        raise UserError(f"{where}: int_uniform needs integers for min and max")
     return SweepParameter((), kind, low, high)
 
 
@@ -152,24 +138,25 @@ def list_trials(sweep: Sweep, count: int | None, seed: int) -> list[dict[str, st
         raise UserError(
             f"{sweep.name}: {count} trials (--count, run_cap): must be 1 to {MAX_TRIALS}"
         )
+    parameters = sweep.parameters.values()
     if sweep.method == "grid":
-        ranges = [key for key, parameter in sweep.parameters.items() if not parameter.values]
-        if ranges:
-            raise UserError(
-                f"{sweep.name}: a grid needs values for {ranges[0]}; --method random draws from a "
-                "range"
-            )
-        combinations = list(islice(product(*(p.values for p in sweep.parameters.values())), count))
+        for key, parameter in sweep.parameters.items():
+            if not parameter.values:
+                raise UserError(
+                    f"{sweep.name}: a grid needs values for {key}; --method random draws from a "
+                    "range"
+                )
+        combinations = list(islice(product(*(p.values for p in parameters)), count))
     else:
-        combinations = [_draw_values(sweep, f"{seed} {number}") for number in range(count or 10)]
+        draws = [f"{seed} {number}" for number in range(count or 10)]
+        items = sweep.parameters.items()
+        combinations = [
+            tuple(p.draw(random.Random(f"{draw} {key}")) for key, p in items) for draw in draws
+        ]
     return [
         dict(zip(sweep.parameters, map(_format_value, values), strict=True))
         for values in combinations
     ]
-
-
-def _draw_values(sweep: Sweep, seed: str) -> tuple[Any, ...]:
-    return tuple(p.draw(random.Random(f"{seed} {key}")) for key, p in sweep.parameters.items())
 
 
 def _format_value(value: Any) -> str:

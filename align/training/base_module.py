@@ -26,7 +26,7 @@ from align.losses.objective import Objective
 from align.outputs.cache import TargetOutputCache, TargetOutputs, compute_target_outputs
 from align.training.ema import EMA
 from align.training.metrics import StepSums, TrainingProgress, ValidationSums
-from align.training.optimizer import make_optimizer, peak_rate
+from align.training.optimizer import make_optimizer, set_rate
 from align.training.parallel.sharded import Sharded
 from align.training.parallel.target import AbsentTarget, SharedTarget
 from align.training.schedule import Schedule, first_schedule
@@ -71,24 +71,22 @@ class DrafterModule(lightning.LightningModule, ABC):
         self.final_weights: dict[str, Tensor] = {}
         self.progress = TrainingProgress()
         self.validation_numbers: dict[str, float] = {}
-        self.first_numbers: dict[
-            str, float
-        ] = {}  # before the first step, with `trainer.validate_first`
-        self.target_cache: TargetOutputCache | None = None
-        if t.keep_features_gb or t.features_gb:
-            self.target_cache = TargetOutputCache(
-                drafter.target,
-                self.conditioning,
-                t,
-                recipe.features_folder,
-                process_number(),
-                recipe.processes,
-            )
+        self.first_numbers: dict[str, float] = {}  # with `trainer.validate_first`
+        self.target_cache = self._make_cache()
         self.shared_target: SharedTarget | AbsentTarget | None = None
         self._is_sharded = False
         self._last_step_ended = 0.0  # on the monotonic clock
         self._sums = ValidationSums(drafter.config.block_size)
         self._resumed_rng: dict[str, Any] | None = None
+
+    def _make_cache(self) -> TargetOutputCache | None:
+        recipe, target = self.recipe, self.drafter.target
+        if not recipe.trainer.keep_features_gb and not recipe.trainer.features_gb:
+            return None
+        folder, number = recipe.features_folder, process_number()
+        return TargetOutputCache(
+            target, self.conditioning, recipe.trainer, folder, number, recipe.processes
+        )
 
     # ---- one step ----
 
@@ -105,11 +103,8 @@ class DrafterModule(lightning.LightningModule, ABC):
 
     def on_train_batch_start(self, batch: Any, index: int) -> None:
         seed_global(self.recipe.seed, 8, *batch.places)
-        t = self.recipe.trainer
         rate = self.schedule.rate_at(self.global_step, self.progress.seconds)
-        for group in self.trainer.optimizers[0].param_groups:
-            peak = peak_rate(t, group.get("part", ""))
-            group["lr"] = rate if peak == t.learning_rate else rate / t.learning_rate * peak
+        set_rate(self.trainer.optimizers[0], self.recipe.trainer, rate)
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
@@ -270,7 +265,7 @@ class DrafterModule(lightning.LightningModule, ABC):
             if how == "absent":
                 self.shared_target = AbsentTarget(target, device, self.recipe.features_folder)
             else:
-                self.shared_target = SharedTarget(target, how, device)
+                self.shared_target = SharedTarget(target, device)
             if self.target_cache is not None:
                 self.target_cache.run = self.shared_target.features
                 self.target_cache.missing = self.shared_target.anywhere
@@ -300,8 +295,7 @@ class DrafterModule(lightning.LightningModule, ABC):
             self.final_weights = self.ema.weights(self.drafter)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["calibrate"] = {  # its name in the first version
-            "identity": {"drafter": self.drafter.config.to_dict()},
+        checkpoint["calibrate"] = {
             "ema": self.ema.state_dict(),
             "rng": random_state(),
             "validation": dict(self.validation_numbers),
@@ -314,5 +308,5 @@ class DrafterModule(lightning.LightningModule, ABC):
         self.ema.load_state_dict(state["ema"])
         self.progress.load_state_dict(state)
         self.validation_numbers = dict(state["validation"])
-        self.first_numbers = dict(state.get("first", {}))  # absent in older checkpoints
+        self.first_numbers = dict(state["first"])
         self._resumed_rng = state["rng"]

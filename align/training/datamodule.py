@@ -11,7 +11,6 @@ from itertools import chain, zip_longest
 import lightning
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from align.config.recipe import Recipe
@@ -78,14 +77,11 @@ class StepSampler(Sampler[list[Place]]):
             yield [(micro, place, self.stream.key(place)) for place in self.places(micro)]
 
 
-def anchor_count(row: PackedRow, anchors: int, per_document: bool = False) -> int:
+def count_anchors(row: PackedRow, anchors: int) -> int:
     """The number of anchors that `sample_anchors` finds: positions whose next token is an answer's
     in the same document."""
     same = (row.document_L[1:] == row.document_L[:-1]) & row.answer_L[1:]
     places = same & (row.positions_L[:-1] > 0) & (row.document_L[:-1] >= 0)
-    if per_document:
-        counts = row.document_L[:-1][places].unique(return_counts=True)[1]
-        return int(counts.clamp_max(anchors).sum())
     return min(anchors, int(places.sum()))
 
 
@@ -95,46 +91,25 @@ def make_batch(
     anchors: int,
     block_size: int,
     seed: int,
-    per_document: bool = False,
     width: int = 0,
 ) -> tuple[Batch, Anchors]:
     """Stack rows with random anchors, drawn from (seed, key).
 
     Args:
-        anchors: per row, or per document. width: the least number of anchor columns; more are kept
-            only if a row uses them.
+        anchors: per row. width: the least number of anchor columns; more are kept only if a row
+            uses them.
     """
-    parts = []
-    for row, key in zip(rows, keys, strict=True):
-        generator = keyed_generator(seed, 2, key)
-        parts.append(sample_anchors(collate([row]), anchors, block_size, generator, per_document))
-    if per_document:
-        widest = max(width, *(p.index_BA.shape[1] for p in parts))
-        parts = [_pad_anchors(part, widest) for part in parts]
-    index, valid = torch.cat([p.index_BA for p in parts]), torch.cat([p.valid_BAK for p in parts])
-    used = max(int(valid[..., 0].sum(1).max()), 1, width)
-    keep = valid[..., 0].long().argsort(dim=1, descending=True, stable=True)[:, :used]
-    index, valid = (
-        index.gather(1, keep),
-        valid.gather(1, keep[..., None].expand(-1, -1, block_size)),
-    )
-    return collate(rows), Anchors(index, valid)
-
-
-def _pad_anchors(anchors: Anchors, width: int) -> Anchors:
-    """Add anchors without valid positions, up to `width`."""
-    more = width - anchors.index_BA.shape[1]
-    return Anchors(F.pad(anchors.index_BA, (0, more)), F.pad(anchors.valid_BAK, (0, 0, 0, more)))
-
-
-def distinct_places(stream: Stream, places: int) -> Iterator[tuple[int, int]]:
-    """The places at which a row occurs first in a stream, with the row's key."""
-    seen: set[int] = set()
-    for place in range(places):
-        key = stream.key(place)
-        if key not in seen:
-            seen.add(key)
-            yield place, key
+    parts = [
+        sample_anchors(collate([row]), anchors, block_size, keyed_generator(seed, 2, key))
+        for row, key in zip(rows, keys, strict=True)
+    ]
+    index_BA = torch.cat([p.index_BA for p in parts])
+    valid_BAK = torch.cat([p.valid_BAK for p in parts])
+    used_BA = valid_BAK[..., 0]
+    columns = max(int(used_BA.sum(1).max()), 1, width)
+    keep_BA = used_BA.long().argsort(dim=1, descending=True, stable=True)[:, :columns]
+    kept_BAK = valid_BAK.gather(1, keep_BA[..., None].expand(-1, -1, block_size))
+    return collate(rows), Anchors(index_BA.gather(1, keep_BA), kept_BAK)
 
 
 def validation_rows(
@@ -222,34 +197,24 @@ class RowsModule(lightning.LightningDataModule):
         """One micro-batch of one process."""
         row_keys = tuple(key for _, _, key in places)
         rows = [self.stream.row(key) for key in row_keys]
-        keys = [place for _, place, _ in places]
-        t, width = self.recipe.trainer, 0
+        keys = tuple(place for _, place, _ in places)
+        micro, width = places[0][0], 0
         if sampler.world > 1 and self.recipe.drafter.standalone:
             # as wide as in one process: the width determines the random draws of noise
-            all_places = sampler.shared_places(places[0][0])
-            width = max(self._count(self.stream.key(place)) for place in all_places)
+            width = max(map(self._count, sampler.shared_places(micro)))
         batch, anchors = make_batch(
-            rows,
-            keys,
-            t.anchors,
-            self.block_size,
-            self.recipe.seed,
-            t.anchors_per == "document",
-            width,
+            rows, keys, self.recipe.trainer.anchors, self.block_size, self.recipe.seed, width
         )
-        anchors_of_step = sum(
-            self._count(self.stream.key(place)) for place in sampler.step_places(places[0][0])
-        )
+        anchors_of_step = sum(map(self._count, sampler.step_places(micro)))
         scale = sampler.world * sampler.accumulate / max(anchors_of_step, 1)
         written = tuple(key < TEXT for key in row_keys)
-        return Step(batch, anchors, scale, keys=row_keys, places=tuple(keys), written=written)
+        return Step(batch, anchors, scale, keys=row_keys, places=keys, written=written)
 
-    def _count(self, key: int) -> int:
+    def _count(self, place: int) -> int:
+        """The anchors of the row at a place."""
+        key = self.stream.key(place)
         if key not in self._counts:
-            t = self.recipe.trainer
-            self._counts[key] = anchor_count(
-                self.stream.row(key), t.anchors, t.anchors_per == "document"
-            )
+            self._counts[key] = count_anchors(self.stream.row(key), self.recipe.trainer.anchors)
         return self._counts[key]
 
     def val_dataloader(self) -> DataLoader[Place]:
@@ -276,7 +241,7 @@ class RowsModule(lightning.LightningDataModule):
                 batch, anchors, 1.0 if place < count else 0.0, kind, (-1 - index,), (index,)
             )
 
-        return DataLoader(_Places(count), batch_sampler=_FixedBatches(batches), collate_fn=collate)
+        return DataLoader(_Places(count), batch_sampler=batches, collate_fn=collate)
 
 
 class _Places(Dataset[Place]):
@@ -290,18 +255,3 @@ class _Places(Dataset[Place]):
 
     def __len__(self) -> int:
         return self.count
-
-
-class _FixedBatches(Sampler[list[Place]]):
-    """Fixed batches, in order."""
-
-    batch_size = 1
-
-    def __init__(self, batches: list[list[Place]]) -> None:
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[Place]]:
-        return iter(self.batches)

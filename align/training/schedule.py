@@ -7,7 +7,8 @@ recipe and checkpoint.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from align.config.recipe import Recipe
@@ -16,13 +17,8 @@ from align.training.checkpoints import Seal
 from specalign.common.text import plural
 
 _KEYS = (
-    "max_steps",
-    "max_minutes",
-    "batch_size",
-    "learning_rate",
-    "min_learning_rate_ratio",
-    "warmup_steps",
-)
+    "max_steps", "max_minutes", "batch_size", "learning_rate", "min_learning_rate_ratio", "warmup_steps",
+)  # fmt: skip
 """Keys of `trainer` that determine the rate and the rows of a step."""
 
 
@@ -55,15 +51,15 @@ class Schedule:
     step: int = 0
     rows: int = 0
     rate: float | None = None
-    trainer: TrainerConfig = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "trainer", TrainerConfig(**self.settings))
+    @cached_property
+    def trainer(self) -> TrainerConfig:
+        return TrainerConfig(**self.settings)
 
     @property
     def record(self) -> dict[str, Any]:
         """The values to store in a seal."""
-        return {name: value for name, value in asdict(self).items() if name != "trainer"}
+        return asdict(self)
 
     @property
     def row_offset(self) -> int:
@@ -101,7 +97,7 @@ def resume_schedule(recipe: Recipe, seal: Seal | None) -> Schedule:
     """The schedule in a seal, or one that continues it under the recipe's settings; a new one
     without any."""
     now = first_schedule(recipe)
-    if seal is None or seal.schedule is None:
+    if seal is None or not seal.schedule:
         return now
     before = Schedule(**seal.schedule)
     if before.settings == now.settings:
@@ -110,23 +106,17 @@ def resume_schedule(recipe: Recipe, seal: Seal | None) -> Schedule:
     return Schedule(now.settings, before.text_rows, seal.step, before.rows_before(seal.step), rate)
 
 
-def describe_change(now: Schedule, seal: Seal | None) -> str | None:
+def describe_change(now: Schedule, seal: Seal) -> str | None:
     """A note on how a resumed run differs from its checkpoint; None = it does not."""
-    if seal is None or seal.schedule is None:
-        return None
-    before = seal.schedule["settings"]
-    if before == now.settings:
-        return None
+    before = seal.schedule.get("settings", now.settings)
     changed = [key for key in _KEYS if before.get(key) != now.settings[key]]
-    keys = ", ".join(
-        f"trainer.{key}={now.settings[key]} (was {before.get(key)})" for key in changed
-    )
+    if not changed:
+        return None
+    keys = ", ".join(f"trainer.{k}={now.settings[k]} (was {before.get(k)})" for k in changed)
     final = now.rate_at(now.step + now.warmup, seal.seconds)
-    rows = (
-        f"; training continues with row {now.rows:,} of the text" if "batch_size" in changed else ""
-    )
-    return (
-        f"note: resumes with {keys}: the learning rate moves from {now.rate or 0.0:.2g} to "
-        f"{final:.2g} over "
-        f"{plural(now.warmup + 1, 'step')}{rows}"
-    )
+    steps = plural(now.warmup + 1, "step")
+    rate = f"the learning rate moves from {now.rate or 0.0:.2g} to {final:.2g} over {steps}"
+    rows = ""
+    if "batch_size" in changed:
+        rows = f"; training continues with row {now.rows:,} of the text"
+    return f"note: resumes with {keys}: {rate}{rows}"

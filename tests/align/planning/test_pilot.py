@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from align.config.parser import load_recipe
+from align.planning.memory import TextSize, read_text_size
 from align.planning.pilot import Pilot, run_pilot, scale_seconds
-from align.planning.text import TextSize, read_text_size
 from align.training.base_module import Interrupted, NonFiniteLoss
 from specalign.common.errors import UserError
 

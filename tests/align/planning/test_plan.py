@@ -15,13 +15,17 @@ from align.data.shards import read_manifest
 from align.data.supply import open_supply
 from align.outputs.row import compute_row
 from align.planning.drafter_sizes import plan_drafter_sizes
-from align.planning.hardware import find_hardware, find_local_hardware
-from align.planning.memory import CACHE, KEPT, STEP, feature_bytes
+from align.planning.memory import CACHE, KEPT, STEP, feature_bytes, read_text_size
 from align.planning.pilot import StageSeconds
-from align.planning.plan import TrainingPlan, make_plan
-from align.planning.render import format_count, render
+from align.planning.plan import (
+    TrainingPlan,
+    find_hardware,
+    find_local_hardware,
+    format_count,
+    make_plan,
+    render_plan,
+)
 from align.planning.target_sizes import read_target_sizes
-from align.planning.text import read_text_size
 from align.training.build import conditioning
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
@@ -125,7 +129,7 @@ def test_stored_outputs_have_the_planned_size(name: str, top_k: int, debug_data:
     stream = open_supply(recipe, target, quiet=True).stream(recipe)
     batch = collate([stream.row(stream.key(0))])
     stored = compute_row(
-        target, batch, conditioning(recipe, target), 1.0, torch.float16, top_k=top_k
+        target, batch, conditioning(recipe.drafter, target), 1.0, torch.float16, top_k=top_k
     )
     sizes = read_target_sizes("debug")
     planned = feature_bytes(recipe, sizes, plan_drafter_sizes(recipe, sizes))
@@ -143,17 +147,17 @@ def test_stored_outputs_have_the_planned_size(name: str, top_k: int, debug_data:
 def test_a_misfit_names_the_key_to_change(words: list[str], remedy: str) -> None:
     found = plan(*words, hardware=SMALL)
     assert any(remedy in line for line in found.misfits), found.misfits
-    assert f"DOES NOT FIT: {found.misfits[0]}" in render(found)
+    assert f"DOES NOT FIT: {found.misfits[0]}" in render_plan(found)
 
 
 def test_the_page_and_the_values() -> None:
     found = plan()
-    page = render(found)
+    page = render_plan(found)
     for text in ("debug (llama) on 1 × NVIDIA H100", "42.8k parameters", "writing ", "training ", "time       unknown",
                  "expected τ greedy", "a guess: every run had", "everything fits"):  # fmt: skip
         assert text in page, page
     found.seconds = StageSeconds(600, 9000)
-    assert "time       2.7 h in all" in render(found) and "10 min" in render(found)
+    assert "time       2.7 h in all" in render_plan(found) and "10 min" in render_plan(found)
     values = json.loads(json.dumps(found.to_dict()))
     assert values["memory_bytes"]["training"] == found.stages[-1].bytes
     assert (

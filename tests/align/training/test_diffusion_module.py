@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -269,12 +268,6 @@ def test_stages_follow_each_other(
     assert isinstance(loaded, DiffusionDrafter) and loaded.config.block_size == 4
     card = (tmp_path / "calibrate/drafter/README.md").read_text()
     assert "standalone diffusion drafter" in card and "nats a" in card
-
-
-def test_samples_on_request(tmp_path: Path, debug_data: Path) -> None:
-    run(tmp_path, debug_data, "recipe=debug_sedd", "trainer.show_samples=2")
-    text = (tmp_path / "samples.txt").read_text()
-    assert text.count("--- step 6\n") == text.count("--- step 12\n") == 2
 
 
 def test_uniform_noise(tmp_path: Path, debug_data: Path) -> None:

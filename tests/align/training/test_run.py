@@ -231,37 +231,6 @@ def by_single_tokens(*given: Any, **named: Any) -> Target:
     return target
 
 
-def test_parts_learn_at_rates_of_their_own(tmp_path: Path, debug_data: Path) -> None:
-    """A part's rate is its own, the others' do not move by it, and a run that is cut in two is the undisturbed one."""
-    words = [
-        "drafter.markov=gated",
-        "drafter.convolution=true",
-        "trainer.max_steps=4",
-        "trainer.checkpoint_every=2",
-    ]
-    words += [
-        "trainer.min_learning_rate_ratio=1",
-        "trainer.warmup_steps=1",
-        "trainer.weight_decay=0",
-    ]
-    rates = ["trainer.learning_rates={markov: 1e-2}", "trainer.learning_rates.convolution=2e-4"]
-    module = run(tmp_path / "whole", debug_data, *words, *rates)
-    groups = {g["part"]: g["lr"] for g in module.trainer.optimizers[0].param_groups}
-    assert groups == {
-        "": module.recipe.trainer.learning_rate,
-        "markov": 1e-2,
-        "convolution": pytest.approx(2e-4),
-    }
-    patch = stop_at(3)
-    with pytest.raises(Stop):
-        run(tmp_path / "cut", debug_data, *words, *rates)
-    patch.undo()
-    with pytest.raises(
-        UserError, match="trainer.learning_rates.confidence: the drafter has no such trained part"
-    ):
-        run(tmp_path / "none", debug_data, "trainer.learning_rates={confidence: 1}")
-
-
 @pytest.mark.slow
 def test_milestones_are_the_drafter_after_so_many_tokens(tmp_path: Path, debug_data: Path) -> None:
     """Of the step that reached them, its average where there is one; a run that is cut in two saves the same."""

@@ -35,8 +35,8 @@ def test_the_learning_rate_rises_falls_and_stays_at_its_least() -> None:
     ) == pytest.approx(0.2)
 
 
-def seal_of(schedule: Schedule | None, step: int) -> Seal:
-    record = None if schedule is None else schedule.record
+def seal_of(schedule: Schedule, step: int) -> Seal:
+    record = schedule.record
     return Seal(
         step=step, seconds=0.0, target_sha256="", drafter={}, draft_vocab=None, schedule=record
     )
@@ -93,13 +93,6 @@ def test_where_other_text_ends_does_not_move() -> None:
     first = first_schedule(load_recipe(["recipe=debug_block", *words]))
     assert first.text_rows == 12
     assert continued(first, 12, *words, "trainer.max_steps=24").text_rows == 12
-
-
-def test_an_older_checkpoint_has_no_schedule() -> None:
-    recipe = load_recipe(["recipe=debug_block", "trainer.max_steps=24"])
-    seal = seal_of(None, 12)
-    assert resume_schedule(recipe, seal) == first_schedule(recipe)
-    assert describe_change(first_schedule(recipe), seal) is None
 
 
 def test_a_run_resumes_with_the_row_after_the_last_one(
