@@ -16,13 +16,8 @@ GENERATED_PROMPT = 80
 TEMPLATE = 40
 """Assumed tokens of a chat template where the tokenizer is unknown."""
 _TEXT_KEYS = (
-    "text_tokens",
-    "text_share",
-    "text_column",
-    "text_split",
-    "text_config",
-    "text_revision",
-)
+    "text_tokens", "text_share", "text_column", "text_split", "text_config", "text_revision",
+)  # fmt: skip
 """Options of `data.text`."""
 
 
@@ -67,16 +62,13 @@ class DataConfig(Section):
     prompts_revision: str | None = option(None, "branch, tag or commit of a hub data set")
     prompts_column: str | None = option(
         None,
-        "column that holds the prompts; null = the first of messages, conversations, prompt, "
-        "question, turns, problem, instruction, "
-        "query, input, text, content that holds a user's text",
+        "column that holds the prompts; null = the first known one that holds a user's text "
+        "(messages, conversations, prompt, question, instruction, text, …)",
     )
     template_kwargs: dict[str, Any] = option(
         {}, "variables of the target's chat template, name: value (enable_thinking: false)"
     )
-    system: str | None = option(
-        None, "system prompt of every sample; null = the template's default", prose=True
-    )
+    system: str | None = option(None, "system prompt; null = the template's default", prose=True)
     prompt_temperature: float = option(1.0, "temperature of written prompts", low=0)
     prompt_openings: list[str] = option(
         [], "openings of generated prompts, in turn ('' = none); chat targets only"
@@ -88,16 +80,15 @@ class DataConfig(Section):
     top_k: int = option(0, "top-k limit of generation; 0 = none", low=0)
     max_prompt_tokens: int | None = option(
         None,
-        "longest prompt, in tokens without the chat template; null = 80 for generated prompts, "
-        "and what data.length leaves after an answer for given ones",
+        "longest prompt, in tokens without the chat template; null = 80 for generated prompts, and "
+        "what data.length leaves after an answer for given ones",
         low=1,
         high=2**24,
     )
     long_prompts: Literal["drop", "cut"] = option(
         "drop",
-        "given prompts longer than data.max_prompt_tokens: drop = leave them out; cut = remove the "
-        "oldest turns, then the start of the "
-        "longest message (without a chat template: the end of the text)",
+        "given prompts that are longer: drop = leave them out; cut = remove the oldest turns, then "
+        "the start of the longest message (without a chat template: the end of the text)",
     )
     turns: Literal["last", "all"] = option(
         "last",
@@ -107,18 +98,14 @@ class DataConfig(Section):
     max_answer_tokens: int = option(160, "longest answer, in tokens", low=1, high=2**24)
     batch_size: int = option(128, "rows generated at a time; one shard each", low=1)
     writer: str = option(
-        "target",
-        "who writes: target = the target in this process; openai:URL = a server that has it, "
-        "through the OpenAI protocol (vLLM, SGLang, TGI, llama.cpp)",
+        "target", "target = the target in this process; openai:URL = a server that has it"
     )
     concurrency: int = option(64, "requests in flight to a server", low=1, high=65536)
     served_model: str | None = option(
         None, "the target's name on the server; null = the one that is called as target.name"
     )
     server_check: Literal["auto", "never"] = option(
-        "auto",
-        "auto = compare the server's answers to a few prompts with the target's own, if its "
-        "weights are available and fit",
+        "auto", "auto = compare the server's answers with the target's own, if its weights fit"
     )
     reply_seconds: float = option(
         600.0, "seconds after which a request without a reply is sent again", above=0
@@ -145,9 +132,7 @@ class DataConfig(Section):
     )
     text_column: str = option("text", "column that holds the text")
     text_split: str = option("train", "split of a data set of data.text")
-    text_config: str | None = option(
-        None, "configuration of a hub data set of data.text that has several"
-    )
+    text_config: str | None = option(None, "configuration of a hub data set of data.text")
     text_revision: str | None = option(None, "branch, tag or commit of a hub data set of data.text")
     exclude: list[str] = option(
         ["suites"],

@@ -9,16 +9,9 @@ from align.config.option import Section, option, require
 from specalign.common.errors import nearest
 
 LOSS_NAMES = (
-    "cross_entropy",
-    "forward_kl",
-    "reverse_kl",
-    "jensen_shannon",
-    "total_variation",
-    "lk",
-    "first_error",
-    "streak",
-    "confidence",
-)
+    "cross_entropy", "forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "lk",
+    "first_error", "streak", "confidence",
+)  # fmt: skip
 
 
 @dataclass
@@ -29,24 +22,22 @@ class DrafterConfig(Section):
 
     kind: Literal["block", "ddit", "masked_lm", "autoregressive"] = option(
         "block",
-        "block = target-conditioned block diffusion; standalone: ddit = SEDD's and MDLM's "
-        "network, masked_lm = a decoder LM under another mask; autoregressive = some of the "
-        "target's layers as a small causal LM. auto = the kind of drafter.init",
+        "block = target-conditioned block diffusion; standalone: ddit = SEDD's and MDLM's network, "
+        "masked_lm = a decoder LM under another mask; autoregressive = some of the target's layers "
+        "as a small causal LM; auto = the kind of drafter.init",
     )
     context: Literal["shared_kv", "taps"] = option(
         "shared_kv", "how the block drafter sees the context"
     )
     init: str | None = option(
-        None,
-        "drafter folder, published checkpoint or hub id to start from; its architecture is kept, "
-        "and a note lists the keys that are ignored",
+        None, "drafter folder, published checkpoint or hub id to start from, whose sizes are kept"
     )
     block_size: int = option(4, "K: tokens drafted in one pass", low=1, high=64)
     block_layout: Literal["anchor_first", "fill_in"] | None = option(
         None,
-        "block: the rows that draft. anchor_first = K rows, row k drafts token k+1 (DSpark); "
-        "fill_in = K+1 rows, each mask drafts the token in its own place (DFlash: what serving "
-        "engines load); null = anchor_first, or what drafter.init has",
+        "block: anchor_first = K rows, row k drafts token k+1 (DSpark); fill_in = K+1 rows, each "
+        "mask drafts the token in its own place (DFlash: what serving engines load); null = "
+        "anchor_first, or what drafter.init has",
     )
     layers: int = option(2, "drafter layers", low=1, high=1000)
     target_layers: list[int] | None = option(
@@ -55,9 +46,7 @@ class DrafterConfig(Section):
         "autoregressive); -1 = the last one, null = chosen",
     )
     taps: int = option(5, "tapped layers when target_layers is null (taps)", low=1, high=1000)
-    draft_vocab: int = option(
-        8192, "size of the draft vocabulary, the commonest tokens; 0 = all", low=0
-    )
+    draft_vocab: int = option(8192, "draft vocabulary: the commonest tokens; 0 = all", low=0)
     init_from_target: bool = option(True, "start from the target's layers")
     markov_rank: int = option(
         192,
@@ -71,33 +60,28 @@ class DrafterConfig(Section):
     ) = option(
         None,
         "block: form of that bias. silu, tanh = one layer over hidden state and embedding, mlp = "
-        "two, linear = the embedding alone, vanilla = a row for each token, gated = the same "
-        "times a gate (mixed, table: former names of silu and vanilla). DSpark's engines serve "
-        "linear and vanilla (vLLM), tanh and gated (SGLang). null = silu, or what drafter.init "
-        "has; another kind, or a kind and another rank, replaces it with a fresh one",
+        "two, linear = the embedding alone, vanilla = a row for each token, gated = the same times "
+        "a gate (mixed, table: former names of silu and vanilla). DSpark's engines serve linear "
+        "and vanilla (vLLM), tanh and gated (SGLang). null = silu, or what drafter.init has",
     )
     markov_width: int = option(
         0, "width of the first layer of drafter.markov=mlp; 0 = twice the rank", low=0, high=2**16
     )
     attention_bias: bool | None = option(
-        None,
-        "block: biases of the attention's projections; null = as the target's layers have them. "
-        "transformers' and llama.cpp's drafters have none (decode.export)",
+        None, "block: biases of the attention's projections; null = as the target's layers"
     )
     convolution: bool = option(
         False,
-        "block: two-tap convolutions around attention and feed-forward; start as the identity, so "
-        "that drafter.init drafts as before",
+        "block: two-tap convolutions around attention and feed-forward, the identity at first",
     )
     self_conditioning: bool = option(
         False,
         "block: a second pass that sees the first one's estimates, in half of the blocks while "
-        "training. Starts as the identity, so that drafter.init drafts as before",
+        "training; the identity at first",
     )
     confidence_head: bool = option(
         False,
-        "block: a head that predicts each position's acceptance (objective.terms.confidence trains "
-        "it)",
+        "block: a head that predicts each position's acceptance (objective.terms.confidence)",
     )
     train: Literal["all", "confidence_head"] = option(
         "all", "block: trained weights; the rest is frozen"
@@ -111,8 +95,7 @@ class DrafterConfig(Section):
         "cached exactly; full = as published",
     )
     attention_backend: Literal["sdpa", "flash_attn"] = option(
-        "sdpa",
-        "ddit: flash_attn needs the package, full attention, a GPU and half precision",
+        "sdpa", "ddit: flash_attn needs the package, full attention, a GPU and half precision"
     )
     window: int = option(
         512, "full attention: clean tokens shown before a block", low=1, high=2**24
@@ -129,15 +112,14 @@ class DrafterConfig(Section):
         "loglinear", "standalone: noise over time"
     )
     prediction: Literal["log_score", "logits"] = option(
-        "log_score", "standalone: what the network's output is: SEDD's log-score or MDLM's logits"
+        "log_score", "standalone: the network's output: SEDD's log-score or MDLM's logits"
     )
     share_embedding: bool = option(
-        True, "masked_lm: the target's embedding and head, frozen and not stored, instead of copies"
+        True, "masked_lm: the target's embedding and head, frozen and not stored; else copies"
     )
     lora_rank: int = option(
         0,
-        "masked_lm, block with init: rank of low-rank updates, the rest frozen; 0 = train "
-        "everything",
+        "masked_lm, block with init: rank of low-rank updates; 0 = train everything",
         low=0,
         high=2**16,
     )
@@ -255,9 +237,7 @@ class ObjectiveConfig(Section):
         "standalone: SEDD's denoising score entropy, or MDLM's bound (absorbing only)",
     )
     distillation: float = option(
-        1.0,
-        "standalone, stage=calibrate: λ, the weight of the terms next to the diffusion loss",
-        low=0,
+        1.0, "standalone, stage=calibrate: λ, the weight of the terms", low=0
     )
     distillation_warmup: int = option(0, "steps over which λ rises from 0", low=0)
     times: Literal["low_discrepancy", "antithetic", "uniform", "count"] = option(
@@ -273,9 +253,7 @@ class ObjectiveConfig(Section):
         low=0,
     )
     block_lengths: list[float] = option(
-        [],
-        "standalone: probabilities of the block lengths 1..K that decoding uses; empty = K always",
-        low=0,
+        [], "standalone: probabilities of the block lengths 1..K; empty = K always", low=0
     )
 
     def validate(self) -> None:

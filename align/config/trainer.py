@@ -19,13 +19,9 @@ class TrainerConfig(Section):
 
     max_steps: int = option(1000, "optimizer steps", low=1)
     batch_size: int = option(2, "packed rows a step, over all devices", low=1)
-    anchors: int = option(
-        256, "random anchors per row; a row with fewer positions uses all of them", low=1
-    )
+    anchors: int = option(256, "random anchors per row, at most all positions", low=1)
     optimizer: Literal["adamw", "muon"] = option(
-        "adamw",
-        "muon: orthogonalised gradients for the layers' matrices, AdamW for the rest; learns more "
-        "per step, slower steps on a CPU",
+        "adamw", "muon: orthogonalised gradients for the layers' matrices, AdamW for the rest"
     )
     learning_rate: float = option(8e-4, "peak learning rate of AdamW", above=0, high=100)
     muon_learning_rate: float = option(
@@ -46,20 +42,12 @@ class TrainerConfig(Section):
     validation_rows: int = option(16, "packed rows to validate on", low=1)
     checkpoint_every: int = option(200, "steps between checkpoints", low=1)
     milestones: list[int] = option(
-        [],
-        "text tokens after which the drafter is also saved, in milestones/TOKENS of the output "
-        "folder",
-        low=1,
+        [], "text tokens after which the drafter is also saved, in milestones/TOKENS", low=1
     )
     keep_checkpoints: int = option(2, "checkpoints to keep", low=1)
-    resume: str = option(
-        "auto",
-        "auto = newest complete checkpoint of the output folder, never, or a checkpoint's path",
-    )
+    resume: str = option("auto", "auto = newest complete checkpoint, never, or a path")
     keep_features_gb: float = option(
-        0.0,
-        "memory, in GB per process, for caching the target's outputs between epochs; 0 = off",
-        low=0,
+        0.0, "memory for the target's outputs between epochs, in GB per process; 0 = off", low=0
     )
     features_gb: float = option(
         0.0,
@@ -74,10 +62,7 @@ class TrainerConfig(Section):
         "fp16", "type of cached or stored outputs; what overflows fp16 stays fp32"
     )
     features_top_k: int = option(
-        0,
-        "tokens of p to store per position; losses take p of all others as 0. 0 = all of p, from "
-        "the last hidden state",
-        low=0,
+        0, "tokens of p to store per position, others count as 0; 0 = all of p", low=0
     )
     logger: list[str] = option(["csv"], "any of csv, tensorboard, wandb (which includes csv)")
     log_every: int = option(10, "steps between progress lines", low=1)
