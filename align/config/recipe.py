@@ -140,10 +140,6 @@ class Recipe(Section):
             f"objective.block_lengths has {len(o.block_lengths)} entries for "
             f"drafter.block_size={d.block_size}",
         )
-        require(
-            self.trainer.features_top_k == 0 or "reverse_kl" not in o.terms,
-            "objective.terms.reverse_kl reads all of p: trainer.features_top_k=0, or another term",
-        )
 
     def _validate_target_outputs(self) -> None:
         how = self.target.parallel

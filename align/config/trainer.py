@@ -61,9 +61,6 @@ class TrainerConfig(Section):
     features_dtype: Literal["fp16", "bf16", "fp32"] = option(
         "fp16", "type of cached or stored outputs; what overflows fp16 stays fp32"
     )
-    features_top_k: int = option(
-        0, "tokens of p to store per position, others count as 0; 0 = all of p", low=0
-    )
     logger: list[str] = option(["csv"], "any of csv, tensorboard, wandb (which includes csv)")
     log_every: int = option(10, "steps between progress lines", low=1)
     max_minutes: float | None = option(
@@ -81,11 +78,6 @@ class TrainerConfig(Section):
         )
         require(len(self.betas) == 2, f"trainer.betas={self.betas} must be two numbers")
         require(self.resume.strip(), "trainer.resume must be auto, never or a checkpoint's path")
-        require(
-            self.features_top_k == 0 or self.features_gb or self.keep_features_gb,
-            f"trainer.features_top_k={self.features_top_k} needs trainer.features_gb or "
-            "trainer.keep_features_gb",
-        )
 
 
 @dataclass

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from align.config.trainer import TrainerConfig
-from align.losses.target_places import TargetPlaces, TopTokens, target_places
+from align.losses.target_places import TargetPlaces, target_places
 from align.outputs.row import DTYPES, RowKey, RowOutputs, compute_row, row_key
 from align.outputs.store import OutputStore, describe_outputs
 from specalign.common.batch import Batch, Step
@@ -64,8 +64,7 @@ class TargetOutputCache:
 
     Args:
         config: of the drafter; None = it reads only the last hidden state.
-        options: `keep_features_gb` of memory, `features_gb` of disk, their `features_dtype` and
-            `features_top_k`.
+        options: `keep_features_gb` of memory, `features_gb` of disk, their `features_dtype`.
         folder: where rows are stored. writer: this process's number among the `writers`.
 
     Raises:
@@ -83,11 +82,10 @@ class TargetOutputCache:
     ) -> None:
         self.target, self.config = target, config
         self.dtype = DTYPES[options.features_dtype]
-        self.top_k = options.features_top_k
         self.room = int(options.keep_features_gb * 1e9)
         self.store = None
         if options.features_gb and folder is not None:
-            about = describe_outputs(target, config, options.features_dtype, self.top_k)
+            about = describe_outputs(target, config, options.features_dtype)
             self.store = OutputStore(folder, about, options.features_gb, writer, writers)
         self._rows: dict[RowKey, RowOutputs] = {}
         self.run: Features = target_features
@@ -116,7 +114,6 @@ class TargetOutputCache:
             torch.cat([row.log_p_next_L for row in rows])[used],
             temperature,
             self.target.finish,
-            _join_tops([row.top for row in rows], used),
         )
         return TargetOutputs(features, places, used)
 
@@ -129,9 +126,7 @@ class TargetOutputCache:
             stored = self.store.get(key)
             row = None if stored is None else stored.to(self.target.device)
         if self.missing(row is None):
-            made = compute_row(
-                self.target, alone, self.config, temperature, self.dtype, self.run, self.top_k
-            )
+            made = compute_row(self.target, alone, self.config, temperature, self.dtype, self.run)
             if row is None and self.store is not None:
                 self.store.put(key, made)
             row = row or made
@@ -145,15 +140,6 @@ class TargetOutputCache:
         """Write the rows that wait to be stored."""
         if self.store is not None:
             self.store.flush()
-
-
-def _join_tops(rows: list[TopTokens | None], used: Tensor) -> TopTokens | None:
-    tops = [row for row in rows if row is not None]
-    if not tops:
-        return None
-    return TopTokens(
-        torch.cat([t.ids_Pk for t in tops]), torch.cat([t.log_p_Pk.float() for t in tops])
-    )[used]
 
 
 def _join(rows: Iterable[Tensor], dtype: torch.dtype) -> Tensor:

@@ -43,17 +43,15 @@ class ShardSeal:
     sha256: str
 
 
-def describe_outputs(
-    target: Target, config: BlockConfig | None, dtype: str, top_k: int = 0
-) -> dict[str, Any]:
-    """What the rows are outputs of; `top_k`: how many tokens of p they have, 0 = all."""
+def describe_outputs(target: Target, config: BlockConfig | None, dtype: str) -> dict[str, Any]:
+    """What the rows are outputs of."""
     return {
         "target_sha256": target.hash,
         "target_dtype": target.dtype_name,
         "context": None if config is None else config.context,
         "layers": [] if config is None else list(config.target_layer_ids),
         "dtype": dtype,
-        "top_k": top_k or None,
+        "top_k": None,  # of earlier versions: tokens of p, if not all
     }
 
 

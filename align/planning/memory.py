@@ -160,12 +160,9 @@ def _reads_shared_keys(recipe: Recipe) -> bool:
 
 def feature_bytes(recipe: Recipe, target: TargetSizes, drafter: DrafterSizes) -> int:
     """Bytes of a token's stored outputs: hidden state, what the drafter reads, log-sum-exp, argmax
-    and log p of the next token; with `trainer.features_top_k` the ids and log p of that many
-    tokens, and the hidden state only if the drafter reads it."""
+    and log p of the next token."""
     number = 4 if recipe.trainer.features_dtype == "fp32" else 2
-    top = recipe.trainer.features_top_k
-    hidden = target.hidden_size if _reads_shared_keys(recipe) or not top else 0
-    return (hidden + drafter.context) * number + 16 + min(top, target.vocab_size) * (4 + number)
+    return (target.hidden_size + drafter.context) * number + 16
 
 
 def _plan_step(

@@ -174,7 +174,7 @@ def _pilot_training(small: Recipe, target: Target, pilot: Pilot) -> None:
     except Interrupted:
         raise KeyboardInterrupt from None
     except NonFiniteLoss as error:
-        raise UserError(f"in a trial of a few steps {str(error).partition(';')[0]}") from None
+        raise UserError(f"in a trial of a few steps {error}") from None
     pilot.preparing = times.started - start
     fresh = [seconds for seconds, count in times.steps if count]
     stored = [seconds for seconds, count in times.steps if not count]

@@ -10,12 +10,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from align.config.hardware import process_number
@@ -29,9 +27,8 @@ from align.training.metrics import StepSums, TrainingProgress, ValidationSums
 from align.training.optimizer import make_optimizer, set_rate
 from align.training.parallel.sharded import Sharded
 from align.training.parallel.target import AbsentTarget, SharedTarget
-from align.training.schedule import Schedule, first_schedule
+from align.training.schedule import RowSchedule, learning_rate, schedule_rows
 from specalign.common.batch import Step
-from specalign.common.files import write_atomically
 from specalign.common.rng import random_state, seed_global, set_random_state
 from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig
@@ -43,7 +40,7 @@ Drafter = BlockDrafter | DiffusionDrafter | CausalDrafter
 
 
 class NonFiniteLoss(RuntimeError):
-    """The loss is not finite; the batch was saved."""
+    """The loss is not finite."""
 
 
 class Interrupted(RuntimeError):
@@ -55,18 +52,20 @@ class DrafterModule(lightning.LightningModule, ABC):
 
     Args:
         drafter: q; knows its target p.
-        schedule: of the learning rate; default: that of a new run.
+        schedule: of its rows; default: that of a new run.
     """
 
     drafter: Drafter
 
-    def __init__(self, drafter: Drafter, recipe: Recipe, schedule: Schedule | None = None) -> None:
+    def __init__(
+        self, drafter: Drafter, recipe: Recipe, schedule: RowSchedule | None = None
+    ) -> None:
         super().__init__()
         o, t = recipe.objective, recipe.trainer
         self.drafter = drafter
         self.recipe = recipe
         self.objective = Objective(o.terms, o.weighting, o.decay, o.d_pace_alpha)
-        self.schedule = schedule or first_schedule(recipe)
+        self.schedule = schedule or schedule_rows(recipe)
         self.ema = EMA(drafter, t.ema)
         self.final_weights: dict[str, Tensor] = {}
         self.progress = TrainingProgress()
@@ -103,8 +102,9 @@ class DrafterModule(lightning.LightningModule, ABC):
 
     def on_train_batch_start(self, batch: Any, index: int) -> None:
         seed_global(self.recipe.seed, 8, *batch.places)
-        rate = self.schedule.rate_at(self.global_step, self.progress.seconds)
-        set_rate(self.trainer.optimizers[0], self.recipe.trainer, rate)
+        t = self.recipe.trainer
+        rate = learning_rate(t, self.global_step, self.progress.seconds)
+        set_rate(self.trainer.optimizers[0], t, rate)
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
@@ -186,30 +186,16 @@ class DrafterModule(lightning.LightningModule, ABC):
         tokens = (step.batch.document_BL >= 0).sum()
         vector = sums.to_vector(tokens, self.progress.stop_wanted, seconds)
         if not self.progress.add(self._reduce(vector).tolist(), self.trainer.world_size):
-            self._stop_non_finite(step, bool(sums.loss.isfinite()))
+            raise NonFiniteLoss(
+                f"the loss at step {self.global_step + 1} is not finite (trainer.learning_rate, "
+                "trainer.gradient_clip)"
+            )
 
     def _reduce(self, vector: Tensor) -> Tensor:
         """The sum over all processes."""
         if self.trainer.world_size > 1:
             torch.distributed.all_reduce(vector)
         return vector
-
-    def _stop_non_finite(self, step: Step, is_finite_here: bool) -> None:
-        folder = Path(self.recipe.output)
-        name = pattern = f"nonfinite-step-{self.global_step + 1}"
-        if self.trainer.world_size > 1:
-            pattern = f"{name}-rank-*"
-            name = f"{name}-rank-{self.global_rank}"
-        if not is_finite_here:
-            tensors = {**vars(step.batch), **vars(step.anchors)}
-            plain = {k: v.contiguous().cpu() for k, v in tensors.items()}
-            write_atomically(
-                folder / f"{name}.safetensors", lambda part: save_file(plain, str(part))
-            )
-        raise NonFiniteLoss(
-            f"the loss at step {self.global_step + 1} is not finite; its batch is in "
-            f"{folder / pattern}.safetensors"
-        )
 
     # ---- validation ----
 

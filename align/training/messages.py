@@ -8,7 +8,6 @@ from pathlib import Path
 from align.config.recipe import Recipe
 from align.training.base_module import DrafterModule
 from align.training.checkpoints import Checkpoint
-from align.training.schedule import describe_change
 from specalign.common.commands import command
 from specalign.common.hub import DEFAULT_TARGET
 from specalign.common.text import clock
@@ -34,8 +33,7 @@ def list_notes(module: DrafterModule, resume: Checkpoint | None) -> list[str]:
             f"{recipe.output} is finished ({steps} steps), nothing to train; "
             f"trainer.max_steps={2 * steps} continues it, trainer.resume=never starts over"
         )
-    change = describe_change(module.schedule, resume.seal)
-    return notes if change is None else [*notes, change]
+    return notes
 
 
 def training_line(

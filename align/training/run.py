@@ -29,7 +29,7 @@ from align.training.checkpoints import Checkpoint
 from align.training.datamodule import RowsModule
 from align.training.messages import gain_line, list_notes, next_commands
 from align.training.parallel.strategies import is_one_file
-from align.training.schedule import resume_schedule
+from align.training.schedule import schedule_rows
 from align.training.store_outputs import check_stored
 from align.training.trainer import build_trainer, check_resume
 from specalign.common.text import say
@@ -51,12 +51,10 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     if resume is not None:
         check_resume(recipe, drafter.config.to_dict(), resume)
 
-    schedule = resume_schedule(recipe, None if resume is None else resume.seal)
+    schedule = schedule_rows(recipe, None if resume is None else resume.seal)
     stream = supply.stream(recipe, schedule.text_rows)
     block_size = drafter.config.block_size
-    rows = RowsModule(
-        recipe, stream, supply.validation, block_size, supply.exact, schedule.row_offset
-    )
+    rows = RowsModule(recipe, stream, supply.validation, block_size, supply.exact, schedule.offset)
     module = MODULES[recipe.drafter.kind](drafter, recipe, schedule)
     if recipe.target.parallel == "absent":
         assert module.target_cache is not None and module.target_cache.store is not None
