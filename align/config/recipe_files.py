@@ -34,9 +34,8 @@ def find(name: str, where: str, folder: Path | None = None) -> Path:
         path = (folder or Path()) / expand_path(name, f"{where}: recipe")
     if os.path.isfile(path) and path.suffix in (".yaml", ".yml"):
         return path
-    problem = "is not a .yaml file" if path.exists() else "no such recipe or file"
     near = nearest(Path(name).stem, shipped())
-    raise UserError(f"{where}: recipe {short(name)}: {problem}{near}")
+    raise UserError(f"{where}: recipe {short(name)}: no such recipe or .yaml file{near}")
 
 
 def read_with_bases(path: Path) -> list[tuple[Path, dict[str, Any]]]:

@@ -105,33 +105,14 @@ def test_all_that_is_missing_is_named_at_once(
     for kind, name in (("prompts", "lab/prompts"), ("text", "lab/text")):
         (line,) = [p for p in problems if p.startswith(f"data.{kind}=")]
         assert line.endswith(f"hf download --repo-type dataset {name}")
-    assert {"wandb", "peft"} == {
-        p.split("the package ")[1].split()[0] for p in problems if "the package" in p
-    }
-    assert len(problems) == 7 and str(caught.value).count("\n  - ") == 7
+    assert [p for p in problems if p.endswith("not installed (pip install peft wandb)")]
+    assert len(problems) == 6 and str(caught.value).count("\n  - ") == 6
 
 
 def test_what_is_there_passes(tmp_path: Path) -> None:
     recipe = load_recipe(["recipe=debug_block", f"output={tmp_path / 'a' / 'b'}"])
     check_training(recipe)
     check_generation(recipe)
-
-
-def test_finished_data_need_not_be_writable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Others' texts on a shared disk, for example."""
-    recipe = load_recipe(
-        ["recipe=debug_block", f"output={tmp_path / 'o'}", f"data.path={tmp_path / 'd'}"]
-    )
-    (tmp_path / "d").mkdir()
-    monkeypatch.setattr(
-        "specalign.common.claims.os.access", lambda path, mode: path != tmp_path / "d"
-    )
-    with pytest.raises(UserError, match="data.path=.*can't be written"):
-        check_training(recipe)
-    (tmp_path / "d/manifest.json").touch()
-    check_training(recipe)
 
 
 def test_data_are_not_begun_beside_other_things(tmp_path: Path) -> None:
@@ -148,9 +129,9 @@ def test_data_are_not_begun_beside_other_things(tmp_path: Path) -> None:
         check_training(recipe)
 
 
-@pytest.mark.parametrize("name", ["metrics.csv", "samples.txt"])
-def test_a_device_in_the_place_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_device_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
     """Lines are added to it while training runs; a pipe would be waited for."""
+    name = "metrics.csv"
     (tmp_path / name).symlink_to("/dev/null")
     with pytest.raises(OSError, match=f"is no ordinary file.*{name}"):
         check_training(load_recipe(["recipe=debug_block", f"output={tmp_path}"]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from align.data import shards as data
 from align.makers.block import from_target
 from align.outputs import store as store_module
 from align.outputs.cache import TargetOutputCache
-from align.outputs.row import RowOutputs, compute_row, round_to, row_key
+from align.outputs.row import RowOutputs, compute_row
 from specalign.common.batch import Batch
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
@@ -129,26 +128,6 @@ def test_a_damaged_shard_is_computed_again(
     )
 
 
-@pytest.mark.parametrize("rows_text", [None, "[1]"])
-def test_a_shard_whose_seal_is_of_another_kind_is_computed_again(
-    rows_text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    seal = "[]" if rows_text is None else f'{{"rows": [{rows_text}], "bytes": 1, "sha256": ""}}'
-    text = rows()[0]
-    cache = cache_of(tmp_path)
-    fresh = cache.row(text, 1.0)
-    cache.close()
-    next(tmp_path.glob("outputs-*.json")).write_text(seal)
-    (tmp_path / "outputs-00-other.json").write_text(seal)
-    cache = cache_of(tmp_path)
-    assert equal(cache.row(text, 1.0), fresh)
-    cache.close()
-    assert (
-        capsys.readouterr().err.count("has a seal that can't be read; its rows count as not stored")
-        == 2
-    )
-
-
 def test_the_limit_and_the_writers_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = rows(8)
     size = cache_of(None).row(texts[0], 1.0).bytes
@@ -197,13 +176,6 @@ def test_outputs_of_something_else_are_refused(tmp_path: Path) -> None:
         cache_of(tmp_path, context="taps")
 
 
-def test_a_key_is_of_what_a_row_holds(target: Target) -> None:
-    alone = packed_batch(target).row(0)
-    assert row_key(alone, 1.0) == row_key(packed_batch(target).row(0), 1.0) != row_key(alone, 0.5)
-    other = replace(alone, document_BL=alone.document_BL.roll(1))
-    assert row_key(other, 1.0) != row_key(alone, 1.0)
-
-
 @pytest.mark.parametrize("context", ["shared_kv", "taps"])
 def test_tensors_by_name_and_back(target: Target, context: str) -> None:
     alone, config = packed_batch(target).row(1), block_network(target, context).config
@@ -218,8 +190,3 @@ def test_tensors_by_name_and_back(target: Target, context: str) -> None:
     assert torch.equal(row.best_L, logits.argmax(-1))
     with pytest.raises(KeyError):
         RowOutputs.from_named({name: t for name, t in named.items() if name != "hidden"})
-
-
-def test_what_overflows_fp16_stays_fp32() -> None:
-    assert round_to(torch.tensor([1.0, 2.0]), torch.float16).dtype == torch.float16
-    assert round_to(torch.tensor([1e6]), torch.float16).dtype == torch.float32

@@ -10,8 +10,6 @@ import pytest
 from align.config.parser import load_recipe
 from align.planning.memory import TextSize, read_text_size
 from align.planning.pilot import Pilot, run_pilot, scale_seconds
-from align.training.base_module import Interrupted, NonFiniteLoss
-from specalign.common.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -38,30 +36,6 @@ def test_data_that_are_there_are_read(debug_data: Path, tmp_path: Path) -> None:
     assert pilot.text is None and pilot.fresh > 0
     assert scale_seconds(recipe, read_text_size(recipe), pilot, 1.0).writing == 0
     assert {p.name: p.read_bytes() for p in debug_data.iterdir() if p.name in before} == before
-
-
-@pytest.mark.parametrize(
-    ("raised", "becomes"),
-    [
-        (Interrupted("stopped by a signal after step 1; a checkpoint is saved"), KeyboardInterrupt),
-        (NonFiniteLoss("the loss at step 1 is not finite; its batch is in a folder"), UserError),
-    ],
-)
-def test_an_interrupted_pilot_leaves_nothing_to_resume(
-    raised: Exception,
-    becomes: type[BaseException],
-    debug_data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def stop(*args: object, **options: object) -> None:
-        raise raised
-
-    monkeypatch.setattr("align.planning.pilot.fit", stop)
-    recipe = load_recipe(["recipe=debug_block", f"output={tmp_path}", f"data.path={debug_data}"])
-    with pytest.raises(becomes) as found:
-        run_pilot(recipe, read_text_size(recipe))
-    assert "its batch" not in str(found.value) and "checkpoint" not in str(found.value)
 
 
 def test_the_whole_run_is_scaled_by_counts() -> None:

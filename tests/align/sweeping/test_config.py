@@ -34,11 +34,6 @@ def test_a_grid_and_its_command(tmp_path: Path) -> None:
     assert list_trials(sweep, None, 0) == trials and list_trials(sweep, 1, 0) == trials[:1]
 
 
-def test_a_program_needs_no_command(tmp_path: Path) -> None:
-    text = GOOD.partition("command:")[0] + "program: align/train.py\n"
-    assert read_sweep(write_sweep(tmp_path, text)).arguments == {}
-
-
 def test_a_random_trial_depends_on_its_seed_and_number(tmp_path: Path) -> None:
     ranges = "seed: {min: 0, max: 9}\n  data.text_share: {min: 0, max: 1.0}\n  trainer.learning_rate: {min: 1e-4, max: 1e-2, distribution: log_uniform_values}"
     text = GOOD.replace("seed: {values: [0, 1]}", ranges)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,10 @@ from align.makers.standalone import make_standalone
 from align.training.diffusion_module import DiffusionDrafterModule
 from align.training.run import train
 from specalign.common.batch import Corrupted, Step
-from specalign.diffusion.parameterization import time_weight
 from specalign.diffusion.schedules import Cosine, Geometric
 from specalign.formats.standalone import open_drafter, save_standalone
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
-from specalign.models.ddit import DDiT
 from specalign.models.standalone import DiffusionDrafter
 from tests.builders import ANCHORS
 from tests.builders import packed_batch as batch
@@ -51,29 +48,6 @@ def module(
 
 def step(target: Target, first: int = 0) -> Step:
     return Step(batch(target), ANCHORS, 1.0, "", (0, 1), (first, first + 1))
-
-
-def test_the_importance_of_noise_multiplies_the_loss(target: Target, tmp_path: Path) -> None:
-    own = module(target, tmp_path, "stage=finetune", "objective.times=count")
-    noisy = own.noise(step(target))
-    at = own.loss_positions(noisy)
-    f = torch.randn(
-        int(at.sum()), own.drafter.vocab_size, generator=torch.Generator().manual_seed(0)
-    )
-    once = own.diffusion(f, noisy, at)
-    thrice = own.diffusion(f, replace(noisy, importance=3 * noisy.importance), at)
-    torch.testing.assert_close(thrice, 3 * once)
-    # and so a counted mask weighs length / masks, whatever the time
-    masks, length = at.sum(-1), noisy.valid.sum(-1)
-    plain = own.diffusion(f, replace(noisy, importance=torch.ones_like(noisy.importance)), at)
-    sigma = own.drafter.schedule.total(noisy.times.double())
-    weight = time_weight(sigma, own.drafter.schedule.rate(noisy.times.double()))
-    expected = (
-        plain
-        / weight[..., None].expand(at.shape)[at]
-        * (length / masks)[..., None].expand(at.shape)[at]
-    )
-    torch.testing.assert_close(once.double(), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_the_bound_is_the_nelbo_whatever_is_trained_by(target: Target, tmp_path: Path) -> None:
@@ -112,14 +86,6 @@ def test_pretraining_spreads_the_times_of_the_rows(
     assert torch.equal(again, found[6:8])
 
 
-def test_annealing_hides_what_is_to_the_right(target: Target, tmp_path: Path) -> None:
-    losses = []
-    for words in ((), ("objective.annealing=1000000",)):
-        own = module(target, tmp_path, "stage=finetune", *words, recipe="debug_mdlm")
-        losses.append(float(own.training_step(step(target), 0)))
-    assert losses[0] != pytest.approx(losses[1], rel=1e-4)
-
-
 def test_a_drafter_from_elsewhere_is_not_annealed(target: Target, tmp_path: Path) -> None:
     """It was trained to see to the right: its next stage does not hide that again."""
     words = ("stage=calibrate", "objective.annealing=1000000", f"drafter.init={tmp_path / 'first'}")
@@ -131,38 +97,6 @@ def test_a_drafter_from_elsewhere_is_not_annealed(target: Target, tmp_path: Path
         module(target, tmp_path, *words[:2], recipe="debug_mdlm").annealing_mask(step(target))
         is not None
     )
-
-
-def test_a_log_score_that_holds_the_noise_itself_is_trained_as_such(
-    target: Target, tmp_path: Path
-) -> None:
-    own = module(target, tmp_path, "stage=finetune")
-    made = own.drafter
-    assert isinstance(made.network, DDiT) and made.network.config.scale_by_sigma
-    raw = DDiT(replace(made.network.config, scale_by_sigma=False))
-    other = DiffusionDrafterModule(DiffusionDrafter(raw, made.config, target), own.recipe)
-    noisy = own.noise(step(target))
-    at = own.loss_positions(noisy)
-    f = (
-        torch.randn(int(at.sum()), made.vocab_size, generator=torch.Generator().manual_seed(0))
-        * 0.1
-    )
-    times = noisy.times[..., None].expand(at.shape)[at].double()
-    sigma, rate = made.schedule.total(times), made.schedule.rate(times)
-    for trained, scaled in ((own, True), (other, False)):
-        expected = score_entropy(
-            f,
-            noisy.tokens_t[at],
-            noisy.tokens_0[at],
-            sigma,
-            rate,
-            made.graph,
-            torch.ones_like(at[at]),
-            scaled,
-        )
-        torch.testing.assert_close(
-            trained.diffusion(f, noisy, at), expected.float(), rtol=1e-5, atol=1e-6
-        )
 
 
 @pytest.mark.parametrize("schedule", [Cosine(), Geometric()], ids=str)

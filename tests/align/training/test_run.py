@@ -179,24 +179,6 @@ def test_a_beginning_that_is_done_again_is_reported_once(tmp_path: Path, debug_d
         assert [row["step"] for row in csv.DictReader(file)] == ["0", "1", "1"]
 
 
-@pytest.mark.slow
-def test_another_stage_is_another_run(tmp_path: Path) -> None:
-    """Not taken up in silence, and the refused command leaves the run's record as it was."""
-    words = [
-        "recipe=debug_sedd",
-        f"output={tmp_path}",
-        "trainer.max_steps=2",
-        "trainer.warmup_steps=1",
-    ]
-    train(load_recipe([*words, "stage=pretrain"]), quiet=True)
-    before = (tmp_path / "recipe.yaml").read_bytes()
-    with pytest.raises(
-        UserError, match="saved under stage=pretrain, not finetune; give stage=pretrain, or use"
-    ):
-        train(load_recipe([*words, "stage=finetune"]), quiet=True)
-    assert (tmp_path / "recipe.yaml").read_bytes() == before
-
-
 def test_the_data_are_said_and_compared_with_the_recipe(
     tmp_path: Path,
     debug_data: Path,
