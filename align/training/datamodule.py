@@ -6,12 +6,13 @@ A step's global batch depends neither on the number of processes nor on the numb
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, zip_longest
 
 import lightning
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from align.config.recipe import Recipe
 from align.data.packing import collate, pack
@@ -21,45 +22,36 @@ from specalign.common.batch import Anchors, Batch, PackedRow, Step
 from specalign.common.rng import keyed_generator
 from specalign.diffusion.noise import sample_anchors
 
-Place = tuple[int, int, int]  # (micro-batch, place in the stream = key of the anchors, row)
+Place = tuple[int, int]  # (micro-batch, place in the stream = key of the anchors)
 _VALIDATION_SEED = 0x7A11D
 
 
-class StepSampler(Sampler[list[Place]]):
+@dataclass(frozen=True)
+class StepSampler:
     """Batch sampler of places from step `start` on, one list per micro-batch.
 
     Step s takes the places s·G … s·G+G−1 of the stream plus `offset`, split into `accumulate`
-    micro-batches, each split into `world` slices, one per process.
+    micro-batches, each split into `world` slices of `batch_size` rows, one per process.
 
-    Args:
-        stream: maps places to rows. steps: optimizer steps in all. batch_size: rows of one slice.
-            offset: of a run that resumed with another batch size, to continue where it stopped.
+    steps: optimizer steps in all. offset: of a run that resumed with another batch size.
     """
 
-    def __init__(
-        self,
-        stream: Stream,
-        steps: int,
-        batch_size: int,
-        *,
-        accumulate: int = 1,
-        rank: int = 0,
-        world: int = 1,
-        start: int = 0,
-        offset: int = 0,
-    ) -> None:
-        self.stream, self.batch_size, self.offset = stream, batch_size, offset
-        self.accumulate, self.rank, self.world = accumulate, rank, world
-        self.start, self.stop = start * accumulate, steps * accumulate
+    steps: int
+    batch_size: int
+    accumulate: int = 1
+    rank: int = 0
+    world: int = 1
+    start: int = 0
+    offset: int = 0
 
     def __len__(self) -> int:
         """All micro-batches of the run: Lightning counts from 0 also after resuming."""
-        return self.stop
+        return self.steps * self.accumulate
 
-    def places(self, micro: int) -> range:
-        """This process's places of one micro-batch."""
-        first = (micro * self.world + self.rank) * self.batch_size + self.offset
-        return range(first, first + self.batch_size)
+    def __iter__(self) -> Iterator[list[Place]]:
+        for micro in range(self.start * self.accumulate, len(self)):
+            first = (micro * self.world + self.rank) * self.batch_size + self.offset
+            yield [(micro, place) for place in range(first, first + self.batch_size)]
 
     def shared_places(self, micro: int) -> range:
         """All processes' places of one micro-batch."""
@@ -71,10 +63,6 @@ class StepSampler(Sampler[list[Place]]):
         size = self.accumulate * self.world * self.batch_size
         first = micro // self.accumulate * size + self.offset
         return range(first, first + size)
-
-    def __iter__(self) -> Iterator[list[Place]]:
-        for micro in range(self.start, self.stop):
-            yield [(micro, place, self.stream.key(place)) for place in self.places(micro)]
 
 
 def count_anchors(row: PackedRow, anchors: int) -> int:
@@ -173,16 +161,7 @@ class RowsModule(lightning.LightningDataModule):
         """The batches of one process."""
         t = self.recipe.trainer
         share = t.batch_size // (t.accumulate * world)
-        return StepSampler(
-            self.stream,
-            t.max_steps,
-            share,
-            accumulate=t.accumulate,
-            rank=rank,
-            world=world,
-            start=self.start,
-            offset=self.offset,
-        )
+        return StepSampler(t.max_steps, share, t.accumulate, rank, world, self.start, self.offset)
 
     def train_dataloader(self) -> DataLoader[Place]:
         assert self.trainer is not None
@@ -195,9 +174,9 @@ class RowsModule(lightning.LightningDataModule):
 
     def step(self, sampler: StepSampler, places: Sequence[Place]) -> Step:
         """One micro-batch of one process."""
-        row_keys = tuple(key for _, _, key in places)
+        keys = tuple(place for _, place in places)
+        row_keys = tuple(map(self.stream.key, keys))
         rows = [self.stream.row(key) for key in row_keys]
-        keys = tuple(place for _, place, _ in places)
         micro, width = places[0][0], 0
         if sampler.world > 1 and self.recipe.drafter.standalone:
             # as wide as in one process: the width determines the random draws of noise
@@ -227,19 +206,18 @@ class RowsModule(lightning.LightningDataModule):
         """
         assert self.trainer is not None
         rank, world, count = self.trainer.global_rank, self.trainer.world_size, len(self.held_out)
-        batches = [[(0, i, i % count)] for i in range(rank, -(-count // world) * world, world)]
+        batches = [[(0, place)] for place in range(rank, -(-count // world) * world, world)]
 
         def collate(places: Sequence[Place]) -> Step:
-            _, place, index = places[0]
+            place = places[0][1]
+            index = place % count
             kind, row = self.held_out[index]
             d, t = self.recipe.data, self.recipe.trainer
             anchor_limit = min(d.length, t.anchors) if self.recipe.drafter.standalone else d.length
             batch, anchors = make_batch(
                 [row], [index], anchor_limit, self.block_size, _VALIDATION_SEED
             )
-            return Step(
-                batch, anchors, 1.0 if place < count else 0.0, kind, (-1 - index,), (index,)
-            )
+            return Step(batch, anchors, float(place < count), kind, (-1 - index,), (index,))
 
         return DataLoader(_Places(count), batch_sampler=batches, collate_fn=collate)
 

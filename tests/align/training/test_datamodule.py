@@ -38,8 +38,8 @@ def test_two_processes_draw_what_one_draws(tmp_path: Path) -> None:
     )
     stream = Shuffled(rows, 0)
     module = RowsModule(recipe, stream, from_lists(texts, [5] * 4, [1.0] * 4), 3, True)
-    whole = StepSampler(stream, 4, 2)
-    halves = [StepSampler(stream, 4, 1, rank=rank, world=2) for rank in range(2)]
+    whole = StepSampler(4, 2)
+    halves = [StepSampler(4, 1, rank=rank, world=2) for rank in range(2)]
     widths = set()
     for places, *parts in zip(whole, *halves, strict=True):
         together = module.step(whole, places)
