@@ -80,8 +80,7 @@ class DrafterConfig(Section):
         "training; the identity at first",
     )
     confidence_head: bool = option(
-        False,
-        "block: a head that predicts each position's acceptance (objective.terms.confidence)",
+        False, "block: a head that predicts each position's acceptance (objective.terms.confidence)"
     )
     train: Literal["all", "confidence_head"] = option(
         "all", "block: trained weights; the rest is frozen"

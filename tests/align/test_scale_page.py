@@ -40,13 +40,6 @@ TINY = ["trainer.max_steps=2", "trainer.warmup_steps=1", "trainer.validation_row
 WRITTEN = ["data.samples=12", "data.batch_size=4", "data.max_answer_tokens=6"]
 
 
-def test_the_pages_have_these_commands() -> None:
-    assert [line.split()[2] for line in LINES] == [
-        *["align.plan"] * 2, "align.features", "align.train", *["align.sweep"] * 2,
-        *["align.synthesize"] * 2,
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "page", ["README.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 )

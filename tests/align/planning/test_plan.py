@@ -17,13 +17,7 @@ from align.outputs.row import compute_row
 from align.planning.drafter_sizes import plan_drafter_sizes
 from align.planning.memory import CACHE, KEPT, feature_bytes, read_text_size
 from align.planning.pilot import StageSeconds
-from align.planning.plan import (
-    TrainingPlan,
-    find_hardware,
-    format_count,
-    make_plan,
-    render_plan,
-)
+from align.planning.plan import TrainingPlan, find_hardware, format_count, make_plan, render_plan
 from align.planning.target_sizes import read_target_sizes
 from align.training.build import conditioning
 from specalign.lm.loading import load_target
@@ -87,11 +81,7 @@ def test_every_kind_has_a_plan(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["debug_block", "debug_taps", "debug_mdlm"])
 def test_stored_outputs_have_the_planned_size(name: str, debug_data: Path) -> None:
-    words = [
-        f"recipe={name}",
-        f"data.path={debug_data}",
-        "trainer.features_gb=1",
-    ]
+    words = [f"recipe={name}", f"data.path={debug_data}", "trainer.features_gb=1"]
     recipe, target = load_recipe(words), load_target("debug")
     stream = open_supply(recipe, target, quiet=True).stream(recipe)
     batch = collate([stream.row(stream.key(0))])

@@ -71,27 +71,6 @@ def test_a_config_is_enough(tmp_path: Path) -> None:
     assert not found.has_weights
 
 
-def test_a_target_without_a_usable_config_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(UserError, match=r"no config\.json"):
-        read_target_sizes(str(tmp_path))
-    config = tmp_path / "config.json"
-    config.write_text('{"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}')
-    with pytest.raises(UserError, match="encoder and a decoder"):
-        read_target_sizes(str(tmp_path))
-    code = {
-        "model_type": "other",
-        "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.M"},
-    }
-    config.write_text(json.dumps({**MIXTURE, **code}))
-    with pytest.raises(UserError, match="trust_remote_code=true"):
-        read_target_sizes(str(tmp_path))
-    monkeypatch.setattr("specalign.lm.loading.hub_reachable", lambda: False)
-    with pytest.raises(UserError, match=r"owner/nothing.*config\.json.*target\.name=FOLDER"):
-        read_target_sizes("owner/nothing")
-
-
 @pytest.mark.parametrize("name", [*RECIPES, *(f"{name} +" for name in OPTIONS)])
 def test_the_drafter_of_a_recipe(name: str) -> None:
     bare = name.removesuffix(" +")

@@ -18,7 +18,7 @@ from align.training.diffusion_module import DiffusionDrafterModule
 from align.training.run import train
 from specalign.common.batch import Corrupted, Step
 from specalign.diffusion.schedules import Cosine, Geometric
-from specalign.formats.standalone import open_drafter, save_standalone
+from specalign.formats.standalone import open_drafter
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.models.standalone import DiffusionDrafter
@@ -84,19 +84,6 @@ def test_pretraining_spreads_the_times_of_the_rows(
     assert apart < 0.26 if times != "uniform" else apart > 0.3
     again = own.noise(step(target, 6)).times
     assert torch.equal(again, found[6:8])
-
-
-def test_a_drafter_from_elsewhere_is_not_annealed(target: Target, tmp_path: Path) -> None:
-    """It was trained to see to the right: its next stage does not hide that again."""
-    words = ("stage=calibrate", "objective.annealing=1000000", f"drafter.init={tmp_path / 'first'}")
-    save_standalone(module(target, tmp_path, recipe="debug_mdlm").drafter, tmp_path / "first")
-    assert (
-        module(target, tmp_path, *words, recipe="debug_mdlm").annealing_mask(step(target)) is None
-    )
-    assert (
-        module(target, tmp_path, *words[:2], recipe="debug_mdlm").annealing_mask(step(target))
-        is not None
-    )
 
 
 @pytest.mark.parametrize("schedule", [Cosine(), Geometric()], ids=str)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +17,6 @@ from align.training.base_module import DrafterModule
 from align.training.run import train
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
-from specalign.lm.model import Target
 from tests.builders import train_debug_block as run
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "debug_block.json"
@@ -177,40 +174,6 @@ def test_a_beginning_that_is_done_again_is_reported_once(tmp_path: Path, debug_d
     train(recipe, quiet=True)
     with (tmp_path / "metrics.csv").open(newline="") as file:
         assert [row["step"] for row in csv.DictReader(file)] == ["0", "1", "1"]
-
-
-def test_the_data_are_said_and_compared_with_the_recipe(
-    tmp_path: Path,
-    debug_data: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    words = [
-        "recipe=debug_block",
-        f"data.path={debug_data}",
-        "trainer.max_steps=1",
-        "trainer.warmup_steps=0",
-    ]
-    train(load_recipe([*words, f"output={tmp_path / 'one'}"]))
-    said = capsys.readouterr().err
-    assert re.search(r"training on \d+ samples \(\d+ tokens\) of .*, \d+ held out", said)
-    assert "warning" not in said and "no drafter speeds it up" not in said
-    monkeypatch.setattr("align.training.run.load_target", by_single_tokens)
-    other = [
-        "data.samples=100000",
-        "data.max_answer_tokens=23",
-    ]  # not what the folder was written with
-    train(load_recipe([*words, *other, f"output={tmp_path / 'two'}"]))
-    said = capsys.readouterr().err
-    assert (
-        "warning: the recipe asks for 100000 samples" in said and "no drafter speeds it up" in said
-    )
-
-
-def by_single_tokens(*given: Any, **named: Any) -> Target:
-    target = load_target(*given, **named)
-    target.stepwise = True  # as a Mamba's; only its cache asks
-    return target
 
 
 @pytest.mark.slow
