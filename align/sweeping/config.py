@@ -83,15 +83,13 @@ def read_sweep(path: Path, method: str | None = None) -> Sweep:
         raise UserError(f"{where}: command must run align.train, for example {example}")
     before, after = words[: trains[0]], words[trains[0] + 1 :]
     entries = convert(content.get("parameters"), dict[str, Any], "parameters", where)
+    parameters = {key: _read_parameter(entry, key, where) for key, entry in entries.items()}
     return Sweep(
         name=path.stem,
         method=method,
         metric=metric["name"],
         maximize=goal == "maximize",
-        parameters={
-            key: _read_parameter(entry, f"{where}: parameters.{key}")
-            for key, entry in entries.items()
-        },
+        parameters=parameters,
         arguments=read_pairs([word for word in after if not word.startswith("${")]),
         environment=read_pairs([word for word in before if re.match(r"[A-Za-z_]\w*=", word)]),
         run_cap=convert(content.get("run_cap"), int | None, "run_cap", where),
@@ -110,7 +108,8 @@ def _check_keys(content: dict[str, Any], known: tuple[str, ...], where: str) -> 
             raise UserError(f"{where}: {short(key)} {USE_AGENT}{nearest(key, known)}")
 
 
-def _read_parameter(entry: Any, where: str) -> SweepParameter:
+def _read_parameter(entry: Any, key: str, where: str) -> SweepParameter:
+    where = f"{where}: parameters.{key}"
     entry = convert(entry, dict[str, Any], "parameter", where)
     _check_keys(entry, PARAMETER_KEYS, where)
     values = convert(entry.get("values", []), list[Any], "values", where)
@@ -121,8 +120,8 @@ def _read_parameter(entry: Any, where: str) -> SweepParameter:
     kind = entry.get("distribution") or ("int_uniform" if is_whole else "uniform")
     if kind not in RANGES:
         raise UserError(f"{where}: distribution={short(kind)} {USE_AGENT}{nearest(kind, RANGES)}")
-    is_positive = kind != "log_uniform_values" or low > 0
-    if not (finite(low) and finite(high) and low <= high and is_positive):
+    lowest = 0 if kind == "log_uniform_values" else -math.inf
+    if not (finite(low) and finite(high) and lowest < low <= high):
         raise UserError(f"{where}: needs values, or a range of numbers from min to max")
     return SweepParameter((), kind, low, high)
 
@@ -135,28 +134,21 @@ def list_trials(sweep: Sweep, count: int | None, seed: int) -> list[dict[str, st
     """
     count = sweep.run_cap if count is None else count
     if count is not None and not 1 <= count <= MAX_TRIALS:
-        raise UserError(
-            f"{sweep.name}: {count} trials (--count, run_cap): must be 1 to {MAX_TRIALS}"
-        )
-    parameters = sweep.parameters.values()
+        limits = f"(--count, run_cap): must be 1 to {MAX_TRIALS}"
+        raise UserError(f"{sweep.name}: {count} trials {limits}")
+    trials: list[dict[str, Any]] = []
     if sweep.method == "grid":
-        for key, parameter in sweep.parameters.items():
-            if not parameter.values:
-                raise UserError(
-                    f"{sweep.name}: a grid needs values for {key}; --method random draws from a "
-                    "range"
-                )
-        combinations = list(islice(product(*(p.values for p in parameters)), count))
+        ranges = [key for key, parameter in sweep.parameters.items() if not parameter.values]
+        if ranges:
+            hint = "--method random draws from a range"
+            raise UserError(f"{sweep.name}: a grid needs values for {ranges[0]}; {hint}")
+        grid = product(*(parameter.values for parameter in sweep.parameters.values()))
+        trials = [dict(zip(sweep.parameters, row, strict=True)) for row in islice(grid, count)]
     else:
-        draws = [f"{seed} {number}" for number in range(count or 10)]
-        items = sweep.parameters.items()
-        combinations = [
-            tuple(p.draw(random.Random(f"{draw} {key}")) for key, p in items) for draw in draws
-        ]
-    return [
-        dict(zip(sweep.parameters, map(_format_value, values), strict=True))
-        for values in combinations
-    ]
+        for number in range(count or 10):
+            items = sweep.parameters.items()
+            trials.append({k: p.draw(random.Random(f"{seed} {number} {k}")) for k, p in items})
+    return [{key: _format_value(value) for key, value in trial.items()} for trial in trials]
 
 
 def _format_value(value: Any) -> str:

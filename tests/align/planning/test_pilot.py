@@ -24,7 +24,7 @@ def test_a_pilot(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert recipe == load_recipe(words)
     assert not (tmp_path / "run").exists() and not list((tmp_path / "tmp").iterdir())
     assert pilot.text is not None and pilot.text.written == 0 and pilot.text.tokens > 20
-    assert pilot.fresh > 0 and pilot.validation_row > 0 and pilot.batch > 0
+    assert pilot.fresh > 0 and pilot.validation_row > 0 and pilot.sample > 0
     seconds = scale_seconds(recipe, pilot.text, pilot, 1.0)
     assert seconds.writing > 1.0 and seconds.training > 12 * min(pilot.fresh, pilot.stored)
 
@@ -47,11 +47,11 @@ def test_the_whole_run_is_scaled_by_counts() -> None:
     ]
     recipe = load_recipe(["recipe=debug_block", *words])
     pilot = Pilot(
-        loading=2, preparing=3, batch=7, fresh=1.0, stored=0.5, validation_row=0.25, saving=4
+        loading=2, preparing=3, sample=7, fresh=1.0, stored=0.5, validation_row=0.25, saving=4
     )
     text = TextSize(40, 0, 96 * 0.93, kept=0.5)  # forty rows: twenty steps read all of them
     seconds = scale_seconds(recipe, text, pilot, 1.0)
-    assert seconds.writing == 1 + 2 + 10 * 7
+    assert seconds.writing == 1 + 2 + 80 * 7
     assert seconds.training == 1 + 2 + 3 + 20 * 1.0 + 80 * 0.5 + 2 * 4 * 0.25 + 17 * 4
     ended = load_recipe(["recipe=debug_block", *words, "trainer.max_minutes=0.5"])
     assert scale_seconds(ended, text, pilot, 1.0).training == 1 + 2 + 3 + 30
