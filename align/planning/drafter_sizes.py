@@ -91,22 +91,13 @@ def _size_block(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
     no_target: Any = None
     with torch.device("meta"):
         network = BlockDrafter(config, no_target)
-    parameters, trained = _count_parameters(network, options)
     shared = config.context == "shared_kv"
     per_layer = 2 * config.num_key_value_heads * config.head_dim if shared else config.hidden_size
-    return DrafterSizes(
-        kind="block",
-        parameters=parameters,
-        trained=trained,
-        layers=len(network.layers),
-        hidden_size=config.hidden_size,
-        inner_size=config.intermediate_size,
-        num_heads=config.num_attention_heads,
-        vocabulary=config.draft_vocab_size or config.vocab_size,
-        drafted=config.block_size,
-        rows=config.rows,
-        context=per_layer * len(config.target_layer_ids),
-    )
+    width, inner, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
+    shape = (len(network.layers), width, inner, heads, config.draft_vocab_size or config.vocab_size)
+    counts = _count_parameters(network, options)
+    reads = per_layer * len(config.target_layer_ids)
+    return DrafterSizes("block", *counts, *shape, config.block_size, config.rows, reads)
 
 
 def _make_block_config(options: DrafterConfig, target: TargetSizes) -> BlockConfig:
@@ -165,18 +156,10 @@ def _size_ddit(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
         family = str(values.get("model_type") or "sedd")
         config = read_plan(values, family, f"drafter.init={options.init!r}", torch.empty(0)).config
     with torch.device("meta"):
-        parameters = sum(p.numel() for p in DDiT(config).parameters())
-    return DrafterSizes(
-        kind="ddit",
-        parameters=parameters,
-        trained=parameters,
-        layers=config.n_blocks,
-        hidden_size=config.hidden_size,
-        inner_size=4 * config.hidden_size,
-        num_heads=config.n_heads,
-        vocabulary=config.vocab_size,
-        drafted=options.block_size,
-    )
+        network = DDiT(config)
+    width = config.hidden_size
+    shape = (config.n_blocks, width, 4 * width, config.n_heads, config.vocab_size)
+    return DrafterSizes("ddit", *_count_parameters(network, options), *shape, options.block_size)
 
 
 def _size_masked_lm(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
@@ -191,19 +174,12 @@ def _size_masked_lm(options: DrafterConfig, target: TargetSizes) -> DrafterSizes
         return _size_layers(target, options, values["layers"], tables * target.embedding)
     with torch.device("meta"):
         network = from_config(values, f"drafter.init={options.init!r}")
-    parameters, trained = _count_parameters(network, options)
     config = network.model.config
-    return DrafterSizes(
-        kind="masked_lm",
-        parameters=parameters,
-        trained=trained,
-        layers=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
-        inner_size=int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
-        num_heads=config.num_attention_heads,
-        vocabulary=config.vocab_size,
-        drafted=options.block_size,
-    )
+    width, heads = config.hidden_size, config.num_attention_heads
+    inner = int(getattr(config, "intermediate_size", None) or 4 * width)
+    shape = (config.num_hidden_layers, width, inner, heads, config.vocab_size)
+    parameters = _count_parameters(network, options)
+    return DrafterSizes("masked_lm", *parameters, *shape, options.block_size)
 
 
 def _size_layers(
@@ -212,14 +188,6 @@ def _size_layers(
     """A drafter made of the target's layers, with this many numbers in its own tables."""
     parameters = sum(target.layers[i] for i in layers) + target.last_norm + tables
     updates = len(layers) * _count_updates(options, target.linears)
-    return DrafterSizes(
-        kind=options.kind,
-        parameters=parameters + updates,
-        trained=updates or parameters,
-        layers=len(layers),
-        hidden_size=target.hidden_size,
-        inner_size=target.inner_size,
-        num_heads=target.num_heads,
-        vocabulary=target.vocab_size,
-        drafted=options.block_size,
-    )
+    shape = (len(layers), target.hidden_size, target.inner_size, target.num_heads)
+    counts = (parameters + updates, updates or parameters)
+    return DrafterSizes(options.kind, *counts, *shape, target.vocab_size, options.block_size)
