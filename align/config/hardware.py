@@ -18,13 +18,6 @@ def main_process() -> bool:
     return rank == "0" and (os.environ.get("NODE_RANK") or "0") == "0"
 
 
-def process_number() -> int:
-    """The number of this process in its run. Works before the processes are connected."""
-    if rank := os.environ.get("RANK"):
-        return int(rank)
-    return 64 * int(os.environ.get("NODE_RANK") or 0) + int(os.environ.get("LOCAL_RANK") or 0)
-
-
 def gpu_count() -> int:
     """GPUs that torch sees. The version of a CPU build answers without importing torch, which takes
     seconds."""

@@ -65,7 +65,7 @@ class TargetOutputCache:
     Args:
         config: of the drafter; None = it reads only the last hidden state.
         options: `keep_features_gb` of memory, `features_gb` of disk, their `features_dtype`.
-        folder: where rows are stored. writer: this process's number among the `writers`.
+        folder: where rows are stored. writers: processes that store.
 
     Raises:
         UserError: the folder holds outputs of something else.
@@ -77,7 +77,6 @@ class TargetOutputCache:
         config: BlockConfig | None,
         options: TrainerConfig,
         folder: Path | None = None,
-        writer: int = 0,
         writers: int = 1,
     ) -> None:
         self.target, self.config = target, config
@@ -86,7 +85,7 @@ class TargetOutputCache:
         self.store = None
         if options.features_gb and folder is not None:
             about = describe_outputs(target, config, options.features_dtype)
-            self.store = OutputStore(folder, about, options.features_gb, writer, writers)
+            self.store = OutputStore(folder, about, options.features_gb, writers)
         self._rows: dict[RowKey, RowOutputs] = {}
         self.run: Features = target_features
         self.missing: Callable[[bool], bool] = bool
@@ -135,11 +134,6 @@ class TargetOutputCache:
             self.room -= row.bytes
             self._rows[key] = row
         return row
-
-    def close(self) -> None:
-        """Write the rows that wait to be stored."""
-        if self.store is not None:
-            self.store.flush()
 
 
 def _join(rows: Iterable[Tensor], dtype: torch.dtype) -> Tensor:

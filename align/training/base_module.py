@@ -16,7 +16,6 @@ import lightning
 import torch
 from torch import Tensor
 
-from align.config.hardware import process_number
 from align.config.recipe import Recipe
 from align.losses.acceptance import expected_accepted_token, kept_greedy, kept_token
 from align.losses.divergences import RowStatistics
@@ -82,10 +81,8 @@ class DrafterModule(lightning.LightningModule, ABC):
         recipe, target = self.recipe, self.drafter.target
         if not recipe.trainer.keep_features_gb and not recipe.trainer.features_gb:
             return None
-        folder, number = recipe.features_folder, process_number()
-        return TargetOutputCache(
-            target, self.conditioning, recipe.trainer, folder, number, recipe.processes
-        )
+        folder, writers = recipe.features_folder, recipe.processes
+        return TargetOutputCache(target, self.conditioning, recipe.trainer, folder, writers)
 
     # ---- one step ----
 

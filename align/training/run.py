@@ -127,9 +127,6 @@ def fit(
         if isinstance(stop.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         raise
-    finally:
-        if module.target_cache is not None:
-            module.target_cache.close()
     if not module.final_weights:  # the checkpoint was the end of the run
         module.copy_final_weights()
     return trainer

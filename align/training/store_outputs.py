@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
 
 from align.config.hardware import target_device
 from align.config.recipe import Recipe
@@ -55,17 +54,16 @@ def store_outputs(recipe: Recipe) -> None:
     held_out = validation_rows(samples, length, t.validation_rows, supply.exact)
     places = t.max_steps * t.batch_size
     start = printed = time.monotonic()
-    with closing(cache):  # stores what is computed, however this ends
-        for place, row, temperature in list_rows(recipe, held_out, supply.stream(recipe), places):
-            cache.row(row.to(target.device), temperature)
-            if store.full:
-                break
-            now = time.monotonic()
-            if now - printed >= LINE_EVERY:
-                printed = now
-                minutes = (now - start) / (place + 1) * (places - place - 1) / 60
-                say(f"{len(store)} rows, at most {minutes:.0f} min left")
-    line = f"{len(store)} rows, {store.bytes / 1e9:.3g} GB in {recipe.features_folder}"
+    for place, row, temperature in list_rows(recipe, held_out, supply.stream(recipe), places):
+        cache.row(row.to(target.device), temperature)
+        if store.full:
+            break
+        now = time.monotonic()
+        if now - printed >= LINE_EVERY:
+            printed = now
+            minutes = (now - start) / (place + 1) * (places - place - 1) / 60
+            say(f"{store.count} rows, at most {minutes:.0f} min left")
+    line = f"{store.count} rows, {store.bytes / 1e9:.3g} GB in {recipe.features_folder}"
     if store.full:
         line += ", the limit of trainer.features_gb: training computes the other rows"
     say(line)
@@ -84,8 +82,8 @@ def check_stored(
     if not missing:
         return
     gigabytes = recipe.trainer.features_gb
-    if len(store):  # the size of all rows, and a tenth more
-        gigabytes = max(gigabytes, 1.1e-9 * store.bytes / len(store) * (len(store) + missing))
+    if store.count:  # the size of all rows, and a tenth more
+        gigabytes = max(gigabytes, 1.1e-9 * store.bytes / store.count * (store.count + missing))
     arguments = [f"recipe={recipe.name}", f"output={recipe.output}"]
     storing = command("align.features", *arguments, f"trainer.features_gb={gigabytes:.3g}")
     raise UserError(
