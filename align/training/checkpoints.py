@@ -2,7 +2,7 @@
 
 A checkpoint is `step-N.ckpt` (a file, or a folder under DeepSpeed) with a seal `step-N.json`. It is
 saved under another name, renamed when complete, and sealed last. The seal holds the run's settings
-and the sizes and hashes of the files.
+and the hashes of the files.
 """
 
 from __future__ import annotations
@@ -47,14 +47,13 @@ _OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Seal(Settings):
-    """The record of a complete checkpoint. sizes, sha256: of each file."""
+    """The record of a complete checkpoint. sha256: of each file."""
 
     step: int
     seconds: float
     target_sha256: str
     drafter: dict[str, Any]
     draft_vocab: list[int] | None
-    sizes: dict[str, int] = field(default_factory=dict)
     sha256: dict[str, str] = field(default_factory=dict)
     schedule: dict[str, Any] = field(default_factory=dict)
 
@@ -94,7 +93,7 @@ def seal(path: Path, record: Seal) -> None:
         to_disk(file)
     os.replace(part(path), path)
     hashes = {name: sha256_file(file) for name, file in _list_files(path).items()}
-    text = json.dumps(asdict(replace(record, sizes=_measure(path), sha256=hashes))) + "\n"
+    text = json.dumps(asdict(replace(record, sha256=hashes))) + "\n"
     try:
         write_atomically(path.with_suffix(".json"), lambda file: file.write_text(text))
     except OSError:  # a full disk: an unsealed checkpoint is useless and takes space
@@ -135,10 +134,6 @@ def _list_files(path: Path) -> dict[str, Path]:
     return {str(file.relative_to(path.parent)): file for file in files}
 
 
-def _measure(path: Path) -> dict[str, int]:
-    return {name: file.stat().st_size for name, file in _list_files(path).items()}
-
-
 def _list_steps(folder: Path) -> list[Path]:
     """Checkpoints, complete or not, newest first."""
     paths = [p for p in folder.glob("step-*.ckpt") if p.stem[5:].isdecimal()]
@@ -169,10 +164,11 @@ def find_fault(path: Path, read_content: bool = False) -> str | None:
         return "incomplete"
     if not path.exists():
         return "missing"
-    if _measure(path) != record.sizes:
-        return "torn"
-    for name, file in _list_files(path).items() if read_content else ():
-        if sha256_file(file) != record.sha256.get(name):
+    files = _list_files(path)
+    if files.keys() != record.sha256.keys():
+        return "incomplete"
+    for name, file in files.items() if read_content else ():
+        if sha256_file(file) != record.sha256[name]:
             return f"damaged ({name} has changed since it was saved)"
     return None
 
