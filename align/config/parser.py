@@ -12,7 +12,7 @@ from align.config.drafter import DrafterConfig
 from align.config.hardware import gpu_count
 from align.config.help import help_text
 from align.config.recipe import GROUPS, Recipe, keys, resolve
-from align.config.recipe_files import find, flatten_all, read_with_bases, shipped
+from align.config.recipe_files import find, flatten_all, list_recipes, read_with_bases
 from align.config.wandb_runs import read_agent_parameters, separate_trial
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path
@@ -50,7 +50,7 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
     Raises:
         UserError: a key or value that is unknown, impossible, of the wrong type or given twice.
     """
-    given = read_arguments(argv, shipped())
+    given = read_arguments(argv, list_recipes())
     given |= {key: as_text(value) for key, value in read_agent_parameters(given).items()}
     if "recipe" not in given:
         raise UserError(
@@ -78,7 +78,7 @@ def _parse(key: str, text: str) -> Any:
 
 
 def _load_shipped_drafter(name: str) -> DrafterConfig | None:
-    if name not in shipped():
+    if name not in list_recipes():
         return None
     return load_recipe([f"recipe={name}", f"target.name={DEFAULT_TARGET}"]).drafter
 

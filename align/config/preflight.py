@@ -11,7 +11,7 @@ from align.config.drafter import DrafterConfig
 from align.config.hardware import check_devices, check_packages
 from align.config.option import require
 from align.config.recipe import Recipe
-from align.config.recipe_files import shipped
+from align.config.recipe_files import list_recipes
 from align.config.run_record import check_record
 from specalign.common.claims import check_folder
 from specalign.common.commands import command
@@ -93,7 +93,7 @@ def _check_init(drafter: DrafterConfig) -> None:
         check_obtainable(option, init)
         return
     recipe = Path(init).parent.name
-    if recipe in shipped():
+    if recipe in list_recipes():
         training = command("align.train", f"recipe={recipe}")
         raise UserError(f"{option}: no such folder; {training} creates it")
     raise missing(option, init)

@@ -16,7 +16,7 @@ from specalign.common.text import short
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 
 
-def shipped() -> list[str]:
+def list_recipes() -> list[str]:
     """Names of the shipped recipes."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
@@ -34,7 +34,7 @@ def find(name: str, where: str, folder: Path | None = None) -> Path:
         path = (folder or Path()) / expand_path(name, f"{where}: recipe")
     if os.path.isfile(path) and path.suffix in (".yaml", ".yml"):
         return path
-    near = nearest(Path(name).stem, shipped())
+    near = nearest(Path(name).stem, list_recipes())
     raise UserError(f"{where}: recipe {short(name)}: no such recipe or .yaml file{near}")
 
 

@@ -170,7 +170,8 @@ def _size_masked_lm(options: DrafterConfig, target: TargetSizes) -> DrafterSizes
     else:
         values = read_init_config(options.init)
     if "layers" in values:
-        tables = 0 if values.get("share_embedding") else (1 if target.tied else 2)
+        own_tables = 1 if target.tied else 2
+        tables = 0 if values.get("share_embedding") else own_tables
         return _size_layers(target, options, values["layers"], tables * target.embedding)
     with torch.device("meta"):
         network = from_config(values, f"drafter.init={options.init!r}")

@@ -11,7 +11,7 @@ from align.config.drafter import LOSS_NAMES
 from align.config.help import help_text
 from align.config.parser import load_recipe, parse_command
 from align.config.recipe import keys
-from align.config.recipe_files import FOLDER, shipped
+from align.config.recipe_files import FOLDER, list_recipes
 from specalign.common.errors import UserError
 from specalign.common.hub import DEFAULT_TARGET
 from tests.builders import needed_words as needed
@@ -26,7 +26,7 @@ def problem(*argv: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", list_recipes())
 def test_every_shipped_recipe_parses_and_says_what_it_is(name: str) -> None:
     recipe = load_recipe([f"recipe={name}", *needed(name)])
     assert recipe.name == name
@@ -115,7 +115,7 @@ def test_help_names_every_recipe_and_key(capsys: pytest.CaptureFixture[str]) -> 
     text = printed + " ".join(printed.split())
     assert "python -m align.train" in text
     assert "Trains." in text
-    for name in shipped():
+    for name in list_recipes():
         assert (FOLDER / f"{name}.yaml").read_text().splitlines()[0].lstrip("# ") in text
     for key in keys().values():
         assert f"  {key.name}=" in text

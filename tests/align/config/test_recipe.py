@@ -11,7 +11,7 @@ import pytest
 from align.config.option import LARGEST, Section, option
 from align.config.parser import load_recipe
 from align.config.recipe import keys, resolve
-from align.config.recipe_files import shipped
+from align.config.recipe_files import list_recipes
 from specalign.common.errors import UserError
 from specalign.common.strict_yaml import dump_yaml
 from tests.builders import needed_words as needed
@@ -111,7 +111,7 @@ def test_the_address_of_a_server_with_and_without_v1() -> None:
     assert load_recipe(["recipe=debug_block"]).data.server is None
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", list_recipes())
 def test_a_resolved_recipe_gives_the_same_recipe_again(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(
         [

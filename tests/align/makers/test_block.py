@@ -11,7 +11,7 @@ import torch
 
 from align.config.drafter import DrafterConfig
 from align.config.parser import load_recipe
-from align.config.recipe_files import shipped
+from align.config.recipe_files import list_recipes
 from align.data import shards as data
 from align.makers.block import asked_markov, from_target, make_block
 from align.makers.geometry import tap_layers
@@ -158,12 +158,12 @@ def test_what_an_init_keeps_though_the_recipe_asks_otherwise_is_said(
 
 def test_shipped_recipes_keep_the_markov_head_that_they_start_from(target: Target) -> None:
     config = from_target(target, options(), None).config
-    for name in shipped():
+    for name in list_recipes():
         asked = load_recipe([f"recipe={name}", *needed_words(name)]).drafter
         if asked.kind == "block" and asked.init is not None:
             maker = Path(asked.init).parent.name  # runs/NAME/drafter, or the shipped drafter
             words = [f"recipe={maker}", *needed_words(maker)]
-            rank = load_recipe(words).drafter.markov_rank if maker in shipped() else 192
+            rank = load_recipe(words).drafter.markov_rank if maker in list_recipes() else 192
             assert asked_markov(replace(config, markov_rank=rank), asked)[1] == rank, name
 
 

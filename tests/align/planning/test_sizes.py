@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from align.config.parser import load_recipe
-from align.config.recipe_files import shipped
+from align.config.recipe_files import list_recipes
 from align.makers.block import make_block
 from align.planning.drafter_sizes import plan_drafter_sizes
 from align.planning.target_sizes import read_target_sizes
@@ -34,7 +34,9 @@ OPTIONS = {
     "debug_mdlm": ["drafter.share_embedding=false"],
     "debug_confidence": ["drafter.markov=mlp"],
 }
-RECIPES = [name for name in shipped() if name.startswith("debug") and name != "debug_adapt_taps"]
+RECIPES = [
+    name for name in list_recipes() if name.startswith("debug") and name != "debug_adapt_taps"
+]
 
 
 @pytest.mark.parametrize("spec", DEBUG)
