@@ -16,7 +16,6 @@ from align.planning.target_sizes import read_target_sizes
 from align.training.build import make_drafter
 from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
-from specalign.lm.debug import DEBUG
 from specalign.lm.loading import load_target
 from tests.target_models import tiny_model, tiny_target
 
@@ -37,20 +36,6 @@ OPTIONS = {
 RECIPES = [
     name for name in list_recipes() if name.startswith("debug") and name != "debug_adapt_taps"
 ]
-
-
-@pytest.mark.parametrize("spec", DEBUG)
-def test_a_debug_target(spec: str) -> None:
-    found, target = read_target_sizes(spec), load_target(spec, fast=False)
-    assert found.parameters == sum(p.numel() for p in target.model.parameters())
-    assert found.layers == tuple(
-        sum(p.numel() for p in layer.parameters()) for layer in target.layers
-    )
-    assert found.cached == sum(
-        shape.numbers for shape in target.anatomy.shapes if shape is not None
-    )
-    assert (found.vocab_size, found.hidden_size) == tuple(target.head_weight_VD.shape)
-    assert (found.context_limit, found.tied) == (target.context_limit, True)
 
 
 @pytest.mark.parametrize("name", ["opt", "deepseek_v3", "dots3_note_text", "mamba2"])

@@ -109,15 +109,6 @@ def test_finished_trials_are_skipped_and_others_run_again(
     assert len(training.ran) == 4
 
 
-def test_a_metric_that_is_not_logged_names_the_nearest(
-    training: FakeTraining, tmp_path: Path
-) -> None:
-    training.metric = "validation/tau_greedy"
-    with pytest.raises(UserError, match="was not logged.*did you mean 'validation/tau_greedy'"):
-        run_all(tmp_path)
-    assert len(training.ran) == 1
-
-
 def test_wrong_arguments_stop_it_before_anything_runs(
     training: FakeTraining, tmp_path: Path
 ) -> None:

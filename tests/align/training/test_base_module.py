@@ -31,12 +31,3 @@ def test_which_anchors_tell_tau(module: BlockDrafterModule, target: Target) -> N
     assert module.complete(step).tolist() == [[True, False, True], [False, True, True]]
     step.written = (True, False)  # the second row is other text
     assert module.complete(step).tolist() == [[True, False, True], [False, False, False]]
-
-
-def test_places_of_the_p_that_is_imitated(module: BlockDrafterModule, target: Target) -> None:
-    batch = packed_batch(target)
-    step = Step(batch, ANCHORS)
-    outputs = module.target_outputs(step, 1.0)
-    rows = outputs.used_P[module.used_rows(step, outputs)]
-    start = torch.tensor([0, 20])[:, None, None]  # of each row of 20
-    assert torch.equal(rows, start + ANCHORS.places_BAK(20))
