@@ -98,24 +98,27 @@ def _shrink(recipe: Recipe, folder: Path, text: TextSize) -> Recipe:
     small.data = data
     data.follow = False
     data.writer = "target"  # a server is not asked for a trial
-    data.path = str(recipe.data_folder if text.written else folder / "data")
-    if not text.written:
-        data.samples = data.batch_size = max(2, min(SAMPLES, data.batch_size, data.samples))
+    if text.written:  # training reads what is there, and nothing is added to it
+        data.samples, data.path = max(2, text.written), str(recipe.data_folder)
+    else:
+        data.path = str(folder / "data")
     return small
 
 
 def _write_samples(small: Recipe, target: Target, pilot: Pilot, folder: Path) -> TextSize:
     """Write one batch and time it; returns what was written."""
     own = copy.deepcopy(small)
-    own.data.path = str(folder)
+    few = min(SAMPLES, own.data.batch_size, max(2, own.data.samples))
+    own.data.path, own.data.samples, own.data.batch_size = str(folder), few, few
     writing = Synthesis(own, target, folder, quiet=True)
     start = time.monotonic()
     writing.write_shard()
-    pilot.sample = (time.monotonic() - start) / own.data.batch_size
+    pilot.sample = (time.monotonic() - start) / few
     while writing.manifest["samples"] < FEWEST:
         writing.write_shard()
-    if own.data.path == small.data.path:
-        small.data.samples, small.data.write = writing.manifest["samples"], "never"
+    if small.data.path == own.data.path:
+        small.data.samples, small.data.batch_size = writing.manifest["samples"], few
+        small.data.write = "never"
     return read_text_size(own)
 
 
