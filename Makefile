@@ -127,7 +127,6 @@ runs/smollm2_taps/drafter: | $(STAMP)
 
 serve-check: setup $(VLLM)/.command $(DRAFTER)
 	$(PY) -m tests.serve_check --vllm $(VLLM) --drafter $(DRAFTER) --limit $(SERVE_LIMIT)
-	$(PY) -m tests.features_check --vllm $(VLLM)
 
 lint: setup
 	$(VENV)/bin/ruff check .

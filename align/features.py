@@ -3,8 +3,7 @@ store them on disk.
 
 Stores what `align.train` with the same arguments reads, in the same order: keys and values or taps,
 last hidden states, and p's normaliser, up to `trainer.features_gb`; training computes further rows
-itself. With trainer.features_writer=vllm:URL a server runs the target. Rerun an interrupted command
-to resume it.
+itself. Rerun an interrupted command to resume it.
 """
 
 from __future__ import annotations

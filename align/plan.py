@@ -17,7 +17,6 @@ from dataclasses import replace  # noqa: E402
 from align.config.help import help_text  # noqa: E402
 from align.config.parser import load_recipe  # noqa: E402
 from align.config.preflight import check_file  # noqa: E402
-from align.planning.hardware import find_hardware, find_local_hardware  # noqa: E402
 from specalign.common.commands import OptionParser, path  # noqa: E402
 from specalign.common.errors import UserError, cli  # noqa: E402
 from specalign.common.files import write_json  # noqa: E402
@@ -46,39 +45,33 @@ def parser() -> OptionParser:
 def main(argv: list[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     if {"-h", "--help", "--help-all"} & {*words}:
-        say(
-            f"{help_text('align.plan', __doc__ or '', every='--help-all' in words)}\n\n{OPTIONS}",
-            end="",
-        )
+        text = help_text("align.plan", __doc__ or "", every="--help-all" in words)
+        say(f"{text}\n\n{OPTIONS}", end="")
         return
     options, rest = parser().parse_known_args(words)
     if options.memory_gb is not None and not 0 < options.memory_gb < 1e9:
         raise UserError(f"--memory-gb {options.memory_gb:g}: must be above 0")
     if options.json is not None:
         check_file(options.json, "--json")
-    named = find_hardware(options.hardware) if options.hardware else None
     recipe = load_recipe(rest)
     from align.planning.pilot import run_pilot, scale_seconds
-    from align.planning.plan import make_plan
-    from align.planning.render import render
+    from align.planning.plan import find_hardware, find_local_hardware, make_plan, render_plan
 
     importing = time.monotonic() - STARTED
-    elsewhere = named is not None or options.memory_gb is not None
-    hardware = named or find_local_hardware(recipe)
+    is_here = options.hardware is None and options.memory_gb is None
+    hardware = find_hardware(options.hardware) if options.hardware else find_local_hardware(recipe)
     if options.memory_gb is not None:
         hardware = replace(hardware, memory=options.memory_gb * 1e9)
     plan = make_plan(recipe, hardware)
-    if plan.target.has_weights and not (elsewhere or options.no_pilot or plan.misfits):
+    if is_here and plan.target.has_weights and not options.no_pilot and not plan.misfits:
         say("running a short pilot …", error=True)
         pilot = run_pilot(recipe, plan.text)
         plan = make_plan(recipe, hardware, pilot.text)
         plan.seconds = scale_seconds(recipe, plan.text, pilot, importing)
         load, cores = load_average(), machine()["cores"]
         if load is not None and load > 1.5 * cores:
-            plan.notes.append(
-                f"the machine was busy during the pilot (load {load:.1f} on {cores} cores)"
-            )
-    say(render(plan))
+            plan.notes.append(f"the machine was busy (load {load:.1f} on {cores} cores)")
+    say(render_plan(plan))
     if options.json is not None:
         write_json(options.json, plan.to_dict())
     if plan.misfits:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from align.sweeping.config import list_trials, read_arguments, read_sweep
+from align.sweeping.config import list_trials, read_pairs, read_sweep
 from align.sweeping.run import render_table, run_sweep
 from specalign.common.claims import Claim
 from specalign.common.commands import OptionParser, path
@@ -36,11 +36,6 @@ def parser() -> OptionParser:
         "--count", type=int, metavar="N", help="trials (default: the whole grid, or 10 random ones)"
     )
     p.add_argument("--seed", type=int, default=0, help="seed of random trials (default 0)")
-    p.add_argument(
-        "--wandb",
-        action="store_true",
-        help="also log trials to W&B if the file does (default: metrics.csv only)",
-    )
     p.add_argument("--out", type=path, metavar="DIR", help="default runs/sweeps/NAME")
     return p
 
@@ -56,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
     folder = options.out or Path("runs") / "sweeps" / sweep.name
     with Claim(folder, "--out"):
         say(f"{len(trials)} trials of {sweep.name} in {folder}", error=True)
-        results = run_sweep(sweep, trials, folder, read_arguments(options.words), options.wandb)
+        results = run_sweep(sweep, trials, folder, read_pairs(options.words))
         page = render_table(sweep, results)
         write_text(folder / "sweep.md", page + "\n")
     say(f"{page}\n\n{folder / 'sweep.md'}")

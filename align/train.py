@@ -47,7 +47,8 @@ def main(argv: list[str] | None = None) -> None:
     )
     use_deterministic_products()
     if recipe.processes > 1 and not is_launched():
-        if code := run_processes(recipe, "align.train", arguments):
+        code = run_processes(recipe, "align.train", arguments)
+        if code:
             raise SystemExit(code)
         return
     try:
@@ -70,10 +71,11 @@ def _train(recipe: Recipe, arguments: list[str]) -> None:
         with ExitStack() as claims:
             if main_process():
                 claims.enter_context(Claim(Path(recipe.output), "output"))
-                if note := trial_note(recipe):
-                    say(note, error=True)
                 if recipe.trainer.features_gb:
                     claims.enter_context(Claim(recipe.features_folder, "trainer.features_path"))
+                note = trial_note(recipe)
+                if note:
+                    say(note, error=True)
             train(recipe, argv=arguments)
     except (NonFiniteLoss, Interrupted) as stop:
         if not main_process():  # it stopped with the others: not a crash to its launcher
@@ -84,9 +86,8 @@ def _train(recipe: Recipe, arguments: list[str]) -> None:
     except RuntimeError as error:
         if not is_lost_peer(error):
             raise
-        signal.signal(
-            signal.SIGTERM, signal.SIG_DFL
-        )  # from the launcher, which ends this process too
+        # the launcher's signal ends this process too
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if main_process():
             say(f"error: another process has failed or stopped responding; {RESUMES}", error=True)
         raise SystemExit(1) from None

@@ -6,24 +6,16 @@ The same request is answered the same way, whoever else asks.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from types import TracebackType
 from typing import Any
-
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
 
 from decode.engine.decoder import Decoder
 from specalign.lm.model import Target
@@ -46,8 +38,6 @@ class Loopback:
         key: the API key that it asks for.
         limit: the longest text that it takes.
         alter: status and body of a reply → those that are sent.
-        states: the folder in which it stores hidden states of `layers`, as vLLM does; None = it returns none. lag: seconds after the
-            reply until they are there. change: the states (tokens, layers, D) → those that are stored.
     """
 
     target: Target
@@ -58,15 +48,10 @@ class Loopback:
     key: str | None = None
     limit: int = 512
     alter: Callable[[int, bytes], tuple[int, bytes]] = lambda status, body: (status, body)
-    states: Path | None = None
-    layers: tuple[int, ...] = ()
-    lag: float = 0.0
-    change: Callable[[Tensor], Tensor] = lambda states: states
     asked: list[dict[str, Any]] = field(default_factory=list)
     met: Counter[str] = field(default_factory=Counter)
     most_at_once: int = 0
     _now: int = 0
-    _stored: int = 0
     _known: dict[str, list[int]] = field(default_factory=dict)
 
     def __enter__(self) -> Loopback:
@@ -148,33 +133,7 @@ class Loopback:
             "choices": [choice],
             "usage": usage,
         }
-        if self.states is not None:
-            reply["kv_transfer_params"] = {
-                "hidden_states_path": str(self._store(self.states, prompt))
-            }
         return reply
-
-    def _store(self, folder: Path, prompt: list[int]) -> Path:
-        """A file of the prompt's states, locked for as long as it is written."""
-        with self._lock:
-            self._stored += 1
-            path = folder / f"cmpl-{self._stored}.safetensors"
-        with self._decoding:
-            taps = self.target.forward(
-                torch.tensor([prompt]), taps=self.layers, logits=False
-            ).taps_BLFD
-        assert taps is not None
-        held = path.with_name(path.name + ".lock").open("w")
-        fcntl.flock(held, fcntl.LOCK_EX)
-
-        def write() -> None:
-            with held, suppress(SafetensorError):  # the folder may be gone
-                time.sleep(self.lag)
-                states = self.change(taps[0]).contiguous()
-                save_file({"hidden_states": states, "token_ids": torch.tensor(prompt)}, str(path))
-
-        threading.Thread(target=write, daemon=True).start()
-        return path
 
 
 def wrong(target: Target, tokens: list[int]) -> list[int]:

@@ -23,7 +23,7 @@ from pyarrow import parquet
 
 from align import plan, sweep, synthesize, train
 from align.config.recipe import keys
-from align.config.recipe_files import shipped
+from align.config.recipe_files import list_recipes
 from decode import advise, compare, eval, export, generate, parity, report, verify
 from specalign.common import hub
 from specalign.formats.block import save_drafter
@@ -146,7 +146,7 @@ def test_options(inputs: Path, command: Any, data: st.DataObject, value: str) ->
 
 
 KEYS = st.one_of(st.sampled_from(sorted(keys())), ANY_TEXT)
-RECIPES = st.one_of(st.just("debug_block"), st.sampled_from(sorted(shipped())), WORDS)
+RECIPES = st.one_of(st.just("debug_block"), st.sampled_from(sorted(list_recipes())), WORDS)
 
 
 @settings(max_examples=60, **REPEATABLE)

@@ -20,7 +20,6 @@ import torch
 from safetensors.torch import load_file
 
 from align import synthesize
-from align.outputs import store
 from specalign.lm.loading import load_target
 from tests.builders import saved_taps_drafter
 from tests.forks import fork_server
@@ -107,7 +106,6 @@ def run_forked(words: list[str], folder: str, kill_at: int) -> None:
         os.dup2(log, stream)
     sys.stdout, sys.stderr = (open(stream, "w", closefd=False) for stream in (1, 2))  # noqa: SIM115
     os.environ["TMPDIR"], tempfile.tempdir = f"{folder}/tmp", None
-    store.SHARD_BYTES = 1 << 15  # several shards
     main = importlib.import_module(words[0]).main
     count = 0
 
@@ -132,23 +130,11 @@ def read_results(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        if path.name.startswith("outputs-"):  # rows may be spread over shards in another way
-            if path.suffix == ".json":
-                found.setdefault("rows", {}).update(read_rows(path))
-        elif path.suffix in READERS:
+        if path.suffix in READERS:
             found[name] = drop_times(READERS[path.suffix](path))
         elif path.is_file():
             found[name] = None
     return found
-
-
-def read_rows(seal: Path) -> dict[str, Any]:
-    tensors = load_file(seal.with_suffix(".safetensors"))
-    rows = json.loads(seal.read_text())["rows"]
-    return {
-        str(key): {name: drop_times(t) for name, t in tensors.items() if name.startswith(f"{i}.")}
-        for i, key in enumerate(rows)
-    }
 
 
 def read_table(path: Path) -> list[dict[str, str]]:

@@ -33,16 +33,15 @@ def read_arguments(argv: Sequence[str], recipes: Sequence[str]) -> dict[str, str
     given: dict[str, str] = {}
     arguments = list(argv)
     while arguments:
-        for key, text in _next_pairs(arguments, recipes):
+        for key, text in _take_pairs(arguments, recipes):
             if key in given:
-                raise UserError(
-                    f"{COMMAND_LINE}: {key} is given twice ({short(given[key])} and {short(text)})"
-                )
+                values = f"{short(given[key])} and {short(text)}"
+                raise UserError(f"{COMMAND_LINE}: {key} is given twice ({values})")
             given[key] = text
     return given
 
 
-def _next_pairs(arguments: list[str], recipes: Sequence[str]) -> list[tuple[str, str]]:
+def _take_pairs(arguments: list[str], recipes: Sequence[str]) -> list[tuple[str, str]]:
     """Take the next argument off `arguments`: `key=value`, `--key=value`, `--key value`, or another
     form of W&B's agents.
 
@@ -57,20 +56,22 @@ def _next_pairs(arguments: list[str], recipes: Sequence[str]) -> list[tuple[str,
         return [(key, as_text(value)) for key, value in read_object(Path(argument)).items()]
     key, equals, text = re.sub(r"^(--|\+{1,2})", "", argument).partition("=")
     if equals:
-        if key.startswith("~"):
-            bare = nearest(key.lstrip("~"), keys())
-            raise UserError(f"{COMMAND_LINE}: {short(argument)}: keys can't be removed{bare}")
         return [(key, text)]
+    known = keys().get(key)
     is_switch = key.startswith("data.template_kwargs.")
-    is_flag = is_switch or key in keys() and keys()[key].type is bool
-    is_dotted = "." in key and key in keys()  # its value may contain an equals sign
+    is_flag = is_switch or known is not None and known.type is bool
+    is_dotted = "." in key and known is not None  # its value may contain an equals sign
     follows = arguments[0] if arguments and not _is_argument(arguments[0], is_dotted) else None
     is_value = follows is not None if is_switch else str(follows).lower() in ("true", "false")
     if is_flag and argument.startswith("--") and not is_value:
         return [(key, "true")]
-    if follows is None or not argument.startswith("--"):
-        raise _describe_mistake(argument, key, recipes)
-    return [(key, arguments.pop(0))]
+    if follows is not None and argument.startswith("--"):
+        return [(key, arguments.pop(0))]
+    choices = [f"recipe={name}" for name in recipes]
+    near = nearest(f"recipe={key}" if key in recipes else argument, [*keys(), "recipe", *choices])
+    if known is not None or key == "recipe":
+        near = f" (write {key}=VALUE, without spaces)"
+    raise UserError(f"{COMMAND_LINE}: {short(argument)} is not key=value{near}")
 
 
 def _is_argument(argument: str, only_flags: bool = False) -> bool:
@@ -86,17 +87,6 @@ def _is_argument(argument: str, only_flags: bool = False) -> bool:
     return argument.startswith("--") or is_pair and not only_flags
 
 
-def _describe_mistake(argument: str, key: str, recipes: Sequence[str]) -> UserError:
-    """The error for a text that is not an argument."""
-    if key in (*keys(), "recipe"):
-        near = f" (write {key}=VALUE, without spaces)"
-    else:
-        choices = [f"recipe={name}" for name in recipes]
-        known = [*keys(), "recipe", *choices, "--help", "--help-all", "--print"]
-        near = nearest(f"recipe={key}" if key in recipes else argument, known)
-    return UserError(f"{COMMAND_LINE}: {short(argument)} is not key=value{near}")
-
-
 def as_text(value: Any) -> str:
     """Write a JSON value as an argument's text."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -106,24 +96,17 @@ def read_value(key: str, text: str) -> Any:
     """Parse an argument's text: YAML, or Python's repr of a list or mapping; keys of type text take
     it as it is."""
     kind = keys()[key].type if key in keys() else None
-    optional = type(None) in get_args(kind)
-    if (
-        text in ("null", "None") or optional and text in ("", "~")
-    ):  # None: how W&B's agent spells it
+    kinds = (kind, *get_args(kind))
+    is_empty = type(None) in kinds and text in ("", "~")
+    if is_empty or text in ("null", "None"):  # None: how W&B's agent spells it
         return None
-    if (
-        str in (kind, *get_args(kind))
-        and get_origin(kind) not in (list, dict)
-        and text[:1] not in ("'", '"')
-    ):
+    if str in kinds and get_origin(kind) not in (list, dict) and text[:1] not in ("'", '"'):
         return text
-    if not text and key in keys():
+    if not text and kind is not None:
         raise UserError(f"{COMMAND_LINE}: {key}= has no value; it must be {type_name(kind)}")
-    if text[:1] in ("[", "{"):
+    if text[:1] in ("[", "{"):  # W&B's agent sends lists and nested parameters as Python's repr
         with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             value = ast.literal_eval(text)
-            if (
-                repr(value) == text
-            ):  # Python's spelling, as W&B's agent sends lists and nested parameters
+            if repr(value) == text:
                 return value
     return parse_yaml(text, f"{COMMAND_LINE}: {key}")

@@ -16,44 +16,32 @@ GENERATED_PROMPT = 80
 TEMPLATE = 40
 """Assumed tokens of a chat template where the tokenizer is unknown."""
 _TEXT_KEYS = (
-    "text_tokens",
-    "text_share",
-    "text_column",
-    "text_split",
-    "text_config",
-    "text_revision",
-)
+    "text_tokens", "text_share", "text_column", "text_split", "text_config", "text_revision",
+)  # fmt: skip
 """Options of `data.text`."""
 
 
-def server_address(writer: str, kind: str) -> str | None:
-    """The address in KIND:URL without `/v1`, else None."""
-    found, _, url = writer.partition(":")
-    return url.rstrip("/").removesuffix("/v1") if found == kind else None
-
-
-def check_writer(key: str, writer: str, kind: str) -> None:
-    """Check `target` or KIND:URL. Raises UserError."""
-    address = server_address(writer, kind)
-    example = f"{key}={kind}:http://127.0.0.1:8000"
-    if address is None:
-        require(writer == "target", f"{key}={writer!r} must be target or {kind}:URL ({example})")
+def check_writer(writer: str) -> None:
+    """Check `data.writer`. Raises UserError."""
+    if writer == "target":
         return
-    invalid = f"{key}={writer!r}: invalid address; an example: {example}"
+    example = "data.writer=openai:http://127.0.0.1:8000"
+    kind, _, address = writer.partition(":")
+    require(kind == "openai", f"data.writer={writer!r} must be target or openai:URL ({example})")
     try:
         parts = urlsplit(address)
-        port = parts.port
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        parts = urlsplit("")
-        port = 0
+        is_valid = False
+    require(
+        is_valid and " " not in writer,
+        f"data.writer={writer!r}: invalid address; an example: {example}",
+    )
     require(
         parts.username is None and not parts.query and not parts.fragment,
-        f"{key}: an address with a user, a key or a query would be written into the run's records; "
-        "put the key into the "
-        f"environment variable {API_KEY}",
+        "data.writer: an address with a user, a key or a query would be written into the run's "
+        f"records; put the key into the environment variable {API_KEY}",
     )
-    is_web = parts.scheme in ("http", "https") and bool(parts.hostname)
-    require(is_web and port != 0 and " " not in writer, invalid)
 
 
 @dataclass
@@ -67,24 +55,20 @@ class DataConfig(Section):
     prompts: str | None = option(
         None,
         "null = the target writes them; else a hub id, or a file or folder: .jsonl .ndjson .json "
-        ".csv .tsv .parquet .arrow "
-        ".txt, also .gz and .zst",
+        ".csv .tsv .parquet .arrow .txt, also .gz and .zst",
     )
     prompts_split: str = option("train", "split of a data set; in a folder, taken from file names")
     prompts_config: str | None = option(None, "configuration of a hub data set that has several")
     prompts_revision: str | None = option(None, "branch, tag or commit of a hub data set")
     prompts_column: str | None = option(
         None,
-        "column that holds the prompts; null = the first of messages, conversations, prompt, "
-        "question, turns, problem, instruction, "
-        "query, input, text, content that holds a user's text",
+        "column that holds the prompts; null = the first known one that holds a user's text "
+        "(messages, conversations, prompt, question, instruction, text, …)",
     )
     template_kwargs: dict[str, Any] = option(
         {}, "variables of the target's chat template, name: value (enable_thinking: false)"
     )
-    system: str | None = option(
-        None, "system prompt of every sample; null = the template's default", prose=True
-    )
+    system: str | None = option(None, "system prompt; null = the template's default", prose=True)
     prompt_temperature: float = option(1.0, "temperature of written prompts", low=0)
     prompt_openings: list[str] = option(
         [], "openings of generated prompts, in turn ('' = none); chat targets only"
@@ -97,16 +81,14 @@ class DataConfig(Section):
     max_prompt_tokens: int | None = option(
         None,
         "longest prompt, in tokens without the chat template; null = 80 for generated prompts, and "
-        "what data.length leaves after an "
-        "answer for given ones",
+        "what data.length leaves after an answer for given ones",
         low=1,
         high=2**24,
     )
     long_prompts: Literal["drop", "cut"] = option(
         "drop",
-        "given prompts longer than data.max_prompt_tokens: drop = leave them out; cut = remove the "
-        "oldest turns, then the start of the "
-        "longest message (without a chat template: the end of the text)",
+        "given prompts that are longer: drop = leave them out; cut = remove the oldest turns, then "
+        "the start of the longest message (without a chat template: the end of the text)",
     )
     turns: Literal["last", "all"] = option(
         "last",
@@ -116,19 +98,14 @@ class DataConfig(Section):
     max_answer_tokens: int = option(160, "longest answer, in tokens", low=1, high=2**24)
     batch_size: int = option(128, "rows generated at a time; one shard each", low=1)
     writer: str = option(
-        "target",
-        "who writes: target = the target in this process; openai:URL = a server that has it, "
-        "through the OpenAI protocol (vLLM, "
-        "SGLang, TGI, llama.cpp)",
+        "target", "target = the target in this process; openai:URL = a server that has it"
     )
     concurrency: int = option(64, "requests in flight to a server", low=1, high=65536)
     served_model: str | None = option(
         None, "the target's name on the server; null = the one that is called as target.name"
     )
     server_check: Literal["auto", "never"] = option(
-        "auto",
-        "auto = compare the server's answers to a few prompts with the target's own, if its "
-        "weights are available and fit",
+        "auto", "auto = compare the server's answers with the target's own, if its weights fit"
     )
     reply_seconds: float = option(
         600.0, "seconds after which a request without a reply is sent again", above=0
@@ -155,15 +132,12 @@ class DataConfig(Section):
     )
     text_column: str = option("text", "column that holds the text")
     text_split: str = option("train", "split of a data set of data.text")
-    text_config: str | None = option(
-        None, "configuration of a hub data set of data.text that has several"
-    )
+    text_config: str | None = option(None, "configuration of a hub data set of data.text")
     text_revision: str | None = option(None, "branch, tag or commit of a hub data set of data.text")
     exclude: list[str] = option(
         ["suites"],
         "drop documents of data.text that share 13 consecutive words with these: suites = every "
-        "benchmark of "
-        "decode.eval, or files of rows",
+        "benchmark of decode.eval, or files of rows",
     )
     write: Literal["missing", "never"] = option(
         "missing", "missing = align.train generates missing data first; never = it refuses"
@@ -189,7 +163,8 @@ class DataConfig(Section):
     @property
     def server(self) -> str | None:
         """The address of the server that writes, without `/v1`; None = the target itself writes."""
-        return server_address(self.writer, "openai")
+        kind, _, url = self.writer.partition(":")
+        return url.rstrip("/").removesuffix("/v1") if kind == "openai" else None
 
     def validate(self) -> None:
         count, sources = len(self.mixture), len(self.text)
@@ -204,7 +179,7 @@ class DataConfig(Section):
         for name in _TEXT_KEYS if not self.text else ():
             value = getattr(self, name)
             require(value == getattr(DataConfig, name), f"data.{name}={value} needs data.text")
-        check_writer("data.writer", self.writer, "openai")
+        check_writer(self.writer)
 
     def without_text(self) -> DataConfig:
         """The same without `data.text` and its options."""

@@ -62,8 +62,9 @@ def insert_kind(
     inserted: list[Layer] = []
     for where, flat in layers:
         sections = flat.get("kinds", {})
-        if unknown := next((name for name in sections if name not in KINDS), None):
-            raise UserError(f"{where}: kinds: unknown kind {unknown!r}{nearest(unknown, KINDS)}")
+        for name in sections:
+            if name not in KINDS:
+                raise UserError(f"{where}: kinds: unknown kind {name!r}{nearest(name, KINDS)}")
         section = dict(sections.get(found.name, {}))
         if flat.get("drafter.kind") == "auto":
             section |= {k: v for k, v in derived.items() if k == "drafter.kind" or k not in flat}
@@ -76,7 +77,8 @@ def insert_kind(
 def _find_kind(init: str, load_drafter: Callable[[str], DrafterConfig | None]) -> DrafterKind:
     """The kind of `drafter.init`, or of the drafter that a shipped recipe will save there. A
     missing one, which preflight reports, counts as a block drafter."""
-    if found := kind_of_drafter(init):
+    found = kind_of_drafter(init)
+    if found:
         return found
     planned = load_drafter(Path(init).parent.name)
     if planned is None:

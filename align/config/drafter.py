@@ -9,23 +9,9 @@ from align.config.option import Section, option, require
 from specalign.common.errors import nearest
 
 LOSS_NAMES = (
-    "cross_entropy",
-    "forward_kl",
-    "reverse_kl",
-    "jensen_shannon",
-    "total_variation",
-    "lk",
-    "first_error",
-    "streak",
-    "confidence",
-)
-PARTS = {
-    "markov": "markov.",
-    "convolution": "_conv.",
-    "confidence": "confidence.",
-}
-"""Parts of a block drafter that may have their own learning rate, with a substring of their
-weights' names."""
+    "cross_entropy", "forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "lk",
+    "first_error", "streak", "confidence",
+)  # fmt: skip
 
 
 @dataclass
@@ -37,38 +23,30 @@ class DrafterConfig(Section):
     kind: Literal["block", "ddit", "masked_lm", "autoregressive"] = option(
         "block",
         "block = target-conditioned block diffusion; standalone: ddit = SEDD's and MDLM's network, "
-        "masked_lm = a decoder "
-        "LM under another mask; autoregressive = some of the target's layers as a small causal LM. "
-        "auto = the kind of drafter.init",
+        "masked_lm = a decoder LM under another mask; autoregressive = some of the target's layers "
+        "as a small causal LM; auto = the kind of drafter.init",
     )
     context: Literal["shared_kv", "taps"] = option(
         "shared_kv", "how the block drafter sees the context"
     )
     init: str | None = option(
-        None,
-        "drafter folder, published checkpoint or hub id to start from; its architecture is kept, "
-        "and a note lists the "
-        "keys that are ignored",
+        None, "drafter folder, published checkpoint or hub id to start from, whose sizes are kept"
     )
     block_size: int = option(4, "K: tokens drafted in one pass", low=1, high=64)
     block_layout: Literal["anchor_first", "fill_in"] | None = option(
         None,
-        "block: the rows that draft. anchor_first = K rows, row k drafts token k+1 (DSpark); "
-        "fill_in = K+1 rows, each mask drafts "
-        "the token in its own place (DFlash: what serving engines load); null = anchor_first, or "
-        "what drafter.init has",
+        "block: anchor_first = K rows, row k drafts token k+1 (DSpark); fill_in = K+1 rows, each "
+        "mask drafts the token in its own place (DFlash: what serving engines load); null = "
+        "anchor_first, or what drafter.init has",
     )
     layers: int = option(2, "drafter layers", low=1, high=1000)
     target_layers: list[int] | None = option(
         None,
         "target layers shared (one per drafter layer), tapped (taps) or started from (masked_lm, "
-        "autoregressive); "
-        "-1 = the last one, null = chosen",
+        "autoregressive); -1 = the last one, null = chosen",
     )
     taps: int = option(5, "tapped layers when target_layers is null (taps)", low=1, high=1000)
-    draft_vocab: int = option(
-        8192, "size of the draft vocabulary, the commonest tokens; 0 = all", low=0
-    )
+    draft_vocab: int = option(8192, "draft vocabulary: the commonest tokens; 0 = all", low=0)
     init_from_target: bool = option(True, "start from the target's layers")
     markov_rank: int = option(
         192,
@@ -84,21 +62,14 @@ class DrafterConfig(Section):
         "a drafter.init keeps its own",
     )
     attention_bias: bool | None = option(
-        None,
-        "block: biases of the attention's projections; null = as the target's layers have them. "
-        "transformers' and llama.cpp's "
-        "drafters have none (decode.export)",
+        None, "block: biases of the attention's projections; null = as the target's layers"
     )
     convolution: bool = option(
         False,
-        "block: two-tap convolutions around attention and feed-forward; start as the identity, so "
-        "that drafter.init drafts "
-        "as before",
+        "block: two-tap convolutions around attention and feed-forward, the identity at first",
     )
     confidence_head: bool = option(
-        False,
-        "block: a head that predicts each position's acceptance (objective.terms.confidence trains "
-        "it)",
+        False, "block: a head that predicts each position's acceptance (objective.terms.confidence)"
     )
     train: Literal["all", "confidence_head"] = option(
         "all", "block: trained weights; the rest is frozen"
@@ -112,8 +83,7 @@ class DrafterConfig(Section):
         "cached exactly; full = as published",
     )
     attention_backend: Literal["sdpa", "flash_attn"] = option(
-        "sdpa",
-        "ddit: flash_attn needs the package, full attention, a GPU and half precision",
+        "sdpa", "ddit: flash_attn needs the package, full attention, a GPU and half precision"
     )
     window: int = option(
         512, "full attention: clean tokens shown before a block", low=1, high=2**24
@@ -130,10 +100,10 @@ class DrafterConfig(Section):
         "loglinear", "standalone: noise over time"
     )
     prediction: Literal["log_score", "logits"] = option(
-        "log_score", "standalone: what the network's output is: SEDD's log-score or MDLM's logits"
+        "log_score", "standalone: the network's output: SEDD's log-score or MDLM's logits"
     )
     share_embedding: bool = option(
-        True, "masked_lm: the target's embedding and head, frozen and not stored, instead of copies"
+        True, "masked_lm: the target's embedding and head, frozen and not stored; else copies"
     )
     lora_rank: int = option(
         0,
@@ -157,34 +127,25 @@ class DrafterConfig(Section):
         self._validate_network()
 
     def _validate_kind(self) -> None:
-        if self.kind != "block":
-            block_only = {
-                "confidence_head=true": self.confidence_head,
-                "convolution=true": self.convolution,
-                f"markov={self.markov}": self.markov is not None,
-                f"block_layout={self.block_layout}": self.block_layout is not None,
-            }
-            for name, is_set in block_only.items():
-                require(not is_set, f"drafter.{name} needs drafter.kind=block")
-        require(
-            self.attention_bias is None or (self.kind == "block" and self.init is None),
-            f"drafter.attention_bias={str(self.attention_bias).lower()} needs drafter.kind=block "
-            "without drafter.init",
-        )
-        require(
-            self.markov is None or self.markov_rank > 0,
-            f"drafter.markov={self.markov} needs drafter.markov_rank above 0",
-        )
+        is_block, has_init = self.kind == "block", self.init is not None
+        block_only = {
+            "confidence_head=true": self.confidence_head,
+            "convolution=true": self.convolution,
+            f"markov={self.markov}": self.markov is not None,
+            f"block_layout={self.block_layout}": self.block_layout is not None,
+        }
+        for name, is_set in block_only.items():
+            require(is_block or not is_set, f"drafter.{name} needs drafter.kind=block")
+        bias = f"drafter.attention_bias={str(self.attention_bias).lower()}"
+        is_fresh = is_block and not has_init
+        fresh = f"{bias} needs drafter.kind=block without drafter.init"
+        require(self.attention_bias is None or is_fresh, fresh)
+        markov = f"drafter.markov={self.markov} needs drafter.markov_rank above 0"
+        require(self.markov is None or self.markov_rank > 0, markov)
         if self.train == "confidence_head":
-            require(
-                self.confidence_head,
-                "drafter.train=confidence_head needs drafter.confidence_head=true",
-            )
-            require(
-                self.init is not None,
-                "drafter.train=confidence_head needs drafter.init, a trained drafter: all else is "
-                "frozen",
-            )
+            train = "drafter.train=confidence_head"
+            require(self.confidence_head, f"{train} needs drafter.confidence_head=true")
+            require(has_init, f"{train} needs drafter.init, a trained drafter: all else is frozen")
 
     def _validate_network(self) -> None:
         require(
@@ -211,15 +172,15 @@ class DrafterConfig(Section):
             self.lora_rank == 0 or self.kind == "masked_lm",
             "drafter.lora_rank needs drafter.kind=masked_lm",
         )
-        if self.target_layers is not None:
-            require(self.target_layers, "drafter.target_layers must name at least one layer")
-            require(
-                self.kind != "block"
-                or self.context != "shared_kv"
-                or len(self.target_layers) == self.layers,
-                f"drafter.target_layers={self.target_layers} must name "
-                f"drafter.layers={self.layers} layers for shared_kv",
-            )
+        if self.target_layers is None:
+            return
+        require(self.target_layers, "drafter.target_layers must name at least one layer")
+        is_shared = self.kind == "block" and self.context == "shared_kv"
+        require(
+            not is_shared or len(self.target_layers) == self.layers,
+            f"drafter.target_layers={self.target_layers} must name "
+            f"drafter.layers={self.layers} layers for shared_kv",
+        )
 
 
 @dataclass
@@ -253,9 +214,7 @@ class ObjectiveConfig(Section):
         "standalone: SEDD's denoising score entropy, or MDLM's bound",
     )
     distillation: float = option(
-        1.0,
-        "standalone, stage=calibrate: λ, the weight of the terms next to the diffusion loss",
-        low=0,
+        1.0, "standalone, stage=calibrate: λ, the weight of the terms", low=0
     )
     distillation_warmup: int = option(0, "steps over which λ rises from 0", low=0)
     times: Literal["low_discrepancy", "count"] = option(
@@ -270,18 +229,14 @@ class ObjectiveConfig(Section):
         low=0,
     )
     block_lengths: list[float] = option(
-        [],
-        "standalone: probabilities of the block lengths 1..K that decoding uses; empty = K always",
-        low=0,
+        [], "standalone: probabilities of the block lengths 1..K; empty = K always", low=0
     )
 
     def validate(self) -> None:
         require(self.terms, f"objective.terms must name at least one loss{nearest('', LOSS_NAMES)}")
         for name in self.terms:
-            require(
-                name in LOSS_NAMES,
-                f"objective.terms.{name}: unknown loss{nearest(name, LOSS_NAMES)}",
-            )
+            near = nearest(name, LOSS_NAMES)
+            require(name in LOSS_NAMES, f"objective.terms.{name}: unknown loss{near}")
         require(
             not self.block_lengths or sum(self.block_lengths) > 0,
             "objective.block_lengths must not all be 0",

@@ -4,27 +4,18 @@ only to count GPUs."""
 from __future__ import annotations
 
 import os
-from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
 from align.config.option import require
 from align.config.recipe import Recipe
-from specalign.common.errors import check_all
 
 
 def main_process() -> bool:
     """Whether this process prints and writes. Works before the processes are connected."""
     rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"
     return rank == "0" and (os.environ.get("NODE_RANK") or "0") == "0"
-
-
-def process_number() -> int:
-    """The number of this process in its run. Works before the processes are connected."""
-    if rank := os.environ.get("RANK"):
-        return int(rank)
-    return 64 * int(os.environ.get("NODE_RANK") or 0) + int(os.environ.get("LOCAL_RANK") or 0)
 
 
 def gpu_count() -> int:
@@ -49,20 +40,14 @@ def accelerator(recipe: Recipe) -> str:
 
 def check_packages(recipe: Recipe) -> None:
     """Raises UserError that names every missing package."""
-    loggers = [name for name in ("tensorboard", "wandb") if name in recipe.trainer.logger]
-    needed: list[tuple[str, str]] = [(name, f"trainer.logger={name}") for name in loggers]
+    needed = {f"trainer.logger={name}": name for name in recipe.trainer.logger if name != "csv"}
     if recipe.launch.strategy.startswith("deepspeed"):
-        needed.append(("deepspeed", f"launch.strategy={recipe.launch.strategy}"))
+        needed[f"launch.strategy={recipe.launch.strategy}"] = "deepspeed"
     if recipe.drafter.lora_rank:
-        needed.append(("peft", f"drafter.lora_rank={recipe.drafter.lora_rank}"))
-    check_all(partial(_require_package, package, option) for package, option in needed)
-
-
-def _require_package(package: str, option: str) -> None:
-    is_installed = find_spec(package) is not None
-    require(
-        is_installed, f"{option}: the package {package} is not installed (pip install {package})"
-    )
+        needed[f"drafter.lora_rank={recipe.drafter.lora_rank}"] = "peft"
+    missing = {option: name for option, name in needed.items() if find_spec(name) is None}
+    names = " ".join(sorted({*missing.values()}))
+    require(not missing, f"{', '.join(missing)}: not installed (pip install {names})")
 
 
 def check_devices(recipe: Recipe) -> None:

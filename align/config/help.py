@@ -6,7 +6,7 @@ import json
 import textwrap
 
 from align.config.recipe import keys
-from align.config.recipe_files import FOLDER, shipped
+from align.config.recipe_files import FOLDER, list_recipes
 from specalign.common.commands import command
 from specalign.common.schema import type_name
 
@@ -24,7 +24,7 @@ def help_text(prog: str, description: str, every: bool = True) -> str:
     usage = f"usage: {command(prog)} recipe=NAME [key=value …] [--print]"
     purpose = " ".join(description.split()).rpartition("…`: ")[2]
     lines = [usage, "", purpose, "", "recipes (recipe=NAME, or a path to a .yaml):"]
-    names = shipped()
+    names = list_recipes()
     for name in names:
         is_toy = name.startswith("debug_") and name != "debug_block"
         if every or not (is_toy or name.removeprefix("smollm2_") in {*names} - {name}):

@@ -15,7 +15,7 @@ from specalign.common.errors import UserError
 from specalign.common.text import say
 
 RESUMES = "rerun the command to resume from the newest checkpoint"
-_PRINTED = (2, 130)
+_REPORTED = (2, 130)
 """Exit codes of a process that has printed its own message: wrong input, interrupted."""
 
 
@@ -64,7 +64,7 @@ def run_processes(recipe: Recipe, module: str, arguments: Sequence[str]) -> int:
     Raises:
         UserError: a run over several machines whose variables do not say which machine this is.
     """
-    rendezvous = _rendezvous(recipe)
+    rendezvous = _choose_rendezvous(recipe.launch.num_nodes)
     os.environ.setdefault("OMP_NUM_THREADS", str(thread_share(recipe.launch.devices)))
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     logging.disable()  # the launcher reports each signal and exit code by several records
@@ -73,35 +73,36 @@ def run_processes(recipe: Recipe, module: str, arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    nodes = recipe.launch.num_nodes
-    config = LaunchConfig(nodes, nodes, recipe.launch.devices, max_restarts=0, **rendezvous)
+    nodes, devices = recipe.launch.num_nodes, recipe.launch.devices
+    config = LaunchConfig(nodes, nodes, nproc_per_node=devices, max_restarts=0, **rendezvous)
     try:
         elastic_launch(config, sys.executable)("-m", module, *arguments)
     except SignalException:
         return 130
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        if failure.exitcode in _PRINTED:
-            return failure.exitcode
-        ended = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
+        code = failure.exitcode
+        if code in _REPORTED:
+            return code
+        ended = failure.signal_name() if code < 0 else f"exit code {code}"
         say(f"error: rank {rank} of {recipe.processes} ended with {ended}; {RESUMES}", error=True)
         return 1
     return 0
 
 
-def _rendezvous(recipe: Recipe) -> dict[str, Any]:
+def _choose_rendezvous(nodes: int) -> dict[str, Any]:
     """How processes connect: through a free port on one machine, else through the environment's
     variables."""
-    nodes = recipe.launch.num_nodes
     if nodes == 1:
         return {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": str(os.getpid())}
     env = os.environ
     missing = sorted({"NODE_RANK", "MASTER_ADDR", "MASTER_PORT"} - env.keys())
     if missing or not env["NODE_RANK"].isdecimal():
+        names = ", ".join(sorted(missing)) or "a number in NODE_RANK"
         raise UserError(
-            f"launch.num_nodes={nodes}: missing {', '.join(missing) or 'a number in NODE_RANK'}; "
-            f"start the command on every machine with NODE_RANK=0…{nodes - 1} and the first "
-            "machine's MASTER_ADDR and MASTER_PORT (torchrun and srun set them)"
+            f"launch.num_nodes={nodes}: missing {names}; start the command on every machine with"
+            f" NODE_RANK=0…{nodes - 1} and the first machine's MASTER_ADDR and MASTER_PORT"
+            " (torchrun and srun set them)"
         )
     return {
         "rdzv_backend": "static",

@@ -16,8 +16,8 @@ LARGEST = 2**53
 def option(
     default: Any,
     doc: str,
-    low: float | None = None,
-    high: float | None = None,
+    low: float = -LARGEST,
+    high: float = LARGEST,
     above: float | None = None,
     prose: bool = False,
 ) -> Any:
@@ -51,12 +51,10 @@ class Section:
         for f in fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
             if isinstance(value, str) and not f.metadata["prose"]:
-                require(
-                    value.isprintable(),
-                    f"{prefix}{f.name}={value!r} must not contain control characters",
-                )
+                message = f"{prefix}{f.name}={value!r} must not contain control characters"
+                require(value.isprintable(), message)
             for number in _list_numbers(value):
-                limit = _exceeded_limit(number, f.metadata)
+                limit = _exceeded_limit(number, **f.metadata)
                 require(limit is None, f"{prefix}{f.name}={value} must be {limit}")
         self.validate()
 
@@ -71,16 +69,15 @@ def _list_numbers(value: Any) -> list[float]:
     return [v for v in entries if isinstance(v, int | float) and not isinstance(v, bool)]
 
 
-def _exceeded_limit(number: float, metadata: Any) -> str | None:
-    low, high, above = (metadata.get(name) for name in ("low", "high", "above"))
+def _exceeded_limit(
+    number: float, low: float, high: float, above: float | None, **other: object
+) -> str | None:
     if not math.isfinite(number):
         return "a finite number"
-    if abs(number) > LARGEST:
-        return f"at most {LARGEST}"
     if above is not None and number <= above:
         return f"greater than {above:.12g}"
-    if low is not None and number < low:
+    if number < low:
         return f"at least {low:.12g}"
-    if high is not None and number > high:
-        return f"at most {high:.12g}"
+    if number > high:
+        return f"at most {high:.16g}"
     return None

@@ -1,7 +1,4 @@
-"""Reading a recipe: recipes/NAME.yaml and the files that it starts from, then the command line.
-
-Wrong input ends in one line that names the key, the place and the nearest valid name.
-"""
+"""Reading a recipe: recipes/NAME.yaml and the files that it starts from, then the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from align.config.drafter import DrafterConfig
 from align.config.hardware import gpu_count
 from align.config.help import help_text
 from align.config.recipe import GROUPS, Recipe, keys, resolve
-from align.config.recipe_files import find, flatten, read_with_bases, shipped, unique
+from align.config.recipe_files import find, flatten_all, list_recipes, read_with_bases
 from align.config.wandb_runs import read_agent_parameters, separate_trial
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path
@@ -24,8 +21,10 @@ from specalign.common.schema import SHORT_DTYPES, convert
 from specalign.common.strict_yaml import dump_yaml
 from specalign.common.text import say, short
 
-_MAPPINGS = ("objective.terms", "trainer.learning_rates", "data.template_kwargs")
+_MAPPINGS = ("objective.terms", "data.template_kwargs")
 """Keys whose entries can be given one by one: `objective.terms.forward_kl=1`."""
+_PATHS = ("data.text", "data.exclude")
+"""Lists of paths, which may contain spaces."""
 
 
 def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe | None:
@@ -51,7 +50,7 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
     Raises:
         UserError: a key or value that is unknown, impossible, of the wrong type or given twice.
     """
-    given = read_arguments(argv, shipped())
+    given = read_arguments(argv, list_recipes())
     given |= {key: as_text(value) for key, value in read_agent_parameters(given).items()}
     if "recipe" not in given:
         raise UserError(
@@ -59,17 +58,13 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
             "recipes, --help-all all keys)"
         )
     path = find(given.pop("recipe"), COMMAND_LINE)
-    pairs = [
-        pair
-        for key, text in given.items()
-        for pair in flatten(_parse(key, text), key, COMMAND_LINE)
-    ]
-    arguments = unique(pairs, COMMAND_LINE)
+    values = {key: _parse(key, text) for key, text in given.items()}
+    arguments = flatten_all(values, COMMAND_LINE)
     layers = [(file.name, flat) for file, flat in read_with_bases(path)]
     layers = insert_kind([*layers, (COMMAND_LINE, arguments)], _load_shipped_drafter)
-    values = _merge(layers)
-    _separate_target(values, layers)
-    recipe = _build(values, path.stem)
+    merged = _merge(layers)
+    _separate_target(merged, layers)
+    recipe = _build(merged, path.stem)
     separate_trial(recipe, arguments)
     return recipe
 
@@ -78,43 +73,37 @@ def _parse(key: str, text: str) -> Any:
     """An argument's value. For a list, an existing path is taken as it is: YAML might read
     something else."""
     kind = keys()[key].type if key in keys() else None
-    if get_origin(kind) is list and str in get_args(kind) and _exists(text):
-        return text
-    return read_value(key, text)
+    is_texts = get_origin(kind) is list and str in get_args(kind)
+    return text if is_texts and _exists(text) else read_value(key, text)
 
 
 def _load_shipped_drafter(name: str) -> DrafterConfig | None:
-    if name not in shipped():
+    if name not in list_recipes():
         return None
     return load_recipe([f"recipe={name}", f"target.name={DEFAULT_TARGET}"]).drafter
 
 
 def _merge(layers: list[Layer]) -> dict[str, Value]:
     """The value of each key from the last layer that has it."""
-    values: dict[str, Value] = {}
+    merged: dict[str, Value] = {}
     for number, (where, flat) in enumerate(layers):
-        for key in sorted(
-            flat, key=lambda key: key not in _MAPPINGS
-        ):  # a mapping before its entries
-            if key in _MAPPINGS:
-                values = {k: v for k, v in values.items() if not k.startswith(f"{key}.")}
-            values.pop(key, None)
-            values[key] = Value(flat[key], where, number)
-    return values
+        mappings = [key for key in flat if key in _MAPPINGS]  # they replace earlier entries
+        for mapping in mappings:
+            merged = {k: v for k, v in merged.items() if not k.startswith(f"{mapping}.")}
+        for key in (*mappings, *(key for key in flat if key not in _MAPPINGS)):
+            merged.pop(key, None)
+            merged[key] = Value(flat[key], where, number)
+    return merged
 
 
 def _separate_target(values: dict[str, Value], layers: list[Layer]) -> None:
     """A data.path from a recipe's file holds text of that file's target: add the target's name for
     any other."""
-    files = [
-        flat["target.name"]
-        for where, flat in layers
-        if where != COMMAND_LINE and "target.name" in flat
-    ]
-    usual = files[-1] if files else DEFAULT_TARGET
+    targets = [flat.get("target.name") for where, flat in layers if where != COMMAND_LINE]
+    usual = [target for target in targets if target is not None][-1:] or [DEFAULT_TARGET]
     folder = values.get("data.path")
-    name = values["target.name"].value if "target.name" in values else usual
-    if folder is None or folder.where == COMMAND_LINE or name == usual:
+    name = values["target.name"].value if "target.name" in values else usual[0]
+    if folder is None or folder.where == COMMAND_LINE or name == usual[0]:
         return
     if isinstance(name, str) and isinstance(folder.value, str):
         suffix = re.sub(r"[^\w.-]+", "--", name.strip("/"))[-80:]
@@ -135,7 +124,8 @@ def _build(values: dict[str, Value], name: str) -> Recipe:
     top = sections.pop("")
     top["output"] = str(expand_path(top.get("output") or f"runs/{top['name']}", "output"))
     for group, key in (("data", "path"), ("trainer", "features_path")):
-        if folder := sections[group].get(key):
+        folder = sections[group].get(key)
+        if folder:
             sections[group][key] = str(expand_path(folder, f"{group}.{key}"))
     types = get_type_hints(Recipe)
     return Recipe(**top, **{group: types[group](**options) for group, options in sections.items()})
@@ -144,13 +134,11 @@ def _build(values: dict[str, Value], name: str) -> Recipe:
 def _set(sections: dict[str, dict[str, Any]], name: str, value: Any, where: str) -> None:
     """Convert one value and put it into its section. Raises UserError."""
     if name == "base":
-        raise UserError(
-            f"{where}: base belongs in a recipe's file; choose a recipe with recipe=NAME"
-        )
+        raise UserError(f"{where}: base belongs in a recipe's file; use recipe=NAME")
     mapping = next((m for m in _MAPPINGS if name.startswith(f"{m}.")), None)
     if name not in keys() and mapping is None:
-        choices = [*keys(), *filter(None, GROUPS)]
-        raise UserError(f"{where}: unknown key {short(name)}{nearest(name, choices)}")
+        near = nearest(name, [*keys(), *filter(None, GROUPS)])
+        raise UserError(f"{where}: unknown key {short(name)}{near}")
     key = keys()[mapping or name]
     group, _, last = key.name.rpartition(".")
     if mapping is None:
@@ -162,46 +150,37 @@ def _set(sections: dict[str, dict[str, Any]], name: str, value: Any, where: str)
 
 
 def _convert(value: Any, kind: Any, name: str, where: str) -> Any:
-    """`value` as `kind`; a text may stand for a list of texts, and a whole float (`6.0`, `1e3`) for
-    an integer."""
+    """`value` as `kind`; a text may stand for a list of texts, a short for a long dtype, and a
+    whole float (`6.0`, `1e3`) for an integer."""
     value = _with_integers(value, kind)
-    alternatives = (kind, *get_args(kind))
-    if isinstance(value, str) and any(
-        get_origin(k) is list and str in get_args(k) for k in alternatives
-    ):
-        value = _split_list(value, are_paths=name in ("data.text", "data.exclude"))
-    if get_origin(kind) is Literal and value not in get_args(kind) and isinstance(value, str):
-        names: set[str] = next(({*pair} for pair in SHORT_DTYPES.items() if value in pair), set())
-        value = next((other for other in names if other in get_args(kind)), value)
+    kinds = (kind, *get_args(kind))
+    if isinstance(value, str):
+        if any(get_origin(k) is list and str in get_args(k) for k in kinds):
+            value = _split_list(value, are_paths=name in _PATHS)
+        elif get_origin(kind) is Literal and value not in get_args(kind):
+            long_to_short = {long: short for short, long in SHORT_DTYPES.items()}
+            other = (SHORT_DTYPES | long_to_short).get(value)
+            value = other if other in get_args(kind) else value
     return convert(value, kind, name, where)
 
 
 def _with_integers(value: Any, kind: Any) -> Any:
     """Whole floats as integers where `kind` asks for integers: W&B draws floats for q_uniform."""
-    if isinstance(value, float) and value.is_integer() and int in (kind, *get_args(kind)):
+    kinds = (kind, *get_args(kind))
+    if isinstance(value, float) and value.is_integer() and int in kinds:
         return int(value)
-    if isinstance(value, list):
-        lists = [k for k in (kind, *get_args(kind)) if get_origin(k) is list]
-        return [_with_integers(item, get_args(lists[0])[0]) for item in value] if lists else value
+    lists = [k for k in kinds if get_origin(k) is list]
+    if isinstance(value, list) and lists:
+        return [_with_integers(item, get_args(lists[0])[0]) for item in value]
     return value
 
 
 def _split_list(text: str, are_paths: bool) -> list[str]:
-    """Split at commas and blanks, except what exists as a path.
-
-    Paths are split at blanks only if a piece exists or each may be a hub id, so that errors name a
-    misspelt path in full.
-    """
+    """Split at commas, and at spaces unless the entries are paths; an existing path stays whole."""
     if _exists(text):
         return [text]
-    entries: list[str] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        pieces = part.split()
-        is_one_path = (
-            are_paths and not any(map(_exists, pieces)) and not all("/" in p for p in pieces)
-        )
-        entries += [part] if is_one_path or _exists(part) else pieces
-    return entries
+    entries = [part.strip() for part in text.split(",") if part.strip()]
+    return entries if are_paths else [word for entry in entries for word in entry.split()]
 
 
 def _exists(path: str) -> bool:

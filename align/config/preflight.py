@@ -11,7 +11,7 @@ from align.config.drafter import DrafterConfig
 from align.config.hardware import check_devices, check_packages
 from align.config.option import require
 from align.config.recipe import Recipe
-from align.config.recipe_files import shipped
+from align.config.recipe_files import list_recipes
 from align.config.run_record import check_record
 from specalign.common.claims import check_folder
 from specalign.common.commands import command
@@ -40,8 +40,7 @@ def check_training(recipe: Recipe, *more: Check) -> None:
         partial(_check_data, recipe),
     ]
     check_all([*checks, *more])
-    for name in ("metrics.csv", "samples.txt"):  # files that are appended to
-        check_ordinary(Path(recipe.output, name))
+    check_ordinary(Path(recipe.output, "metrics.csv"))  # which is appended to
 
 
 def check_generation(recipe: Recipe, *more: Check) -> None:
@@ -49,7 +48,7 @@ def check_generation(recipe: Recipe, *more: Check) -> None:
     checks: list[Check] = [
         *_model_checks(recipe),
         partial(check_folder, recipe.data_folder, "data.path" if recipe.data.path else "output"),
-        *_generation_checks(recipe),
+        *_source_checks(recipe),
     ]
     if recipe.data.server is None:
         checks.append(partial(check_devices, recipe))
@@ -64,7 +63,8 @@ def _model_checks(recipe: Recipe) -> list[Check]:
     ]
 
 
-def _generation_checks(recipe: Recipe) -> list[Check]:
+def _source_checks(recipe: Recipe) -> list[Check]:
+    """Of prompts and other text."""
     d = recipe.data
     sources = [] if d.prompts is None else [(f"data.prompts={d.prompts!r}", d.prompts)]
     sources += [(f"data.text={source!r}", source) for source in d.text]
@@ -93,7 +93,7 @@ def _check_init(drafter: DrafterConfig) -> None:
         check_obtainable(option, init)
         return
     recipe = Path(init).parent.name
-    if recipe in shipped():
+    if recipe in list_recipes():
         training = command("align.train", f"recipe={recipe}")
         raise UserError(f"{option}: no such folder; {training} creates it")
     raise missing(option, init)
@@ -109,27 +109,19 @@ def _check_data(recipe: Recipe) -> None:
         generation = command("align.synthesize")
         raise UserError(
             f"{folder}: no data yet, and data.write=never; {generation} with the same arguments "
-            "generates them "
-            "(or name other data of this target: data.path=FOLDER)"
+            "generates them (or name other data of this target: data.path=FOLDER)"
         )
     place = [partial(check_folder, folder, "data.path")] if recipe.data.path else []
-    check_all([*place, *_generation_checks(recipe), partial(_check_empty, folder)])
+    check_all([*place, *_source_checks(recipe), partial(_check_empty, folder)])
 
 
 def _check_empty(folder: Path) -> None:
     """Refuse to generate data into a folder of other things, a drafter's for example."""
-    unfinished = (
-        "shard-*",
-        "text",
-        ".*",
-        "near-duplicates.sqlite*",
-    )  # generation that stopped before its manifest
-    others = sorted(
-        p.name for p in folder.glob("*") if not any(p.match(name) for name in unfinished)
-    )
+    unfinished = ("shard-*", "text", ".*", "near-duplicates.sqlite*")  # of interrupted generation
+    others = [p.name for p in folder.glob("*") if not any(p.match(name) for name in unfinished)]
     if others:
         raise UserError(
-            f"data.path={folder}: no data there, but {others[0]!r}; name a folder of data, or a "
+            f"data.path={folder}: no data there, but {min(others)!r}; name a folder of data, or a "
             "new one"
         )
 

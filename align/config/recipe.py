@@ -34,11 +34,10 @@ class TargetConfig(Section):
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     revision: str | None = option(None, "hub revision: branch, tag or commit")
     trust_remote_code: bool = option(False, "run modelling code that comes with the model")
-    parallel: Literal["replicate", "fsdp", "tp", "absent"] = option(
+    parallel: Literal["replicate", "fsdp", "absent"] = option(
         "replicate",
-        "in training: a copy in each process, sharded layers (FSDP2), tensor parallelism, or no "
-        "layers: their outputs are read from "
-        "trainer.features_path (align.features)",
+        "in training: a copy in each process, sharded layers (FSDP2), or no "
+        "layers: their outputs are read from trainer.features_path (align.features)",
     )
 
     def validate(self) -> None:
@@ -72,102 +71,61 @@ class Recipe(Section):
 
     def validate(self) -> None:
         """Check values of different sections against each other."""
+        d, length = self.drafter, self.data.length
         is_file_name = self.name not in ("", ".", "..") and "/" not in self.name
         require(is_file_name, f"name={self.name!r} must be a file name")
-        require(
-            self.drafter.block_size < self.data.length,
-            f"drafter.block_size={self.drafter.block_size} must be less than "
-            f"data.length={self.data.length}",
-        )
+        size = f"drafter.block_size={d.block_size}"
+        require(d.block_size < length, f"{size} must be less than data.length={length}")
         self._validate_devices()
-        self._validate_stage()
         self._validate_objective()
         self._validate_target_outputs()
         self._validate_optimizer()
 
     def _validate_devices(self) -> None:
-        launch, device = self.launch, self.target.device
-        kind, _, number = device.partition(":")
+        launch, device = self.launch, f"target.device={self.target.device}"
+        kind, _, number = self.target.device.partition(":")
         excluded = {"cpu": "gpu", "cuda": "cpu"}.get(kind)
-        require(
-            launch.accelerator != excluded,
-            f"target.device={device} contradicts launch.accelerator={launch.accelerator}; leave it "
-            "at auto",
-        )
-        require(
-            not number or launch.devices == 1,
-            f"target.device={device} names one GPU, launch.devices={launch.devices}",
-        )
-
-    def _validate_stage(self) -> None:
-        d = self.drafter
-        require(
-            d.standalone or self.stage == "calibrate",
-            f"stage={self.stage}: drafter.kind={d.kind} needs stage=calibrate",
-        )
+        contradiction = f"{device} contradicts launch.accelerator={launch.accelerator}"
+        require(launch.accelerator != excluded, f"{contradiction}; leave it at auto")
+        one = f"{device} names one GPU, launch.devices={launch.devices}"
+        require(not number or launch.devices == 1, one)
 
     def _validate_objective(self) -> None:
-        d, o = self.drafter, self.objective
+        d, o, stage = self.drafter, self.objective, f"stage={self.stage}"
+        is_calibrated = self.stage == "calibrate"
+        kind = f"{stage}: drafter.kind={d.kind} needs stage=calibrate"
+        require(d.standalone or is_calibrated, kind)
+        decay = f"objective.prefix_decay={o.prefix_decay}"
+        require(d.kind == "block" or o.prefix_decay == 0, f"{decay} needs drafter.kind=block")
         require(
-            d.kind == "block" or o.prefix_decay == 0,
-            f"objective.prefix_decay={o.prefix_decay} needs drafter.kind=block; standalone: "
-            "objective.block_lengths",
+            d.confidence_head == ("confidence" in o.terms),
+            "objective.terms.confidence and drafter.confidence_head=true need each other",
         )
-        require(
-            d.confidence_head or "confidence" not in o.terms,
-            "objective.terms.confidence needs drafter.confidence_head=true",
-        )
-        require(
-            not d.confidence_head or "confidence" in o.terms,
-            "drafter.confidence_head=true needs objective.terms.confidence, which trains it",
-        )
-        require(
-            len(o.block_lengths) in (0, d.block_size),
-            f"objective.block_lengths has {len(o.block_lengths)} entries for "
-            f"drafter.block_size={d.block_size}",
-        )
-        require(
-            self.trainer.features_top_k == 0 or "reverse_kl" not in o.terms,
-            "objective.terms.reverse_kl reads all of p: trainer.features_top_k=0, or another term",
-        )
+        lengths = f"objective.block_lengths has {len(o.block_lengths)} entries"
+        fits = len(o.block_lengths) in (0, d.block_size)
+        require(fits, f"{lengths} for drafter.block_size={d.block_size}")
 
     def _validate_target_outputs(self) -> None:
         how = self.target.parallel
-        require(
-            how not in ("fsdp", "tp") or self.processes > 1,
-            f"target.parallel={how} needs several processes (launch.devices)",
-        )
-        require(
-            how == "replicate" or not self.data.follow,
-            f"target.parallel={how}: data.follow=true may generate text, which needs the whole "
-            "target (align.synthesize first)",
-        )
-        require(
-            how != "absent" or self.trainer.features_gb,
-            "target.parallel=absent reads what align.features stored: give trainer.features_gb",
-        )
+        key = f"target.parallel={how}"
+        several = f"{key} needs several processes (launch.devices)"
+        require(how != "fsdp" or self.processes > 1, several)
+        whole = f"{key}: data.follow=true may generate text, which needs the whole target"
+        require(how == "replicate" or not self.data.follow, whole)
+        stored = f"{key} reads what align.features stored: give trainer.features_gb"
+        require(how != "absent" or self.trainer.features_gb, stored)
 
     def _validate_optimizer(self) -> None:
         t, strategy = self.trainer, self.launch.strategy
-        require(
-            not t.learning_rates or self.drafter.kind == "block",
-            "trainer.learning_rates needs drafter.kind=block",
-        )
         if t.optimizer == "muon":
-            require(
-                strategy in ("auto", "ddp"),
-                f"trainer.optimizer=muon needs whole matrices: launch.strategy={strategy} shards "
-                "them (auto, ddp)",
-            )
-            require(
-                self.drafter.lora_rank == 0,
-                "trainer.optimizer=muon updates whole matrices: drafter.lora_rank=0",
-            )
+            whole = "trainer.optimizer=muon needs whole matrices"
+            require(strategy in ("auto", "ddp"), f"{whole}: launch.strategy={strategy} shards them")
+            require(self.drafter.lora_rank == 0, f"{whole}: drafter.lora_rank=0")
+        shares = t.accumulate * self.processes
         require(
-            t.batch_size % (t.accumulate * self.processes) == 0,
-            f"trainer.batch_size={t.batch_size} must be a multiple of "
-            f"trainer.accumulate={t.accumulate} "
-            f"times the {self.processes} processes of launch.devices",
+            t.batch_size % shares == 0,
+            f"trainer.batch_size={t.batch_size} must be a multiple of trainer.accumulate="
+            f"{t.accumulate} times the {self.processes} processes of launch.devices",
         )
 
     @property

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from align.config.recipe import GROUPS, keys
 from specalign.common.errors import UserError, nearest
-from specalign.common.files import expand_path
+from specalign.common.files import expand_path, read_text
 from specalign.common.strict_yaml import parse_yaml
 from specalign.common.text import short
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 
 
-def shipped() -> list[str]:
+def list_recipes() -> list[str]:
     """Names of the shipped recipes."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
@@ -28,33 +29,13 @@ def find(name: str, where: str, folder: Path | None = None) -> Path:
         UserError: there is none; the message begins with `where`.
     """
     is_yaml = name.endswith((".yaml", ".yml"))
-    is_path = is_yaml or "/" in name
-    try:
-        path = (
-            (folder or Path()) / expand_path(name, f"{where}: recipe")
-            if is_path
-            else FOLDER / f"{name}.yaml"
-        )
-        if path.is_file() and (is_yaml or not is_path):
-            return path
-        other = ((folder or Path()) / name).is_file()
-    except OSError as error:  # a name too long
-        raise UserError(
-            f"{where}: recipe {short(name)} can't be read ({error.strerror or error})"
-        ) from None
-    if other:
-        near = nearest(Path(name).stem, shipped())
-        near = " (block for instance; --help lists them)" if "one of" in near else near
-        raise UserError(
-            f"{where}: {short(name)} is not a recipe: give a shipped recipe's name or a .yaml "
-            f"file{near}"
-        )
-    if is_path:
-        near = nearest(Path(name).stem, shipped()) if Path(name).name == name else ""
-        raise UserError(
-            f"{where}: recipe {short(name)}: no such file{'' if 'one of' in near else near}"
-        )
-    raise UserError(f"{where}: recipe {short(name)} is unknown{nearest(name, shipped())}")
+    path = FOLDER / f"{name}.yaml"
+    if is_yaml or "/" in name:
+        path = (folder or Path()) / expand_path(name, f"{where}: recipe")
+    if os.path.isfile(path) and path.suffix in (".yaml", ".yml"):
+        return path
+    near = nearest(Path(name).stem, list_recipes())
+    raise UserError(f"{where}: recipe {short(name)}: no such recipe or .yaml file{near}")
 
 
 def read_with_bases(path: Path) -> list[tuple[Path, dict[str, Any]]]:
@@ -68,8 +49,8 @@ def read_with_bases(path: Path) -> list[tuple[Path, dict[str, Any]]]:
         seen.add(current.resolve())
         flat = _read(current)
         chain.insert(0, (current, flat))
-        if (kinds := flat.pop("kinds", None)) is not None:
-            flat["kinds"] = _read_kinds(kinds, current.name)
+        if "kinds" in flat:
+            flat["kinds"] = _read_kinds(flat["kinds"], current.name)
         base = flat.pop("base", None)
         if base is not None and not isinstance(base, str):
             raise UserError(f"{current.name}: base={short(base)} must be a recipe's name")
@@ -81,35 +62,24 @@ def _read_kinds(kinds: Any, where: str) -> dict[str, dict[str, Any]]:
     """A file's section for each kind of drafter, as dotted keys."""
     if not isinstance(kinds, dict) or not all(isinstance(part, dict) for part in kinds.values()):
         raise UserError(f"{where}: kinds must contain a group of keys for each kind of drafter")
-    return {
-        name: unique(
-            [pair for key, value in part.items() for pair in flatten(value, key, where)], where
-        )
-        for name, part in kinds.items()
-    }
+    return {name: flatten_all(part, where) for name, part in kinds.items()}
 
 
 def _read(path: Path) -> dict[str, Any]:
     """One recipe file as dotted keys."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"{path.name}: is not UTF-8 text") from None
-    except OSError as error:
-        raise UserError(f"{path}: can't be read ({error.strerror or error})") from None
-    content = parse_yaml(text, path.name)
-    if content is None:
-        raise UserError(
-            f"{path.name}: is empty; a recipe has lines like `trainer: {{max_steps: 1000}}`"
-        )
+    content = parse_yaml(read_text(path), path.name)
     if not isinstance(content, dict):
-        kind = "a list" if isinstance(content, list) else "one value"
-        raise UserError(f"{path.name}: must contain `key: value` lines, not {kind}")
-    pairs = [pair for key, value in content.items() for pair in flatten(value, key, path.name)]
-    return unique(pairs, path.name)
+        raise UserError(f"{path.name}: must contain `key: value` lines")
+    return flatten_all(content, path.name)
 
 
-def flatten(value: Any, key: str, where: str) -> list[tuple[str, Any]]:
+def flatten_all(values: dict[str, Any], where: str) -> dict[str, Any]:
+    """Values with groups flattened to dotted keys. Raises UserError for a key given twice."""
+    pairs = [pair for key, value in values.items() for pair in _flatten(value, key, where)]
+    return _to_mapping(pairs, where)
+
+
+def _flatten(value: Any, key: str, where: str) -> list[tuple[str, Any]]:
     """Flatten groups to dotted keys; other mappings (objective.terms) are values."""
     if key not in GROUPS or not key:
         return [(key, value)]
@@ -121,13 +91,11 @@ def flatten(value: Any, key: str, where: str) -> list[tuple[str, Any]]:
     return [(f"{key}.{name}", entry) for name, entry in value.items()]
 
 
-def unique(pairs: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
-    """The pairs as a mapping. Raises UserError for a key given twice."""
+def _to_mapping(pairs: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise UserError(
-                f"{where}: {key} is given twice ({short(found[key])} and {short(value)})"
-            )
+            values = f"{short(found[key])} and {short(value)}"
+            raise UserError(f"{where}: {key} is given twice ({values})")
         found[key] = value
     return found

@@ -17,11 +17,10 @@ from specalign.common.text import short
 _CHANGEABLE = (
     "name", "output", "launch", "target.name", "target.device", "target.revision", "target.trust_remote_code",
     "data.path", "data.write", "data.prompts_column", "data.max_prompt_tokens",
-    "trainer.max_steps", "trainer.max_minutes", "trainer.warmup_steps", "trainer.resume", "trainer.show_samples",
+    "trainer.max_steps", "trainer.max_minutes", "trainer.warmup_steps", "trainer.resume",
     "trainer.validate_first", "trainer.validate_every", "trainer.validation_rows", "trainer.checkpoint_every",
     "trainer.keep_checkpoints", "trainer.keep_features_gb", "trainer.features_gb", "trainer.features_path",
-    "trainer.features_writer", "trainer.logger", "trainer.wandb_artifacts", "trainer.log_every", "trainer.milestones",
-    "stage", "drafter.train", "data.follow",
+    "trainer.logger", "trainer.log_every", "trainer.milestones", "stage", "drafter.train", "data.follow",
 )  # fmt: skip
 """Keys that may change when a run resumes: where and how far it runs and what it reports.
 Checkpoints and data know their target; the last three are compared with the checkpoint
@@ -54,26 +53,22 @@ def check_record(recipe: Recipe) -> None:
         return
     record = parse_yaml(read_text(path), str(path))
     before = _flatten(record if isinstance(record, dict) else {})
-    changes = []
-    for key, value in _flatten(resolve(recipe)).items():
-        is_changeable = key in _CHANGEABLE or key.partition(".")[0] in _CHANGEABLE
-        if (
-            not is_changeable and before.get(key, value) != value
-        ):  # an older version may lack the key
-            changes.append(f"{key}={short(before[key], 40)} there, {short(value, 40)} now")
+    changes = [
+        f"{key}={short(before[key], 40)} there, {short(value, 40)} now"
+        for key, value in _flatten(resolve(recipe)).items()
+        if not {key, key.partition(".")[0]} & {*_CHANGEABLE} and before.get(key, value) != value
+    ]
     if changes:
         more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise UserError(
             f"output={output} holds a run with other keys ({'; '.join(changes[:3])}{more}): give "
-            "the same keys to resume it, "
-            "trainer.resume=never to start over, or another output"
+            "the same keys to resume it, trainer.resume=never to start over, or another output"
         )
 
 
 def _flatten(values: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= (
-            {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
-        )
+        entries = value if isinstance(value, dict) else {"": value}
+        flat |= {f"{key}.{name}".rstrip("."): entry for name, entry in entries.items()}
     return flat

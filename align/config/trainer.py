@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from align.config.data import check_writer, server_address
-from align.config.drafter import PARTS
 from align.config.option import Section, option, require
 from specalign.common.errors import nearest
 
@@ -21,29 +19,13 @@ class TrainerConfig(Section):
 
     max_steps: int = option(1000, "optimizer steps", low=1)
     batch_size: int = option(2, "packed rows a step, over all devices", low=1)
-    anchors: int = option(
-        256, "random anchors per row; a row with fewer positions uses all of them", low=1
-    )
-    anchors_per: Literal["row", "document"] = option(
-        "row",
-        "document = that many anchors in each document of a row",
-    )
+    anchors: int = option(256, "random anchors per row, at most all positions", low=1)
     optimizer: Literal["adamw", "muon"] = option(
-        "adamw",
-        "muon: orthogonalised gradients for the layers' matrices, AdamW for the rest; learns more "
-        "per step, slower steps "
-        "on a CPU",
+        "adamw", "muon: orthogonalised gradients for the layers' matrices, AdamW for the rest"
     )
     learning_rate: float = option(8e-4, "peak learning rate of AdamW", above=0, high=100)
     muon_learning_rate: float = option(
         1e-2, "peak learning rate of Muon's matrices", above=0, high=100
-    )
-    learning_rates: dict[str, float] = option(
-        {},
-        "peak rates of parts of a block drafter, part: rate; the rest uses learning_rate. Parts: "
-        f"{', '.join(PARTS)}",
-        above=0,
-        high=100,
     )
     min_learning_rate_ratio: float = option(0.05, "last learning rate over the peak", low=0, high=1)
     warmup_steps: int = option(50, "linear warm-up", low=0)
@@ -55,31 +37,17 @@ class TrainerConfig(Section):
     precision: Literal["auto", "fp32", "bf16"] = option(
         "auto", "compute type; auto = bf16 if the target is in half precision, else fp32"
     )
-    show_samples: int = option(
-        0,
-        "standalone, one process: texts that the drafter generates at every validation, in "
-        "samples.txt",
-        low=0,
-    )
     validate_first: bool = option(False, "validate once before the first step")
     validate_every: int = option(200, "steps between validations", low=1)
     validation_rows: int = option(16, "packed rows to validate on", low=1)
     checkpoint_every: int = option(200, "steps between checkpoints", low=1)
     milestones: list[int] = option(
-        [],
-        "text tokens after which the drafter is also saved, in milestones/TOKENS of the output "
-        "folder",
-        low=1,
+        [], "text tokens after which the drafter is also saved, in milestones/TOKENS", low=1
     )
     keep_checkpoints: int = option(2, "checkpoints to keep", low=1)
-    resume: str = option(
-        "auto",
-        "auto = newest complete checkpoint of the output folder, never, or a checkpoint's path",
-    )
+    resume: str = option("auto", "auto = newest complete checkpoint, never, or a path")
     keep_features_gb: float = option(
-        0.0,
-        "memory, in GB per process, for caching the target's outputs between epochs; 0 = off",
-        low=0,
+        0.0, "memory for the target's outputs between epochs, in GB per process; 0 = off", low=0
     )
     features_gb: float = option(
         0.0,
@@ -93,61 +61,23 @@ class TrainerConfig(Section):
     features_dtype: Literal["fp16", "bf16", "fp32"] = option(
         "fp16", "type of cached or stored outputs; what overflows fp16 stays fp32"
     )
-    features_top_k: int = option(
-        0,
-        "tokens of p to store per position; losses take p of all others as 0. 0 = all of p, from "
-        "the last hidden state",
-        low=0,
-    )
-    features_writer: str = option(
-        "target",
-        "who runs the target for align.features: target = this process, or vllm:URL = a server "
-        "that stores hidden states in a shared "
-        "folder (data.concurrency, data.served_model, data.reply_seconds and data.retry_seconds "
-        "apply)",
-    )
     logger: list[str] = option(["csv"], "any of csv, tensorboard, wandb (which includes csv)")
-    wandb_artifacts: bool = option(
-        False,
-        "with trainer.logger=wandb: also log the drafter as an artifact and validations as a table",
-    )
     log_every: int = option(10, "steps between progress lines", low=1)
     max_minutes: float | None = option(
         None, "stop after this time, with the learning rate decayed by then", above=0
     )
 
-    @property
-    def features_server(self) -> str | None:
-        """The address of the server that returns hidden states, without `/v1`; None = the target
-        runs here."""
-        return server_address(self.features_writer, "vllm")
-
     def validate(self) -> None:
-        for name in self.learning_rates:
-            require(
-                name in PARTS, f"trainer.learning_rates.{name}: unknown part{nearest(name, PARTS)}"
-            )
         for name in self.logger:
-            require(
-                name in LOGGERS, f"trainer.logger: unknown logger {name!r}{nearest(name, LOGGERS)}"
-            )
+            near = nearest(name, LOGGERS)
+            require(name in LOGGERS, f"trainer.logger: unknown logger {name!r}{near}")
         require(
             self.warmup_steps <= self.max_steps,
             f"trainer.warmup_steps={self.warmup_steps} must be at most "
             f"trainer.max_steps={self.max_steps}: give both",
         )
         require(len(self.betas) == 2, f"trainer.betas={self.betas} must be two numbers")
-        require(
-            "wandb" in self.logger or not self.wandb_artifacts,
-            "trainer.wandb_artifacts=true needs trainer.logger=wandb",
-        )
         require(self.resume.strip(), "trainer.resume must be auto, never or a checkpoint's path")
-        require(
-            self.features_top_k == 0 or self.features_gb or self.keep_features_gb,
-            f"trainer.features_top_k={self.features_top_k} needs trainer.features_gb or "
-            "trainer.keep_features_gb",
-        )
-        check_writer("trainer.features_writer", self.features_writer, "vllm")
 
 
 @dataclass

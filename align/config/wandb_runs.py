@@ -43,17 +43,13 @@ def trial_ids(recipe: Recipe) -> list[str]:
     """
     if not os.environ.get(SWEEP_ID) and "wandb" not in recipe.trainer.logger:
         return []
-    ids = []
-    for name in (SWEEP_ID, RUN_ID):
-        value = os.environ.get(name)
-        if not value:
-            continue
+    ids = [(name, os.environ[name]) for name in (SWEEP_ID, RUN_ID) if os.environ.get(name)]
+    for name, value in ids:
         if value in (".", "..") or not re.fullmatch(r"[^/\\#?%:\0]{1,128}", value):
             raise UserError(
                 f"{name}={short(value)} is not a W&B id (at most 128 characters, none of /\\#?%:)"
             )
-        ids.append(value)
-    return ids
+    return [value for _, value in ids]
 
 
 def separate_trial(recipe: Recipe, typed: Collection[str]) -> None:
@@ -96,7 +92,8 @@ def trial_note(recipe: Recipe) -> str | None:
     ids = trial_ids(recipe)
     if not ids:
         return None
-    return f"note: W&B run {'/'.join(ids)} writes into {recipe.output}; its text is in {recipe.data_folder}"
+    run = f"note: W&B run {'/'.join(ids)} writes into {recipe.output}"
+    return f"{run}; its text is in {recipe.data_folder}"
 
 
 def read_agent_parameters(given: Collection[str]) -> dict[str, Any]:
@@ -117,15 +114,19 @@ def read_agent_parameters(given: Collection[str]) -> dict[str, Any]:
     content = parse_yaml(read_text(Path(path)), path)
     parameters: dict[str, Any] = {}
     for name, entry in content.items() if isinstance(content, dict) else ():
-        if not isinstance(entry, dict) or "value" not in entry or name in given:
+        value = entry.get("value", entry) if isinstance(entry, dict) else entry
+        if value is entry or name in given:
             continue
-        if name in GROUPS and isinstance(entry["value"], dict):
-            parameters |= {f"{name}.{k}": v for k, v in entry["value"].items()}
+        if name in GROUPS and isinstance(value, dict):
+            parameters |= {f"{name}.{k}": v for k, v in value.items()}
         else:
-            parameters[name] = entry["value"]
+            parameters[name] = value
     known = {*keys(), "recipe"}
-    is_known = {name: name in known or name.rpartition(".")[0] in known for name in parameters}
-    return {k: v for k, v in parameters.items() if is_known[k] and k not in given}
+    return {
+        name: value
+        for name, value in parameters.items()
+        if name not in given and (name in known or name.rpartition(".")[0] in known)
+    }
 
 
 def is_offline() -> bool:
@@ -150,14 +151,10 @@ def check_login(recipe: Recipe) -> None:
 
     if wandb.setup().settings.mode in _OFFLINE:  # `wandb offline`
         return
-    hint = "WANDB_MODE=offline sends nothing"
+    reason = "W&B has no credentials here: `wandb login` or WANDB_API_KEY"
     try:
-        logged_in = wandb.login(prompt=False, verify=True)
+        if wandb.login(prompt=False, verify=True):
+            return
     except (Error, ValueError) as error:
         reason = cut(" ".join(str(error).split()), 200)
-        raise UserError(f"trainer.logger=wandb: {reason} ({hint})") from None
-    if not logged_in:
-        raise UserError(
-            "trainer.logger=wandb: W&B has no credentials here (`wandb login` or WANDB_API_KEY; "
-            f"{hint})"
-        )
+    raise UserError(f"trainer.logger=wandb: {reason} (WANDB_MODE=offline sends nothing)")

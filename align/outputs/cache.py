@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from align.config.trainer import TrainerConfig
-from align.losses.target_places import TargetPlaces, TopTokens, target_places
+from align.losses.target_places import TargetPlaces, target_places
 from align.outputs.row import DTYPES, RowKey, RowOutputs, compute_row, row_key
-from align.outputs.store import OutputStore, describe
+from align.outputs.store import OutputStore, describe_outputs
 from specalign.common.batch import Batch, Step
 from specalign.lm.model import Target
 from specalign.models.block_config import BlockConfig
@@ -64,9 +64,8 @@ class TargetOutputCache:
 
     Args:
         config: of the drafter; None = it reads only the last hidden state.
-        options: `keep_features_gb` of memory, `features_gb` of disk, their `features_dtype` and
-            `features_top_k`.
-        folder: where rows are stored. writer: this process's number among the `writers`.
+        options: `keep_features_gb` of memory, `features_gb` of disk, their `features_dtype`.
+        folder: where rows are stored. writers: processes that store.
 
     Raises:
         UserError: the folder holds outputs of something else.
@@ -78,17 +77,15 @@ class TargetOutputCache:
         config: BlockConfig | None,
         options: TrainerConfig,
         folder: Path | None = None,
-        writer: int = 0,
         writers: int = 1,
     ) -> None:
         self.target, self.config = target, config
         self.dtype = DTYPES[options.features_dtype]
-        self.top_k = options.features_top_k
         self.room = int(options.keep_features_gb * 1e9)
         self.store = None
         if options.features_gb and folder is not None:
-            about = describe(target, config, options.features_dtype, self.top_k)
-            self.store = OutputStore(folder, about, options.features_gb, writer, writers)
+            about = describe_outputs(target, config, options.features_dtype)
+            self.store = OutputStore(folder, about, options.features_gb, writers)
         self._rows: dict[RowKey, RowOutputs] = {}
         self.run: Features = target_features
         self.missing: Callable[[bool], bool] = bool
@@ -116,7 +113,6 @@ class TargetOutputCache:
             torch.cat([row.log_p_next_L for row in rows])[used],
             temperature,
             self.target.finish,
-            _join_tops([row.top for row in rows], used),
         )
         return TargetOutputs(features, places, used)
 
@@ -129,32 +125,15 @@ class TargetOutputCache:
             stored = self.store.get(key)
             row = None if stored is None else stored.to(self.target.device)
         if self.missing(row is None):
-            made = compute_row(
-                self.target, alone, self.config, temperature, self.dtype, self.run, self.top_k
-            )
-            if row is None:
-                row = made
-                if self.store is not None:
-                    self.store.put(key, row)
+            made = compute_row(self.target, alone, self.config, temperature, self.dtype, self.run)
+            if row is None and self.store is not None:
+                self.store.put(key, made)
+            row = row or made
         assert row is not None
         if not kept and row.bytes <= self.room:
             self.room -= row.bytes
             self._rows[key] = row
         return row
-
-    def close(self) -> None:
-        """Write the rows that wait to be stored."""
-        if self.store is not None:
-            self.store.flush()
-
-
-def _join_tops(rows: list[TopTokens | None], used: Tensor) -> TopTokens | None:
-    tops = [row for row in rows if row is not None]
-    if not tops:
-        return None
-    return TopTokens(
-        torch.cat([t.ids_Pk for t in tops]), torch.cat([t.log_p_Pk.float() for t in tops])
-    )[used]
 
 
 def _join(rows: Iterable[Tensor], dtype: torch.dtype) -> Tensor:

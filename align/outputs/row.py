@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from align.losses.target_places import TopTokens, target_places
+from align.losses.target_places import target_places
 from specalign.common.batch import Batch
 from specalign.lm.model import Target
 from specalign.models.block_config import BlockConfig
@@ -29,41 +29,34 @@ def row_key(alone: Batch, temperature: float) -> RowKey:
 
 @dataclass
 class RowOutputs:
-    """One row: features, and log-sum-exp, argmax and log p(next) at its L places; `top`: part of
-    p."""
+    """One row: features, and log-sum-exp, argmax and log p(next) at its L places."""
 
     features: TargetFeatures
     log_z_L: Tensor
     best_L: Tensor
     log_p_next_L: Tensor
-    top: TopTokens | None = None
 
     def to_named(self) -> dict[str, Tensor]:
         """All its tensors by name."""
         f = self.features
-        found = {
-            "hidden": f.hidden_BLD,
-            "log_z": self.log_z_L,
-            "best": self.best_L,
-            "log_p": self.log_p_next_L,
-        }
+        found = {"hidden": f.hidden_BLD, "log_z": self.log_z_L, "best": self.best_L}
+        found["log_p"] = self.log_p_next_L
         found |= {f"key.{i}": k for i, k in enumerate(f.keys)}
         found |= {f"value.{i}": v for i, v in enumerate(f.values)}
-        if self.top is not None:
-            found |= {"top.ids": self.top.ids_Pk, "top.log_p": self.top.log_p_Pk}
-        return found if f.taps_BLFD is None else {**found, "taps": f.taps_BLFD}
+        if f.taps_BLFD is not None:
+            found["taps"] = f.taps_BLFD
+        return found
 
     @classmethod
     def from_named(cls, tensors: dict[str, Tensor]) -> RowOutputs:
-        """Raises KeyError where one is missing."""
+        """Raises KeyError if a tensor is missing."""
         layers = range(sum(name.startswith("key.") for name in tensors))
-        keys, values = ([tensors[f"{what}.{i}"] for i in layers] for what in ("key", "value"))
+        keys = [tensors[f"key.{i}"] for i in layers]
+        values = [tensors[f"value.{i}"] for i in layers]
         features = TargetFeatures(tensors["hidden"], keys, values, tensors.get("taps"))
-        top = TopTokens(tensors["top.ids"], tensors["top.log_p"]) if "top.ids" in tensors else None
-        return cls(features, tensors["log_z"], tensors["best"], tensors["log_p"], top)
+        return cls(features, tensors["log_z"], tensors["best"], tensors["log_p"])
 
     def to(self, device: torch.device) -> RowOutputs:
-        """On that device."""
         return RowOutputs.from_named({name: t.to(device) for name, t in self.to_named().items()})
 
     @property
@@ -78,22 +71,14 @@ def compute_row(
     temperature: float,
     dtype: torch.dtype,
     run: Features = target_features,
-    top_k: int = 0,
 ) -> RowOutputs:
-    """The target over one row, rounded to `dtype`. `top_k`: keep this many tokens of p at each
-    place, and no last hidden state if the drafter reads none; 0 = all of p."""
-    shown = run(target, alone, config).map(lambda t: round_to(t, dtype))
+    """The target over one row, rounded to `dtype`."""
+    features = run(target, alone, config).map(lambda t: round_to(t, dtype))
     following = alone.tokens_BL.roll(-1, dims=1).flatten()
     # p of the rounded state, the one that its logits will be computed from
-    hidden = shown.hidden_BLD[0].to(target.dtype)
-    places = target_places(hidden, following, target.head, temperature, top_k=top_k)
-    known = (places.log_z_P, places.best_P, places.log_p_next_P)
-    if places.top is None:
-        return RowOutputs(shown, *known)
-    if config is None or config.context == "taps":
-        shown.hidden_BLD = shown.hidden_BLD[..., :0]
-    top = TopTokens(places.top.ids_Pk.to(torch.int32), round_to(places.top.log_p_Pk, dtype))
-    return RowOutputs(shown, *known, top)
+    hidden = features.hidden_BLD[0].to(target.dtype)
+    places = target_places(hidden, following, target.head, temperature)
+    return RowOutputs(features, places.log_z_P, places.best_P, places.log_p_next_P)
 
 
 def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,224 +1,106 @@
-"""The target's outputs on disk, by row, in shards of safetensors.
+"""The target's outputs on disk, a safetensors file per row.
 
-A folder has `manifest.json`, which describes what the rows are outputs of, and shards
-`outputs-WW-NNNNN.safetensors`, WW the number of the process that wrote it. A shard counts once its
-seal, a .json of the same name, exists, so a kill leaves no half shard. Rows are found by content,
-so they serve every run that packs the same rows.
+`manifest.json` describes what the rows are outputs of. Files are named by a row's content and
+written under another name first, so a kill leaves no half row, and rows serve every run that packs
+them.
 """
 
 from __future__ import annotations
 
 import errno
-import json
-from collections import OrderedDict, defaultdict
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from align.outputs.row import RowKey, RowOutputs
 from specalign.common.errors import UserError, system_number
-from specalign.common.files import sha256_file, write_atomically, write_json, write_text
-from specalign.common.schema import convert, read_json
+from specalign.common.files import write_atomically, write_json
+from specalign.common.schema import read_object
 from specalign.common.text import say
 from specalign.lm.model import Target
 from specalign.models.block_config import BlockConfig
 
-SHARD_BYTES = 1 << 26
-"""A shard is written when its rows have this many bytes: what a kill loses at most."""
-_OPEN = 8
-"""Shards open at a time."""
-_ENTRY = 128
-"""Bytes of a shard's header for one tensor, at most."""
+_HEADER_BYTES = 128
+"""Bytes of a file's header for one tensor, at most."""
+_OTHER = "give another trainer.features_path"
 
 
-class Seal(TypedDict):
-    """rows: key and temperature of each row in the shard, in order."""
-
-    rows: list[list[Any]]
-    bytes: int
-    sha256: str
-
-
-def describe(
-    target: Target, config: BlockConfig | None, dtype: str, top_k: int = 0
-) -> dict[str, Any]:
-    """What the rows are outputs of; `top_k`: how many tokens of p they have, 0 = all."""
+def describe_outputs(target: Target, config: BlockConfig | None, dtype: str) -> dict[str, Any]:
+    """What the rows are outputs of."""
     return {
         "target_sha256": target.hash,
         "target_dtype": target.dtype_name,
         "context": None if config is None else config.context,
         "layers": [] if config is None else list(config.target_layer_ids),
         "dtype": dtype,
-        "top_k": top_k or None,
     }
 
 
 class OutputStore:
-    """Rows on disk, up to a limit of bytes. `flush` writes those that wait.
+    """Rows on disk, up to a limit of bytes.
 
     Args:
-        folder: created with the first shard. description: from `describe`.
-        gigabytes: limit of all shards, 1e9 bytes each; further rows are not stored.
-        writer: the number of this process among the `writers` that share the remaining room evenly.
+        folder: created with the first row. description: from `describe_outputs`.
+        gigabytes: limit of all rows, 1e9 bytes each; further rows are not stored.
+        writers: the number of processes that share the remaining room evenly.
 
     Raises:
         UserError: the folder holds outputs of something else.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        description: dict[str, Any],
-        gigabytes: float,
-        writer: int = 0,
-        writers: int = 1,
+        self, folder: Path, description: dict[str, Any], gigabytes: float, writers: int = 1
     ) -> None:
-        self.folder, self.writer, self.full = folder, writer, False
-        self.manifest, self.description = folder / "manifest.json", description
-        seals = sorted(folder.glob("outputs-*.json"))
-        self._check(bool(seals))
-        self._where: dict[RowKey, tuple[Path, int]] = {}
-        self._open: OrderedDict[Path, tuple[Any, dict[int, list[str]]]] = OrderedDict()
-        self._good: set[Path] = set()
-        self._sizes: dict[Path, int] = {}
-        self._sums: dict[Path, str] = {}
-        self._waiting: dict[RowKey, RowOutputs] = {}
-        for path in seals:
-            self._read_seal(path)
+        self.folder, self.description, self.full = folder, description, False
+        self.manifest = folder / "manifest.json"
+        sizes = [path.stat().st_size for path in folder.glob("row-*.safetensors")]
+        self.count, self.bytes = len(sizes), sum(sizes)
         self.limit = self.bytes + (int(gigabytes * 1e9) - self.bytes) // writers
-        ends = [path.stem[-5:] for path in folder.glob(f"outputs-{writer:02d}-*.json")]
-        numbers = [int(end) for end in ends if end.isdecimal()]
-        self._next = max(numbers, default=-1) + 1
+        if self.manifest.exists():
+            found = read_object(self.manifest)
+            for key, value in description.items():
+                if found.get(key) != value:
+                    differs = f"{key} is {found.get(key)!r}, here it would be {value!r}"
+                    raise UserError(f"{self.manifest}: {differs}; {_OTHER}")
+        elif sizes:
+            raise UserError(f"{self.manifest} is missing: remove the outputs there, or {_OTHER}")
 
-    def _check(self, sealed: bool) -> None:
-        path = self.manifest
-        if not path.exists():  # written with the first shard
-            if sealed:
-                raise UserError(
-                    f"{path} is missing, which says what the outputs there are of; remove them, or "
-                    "give "
-                    "another trainer.features_path"
-                )
-            return
-        found = convert(read_json(path), dict[str, Any], "", str(path))
-        for key, value in self.description.items():
-            if found.get(key) != value:
-                raise UserError(
-                    f"{path}: {key} is {found.get(key)!r}, here it would be {value!r}; give "
-                    "another "
-                    "trainer.features_path"
-                )
-
-    def _read_seal(self, seal: Path) -> None:
-        shard = seal.with_suffix(".safetensors")
-        try:
-            record = convert(read_json(seal), Seal, "", str(seal))
-            keys = [(str(digest), float(temperature)) for digest, temperature in record["rows"]]
-        except (UserError, ValueError, TypeError, OverflowError):
-            return self._remove(shard, "has a seal that can't be read")
-        if not shard.exists() or shard.stat().st_size != record["bytes"]:
-            return self._remove(shard, "is missing or torn")
-        self._sizes[shard], self._sums[shard] = record["bytes"], record["sha256"]
-        for index, key in enumerate(keys):
-            self._where[key] = (shard, index)
-
-    def _remove(self, shard: Path, why: str) -> None:
-        say(f"warning: {shard} {why}; its rows count as not stored", error=True)
-        shard.with_suffix(".json").unlink(missing_ok=True)
-        shard.unlink(missing_ok=True)
-        self._sizes.pop(shard, None)
-        self._open.pop(shard, None)
-        self._where = {key: place for key, place in self._where.items() if place[0] != shard}
-
-    @property
-    def bytes(self) -> int:
-        """Size of all shards on disk."""
-        return sum(self._sizes.values())
+    def _path(self, key: RowKey) -> Path:
+        digest, temperature = key
+        return self.folder / f"row-{digest}-{temperature!r}.safetensors"
 
     def __contains__(self, key: RowKey) -> bool:
-        return key in self._where or key in self._waiting
-
-    def __len__(self) -> int:
-        return len(self._where) + len(self._waiting)
+        return self._path(key).exists()
 
     def get(self, key: RowKey) -> RowOutputs | None:
-        """A row, its tensors memory-mapped, or None. A shard is checked when it is first opened.
+        """A row, or None. A damaged one is removed.
 
         Raises:
             OSError: the system can't read it now.
         """
-        if key in self._waiting:
-            return self._waiting[key]
-        if key not in self._where:
+        path = self._path(key)
+        if not path.exists():
             return None
-        shard, index = self._where[key]
         try:
-            file, names = self._open_shard(shard)
-            return RowOutputs.from_named(
-                {n.partition(".")[2]: file.get_tensor(n) for n in names[index]}
-            )
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
-            if system_number(error) not in (
-                None,
-                errno.ENOENT,
-            ):  # too many open files, a failing disk
+            return RowOutputs.from_named(load_file(path))
+        except (SafetensorError, OSError, KeyError) as error:
+            if system_number(error) not in (None, errno.ENOENT):  # too many open files, for example
                 raise
-            self._remove(shard, f"is damaged ({error})")
+            say(f"warning: {path} is damaged ({error}) and counts as not stored", error=True)
+            path.unlink(missing_ok=True)
             return None
 
-    def _open_shard(self, shard: Path) -> tuple[Any, dict[int, list[str]]]:
-        """The shard and the names of each row's tensors in it."""
-        if shard in self._open:
-            self._open.move_to_end(shard)
-            return self._open[shard]
-        if shard not in self._good:
-            if sha256_file(shard) != self._sums[shard]:
-                raise ValueError("it has changed since it was written")
-            self._good.add(shard)
-        file, names = safe_open(shard, "pt"), defaultdict[int, list[str]](list)
-        for name in file.keys():  # noqa: SIM118 (no dict)
-            names[int(name.partition(".")[0])].append(name)
-        self._open[shard] = (file, names)
-        while len(self._open) > _OPEN:
-            self._open.popitem(last=False)
-        return self._open[shard]
-
-    def put(self, key: RowKey, row: RowOutputs) -> bool:
-        """Store a row; False if there is no room."""
-        waiting = sum(map(_stored_bytes, (*self._waiting.values(), row)))
-        if self.full or self.bytes + waiting + _ENTRY > self.limit:
+    def put(self, key: RowKey, row: RowOutputs) -> None:
+        """Store a row if there is room, else set `full`."""
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in row.to_named().items()}
+        size = row.bytes + _HEADER_BYTES * (len(tensors) + 1)
+        if self.full or self.bytes + size > self.limit:
             self.full = True
-            return False
-        self._waiting[key] = row
-        if waiting >= SHARD_BYTES:
-            self.flush()
-        return True
-
-    def flush(self) -> None:
-        """Write the rows that wait as one shard. Raises OSError."""
-        if not self._waiting:
             return
         if not self.manifest.exists():
             write_json(self.manifest, self.description)
-        shard = self.folder / f"outputs-{self.writer:02d}-{self._next:05d}.safetensors"
-        tensors = {
-            f"{i}.{name}": tensor.cpu().contiguous()
-            for i, row in enumerate(self._waiting.values())
-            for name, tensor in row.to_named().items()
-        }
-        write_atomically(shard, lambda part: save_file(tensors, str(part)))
-        rows = [list(key) for key in self._waiting]
-        record: Seal = {"rows": rows, "bytes": shard.stat().st_size, "sha256": sha256_file(shard)}
-        write_text(shard.with_suffix(".json"), json.dumps(record) + "\n")
-        self._good.add(shard)
-        self._sizes[shard] = record["bytes"]
-        self._where |= {key: (shard, i) for i, key in enumerate(self._waiting)}
-        self._waiting = {}
-        self._next += 1
-
-
-def _stored_bytes(row: RowOutputs) -> int:
-    """Size of a row in a shard, at most."""
-    return row.bytes + _ENTRY * len(row.to_named())
+        write_atomically(self._path(key), lambda part: save_file(tensors, str(part)))
+        self.count += 1
+        self.bytes += size

@@ -1,5 +1,4 @@
-"""The sizes of the drafter that a recipe makes, from the target's sizes. Of `drafter.init` only
-config.json is read."""
+"""The sizes of the drafter that a recipe makes. Of `drafter.init` only config.json is read."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from align.config.drafter import PARTS, DrafterConfig
+from align.config.drafter import DrafterConfig
 from align.config.recipe import Recipe
 from align.makers.block import check_rank, fresh_config
 from align.makers.geometry import check_count, first_layers, named_layers, shared_layers, tap_layers
@@ -74,9 +73,9 @@ def read_init_config(init: str) -> dict[str, Any]:
     try:
         return read_config(model_folder(init, "drafter.init", ["*.json", "*.yaml"]))
     except UserError:
-        hint = "name a folder that holds its config.json (drafter.init=FOLDER), or drafter.init=null for a fresh one"
         what = "its config.json is unavailable" if is_hub_id(init) else "no such folder"
-        raise missing(f"drafter.init={init!r}", init, what, f"; {hint}") from None
+        hint = "; a folder that holds its config.json is enough: drafter.init=FOLDER"
+        raise missing(f"drafter.init={init!r}", init, what, hint) from None
 
 
 def _size_block(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
@@ -91,22 +90,13 @@ def _size_block(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
     no_target: Any = None
     with torch.device("meta"):
         network = BlockDrafter(config, no_target)
-    parameters, trained = _count_parameters(network, options)
     shared = config.context == "shared_kv"
     per_layer = 2 * config.num_key_value_heads * config.head_dim if shared else config.hidden_size
-    return DrafterSizes(
-        kind="block",
-        parameters=parameters,
-        trained=trained,
-        layers=len(network.layers),
-        hidden_size=config.hidden_size,
-        inner_size=config.intermediate_size,
-        num_heads=config.num_attention_heads,
-        vocabulary=config.draft_vocab_size or config.vocab_size,
-        drafted=config.block_size,
-        rows=config.rows,
-        context=per_layer * len(config.target_layer_ids),
-    )
+    width, inner, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
+    shape = (len(network.layers), width, inner, heads, config.draft_vocab_size or config.vocab_size)
+    counts = _count_parameters(network, options)
+    reads = per_layer * len(config.target_layer_ids)
+    return DrafterSizes("block", *counts, *shape, config.block_size, config.rows, reads)
 
 
 def _make_block_config(options: DrafterConfig, target: TargetSizes) -> BlockConfig:
@@ -135,12 +125,12 @@ def _make_block_config(options: DrafterConfig, target: TargetSizes) -> BlockConf
 
 
 def _count_parameters(network: nn.Module, options: DrafterConfig) -> tuple[int, int]:
-    """A network's parameters and how many of them are trained."""
+    """A network's parameters, and how many of them are trained."""
     sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
-    trained = [
-        n for name, n in sizes.items() if options.train == "all" or PARTS["confidence"] in name
-    ]
-    return sum(sizes.values()), sum(trained)
+    total = sum(sizes.values())
+    if options.train == "confidence_head":
+        return total, sum(n for name, n in sizes.items() if "confidence." in name)
+    return total, total
 
 
 def _count_updates(options: DrafterConfig, linears: Iterable[tuple[str, int, int]]) -> int:
@@ -160,18 +150,10 @@ def _size_ddit(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
         family = str(values.get("model_type") or "sedd")
         config = read_plan(values, family, f"drafter.init={options.init!r}").config
     with torch.device("meta"):
-        parameters = sum(p.numel() for p in DDiT(config).parameters())
-    return DrafterSizes(
-        kind="ddit",
-        parameters=parameters,
-        trained=parameters,
-        layers=config.n_blocks,
-        hidden_size=config.hidden_size,
-        inner_size=4 * config.hidden_size,
-        num_heads=config.n_heads,
-        vocabulary=config.vocab_size,
-        drafted=options.block_size,
-    )
+        network = DDiT(config)
+    width = config.hidden_size
+    shape = (config.n_blocks, width, 4 * width, config.n_heads, config.vocab_size)
+    return DrafterSizes("ddit", *_count_parameters(network, options), *shape, options.block_size)
 
 
 def _size_masked_lm(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
@@ -181,28 +163,18 @@ def _size_masked_lm(options: DrafterConfig, target: TargetSizes) -> DrafterSizes
         values["layers"] = first_layers(target, options)
     else:
         values = read_init_config(options.init)
-        if "base_config" not in values:
-            return _size_published(options, values)
-    tables = 0 if values.get("share_embedding") else (1 if target.tied else 2) * target.embedding
-    return _size_layers(target, options, values["layers"], tables)
-
-
-def _size_published(options: DrafterConfig, values: dict[str, Any]) -> DrafterSizes:
+    if "layers" in values:
+        own_tables = 1 if target.tied else 2
+        tables = 0 if values.get("share_embedding") else own_tables
+        return _size_layers(target, options, values["layers"], tables * target.embedding)
     with torch.device("meta"):
         network = from_config(values, f"drafter.init={options.init!r}")
-    parameters, trained = _count_parameters(network, options)
     config = network.model.config
-    return DrafterSizes(
-        kind="masked_lm",
-        parameters=parameters,
-        trained=trained,
-        layers=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
-        inner_size=int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
-        num_heads=config.num_attention_heads,
-        vocabulary=config.vocab_size,
-        drafted=options.block_size,
-    )
+    width, heads = config.hidden_size, config.num_attention_heads
+    inner = int(getattr(config, "intermediate_size", None) or 4 * width)
+    shape = (config.num_hidden_layers, width, inner, heads, config.vocab_size)
+    parameters = _count_parameters(network, options)
+    return DrafterSizes("masked_lm", *parameters, *shape, options.block_size)
 
 
 def _size_layers(
@@ -211,14 +183,6 @@ def _size_layers(
     """A drafter made of the target's layers, with this many numbers in its own tables."""
     parameters = sum(target.layers[i] for i in layers) + target.last_norm + tables
     updates = len(layers) * _count_updates(options, target.linears)
-    return DrafterSizes(
-        kind=options.kind,
-        parameters=parameters + updates,
-        trained=updates or parameters,
-        layers=len(layers),
-        hidden_size=target.hidden_size,
-        inner_size=target.inner_size,
-        num_heads=target.num_heads,
-        vocabulary=target.vocab_size,
-        drafted=options.block_size,
-    )
+    shape = (len(layers), target.hidden_size, target.inner_size, target.num_heads)
+    counts = (parameters + updates, updates or parameters)
+    return DrafterSizes(options.kind, *counts, *shape, target.vocab_size, options.block_size)

@@ -3,35 +3,85 @@ change."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from align.config.hardware import accelerator, check_devices, check_packages, gpu_count
 from align.config.recipe import Recipe
-from align.planning import memory
 from align.planning.drafter_sizes import DrafterSizes, plan_drafter_sizes
-from align.planning.hardware import Hardware
-from align.planning.memory import CACHE, KEPT, STEP, NumberSizes, StageMemory
+from align.planning.memory import (
+    CACHE,
+    FILL,
+    KEPT,
+    STEP,
+    NumberSizes,
+    StageMemory,
+    TextSize,
+    plan_training,
+    plan_writing,
+    read_text_size,
+)
 from align.planning.pilot import StageSeconds
 from align.planning.target_sizes import TargetSizes, read_target_sizes
 from align.planning.tau import ExpectedTau, predict_tau
-from align.planning.text import FILL, TextSize, read_text_size
+from specalign.common.errors import UserError, nearest
+from specalign.common.provenance import machine, memory_bytes
 from specalign.lm.dtypes import has_fast_bf16
 
 GIB = 2**30
-SPLIT = "with several launch.devices"
+GPUS = {
+    "h100": ("NVIDIA H100 SXM", 80e9),
+    "h200": ("NVIDIA H200 SXM", 141e9),
+    "a100": ("NVIDIA A100 SXM 80 GB", 80e9),
+    "a100-40": ("NVIDIA A100 SXM 40 GB", 40e9),
+    "l40s": ("NVIDIA L40S", 48e9),
+    "rtx4090": ("NVIDIA GeForce RTX 4090", 24e9),
+}
+"""Title and memory, from NVIDIA's data sheets."""
 REMEDIES = {
-    "target": f"set target.dtype=bfloat16, or target.parallel=fsdp {SPLIT}",
+    "target": "target.dtype=bfloat16, or target.parallel=fsdp with several launch.devices",
     CACHE: "lower data.batch_size",
     "logits": "lower data.batch_size",
     STEP: "raise trainer.accumulate, or lower trainer.anchors or data.length",
     KEPT: "lower trainer.keep_features_gb, or use trainer.features_gb (disk)",
-    "drafter": f"set launch.strategy=deepspeed_3 {SPLIT}, or lower drafter.layers",
-    "optimizer": f"set launch.strategy=deepspeed_2 {SPLIT}, or drafter.lora_rank",
-    "gradients": f"set launch.strategy=deepspeed_2 {SPLIT}, or drafter.lora_rank",
 }
 """What to change if this part of a stage's memory is the largest."""
+SPLIT = "launch.strategy=deepspeed_3 with several launch.devices, or fewer drafter.layers"
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """memory: bytes of a device (0 = unknown); count: devices."""
+
+    title: str
+    memory: float
+    count: int = 1
+    gpu: bool = True
+
+
+def find_hardware(name: str) -> Hardware:
+    """`NAME` or `NAMExCOUNT`. Raises UserError for an unknown name."""
+    found = re.fullmatch(r"(.+?)(?:x([1-9]\d{0,4}))?", name.lower())
+    known = found[1] if found else name
+    if known not in GPUS:
+        near = nearest(known, GPUS)
+        raise UserError(f"--hardware {name}: unknown{near}; NAMExCOUNT for several, or --memory-gb")
+    title, memory = GPUS[known]
+    return Hardware(title, memory, int(found[2]) if found and found[2] else 1)
+
+
+def find_local_hardware(recipe: Recipe) -> Hardware:
+    """What the recipe runs on here: the machine's GPUs or its processor."""
+    check_packages(recipe)
+    check_devices(recipe)
+    if accelerator(recipe) == "cpu":
+        title = f"this machine ({machine()['processor']})"
+        return Hardware(title, float(memory_bytes() or 0), gpu=False)
+    device = torch.cuda.get_device_properties(0)
+    return Hardware(f"this machine's {device.name}", float(device.total_memory), gpu_count())
 
 
 @dataclass
@@ -84,55 +134,122 @@ def make_plan(recipe: Recipe, hardware: Hardware, text: TextSize | None = None) 
     target = read_target_sizes(options.name, options.revision, options.trust_remote_code)
     drafter = plan_drafter_sizes(recipe, target)
     text = text or read_text_size(recipe)
-    sizes = find_number_sizes(recipe, hardware)
-    stages = [memory.plan_writing(recipe, target, sizes)]
-    stages.append(memory.plan_training(recipe, target, drafter, text, sizes))
-    plan = TrainingPlan(recipe, hardware, target, drafter, text, stages)
+    sizes = _find_number_sizes(recipe, hardware)
+    writing = plan_writing(recipe, target, sizes)
+    training = plan_training(recipe, target, drafter, text, sizes)
+    plan = TrainingPlan(recipe, hardware, target, drafter, text, [writing, training])
     for how in ("greedy", "sampling"):
         tau = predict_tau(drafter.kind, plan.tokens_seen, drafter.drafted, how, target.spec)
         if tau is not None:
             plan.tau[how] = tau
-    plan.misfits = list_misfits(plan)
+    plan.misfits = _list_misfits(plan)
     return plan
 
 
-def find_number_sizes(recipe: Recipe, hardware: Hardware) -> NumberSizes:
+def _find_number_sizes(recipe: Recipe, hardware: Hardware) -> NumberSizes:
     dtype = recipe.target.dtype
-    if dtype == "auto":
-        fast = hardware.gpu or has_fast_bf16(torch.device("cpu"))
-        dtype = (
-            "bfloat16"
-            if fast and (hardware.gpu or not recipe.target.name.startswith("debug"))
-            else "float32"
-        )
-    target = 4 if dtype == "float32" else 2
+    is_half = dtype != "float32"
+    if dtype == "auto" and not hardware.gpu:
+        is_debug = recipe.target.name.startswith("debug")
+        is_half = has_fast_bf16(torch.device("cpu")) and not is_debug
+    target = 2 if is_half else 4
     drafter = {"auto": target, "fp32": 4, "bf16": 2}[recipe.trainer.precision]
     # on a CPU a bf16 layer keeps a packed copy of its weights
     return NumberSizes(target, target if hardware.gpu else 4, drafter, hardware.gpu)
 
 
-def list_misfits(plan: TrainingPlan) -> list[str]:
+def _list_misfits(plan: TrainingPlan) -> list[str]:
     """A line for each thing that does not fit, with the key to change."""
     found, data, hardware = [], plan.recipe.data, plan.hardware
     for stage in plan.stages:
-        # processes share a CPU's memory
-        processes = (
-            plan.recipe.launch.devices if stage.stage == "training" and not hardware.gpu else 1
-        )
-        if hardware.memory and stage.bytes * processes > hardware.memory:
-            times = f" × {processes} processes" if processes > 1 else ""
-            largest = f"{stage.largest} ({stage.parts[stage.largest] / GIB:.1f} GiB)"
+        is_shared = stage.stage == "training" and not hardware.gpu  # processes share a CPU's memory
+        processes = plan.recipe.launch.devices if is_shared else 1
+        needed = stage.bytes * processes
+        if hardware.memory and needed > hardware.memory:
             found.append(
-                f"{stage.stage} takes {stage.bytes / GIB:.1f} GiB{times}, a device has "
-                f"{hardware.memory / GIB:.1f}; "
-                f"most of it is {largest}; "
-                f"{REMEDIES.get(stage.largest, 'take a device with more memory')}"
+                f"{stage.stage} takes {needed / GIB:.1f} GiB, a device has "
+                f"{hardware.memory / GIB:.1f}; most of it is {stage.largest} "
+                f"({stage.parts[stage.largest] / GIB:.1f} GiB); "
+                f"{REMEDIES.get(stage.largest, SPLIT)}"
             )
     limit = data.prompt_limit + data.max_answer_tokens
     if limit > plan.target.context_limit:
         found.append(
             f"data.max_prompt_tokens + data.max_answer_tokens = {limit} tokens exceed the target's "
-            "context of "
-            f"{plan.target.context_limit}: lower data.max_answer_tokens"
+            f"context of {plan.target.context_limit}: lower data.max_answer_tokens"
         )
     return found
+
+
+def render_plan(plan: TrainingPlan) -> str:
+    """The plan as text."""
+    recipe, target, drafter, text = plan.recipe, plan.target, plan.drafter, plan.text
+    missing = "" if target.has_weights else "; its weights are not here"
+    lines = [
+        f"{recipe.name}: {target.spec} ({target.architecture}) on {plan.hardware.count} × "
+        f"{plan.hardware.title}",
+        "",
+        f"target     {format_count(target.parameters)} parameters, {target.num_layers} layers, "
+        f"{target.vocab_size:,} tokens, context {target.context_limit:,}{missing}",
+        f"drafter    {format_count(drafter.parameters)} parameters, "
+        f"{format_count(drafter.trained)} of them trained ({drafter.kind}, drafts of "
+        f"{drafter.drafted})",
+        f"text       {text.samples:,} samples ({text.written:,} are there), "
+        f"{format_count(text.total)} tokens, {text.rows(recipe.data.length):,} rows of "
+        f"{recipe.data.length}",
+        f"           {text.tokens:.0f} tokens per sample ({text.source}), {text.kept:.0%} of "
+        "written samples are kept",
+        f"training   {recipe.trainer.max_steps:,} steps of {recipe.trainer.batch_size} rows: "
+        f"{format_count(plan.tokens_seen)} text tokens",
+        "",
+        f"{'':<11}{'memory per device':>18}{'time':>10}   most of the memory",
+        *(_render_stage(plan, stage) for stage in plan.stages),
+        "",
+        *_render_tau(plan),
+    ]
+    if plan.seconds is None:
+        lines.append("time       unknown: a pilot on the device itself measures it")
+    else:
+        total = format_seconds(plan.seconds.writing + plan.seconds.training)
+        lines.append(f"time       {total} in all, measured here on a few samples and steps")
+    lines += [f"note: {note}" for note in plan.notes]
+    misfits = [f"DOES NOT FIT: {line}" for line in plan.misfits]
+    return "\n".join([*lines, "", *(misfits or ["everything fits in memory"])])
+
+
+def _render_stage(plan: TrainingPlan, stage: StageMemory) -> str:
+    seconds = "?" if plan.seconds is None else format_seconds(getattr(plan.seconds, stage.stage))
+    largest = sorted(stage.parts.items(), key=lambda pair: -pair[1])[:3]
+    parts = ", ".join(f"{name} {_format_bytes(size)}" for name, size in largest)
+    return f"{stage.stage:<11}{_format_bytes(stage.bytes):>18}{seconds:>10}   {parts}"
+
+
+def _render_tau(plan: TrainingPlan) -> list[str]:
+    if not plan.tau:
+        return [f"expected τ unknown: no run of drafter.kind={plan.drafter.kind} was measured"]
+    names = {"greedy": "greedy", "sampling": "temperature 1"}
+    shown = "; ".join(
+        f"{names[how]} {t.value:.2f} [{t.low:.2f}, {t.high:.2f}]" for how, t in plan.tau.items()
+    )
+    known = next(iter(plan.tau.values()))
+    runs = f"{known.runs} runs of this kind of {known.of}"
+    lines = [f"expected τ {shown} (95% band, from {runs})"]
+    return lines + ([f"           a guess: {known.guess}"] if known.guess else [])
+
+
+def format_count(number: float) -> str:
+    """A number with k, M, G or T."""
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= 0.9995 * size:
+            return f"{float(f'{number / size:.3g}'):g}{unit}"
+    return f"{number:.0f}"
+
+
+def format_seconds(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _format_bytes(number: float) -> str:
+    return f"{number / GIB:.1f} GiB" if number >= 0.1 * GIB else f"{number / 2**20:.0f} MiB"

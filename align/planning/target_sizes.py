@@ -1,4 +1,4 @@
-"""A target's sizes from its config.json alone: its network is made on torch's `meta` device, where
+"""A target's sizes from its config.json: its network is built on torch's `meta` device, where
 tensors take no memory."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TargetSizes:
 
     parameters: all, a tied head counted once. layers: of each layer. cached: numbers that the
     layers cache per token. linears: name, inputs and outputs of the linear layers of the last
-    layer. has_weights: the weights are here too.
+    layer. has_weights: the weights are on this machine.
     """
 
     spec: str
@@ -75,23 +75,21 @@ def read_target_sizes(
         from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(str(folder), **options)
+        make = opener(folder, spec, options).from_config
         with torch.device("meta"):
-            model = opener(folder, spec, options).from_config(
-                config, trust_remote_code=trust_remote_code
-            )
+            model = make(config, trust_remote_code=trust_remote_code)
     except UserError:
         raise
     except Exception as error:  # transformers' errors for broken configs have no common class
         check_asked("target", spec, error)
         line = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(
-            f"target {spec!r}: no network can be made of its config.json: {line[:300]}"
-        ) from None
+        raise UserError(f"target {spec!r}: unusable config.json: {line[:300]}") from None
     return _measure(model, spec, isinstance(folder, Path) and any(folder.glob("*.safetensors")))
 
 
 def _find_config(spec: str, revision: str | None) -> Path | str:
     """A folder with the config, or a hub id whose config is cached or was fetched."""
+    missing = f"target {spec!r}: its config.json is unavailable"
     hint = "a folder that holds it is enough: target.name=FOLDER"
     try:
         found = resolve_folder(spec)
@@ -99,21 +97,15 @@ def _find_config(spec: str, revision: str | None) -> Path | str:
         if not is_hub_id(spec):
             raise
         check_hub_files(spec)
-        raise UserError(
-            f"target {spec!r}: its config.json is unavailable{similar(spec)}; {hint}"
-        ) from error
+        raise UserError(f"{missing}{similar(spec)}; {hint}") from error
     if isinstance(found, str):
         from huggingface_hub import hf_hub_download
 
+        offline = not hub_reachable()
         try:
-            hf_hub_download(
-                found, "config.json", revision=revision, local_files_only=not hub_reachable()
-            )
+            hf_hub_download(found, "config.json", revision=revision, local_files_only=offline)
         except Exception as error:  # of many kinds
-            why = type(error).__name__
-            raise UserError(
-                f"target {spec!r}: its config.json is unavailable ({why}); {hint}"
-            ) from None
+            raise UserError(f"{missing} ({type(error).__name__}); {hint}") from None
     return found
 
 
@@ -124,18 +116,17 @@ def _measure(model: Any, spec: str, has_weights: bool) -> TargetSizes:
         layers = decoder_layers(body, config.num_hidden_layers)
     except (NotImplementedError, AttributeError) as error:
         raise UserError(f"target {spec!r}: {error}") from None
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    embedding = model.get_input_embeddings().weight
+    head = model.get_output_embeddings().weight
     # on `meta` tied weights may be two tensors
-    tied = (
-        bool(getattr(model.config, "tie_word_embeddings", False)) and embedding.shape == head.shape
-    )
-    parameters = _count(model) - (head.numel() if tied and embedding is not head else 0)
+    is_tied = getattr(model.config, "tie_word_embeddings", False)
+    tied = bool(is_tied) and embedding.shape == head.shape
     linears = [(n, m) for n, m in layers[-1].named_modules() if isinstance(m, torch.nn.Linear)]
     kv_heads, head_dim, cached = _measure_cache(model, body, config)
     return TargetSizes(
         spec=spec,
         architecture=str(config.model_type),
-        parameters=parameters,
+        parameters=_count(model) - (head.numel() if tied and embedding is not head else 0),
         layers=tuple(_count(layer) for layer in layers),
         embedding=embedding.numel(),
         tied=tied,

@@ -1,9 +1,7 @@
-"""Which τ to expect after a number of text tokens: a fit through measured runs (runs.json, with
-their sources).
+"""Which τ to expect after a number of text tokens: a fit through measured runs (runs.json).
 
 log(τ − 1) = a_kind + b·log(tokens) by least squares, one exponent for all kinds of drafters and a
-level for each. The band is the 95% prediction interval of one more run. All runs had one small
-target.
+level for each. The band is the 95% prediction interval of one more run.
 """
 
 from __future__ import annotations
@@ -48,43 +46,37 @@ def predict_tau(
     was measured.
 
     Args:
-        drafted: K; τ is at most K + 1. how: `greedy` or `sampling`. target: its name, to say that
-            the runs had another.
+        drafted: K; τ is at most K + 1. how: `greedy` or `sampling`. target: the target's name.
     """
     record = read_runs()
     runs = [run for run in record["runs"] if how in run]
-    kinds = sorted({run["kind"] for run in runs})
     seen = [run["rows"] * record["tokens_per_row"] for run in runs]
-    longest = max((n for run, n in zip(runs, seen, strict=True) if run["kind"] == kind), default=0)
-    if not longest or tokens <= 0:
+    own = [n for run, n in zip(runs, seen, strict=True) if run["kind"] == kind]
+    if not own or tokens <= 0:
         return None
+    kinds = sorted({run["kind"] for run in runs})
+    farthest = FAR * max(own)
 
     def make_row(kind: str, tokens: float) -> list[float]:
         return [*(float(kind == k) for k in kinds), log(tokens)]
 
     x = np.array([make_row(run["kind"], n) for run, n in zip(runs, seen, strict=True)])
     y = np.array([log(run[how] - 1) for run in runs])
-    new = np.array(make_row(kind, min(tokens, FAR * longest)))
+    new = np.array(make_row(kind, min(tokens, farthest)))
     solution, *_ = np.linalg.lstsq(x, y, rcond=None)
     freedom = len(runs) - x.shape[1]
     variance = float(((y - x @ solution) ** 2).sum()) / freedom
-    width = t_quantile(0.975, freedom) * sqrt(
-        variance * (1 + float(new @ np.linalg.pinv(x.T @ x) @ new))
-    )
+    spread = sqrt(variance * (1 + float(new @ np.linalg.pinv(x.T @ x) @ new)))
+    width = t_quantile(0.975, freedom) * spread
     middle = float(new @ solution)
     guess = []
     if target and target != record["target"]:
         guess.append(f"every run had {record['target']} as its target")
-    if tokens > FAR * longest:
-        guess.append(
-            f"the longest run saw {longest / 1e6:.2g}M tokens, so this is the τ of "
-            f"{FAR * longest / 1e6:.2g}M"
-        )
-    value, low, high = (
-        1 + min(float(drafted), exp(v)) for v in (middle, middle - width, middle + width)
-    )
-    count = sum(run["kind"] == kind for run in runs)
-    return ExpectedTau(value, low, high, count, len(runs), "; ".join(guess))
+    if tokens > farthest:
+        guess.append(f"the runs were shorter, so this is the τ of {farthest / 1e6:.2g}M tokens")
+    logs = (middle, middle - width, middle + width)
+    value, low, high = (1 + min(float(drafted), exp(v)) for v in logs)
+    return ExpectedTau(value, low, high, len(own), len(runs), "; ".join(guess))
 
 
 def t_quantile(share: float, freedom: int) -> float:

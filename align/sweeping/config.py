@@ -21,7 +21,7 @@ KEYS = (
     "method", "metric", "parameters", "command", "program", "run_cap", "name", "description", "project", "entity",
 )  # fmt: skip
 PARAMETER_KEYS = ("value", "values", "min", "max", "distribution")
-DISTRIBUTIONS = ("constant", "categorical", "uniform", "int_uniform", "log_uniform_values")
+RANGES = ("uniform", "int_uniform", "log_uniform_values")
 MAX_TRIALS = 10_000
 USE_AGENT = "is not supported by the local runner; use `wandb sweep` and `wandb agent`"
 
@@ -31,7 +31,7 @@ class SweepParameter:
     """Values to try of a recipe key: listed ones, or a range from `low` to `high`."""
 
     values: tuple[Any, ...] = ()
-    distribution: str = "categorical"
+    distribution: str = ""
     low: float = 0
     high: float = 0
 
@@ -76,35 +76,27 @@ def read_sweep(path: Path, method: str | None = None) -> Sweep:
     goal = metric.get("goal", "minimize")
     if "name" not in metric or goal not in ("minimize", "maximize"):
         raise UserError(f"{where}: metric needs a name and a goal, minimize or maximize")
-    command = convert(content.get("command", [content.get("program")]), list[Any], "command", where)
-    words = [str(word) for word in command]
-    start = next(
-        (i for i, w in enumerate(words) if w.endswith(("align.train", "align/train.py"))), None
-    )
-    if start is None:
+    words = [str(word) for word in content.get("command") or [content.get("program")]]
+    trains = [i for i, word in enumerate(words) if re.search(r"align[./]train(\.py)?$", word)]
+    if not trains:
         example = '["python", "-m", "align.train", "recipe=block", "${args_no_hyphens}"]'
         raise UserError(f"{where}: command must run align.train, for example {example}")
+    before, after = words[: trains[0]], words[trains[0] + 1 :]
     entries = convert(content.get("parameters"), dict[str, Any], "parameters", where)
-    parameters = {
-        key: _read_parameter(entry, f"{where}: parameters.{key}") for key, entry in entries.items()
-    }
+    parameters = {key: _read_parameter(entry, key, where) for key, entry in entries.items()}
     return Sweep(
         name=path.stem,
         method=method,
         metric=metric["name"],
         maximize=goal == "maximize",
         parameters=parameters,
-        arguments=read_arguments(
-            [word for word in words[start + 1 :] if not word.startswith("${")]
-        ),
-        environment=read_arguments(
-            [word for word in words[:start] if re.match(r"[A-Za-z_]\w*=", word)]
-        ),
+        arguments=read_pairs([word for word in after if not word.startswith("${")]),
+        environment=read_pairs([word for word in before if re.match(r"[A-Za-z_]\w*=", word)]),
         run_cap=convert(content.get("run_cap"), int | None, "run_cap", where),
     )
 
 
-def read_arguments(words: list[str]) -> dict[str, str]:
+def read_pairs(words: list[str]) -> dict[str, str]:
     """`key=value` words as a mapping."""
     pairs = (word.removeprefix("--").partition("=") for word in words)
     return {key: value for key, _, value in pairs}
@@ -116,28 +108,21 @@ def _check_keys(content: dict[str, Any], known: tuple[str, ...], where: str) -> 
             raise UserError(f"{where}: {short(key)} {USE_AGENT}{nearest(key, known)}")
 
 
-def _read_parameter(entry: Any, where: str) -> SweepParameter:
+def _read_parameter(entry: Any, key: str, where: str) -> SweepParameter:
+    where = f"{where}: parameters.{key}"
     entry = convert(entry, dict[str, Any], "parameter", where)
     _check_keys(entry, PARAMETER_KEYS, where)
-    kind, low, high = entry.get("distribution"), entry.get("min"), entry.get("max")
-    if kind not in (None, *DISTRIBUTIONS):
-        drawn = ", ".join(DISTRIBUTIONS)
-        raise UserError(f"{where}: distribution={short(kind)} {USE_AGENT} (one of: {drawn})")
     values = convert(entry.get("values", []), list[Any], "values", where)
     if values or "value" in entry:
         return SweepParameter(tuple(values or [entry["value"]]))
-    if (
-        kind in ("constant", "categorical")
-        or not finite(low)
-        or not finite(high)
-        or low > high
-        or (kind == "log_uniform_values" and low <= 0)
-    ):
+    low, high = entry.get("min"), entry.get("max")
+    is_whole = isinstance(low, int) and isinstance(high, int)
+    kind = entry.get("distribution") or ("int_uniform" if is_whole else "uniform")
+    if kind not in RANGES:
+        raise UserError(f"{where}: distribution={short(kind)} {USE_AGENT}{nearest(kind, RANGES)}")
+    lowest = 0 if kind == "log_uniform_values" else -math.inf
+    if not (finite(low) and finite(high) and lowest < low <= high):
         raise UserError(f"{where}: needs values, or a range of numbers from min to max")
-    whole = isinstance(low, int) and isinstance(high, int)
-    kind = kind or ("int_uniform" if whole else "uniform")
-    if kind == "int_uniform" and not whole:
-        raise UserError(f"{where}: int_uniform needs integers for min and max")
     return SweepParameter((), kind, low, high)
 
 
@@ -149,27 +134,21 @@ def list_trials(sweep: Sweep, count: int | None, seed: int) -> list[dict[str, st
     """
     count = sweep.run_cap if count is None else count
     if count is not None and not 1 <= count <= MAX_TRIALS:
-        raise UserError(
-            f"{sweep.name}: {count} trials (--count, run_cap): must be 1 to {MAX_TRIALS}"
-        )
+        limits = f"(--count, run_cap): must be 1 to {MAX_TRIALS}"
+        raise UserError(f"{sweep.name}: {count} trials {limits}")
+    trials: list[dict[str, Any]] = []
     if sweep.method == "grid":
         ranges = [key for key, parameter in sweep.parameters.items() if not parameter.values]
         if ranges:
-            raise UserError(
-                f"{sweep.name}: a grid needs values for {ranges[0]}; --method random draws from a "
-                "range"
-            )
-        combinations = list(islice(product(*(p.values for p in sweep.parameters.values())), count))
+            hint = "--method random draws from a range"
+            raise UserError(f"{sweep.name}: a grid needs values for {ranges[0]}; {hint}")
+        grid = product(*(parameter.values for parameter in sweep.parameters.values()))
+        trials = [dict(zip(sweep.parameters, row, strict=True)) for row in islice(grid, count)]
     else:
-        combinations = [_draw_values(sweep, f"{seed} {number}") for number in range(count or 10)]
-    return [
-        dict(zip(sweep.parameters, map(_format_value, values), strict=True))
-        for values in combinations
-    ]
-
-
-def _draw_values(sweep: Sweep, seed: str) -> tuple[Any, ...]:
-    return tuple(p.draw(random.Random(f"{seed} {key}")) for key, p in sweep.parameters.items())
+        for number in range(count or 10):
+            items = sweep.parameters.items()
+            trials.append({k: p.draw(random.Random(f"{seed} {number} {k}")) for k, p in items})
+    return [{key: _format_value(value) for key, value in trial.items()} for trial in trials]
 
 
 def _format_value(value: Any) -> str:

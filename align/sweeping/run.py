@@ -39,11 +39,7 @@ class TrialResult:
 
 
 def run_sweep(
-    sweep: Sweep,
-    trials: Sequence[dict[str, str]],
-    folder: Path,
-    fixed: dict[str, str],
-    wandb: bool = False,
+    sweep: Sweep, trials: Sequence[dict[str, str]], folder: Path, fixed: dict[str, str]
 ) -> list[TrialResult]:
     """Run the trials that have not finished yet. `fixed`: recipe arguments of all of them.
 
@@ -51,33 +47,29 @@ def run_sweep(
         UserError: arguments that no recipe takes, before anything runs. KeyboardInterrupt: a trial
             was interrupted.
     """
-    for key in ("output", *sweep.parameters):
-        if (
-            key in fixed
-            or (key in sweep.arguments and key != "output")
-            or "output" in sweep.parameters
-        ):
-            raise UserError(
-                f"sweep {sweep.name}: {key} differs between trials, so it can't be given for all "
-                "of them"
-            )
-    arguments = [build_arguments(sweep, values, folder, fixed, wandb) for values in trials]
+    given = {*fixed, *(sweep.arguments.keys() - {"output"})}
+    clashes = sorted({"output", *sweep.parameters} & given)
+    if clashes:
+        raise UserError(
+            f"sweep {sweep.name}: {clashes[0]} differs between trials, so it can't be given for "
+            "all of them"
+        )
+    arguments = [build_arguments(sweep, values, folder, fixed) for values in trials]
     return [_run_trial(sweep, *pair) for pair in zip(trials, arguments, strict=True)]
 
 
 def build_arguments(
-    sweep: Sweep, values: dict[str, str], folder: Path, fixed: dict[str, str], wandb: bool = False
+    sweep: Sweep, values: dict[str, str], folder: Path, fixed: dict[str, str]
 ) -> dict[str, str]:
     """A trial's recipe arguments: those that an agent would pass, its output folder and the folder
-    of its text.
+    of its text; not the logger wandb.
 
     The output folder is named by a hash of the arguments, so that a rerun finds what has finished.
     """
     given = {**sweep.arguments, **values, **fixed, "trainer.resume": "auto"}
     given.pop("output", None)
-    loggers = given.get("trainer.logger", "csv").split(",")
-    loggers = [name for name in loggers if name != "csv" and (wandb or name != "wandb")]
-    given["trainer.logger"] = ",".join(["csv", *loggers])
+    loggers = given.get("trainer.logger", "csv").replace("wandb", "csv").split(",")
+    given["trainer.logger"] = ",".join(dict.fromkeys(["csv", *loggers]))
     try:
         recipe = load_recipe(_join(given))
     except UserError as error:
@@ -105,15 +97,11 @@ def _run_trial(sweep: Sweep, values: dict[str, str], arguments: dict[str, str]) 
     rows = MetricsFile(output / "metrics.csv").read()
     measured = [row for row in rows if sweep.metric in row]
     if not measured:
-        columns = {name for row in rows for name in row if "/" in name}
-        raise UserError(
-            f"sweep {sweep.name}: metric {sweep.metric!r} was not "
-            f"logged{nearest(sweep.metric, columns)}"
-        )
-    score, error = (
-        float(measured[-1].get(name, "nan")) for name in (sweep.metric, f"{sweep.metric}_se")
-    )
-    return TrialResult(values, score, error)
+        near = nearest(sweep.metric, {name for row in rows for name in row if "/" in name})
+        raise UserError(f"sweep {sweep.name}: metric {sweep.metric!r} was not logged{near}")
+    last = measured[-1]
+    error = float(last.get(f"{sweep.metric}_se", "nan"))
+    return TrialResult(values, float(last[sweep.metric]), error)
 
 
 def _train(arguments: dict[str, str], variables: dict[str, str], output: Path) -> str:
@@ -140,10 +128,9 @@ def render_table(sweep: Sweep, results: Sequence[TrialResult]) -> str:
     """Markdown: the score of each combination with a 95% interval, over its seeds or of its only
     run, the best first."""
     keys = [key for key in sweep.parameters if key != "seed"]
+    distinct = {tuple(result.values.items()): result for result in results}
     groups: dict[tuple[str, ...], list[TrialResult]] = defaultdict(list)
-    for result in {
-        tuple(r.values.items()): r for r in results
-    }.values():  # a trial drawn twice counts once
+    for result in distinct.values():  # a trial drawn twice counts once
         groups[tuple(result.values[key] for key in keys)].append(result)
     sign = -1 if sweep.maximize else 1
     rows = [(*_average(members), cells, members) for cells, members in groups.items()]
@@ -164,7 +151,6 @@ def _average(members: Sequence[TrialResult]) -> tuple[float, float]:
     finished = [member for member in members if not member.failed]
     scores = [member.score for member in finished]
     if len(scores) > 1:
-        return mean(scores), t_quantile(0.975, len(scores) - 1) * stdev(scores) / math.sqrt(
-            len(scores)
-        )
+        error = stdev(scores) / math.sqrt(len(scores))
+        return mean(scores), t_quantile(0.975, len(scores) - 1) * error
     return (scores[0], 1.96 * finished[0].error) if scores else (math.nan, math.nan)

@@ -10,15 +10,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from align.config.hardware import process_number
 from align.config.recipe import Recipe
 from align.losses.acceptance import expected_accepted_token, kept_greedy, kept_token
 from align.losses.divergences import RowStatistics
@@ -26,12 +23,11 @@ from align.losses.objective import Objective
 from align.outputs.cache import TargetOutputCache, TargetOutputs, compute_target_outputs
 from align.training.ema import EMA
 from align.training.metrics import StepSums, TrainingProgress, ValidationSums
-from align.training.optimizer import make_optimizer, peak_rate
+from align.training.optimizer import make_optimizer, set_rate
 from align.training.parallel.sharded import Sharded
 from align.training.parallel.target import AbsentTarget, SharedTarget
-from align.training.schedule import Schedule, first_schedule
+from align.training.schedule import RowSchedule, learning_rate, schedule_rows
 from specalign.common.batch import Step
-from specalign.common.files import write_atomically
 from specalign.common.rng import random_state, seed_global, set_random_state
 from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig
@@ -43,7 +39,7 @@ Drafter = BlockDrafter | DiffusionDrafter | CausalDrafter
 
 
 class NonFiniteLoss(RuntimeError):
-    """The loss is not finite; the batch was saved."""
+    """The loss is not finite."""
 
 
 class Interrupted(RuntimeError):
@@ -55,40 +51,38 @@ class DrafterModule(lightning.LightningModule, ABC):
 
     Args:
         drafter: q; knows its target p.
-        schedule: of the learning rate; default: that of a new run.
+        schedule: of its rows; default: that of a new run.
     """
 
     drafter: Drafter
 
-    def __init__(self, drafter: Drafter, recipe: Recipe, schedule: Schedule | None = None) -> None:
+    def __init__(
+        self, drafter: Drafter, recipe: Recipe, schedule: RowSchedule | None = None
+    ) -> None:
         super().__init__()
         o, t = recipe.objective, recipe.trainer
         self.drafter = drafter
         self.recipe = recipe
         self.objective = Objective(o.terms, o.weighting, o.decay, o.d_pace_alpha)
-        self.schedule = schedule or first_schedule(recipe)
+        self.schedule = schedule or schedule_rows(recipe)
         self.ema = EMA(drafter, t.ema)
         self.final_weights: dict[str, Tensor] = {}
         self.progress = TrainingProgress()
         self.validation_numbers: dict[str, float] = {}
-        self.first_numbers: dict[
-            str, float
-        ] = {}  # before the first step, with `trainer.validate_first`
-        self.target_cache: TargetOutputCache | None = None
-        if t.keep_features_gb or t.features_gb:
-            self.target_cache = TargetOutputCache(
-                drafter.target,
-                self.conditioning,
-                t,
-                recipe.features_folder,
-                process_number(),
-                recipe.processes,
-            )
+        self.first_numbers: dict[str, float] = {}  # with `trainer.validate_first`
+        self.target_cache = self._make_cache()
         self.shared_target: SharedTarget | AbsentTarget | None = None
         self._is_sharded = False
         self._last_step_ended = 0.0  # on the monotonic clock
         self._sums = ValidationSums(drafter.config.block_size)
         self._resumed_rng: dict[str, Any] | None = None
+
+    def _make_cache(self) -> TargetOutputCache | None:
+        recipe, target = self.recipe, self.drafter.target
+        if not recipe.trainer.keep_features_gb and not recipe.trainer.features_gb:
+            return None
+        folder, writers = recipe.features_folder, recipe.processes
+        return TargetOutputCache(target, self.conditioning, recipe.trainer, folder, writers)
 
     # ---- one step ----
 
@@ -106,10 +100,8 @@ class DrafterModule(lightning.LightningModule, ABC):
     def on_train_batch_start(self, batch: Any, index: int) -> None:
         seed_global(self.recipe.seed, 8, *batch.places)
         t = self.recipe.trainer
-        rate = self.schedule.rate_at(self.global_step, self.progress.seconds)
-        for group in self.trainer.optimizers[0].param_groups:
-            peak = peak_rate(t, group.get("part", ""))
-            group["lr"] = rate if peak == t.learning_rate else rate / t.learning_rate * peak
+        rate = learning_rate(t, self.global_step, self.progress.seconds)
+        set_rate(self.trainer.optimizers[0], t, rate)
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
@@ -191,30 +183,16 @@ class DrafterModule(lightning.LightningModule, ABC):
         tokens = (step.batch.document_BL >= 0).sum()
         vector = sums.to_vector(tokens, self.progress.stop_wanted, seconds)
         if not self.progress.add(self._reduce(vector).tolist(), self.trainer.world_size):
-            self._stop_non_finite(step, bool(sums.loss.isfinite()))
+            raise NonFiniteLoss(
+                f"the loss at step {self.global_step + 1} is not finite (trainer.learning_rate, "
+                "trainer.gradient_clip)"
+            )
 
     def _reduce(self, vector: Tensor) -> Tensor:
         """The sum over all processes."""
         if self.trainer.world_size > 1:
             torch.distributed.all_reduce(vector)
         return vector
-
-    def _stop_non_finite(self, step: Step, is_finite_here: bool) -> None:
-        folder = Path(self.recipe.output)
-        name = pattern = f"nonfinite-step-{self.global_step + 1}"
-        if self.trainer.world_size > 1:
-            pattern = f"{name}-rank-*"
-            name = f"{name}-rank-{self.global_rank}"
-        if not is_finite_here:
-            tensors = {**vars(step.batch), **vars(step.anchors)}
-            plain = {k: v.contiguous().cpu() for k, v in tensors.items()}
-            write_atomically(
-                folder / f"{name}.safetensors", lambda part: save_file(plain, str(part))
-            )
-        raise NonFiniteLoss(
-            f"the loss at step {self.global_step + 1} is not finite; its batch is in "
-            f"{folder / pattern}.safetensors"
-        )
 
     # ---- validation ----
 
@@ -270,7 +248,7 @@ class DrafterModule(lightning.LightningModule, ABC):
             if how == "absent":
                 self.shared_target = AbsentTarget(target, device, self.recipe.features_folder)
             else:
-                self.shared_target = SharedTarget(target, how, device)
+                self.shared_target = SharedTarget(target, device)
             if self.target_cache is not None:
                 self.target_cache.run = self.shared_target.features
                 self.target_cache.missing = self.shared_target.anywhere
@@ -300,8 +278,7 @@ class DrafterModule(lightning.LightningModule, ABC):
             self.final_weights = self.ema.weights(self.drafter)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["calibrate"] = {  # its name in the first version
-            "identity": {"drafter": self.drafter.config.to_dict()},
+        checkpoint["calibrate"] = {
             "ema": self.ema.state_dict(),
             "rng": random_state(),
             "validation": dict(self.validation_numbers),
@@ -314,5 +291,5 @@ class DrafterModule(lightning.LightningModule, ABC):
         self.ema.load_state_dict(state["ema"])
         self.progress.load_state_dict(state)
         self.validation_numbers = dict(state["validation"])
-        self.first_numbers = dict(state.get("first", {}))  # absent in older checkpoints
+        self.first_numbers = dict(state["first"])
         self._resumed_rng = state["rng"]

@@ -1,17 +1,16 @@
-"""Kinds of drafters: how each is created, trained, saved and described."""
+"""Drafters to train, by kind: how each is created, trained and saved."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from align.config.drafter import DrafterConfig
 from align.config.recipe import Recipe
 from align.data.draft_vocab import coverage, frequent_tokens
 from align.data.supply import Supply
@@ -22,14 +21,7 @@ from align.training.block_module import BlockDrafterModule
 from align.training.causal_module import CausalDrafterModule
 from align.training.checkpoints import Checkpoint
 from align.training.diffusion_module import DiffusionDrafterModule
-from align.training.model_card import (
-    Description,
-    RunNumbers,
-    describe_block,
-    describe_causal,
-    describe_standalone,
-    write_card,
-)
+from align.training.model_card import RunNumbers, write_card
 from specalign.common.checksums import CHECKSUMS, write_checksums
 from specalign.common.errors import UserError
 from specalign.folder.chat import Chat
@@ -40,23 +32,32 @@ from specalign.formats.standalone import save_standalone
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig
-from specalign.models.standalone import DiffusionDrafter
+from specalign.models.causal import CausalDrafter
+
+MODULES: dict[str, type[DrafterModule]] = {
+    "block": BlockDrafterModule,
+    "ddit": DiffusionDrafterModule,
+    "masked_lm": DiffusionDrafterModule,
+    "autoregressive": CausalDrafterModule,
+}
+"""By `drafter.kind`."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """One kind of drafter.
+def make_drafter(
+    target: Target, options: DrafterConfig, vocab: Tensor | None, seed: int
+) -> Drafter:
+    """The drafter to train; `vocab`: from `draft_vocab`."""
+    if options.kind == "block":
+        return make_block(target, options, vocab, seed)
+    if options.kind == "autoregressive":
+        return make_causal(target, options)
+    return make_standalone(target, options, seed)
 
-    make: (target, recipe, draft vocabulary) → the drafter to train. module: trains it. save:
-    (drafter, recipe, final weights, folder, card). describe: for its card. chosen_vocabulary: it
-    drafts over the data's most frequent tokens, so it needs data first.
-    """
 
-    make: Callable[[Target, Recipe, Tensor | None], Drafter]
-    module: type[DrafterModule]
-    save: Callable[[Any, Recipe, dict[str, Tensor], Path, str], None]
-    describe: Callable[[Recipe, Any, float], Description]
-    chosen_vocabulary: bool = False
+def needs_vocabulary(options: DrafterConfig) -> bool:
+    """Whether the drafter drafts over the data's most frequent tokens, so that it needs data
+    first."""
+    return options.kind == "block" and options.init is None
 
 
 def draft_vocab(
@@ -76,9 +77,8 @@ def draft_vocab(
     return torch.tensor(saved)
 
 
-def conditioning(recipe: Recipe, target: Target) -> BlockConfig | None:
+def conditioning(options: DrafterConfig, target: Target) -> BlockConfig | None:
     """What the recipe's drafter reads of the target besides p; None = nothing."""
-    options = recipe.drafter
     if options.kind != "block":
         return None
     if options.init is not None:
@@ -89,7 +89,6 @@ def conditioning(recipe: Recipe, target: Target) -> BlockConfig | None:
 def save_trained(module: DrafterModule, supply: Supply, steps: int, name: str = "drafter") -> Path:
     """Write the drafter and its card to <output>/NAME; returns the folder."""
     recipe, drafter, progress = module.recipe, module.drafter, module.progress
-    kind = KINDS[recipe.drafter.kind]
     folder = Path(recipe.output) / name
     trained = module.trained_parameters()
     run = RunNumbers(
@@ -99,14 +98,18 @@ def save_trained(module: DrafterModule, supply: Supply, steps: int, name: str = 
         minutes=progress.seconds / 60,
         parameters=sum(w.numel() for key, w in module.final_weights.items() if key in trained),
         validation=module.validation_numbers,
+        coverage=coverage(supply.training, drafter.draft_vocab, drafter.target),
     )
-    covered = coverage(supply.training, drafter.draft_vocab, drafter.target)
-    description = kind.describe(recipe, drafter.config, covered)
-    card = write_card(
-        recipe, description, drafter.config, supply.manifest, run, supply.text_manifest
-    )
+    card = write_card(recipe, drafter.config, supply.manifest, run, supply.text_manifest)
     (folder / CHECKSUMS).unlink(missing_ok=True)  # until the new weights are complete
-    kind.save(drafter, recipe, module.final_weights, folder, card)
+    if isinstance(drafter, BlockDrafter):
+        _save_block(drafter, recipe, module.final_weights, folder, card)
+    elif isinstance(drafter, CausalDrafter):
+        save_causal(drafter, folder, module.final_weights, card)
+    else:
+        fresh = make_standalone(drafter.target, recipe.drafter, recipe.seed)
+        _set_weights(fresh, module.final_weights)
+        save_standalone(fresh, folder, card)
     save_chat(folder, Chat(recipe.data.template_kwargs, recipe.data.system))
     write_checksums(folder)
     return folder
@@ -116,27 +119,14 @@ def _save_block(
     drafter: BlockDrafter, recipe: Recipe, weights: dict[str, Tensor], folder: Path, card: str
 ) -> None:
     config = drafter.config
-    if decay := recipe.objective.prefix_decay:  # decoding recognises D²SD's second drafter by it
+    decay = recipe.objective.prefix_decay
+    if decay:  # decoding recognises D²SD's second drafter by it
         config = replace(config, extra={**config.extra, "prefix_decay": decay})
     vocab = None if drafter.draft_vocab is None else drafter.draft_vocab.cpu()
     head = None if drafter.head is None else drafter.head.cpu()
     fresh = BlockDrafter(config, drafter.target, vocab, head)
     _set_weights(fresh, weights)
     save_drafter(fresh, folder, card)
-
-
-def _save_standalone(
-    drafter: DiffusionDrafter, recipe: Recipe, weights: dict[str, Tensor], folder: Path, card: str
-) -> None:
-    fresh = make_standalone(drafter.target, recipe.drafter, recipe.seed)
-    _set_weights(fresh, weights)
-    save_standalone(fresh, folder, card)
-
-
-def _save_causal(
-    drafter: Any, recipe: Recipe, weights: dict[str, Tensor], folder: Path, card: str
-) -> None:
-    save_causal(drafter, folder, weights, card)
 
 
 @torch.no_grad()
@@ -146,27 +136,7 @@ def _set_weights(fresh: nn.Module, weights: dict[str, Tensor]) -> None:
     for name, parameter in [*fresh.named_parameters()]:
         if isinstance(parameter, DTensor):
             module, _, last = name.rpartition(".")
-            setattr(
-                fresh.get_submodule(module), last, nn.Parameter(weights[name].to(parameter.dtype))
-            )
+            whole = nn.Parameter(weights[name].to(parameter.dtype))
+            setattr(fresh.get_submodule(module), last, whole)
         else:
             parameter.copy_(weights[name])
-
-
-def _make_block(target: Target, recipe: Recipe, vocab: Tensor | None) -> Drafter:
-    return make_block(target, recipe.drafter, vocab, recipe.seed)
-
-
-def _make_standalone(target: Target, recipe: Recipe, vocab: Tensor | None) -> Drafter:
-    return make_standalone(target, recipe.drafter, recipe.seed)
-
-
-def _make_causal(target: Target, recipe: Recipe, vocab: Tensor | None) -> Drafter:
-    return make_causal(target, recipe.drafter)
-
-
-BLOCK = Kind(_make_block, BlockDrafterModule, _save_block, describe_block, chosen_vocabulary=True)
-STANDALONE = Kind(_make_standalone, DiffusionDrafterModule, _save_standalone, describe_standalone)
-CAUSAL = Kind(_make_causal, CausalDrafterModule, _save_causal, describe_causal)
-KINDS = {"block": BLOCK, "ddit": STANDALONE, "masked_lm": STANDALONE, "autoregressive": CAUSAL}
-"""By `drafter.kind`."""

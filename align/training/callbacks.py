@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,66 +19,8 @@ from align.config.trainer import TrainerConfig
 from align.training import checkpoints
 from align.training.base_module import DrafterModule, Interrupted
 from align.training.loggers import CSVFile
-from specalign.common.text import clock, say
-
-
-def training_line(
-    step: int, steps: int, numbers: Mapping[str, float], seconds_left: float, unit: str = "block"
-) -> str:
-    """Means since the previous line; the loss is per `unit`."""
-    tau = (
-        f"expected τ {numbers['train/expected_tau']:.3f}  "
-        if "train/expected_tau" in numbers
-        else ""
-    )
-    return (
-        f"step {step}/{steps}  loss {numbers['train/loss']:.4f} a {unit}  {tau}"
-        f"{numbers['train/positions_per_second']:.0f} positions/s  {clock(seconds_left)} left"
-    )
-
-
-def validation_line(step: int, numbers: Mapping[str, float]) -> str:
-    """Expected τ with its standard error, acceptance at each position, and the share of drafts
-    accepted up to it."""
-
-    def tau(name: str, needs: str) -> str:
-        if f"tau_{name}" not in numbers:
-            return f"unknown {name} (no held-out text {needs})"
-        return f"{numbers[f'tau_{name}']:.3f}±{numbers[f'tau_{name}_se']:.3f} {name}"
-
-    def by_position(name: str) -> str:
-        return " ".join(f"{v:.3f}" for k, v in numbers.items() if k.startswith(name))
-
-    bound = ""
-    if "bound" in numbers:
-        bound = f"bound {numbers['bound']:.3f}±{numbers['bound_se']:.3f} nats a token (perplexity {numbers['perplexity']:.0f}), "
-    line = (
-        f"validation at step {step}: loss {numbers['loss']:.4f} a block, {bound}expected τ "
-        f"{tau('greedy', 'at temperature 0')}, "
-        f"{tau('sampling', 'at temperature 1')}; acceptance by position "
-        f"{by_position('acceptance_')}"
-    )
-    if sampled := by_position("kept_sampling_"):
-        return f"{line}; accepted up to it {sampled}"
-    if greedy := by_position("kept_greedy_"):
-        return f"{line}; accepted up to it {greedy}, greedy"
-    return line
-
-
-def gain_line(before: Mapping[str, float], now: Mapping[str, float]) -> str | None:
-    """Estimated τ on held-out text before and after training; None if it was not measured
-    before."""
-    parts = []
-    for name in ("greedy", "sampling"):
-        if f"tau_{name}" not in before or f"tau_{name}" not in now:
-            continue
-        first, last, error = before[f"tau_{name}"], now[f"tau_{name}"], now[f"tau_{name}_se"]
-        clear = "" if abs(last - first) > 1.96 * error else ", within the error of these texts"
-        parts.append(
-            f"{name} {first:.2f} before, {last:.2f} ± {error:.2f} after "
-            f"({last / first - 1:+.0%}{clear})"
-        )
-    return f"τ (estimated on held-out text): {'; '.join(parts)}" if parts else None
+from align.training.messages import training_line, validation_line
+from specalign.common.text import say
 
 
 class ProgressLogger(Callback):
@@ -113,13 +55,12 @@ class ProgressLogger(Callback):
         progress = pl_module.progress
         means = progress.take_means()
         positions = progress.positions - self._positions
-        numbers = {
-            "train/loss": means["loss"],
-            **({"train/expected_tau": means["tau"]} if "tau" in means else {}),
-            "train/learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
-            "train/positions_per_second": positions / max(now - self._since, 1e-9),
-            "train/tokens_seen": float(progress.tokens_seen),
-        }
+        numbers = {"train/loss": means["loss"]}
+        if "tau" in means:
+            numbers["train/expected_tau"] = means["tau"]
+        numbers["train/learning_rate"] = trainer.optimizers[0].param_groups[0]["lr"]
+        numbers["train/positions_per_second"] = positions / max(now - self._since, 1e-9)
+        numbers["train/tokens_seen"] = float(progress.tokens_seen)
         self._positions, self._since = progress.positions, now
         left = (now - self._start) / max(step - self._first_step, 1) * (t.max_steps - step)
         if t.max_minutes is not None:
@@ -233,8 +174,6 @@ class CheckpointCallback(Callback):
         if step == self._saved_step:
             return
         path = checkpoints.place(self.folder, step)
-        if trainer.is_global_zero:
-            checkpoints.make_room(self.folder, self.options.keep_checkpoints)
         try:
             trainer.save_checkpoint(str(checkpoints.part(path)))
         except BaseException:  # a full disk: free the space

@@ -6,13 +6,13 @@ A step's global batch depends neither on the number of processes nor on the numb
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, zip_longest
 
 import lightning
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from align.config.recipe import Recipe
 from align.data.packing import collate, pack
@@ -22,45 +22,36 @@ from specalign.common.batch import Anchors, Batch, PackedRow, Step
 from specalign.common.rng import keyed_generator
 from specalign.diffusion.noise import sample_anchors
 
-Place = tuple[int, int, int]  # (micro-batch, place in the stream = key of the anchors, row)
+Place = tuple[int, int]  # (micro-batch, place in the stream = key of the anchors)
 _VALIDATION_SEED = 0x7A11D
 
 
-class StepSampler(Sampler[list[Place]]):
+@dataclass(frozen=True)
+class StepSampler:
     """Batch sampler of places from step `start` on, one list per micro-batch.
 
     Step s takes the places s·G … s·G+G−1 of the stream plus `offset`, split into `accumulate`
-    micro-batches, each split into `world` slices, one per process.
+    micro-batches, each split into `world` slices of `batch_size` rows, one per process.
 
-    Args:
-        stream: maps places to rows. steps: optimizer steps in all. batch_size: rows of one slice.
-            offset: of a run that resumed with another batch size, to continue where it stopped.
+    steps: optimizer steps in all. offset: of a run that resumed with another batch size.
     """
 
-    def __init__(
-        self,
-        stream: Stream,
-        steps: int,
-        batch_size: int,
-        *,
-        accumulate: int = 1,
-        rank: int = 0,
-        world: int = 1,
-        start: int = 0,
-        offset: int = 0,
-    ) -> None:
-        self.stream, self.batch_size, self.offset = stream, batch_size, offset
-        self.accumulate, self.rank, self.world = accumulate, rank, world
-        self.start, self.stop = start * accumulate, steps * accumulate
+    steps: int
+    batch_size: int
+    accumulate: int = 1
+    rank: int = 0
+    world: int = 1
+    start: int = 0
+    offset: int = 0
 
     def __len__(self) -> int:
         """All micro-batches of the run: Lightning counts from 0 also after resuming."""
-        return self.stop
+        return self.steps * self.accumulate
 
-    def places(self, micro: int) -> range:
-        """This process's places of one micro-batch."""
-        first = (micro * self.world + self.rank) * self.batch_size + self.offset
-        return range(first, first + self.batch_size)
+    def __iter__(self) -> Iterator[list[Place]]:
+        for micro in range(self.start * self.accumulate, len(self)):
+            first = (micro * self.world + self.rank) * self.batch_size + self.offset
+            yield [(micro, place) for place in range(first, first + self.batch_size)]
 
     def shared_places(self, micro: int) -> range:
         """All processes' places of one micro-batch."""
@@ -73,19 +64,12 @@ class StepSampler(Sampler[list[Place]]):
         first = micro // self.accumulate * size + self.offset
         return range(first, first + size)
 
-    def __iter__(self) -> Iterator[list[Place]]:
-        for micro in range(self.start, self.stop):
-            yield [(micro, place, self.stream.key(place)) for place in self.places(micro)]
 
-
-def anchor_count(row: PackedRow, anchors: int, per_document: bool = False) -> int:
+def count_anchors(row: PackedRow, anchors: int) -> int:
     """The number of anchors that `sample_anchors` finds: positions whose next token is an answer's
     in the same document."""
     same = (row.document_L[1:] == row.document_L[:-1]) & row.answer_L[1:]
     places = same & (row.positions_L[:-1] > 0) & (row.document_L[:-1] >= 0)
-    if per_document:
-        counts = row.document_L[:-1][places].unique(return_counts=True)[1]
-        return int(counts.clamp_max(anchors).sum())
     return min(anchors, int(places.sum()))
 
 
@@ -95,46 +79,25 @@ def make_batch(
     anchors: int,
     block_size: int,
     seed: int,
-    per_document: bool = False,
     width: int = 0,
 ) -> tuple[Batch, Anchors]:
     """Stack rows with random anchors, drawn from (seed, key).
 
     Args:
-        anchors: per row, or per document. width: the least number of anchor columns; more are kept
-            only if a row uses them.
+        anchors: per row. width: the least number of anchor columns; more are kept only if a row
+            uses them.
     """
-    parts = []
-    for row, key in zip(rows, keys, strict=True):
-        generator = keyed_generator(seed, 2, key)
-        parts.append(sample_anchors(collate([row]), anchors, block_size, generator, per_document))
-    if per_document:
-        widest = max(width, *(p.index_BA.shape[1] for p in parts))
-        parts = [_pad_anchors(part, widest) for part in parts]
-    index, valid = torch.cat([p.index_BA for p in parts]), torch.cat([p.valid_BAK for p in parts])
-    used = max(int(valid[..., 0].sum(1).max()), 1, width)
-    keep = valid[..., 0].long().argsort(dim=1, descending=True, stable=True)[:, :used]
-    index, valid = (
-        index.gather(1, keep),
-        valid.gather(1, keep[..., None].expand(-1, -1, block_size)),
-    )
-    return collate(rows), Anchors(index, valid)
-
-
-def _pad_anchors(anchors: Anchors, width: int) -> Anchors:
-    """Add anchors without valid positions, up to `width`."""
-    more = width - anchors.index_BA.shape[1]
-    return Anchors(F.pad(anchors.index_BA, (0, more)), F.pad(anchors.valid_BAK, (0, 0, 0, more)))
-
-
-def distinct_places(stream: Stream, places: int) -> Iterator[tuple[int, int]]:
-    """The places at which a row occurs first in a stream, with the row's key."""
-    seen: set[int] = set()
-    for place in range(places):
-        key = stream.key(place)
-        if key not in seen:
-            seen.add(key)
-            yield place, key
+    parts = [
+        sample_anchors(collate([row]), anchors, block_size, keyed_generator(seed, 2, key))
+        for row, key in zip(rows, keys, strict=True)
+    ]
+    index_BA = torch.cat([p.index_BA for p in parts])
+    valid_BAK = torch.cat([p.valid_BAK for p in parts])
+    used_BA = valid_BAK[..., 0]
+    columns = max(int(used_BA.sum(1).max()), 1, width)
+    keep_BA = used_BA.long().argsort(dim=1, descending=True, stable=True)[:, :columns]
+    kept_BAK = valid_BAK.gather(1, keep_BA[..., None].expand(-1, -1, block_size))
+    return collate(rows), Anchors(index_BA.gather(1, keep_BA), kept_BAK)
 
 
 def validation_rows(
@@ -198,16 +161,7 @@ class RowsModule(lightning.LightningDataModule):
         """The batches of one process."""
         t = self.recipe.trainer
         share = t.batch_size // (t.accumulate * world)
-        return StepSampler(
-            self.stream,
-            t.max_steps,
-            share,
-            accumulate=t.accumulate,
-            rank=rank,
-            world=world,
-            start=self.start,
-            offset=self.offset,
-        )
+        return StepSampler(t.max_steps, share, t.accumulate, rank, world, self.start, self.offset)
 
     def train_dataloader(self) -> DataLoader[Place]:
         assert self.trainer is not None
@@ -220,36 +174,26 @@ class RowsModule(lightning.LightningDataModule):
 
     def step(self, sampler: StepSampler, places: Sequence[Place]) -> Step:
         """One micro-batch of one process."""
-        row_keys = tuple(key for _, _, key in places)
+        keys = tuple(place for _, place in places)
+        row_keys = tuple(map(self.stream.key, keys))
         rows = [self.stream.row(key) for key in row_keys]
-        keys = [place for _, place, _ in places]
-        t, width = self.recipe.trainer, 0
+        micro, width = places[0][0], 0
         if sampler.world > 1 and self.recipe.drafter.standalone:
             # as wide as in one process: the width determines the random draws of noise
-            all_places = sampler.shared_places(places[0][0])
-            width = max(self._count(self.stream.key(place)) for place in all_places)
+            width = max(map(self._count, sampler.shared_places(micro)))
         batch, anchors = make_batch(
-            rows,
-            keys,
-            t.anchors,
-            self.block_size,
-            self.recipe.seed,
-            t.anchors_per == "document",
-            width,
+            rows, keys, self.recipe.trainer.anchors, self.block_size, self.recipe.seed, width
         )
-        anchors_of_step = sum(
-            self._count(self.stream.key(place)) for place in sampler.step_places(places[0][0])
-        )
+        anchors_of_step = sum(map(self._count, sampler.step_places(micro)))
         scale = sampler.world * sampler.accumulate / max(anchors_of_step, 1)
         written = tuple(key < TEXT for key in row_keys)
-        return Step(batch, anchors, scale, keys=row_keys, places=tuple(keys), written=written)
+        return Step(batch, anchors, scale, keys=row_keys, places=keys, written=written)
 
-    def _count(self, key: int) -> int:
+    def _count(self, place: int) -> int:
+        """The anchors of the row at a place."""
+        key = self.stream.key(place)
         if key not in self._counts:
-            t = self.recipe.trainer
-            self._counts[key] = anchor_count(
-                self.stream.row(key), t.anchors, t.anchors_per == "document"
-            )
+            self._counts[key] = count_anchors(self.stream.row(key), self.recipe.trainer.anchors)
         return self._counts[key]
 
     def val_dataloader(self) -> DataLoader[Place]:
@@ -262,21 +206,20 @@ class RowsModule(lightning.LightningDataModule):
         """
         assert self.trainer is not None
         rank, world, count = self.trainer.global_rank, self.trainer.world_size, len(self.held_out)
-        batches = [[(0, i, i % count)] for i in range(rank, -(-count // world) * world, world)]
+        batches = [[(0, place)] for place in range(rank, -(-count // world) * world, world)]
 
         def collate(places: Sequence[Place]) -> Step:
-            _, place, index = places[0]
+            place = places[0][1]
+            index = place % count
             kind, row = self.held_out[index]
             d, t = self.recipe.data, self.recipe.trainer
             anchor_limit = min(d.length, t.anchors) if self.recipe.drafter.standalone else d.length
             batch, anchors = make_batch(
                 [row], [index], anchor_limit, self.block_size, _VALIDATION_SEED
             )
-            return Step(
-                batch, anchors, 1.0 if place < count else 0.0, kind, (-1 - index,), (index,)
-            )
+            return Step(batch, anchors, float(place < count), kind, (-1 - index,), (index,))
 
-        return DataLoader(_Places(count), batch_sampler=_FixedBatches(batches), collate_fn=collate)
+        return DataLoader(_Places(count), batch_sampler=batches, collate_fn=collate)
 
 
 class _Places(Dataset[Place]):
@@ -290,18 +233,3 @@ class _Places(Dataset[Place]):
 
     def __len__(self) -> int:
         return self.count
-
-
-class _FixedBatches(Sampler[list[Place]]):
-    """Fixed batches, in order."""
-
-    batch_size = 1
-
-    def __init__(self, batches: list[list[Place]]) -> None:
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[Place]]:
-        return iter(self.batches)

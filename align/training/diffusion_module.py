@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +22,6 @@ from align.outputs.cache import TargetOutputs
 from align.training.base_module import DrafterModule
 from align.training.metrics import StepSums
 from specalign.common.batch import Anchors, Corrupted, Step
-from specalign.common.files import naming
 from specalign.common.rng import keyed_generator
 from specalign.diffusion.noise import (
     corrupt_blocks,
@@ -32,7 +29,6 @@ from specalign.diffusion.noise import (
     random_prefixes,
     van_der_corput,
 )
-from specalign.models.diffusion_context import DiffusionContext
 from specalign.models.masked_lm import annealed_see
 from specalign.models.standalone import Annealed, DiffusionDrafter
 
@@ -65,9 +61,8 @@ class DiffusionDrafterModule(DrafterModule):
                 u_1 = self._time_of(place, generator)
                 parts.append(corrupt_suffix(row, *how, prefix, generator, times, o.least_time, u_1))
             else:
-                anchors = Anchors(
-                    step.anchors.index_BA[b : b + 1], step.anchors.valid_BAK[b : b + 1]
-                )
+                index, valid = step.anchors.index_BA[b : b + 1], step.anchors.valid_BAK[b : b + 1]
+                anchors = Anchors(index, valid)
                 whole = [0.0] * (anchors.block_size - 1) + [1.0]
                 lengths = (o.block_lengths or whole) if training else whole
                 parts.append(
@@ -139,17 +134,12 @@ class DiffusionDrafterModule(DrafterModule):
     def annealing_mask(self, step: Step) -> Annealed | None:
         """Which noisy tokens attend to the right during annealing; None = all. A drafter from
         drafter.init already does."""
-        progress = (self.global_step + 1) / max(1, self.recipe.objective.annealing)
-        if (
-            self.recipe.objective.annealing == 0
-            or self.recipe.drafter.init is not None
-            or progress >= 1
-        ):
+        steps = self.recipe.objective.annealing
+        if self.recipe.drafter.init is not None or self.global_step + 1 >= steps:
             return None
-        generator, device = (
-            keyed_generator(self.recipe.seed, 4, *step.places),
-            step.batch.tokens_BL.device,
-        )
+        progress = (self.global_step + 1) / steps
+        generator = keyed_generator(self.recipe.seed, 4, *step.places)
+        device = step.batch.tokens_BL.device
 
         def see(length: int) -> Tensor:
             return annealed_see(length, progress, generator).to(device)
@@ -218,36 +208,6 @@ class DiffusionDrafterModule(DrafterModule):
             chunk = torch.zeros_like(at)
             chunk[tuple(part.T)] = True
             yield chunk, self.drafter.logits(hidden[chunk], sigma[chunk])
-
-    @torch.no_grad()
-    def sample(self, prompt: list[int], length: int, generator: torch.Generator) -> list[int]:
-        """Sample `length` tokens from q after a prompt, block by block, each unmasked from left to
-        right."""
-        most, end = self.drafter.config.block_size, len(prompt) + length
-        context = DiffusionContext(self.drafter, end + most)
-        context.extend(prompt)
-        while len(context.tokens) < end:
-            count = min(most, end - len(context.tokens))
-            block_K = torch.full((count,), self.drafter.mask_id, device=context.device)
-            for k in range(count):
-                q_V = context.denoise(block_K)[k].softmax(-1)
-                block_K[k] = q_V.cpu().multinomial(1, generator=generator)[0]
-            context.extend(block_K.tolist())
-        return context.tokens[len(prompt) :]
-
-    def on_validation_epoch_end(self) -> None:
-        count = self.recipe.trainer.show_samples
-        if count and self.trainer.world_size == 1:
-            data: Any = self.trainer
-            generator, parts = torch.Generator().manual_seed(self.recipe.seed), []
-            for _, row in data.datamodule.held_out[:count]:
-                end = int(row.answer_L.int().argmax())
-                text = self.sample(row.tokens_L[: max(end, 1)].tolist(), 48, generator)
-                parts.append(self.drafter.target.decode(text))
-            samples = Path(self.recipe.output) / "samples.txt"
-            with naming(samples), samples.open("a", encoding="utf-8") as file:
-                file.write("".join(f"--- step {self.global_step}\n{part}\n" for part in parts))
-        super().on_validation_epoch_end()
 
     def validation_step(self, step: Step, index: int) -> None:
         valid = step.anchors.valid_BAK

@@ -89,8 +89,8 @@ class ValidationSums:
 
     def __init__(self, block_size: int) -> None:
         self._loss = torch.zeros(2, dtype=torch.float64)  # sum, anchors
-        # count, sum, sum of squares, and the sum at every position
-        self._accepted = {kind: torch.zeros(3 + block_size, dtype=torch.float64) for kind in KINDS}
+        # by kind of text: count, sum, sum of squares, and the sum at every position
+        self._accepted = torch.zeros(len(KINDS), 3 + block_size, dtype=torch.float64)
         # sum of β and count; index 1 is greedy text, which is used if there is no other
         self._positions = torch.zeros(2, 2, block_size, dtype=torch.float64)
         # nats x and tokens n of blocks: Σx, Σn, Σx², Σxn, Σn², blocks
@@ -105,7 +105,7 @@ class ValidationSums:
         position, (n, K)."""
         v = chances.sum(-1).double()
         sums = torch.stack([torch.ones_like(v).sum(), v.sum(), (v * v).sum()])
-        self._accepted[kind] += torch.cat([sums, chances.double().sum(0)]).cpu()
+        self._accepted[KINDS.index(kind)] += torch.cat([sums, chances.double().sum(0)]).cpu()
 
     def add_positions(self, kind: str, acceptance: Tensor, valid: Tensor) -> None:
         """β = Σ min(p, q), (…, K), where valid."""
@@ -117,21 +117,13 @@ class ValidationSums:
         tokens."""
         x, n = nats.double().flatten(), tokens.double().flatten()
         x, n = x[n > 0], n[n > 0]
-        sums = [
-            x.sum(),
-            n.sum(),
-            (x * x).sum(),
-            (x * n).sum(),
-            (n * n).sum(),
-            torch.ones_like(n).sum(),
-        ]
-        self._bound += torch.stack(sums).cpu()
+        terms = torch.stack([x, n, x * x, x * n, n * n, torch.ones_like(n)])
+        self._bound += terms.sum(1).cpu()
 
     def vector(self) -> Tensor:
         """All sums, (2 + 6 + 2K + 4K + 6,) fp64."""
-        return torch.cat(
-            [self._loss, *self._accepted.values(), self._positions.flatten(), self._bound]
-        )
+        parts = [self._loss, self._accepted, self._positions, self._bound]
+        return torch.cat([part.flatten() for part in parts])
 
     def numbers(self, vector: Tensor) -> dict[str, float]:
         """Metrics from vectors summed over processes; without anchors there is no τ.
@@ -140,10 +132,8 @@ class ValidationSums:
         accepted up to position k, which sum to τ − 1. Standard errors treat anchors as independent,
         which those of one text are not quite.
         """
-        block_size = self._positions.shape[-1]
-        loss, accepted, positions, bound = vector.split(
-            [2, len(KINDS) * (3 + block_size), 4 * block_size, 6]
-        )
+        sizes = [t.numel() for t in (self._loss, self._accepted, self._positions, self._bound)]
+        loss, accepted, positions, bound = vector.split(sizes)
         numbers = {"loss": float(loss[0] / loss[1].clamp_min(1))}
         kept: dict[str, float] = {}
         for kind, sums in zip(KINDS, accepted.view(len(KINDS), -1).tolist(), strict=True):
@@ -159,7 +149,7 @@ class ValidationSums:
         numbers |= _bound_numbers(*bound.tolist())
         sampled, greedy = positions.view(2, 2, -1)
         sums_K, counts_K = sampled if bool(sampled[1].any()) else greedy
-        for k in range(block_size):
+        for k in range(len(counts_K)):
             if counts_K[k] > 0:
                 numbers[f"acceptance_{k + 1}"] = float(sums_K[k] / counts_K[k])
         return numbers | kept
@@ -173,8 +163,5 @@ def _bound_numbers(
         return {}
     ratio = x / n
     spread = max(xx - 2 * ratio * xn + ratio * ratio * nn, 0.0)
-    return {
-        "bound": ratio,
-        "bound_se": sqrt(spread * blocks / max(blocks - 1, 1)) / n,
-        "perplexity": exp(min(ratio, 700.0)),
-    }
+    error = sqrt(spread * blocks / max(blocks - 1, 1)) / n
+    return {"bound": ratio, "bound_se": error, "perplexity": exp(min(ratio, 700.0))}

@@ -16,15 +16,21 @@ from align.config.run_record import save_run_record
 from align.data.supply import Supply, open_supply
 from align.training import checkpoints
 from align.training.base_module import Drafter, DrafterModule
-from align.training.build import KINDS, conditioning, draft_vocab, save_trained
-from align.training.callbacks import MilestoneCallback, gain_line
+from align.training.build import (
+    MODULES,
+    conditioning,
+    draft_vocab,
+    make_drafter,
+    needs_vocabulary,
+    save_trained,
+)
+from align.training.callbacks import MilestoneCallback
 from align.training.checkpoints import Checkpoint
 from align.training.datamodule import RowsModule
-from align.training.loggers import log_artifacts
-from align.training.messages import list_notes, next_commands
+from align.training.messages import gain_line, list_notes, next_commands
 from align.training.parallel.strategies import is_one_file
-from align.training.schedule import resume_schedule
-from align.training.stored_rows import check_stored_rows
+from align.training.schedule import schedule_rows
+from align.training.store_outputs import check_stored
 from align.training.trainer import build_trainer, check_resume
 from specalign.common.text import say
 from specalign.lm.loading import load_target
@@ -33,6 +39,8 @@ from specalign.lm.model import Target
 
 def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> DrafterModule:
     """Run a recipe to its end and save the drafter to <output>/drafter.
+
+    The step itself, data → forward → loss, is `DrafterModule.training_step`.
 
     Raises:
         UserError: wrong input. NonFiniteLoss, Interrupted: training stopped early.
@@ -43,15 +51,15 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     if resume is not None:
         check_resume(recipe, drafter.config.to_dict(), resume)
 
-    schedule = resume_schedule(recipe, None if resume is None else resume.seal)
+    schedule = schedule_rows(recipe, None if resume is None else resume.seal)
     stream = supply.stream(recipe, schedule.text_rows)
     block_size = drafter.config.block_size
-    rows = RowsModule(
-        recipe, stream, supply.validation, block_size, supply.exact, schedule.row_offset
-    )
-    module = KINDS[recipe.drafter.kind].module(drafter, recipe, schedule)
+    rows = RowsModule(recipe, stream, supply.validation, block_size, supply.exact, schedule.offset)
+    module = MODULES[recipe.drafter.kind](drafter, recipe, schedule)
     if recipe.target.parallel == "absent":
-        check_stored_rows(module, rows)
+        assert module.target_cache is not None and module.target_cache.store is not None
+        places = schedule.rows_before(recipe.trainer.max_steps)
+        check_stored(recipe, module.target_cache.store, rows.held_out, stream, places)
     if main_process():
         save_run_record(recipe, argv)
     if not quiet:
@@ -64,7 +72,6 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     trainer = fit(recipe, module, rows, resume, quiet, milestones)
     if trainer.is_global_zero:
         folder = save_trained(module, supply, trainer.global_step)
-        log_artifacts(trainer.loggers, recipe, folder)
         if not quiet:
             _report(module, folder, trainer.global_step, argv or ())
     return module
@@ -75,17 +82,17 @@ def _open(recipe: Recipe, target: Target, quiet: bool) -> tuple[Drafter, Supply,
 
     What can fail without data comes first: generating them may take hours.
     """
-    kind = KINDS[recipe.drafter.kind]
-    needs_data = kind.chosen_vocabulary and recipe.drafter.init is None
-    if needs_data:
-        conditioning(recipe, target)
+    options = recipe.drafter
+    if needs_vocabulary(options):
+        conditioning(options, target)
     else:
-        drafter = kind.make(target, recipe, None)
+        drafter = make_drafter(target, options, None, recipe.seed)
     supply = open_supply(recipe, target, quiet)
     folder = Path(recipe.output) / "checkpoints"
     resume = checkpoints.find_resume(folder, recipe.trainer.resume, target.hash)
-    if needs_data:
-        drafter = kind.make(target, recipe, draft_vocab(recipe, target, supply, resume))
+    if needs_vocabulary(options):
+        vocab = draft_vocab(recipe, target, supply, resume)
+        drafter = make_drafter(target, options, vocab, recipe.seed)
     return drafter, supply, resume
 
 
@@ -104,21 +111,15 @@ def fit(
         Interrupted, NonFiniteLoss: training stopped early. KeyboardInterrupt: a signal outside of
             the steps.
     """
-    t = recipe.trainer
-    max_steps = t.max_steps
-    if (
-        resume is not None
-        and t.max_minutes is not None
-        and resume.seal.seconds >= 60 * t.max_minutes
-    ):
+    t, max_steps = recipe.trainer, recipe.trainer.max_steps
+    if resume is not None and t.max_minutes and resume.seal.seconds >= 60 * t.max_minutes:
         max_steps = resume.seal.step
     if main_process():
         _clear_checkpoints(recipe, resume)
     if recipe.launch.devices > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(thread_share(recipe.launch.devices))
-    trainer = build_trainer(
-        recipe, module.drafter.target.dtype != torch.float32, max_steps, quiet, callback
-    )
+    is_half = module.drafter.target.dtype != torch.float32
+    trainer = build_trainer(recipe, is_half, max_steps, quiet, callback)
     try:
         path = None if resume is None else str(resume.path)
         trainer.fit(module, rows, ckpt_path=path, weights_only=is_one_file(recipe.launch.strategy))
@@ -126,9 +127,6 @@ def fit(
         if isinstance(stop.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         raise
-    finally:
-        if module.target_cache is not None:
-            module.target_cache.close()
     if not module.final_weights:  # the checkpoint was the end of the run
         module.copy_final_weights()
     return trainer
@@ -146,10 +144,9 @@ def _clear_checkpoints(recipe: Recipe, resume: Checkpoint | None) -> None:
 def _report(module: DrafterModule, folder: Path, steps: int, argv: Sequence[str]) -> None:
     t = module.recipe.trainer
     if steps < t.max_steps:
-        say(
-            f"trainer.max_minutes={t.max_minutes:g} ended training after {steps} of {t.max_steps} "
-            "steps"
-        )
-    if gain := gain_line(module.first_numbers, module.validation_numbers):
+        limit = f"trainer.max_minutes={t.max_minutes:g}"
+        say(f"{limit} ended training after {steps} of {t.max_steps} steps")
+    gain = gain_line(module.first_numbers, module.validation_numbers)
+    if gain:
         say(gain)
     say(next_commands(module.recipe, folder, argv))

@@ -1,29 +1,15 @@
-"""The learning rate and the rows of every step, also of a run that resumed under other settings.
-
-A checkpoint's seal records the schedule, so that a run that resumes repeatedly depends only on
-recipe and checkpoint.
-"""
+"""The learning rate and the rows of every step, also of a run that resumed with another batch
+size."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from align.config.recipe import Recipe
 from align.config.trainer import TrainerConfig
 from align.training.checkpoints import Seal
-from specalign.common.text import plural
-
-_KEYS = (
-    "max_steps",
-    "max_minutes",
-    "batch_size",
-    "learning_rate",
-    "min_learning_rate_ratio",
-    "warmup_steps",
-)
-"""Keys of `trainer` that determine the rate and the rows of a step."""
 
 
 def learning_rate(t: TrainerConfig, step: int, seconds: float) -> float:
@@ -42,91 +28,41 @@ def learning_rate(t: TrainerConfig, step: int, seconds: float) -> float:
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """The part of a run that started with its present settings.
+class RowSchedule:
+    """The rows that each step of a run reads; a checkpoint's seal records it.
 
-    settings: keys of `trainer`. text_rows: rows of `data.text` before the target's own. step, rows:
-    optimizer steps and packed rows before this part. rate: the learning rate at its start; None =
-    the run's beginning.
+    text_rows: rows of `data.text` before the target's own. step, rows: optimizer steps and packed
+    rows before the part of the run with this batch size.
     """
 
-    settings: dict[str, Any]
+    batch_size: int
     text_rows: int = 0
     step: int = 0
     rows: int = 0
-    rate: float | None = None
-    trainer: TrainerConfig = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "trainer", TrainerConfig(**self.settings))
 
     @property
     def record(self) -> dict[str, Any]:
         """The values to store in a seal."""
-        return {name: value for name, value in asdict(self).items() if name != "trainer"}
+        return asdict(self)
 
     @property
-    def row_offset(self) -> int:
+    def offset(self) -> int:
         """Add it to step · batch_size for the first row of a step."""
-        return self.rows - self.step * self.trainer.batch_size
+        return self.rows - self.step * self.batch_size
 
     def rows_before(self, step: int) -> int:
         """Packed rows read before an optimizer step of this part."""
-        return step * self.trainer.batch_size + self.row_offset
-
-    @property
-    def warmup(self) -> int:
-        """Steps over which a resumed run approaches the new learning rate."""
-        remaining = self.trainer.max_steps - self.step
-        return min(max(self.trainer.warmup_steps, remaining // 10), remaining // 3)
-
-    def rate_at(self, step: int, seconds: float) -> float:
-        """The learning rate of a step after `seconds` of training; linear from the old rate to the
-        new one after a change."""
-        rate = learning_rate(self.trainer, step, seconds)
-        passed = (step - self.step + 1) / (self.warmup + 1)
-        if self.rate is None or passed >= 1:
-            return rate
-        return self.rate + (rate - self.rate) * passed
+        return step * self.batch_size + self.offset
 
 
-def first_schedule(recipe: Recipe) -> Schedule:
-    """The schedule of a new run."""
+def schedule_rows(recipe: Recipe, seal: Seal | None = None) -> RowSchedule:
+    """The schedule of a new run, or the one in a seal, continued with the recipe's batch size."""
     t, d = recipe.trainer, recipe.data
-    text_rows = round(d.text_share * t.max_steps) * t.batch_size if d.text else 0
-    return Schedule({key: getattr(t, key) for key in _KEYS}, text_rows)
-
-
-def resume_schedule(recipe: Recipe, seal: Seal | None) -> Schedule:
-    """The schedule in a seal, or one that continues it under the recipe's settings; a new one
-    without any."""
-    now = first_schedule(recipe)
-    if seal is None or seal.schedule is None:
-        return now
-    before = Schedule(**seal.schedule)
-    if before.settings == now.settings:
+    if seal is None or "batch_size" not in seal.schedule:
+        text_rows = round(d.text_share * t.max_steps) * t.batch_size if d.text else 0
+        return RowSchedule(t.batch_size, text_rows)
+    before = RowSchedule(**seal.schedule)
+    if before.batch_size == t.batch_size:
         return before
-    rate = before.rate_at(seal.step, seal.seconds)
-    return Schedule(now.settings, before.text_rows, seal.step, before.rows_before(seal.step), rate)
-
-
-def describe_change(now: Schedule, seal: Seal | None) -> str | None:
-    """A note on how a resumed run differs from its checkpoint; None = it does not."""
-    if seal is None or seal.schedule is None:
-        return None
-    before = seal.schedule["settings"]
-    if before == now.settings:
-        return None
-    changed = [key for key in _KEYS if before.get(key) != now.settings[key]]
-    keys = ", ".join(
-        f"trainer.{key}={now.settings[key]} (was {before.get(key)})" for key in changed
-    )
-    final = now.rate_at(now.step + now.warmup, seal.seconds)
-    rows = (
-        f"; training continues with row {now.rows:,} of the text" if "batch_size" in changed else ""
-    )
-    return (
-        f"note: resumes with {keys}: the learning rate moves from {now.rate or 0.0:.2g} to "
-        f"{final:.2g} over "
-        f"{plural(now.warmup + 1, 'step')}{rows}"
-    )
+    rows = before.rows_before(seal.step)
+    return RowSchedule(t.batch_size, before.text_rows, seal.step, rows)

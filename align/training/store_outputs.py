@@ -1,70 +1,93 @@
-"""Computing and storing the target's outputs for a training run."""
+"""Computing and storing the target's outputs for a training run, and checking that they are
+stored."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
-from itertools import chain
 
 from align.config.hardware import target_device
 from align.config.recipe import Recipe
 from align.data.packing import collate
+from align.data.stream import Stream
 from align.data.supply import open_supply
 from align.outputs.cache import TargetOutputCache
 from align.outputs.row import row_key
-from align.outputs.served import Item, ServedStates, check_server
+from align.outputs.store import OutputStore
 from align.training.build import conditioning
-from align.training.datamodule import distinct_places, validation_rows
-from specalign.common.text import say
+from align.training.datamodule import validation_rows
+from specalign.common.batch import Batch, PackedRow
+from specalign.common.commands import command
+from specalign.common.errors import UserError
+from specalign.common.text import plural, say
 from specalign.lm.loading import load_target
 
 LINE_EVERY = 30.0
 """Seconds between progress lines."""
 
 
+def list_rows(
+    recipe: Recipe, held_out: list[tuple[str, PackedRow]], stream: Stream, places: int
+) -> Iterator[tuple[int, Batch, float]]:
+    """The rows that a run reads, held-out rows first, each once: its place in the stream, the row
+    as a batch of one, and the temperature of p."""
+    for _, row in held_out:
+        yield 0, collate([row]), 1.0
+    seen: set[int] = set()
+    for place in range(places):
+        key = stream.key(place)
+        if key not in seen:
+            seen.add(key)
+            yield place, collate([stream.row(key)]), recipe.objective.temperature
+
+
 def store_outputs(recipe: Recipe) -> None:
-    """Store the outputs of all rows that the recipe reads, held-out rows first, up to
-    `trainer.features_gb`."""
+    """Store the outputs of all rows that the recipe reads, up to `trainer.features_gb`."""
     t = recipe.trainer
     target = load_target(recipe.target.name, device=target_device(recipe), **recipe.target_options)
-    config = conditioning(recipe, target)
-    if t.features_server is not None:
-        check_server(recipe, target, config)
+    config = conditioning(recipe.drafter, target)
     supply = open_supply(recipe, target)
-    stream = supply.stream(recipe)
     cache = TargetOutputCache(target, config, t, recipe.features_folder)
     store = cache.store
     assert store is not None
+    samples, length = supply.validation, recipe.data.length
+    held_out = validation_rows(samples, length, t.validation_rows, supply.exact)
     places = t.max_steps * t.batch_size
-    held_out = validation_rows(
-        supply.validation, recipe.data.length, t.validation_rows, supply.exact
+    start = printed = time.monotonic()
+    for place, row, temperature in list_rows(recipe, held_out, supply.stream(recipe), places):
+        cache.row(row.to(target.device), temperature)
+        if store.full:
+            break
+        now = time.monotonic()
+        if now - printed >= LINE_EVERY:
+            printed = now
+            minutes = (now - start) / (place + 1) * (places - place - 1) / 60
+            say(f"{store.count} rows, at most {minutes:.0f} min left")
+    line = f"{store.count} rows, {store.bytes / 1e9:.3g} GB in {recipe.features_folder}"
+    if store.full:
+        line += ", the limit of trainer.features_gb: training computes the other rows"
+    say(line)
+
+
+def check_stored(
+    recipe: Recipe,
+    store: OutputStore,
+    held_out: list[tuple[str, PackedRow]],
+    stream: Stream,
+    places: int,
+) -> None:
+    """Raises UserError if a row of a run with `target.parallel=absent` is not on disk."""
+    rows = list_rows(recipe, held_out, stream, places)
+    missing = sum(row_key(row, temperature) not in store for _, row, temperature in rows)
+    if not missing:
+        return
+    gigabytes = recipe.trainer.features_gb
+    if store.count:  # the size of all rows, and a tenth more
+        gigabytes = max(gigabytes, 1.1e-9 * store.bytes / store.count * (store.count + missing))
+    arguments = [f"recipe={recipe.name}", f"output={recipe.output}"]
+    storing = command("align.features", *arguments, f"trainer.features_gb={gigabytes:.3g}")
+    raise UserError(
+        f"target.parallel=absent: {plural(missing, 'row')} of this run not in "
+        f"{recipe.features_folder} ({storing} with the run's other arguments, without "
+        "target.parallel, stores them)"
     )
-    temperature = recipe.objective.temperature
-    wanted = chain(
-        ((0, row, 1.0) for _, row in held_out),
-        ((place, stream.row(key), temperature) for place, key in distinct_places(stream, places)),
-    )
-    rows: Iterator[Item] = (
-        (place, collate([row]).to(target.device), at) for place, row, at in wanted
-    )
-    with ExitStack() as stack:
-        stack.callback(cache.close)  # stores what is computed, however this ends
-        if t.features_server is not None:
-            served = stack.enter_context(ServedStates(recipe, target, config))
-            cache.run = served.features
-            rows = served.ahead(rows, lambda item: row_key(*item[1:]) in store)
-        start = printed = time.monotonic()
-        for place, row, at in rows:
-            cache.row(row, at)
-            if store.full:
-                break
-            now = time.monotonic()
-            if now - printed >= LINE_EVERY:
-                printed = now
-                minutes = (now - start) / (place + 1) * (places - place - 1) / 60
-                say(f"{len(store)} rows, at most {minutes:.0f} min left")
-    limit = (
-        ", the limit of trainer.features_gb: training computes the other rows" if store.full else ""
-    )
-    say(f"{len(store)} rows, {store.bytes / 1e9:.3g} GB in {recipe.features_folder}{limit}")

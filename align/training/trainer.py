@@ -35,20 +35,19 @@ def build_trainer(
     Raises:
         UserError: fp32 training with such a target.
     """
-    _silence_lightning()
-    t = recipe.trainer
+    for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # hides banners
+    warnings.filterwarnings("ignore", module="lightning")
+    t, output = recipe.trainer, Path(recipe.output)
     device = accelerator(recipe)
     precision = _choose_precision(t.precision, half_target)
     if device == "gpu" and precision == "bf16-mixed":
         torch.set_float32_matmul_precision("high")  # TF32 for the remaining fp32 products
-    callbacks: list[lightning.Callback] = [
-        ProgressLogger(t, recipe.stage, quiet or not main_process())
+    callbacks = [
+        ProgressLogger(t, recipe.stage, quiet or not main_process()),
+        *([] if callback is None else [callback]),
+        CheckpointCallback(t, output / "checkpoints", read_settings(recipe)),
     ]
-    if callback is not None:
-        callbacks.append(callback)
-    callbacks.append(
-        CheckpointCallback(t, Path(recipe.output) / "checkpoints", read_settings(recipe))
-    )
     return lightning.Trainer(
         accelerator=device,
         devices=devices(recipe),
@@ -63,7 +62,7 @@ def build_trainer(
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
-        logger=build_loggers(t, recipe.name, Path(recipe.output)),
+        logger=build_loggers(t, recipe.name, output),
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -71,13 +70,6 @@ def build_trainer(
         callbacks=callbacks,
         default_root_dir=recipe.output,
     )
-
-
-def _silence_lightning() -> None:
-    """Hide Lightning's banners; errors are still shown."""
-    for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="lightning")
 
 
 def _choose_precision(name: str, half_target: bool) -> Literal["bf16-mixed", "32-true"]:
@@ -96,7 +88,6 @@ def read_settings(recipe: Recipe) -> Settings:
         train=recipe.drafter.train,
         strategy=checkpoint_kind(recipe),
         follow=str(recipe.data.follow).lower(),
-        rates=" and ".join(sorted(recipe.trainer.learning_rates)) or "none",
     )
 
 

@@ -2,63 +2,32 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from align import synthesize
-from align.config.recipe_files import FOLDER
 from specalign.lm.loading import load_target
 from tests.loopback_server import Loopback
 
 DEBUG = "recipe=debug_block"
 
+
 ARGUMENTS: dict[str, list[str]] = {
     "seed=1": ["recipe=NAME is missing (for instance recipe=block"],
     "recipe=debug_blok": ["debug_blok", "did you mean 'debug_block'"],
-    "recipe=nowhere/mine": ["no such file"],
-    "recipe=/nowhere/mine.yaml": ["/nowhere/mine.yaml", "no such file"],
-    "recipe=" + "a" * 5000: ["can't be read", "File name too long"],
+    "recipe=/nowhere/mine.yaml": ["/nowhere/mine.yaml", "no such recipe or .yaml file"],
+    "recipe=" + "a" * 5000: ["no such recipe or .yaml file"],
+    "recipe=README.md": ["no such recipe or .yaml file"],
     "recipe=~nobody_of_that_name/x.yaml": ["recipe='~nobody", "no such user"],
-    f"{DEBUG} output=~nobody_of_that_name/x": ["output='~nobody", "no such user"],
-    f"{DEBUG} training.max_steps=3": [
-        "command line: unknown key 'training.max_steps'",
-        "'trainer.max_steps'",
-    ],
+    f"{DEBUG} training.max_steps=3": ["unknown key 'training.max_steps'", "'trainer.max_steps'"],
     f"{DEBUG} --objective.wieghting=d_pace": ["'objective.weighting'"],
     f"{DEBUG} trainer=3": ["trainer=3", "group of keys", "trainer.accumulate", " more)"],
     f"{DEBUG} seed": ["'seed' is not key=value"],
-    f"{DEBUG} trainer.max_steps = 5": ["(write trainer.max_steps=VALUE, without spaces)"],
-    f"{DEBUG} --seed": ["'--seed' is not key=value"],
-    f"{DEBUG} --seed trainer.anchors=2": ["'--seed' is not key=value"],
-    f"{DEBUG} +sed=1": ["unknown key 'sed'", "'seed'"],
-    f"{DEBUG} ~seed=1": ["keys can't be removed", "'seed'"],
-    f"{DEBUG} seed=1 --seed=2": ["seed is given twice", "'1'", "'2'"],
     f"{DEBUG} base=smollm2_block": ["base", "recipe=NAME"],
     f"{DEBUG} trainer.max_steps=1.5": ["trainer.max_steps=1.5", "an integer"],
     f"{DEBUG} seed=true": ["seed=True", "an integer"],
     f"{DEBUG} seed=": ["seed= has no value", "an integer"],
-    f"{DEBUG} seed=" + "9" * 5000: ["seed=", "an integer"],
-    f"{DEBUG} drafter.init_from_target=yes": ["='yes'", "true or false"],
-    f"{DEBUG} data.answer_temperatures=1": ["data.answer_temperatures=1", "a list of numbers"],
-    f"{DEBUG} trainer.betas=[0.9,b]": ["trainer.betas[1]='b'", "a number"],
-    f"{DEBUG} objective.terms=[streak]": ["objective.terms", "a mapping"],
-    f"{DEBUG} objective.terms.streak=much": ["objective.terms.streak='much'", "a number"],
-    f"{DEBUG} drafter.context=shared": ["drafter.context='shared'", "'shared_kv'"],
-    f"{DEBUG} objective.terms.foward_kl=1": ["objective.terms.foward_kl", "'forward_kl'"],
-    f"{DEBUG} trainer.logger=wand": ["trainer.logger", "'wand'", "'wandb'"],
-    f"{DEBUG} target.device=gpu": ["target.device='gpu'", "cuda:N"],
-    f"{DEBUG} trainer.learning_rate=1e999": ["trainer.learning_rate=inf", "a finite number"],
-    f"{DEBUG} data.answer_temperatures=[]": ["data.answer_temperatures", "at least one"],
-    f"{DEBUG} trainer.betas=[0.9]": ["trainer.betas=[0.9]", "two numbers"],
-    f"{DEBUG} trainer.warmup_steps=13": ["trainer.warmup_steps=13", "trainer.max_steps=12"],
-    f"{DEBUG} drafter.target_layers=[0,1]": ["drafter.target_layers=[0, 1]", "drafter.layers=1"],
-    f"{DEBUG} launch.devices=3": ["trainer.batch_size=2", "multiple", "launch.devices"],
-    f"{DEBUG} data.length=8 drafter.block_size=8": ["drafter.block_size=8"],
-    f"{DEBUG} target.name=": ["target.name must not be empty"],
     f"{DEBUG} name=a/b": ["name='a/b'", "a file name"],
     f"{DEBUG} output=a\x1bc": ["output=", "control characters"],
     f"{DEBUG} trainer.betas=[0.9": ["command line: trainer.betas", "not valid YAML"],
@@ -66,14 +35,11 @@ ARGUMENTS: dict[str, list[str]] = {
 }
 
 FILES: dict[str | bytes, list[str]] = {
-    "# nothing yet\n": ["bad.yaml: is empty"],
     "- a\n- b\n": ["bad.yaml: must contain `key: value` lines"],
     "trainer: {max_steps: 3\nseed: 1\n": ["bad.yaml: not valid YAML: line 2"],
     "seed: 1\nname: a\nseed: 2\n": ["bad.yaml", "line 3", "'seed' stands twice"],
     "trainer.anchors: 1\ntrainer: {anchors: 2}\n": ["trainer.anchors is given twice"],
     "trainr: {max_steps: 1}\n": ["bad.yaml: unknown key 'trainr'"],
-    "3: 1\n": ["bad.yaml", "key 3 is not a name"],
-    "data: 300\n": ["bad.yaml: data=300", "group of keys"],
     "trainer: {learning_rate: '1,5'}\n": ["bad.yaml: trainer.learning_rate='1,5'"],
     "seed: !!python/object/apply:os.system ['true']\n": ["bad.yaml: not valid YAML"],
     "trainer: {betas: &b [*b]}\n": ["bad.yaml: not valid YAML"],
@@ -120,42 +86,6 @@ def test_malformed_recipe_files(
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     refused(capsys, [f"recipe={path}"], tuple(FILES[content]))
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_folder_and_an_unreadable_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # long paths are cut in messages
-    Path("folder.yaml").mkdir()
-    refused(capsys, ["recipe=./folder.yaml"], ("folder.yaml", "no such file"))
-    Path("round.yaml").symlink_to("round.yaml")
-    refused(capsys, ["recipe=./round.yaml"], ("round.yaml", "no such file"))
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["recipe=debug_blok"], ("debug_blok", "did you mean 'debug_block'")),
-        ([DEBUG, "--trainer.max_step=3"], ("command line: unknown key", "'trainer.max_steps'")),
-    ],
-    ids=["recipe", "key"],
-)
-def test_malformed_words_of_a_real_process(
-    argv: list[str], words: tuple[str, ...], tmp_path: Path
-) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent)}
-    run = subprocess.run(
-        [sys.executable, "-m", "align.synthesize", *argv],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 2
-    assert run.stdout == ""
-    check_line(run.stderr, words)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,12 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
 from align.train import main
 
 
-def test_non_finite_loss_stops_and_keeps_the_batch(
+def test_a_non_finite_loss_stops_the_run(
     tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [
@@ -26,9 +25,7 @@ def test_non_finite_loss_stops_and_keeps_the_batch(
     with pytest.raises(SystemExit) as stop:
         main([*words, "trainer.gradient_clip=0", "trainer.warmup_steps=0"])
     assert stop.value.code == 1
-    assert "is not finite; its batch is in" in capsys.readouterr().err
-    (saved,) = tmp_path.glob("nonfinite-step-*.safetensors")
-    assert {"tokens_BL", "index_BA"} <= load_file(str(saved)).keys()
+    assert "is not finite" in capsys.readouterr().err
 
 
 WORDS = (

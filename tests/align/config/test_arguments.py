@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from align.config.arguments import read_arguments, read_value
+from align.config.arguments import read_arguments
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
 from align.config.wandb_runs import TRIAL_VARIABLES
@@ -143,7 +141,6 @@ def test_forms_of_an_argument(words: list[str], given: dict[str, str]) -> None:
         (["--seed", "trainer.anchor=3"], "'--seed' is not key=value"),
         (["--data.system", "--seed=3"], "'--data.system' is not key=value"),
         (["--launch.offload", "maybe"], "'maybe' is not key=value"),
-        (["~seed=1"], "keys can't be removed"),
         (["{seed: 1}"], "not readable JSON"),
         (['{"seed": 1}', "seed=2"], "seed is given twice"),
         (["x" * 5000 + ".json"], "is not key=value"),
@@ -154,31 +151,3 @@ def test_what_is_no_argument_is_one_line(words: list[str], says: str) -> None:
     with pytest.raises(UserError) as error:
         read_arguments(words, ("debug_block",))
     assert says in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        (
-            "{'learning_rate': 1e-05, 'max_minutes': None}",
-            {"learning_rate": 1e-05, "max_minutes": None},
-        ),
-        (
-            "{learning_rate: 1e-05, max_minutes: null}",
-            {"learning_rate": 1e-05, "max_minutes": None},
-        ),
-        ("{a: 010}", {"a": "010"}),
-        ("['a''b']", ["a'b"]),  # YAML's quote, not two strings of Python
-        (r"['a\nb']", ["a\nb"]),
-        ("[1_000]", ["1_000"]),
-    ],
-)
-def test_lists_and_mappings_in_pythons_spelling_or_yamls(text: str, value: Any) -> None:
-    assert read_value("trainer", text) == value
-
-
-def test_a_file_of_arguments(tmp_path: Path) -> None:
-    path = tmp_path / "config-a=b.json"
-    path.write_text(json.dumps({"seed": 4, "trainer.max_steps": 1e3}))
-    recipe = load_recipe(["recipe=debug_block", os.fspath(path)])
-    assert (recipe.seed, recipe.trainer.max_steps) == (4, 1000)

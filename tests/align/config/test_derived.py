@@ -56,11 +56,6 @@ def test_adapt_takes_the_kind_of_the_drafter_that_it_starts_from(tmp_path: Path)
     )
 
 
-def test_a_drafter_that_a_shipped_recipe_makes_need_not_be_there_yet() -> None:
-    recipe = load_recipe([*ADAPT, "drafter.init=runs/debug_mdlm/drafter"])
-    assert recipe.drafter.kind == "masked_lm"
-
-
 def test_sections_of_unknown_kinds_and_a_kind_without_a_drafter(tmp_path: Path) -> None:
     bad = write(tmp_path, "bad.yaml", "kinds: {tabs: {seed: 1}}\n")
     assert problem(bad) == "bad.yaml: kinds: unknown kind 'tabs' (did you mean 'taps'?)"
@@ -86,14 +81,3 @@ def test_the_warm_up_and_the_first_batch_fit_a_small_run() -> None:
         ["recipe=block", "target.name=debug", "trainer.max_steps=9999", "data.samples=9999"]
     )
     assert (many.trainer.warmup_steps, many.data.batch_size) == (50, 128)
-
-
-def test_what_was_given_with_the_length_or_after_it_stays(tmp_path: Path) -> None:
-    asked = ["trainer.warmup_steps=9", "data.batch_size=64"]
-    few = load_recipe(["recipe=debug_block", "trainer.max_steps=10", "data.samples=8", *asked])
-    assert (few.trainer.warmup_steps, few.data.batch_size) == (9, 64)
-    both = write(
-        tmp_path, "both.yaml", "trainer: {max_steps: 10, warmup_steps: 9}\ndata: {samples: 8}\n"
-    )
-    again = load_recipe([both])
-    assert (again.trainer.warmup_steps, again.data.batch_size) == (9, 8)

@@ -7,18 +7,13 @@ from typing import Any
 import pytest
 
 from align.config import hardware
-from align.config.hardware import accelerator, check_devices, devices, main_process, target_device
+from align.config.hardware import check_devices, devices
 from align.config.parser import load_recipe
 from specalign.common.errors import UserError
 
 
 def recipe(*words: str) -> Any:
     return load_recipe(["recipe=debug_block", *words])
-
-
-def test_a_cpu_recipe_runs_on_the_cpu() -> None:
-    made = recipe("launch.accelerator=cpu")
-    assert accelerator(made) == target_device(made) == "cpu" and devices(made) == 1
 
 
 def test_what_the_machine_lacks_or_what_contradicts_is_one_line(
@@ -33,13 +28,3 @@ def test_what_the_machine_lacks_or_what_contradicts_is_one_line(
     with pytest.raises(UserError, match="launch.devices=2: torch sees 1"):
         check_devices(recipe("launch.accelerator=gpu", "launch.devices=2"))
     assert devices(recipe("target.device=cuda:1")) == [1]
-
-
-def test_the_process_that_prints(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "LOCAL_RANK", "NODE_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    assert main_process()
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert not main_process()
-    monkeypatch.setenv("RANK", "0")
-    assert main_process()

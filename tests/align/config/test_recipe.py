@@ -10,8 +10,8 @@ import pytest
 
 from align.config.option import LARGEST, Section, option
 from align.config.parser import load_recipe
-from align.config.recipe import Recipe, keys, resolve
-from align.config.recipe_files import shipped
+from align.config.recipe import keys, resolve
+from align.config.recipe_files import list_recipes
 from specalign.common.errors import UserError
 from specalign.common.strict_yaml import dump_yaml
 from tests.builders import needed_words as needed
@@ -46,54 +46,31 @@ def test_limits(values: dict[str, Any], message: str) -> None:
         Example(**values)
 
 
-def test_values_within_limits() -> None:
-    Example(text="two\nlines", count=True).shares["a"] = 0.1
-    assert Example().shares == {"a": 0.5}
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("stage=finetune", "stage=finetune: drafter.kind=block needs stage=calibrate"),
         ("drafter.kind=ddit drafter.graph=uniform", "such a drafter cannot draft"),
-        (
-            "drafter.kind=masked_lm drafter.convolution=true",
-            "drafter.convolution=true needs drafter.kind=block",
-        ),
+        ("drafter.kind=masked_lm drafter.convolution=true", "needs drafter.kind=block"),
         ("drafter.kind=ddit drafter.heads=3", "drafter.hidden_size=256 must be a multiple"),
-        (
-            "drafter.kind=ddit objective.block_lengths=[1,1]",
-            "objective.block_lengths has 2 entries",
-        ),
+        ("drafter.kind=ddit objective.block_lengths=[1,1]", "block_lengths has 2 entries"),
         ("drafter.kind=ddit drafter.lora_rank=4", "drafter.lora_rank needs drafter.kind=masked_lm"),
-        (
-            "trainer.optimizer=muon launch.strategy=fsdp",
-            "needs whole matrices: launch.strategy=fsdp",
-        ),
+        ("trainer.optimizer=muon launch.strategy=fsdp", "needs whole matrices"),
         (
             "trainer.optimizer=muon drafter.kind=masked_lm drafter.lora_rank=4",
             "drafter.lora_rank=0",
         ),
-        ("drafter.attention_bias=false drafter.init=x", "drafter.attention_bias=false needs"),
         ("launch.offload=true", "launch.strategy=auto has every weight in every process"),
-        (
-            "target.parallel=fsdp",
-            r"target.parallel=fsdp needs several processes \(launch.devices\)",
-        ),
-        ("target.parallel=tp launch.devices=2 data.follow=true", "data.follow=true may generate"),
-        (
-            "launch.accelerator=cpu target.device=cuda",
-            "target.device=cuda contradicts launch.accelerator=cpu",
-        ),
+        ("target.parallel=fsdp", r"needs several processes \(launch.devices\)"),
+        ("target.parallel=fsdp launch.devices=2 data.follow=true", "may generate"),
+        ("launch.accelerator=cpu target.device=cuda", "contradicts launch.accelerator=cpu"),
         ("target.device=cuda:1 launch.devices=2", "target.device=cuda:1 names one GPU"),
         ("data.text_tokens=2000", "data.text_tokens=2000 needs data.text"),
         ("data.writer=vllm", "data.writer='vllm' must be target or openai:URL"),
         ("data.writer=openai:localhost:8000", "example: data.writer=openai:http://127.0.0.1:8000"),
         ("data.writer=openai:http://a:99999", "invalid address"),
-        ("data.writer=openai:", "invalid address"),
         ("data.writer=openai:http://[::1", "invalid address"),
         ("data.writer=openai:http://me:secret@a", "environment variable SPECALIGN_API_KEY$"),
-        ("data.writer=openai:http://a/v1?key=secret", "environment variable SPECALIGN_API_KEY$"),
         ("drafter.kind=autoregressive objective.prefix_decay=0.9", "needs drafter.kind=block"),
     ],
 )
@@ -109,12 +86,7 @@ def test_the_address_of_a_server_with_and_without_v1() -> None:
     assert load_recipe(["recipe=debug_block"]).data.server is None
 
 
-def test_defaults_are_those_of_the_dataclasses(tmp_path: Path) -> None:
-    recipe = load_recipe([write(tmp_path, "mine.yaml", "seed: 0\n")])
-    assert recipe == Recipe(name="mine", output="runs/mine")
-
-
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", list_recipes())
 def test_a_resolved_recipe_gives_the_same_recipe_again(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(
         [

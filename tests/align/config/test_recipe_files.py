@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from align.config.recipe_files import find, read_with_bases, shipped
+from align.config.recipe_files import find, list_recipes, read_with_bases
 from specalign.common.errors import UserError
 from tests.builders import write_recipe as write
 
 
 def test_a_name_and_a_path_lead_to_a_file() -> None:
-    assert "block" in shipped() and find("block", "here").is_file()
+    assert "block" in list_recipes() and find("block", "here").is_file()
     with pytest.raises(
-        UserError, match=r"here: recipe 'adapt_dflash' is unknown \(did you mean 'adapt'\?\)"
+        UserError,
+        match=r"here: recipe 'adapt_dflash': no such recipe or .yaml file \(did you mean 'adapt'\?\)",
     ):
         find("adapt_dflash", "here")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,24 +9,6 @@ import pytest
 from align.config.parser import load_recipe
 from align.config.run_record import check_record, save_run_record
 from specalign.common.errors import UserError
-
-
-def test_the_run_record(tmp_path: Path) -> None:
-    recipe = load_recipe(["recipe=debug_block", "seed=3", f"output={tmp_path / 'run'}"])
-    save_run_record(recipe, ["recipe=debug_block", "seed=3"])
-    assert load_recipe([f"recipe={tmp_path}/run/recipe.yaml"]) == recipe
-    record = json.loads((tmp_path / "run" / "versions.json").read_text())
-    assert record["argv"] == ["recipe=debug_block", "seed=3"]
-    assert {
-        "python",
-        "torch",
-        "transformers",
-        "lightning",
-        "deepspeed",
-        "datasets",
-        "git_commit",
-    } <= set(record)
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["recipe.yaml", "versions.json"]
 
 
 def test_a_run_goes_on_with_the_keys_that_it_began_with(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -11,7 +9,6 @@ from align.config.drafter import DrafterConfig
 from align.config.trainer import TrainerConfig
 from align.data import packing
 from align.data import shards as data
-from align.losses.divergences import logit_statistics
 from align.makers.block import from_target
 from align.outputs import cache as target_cache
 from align.training.datamodule import make_batch
@@ -49,41 +46,6 @@ def test_same_numbers(context: str, temperature: float) -> None:
     assert torch.equal(first.used_P, anew.used_P)
     for a, b in zip(vars_of(first), vars_of(anew), strict=True):
         torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)
-
-
-@pytest.mark.parametrize("context", ["shared_kv", "taps"])
-def test_tokens_of_p_in_place_of_all(context: str, tmp_path: Path) -> None:
-    """What the drafter does not read of the last hidden state is not stored; losses are nearly those of all of p."""
-    config, step = scene(context)
-    target = load_target("debug")
-    options = TrainerConfig(features_gb=1.0, features_top_k=40, features_dtype="fp32")
-    cache = target_cache.TargetOutputCache(target, config, options, tmp_path)
-    outputs = cache.outputs(step, 1.0)
-    cache.close()
-    stored = target_cache.TargetOutputCache(target, config, options, tmp_path)
-    stored.run = None  # type: ignore[assignment]
-    again, all_of_p = stored.outputs(step, 1.0), cache_of(target, config, 1.0).outputs(step, 1.0)
-    assert outputs.features.hidden_BLD.shape[-1] == (0 if context == "taps" else target.hidden_size)
-    assert (
-        outputs.places.top is not None
-        and again.places.top is not None
-        and all_of_p.places.top is None
-    )
-    assert torch.equal(outputs.places.top.log_p_Pk, again.places.top.log_p_Pk)
-    assert outputs.places.top.ids_Pk.shape == (len(outputs.used_P), 40)
-    assert torch.equal(outputs.places.top.ids_Pk[:, 0], outputs.places.best_P.int())
-    place_R = torch.arange(len(outputs.used_P))
-    logits_RV = torch.randn(
-        len(place_R), target.vocab_size, generator=torch.Generator().manual_seed(0)
-    )
-    few, whole = (
-        logit_statistics(logits_RV, place_R, found.places, target.head_weight_VD)
-        for found in (again, all_of_p)
-    )
-    missing = 1 - again.places.top.log_p_Pk.exp().sum(-1)
-    lost = whole.acceptance - few.acceptance
-    assert bool((lost > -1e-3).all()) and bool((lost < missing + 1e-3).all())
-    assert torch.equal(few.match, whole.match)
 
 
 def test_a_row_is_looked_at_once() -> None:

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from align.config.parser import load_recipe
+from align.planning.memory import TextSize, read_text_size
 from align.planning.pilot import Pilot, run_pilot, scale_seconds
-from align.planning.text import TextSize, read_text_size
-from align.training.base_module import Interrupted, NonFiniteLoss
-from specalign.common.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -26,7 +24,7 @@ def test_a_pilot(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert recipe == load_recipe(words)
     assert not (tmp_path / "run").exists() and not list((tmp_path / "tmp").iterdir())
     assert pilot.text is not None and pilot.text.written == 0 and pilot.text.tokens > 20
-    assert pilot.fresh > 0 and pilot.validation_row > 0 and pilot.batch > 0
+    assert pilot.fresh > 0 and pilot.validation_row > 0 and pilot.sample > 0
     seconds = scale_seconds(recipe, pilot.text, pilot, 1.0)
     assert seconds.writing > 1.0 and seconds.training > 12 * min(pilot.fresh, pilot.stored)
 
@@ -40,30 +38,6 @@ def test_data_that_are_there_are_read(debug_data: Path, tmp_path: Path) -> None:
     assert {p.name: p.read_bytes() for p in debug_data.iterdir() if p.name in before} == before
 
 
-@pytest.mark.parametrize(
-    ("raised", "becomes"),
-    [
-        (Interrupted("stopped by a signal after step 1; a checkpoint is saved"), KeyboardInterrupt),
-        (NonFiniteLoss("the loss at step 1 is not finite; its batch is in a folder"), UserError),
-    ],
-)
-def test_an_interrupted_pilot_leaves_nothing_to_resume(
-    raised: Exception,
-    becomes: type[BaseException],
-    debug_data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def stop(*args: object, **options: object) -> None:
-        raise raised
-
-    monkeypatch.setattr("align.planning.pilot.fit", stop)
-    recipe = load_recipe(["recipe=debug_block", f"output={tmp_path}", f"data.path={debug_data}"])
-    with pytest.raises(becomes) as found:
-        run_pilot(recipe, read_text_size(recipe))
-    assert "its batch" not in str(found.value) and "checkpoint" not in str(found.value)
-
-
 def test_the_whole_run_is_scaled_by_counts() -> None:
     words = [
         "trainer.keep_features_gb=1",
@@ -73,11 +47,11 @@ def test_the_whole_run_is_scaled_by_counts() -> None:
     ]
     recipe = load_recipe(["recipe=debug_block", *words])
     pilot = Pilot(
-        loading=2, preparing=3, batch=7, fresh=1.0, stored=0.5, validation_row=0.25, saving=4
+        loading=2, preparing=3, sample=7, fresh=1.0, stored=0.5, validation_row=0.25, saving=4
     )
     text = TextSize(40, 0, 96 * 0.93, kept=0.5)  # forty rows: twenty steps read all of them
     seconds = scale_seconds(recipe, text, pilot, 1.0)
-    assert seconds.writing == 1 + 2 + 10 * 7
+    assert seconds.writing == 1 + 2 + 80 * 7
     assert seconds.training == 1 + 2 + 3 + 20 * 1.0 + 80 * 0.5 + 2 * 4 * 0.25 + 17 * 4
     ended = load_recipe(["recipe=debug_block", *words, "trainer.max_minutes=0.5"])
     assert scale_seconds(ended, text, pilot, 1.0).training == 1 + 2 + 3 + 30

@@ -9,15 +9,13 @@ import pytest
 import torch
 
 from align.config.parser import load_recipe
-from align.config.recipe_files import shipped
+from align.config.recipe_files import list_recipes
 from align.planning.drafter_sizes import plan_drafter_sizes
 from align.planning.target_sizes import read_target_sizes
-from align.training.build import KINDS
+from align.training.build import make_drafter
 from specalign.common.errors import UserError
-from specalign.lm.debug import DEBUG
 from specalign.lm.loading import load_target
 from tests.target_models import tiny_model, tiny_target
-from tests.target_wrappers import save_wrapper, tiny_wrapper
 
 MIXTURE = {
     "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 32, "intermediate_size": 64,
@@ -32,21 +30,9 @@ OPTIONS = {
     "debug_mdlm": ["drafter.share_embedding=false"],
     "debug_confidence": ["drafter.markov=vanilla"],
 }
-RECIPES = [name for name in shipped() if name.startswith("debug") and name != "debug_adapt_taps"]
-
-
-@pytest.mark.parametrize("spec", DEBUG)
-def test_a_debug_target(spec: str) -> None:
-    found, target = read_target_sizes(spec), load_target(spec, fast=False)
-    assert found.parameters == sum(p.numel() for p in target.model.parameters())
-    assert found.layers == tuple(
-        sum(p.numel() for p in layer.parameters()) for layer in target.layers
-    )
-    assert found.cached == sum(
-        shape.numbers for shape in target.anatomy.shapes if shape is not None
-    )
-    assert (found.vocab_size, found.hidden_size) == tuple(target.head_weight_VD.shape)
-    assert (found.context_limit, found.tied) == (target.context_limit, True)
+RECIPES = [
+    name for name in list_recipes() if name.startswith("debug") and name != "debug_adapt_taps"
+]
 
 
 @pytest.mark.parametrize("name", ["opt", "deepseek_v3", "dots3_note_text", "mamba2"])
@@ -61,17 +47,6 @@ def test_layers_and_caches_of_other_architectures(name: str, tmp_path: Path) -> 
     )
 
 
-@pytest.mark.parametrize("kind", ["glm5_next", "qwen3_vl_moe"])
-def test_a_model_with_towers_is_counted_whole(tmp_path: Path, kind: str) -> None:
-    save_wrapper(tiny_wrapper(kind), tmp_path)
-    target = load_target(str(tmp_path), "float32", "cpu", fast=False)
-    for file in tmp_path.glob("*.safetensors"):
-        file.unlink()
-    assert read_target_sizes(str(tmp_path)).parameters == sum(
-        p.numel() for p in target.model.parameters()
-    )
-
-
 def test_a_config_is_enough(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
     found = read_target_sizes(str(tmp_path))
@@ -80,36 +55,14 @@ def test_a_config_is_enough(tmp_path: Path) -> None:
     assert not found.has_weights
 
 
-def test_a_target_without_a_usable_config_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(UserError, match=r"no config\.json"):
-        read_target_sizes(str(tmp_path))
-    config = tmp_path / "config.json"
-    config.write_text('{"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}')
-    with pytest.raises(UserError, match="encoder and a decoder"):
-        read_target_sizes(str(tmp_path))
-    code = {
-        "model_type": "other",
-        "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.M"},
-    }
-    config.write_text(json.dumps({**MIXTURE, **code}))
-    with pytest.raises(UserError, match="trust_remote_code=true"):
-        read_target_sizes(str(tmp_path))
-    monkeypatch.setattr("specalign.lm.loading.hub_reachable", lambda: False)
-    with pytest.raises(UserError, match=r"owner/nothing.*config\.json.*target\.name=FOLDER"):
-        read_target_sizes("owner/nothing")
-
-
 @pytest.mark.parametrize("name", [*RECIPES, *(f"{name} +" for name in OPTIONS)])
 def test_the_drafter_of_a_recipe(name: str) -> None:
     bare = name.removesuffix(" +")
     recipe = load_recipe([f"recipe={bare}", *(OPTIONS[bare] if bare != name else [])])
-    target, kind = load_target(recipe.target.name), KINDS[recipe.drafter.kind]
-    vocab = None
-    if kind.chosen_vocabulary and recipe.drafter.draft_vocab:
+    target, vocab = load_target(recipe.target.name), None
+    if recipe.drafter.kind == "block" and recipe.drafter.draft_vocab:
         vocab = torch.arange(4, 4 + recipe.drafter.draft_vocab)
-    made = [*kind.make(target, recipe, vocab).parameters()]
+    made = [*make_drafter(target, recipe.drafter, vocab, 0).parameters()]
     found = plan_drafter_sizes(recipe, read_target_sizes(recipe.target.name))
     assert found.parameters == sum(p.numel() for p in made)
     assert found.trained == sum(p.numel() for p in made if p.requires_grad)

@@ -34,11 +34,6 @@ def test_a_grid_and_its_command(tmp_path: Path) -> None:
     assert list_trials(sweep, None, 0) == trials and list_trials(sweep, 1, 0) == trials[:1]
 
 
-def test_a_program_needs_no_command(tmp_path: Path) -> None:
-    text = GOOD.partition("command:")[0] + "program: align/train.py\n"
-    assert read_sweep(write_sweep(tmp_path, text)).arguments == {}
-
-
 def test_a_random_trial_depends_on_its_seed_and_number(tmp_path: Path) -> None:
     ranges = "seed: {min: 0, max: 9}\n  data.text_share: {min: 0, max: 1.0}\n  trainer.learning_rate: {min: 1e-4, max: 1e-2, distribution: log_uniform_values}"
     text = GOOD.replace("seed: {values: [0, 1]}", ranges)
@@ -55,39 +50,22 @@ def test_a_random_trial_depends_on_its_seed_and_number(tmp_path: Path) -> None:
     assert all(0 <= float(trial["data.text_share"]) <= 1 for trial in trials)
 
 
+VALUES = "{values: [0, 1]}"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        (
-            "method: grid",
-            "method: bayes",
-            "method='bayes' is not supported by the local runner; use `wandb sweep`",
-        ),
-        (
-            "method: grid",
-            "method: grid\nearly_terminate: {type: hyperband}",
-            "'early_terminate' is not supported",
-        ),
+        ("method: grid", "method: bayes", "method='bayes' is not supported by the local runner"),
+        ("method: grid", "method: grid\nearly_terminate: {}", "'early_terminate' is not supported"),
         ("method: grid", "method: grid\nmetod: 1", "did you mean 'method'"),
         ("goal: maximize", "goal: up", "metric needs a name and a goal"),
-        ("metric:", "name:", "metric=None must be a mapping"),
-        ("{values: [0, 1]}", "{values: []}", "needs values"),
-        ("{values: [0, 1]}", "{vaules: [0]}", "did you mean 'values'"),
-        ("{values: [0, 1]}", "{min: 0, max: .inf}", "needs values"),
-        ("{values: [0, 1]}", "{min: 3, max: 1}", "needs values"),
-        ("{values: [0, 1]}", "{min: 0, max: 1, distribution: categorical}", "needs values"),
-        ("{values: [0, 1]}", "{min: 0, max: 1, distribution: log_uniform_values}", "needs values"),
-        (
-            "{values: [0, 1]}",
-            "{min: 0, max: 1, distribution: q_beta}",
-            "distribution='q_beta' is not supported",
-        ),
-        (
-            "{values: [0, 1]}",
-            "{parameters: {a: {value: 1}}}",
-            "seed: 'parameters' is not supported",
-        ),
-        ("{values: [0, 1]}", "3", "parameters.seed: parameter=3 must be a mapping"),
+        (VALUES, "{values: []}", "needs values"),
+        (VALUES, "{vaules: [0]}", "did you mean 'values'"),
+        (VALUES, "{min: 0, max: .inf}", "needs values"),
+        (VALUES, "{min: 0, max: 1, distribution: log_uniform_values}", "needs values"),
+        (VALUES, "{min: 0, max: 1, distribution: q_beta}", "'q_beta' is not supported"),
+        (VALUES, "3", "parameters.seed: parameter=3 must be a mapping"),
         ("align.train", "align.tarin", "command must run align.train"),
     ],
 )

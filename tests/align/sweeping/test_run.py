@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +12,6 @@ import yaml
 
 from align.config.parser import load_recipe
 from align.config.recipe_files import FOLDER
-from align.config.wandb_runs import TRIAL_VARIABLES
 from align.sweeping.config import Sweep, SweepParameter, list_trials, read_sweep
 from align.sweeping.run import TrialResult, build_arguments, render_table, run_sweep
 from specalign.common.errors import UserError
@@ -95,19 +92,6 @@ def test_trials_have_the_arguments_of_an_agent(path: Path, tmp_path: Path) -> No
         assert ours == theirs
 
 
-def test_an_agents_command_line_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--print ends it before a model is loaded; tests/align/training/test_loggers.py runs one to its end under the real agent."""
-    path = SHIPPED[0]
-    line = agent_arguments(path, list_trials(read_sweep(path), 1, 0)[0])
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
-    monkeypatch.setenv("PYTHONPATH", str(FOLDER.parent))
-    done = subprocess.run(
-        [*line, "--print"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert yaml.safe_load(done.stdout)["trainer"]["logger"] == ["wandb"]
-
-
 def test_finished_trials_are_skipped_and_others_run_again(
     training: FakeTraining, tmp_path: Path
 ) -> None:
@@ -125,15 +109,6 @@ def test_finished_trials_are_skipped_and_others_run_again(
     assert len(training.ran) == 4
 
 
-def test_a_metric_that_is_not_logged_names_the_nearest(
-    training: FakeTraining, tmp_path: Path
-) -> None:
-    training.metric = "validation/tau_greedy"
-    with pytest.raises(UserError, match="was not logged.*did you mean 'validation/tau_greedy'"):
-        run_all(tmp_path)
-    assert len(training.ran) == 1
-
-
 def test_wrong_arguments_stop_it_before_anything_runs(
     training: FakeTraining, tmp_path: Path
 ) -> None:
@@ -145,33 +120,6 @@ def test_wrong_arguments_stop_it_before_anything_runs(
     with pytest.raises(UserError, match="output differs between trials"):
         run_all(tmp_path, output="here")
     assert training.ran == []
-
-
-def test_trials_with_equal_data_settings_share_their_text(tmp_path: Path) -> None:
-    def data_folder(values: dict[str, str], **fixed: str) -> Path:
-        words = build_arguments(make_sweep(), values, tmp_path, fixed).items()
-        return load_recipe([f"{key}={value}" for key, value in words]).data_folder
-
-    assert data_folder({"trainer.learning_rate": "1e-3"}) == tmp_path / "data"
-    assert data_folder({"seed": "1"}) == data_folder({"seed": "1", "trainer.learning_rate": "1e-3"})
-    assert data_folder({"seed": "1"}) != data_folder({"seed": "2"})
-    assert data_folder({"data.path": "there"}) == Path("there")
-
-
-def test_an_agents_variables_do_not_reach_trials(
-    training: FakeTraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in TRIAL_VARIABLES:
-        monkeypatch.setenv(name, "x")
-    run_all(tmp_path)
-    assert training.environment["WANDB_MODE"] == "offline"
-    assert not training.environment.keys() & {*TRIAL_VARIABLES}
-
-
-def test_loggers(tmp_path: Path) -> None:
-    sweep = replace(make_sweep(), arguments={"recipe": "debug_block", "trainer.logger": "wandb"})
-    assert build_arguments(sweep, {}, tmp_path, {})["trainer.logger"] == "csv"
-    assert build_arguments(sweep, {}, tmp_path, {}, wandb=True)["trainer.logger"] == "csv,wandb"
 
 
 def test_the_table_has_intervals_over_seeds_and_the_best_first() -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from align.config.parser import load_recipe
-from align.training.base_module import NonFiniteLoss
 from align.training.block_module import BlockDrafterModule
 from specalign.common.batch import Step
 from specalign.lm.model import Target
@@ -32,22 +31,3 @@ def test_which_anchors_tell_tau(module: BlockDrafterModule, target: Target) -> N
     assert module.complete(step).tolist() == [[True, False, True], [False, True, True]]
     step.written = (True, False)  # the second row is other text
     assert module.complete(step).tolist() == [[True, False, True], [False, False, False]]
-
-
-def test_places_of_the_p_that_is_imitated(module: BlockDrafterModule, target: Target) -> None:
-    batch = packed_batch(target)
-    step = Step(batch, ANCHORS)
-    outputs = module.target_outputs(step, 1.0)
-    rows = outputs.used_P[module.used_rows(step, outputs)]
-    start = torch.tensor([0, 20])[:, None, None]  # of each row of 20
-    assert torch.equal(rows, start + ANCHORS.places_BAK(20))
-
-
-def test_a_loss_that_is_no_number_keeps_its_batch(
-    module: BlockDrafterModule, target: Target, tmp_path: Path
-) -> None:
-    module._fabric = None
-    module.trainer = type("T", (), {"world_size": 1, "global_step": 3})()  # type: ignore[assignment]
-    with pytest.raises(NonFiniteLoss, match="the loss at step 4 is not finite"):
-        module._stop_non_finite(Step(packed_batch(target), ANCHORS), is_finite_here=False)
-    assert [path.name for path in tmp_path.glob("nonfinite*")] == ["nonfinite-step-4.safetensors"]

@@ -3,7 +3,7 @@ them, and it computes what decoding computes."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -121,27 +121,6 @@ def test_training_graph_equals_drafting(
             torch.testing.assert_close(bias, expected, atol=1e-4, rtol=1e-3)
         checked.append(clean)
     assert len(checked) > 10 and set(checked) == set(range(K))
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_block_shows_its_prefix_and_nothing_behind_it(
-    target: Target, samples: data.Samples, batch: Batch, variant: dict[str, Any]
-) -> None:
-    drafter = build(target, samples, **variant)
-    features = target_features(target, batch, drafter.config)
-    anchors = Anchors(
-        torch.tensor([[8]] * len(batch.tokens_BL)), torch.ones(len(batch.tokens_BL), 1, K).bool()
-    )
-    for clean in range(K):
-        clean_BA = torch.full_like(anchors.index_BA, clean)
-        seen = drafter(batch, features, anchors, clean_BA)
-        for k in range(1, K + 1):
-            changed = batch.tokens_BL.clone()
-            changed[:, 8 + k] = changed[:, 8 + k] % 50 + 60
-            other = drafter(replace(batch, tokens_BL=changed), features, anchors, clean_BA)
-            assert torch.equal(other, seen) == (k > clean), (clean, k)
-    assert torch.equal(drafter(batch, features, anchors, torch.zeros_like(anchors.index_BA)),
-                       drafter(batch, features, anchors))  # fmt: skip
 
 
 # ---- which positions count ----

@@ -67,18 +67,6 @@ def test_a_published_checkpoint_through_its_recipe(
     assert again.config.schedule["sigma_max"] == 7.0
 
 
-@pytest.mark.slow
-def test_a_drafter_in_dflashs_layout(tmp_path: Path, written: dict[str, Path]) -> None:
-    recipe = load_recipe(["recipe=debug_taps", f"output={tmp_path}"])
-    with_data(recipe, written)
-    train(recipe, quiet=True)
-    values = json.loads((tmp_path / "drafter/config.json").read_text())
-    assert (
-        values["block_size"] == recipe.drafter.block_size + 1
-        and values["sample_from_anchor"] is False
-    )
-
-
 WIRING = (
     "debug_block",
     "debug_sedd",

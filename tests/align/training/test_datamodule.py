@@ -10,7 +10,7 @@ from align.config.parser import load_recipe
 from align.data.packing import pack, split_validation
 from align.data.shards import from_lists
 from align.data.stream import Shuffled
-from align.training.datamodule import RowsModule, StepSampler, anchor_count, make_batch
+from align.training.datamodule import RowsModule, StepSampler
 
 
 def test_every_seed_is_validated_on_the_same_rows(tmp_path: Path) -> None:
@@ -29,17 +29,6 @@ def test_every_seed_is_validated_on_the_same_rows(tmp_path: Path) -> None:
     assert found[0] == found[1] and len(found[0]) > 1
 
 
-def test_anchors_per_document_are_counted_as_they_are_drawn() -> None:
-    """Rows of several documents beside a row of one: what a step is divided by is what it holds."""
-    texts = [torch.arange(4, 4 + size) for size in (9, 12, 30, 8)]
-    rows = pack(from_lists(texts, [3] * 4, [1.0] * 4), 32, 0)
-    assert len({int(row.document_L.max()) for row in rows}) > 1
-    batch, anchors = make_batch(rows, list(range(len(rows))), 4, 3, 0, per_document=True)
-    counts = [anchor_count(row, 4, per_document=True) for row in rows]
-    assert anchors.valid_BAK[..., 0].sum(1).tolist() == counts and max(counts) > 4
-    assert anchors.index_BA.shape[1] == max(counts)
-
-
 def test_two_processes_draw_what_one_draws(tmp_path: Path) -> None:
     """Standalone drafters' noise goes by the width of a micro-batch: rows of few anchors beside rows of many."""
     texts = [torch.arange(4, 4 + size) for size in (9, 30, 12, 30)]
@@ -49,8 +38,8 @@ def test_two_processes_draw_what_one_draws(tmp_path: Path) -> None:
     )
     stream = Shuffled(rows, 0)
     module = RowsModule(recipe, stream, from_lists(texts, [5] * 4, [1.0] * 4), 3, True)
-    whole = StepSampler(stream, 4, 2)
-    halves = [StepSampler(stream, 4, 1, rank=rank, world=2) for rank in range(2)]
+    whole = StepSampler(4, 2)
+    halves = [StepSampler(4, 1, rank=rank, world=2) for rank in range(2)]
     widths = set()
     for places, *parts in zip(whole, *halves, strict=True):
         together = module.step(whole, places)

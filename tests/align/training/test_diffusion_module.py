@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from align.training.diffusion_module import DiffusionDrafterModule
 from align.training.run import train
 from specalign.common.batch import Corrupted, Step
 from specalign.diffusion.schedules import Cosine, Geometric
-from specalign.formats.standalone import open_drafter, save_standalone
+from specalign.formats.standalone import open_drafter
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.models.standalone import DiffusionDrafter
@@ -50,28 +49,6 @@ def step(target: Target, first: int = 0) -> Step:
     return Step(batch(target), ANCHORS, 1.0, "", (0, 1), (first, first + 1))
 
 
-def test_the_importance_of_noise_multiplies_the_loss(target: Target, tmp_path: Path) -> None:
-    own = module(target, tmp_path, "stage=finetune", "objective.times=count")
-    noisy = own.noise(step(target))
-    at = own.loss_positions(noisy)
-    f = torch.randn(
-        int(at.sum()), own.drafter.vocab_size, generator=torch.Generator().manual_seed(0)
-    )
-    once = own.diffusion(f, noisy, at)
-    thrice = own.diffusion(f, replace(noisy, importance=3 * noisy.importance), at)
-    torch.testing.assert_close(thrice, 3 * once)
-    # and so a counted mask weighs length / masks, whatever the time
-    masks, length = at.sum(-1), noisy.valid.sum(-1)
-    plain = own.diffusion(f, replace(noisy, importance=torch.ones_like(noisy.importance)), at)
-    weight = own.drafter.schedule.weight(noisy.times.double())
-    expected = (
-        plain
-        / weight[..., None].expand(at.shape)[at]
-        * (length / masks)[..., None].expand(at.shape)[at]
-    )
-    torch.testing.assert_close(once.double(), expected, rtol=1e-4, atol=1e-6)
-
-
 def test_the_bound_is_the_nelbo_whatever_is_trained_by(target: Target, tmp_path: Path) -> None:
     own = module(target, tmp_path, "stage=finetune", "objective.diffusion=score_entropy")
     noisy = own.noise(step(target), training=False)
@@ -98,27 +75,6 @@ def test_pretraining_spreads_the_times_of_the_rows(target: Target, tmp_path: Pat
     assert float(rows.diff(dim=1).max()) < 0.26
     again = own.noise(step(target, 6)).times
     assert torch.equal(again, found[6:8])
-
-
-def test_annealing_hides_what_is_to_the_right(target: Target, tmp_path: Path) -> None:
-    losses = []
-    for words in ((), ("objective.annealing=1000000",)):
-        own = module(target, tmp_path, "stage=finetune", *words, recipe="debug_mdlm")
-        losses.append(float(own.training_step(step(target), 0)))
-    assert losses[0] != pytest.approx(losses[1], rel=1e-4)
-
-
-def test_a_drafter_from_elsewhere_is_not_annealed(target: Target, tmp_path: Path) -> None:
-    """It was trained to see to the right: its next stage does not hide that again."""
-    words = ("stage=calibrate", "objective.annealing=1000000", f"drafter.init={tmp_path / 'first'}")
-    save_standalone(module(target, tmp_path, recipe="debug_mdlm").drafter, tmp_path / "first")
-    assert (
-        module(target, tmp_path, *words, recipe="debug_mdlm").annealing_mask(step(target)) is None
-    )
-    assert (
-        module(target, tmp_path, *words[:2], recipe="debug_mdlm").annealing_mask(step(target))
-        is not None
-    )
 
 
 @pytest.mark.parametrize("schedule", [Cosine(), Geometric()], ids=str)
@@ -218,9 +174,3 @@ def test_stages_follow_each_other(
     assert isinstance(loaded, DiffusionDrafter) and loaded.config.block_size == 4
     card = (tmp_path / "calibrate/drafter/README.md").read_text()
     assert "standalone diffusion drafter" in card and "nats a" in card
-
-
-def test_samples_on_request(tmp_path: Path, debug_data: Path) -> None:
-    run(tmp_path, debug_data, "recipe=debug_sedd", "trainer.show_samples=2")
-    text = (tmp_path / "samples.txt").read_text()
-    assert text.count("--- step 6\n") == text.count("--- step 12\n") == 2

@@ -13,7 +13,6 @@ import yaml
 from align.config.parser import load_recipe
 from align.config.recipe_files import FOLDER
 from align.training.loggers import MetricsFile, find_run_id
-from align.training.run import train
 from specalign.common.errors import UserError
 from tests.wandb_stand_in import StandIn
 
@@ -111,47 +110,6 @@ def test_damaged_metrics_are_left_out_line_by_line(
     path.write_bytes(raw)
     assert [row["step"] for row in MetricsFile(path).read()] == steps
     MetricsFile(path).rewind(9)
-
-
-@pytest.mark.slow
-def test_drafter_and_validations_are_logged_where_asked_for(
-    tmp_path: Path, debug_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Offline, as a user without an account has it: the artefact is staged with the run, and the run that goes on has the same id."""
-    pytest.importorskip("wandb")
-    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staged"))
-    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
-    words = [
-        "recipe=debug_block",
-        f"data.path={debug_data}",
-        f"output={tmp_path / 'run'}",
-        "trainer.warmup_steps=1",
-    ]
-    words += [
-        "trainer.logger=csv,wandb",
-        "trainer.wandb_artifacts=true",
-        "trainer.validation_rows=2",
-    ]
-    import wandb
-
-    try:
-        for steps in (2, 4):
-            train(load_recipe([*words, f"trainer.max_steps={steps}"]), quiet=True)
-            wandb.finish()
-    finally:
-        wandb.finish()
-    runs = sorted((tmp_path / "run" / "wandb").glob("offline-run-*"))
-    # offline-run-TIME-ID, and -1 behind it where two begin within a second
-    ids = {path.name.split("-")[3] for path in runs}
-    assert ids == {(tmp_path / "run" / "wandb-run-id").read_text().strip()}
-    tables = list((tmp_path / "run" / "wandb").rglob("validations*.table.json"))
-    assert tables and b"validation/tau_sampling" in tables[0].read_bytes()
-    logged = b"".join(path.read_bytes() for folder in runs for path in folder.glob("*.wandb"))
-    assert b"debug_block-drafter" in logged and b"model.safetensors" in logged
 
 
 def test_a_broken_id_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

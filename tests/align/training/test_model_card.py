@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 
 from align.config.parser import load_recipe
-from align.training.model_card import Description, RunNumbers, write_card
+from align.training.model_card import RunNumbers, write_card
 from specalign.common.hub import DEFAULT_TARGET
+from specalign.models.standalone import DiffusionConfig
 from tests.builders import train_debug_block as run
 
 
@@ -44,11 +43,11 @@ def test_the_card_says_how_the_target_was_prompted() -> None:
         "seed": 0,
     }
     run = RunNumbers(1, 1, 1, 1.0, 1, {})
-    config: Any = SimpleNamespace(target="debug", target_sha256="ab")
-    card = write_card(load_recipe(words), Description("x", "y", "z"), config, manifest, run)
+    config = DiffusionConfig(3, 256, target="debug", target_sha256="ab")
+    card = write_card(load_recipe(words), config, manifest, run)
     assert '| prompted with | enable_thinking=false · system prompt "Be brief." |' in card
     assert "--template-kwargs enable_thinking=false --system 'Be brief.' \"your prompt\"" in card
-    plain = write_card(load_recipe(words[:1]), Description("x", "y", "z"), config, manifest, run)
+    plain = write_card(load_recipe(words[:1]), config, manifest, run)
     assert 'decode.generate --drafter FOLDER --target debug "your prompt"' in plain
     assert "prompted" not in plain
     for name, typed in (
@@ -56,6 +55,6 @@ def test_the_card_says_how_the_target_was_prompted() -> None:
         ("owner/model", " --target owner/model"),
         ("/a b/c d", " --target '/a b/c d'"),
     ):
-        config.target = name
-        card = write_card(load_recipe(words[:1]), Description("x", "y", "z"), config, manifest, run)
+        config = DiffusionConfig(3, 256, target=name, target_sha256="ab")
+        card = write_card(load_recipe(words[:1]), config, manifest, run)
         assert f'decode.generate --drafter FOLDER{typed} "your prompt"' in card

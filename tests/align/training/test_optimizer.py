@@ -1,4 +1,4 @@
-"""Optimizers: parts with their own learning rates."""
+"""Muon for matrices, AdamW for the rest."""
 
 from __future__ import annotations
 
@@ -8,24 +8,8 @@ import pytest
 import torch
 
 from align.config.trainer import TrainerConfig
-from align.training.optimizer import MATRICES, make_optimizer, orthogonalise, peak_rate
-from specalign.common.errors import UserError
+from align.training.optimizer import make_optimizer, set_rate
 from specalign.lm import dtypes
-
-
-def test_parts_have_rates_of_their_own() -> None:
-    one, two = (torch.nn.Parameter(torch.zeros(1)) for _ in "ab")
-    t, trained = (
-        TrainerConfig(learning_rates={"markov": 0.1}),
-        {"layers.0.w": one, "markov.basis": two},
-    )
-    groups = make_optimizer(trained, t).param_groups
-    assert [(g["part"], g["params"]) for g in groups] == [("", [one]), ("markov", [two])]
-    assert make_optimizer(trained, TrainerConfig()).param_groups[0]["params"] == [one, two]
-    with pytest.raises(
-        UserError, match=r"learning_rates\.markov: .* no such trained part .*drafter\.markov_rank"
-    ):
-        make_optimizer({"layers.0.w": one}, t)
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -45,9 +29,7 @@ def test_muon_moves_matrices_and_adamw_the_rest(
         "markov.basis": (5, 4),
         "fc.weight": (4, 4),
     }
-    t = TrainerConfig(
-        optimizer="muon", learning_rates={"markov": 0.1}, learning_rate=1e-2, weight_decay=0.1
-    )
+    t = TrainerConfig(optimizer="muon", learning_rate=1e-2, weight_decay=0.1)
 
     def fresh() -> dict[str, torch.nn.Parameter]:
         start = torch.Generator().manual_seed(1)
@@ -58,9 +40,7 @@ def test_muon_moves_matrices_and_adamw_the_rest(
 
     mine, theirs = fresh(), fresh()
     own = make_optimizer(mine, t)
-    assert [g["part"] for g in own.param_groups] == ["", "markov", MATRICES]
-    for group in own.param_groups:
-        group["lr"] = peak_rate(t, group["part"])
+    set_rate(own, t, t.learning_rate)
     matrices = ["layers.0.q.weight", "layers.0.mlp.weight"]
     muon = torch.optim.Muon(
         [theirs[n] for n in matrices],
@@ -69,10 +49,8 @@ def test_muon_moves_matrices_and_adamw_the_rest(
         adjust_lr_fn="match_rms_adamw",
     )
     options: dict[str, Any] = {"betas": (0.9, 0.98), "weight_decay": 0.1}
-    rest = [p for n, p in theirs.items() if n not in [*matrices, "markov.basis"]]
-    adamw = torch.optim.AdamW(
-        [{"params": rest, "lr": 1e-2}, {"params": [theirs["markov.basis"]], "lr": 0.1}], **options
-    )
+    rest = [p for n, p in theirs.items() if n not in matrices]
+    adamw = torch.optim.AdamW(rest, lr=1e-2, **options)
     for step in range(4):
         for name, shape in shapes.items():
             mine[name].grad = torch.randn(shape, generator=generator)
@@ -91,15 +69,3 @@ def test_muon_moves_matrices_and_adamw_the_rest(
             saved = own.state_dict()
             own = make_optimizer(mine, t)
             own.load_state_dict(saved)
-
-
-@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)])
-def test_an_orthogonal_matrix_keeps_directions_and_loses_lengths(shape: tuple[int, int]) -> None:
-    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    found = orthogonalise(matrix, torch.float32)
-    u, _, vt = torch.linalg.svd(matrix, full_matrices=False)
-    inside = u.T @ found @ vt.T
-    lengths = inside.diagonal()
-    torch.testing.assert_close(inside, lengths.diag(), atol=1e-5, rtol=0.0)
-    assert float(lengths.min()) > 0.6 and float(lengths.max()) < 1.3
-    assert orthogonalise(torch.zeros(shape), torch.float32).abs().max() == 0  # no gradient, no step

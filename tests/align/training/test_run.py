@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +17,6 @@ from align.training.base_module import DrafterModule
 from align.training.run import train
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
-from specalign.lm.model import Target
 from tests.builders import train_debug_block as run
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "debug_block.json"
@@ -180,89 +177,6 @@ def test_a_beginning_that_is_done_again_is_reported_once(tmp_path: Path, debug_d
 
 
 @pytest.mark.slow
-def test_another_stage_is_another_run(tmp_path: Path) -> None:
-    """Not taken up in silence, and the refused command leaves the run's record as it was."""
-    words = [
-        "recipe=debug_sedd",
-        f"output={tmp_path}",
-        "trainer.max_steps=2",
-        "trainer.warmup_steps=1",
-    ]
-    train(load_recipe([*words, "stage=pretrain"]), quiet=True)
-    before = (tmp_path / "recipe.yaml").read_bytes()
-    with pytest.raises(
-        UserError, match="saved under stage=pretrain, not finetune; give stage=pretrain, or use"
-    ):
-        train(load_recipe([*words, "stage=finetune"]), quiet=True)
-    assert (tmp_path / "recipe.yaml").read_bytes() == before
-
-
-def test_the_data_are_said_and_compared_with_the_recipe(
-    tmp_path: Path,
-    debug_data: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    words = [
-        "recipe=debug_block",
-        f"data.path={debug_data}",
-        "trainer.max_steps=1",
-        "trainer.warmup_steps=0",
-    ]
-    train(load_recipe([*words, f"output={tmp_path / 'one'}"]))
-    said = capsys.readouterr().err
-    assert re.search(r"training on \d+ samples \(\d+ tokens\) of .*, \d+ held out", said)
-    assert "warning" not in said and "no drafter speeds it up" not in said
-    monkeypatch.setattr("align.training.run.load_target", by_single_tokens)
-    other = [
-        "data.samples=100000",
-        "data.max_answer_tokens=23",
-    ]  # not what the folder was written with
-    train(load_recipe([*words, *other, f"output={tmp_path / 'two'}"]))
-    said = capsys.readouterr().err
-    assert (
-        "warning: the recipe asks for 100000 samples" in said and "no drafter speeds it up" in said
-    )
-
-
-def by_single_tokens(*given: Any, **named: Any) -> Target:
-    target = load_target(*given, **named)
-    target.stepwise = True  # as a Mamba's; only its cache asks
-    return target
-
-
-def test_parts_learn_at_rates_of_their_own(tmp_path: Path, debug_data: Path) -> None:
-    """A part's rate is its own, the others' do not move by it, and a run that is cut in two is the undisturbed one."""
-    words = [
-        "drafter.markov=gated",
-        "drafter.convolution=true",
-        "trainer.max_steps=4",
-        "trainer.checkpoint_every=2",
-    ]
-    words += [
-        "trainer.min_learning_rate_ratio=1",
-        "trainer.warmup_steps=1",
-        "trainer.weight_decay=0",
-    ]
-    rates = ["trainer.learning_rates={markov: 1e-2}", "trainer.learning_rates.convolution=2e-4"]
-    module = run(tmp_path / "whole", debug_data, *words, *rates)
-    groups = {g["part"]: g["lr"] for g in module.trainer.optimizers[0].param_groups}
-    assert groups == {
-        "": module.recipe.trainer.learning_rate,
-        "markov": 1e-2,
-        "convolution": pytest.approx(2e-4),
-    }
-    patch = stop_at(3)
-    with pytest.raises(Stop):
-        run(tmp_path / "cut", debug_data, *words, *rates)
-    patch.undo()
-    with pytest.raises(
-        UserError, match="trainer.learning_rates.confidence: the drafter has no such trained part"
-    ):
-        run(tmp_path / "none", debug_data, "trainer.learning_rates={confidence: 1}")
-
-
-@pytest.mark.slow
 def test_milestones_are_the_drafter_after_so_many_tokens(tmp_path: Path, debug_data: Path) -> None:
     """Of the step that reached them, its average where there is one; a run that is cut in two saves the same."""
     words = ["trainer.max_steps=6", "trainer.checkpoint_every=2", "trainer.ema=0.5"]
@@ -316,15 +230,3 @@ def test_a_confidence_head_is_taught_to_a_drafter_that_stays_what_it_was(
             float(r["validation/loss"]) for r in csv.DictReader(file) if r["validation/loss"]
         ]
     assert validated[-1] < 0.95 * validated[0]
-    further = [
-        f"drafter.init={tmp_path / 'second' / 'drafter'}",
-        "trainer.max_steps=2",
-        "trainer.warmup_steps=1",
-    ]
-    other = [word for word in words if "drafter.train" not in word]
-    with pytest.raises(UserError, match="saved under drafter.train=confidence_head, not all"):
-        run(tmp_path / "second", debug_data, "drafter.confidence_head=true", *other)
-    run(
-        tmp_path / "third", debug_data, *further
-    )  # q moves: a head that stays would foretell another one
-    assert not any(name.startswith("confidence") for name in weights(tmp_path / "third"))

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from align.training.parallel import target as shared
 from align.training.parallel.target import AbsentTarget, SharedTarget
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
@@ -55,7 +54,7 @@ KINDS = {
     "debug_sedd": [],
     "debug_mdlm": ["trainer.accumulate=2", "trainer.batch_size=4"],
     "debug_autoregressive": [],
-    "debug_confidence": ["trainer.learning_rates={markov: 0.01}"],
+    "debug_confidence": [],
 }
 
 
@@ -96,7 +95,7 @@ def test_another_number_of_processes_goes_on(tmp_path: Path, debug_data: Path) -
     [
         (
             "debug_block",
-            ["target.parallel=tp", "launch.strategy=deepspeed_3", "trainer.features_gb=1"],
+            ["target.parallel=fsdp", "launch.strategy=deepspeed_3", "trainer.features_gb=1"],
         ),
         ("debug_mdlm", ["target.parallel=fsdp", "launch.strategy=fsdp"]),
     ],
@@ -118,24 +117,7 @@ def test_a_target_in_parts_is_the_same_target(
     assert same_drafter(tmp_path / "two", tmp_path / "one")
 
 
-@pytest.mark.slow
-def test_a_target_without_a_plan_is_refused(tmp_path: Path) -> None:
-    words = [
-        "recipe=debug_gpt2xl_calib",
-        f"output={tmp_path / 'two'}",
-        "launch.devices=2",
-        "target.parallel=tp",
-    ]
-    done = train_in_forks([*words, "launch.accelerator=cpu"], tmp_path, 2)
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error")]
-    assert done.returncode and errors == [
-        "error: target.parallel=tp: target 'debug-gpt2': transformers has no plan for its architecture (target.parallel=fsdp)"
-    ], done.stderr
-
-
-def test_a_target_whose_texts_run_one_by_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_whose_texts_run_one_by_one_is_refused() -> None:
     """Processes would run its layers another number of times, and wait for each other."""
-    for name, value in (("get_world_size", 2), ("get_rank", 0)):
-        monkeypatch.setattr(shared.dist, name, lambda value=value: value)
     with pytest.raises(UserError, match="'bart' has absolute positions, so texts run one by one"):
-        SharedTarget(tiny_target("bart"), "fsdp", torch.device("cpu"))
+        SharedTarget(tiny_target("bart"), torch.device("cpu"))

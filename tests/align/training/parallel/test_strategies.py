@@ -14,8 +14,6 @@ import torch
 from safetensors.torch import load_file
 
 from align.training import checkpoints
-from align.training.parallel.strategies import load_zero
-from specalign.common.errors import UserError
 from tests.builders import train_debug_block
 from tests.forks import ONE_THREAD, train_in_forks
 
@@ -112,28 +110,6 @@ class Planted:
 
     def __reduce__(self) -> Any:
         return Path.touch, (self.at,)
-
-
-class Attribute:
-    """Pickled as the first releases of Python 3.11 pickle an enum's member."""
-
-    def __init__(self, kind: Any, name: str) -> None:
-        self.of = (kind, name)
-
-    def __reduce__(self) -> Any:
-        return getattr, self.of
-
-
-def test_zero_reads_members_of_its_enum_and_no_other_attributes(tmp_path: Path) -> None:
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-
-    path = tmp_path / "states.pt"
-    torch.save({"stage": Attribute(ZeroStageEnum, "gradients")}, path)
-    assert load_zero(str(path)) == {"stage": ZeroStageEnum.gradients}
-    for foreign in (Attribute(ZeroStageEnum, "mro"), Attribute(Path, "cwd")):
-        torch.save({"stage": foreign}, path)
-        with pytest.raises(UserError, match="is not unpickled"):
-            load_zero(str(path))
 
 
 def test_zero_does_not_run_what_a_checkpoint_holds(tmp_path: Path, debug_data: Path) -> None:
