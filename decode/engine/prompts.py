@@ -119,12 +119,8 @@ def _read_conversation(prompt: Any) -> Conversation:
     parsed = parse_prompt(prompt)
     if parsed.columns:
         _note(f"keys of prompts not used: {', '.join(parsed.columns)}")
-    if parsed.keys:
-        _note(f"keys of messages not used: {', '.join(parsed.keys)}")
     if parsed.later_turns:
         _note("of a list of turns the first alone is used (a list of messages keeps all)")
-    if parsed.split:
-        _note("prompts split into turns at their marks Human: and Assistant:")
     return parsed.conversation
 
 

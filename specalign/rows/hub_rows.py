@@ -42,11 +42,11 @@ def hub_rows(
     from huggingface_hub import constants
 
     online = expand_path(name).exists() or hub_reachable()
-    options: dict[str, Any] = {"split": split}
+    options: dict[str, Any] = (
+        {"split": split, "streaming": online} if streaming else {"split": split}
+    )
     if revision is not None:
         options["revision"] = revision
-    if streaming:
-        options["streaming"] = online
     was_offline = constants.HF_HUB_OFFLINE
     # offline, `datasets` goes to its cache without retrying the Hub for a minute
     constants.HF_HUB_OFFLINE = was_offline or not online
@@ -57,18 +57,16 @@ def hub_rows(
             constants.HF_HUB_OFFLINE = was_offline
         yield from _disable_decoding(table)
     except Exception as error:  # `datasets` raises many kinds
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = (" ".join(str(error).split()) or type(error).__name__)[:400]
         if not key:
-            raise UserError(reason[:400]) from None
+            raise UserError(reason) from None
         if "Config name is missing" in reason:
             reason += f" ({key}_config)"
-        if "scripts are no longer supported" in reason:
-            reason += f"; its converted files: {key}_revision=refs/convert/parquet"
         if online:
-            raise UserError(f"{key}={name!r} can't be read: {reason[:400]}") from None
+            raise UserError(f"{key}={name!r} can't be read: {reason}") from None
         reason = (
             "no such file or folder, the hub does not answer, and the cache of datasets does not "
-            f"hold it: {reason[:300]}"
+            f"hold it: {reason}"
         )
         raise missing(f"{key}={name!r}", name, reason, files=True) from None
 
