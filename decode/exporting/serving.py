@@ -241,19 +241,15 @@ def merge_snippet(target: str, public: bool = False) -> Snippet | None:
 
     Args:
         public: for others, without paths of this machine.
-
-    Raises:
-        UserError: the base is unavailable.
     """
     adapter = adapter_behind(target)
     if adapter is None:
         return None
-    base = resolve_folder(target)
     if public:
         shown = plain_name(adapter.base), plain_name(target)
     else:
         shown = resolved_name(target), str(adapter.folder.absolute())
     with in_one_line(f"target {target!r}: can't be merged"):
-        lines = merge_script(adapter, base, shown, merged_name(target, public))
+        lines = merge_script(adapter, shown, merged_name(target, public))
     title = "peft, once: the drafter was trained for the merged model, so serve that"
     return Snippet(title, "python", tuple(lines))

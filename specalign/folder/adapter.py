@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +20,6 @@ CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 HOW_TO_MERGE = "merge it (peft: merge_and_unload), save the merged model and name its folder"
-_WRAPPERS = r"(\.(modules_to_save|original_module|token_adapter|base_layer))*\.weight$"
-"""What peft appends to the name of a module whose weight it stores."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +44,7 @@ class Adapter:
         path = self.folder / "chat_template.jinja"
         return read_text(path) if path.is_file() else None
 
-    @cached_property
-    def weights(self) -> dict[str, Tensor]:
+    def read_weights(self) -> dict[str, Tensor]:
         path = self.folder / WEIGHTS[0]
         if path.is_file():
             return load_safetensors(path)
@@ -119,93 +114,22 @@ def merge_adapter(model: Any, adapter: Adapter, what: str) -> Any:
     """The model with the adapter merged into its weights.
 
     Raises:
-        UserError: the adapter does not fit the model.
+        UserError: the adapter does not fit the model, or changes its embedding or head.
     """
     from peft import PeftConfig, PeftModel  # slow to import
-    from torch.nn import Parameter
 
     with in_one_line(f"{what}: an adapter of {adapter.base!r} that can't be merged into it"):
+        ends = (model.get_input_embeddings(), model.get_output_embeddings())
+        names = [f".{name}." for name, module in model.named_modules() if module in ends]
+        if any(name in key for key in adapter.read_weights() for name in names):
+            # they may be tied, or have more rows than the base's
+            raise ValueError(f"it changes the embedding or the head; {HOW_TO_MERGE}")
         config = PeftConfig.from_pretrained(str(adapter.folder))
         config.inference_mode = True
-        _resize(model, adapter, config)
-        if changes_tied_head(model, adapter):  # merging would change both
-            head = model.get_output_embeddings()
-            head.weight = Parameter(head.weight.detach().clone(), requires_grad=False)
-            model.config.tie_word_embeddings = False
         wrapped = PeftModel(model, config)
         loaded = wrapped.load_adapter(str(adapter.folder), "default")
-        unexpected = [key for key in loaded.unexpected_keys if not _is_copy(key, adapter.weights)]
-        different = [*loaded.missing_keys, *unexpected]
+        different = [*loaded.missing_keys, *loaded.unexpected_keys]
         if different:
             more = f", and {len(different) - 1} more" if len(different) > 1 else ""
             raise ValueError(f"{different[0]!r} is in one of the two alone{more}")
-        merged = wrapped.merge_and_unload()
-        for module in (merged.get_input_embeddings(), merged.get_output_embeddings()):
-            if module is not None and bool(module.weight[:, 0].isnan().any()):
-                raise ValueError(f"it holds no weights for its new tokens; {HOW_TO_MERGE}")
-        return merged
-
-
-def _resize(model: Any, adapter: Adapter, config: Any) -> None:
-    """Give the base as many tokens as the adapter has. New rows are NaN until the adapter's weights
-    replace them.
-
-    Raises:
-        ValueError: there are more than the base's, and no tokenizer that has them.
-    """
-    rows = vocabulary_rows(model, adapter, config)
-    old = len(model.get_input_embeddings().weight)
-    if rows is None or rows == old:
-        return
-    if rows > old and adapter.tokenizer_folder is None:
-        raise ValueError(
-            f"it has {rows} tokens, its base {old}, and there is no tokenizer next to it: save "
-            "that "
-            f"into {adapter.folder}, or {HOW_TO_MERGE}"
-        )
-    model.resize_token_embeddings(rows, mean_resizing=False)
-    for module in (model.get_input_embeddings(), model.get_output_embeddings()):
-        if module is not None:
-            module.weight.data[old:] = float("nan")
-
-
-def vocabulary_rows(model: Any, adapter: Adapter, config: Any) -> int | None:
-    """The vocabulary size of the adapter's weights of embedding and head; None if it has
-    neither."""
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    names = [name for name, module in model.named_modules() if module in (embedding, head)]
-    for key, weight in adapter.weights.items():
-        module, _, kind = key.partition(".lora_")
-        if not kind:
-            module = re.sub(_WRAPPERS, "", key)
-        if any(module.endswith(name) for name in names):
-            if not kind or kind.startswith("B"):
-                return weight.shape[0]
-            if kind == "embedding_A":
-                return weight.shape[1]
-    indices = getattr(config, "trainable_token_indices", None) or []
-    lists = indices.values() if isinstance(indices, dict) else [indices]
-    rows = max((index for trained in lists for index in trained), default=-1) + 1
-    return rows if rows > len(embedding.weight) else None
-
-
-def _is_copy(key: str, weights: dict[str, Tensor]) -> bool:
-    """Whether a tensor that peft does not read repeats one that it reads: with a grown vocabulary
-    it stores rows of embedding and head more than once."""
-    delta = ".trainable_tokens_delta"
-    others: list[str] = []
-    if key.endswith(".modules_to_save.weight"):
-        others = [key.replace(".modules_to_save", "")]
-    elif key.endswith(delta):
-        others = [other for other in weights if other.endswith(delta) and other != key]
-    return any(other in weights and weights[key].equal(weights[other]) for other in others)
-
-
-def changes_tied_head(model: Any, adapter: Adapter) -> bool:
-    """Whether the adapter changes either of head and embedding, which the model has tied."""
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    if head is None or head.weight is not embedding.weight:
-        return False
-    names = [name for name, module in model.named_modules() if module in (head, embedding)]
-    changed = [key.rpartition(".lora_")[0] for key in adapter.weights if ".lora_" in key]
-    return any(module.endswith(name) for module in changed for name in names)
+        return wrapped.merge_and_unload()

@@ -28,7 +28,6 @@ from specalign.formats.weights import SAFE, read_weights, weight_files, write_we
 from specalign.lm.inspection.text_model import embedding_names
 from specalign.lm.interface import register
 from specalign.lm.model import Target
-from specalign.lm.names import check_sizes
 from specalign.lm.opening import quiet_loading
 from specalign.models.families import BASES, Family, family_of
 from specalign.models.masked_lm import MaskedLM, is_lora
@@ -78,7 +77,6 @@ def load_masked_lm(spec: str | Path, target: Target | None = None) -> MaskedLM:
         files = weight_files(folder)
     if not files:
         raise UserError(f"drafter {str(spec)!r}: {folder} has neither {SAFE} nor pytorch_model.bin")
-    check_sizes(folder, f"drafter {str(spec)!r}")
     tensors: dict[str, Tensor] = {}
     for file in files:
         found = read_weights(file).items()

@@ -7,14 +7,13 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from filelock import FileLock
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from specalign.common.checksums import unchanged, write_checksums
 from specalign.common.errors import UserError
@@ -22,32 +21,25 @@ from specalign.common.files import UNFINISHED, naming, sha256_file, to_disk
 from specalign.common.hub import cache_folder
 from specalign.common.text import say
 from specalign.gguf.config import complete_config
-from specalign.gguf.header import HINT, Header, read_header, split_parts
-from specalign.gguf.split import join_parts
-from specalign.gguf.tokenizer import answer_ends, complete_tokenizer, make_tokenizer, special_id
+from specalign.gguf.header import HINT, Header, check_header, read_header
+from specalign.gguf.tokenizer import answer_ends, make_tokenizer, special_id
 
 _VERSION = 7
 """Of the conversion; folders of other versions are not reused."""
-_OWN_TOKENIZERS = ("llama", "qwen2", "qwen3")
 
 
-def converted_folder(path: Path, check: Callable[[Path], Header]) -> Path:
+def converted_folder(path: Path) -> Path:
     """The hub-layout folder of a GGUF file: converted at the first call, then reused while
     unchanged.
-
-    Args:
-        check: reads and checks the header, before a conversion.
 
     Raises:
         UserError: the file cannot be converted.
     """
-    first, *others = split_parts(path)
-    name = first.stem if first.suffix.lower() == ".gguf" else first.name
-    digest = "".join(sha256_file(part)[:12] for part in (first, *others))
-    folder = cache_folder() / "targets" / f"{name[:100]}-{digest[:96]}-{_VERSION}"
+    name = path.stem if path.suffix.lower() == ".gguf" else path.name
+    folder = cache_folder() / "targets" / f"{name[:100]}-{sha256_file(path)[:12]}-{_VERSION}"
     if unchanged(folder):
         return folder
-    check(path)
+    check_header(path, read_header(path))
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if unchanged(folder):  # converted by another process meanwhile
@@ -77,19 +69,11 @@ def _convert(path: Path, header: Header, folder: Path) -> None:
     say(f"converting {path.name} ({header.architecture}) once; this can take minutes", error=True)
     with tempfile.TemporaryDirectory(prefix="specalign-gguf-") as room:
         file = Path(room) / "model.gguf"
-        parts = split_parts(path)
-        if len(parts) > 1:
-            join_parts(parts, file)
-        else:
-            file.symlink_to(path.absolute())  # the name may have no suffix
+        file.symlink_to(path.absolute())  # the name may have no suffix
         config = AutoConfig.from_pretrained(room, gguf_file="model.gguf")
         complete_config(path, header, config)
         model, tensors = _load_model(path, header, config, room)
-        if header.architecture in _OWN_TOKENIZERS:
-            tokenizer: Any = make_tokenizer(header.values)
-        else:
-            tokenizer = AutoTokenizer.from_pretrained(room, gguf_file="model.gguf")
-            complete_tokenizer(tokenizer, header.values)
+    tokenizer = make_tokenizer(header.values)
     with naming(folder):
         save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
     tokenizer.save_pretrained(str(folder))
@@ -101,11 +85,10 @@ def _convert(path: Path, header: Header, folder: Path) -> None:
     config.save_pretrained(str(folder))
     ends = answer_ends(header.values)
     if set(ends) - {config.eos_token_id}:
-        pad = special_id(header.values, "padding")
         generation = {
             "eos_token_id": ends,
             "bos_token_id": config.bos_token_id,
-            "pad_token_id": pad,
+            "pad_token_id": special_id(header.values, "padding"),
         }
         (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
 
@@ -130,17 +113,16 @@ def _load_model(
             tensors[name] = tensor.contiguous()
             pointers.add(tensor.data_ptr())
     architecture = header.architecture
-    for name in sorted(report["missing_keys"]):
-        raise UserError(f"{path}: lacks {name!r} of a {architecture} model")
-    for name in sorted(key[0] for key in report["mismatched_keys"]):
+    different = sorted({*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])})
+    if different:
         raise UserError(
-            f"{path}: {name!r} has another shape than in a {architecture} model with this "
-            f"metadata; {HINT}"
+            f"{path}: lacks {different[0]!r} of a {architecture} model with this metadata, or has "
+            f"it in another shape; {HINT}"
         )
     stored = sum(
         math.prod(tensor.shape)
         for name, tensor in header.tensors.items()
-        if not name.startswith("rope_") and not _is_draft_layer(name, config.num_hidden_layers)
+        if not name.startswith("rope_")
     )
     built = sum(tensor.numel() for tensor in tensors.values())
     if stored != built:
@@ -149,8 +131,3 @@ def _load_model(
             f"{HINT}"
         )
     return model, tensors
-
-
-def _is_draft_layer(name: str, layers: int) -> bool:
-    """Layers after the model's last one are for multi-token prediction (Qwen3.5)."""
-    return name.startswith("blk.") and int(name.split(".")[1]) >= layers

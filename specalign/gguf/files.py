@@ -9,8 +9,6 @@ from pathlib import Path
 from specalign.common.errors import UserError
 
 _WEIGHTS = re.compile(r".+\.safetensors|.+\.index\.json|pytorch_model.*\.bin")
-_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}$")
-_NAMES_SHOWN = 6
 
 
 def is_gguf(path: Path) -> bool:
@@ -29,12 +27,10 @@ def gguf_of_folder(folder: Path) -> Path | None:
     Raises:
         UserError: the folder holds several models.
     """
-    paths = sorted(path for path in folder.glob("*") if _names_gguf_model(path.name))
-    paths = [path for path in paths if path.is_file() and not _LATER_PART.search(path.stem)]
+    paths = sorted(p for p in folder.glob("*") if p.is_file() and _names_gguf_model(p.name))
     if len(paths) > 1:
-        names = ", ".join(path.name for path in paths[:_NAMES_SHOWN])
-        more = f", … ({len(paths)} in all)" if len(paths) > _NAMES_SHOWN else ""
-        raise UserError(f"{folder}: holds several GGUF models; name one of them: {names}{more}")
+        names = ", ".join(path.name for path in paths)
+        raise UserError(f"{folder}: holds several GGUF models; name one of them: {names}")
     return paths[0] if paths else None
 
 

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import math
 import mmap
-import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from specalign.common.errors import UserError, nearest
-from specalign.common.text import short
 
-ARCHITECTURES = (
-    "bloom", "falcon", "gemma2", "gemma3", "gpt2", "lfm2", "llama", "mamba", "minimax-m2", "nemotron",
-    "phi3", "qwen2", "qwen2moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "stablelm", "starcoder2",
-)  # fmt: skip
-"""GGUF architectures that transformers reads correctly, which gpt-oss, gemma4 and mistral are
-not."""
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe")
+"""GGUF architectures whose config and tokenizer are read exactly; Mistral's and SmolLM's files are
+of `llama`."""
 HINT = "use the model's hub-layout folder"
 EMBEDDING = "token_embd.weight"
 ROPE_FACTORS = "rope_freqs.weight"
@@ -27,28 +22,15 @@ _NUMBERS = {
 }  # fmt: skip
 _STRING = 8
 _ARRAY = 9
-_SIZES = {
-    "hidden_size": "embedding_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "intermediate_size": "feed_forward_length",
-    "max_position_embeddings": "context_length",
-}
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor is stored: shape in torch's order, GGML type number, byte offset in its file.
-
-    file: of a split model the part that holds it.
-    """
+    """Where a tensor is stored: shape in torch's order, GGML type number, byte offset."""
 
     shape: tuple[int, ...]
     kind: int
     start: int
-    file: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -63,65 +45,32 @@ class Header:
     def architecture(self) -> str:
         return str(self.values.get("general.architecture"))
 
-    def key(self, name: str) -> str:
-        return f"{self.architecture}.{name}"
-
     def get(self, name: str) -> Any:
         """A value of the architecture's own keys, None if absent."""
-        return self.values.get(self.key(name))
+        return self.values.get(f"{self.architecture}.{name}")
 
     @property
-    def sizes(self) -> dict[str, Any]:
-        """Sizes under config.json's names."""
-        found = {name: self.get(key) for name, key in _SIZES.items()}
-        return {name: value for name, value in found.items() if value is not None}
+    def rope_scale(self) -> float:
+        """What positions are divided by. Files of 2023 have another key."""
+        scale = self.get("rope.scaling.factor") or self.get("rope.scale_linear")
+        return 1.0 if self.get("rope.scaling.type") == "none" or not scale else float(scale)
 
 
 def read_header(path: Path, arrays: bool = False) -> Header:
-    """Read a file's header; of a split model that of all its parts. `arrays`: also read the
-    metadata's arrays.
+    """Read a file's header. `arrays`: also read the metadata's arrays.
 
     Raises:
-        UserError: the file is not GGUF, its header is damaged, or a part is missing.
+        UserError: the file is not GGUF, or its header is damaged.
     """
-    first, *others = split_parts(path)
-    header = _read_part(first, arrays)
-    for part in others:
-        header.tensors.update(_read_part(part, False).tensors)
-    return header
-
-
-def split_parts(path: Path) -> list[Path]:
-    """The files of a model: the file itself, or all parts of a split model, found by the name of
-    one.
-
-    Raises:
-        UserError: a damaged header, or a part is missing.
-    """
-    count = _read_part(path, False).values.get("split.count") or 1
-    if count == 1:
-        return [path]
-    stem = re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
-    parts = [path.with_name(f"{stem}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
-    for part in parts:
-        if not part.is_file():
-            raise UserError(
-                f"{path}: one of {count} parts of a split GGUF file; {part.name} is missing"
-            )
-    return parts
-
-
-def _read_part(path: Path, arrays: bool) -> Header:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(path, data, arrays).read_header()
+            return _Reader(data, arrays).read_header()
     except (struct.error, ValueError, OverflowError, ZeroDivisionError) as error:
         raise UserError(f"{path}: not a readable GGUF file ({error})") from None
 
 
 class _Reader:
-    def __init__(self, path: Path, data: mmap.mmap, arrays: bool) -> None:
-        self.path = path
+    def __init__(self, data: mmap.mmap, arrays: bool) -> None:
         self.data = data
         self.arrays = arrays
         self.position = 4
@@ -143,9 +92,7 @@ class _Reader:
             raise ValueError("its header is cut off")
         alignment = values.get("general.alignment", 32)
         start = math.ceil(self.position / alignment) * alignment
-        placed = {
-            n: StoredTensor(t.shape, t.kind, start + t.start, self.path) for n, t in tensors.items()
-        }
+        placed = {n: StoredTensor(t.shape, t.kind, start + t.start) for n, t in tensors.items()}
         return Header(values, placed)
 
     def read_number(self, form: str) -> Any:
@@ -201,96 +148,46 @@ def check_header(path: Path, header: Header) -> None:
     """Check that transformers can turn the file into the model it describes.
 
     Raises:
-        UserError: unknown architecture, truncated file, or metadata that the tensors contradict.
+        UserError: unknown architecture, one of several parts, a truncated file, metadata that the
+            tensors contradict, or rotary scaling that no config can express.
     """
-    architecture = header.architecture
-    if architecture not in ARCHITECTURES:
-        hint = nearest(architecture, ARCHITECTURES)
-        raise UserError(
-            f"{path}: GGUF architecture {architecture!r} is not supported{hint}; {HINT}"
-        )
-    for name in ("block_count", "embedding_length", "context_length"):
-        value = header.get(name)
-        if type(value) is not int or value < 1:
-            _refuse(path, header, header.key(name), "must be a positive integer")
+    name = header.architecture
+    if name not in ARCHITECTURES:
+        hint = nearest(name, ARCHITECTURES)
+        raise UserError(f"{path}: GGUF architecture {name!r} is not supported{hint}; {HINT}")
+    if (header.values.get("split.count") or 1) > 1:
+        raise UserError(f"{path}: one of several parts; join them (llama-gguf-split --merge)")
     _check_tensors(path, header)
-    _check_vocabulary(path, header)
-    _check_rope(path, header)
-
-
-def _refuse(path: Path, header: Header, key: str, why: str) -> NoReturn:
-    value = header.values.get(key)
-    shown = key if value is None else f"{key}={short(value, 40)}"
-    raise UserError(f"{path}: {shown}: {why}")
+    scaling = header.get("rope.scaling.type")
+    if header.rope_scale != 1 and scaling not in (None, "linear"):
+        raise UserError(f"{path}: {name}.rope.scaling.type={scaling!r}: not supported; {HINT}")
+    if ROPE_FACTORS in header.tensors and name != "llama":
+        raise UserError(f"{path}: rotary factors of {name!r} are not supported; {HINT}")
 
 
 def _check_tensors(path: Path, header: Header) -> None:
-    """Every tensor has a known type and ends within the file, and no layer is missing or left
-    over."""
+    """An embedding, as many layers as the metadata says, and no tensor beyond the file's end."""
     from gguf.constants import GGML_QUANT_SIZES
 
-    layers = {name.split(".")[1] for name in header.tensors if name.startswith("blk.")}
-    if len(layers) != header.get("block_count"):
-        _refuse(path, header, header.key("block_count"), f"has tensors of {len(layers)} layers")
-    block_sizes = {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
-    for name, tensor in header.tensors.items():
-        file = tensor.file or path
-        if tensor.kind not in block_sizes:
-            raise UserError(f"{file}: tensor {name!r} is of unknown type {tensor.kind}")
-        elements, block_bytes = block_sizes[tensor.kind]
-        end = tensor.start + math.prod(tensor.shape) // elements * block_bytes
-        if end > file.stat().st_size:
-            raise UserError(
-                f"{file}: truncated: tensor {name!r} ends at byte {end}, the file has "
-                f"{file.stat().st_size}"
-            )
-
-
-def _check_vocabulary(path: Path, header: Header) -> None:
-    """The embedding is as wide as the metadata says, and has a row for every token."""
-    tensor = header.tensors.get(EMBEDDING)
-    if tensor is None or len(tensor.shape) != 2:
+    name = header.architecture
+    embedding = header.tensors.get(EMBEDDING)
+    if embedding is None or len(embedding.shape) != 2:
         raise UserError(
             f"{path}: has no two-dimensional tensor {EMBEDDING!r}, so it holds no model"
         )
-    rows, width = tensor.shape
-    if header.get("embedding_length") != width:
-        _refuse(path, header, header.key("embedding_length"), f"{EMBEDDING} has width {width}")
-    tokens = header.values.get("tokenizer.ggml.tokens", rows)
-    count = len(tokens) if isinstance(tokens, list) else tokens
-    if count > rows:
-        raise UserError(
-            f"{path}: tokenizer.ggml.tokens lists {count} tokens, {EMBEDDING} has {rows} rows"
-        )
-    for name in ("bos", "eos", "eot", "eom", "padding", "unknown"):
-        key = f"tokenizer.ggml.{name}_token_id"
-        value = header.values.get(key, 0)
-        if type(value) is not int or not 0 <= value < count:
-            _refuse(path, header, key, f"must be a token id below {count}")
-
-
-def _check_rope(path: Path, header: Header) -> None:
-    """Rotary scaling is one that can be written into a config."""
-    for name in ("rope.scaling.factor", "rope.scale_linear"):
-        value = header.get(name)
-        if value is not None and not (type(value) in (int, float) and 0 <= value < math.inf):
-            _refuse(path, header, header.key(name), "must be a non-negative number")
-    kind = header.get("rope.scaling.type")
-    if rope_scale(header) != 1 and kind not in (None, "linear"):
-        _refuse(path, header, header.key("rope.scaling.type"), f"not supported; {HINT}")
-    for tensor in ("rope_factors_long.weight", "rope_factors_short.weight", ROPE_FACTORS):
-        supported = tensor == ROPE_FACTORS and header.architecture == "llama"
-        if tensor in header.tensors and not supported:
+    layers = {tensor.split(".")[1] for tensor in header.tensors if tensor.startswith("blk.")}
+    sizes = {"block_count": len(layers), "embedding_length": embedding.shape[1]}
+    for key, size in sizes.items():
+        if header.get(key) != size:
+            raise UserError(f"{path}: {name}.{key}={header.get(key)}: its tensors have {size}")
+    block_sizes = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
+    for tensor_name, tensor in header.tensors.items():
+        if tensor.kind not in block_sizes:
+            raise UserError(f"{path}: tensor {tensor_name!r} is of unknown type {tensor.kind}")
+        elements, block_bytes = block_sizes[tensor.kind]
+        end = tensor.start + math.prod(tensor.shape) // elements * block_bytes
+        if end > path.stat().st_size:
             raise UserError(
-                f"{path}: rotary factors ({tensor!r}) of {header.architecture!r} are not "
-                f"supported; {HINT}"
+                f"{path}: truncated: tensor {tensor_name!r} ends at byte {end}, the file has "
+                f"{path.stat().st_size}"
             )
-
-
-def rope_scale(header: Header) -> float:
-    """What positions are divided by. Files of 2023 have another key; without a type it is
-    linear."""
-    scale = header.get("rope.scaling.factor")
-    if scale is None:
-        scale = header.get("rope.scale_linear")
-    return 1.0 if header.get("rope.scaling.type") == "none" or not scale else float(scale)

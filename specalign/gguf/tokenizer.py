@@ -26,9 +26,7 @@ _SPLITS = dict.fromkeys(_LLAMA3, _WORDS % "{1,3}") | dict.fromkeys(
 """How text is split before merging, by `tokenizer.ggml.pre`; others as GPT-2."""
 _KNOWN = {None, "default", "gpt-2", "smollm", *_SPLITS}
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _BYTE = 1, 2, 3, 4, 6
-_OPENS_WITH_BOS = _LLAMA3 | {
-    "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "chameleon", "tekken",
-}  # fmt: skip
+_OPENS_WITH_BOS = _LLAMA3 | {"falcon3", "tekken"}
 _ENDS = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
     "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
@@ -85,17 +83,6 @@ def chat_templates(metadata: dict[str, Any]) -> str | dict[str, str] | None:
     if not named:
         return default
     return {"default": default, **named} if default else named
-
-
-def complete_tokenizer(tokenizer: Any, metadata: dict[str, Any]) -> None:
-    """Add what transformers' reader leaves out: special end tokens, named chat templates, BOS."""
-    tokens = metadata["tokenizer.ggml.tokens"]
-    tokenizer.add_tokens(
-        _added([tokens[i] for i in _ends_by_text(metadata)], True), special_tokens=True
-    )
-    tokenizer.chat_template = chat_templates(metadata)
-    if tokenizer.add_bos_token != adds_bos(metadata):
-        tokenizer.add_bos_token = adds_bos(metadata)
 
 
 def make_tokenizer(metadata: dict[str, Any]) -> PreTrainedTokenizerFast:

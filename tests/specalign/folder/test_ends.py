@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from specalign.common.errors import UserError
-from specalign.folder.ends import check_ends, end_ids, note_ends, note_turn
+from specalign.folder.ends import check_ends, end_ids, note_settings
 from specalign.lm.debug import debug_model
 
 
-def test_ids_and_what_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ids_and_what_are_none() -> None:
     assert (
         end_ids(None, "a") == set() and end_ids(0, "a") == {0} and end_ids([2, 7, 2], "a") == {2, 7}
     )
@@ -23,14 +23,6 @@ def test_ids_and_what_are_none(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         with pytest.raises(UserError, match="^a: eos_token_id: .* is no token's id"):
             check_ends(config, "a")
-    for ends, own in (((2, 3), 3), ((), 3), ((2,), None)):
-        note_ends("m", ends, own)
-    assert capsys.readouterr().err == ""
-    note_ends("m", range(20), 30)
-    assert (
-        "note: m: its generation config ends a text at 0, 1, 2, 3, 4, 5, 6, 7, …, and not at the tokenizer's 30"
-        in capsys.readouterr().err
-    )
 
 
 @pytest.mark.parametrize(
@@ -52,12 +44,16 @@ def test_a_turns_end_that_ends_no_text_is_named(
     _, tokenizer = debug_model("Llama")
     if template is not None:
         tokenizer.chat_template = template
-    note_turn("m", tokenizer, {}, ends)
+    tokenizer.eos_token = None
+    note_settings("m", tokenizer, {}, ends, {})
     said = capsys.readouterr().err
-    assert (f"note: m: its chat template ends an answer with {token!r}" in said) == (
-        token is not None
+    ends_turn = f"note: m: its chat template ends an answer with {token!r}"
+    assert (ends_turn in said) == bool(said) == (token is not None)
+    tokenizer.chat_template, tokenizer.eos_token = None, "<|im_end|>"
+    note_settings("m", tokenizer, {}, range(20), {"num_beams": 4, "top_k": 5, "min_length": 0})
+    assert "asks for num_beams=4: not applied here" in capsys.readouterr().err
+    note_settings("m", tokenizer, {}, (0, 1), {})
+    said = capsys.readouterr().err
+    assert said == (
+        "note: m: its generation config ends a text at 0, 1, and not at the tokenizer's 2\n"
     )
-    assert bool(said) == (token is not None)
-    tokenizer.chat_template = None
-    note_turn("m", tokenizer, {}, ends)
-    assert not capsys.readouterr().err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,24 +18,19 @@ from specalign.lm.model import Target
 from tests.builders import block_network
 
 
-def write_adapter(folder: Path, grown: bool = False, **options: Any) -> str:
+def write_adapter(folder: Path) -> str:
     """An adapter in `my adapter` of a model in `base`, both in that folder; returns the adapter's folder."""
     model, tokenizer = debug_model("Llama")
     model.save_pretrained(folder / "base")
     tokenizer.save_pretrained(folder / "base")
-    if grown:
-        tokenizer.add_special_tokens({"additional_special_tokens": ["<extra>"]})
-        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    changed = get_peft_model(model, LoraConfig(**{"r": 4, "target_modules": ["q_proj"], **options}))
+    changed = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"]))
     with torch.random.fork_rng():
         torch.manual_seed(3)
         for name, weight in changed.named_parameters():
-            if "lora_B" in name or "modules_to_save" in name:
+            if "lora_B" in name:
                 torch.nn.init.normal_(weight, std=0.5)
     changed.peft_config["default"].base_model_name_or_path = str(folder / "base")
     changed.save_pretrained(folder / "my adapter")
-    if grown:
-        tokenizer.save_pretrained(folder / "my adapter")
     return str(folder / "my adapter")
 
 
@@ -55,24 +49,9 @@ def check_lines_merge(adapter: str) -> None:
     assert merged.chat_tokens("ab") == target.chat_tokens("ab")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"grown": True},
-        {"grown": True, "modules_to_save": ["embed_tokens", "lm_head"]},
-        {"target_modules": ["q_proj", "lm_head"]},
-        {"modules_to_save": ["lm_head"]},
-    ],
-)
-def test_the_lines_write_what_the_drafter_was_trained_for(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
-    check_lines_merge(write_adapter(tmp_path, **options))
-
-
-def test_ends_and_template_of_the_adapter_are_merged_too(tmp_path: Path) -> None:
+def test_the_lines_write_what_the_drafter_was_trained_for(tmp_path: Path) -> None:
     folder = Path(write_adapter(tmp_path))
+    check_lines_merge(str(folder))
     (folder / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
     (folder / "chat_template.jinja").write_text("{{ messages[-1]['content'] }}")
     check_lines_merge(str(folder))

@@ -6,14 +6,11 @@ import random
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
 
 from specalign.gguf.tokenizer import (
     adds_bos,
     answer_ends,
     chat_templates,
-    complete_tokenizer,
     make_tokenizer,
 )
 from tests.target_models import PIECES, piece_fields
@@ -201,15 +198,3 @@ def test_an_end_is_one_special_token_whatever_type_the_file_says(stored: int, ki
     assert ids[-1] == last and last not in ids[:-1]
     assert made.decode(ids, skip_special_tokens=True).strip() == "ab"
     assert made.added_tokens_decoder[last].special
-
-
-def test_ends_are_marked_in_a_tokenizer_of_transformers_reader() -> None:
-    inner = Tokenizer(models.BPE(vocab={"a": 0, "<": 1, "eos": 2, ">": 3, "<eos>": 4}, merges=[]))
-    theirs = PreTrainedTokenizerFast(tokenizer_object=inner)
-    fields = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.tokens": ["a", "<", "eos", ">", "<eos>"],
-    }
-    complete_tokenizer(theirs, fields | {"tokenizer.ggml.token_type": [1] * 5})
-    assert theirs("a<eos>").input_ids == [0, 4] and len(theirs) == 5
-    assert theirs.decode([0, 4], skip_special_tokens=True) == "a"
