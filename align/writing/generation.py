@@ -149,8 +149,7 @@ class Writer:
         self.turn = list(turn)
         self.ends = frozenset(ends)
         self.settings = settings
-        # rows of different lengths share a forward pass, and with it one rotary table
-        self.capacity = min(capacity, target.context_limit, target.switch or capacity)
+        self.capacity = min(capacity, target.context_limit)
 
     def write(
         self,

@@ -155,7 +155,7 @@ def custom_generate(
     drafting = _drafting(config)
     with _LOCK, _without_rope_deltas(model), _as_target(model) as opened:
         target = opened.target
-        _check_length(target, length, masks)
+        _check_length(target, length)
         decoder = opened.decoder(drafter, method)
         verifier = decoder.verifier_for(drafting)
         scored = bool(config.return_dict_in_generate and config.output_scores)
@@ -189,19 +189,12 @@ def custom_generate(
     return output_of(config, input_ids, new, [engine.kept or ([], []) for engine in engines])
 
 
-def _check_length(target: Target, length: int, masks_BL: Tensor) -> None:
-    """Raises UserError where texts of this length do not fit, or where `generate` would count
-    padding."""
+def _check_length(target: Target, length: int) -> None:
+    """Raises UserError where texts of this length do not fit."""
     if length > target.context_limit:
         raise UserError(
             f"max_length={length}: the context of {target.spec!r} holds {target.context_limit} "
             "tokens; lower max_new_tokens"
-        )
-    if target.switch is not None and length > target.switch and not bool(masks_BL.all()):
-        raise UserError(
-            f"attention_mask: the rotary embedding of {target.spec!r} changes at {target.switch} "
-            "tokens, and generate counts padding; "
-            "give one text at a time, without padding, or lower max_new_tokens"
         )
 
 

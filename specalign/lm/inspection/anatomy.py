@@ -199,9 +199,14 @@ def query_heads(config: Any) -> int:
 
 
 def context_limit(config: Any) -> int:
-    """The longest text, in tokens."""
+    """The longest text, in tokens. Where rotary tables change with the length (longrope) it is the
+    longest under the first one: a draft over that length would change the tokens before it."""
     found = [getattr(config, name, None) for name in _CONTEXTS]
-    return next((int(value) for value in found if value), UNLIMITED)
+    limit = next((int(value) for value in found if value), UNLIMITED)
+    given = getattr(config, "rope_parameters", None) or {}
+    groups = [given, *(group for group in given.values() if isinstance(group, dict))]
+    tables = [group for group in groups if group.get("rope_type") == "longrope"]
+    return min([limit, *(t.get("original_max_position_embeddings") or limit for t in tables)])
 
 
 def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
