@@ -128,10 +128,6 @@ class DrafterConfig(Section):
         "standalone: what a clean prefix sees; prefix_causal = its past, so that its keys are "
         "cached exactly; full = as published",
     )
-    attention_backend: Literal["sdpa", "flash_attn"] = option(
-        "sdpa",
-        "ddit: flash_attn needs the package, full attention, a GPU and half precision",
-    )
     window: int = option(
         512, "full attention: clean tokens shown before a block", low=1, high=2**24
     )
@@ -230,11 +226,6 @@ class DrafterConfig(Section):
                 f"drafter.hidden_size={self.hidden_size} must be a multiple of twice "
                 f"drafter.heads={self.heads}",
             )
-        require(
-            self.attention_backend == "sdpa" or (self.kind == "ddit" and self.attention == "full"),
-            "drafter.attention_backend=flash_attn needs drafter.kind=ddit with "
-            "drafter.attention=full",
-        )
         require(
             self.lora_rank == 0
             or self.kind == "masked_lm"

@@ -42,7 +42,7 @@ def make_standalone(target: Target, options: DrafterConfig, seed: int = 0) -> Di
 
 def _continue_from(init: str, target: Target, options: DrafterConfig) -> DiffusionDrafter:
     try:
-        drafter = load_standalone(init, target, attention_backend=options.attention_backend)
+        drafter = load_standalone(init, target)
     except UserError as error:
         raise UserError(f"drafter.init: {error}") from None
     network = drafter.network
@@ -84,7 +84,7 @@ def _make_fresh(target: Target, options: DrafterConfig, seed: int) -> DiffusionD
             )
             prediction = "logits"  # not log-scores: their sum is far from 1
         else:
-            network = DDiT(ddit_config(options, target.vocab_size), options.attention_backend)
+            network = DDiT(ddit_config(options, target.vocab_size))
     config = DiffusionConfig(
         block_size=options.block_size,
         vocab_size=target.vocab_size,

@@ -77,11 +77,9 @@ class PublishedNetwork:
         )
 
 
-def load_published(source: str | Path, attention_backend: str = "sdpa") -> PublishedNetwork:
+def load_published(source: str | Path) -> PublishedNetwork:
     """Load a hub id, a hub folder, a training run's folder, or a checkpoint file next to its
     config.
-
-    `attention_backend`: as for `DDiT`.
 
     Raises:
         UserError: missing or unreadable files, or tensors or a config that do not fit.
@@ -101,7 +99,7 @@ def load_published(source: str | Path, attention_backend: str = "sdpa") -> Publi
     family = _family(values, tensors, prefix)
     plan = read_plan(values, family, str(config_file or path), embedding)
     with torch.device("meta"):
-        network = DDiT(plan.config, attention_backend)
+        network = DDiT(plan.config)
     clip = CLIPPED if family == "bd3lm" and any(key in tensors for key in CLIPPED) else ()
     _check_names(tensors, network, prefix, clip, path)
     if averaged is not None:

@@ -63,14 +63,13 @@ def save_standalone(drafter: DiffusionDrafter, folder: Path, card: str | None = 
 
 
 def load_standalone(
-    spec: str | Path, target: Target, vocab_size: int | None = None, attention_backend: str = "sdpa"
+    spec: str | Path, target: Target, vocab_size: int | None = None
 ) -> DiffusionDrafter:
     """A saved drafter, or a published checkpoint of any known family, in fp32, for `target`.
 
     Args:
         vocab_size: of the drafter's own tokenizer, if it is not the target's. The network may have
             more rows.
-        attention_backend: of a DDiT, a name of `specalign.lm.attention.BACKENDS`.
 
     Raises:
         UserError: missing or unreadable files, or a vocabulary that is not the target's.
@@ -78,7 +77,7 @@ def load_standalone(
     path = local_path(spec)
     check_checksums(path)
     record = read_object(path / RECORD) if (path / RECORD).is_file() else {}
-    network, process = _load_network(str(spec), target, attention_backend)
+    network, process = _load_network(str(spec), target)
     values = {
         "block_size": 8,
         "vocab_size": target.vocab_size,
@@ -108,13 +107,11 @@ def load_standalone(
         raise UserError(f"drafter {spec}: {error}") from None
 
 
-def _load_network(
-    spec: str, target: Target, attention_backend: str
-) -> tuple[DDiT | MaskedLM, dict[str, Any]]:
+def _load_network(spec: str, target: Target) -> tuple[DDiT | MaskedLM, dict[str, Any]]:
     """The network, and the fields of `DiffusionConfig` that its layout has."""
     path = local_path(spec)
     if path.is_file() or (path / ".hydra").is_dir() or _is_ddit(spec):
-        loaded = load_published(spec, attention_backend=attention_backend)
+        loaded = load_published(spec)
         name = loaded.schedule.name
         options = {"sigma_min": loaded.schedule.sigma_min, "sigma_max": loaded.schedule.sigma_max}
         return loaded.network, {

@@ -12,8 +12,7 @@ from typing import Any
 from specalign.common.errors import UserError, nearest
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe")
-"""GGUF architectures whose config and tokenizer are read exactly; Mistral's and SmolLM's files are
-of `llama`."""
+"""GGUF architectures whose config is read exactly; SmolLM's files are of `llama`."""
 HINT = "use the model's hub-layout folder"
 EMBEDDING = "token_embd.weight"
 ROPE_FACTORS = "rope_freqs.weight"
@@ -157,6 +156,9 @@ def check_header(path: Path, header: Header) -> None:
         raise UserError(f"{path}: GGUF architecture {name!r} is not supported{hint}; {HINT}")
     if (header.values.get("split.count") or 1) > 1:
         raise UserError(f"{path}: one of several parts; join them (llama-gguf-split --merge)")
+    tokenizer = header.values.get("tokenizer.ggml.model")
+    if tokenizer != "gpt2":
+        raise UserError(f"{path}: tokenizer {tokenizer!r} is not byte-level BPE; {HINT}")
     _check_tensors(path, header)
     scaling = header.get("rope.scaling.type")
     if header.rope_scale != 1 and scaling not in (None, "linear"):

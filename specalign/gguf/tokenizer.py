@@ -1,8 +1,7 @@
-"""Builds the tokenizer of a GGUF file, with the token ids that llama.cpp gives.
+"""Builds the byte-level BPE tokenizer of a GGUF file, with the token ids that llama.cpp gives.
 
-Byte-level BPE (`tokenizer.ggml.model` "gpt2") and SentencePiece BPE ("llama"). transformers' reader
-splits SmolLM's digits wrongly, appends tokens to Llama 3's vocabulary, and misses DeepSeek's
-special tokens.
+transformers' reader splits SmolLM's digits wrongly, appends tokens to Llama 3's vocabulary, and
+misses DeepSeek's special tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from specalign.common.errors import UserError
 from specalign.common.text import say
 
 _WORDS = (
@@ -25,7 +23,7 @@ _SPLITS = dict.fromkeys(_LLAMA3, _WORDS % "{1,3}") | dict.fromkeys(
 )
 """How text is split before merging, by `tokenizer.ggml.pre`; others as GPT-2."""
 _KNOWN = {None, "default", "gpt-2", "smollm", *_SPLITS}
-_NORMAL, _UNKNOWN, _CONTROL, _USER, _BYTE = 1, 2, 3, 4, 6
+_NORMAL, _CONTROL, _USER = 1, 3, 4
 _OPENS_WITH_BOS = _LLAMA3 | {"falcon3", "tekken"}
 _ENDS = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
@@ -37,22 +35,17 @@ _ENDS = {
 }  # fmt: skip
 """Tokens that end an answer in llama.cpp whatever else the file says (`special_eog_ids`)."""
 _END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-_SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
-_SPACE = "▁"
 
 
 def special_id(metadata: dict[str, Any], name: str) -> int | None:
     """The id of a special token (bos, eos, eot, eom, padding, unknown); None if there is none."""
-    is_sentencepiece = metadata.get("tokenizer.ggml.model") == "llama"
-    default = _SENTENCEPIECE_IDS.get(name) if is_sentencepiece else None
-    found = metadata.get(f"tokenizer.ggml.{name}_token_id", default)
+    found = metadata.get(f"tokenizer.ggml.{name}_token_id")
     return None if found is None else int(found)
 
 
 def adds_bos(metadata: dict[str, Any]) -> bool:
     """Whether the tokenizer puts BOS in front of a text, as llama.cpp decides it."""
-    is_sentencepiece = metadata["tokenizer.ggml.model"] == "llama"
-    default = is_sentencepiece or metadata.get("tokenizer.ggml.pre") in _OPENS_WITH_BOS
+    default = metadata.get("tokenizer.ggml.pre") in _OPENS_WITH_BOS
     return bool(metadata.get("tokenizer.ggml.add_bos_token", default))
 
 
@@ -86,22 +79,12 @@ def chat_templates(metadata: dict[str, Any]) -> str | dict[str, str] | None:
 
 
 def make_tokenizer(metadata: dict[str, Any]) -> PreTrainedTokenizerFast:
-    """The tokenizer that a file's metadata describes.
-
-    Raises:
-        UserError: neither byte-level BPE nor SentencePiece BPE.
-    """
-    kind = metadata.get("tokenizer.ggml.model")
+    """The tokenizer that a file's metadata describes."""
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     types = list(metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens))
     for index in _ends_by_text(metadata):
         types[index] = _CONTROL
-    if kind == "gpt2":
-        tokenizer = _make_byte_level(metadata, tokens)
-    elif kind == "llama":
-        tokenizer = _make_sentencepiece(metadata, tokens, types)
-    else:
-        raise UserError(f"GGUF tokenizer {kind!r} is not supported (one of: gpt2, llama)")
+    tokenizer = _make_byte_level(metadata, tokens)
     control = [token for token, type_ in zip(tokens, types, strict=True) if type_ == _CONTROL]
     user = [token for token, type_ in zip(tokens, types, strict=True) if type_ == _USER]
     tokenizer.add_special_tokens(_added(control, True))
@@ -138,36 +121,4 @@ def _make_byte_level(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer:
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
-def _make_sentencepiece(metadata: dict[str, Any], tokens: list[str], types: list[int]) -> Tokenizer:
-    """Neighbours whose text is a token are merged, best score first; unknown text is spelled in
-    bytes.
-
-    By default a space precedes the text and follows each special token.
-    """
-    scores: list[float] = metadata["tokenizer.ggml.scores"]
-    scored = {
-        token: score
-        for token, score, type_ in zip(tokens, scores, types, strict=True)
-        if type_ not in (_UNKNOWN, _CONTROL, _BYTE)
-    }
-    ranked = sorted(scored, key=scored.__getitem__, reverse=True)
-    pairs = ((token[:i], token[i:]) for token in ranked for i in range(1, len(token)))
-    bpe = models.BPE(
-        vocab={token: index for index, token in enumerate(tokens)},
-        merges=[(left, right) for left, right in pairs if left in scored and right in scored],
-        unk_token=tokens[special_id(metadata, "unknown") or 0],
-        fuse_unk=True,
-        byte_fallback=True,
-    )
-    tokenizer = Tokenizer(bpe)
-    normal: list[Any] = [normalizers.Replace(" ", _SPACE)]
-    decode: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if metadata.get("tokenizer.ggml.add_space_prefix", True):
-        normal.insert(0, normalizers.Prepend(_SPACE))
-        decode.append(decoders.Strip(" ", 1, 0))
-    tokenizer.normalizer = normalizers.Sequence(normal)
-    tokenizer.decoder = decoders.Sequence(decode)
     return tokenizer

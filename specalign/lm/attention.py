@@ -1,6 +1,6 @@
 """Attention of target and drafter: grouped queries without repeating keys, through SDPA.
 
-`attend` is for our own networks: SDPA, or flash-attn. `biased_attention` is for targets with capped
+`attend` is for our own networks, `biased_attention` for targets with capped
 scores or sinks. Targets call these through `specalign.lm.interface`.
 
 transformers repeats K and V for every query head as soon as a mask is given (9 heads read 3 times
@@ -10,15 +10,10 @@ head instead.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specalign.common.errors import UserError, nearest
-
-BACKENDS = ("sdpa", "flash_attn")
 WIDE = 64  # with more rows, repeating the keys is cheap next to the product
 
 
@@ -89,9 +84,7 @@ def grouped_attention(
     kv_heads, size = key.shape[1], key.shape[2]
     groups = heads // kv_heads
     if causal and mask is None and length > 1:
-        mask = torch.ones(length, size, dtype=torch.bool, device=query.device).tril(size - length)[
-            None, None
-        ]
+        mask = visible_mask(None, length, size - length, query.device)[None, None]
     if groups == 1 or length > WIDE:
         if groups > 1:
             key, value = (
@@ -142,66 +135,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
 
 
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, backend: str = "sdpa"
-) -> Tensor:
-    """softmax(q·kᵀ/√d)·v of (B, H, L, d) queries over (B, Hkv, S, d) keys → (B, H, L, d).
-
-    `mask` as in `grouped_attention`; None = everything. `backend` is a name of `BACKENDS`.
-
-    Raises:
-        UserError: flash_attn can't run here or would compute something else.
-    """
-    if backend == "sdpa":
-        return grouped_attention(query, key, value, mask, query.shape[-1] ** -0.5)
-    if backend not in BACKENDS:
-        raise UserError(f"attention backend {backend!r} is unknown{nearest(backend, BACKENDS)}")
-    starts = None if mask is None else segment_starts(mask)
-    if reason := _flash_refusal(query, starts is None and mask is not None):
-        raise UserError(f"attention backend 'flash_attn' {reason}; 'sdpa' does it")
-    if starts is None:
-        from flash_attn import flash_attn_func
-
-        out: Tensor = flash_attn_func(
-            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-        )
-        return out.transpose(1, 2)
-    from flash_attn import flash_attn_varlen_func
-
-    rows, longest = len(query), int(starts.diff().max())
-    flat = (t.transpose(1, 2).expand(rows, -1, -1, -1).flatten(0, 1) for t in (query, key, value))
-    out = flash_attn_varlen_func(*flat, starts, starts, longest, longest)
-    return out.unflatten(0, (rows, query.shape[2])).transpose(1, 2)
-
-
-def segment_starts(mask: Tensor) -> Tensor | None:
-    """Where the segments of a block-diagonal mask begin (packed documents): int32, cumulative over
-    the concatenated rows, the end included. None = another kind of mask.
-
-    `mask`: bool (B, 1, L, L).
-    """
-    if (
-        mask.dtype != torch.bool
-        or mask.dim() != 4
-        or mask.shape[1] != 1
-        or mask.shape[2] != mask.shape[3]
-    ):
-        return None
-    see_BLL = mask[:, 0]
-    first_BL = torch.ones_like(see_BLL[:, 0])
-    first_BL[:, 1:] = ~see_BLL.diagonal(1, 1, 2)
-    segment_BL = first_BL.long().cumsum(1)
-    if not torch.equal(segment_BL[:, :, None] == segment_BL[:, None], see_BLL):
-        return None
-    starts = first_BL.flatten().nonzero()[:, 0]
-    return torch.cat((starts, starts.new_tensor([first_BL.numel()]))).int()
-
-
-def _flash_refusal(query: Tensor, masked: bool) -> str:
-    if find_spec("flash_attn") is None:
-        return "is not installed"
-    if query.device.type != "cuda":
-        return f"needs a GPU, not {query.device.type}"
-    if query.dtype not in (torch.float16, torch.bfloat16):
-        return f"computes in float16 or bfloat16, not {str(query.dtype).removeprefix('torch.')}"
-    return "takes block-diagonal masks only" if masked else ""
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """softmax(q·kᵀ/√d)·v of (B, H, L, d) queries over (B, Hkv, S, d) keys → (B, H, L, d); `mask` as
+    in `grouped_attention`, None = everything."""
+    return grouped_attention(query, key, value, mask, query.shape[-1] ** -0.5)

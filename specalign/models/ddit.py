@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specalign.common.errors import UserError, nearest
 from specalign.kernels.replacing import speed_up_linears
-from specalign.lm.attention import BACKENDS, block_mask, clean_then_noisy
+from specalign.lm.attention import block_mask, clean_then_noisy
 from specalign.lm.cache import KVCache
 from specalign.lm.slabs import LayerShape
 from specalign.models.ddit_layers import (
@@ -36,23 +35,15 @@ class DDiT(nn.Module):
 
     Args:
         config: the architecture.
-        attention_backend: a name of `specalign.lm.attention.BACKENDS`.
     """
 
-    def __init__(self, config: DDiTConfig, attention_backend: str = "sdpa") -> None:
+    def __init__(self, config: DDiTConfig) -> None:
         super().__init__()
-        if attention_backend not in BACKENDS:
-            raise UserError(
-                f"attention backend {attention_backend!r} is "
-                f"unknown{nearest(attention_backend, BACKENDS)}"
-            )
         self.config = config
         self.vocab_embed = VocabEmbedding(config.vocab_size, config.hidden_size)
         self.sigma_map = SigmaMap(config.cond_dim) if config.time_input != "none" else None
         self.rotary_emb = Rotary(config.head_dim)
-        self.blocks = nn.ModuleList(
-            DDiTBlock(config, attention_backend) for _ in range(config.n_blocks)
-        )
+        self.blocks = nn.ModuleList(DDiTBlock(config) for _ in range(config.n_blocks))
         self.output_layer = DDiTHead(config)
 
     def forward(self, tokens_BL: Tensor, sigma: Tensor | None = None, **options: Any) -> Tensor:

@@ -166,10 +166,10 @@ class DDiTBlock(nn.Module):
     """Pre-norm attention and MLP, both modulated by the noise level (adaLN) unless `time_input` is
     none."""
 
-    def __init__(self, config: DDiTConfig, backend: str) -> None:
+    def __init__(self, config: DDiTConfig) -> None:
         super().__init__()
         width = config.hidden_size
-        self.heads, self.dropout, self.backend = config.n_heads, config.dropout, backend
+        self.heads, self.dropout = config.n_heads, config.dropout
         self.norm1 = DDiTNorm(width, config.norm_bias)
         self.attn_qkv = nn.Linear(width, 3 * width, bias=False)
         self.attn_out = nn.Linear(width, width, bias=False)
@@ -210,7 +210,7 @@ class DDiTBlock(nn.Module):
         q, k = (rotate(t.float(), *rotary).to(v.dtype) for t in (q, k))
         if slab is not None:
             k, v = slab.update(k, v)
-        return self.attn_out(attend(q, k, v, mask, self.backend).transpose(1, 2).flatten(2))
+        return self.attn_out(attend(q, k, v, mask).transpose(1, 2).flatten(2))
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training)

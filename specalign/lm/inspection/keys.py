@@ -104,58 +104,47 @@ def frequencies(width: int, base: float) -> tuple[float, ...]:
     return tuple((1.0 / base**steps).tolist())
 
 
-_FOUND: WeakKeyDictionary[Target, tuple[Rotary | str, ...]] = WeakKeyDictionary()
+_FOUND: WeakKeyDictionary[Target, list[Rotary | str]] = WeakKeyDictionary()
 
 
 def key_rotaries(target: Target) -> list[Rotary | str]:
     """How each layer writes positions into its keys, or why that is unknown. Computed once for each
     target."""
     if target not in _FOUND:
-        _FOUND[target] = tuple(_find_rotaries(target))
+        _FOUND[target] = _find_rotaries(target)
     return list(_FOUND[target])
 
 
 @torch.no_grad()
 def _find_rotaries(target: Target) -> list[Rotary | str]:
-    if target.anatomy.repeats:
-        return ["its layers keep several for each token"] * target.num_layers
     inputs: dict[int, Any] = {}
     try:
+        if target.anatomy.repeats:
+            raise NotImplementedError
         at_start = _run_layers(target, 0, inputs)
         moved = {p: _run_layers(target, p, inputs) for p in _POSITIONS if p < target.context_limit}
     except Exception:  # layers that are called in another way fail in many ways
         return ["its layers are called in a way of their own"] * target.num_layers
     found: list[Rotary | str] = []
     for i, (keys, values) in enumerate(at_start):
-        if keys is None or values is None:
+        if keys is None or values is None or not values.numel():
             found.append("it keeps none of its own")
-        elif not values.numel():  # GLM-5
-            found.append("it keeps no values, as they are compressed together with its keys")
         elif max(_distance(values, m[i][1]) for m in moved.values()) > _TOLERANCE[target.dtype]:
             found.append("what it keeps as values changes with the position, as compressed ones do")
         else:
-            found.append(_match(target, i, {0: keys, **{p: m[i][0] for p, m in moved.items()}}))
+            found.append(_match(target, {0: keys, **{p: m[i][0] for p, m in moved.items()}}))
     return found
 
 
-def _match(target: Target, layer: int, keys: dict[int, Tensor]) -> Rotary | str:
+def _match(target: Target, keys: dict[int, Tensor]) -> Rotary | str:
     """The rotation that turns the keys at position 0 into those at the others."""
 
-    def error(rotary: Rotary, weight: Tensor | float = 1.0) -> float:
-        return max(
-            _distance(rotary.turned(keys[0] / weight, p), key / weight) for p, key in keys.items()
-        )
+    def error(rotary: Rotary) -> float:
+        return max(_distance(rotary.turned(keys[0], p), key) for p, key in keys.items())
 
-    width = keys[0].shape[-1]
-    known = list(_candidates(target, width))
-    best = min(known, key=error)
+    best = min(_candidates(target, keys[0].shape[-1]), key=error)
     if error(best) < _TOLERANCE[target.dtype]:
         return best
-    of_heads = [w.float() for w in target.layers[layer].parameters() if w.shape == (width,)]
-    if any(
-        error(rotary, weight) < _TOLERANCE[target.dtype] for weight in of_heads for rotary in known
-    ):
-        return "its keys are normalised after their rotation, each number by its own weight"
     return "its keys at two positions differ by no rotation that is known"
 
 
@@ -196,13 +185,11 @@ def _run_layers(target: Target, position: int, inputs: dict[int, Any]) -> list[t
     finally:
         for handle in handles:
             handle.remove()
-    layers: list[Any] = list(cache.layers)
-    return [
-        (None, None)
-        if shape is None
-        else (layer.keys[:, :, -1:].float(), layer.values[:, :, -1:].float())
-        for layer, shape in zip(layers, target.anatomy.shapes, strict=True)
-    ]
+    found: list[tuple[Any, Any]] = []
+    for layer, shape in zip(cache.layers, target.anatomy.shapes, strict=True):
+        kept = (layer.keys, layer.values) if shape is not None else (None, None)
+        found.append(tuple(None if t is None else t[:, :, -1:].float() for t in kept))
+    return found
 
 
 def _candidates(target: Target, width: int) -> Iterator[Rotary]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from specalign.lm.masks import Layout, laid
@@ -51,13 +51,33 @@ def embeds_rows(target: Target) -> bool:
 
 @dataclass
 class Call:
-    """One forward pass of a module: its name in its layer, what it read and what it wrote, flat, for one
-    token."""
+    """One forward pass of a module: its name in its layer, what it read and what it wrote, flat,
+    for one token."""
 
     name: str
     module: Any
     read: Tensor
     wrote: Tensor
+
+    def matrix(self) -> Tensor | None:
+        """The weight of a linear layer as (out, in), stored either way; None of another kind."""
+        weight = getattr(self.module, "weight", None)
+        if weight is None or weight.dim() != 2:
+            return None
+        bias = getattr(self.module, "bias", None)
+        bias = None if bias is None else bias.detach().float()
+        for w in (weight.detach().float(), weight.detach().float().T):
+            fits = w.shape == (len(self.wrote), len(self.read))
+            if fits and _close(F.linear(self.read.float(), w, bias), self.wrote):
+                return w
+        return None
+
+    def rows(self, name: str, rows: slice) -> dict[str, Tensor]:
+        """These outputs of a linear layer, as the parameters of one of this name."""
+        weight, bias = self.matrix(), getattr(self.module, "bias", None)
+        assert weight is not None
+        found = {f"{name}.weight": weight[rows]}
+        return found if bias is None else {**found, f"{name}.bias": bias.detach().float()[rows]}
 
 
 @torch.no_grad()
@@ -79,42 +99,53 @@ def layer_parts(target: Target, index: int) -> dict[str, Tensor]:
     found = {
         name: p.detach().float()
         for name, p in layer.named_parameters()
-        if "norm" not in name
-        and p.dim() < 3
-        and p.dtype.itemsize > 1  # those of one byte are quantised
+        # those of one byte are quantised
+        if "norm" not in name and p.dim() < 3 and p.dtype.itemsize > 1
     }
     at: dict[str, Call] = {}
     for mine, names in _NAMES.items():
-        those = [
-            c
-            for c in calls
-            if f".{c.name}".endswith(tuple(f".{n}" for n in names)) and _is_linear(c)
-        ]
+        endings = tuple(f".{name}" for name in names)
+        those = [c for c in calls if f".{c.name}".endswith(endings) and c.matrix() is not None]
         if len(those) == 1:
             at[mine] = those[0]
-            found |= _rows(mine, those[0], slice(None))
+            found |= those[0].rows(mine, slice(None))
     attends = not target.anatomy.repeats and target.anatomy.shapes[index] is not None
     if "self_attn.q_proj" not in at and attends:
-        kept: Any = cache.layers[index]
-        for c in calls:
-            if parts := _split_attention(
-                c, kept.keys[0, :, -1], kept.values[0, :, -1], target.num_heads
+        slab: Any = cache.layers[index]
+        keys, values = slab.keys[0, :, -1].flatten(), slab.values[0, :, -1].flatten()
+        start = target.num_heads * slab.keys.shape[-1]
+        for c in calls:  # one projection of queries, keys and values in this order
+            edges = (start, start + len(keys), start + len(keys) + len(values))
+            if (
+                len(c.wrote) == edges[2]
+                and _close(c.wrote[edges[1] :], values)
+                and c.matrix() is not None
             ):
                 at["self_attn.q_proj"] = c
-                found |= parts
-    if "mlp.gate_proj" not in at and (down := at.get("mlp.down_proj")) is not None:
-        for c in calls:
-            if parts := _split_gated(c, down, layer):
+                found |= c.rows("self_attn.q_proj", slice(edges[0]))
+                found |= c.rows("self_attn.k_proj", slice(edges[0], edges[1]))
+                found |= c.rows("self_attn.v_proj", slice(edges[1], None))
+    if "mlp.gate_proj" not in at and "mlp.down_proj" in at:
+        inner = len(at["mlp.down_proj"].read)
+        for c in calls:  # one projection of gate and value in this order
+            if (
+                c.name.endswith("gate_up_proj")
+                and len(c.wrote) == 2 * inner
+                and c.matrix() is not None
+            ):
                 at["mlp.gate_proj"] = c
-                found |= parts
+                found |= c.rows("mlp.gate_proj", slice(inner))
+                found |= c.rows("mlp.up_proj", slice(inner, None))
     for norm, reader in (("input", "self_attn.q_proj"), ("post_attention", "mlp.gate_proj")):
-        if reader in at and (weight := _norm_before(at[reader], calls)) is not None:
+        weight = _norm_before(at[reader], calls) if reader in at else None
+        if weight is not None:
             found[f"{norm}_layernorm.weight"] = weight
     if "mlp.gate_proj.weight" not in found:  # another kind of feed-forward
         found = {name: tensor for name, tensor in found.items() if not name.startswith("mlp.")}
     for norm in ("q_norm", "k_norm"):
         module = getattr(getattr(layer, "self_attn", None), norm, None)
-        if module is not None and (weight := getattr(module, "weight", None)) is not None:
+        weight = getattr(module, "weight", None)
+        if weight is not None:
             found[f"self_attn.{norm}.weight"] = norm_weight(module, len(weight))
     return found
 
@@ -175,81 +206,10 @@ def _trace(target: Target, modules: dict[str, Any]) -> tuple[list[Call], Tensor,
     return calls, hidden.flatten(), cache
 
 
-def _matrix(call: Call) -> Tensor | None:
-    """The weight of a linear layer as (out, in), stored either way; None where it is of another
-    kind."""
-    weight = getattr(call.module, "weight", None)
-    if weight is None or weight.dim() != 2:
-        return None
-    weight, bias = weight.detach().float(), getattr(call.module, "bias", None)
-    for w in (weight, weight.T):
-        if w.shape == (len(call.wrote), len(call.read)):
-            product = F.linear(
-                call.read.float(), w, None if bias is None else bias.detach().float()
-            )
-            if _close(product, call.wrote):
-                return w
-    return None
-
-
-def _is_linear(call: Call) -> bool:
-    return _matrix(call) is not None
-
-
-def _rows(name: str, call: Call, rows: slice | Tensor) -> dict[str, Tensor]:
-    """These outputs of a linear layer, as the parameters of one of this name."""
-    weight, bias = _matrix(call), getattr(call.module, "bias", None)
-    assert weight is not None
-    found = {f"{name}.weight": weight[rows]}
-    return found if bias is None else {**found, f"{name}.bias": bias.detach().float()[rows]}
-
-
 def _close(one: Tensor, other: Tensor) -> bool:
     size = float(other.float().pow(2).mean().sqrt()) + 1e-12
     coarse = other.dtype != torch.float32
     return float((one.float() - other.float()).abs().max()) < (0.1 if coarse else 1e-3) * size
-
-
-def _split_attention(call: Call, keys: Tensor, values: Tensor, heads: int) -> dict[str, Tensor]:
-    """Queries, keys and values of one projection that wrote these values (Hkv, width), at position
-    0; empty where it did not."""
-    (kv_heads, width), wide = keys.shape, values.shape[1]
-    if len(call.wrote) != heads * width + kv_heads * (width + wide) or not _is_linear(call):
-        return {}
-    rows = torch.arange(len(call.wrote))
-    orders = [rows.split([heads * width, kv_heads * width, kv_heads * wide])]
-    if heads % kv_heads == 0:  # each key head behind its queries
-        groups = rows.view(kv_heads, -1).split([heads // kv_heads * width, width, wide], dim=1)
-        orders.append(tuple(part.flatten() for part in groups))
-    for q, k, v in orders:
-        if _close(call.wrote[v], values.flatten()):
-            parts = (
-                _rows(f"self_attn.{name}_proj", call, its)
-                for name, its in (("q", q), ("k", k), ("v", v))
-            )
-            return {name: tensor for part in parts for name, tensor in part.items()}
-    return {}
-
-
-def _split_gated(call: Call, down: Call, layer: Any) -> dict[str, Tensor]:
-    """Gate and value of one projection, where act(gate)·value is what `down` reads; empty where it
-    is not."""
-    inner = len(down.read)
-    if len(call.wrote) != 2 * inner or not _is_linear(call):
-        return {}
-    acts: Sequence[Any] = [
-        m for m in layer.modules() if not list(m.children()) and not list(m.parameters())
-    ]
-    first, second = slice(inner), slice(inner, None)
-    for gate, up in ((first, second), (second, first)):
-        for act in [nn.SiLU(), *acts]:
-            try:
-                product = act(call.wrote[gate]) * call.wrote[up]
-            except Exception:  # no function of one tensor
-                continue
-            if product.shape == down.read.shape and _close(product, down.read):
-                return _rows("mlp.gate_proj", call, gate) | _rows("mlp.up_proj", call, up)
-    return {}
 
 
 def _norm_before(reader: Call, calls: Sequence[Call]) -> Tensor | None:

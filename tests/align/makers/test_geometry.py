@@ -61,7 +61,7 @@ def test_more_layers_than_the_target_has_are_refused() -> None:
         ("dory", "its layers keep several for each token"),
         (
             "hunyuan_v1_dense",
-            "its keys are normalised after their rotation, each number by its own weight",
+            "its keys at two positions differ by no rotation that is known",
         ),
     ],
 )

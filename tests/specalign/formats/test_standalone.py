@@ -100,20 +100,6 @@ def test_radd_from_the_hub(target: Target, tmp_path: Path) -> None:
     assert loaded.config.prediction == "logits"
 
 
-def test_the_attention_that_was_asked_for_is_kept_with_a_start(
-    target: Target, tmp_path: Path
-) -> None:
-    save_standalone(
-        make_standalone(target, DrafterConfig(kind="ddit", attention="full", **FRESH)), tmp_path
-    )  # type: ignore[arg-type]
-    options = DrafterConfig(
-        kind="ddit", attention="full", init=str(tmp_path), attention_backend="flash_attn"
-    )
-    made = make_standalone(target, options)
-    with pytest.raises(UserError, match="'flash_attn'"):  # not here: and not silently another
-        DiffusionContext(made, 20).denoise(torch.full((3,), made.mask_id))
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -16,17 +16,17 @@ from transformers import AutoModelForCausalLM
 from specalign.common.errors import UserError
 from specalign.gguf.config import complete_config
 from specalign.gguf.header import Header, StoredTensor
+from specalign.lm.debug import debug_model
 from specalign.lm.loading import load_target
 from tests.target_models import (
-    add_piece_tokenizer,
-    piece_fields,
+    add_byte_tokenizer,
     tensor_names,
     tiny_config,
     tiny_model,
     write_out,
 )
 
-VOCAB = len(piece_fields()["tokenizer.ggml.tokens"])
+VOCAB = 260
 
 
 def write_experts(path: Path, model: Any, tensors: dict[str, Tensor]) -> Path:
@@ -44,7 +44,7 @@ def write_experts(path: Path, model: Any, tensors: dict[str, Tensor]) -> Path:
     writer.add_expert_count(4)
     writer.add_expert_used_count(2)
     writer.add_expert_feed_forward_length(32)
-    add_piece_tokenizer(writer)
+    add_byte_tokenizer(writer, debug_model("Llama")[1])
     names = tensor_names(kind, config.num_hidden_layers)
     stored = {
         f"{names.get_name(name.rpartition('.')[0])}.{name.rpartition('.')[2]}": tensor

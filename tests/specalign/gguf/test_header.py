@@ -28,8 +28,7 @@ VALUES = {
     "llama.block_count": 1,
     "llama.embedding_length": 8,
     "llama.context_length": 64,
-    "tokenizer.ggml.tokens": 5,
-    "tokenizer.ggml.eos_token_id": 4,
+    "tokenizer.ggml.model": "gpt2",
 }
 TENSORS = {
     "token_embd.weight": StoredTensor((6, 8), 0, 0),
@@ -109,6 +108,7 @@ def test_a_good_header_passes() -> None:
         (header(general__architecture="lama"), "'lama' is not supported .did you mean 'llama'"),
         (header(llama__block_count=2), "llama.block_count=2: its tensors have 1"),
         (header(llama__embedding_length=4), "llama.embedding_length=4: its tensors have 8"),
+        (header(tokenizer__ggml__model="llama"), "tokenizer 'llama' is not byte-level BPE"),
         (header(split__count=3), "one of several parts; join them"),
         (header(llama__rope__scaling__factor=4.0, llama__rope__scaling__type="yarn"), "type='?yarn'?: not supported"),
         (header("rope_freqs.weight", general__architecture="qwen2", qwen2__block_count=1, qwen2__embedding_length=8), "rotary factors of 'qwen2'"),

@@ -83,7 +83,7 @@ def test_a_text_of_tokens_that_the_model_has_not_is_one_line() -> None:
     small.tokenizer.chat_template = "{{ messages[0].content }}"
     for read in (small.text_tokens, small.chat_tokens):
         with pytest.raises(
-            UserError, match="'z' as token 93, its embedding has 90 rows: leave that out"
+            UserError, match="'z' as token 93, its embedding has 90 rows: take that out"
         ):
             read("tz")
     small.tokenizer.chat_template = "{{ messages[0].content }}z"

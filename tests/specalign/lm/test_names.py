@@ -62,24 +62,3 @@ def test_a_run_and_its_drafter_are_no_targets(
     (folder / "drafter.json").write_text('{"kind": "autoregressive"}')
     (folder / "config.json").write_text("{}")
     check_name(str(folder))  # a language model like any other
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("num_hidden_layers", 100_000_000),
-        ("hidden_size", 1 << 30),
-        ("max_position_embeddings", 10**12),
-    ],
-)
-def test_absurd_sizes_are_refused_before_anything_is_built(
-    key: str, value: int, tmp_path: Path
-) -> None:
-    sizes = {"model_type": "llama", "hidden_size": 64, "vocab_size": 260, "num_hidden_layers": 4}
-    (tmp_path / "model.safetensors").write_bytes(bytes(100_000))
-    (tmp_path / "config.json").write_text(json.dumps(sizes))
-    check_name(str(tmp_path))
-    for values in (sizes | {key: value}, {"text_config": sizes | {key: value}}):
-        (tmp_path / "config.json").write_text(json.dumps(values))
-        with pytest.raises(UserError, match=f"config.json: {key}={value}: "):
-            check_name(str(tmp_path))

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from specalign.common.errors import UserError
-from specalign.lm import attention
-from specalign.lm.attention import attend
 from specalign.lm.cache import KVCache
 from specalign.models.ddit import DDiT, prefix_block_mask, prefix_block_positions
 from specalign.models.ddit_layers import DDiTConfig
@@ -110,17 +108,6 @@ def test_time_zero_is_sigma_zero_whatever_it_is_given() -> None:
 
 
 # ---- backends, configs ----
-
-
-def test_flash_attention_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(UserError, match="'flash_atn' is unknown.*'flash_attn'"):
-        attend(x, x, x, None, "flash_atn")
-    with pytest.raises(UserError, match="'flash' is unknown"):
-        DDiT(config(), attention_backend="flash")
-    monkeypatch.setattr(attention, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="is not installed"):
-        DDiT(config(), attention_backend="flash_attn")(tokens(1, 3), torch.zeros(1))
 
 
 def none(rows: int) -> torch.Tensor:

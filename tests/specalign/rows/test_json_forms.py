@@ -103,7 +103,9 @@ def test_lines_are_read_one_at_a_time(tmp_path: Path) -> None:
 def test_what_is_left_out_beside_the_rows_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     splits = {"train": TWO, "extra": TWO[:1], "about": "x", "none": None}
     assert find_rows(splits, "f", "train", "data.prompts_split") == TWO
-    assert capsys.readouterr().err == "note: f: reads the rows under 'train'; not used: extra, about\n"
+    assert (
+        capsys.readouterr().err == "note: f: reads the rows under 'train'; not used: extra, about\n"
+    )
     find_rows(splits, "g", "train")
     find_rows(splits, "g", EVERY)
     assert capsys.readouterr().err == ""

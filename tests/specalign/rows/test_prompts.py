@@ -54,5 +54,3 @@ def test_refused_only_where_nothing_can_be_used() -> None:
     ):  # fmt: skip
         with pytest.raises(UserError, match=says):
             read(rows, column)
-
-

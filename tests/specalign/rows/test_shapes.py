@@ -93,5 +93,3 @@ USER = {"role": "user", "content": "Hi"}
 )
 def test_nothing_of_a_row_is_lost(row: Any, expected: list[tuple[str, str]]) -> None:
     assert contents(row) == expected
-
-
