@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
-from specalign.common.bounded import bounded
 from specalign.common.errors import UserError
 from specalign.common.text import say, short
 
@@ -16,7 +14,6 @@ _CHANGES = (
     "forced_eos_token_id", "exponential_decay_length_penalty", "guidance_scale", "num_beams",
 )  # fmt: skip
 """Keys of a generation_config.json that change even greedy text, unless they are None, 0 or 1."""
-_MARK = "\u2402ANSWER\u2402"
 
 
 def end_ids(value: Any, where: str) -> set[int]:
@@ -45,54 +42,26 @@ def check_ends(config: dict[str, Any], where: str) -> None:
 
 
 def note_settings(
-    spec: str,
-    tokenizer: Any,
-    kwargs: Mapping[str, Any],
-    ends: Sequence[int],
-    generation: Mapping[str, Any],
+    spec: str, of_tokenizer: int | None, ends: Sequence[int], generation: Mapping[str, Any]
 ) -> None:
-    """Report where text continues after an end token, as in transformers' `generate`, and settings
-    with which `generate` would write other text even greedily.
+    """Report where text continues after the tokenizer's end token, as in transformers' `generate`,
+    and settings with which `generate` would write other text even greedily.
 
     Args:
-        kwargs: variables of the chat template.
         generation: the generation config, without defaults.
     """
-    notes = []
-    of_tokenizer = tokenizer.eos_token_id
     if ends and of_tokenizer is not None and of_tokenizer not in ends:
         listed = ", ".join(map(str, ends[:8])) + ", …" * (len(ends) > 8)
-        notes.append(
-            f"its generation config ends a text at {listed}, and not at the tokenizer's "
-            f"{of_tokenizer}"
-        )
-    token = _end_of_turn(tokenizer, kwargs)
-    if ends and token is not None and token not in ends:
-        name = tokenizer.convert_ids_to_tokens(token)
-        notes.append(
-            f"its chat template ends an answer with {name!r}, where its generation config does "
-            f"not end a text: answers run on (--stop {name!r} ends them)"
+        say(
+            f"note: {spec}: its generation config ends a text at {listed}, and not at the "
+            f"tokenizer's {of_tokenizer}",
+            error=True,
         )
     values = {key: generation.get(key) for key in _CHANGES}
     found = [f"{k}={short(v, 40)}" for k, v in values.items() if v not in (None, 0, 1)]
     if found:
-        notes.append(
-            f"its generation config asks for {', '.join(found)}: not applied here, where p is the "
-            "model's own; transformers' `generate` applies it"
+        say(
+            f"note: {spec}: its generation config asks for {', '.join(found)}: not applied here, "
+            "where p is the model's own; transformers' `generate` applies it",
+            error=True,
         )
-    for note in notes:
-        say(f"note: {spec}: {note}", error=True)
-
-
-def _end_of_turn(tokenizer: Any, kwargs: Mapping[str, Any]) -> int | None:
-    """The special token with which the chat template ends an answer."""
-    if not getattr(tokenizer, "chat_template", None):
-        return None
-    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _MARK}]
-    with suppress(Exception), bounded("its chat template"):  # it may refuse these messages
-        text: str = tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
-        after = text.partition(_MARK)[2].lstrip()
-        ids = tokenizer(after, add_special_tokens=False)["input_ids"][:1]
-        special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-        return next((i for i in ids if i in special), None)
-    return None

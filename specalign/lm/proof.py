@@ -136,23 +136,10 @@ def _first_exact(
             reason = first_line(error)
         if not reason:
             return target
-    if _looks_ahead(model, own):
-        reason = "it reads a text in both directions"
-        if getattr(model.config, "is_decoder", None) is False:
-            reason += " (config.json: is_decoder=false)"
+    if getattr(model.config, "is_decoder", None) is False:
+        reason += " (config.json: is_decoder=false)"
     name = model.config.model_type
     raise UserError(f"target {source.spec!r}: architecture {name!r} can't be run exactly: {reason}")
-
-
-@torch.no_grad()
-def _looks_ahead(model: Any, own: OwnOutput) -> bool:
-    """Whether the last tokens change the logits of the first ones."""
-    try:
-        whole = model(input_ids=own.tokens_1L, use_cache=False).logits[0, :CUT]
-        first = model(input_ids=own.tokens_1L[:, :CUT], use_cache=False).logits[0]
-    except Exception:  # then another reason stands
-        return False
-    return float((whole - first).abs().max() / own.written_LV.std()) > 0.5
 
 
 def first_line(error: Exception) -> str:

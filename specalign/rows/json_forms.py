@@ -73,7 +73,7 @@ def find_rows(
         return [value]
     if under == EVERY:
         return [row for rows in tables.values() for row in rows]
-    key = under if under in tables else next(iter(tables))
+    key = under if under is not None and under in tables else str(next(iter(tables)))
     if len(tables) > 1 and key != under:
         option = f", or choose one ({under_key})" if under_key else ""
         raise UserError(

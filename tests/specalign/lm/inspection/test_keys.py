@@ -10,7 +10,7 @@ from tests.target_models import tiny_target
 
 KINDS = {
     "llama": ["half 0 8"] * 4,
-    "gptj": ["pairs 0 4"] * 4,
+    "cohere": ["pairs 0 8"] * 4,
     "gpt_neox": ["half 0 2"] * 4,
     "gpt2": ["none"] * 4,  # learned positions are in the hidden states
     "bloom": ["none"] * 4,  # ALiBi is in the scores
