@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from specalign.lm.inspection.parts import through_own_cache
+from specalign.lm.masks import Layout, laid
 
 if TYPE_CHECKING:
     from specalign.lm.model import Target
@@ -162,7 +162,7 @@ def _run_layers(target: Target, position: int, inputs: dict[int, Any]) -> list[t
     past = position if target.anatomy.by_place else 0
     if past:  # the cache entry is the position there
         places = torch.arange(past, device=target.device)[None]
-        through_own_cache(target, tokens.expand(1, past), places, 0, cache)
+        _run_through_own_cache(target, tokens.expand(1, past), places, 0, cache)
 
     def replace_input(layer: int) -> Any:
         def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -181,7 +181,7 @@ def _run_layers(target: Target, position: int, inputs: dict[int, Any]) -> list[t
         for i, layer in enumerate(target.layers)
     ]
     try:
-        through_own_cache(target, tokens, torch.full_like(tokens, position), past, cache)
+        _run_through_own_cache(target, tokens, torch.full_like(tokens, position), past, cache)
     finally:
         for handle in handles:
             handle.remove()
@@ -193,6 +193,18 @@ def _run_layers(target: Target, position: int, inputs: dict[int, Any]) -> list[t
         else:
             found.append((layer.keys[:, :, -1:].float(), layer.values[:, :, -1:].float()))
     return found
+
+
+def _run_through_own_cache(
+    target: Target, tokens: Tensor, positions: Tensor, past: int, cache: Any
+) -> Tensor:
+    """The model's last hidden states of tokens at these positions, (1, L) each, with its own kind
+    of cache, which holds `past`."""
+    with laid(Layout(positions, past, target.groups, target.dtype)):
+        hidden: Tensor = target.body(
+            **target.anatomy.arguments(tokens, positions, cache)
+        ).last_hidden_state
+    return hidden
 
 
 def _candidates(target: Target, width: int) -> Iterator[Rotary]:
