@@ -154,7 +154,6 @@ def serve_draft_model(target: ServedTarget, folder: str) -> list[Snippet]:
     """Lines that serve an autoregressive drafter's folder."""
     assistant = f"assistant = AutoModelForCausalLM.from_pretrained({python_text(folder)})"
     return [
-        *target.preparation,
         vllm_line(FORMAT, target, folder, DRAFTS),
         sglang_line("STANDALONE", target, folder, DRAFTS),
         transformers_script(target, assistant, "assistant_model=assistant"),

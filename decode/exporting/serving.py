@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from specalign.common.errors import UserError, in_one_line
+from specalign.common.errors import UserError
 from specalign.common.hub import hub_id, local_path
 from specalign.common.provenance import memory_bytes
-from specalign.folder.merging import merge_script
-from specalign.folder.publishing import opening_name, plain_name
+from specalign.folder.publishing import opening_name
 from specalign.lm.debug import DEBUG
 from specalign.lm.inspection.anatomy import context_limit
-from specalign.lm.loading import adapter_behind, resolve_folder
+from specalign.lm.loading import resolve_folder
 from specalign.models.block_config import BlockConfig
 
 GIB = 1 << 30
@@ -57,7 +56,6 @@ class ServedTarget:
 
     name: hub id or folder. context: tokens; 0 = the model's own. cache_gib: for the KV cache; 0 =
     the engine's choice. dtype: empty = the engine's choice. gguf: the target as a GGUF file.
-    preparation: snippets to run once before.
     """
 
     name: str
@@ -65,7 +63,6 @@ class ServedTarget:
     cache_gib: int = 0
     dtype: str = ""
     gguf: str = "TARGET.gguf"
-    preparation: tuple[Snippet, ...] = ()
 
     @property
     def vllm_options(self) -> list[str]:
@@ -137,12 +134,7 @@ def transformers_script(target: ServedTarget, assistant: str, options: str) -> S
 
 def shared_name(target: str, repo: str | None) -> str:
     """The target's name in an export: its hub id, else its path, or only the last part if the
-    export is uploaded.
-
-    For an adapter it is that of the merged model.
-    """
-    if adapter_behind(target) is not None:
-        return merged_name(target, public=repo is not None)
+    export is uploaded."""
     if repo and not hub_id(target):
         return local_path(target).name
     return opening_name(target)
@@ -162,13 +154,7 @@ def find_served_target(
         name: as `shared_name` gives it. drafter: None = an autoregressive one. gguf: the target's
             GGUF file.
     """
-    served = ServedTarget(name) if repo else fit_machine(target, device, drafter, gguf)
-    snippet = merge_snippet(target, public=repo is not None)
-    if snippet is None:
-        return served
-    return replace(
-        served, name=merged_name(target, public=repo is not None), preparation=(snippet,)
-    )
+    return ServedTarget(name) if repo else fit_machine(target, device, drafter, gguf)
 
 
 def resolved_name(target: str) -> str:
@@ -220,36 +206,3 @@ def _cache_bytes(config: Any, layers: int) -> int:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return 2 * 4 * layers * int(heads) * int(width)
-
-
-def merged_name(target: str, public: bool = False) -> str:
-    """The folder into which the printed lines merge an adapter: next to it, or the current one if
-    it is in the hub's cache.
-
-    Args:
-        public: for others, without a path of this machine.
-    """
-    name = f"{plain_name(target)}-merged"
-    if public:
-        return name
-    folder = Path.cwd() if hub_id(target) else local_path(target).absolute().parent
-    return str(folder / name)
-
-
-def merge_snippet(target: str, public: bool = False) -> Snippet | None:
-    """A script that merges an adapter with `peft`; None for other targets.
-
-    Args:
-        public: for others, without paths of this machine.
-    """
-    adapter = adapter_behind(target)
-    if adapter is None:
-        return None
-    if public:
-        shown = plain_name(adapter.base), plain_name(target)
-    else:
-        shown = resolved_name(target), str(adapter.folder.absolute())
-    with in_one_line(f"target {target!r}: can't be merged"):
-        lines = merge_script(adapter, shown, merged_name(target, public))
-    title = "peft, once: the drafter was trained for the merged model, so serve that"
-    return Snippet(title, "python", tuple(lines))

@@ -1,5 +1,4 @@
-"""Loading a target by name: hub id, folder in hub layout, GGUF file, LoRA adapter or debug
-model."""
+"""Loading a target by name: hub id, folder in hub layout, GGUF file or debug model."""
 
 from __future__ import annotations
 
@@ -17,8 +16,6 @@ from specalign.common.files import expand_path
 from specalign.common.hub import hub_reachable, model_folder, nearby, package_file
 from specalign.common.schema import read_object
 from specalign.common.text import say_once
-from specalign.folder.adapter import CONFIG as ADAPTER_CONFIG
-from specalign.folder.adapter import Adapter, adapter_of, merge_adapter
 from specalign.folder.chat import Chat
 from specalign.folder.ends import check_ends, note_settings
 from specalign.folder.tokenizer import open_tokenizer
@@ -28,6 +25,7 @@ from specalign.lm.debug import DEBUG, debug_model
 from specalign.lm.dtypes import decodes_faster_in_fp32, find_device, target_dtype
 from specalign.lm.model import Target
 from specalign.lm.names import (
+    ADAPTER_CONFIG,
     DEFAULT_TARGET,
     WHEELS,
     check_config,
@@ -43,7 +41,6 @@ from specalign.lm.opening import (
     opener,
     processors_template,
     quiet_loading,
-    target_tokenizer,
     with_weights,
 )
 from specalign.lm.proof import prove_target
@@ -66,8 +63,8 @@ def load_target(
     (`specalign.lm.proof`).
 
     Args:
-        spec: hub id, folder in hub layout, GGUF file or a folder with one, folder of a LoRA adapter
-            (merged into its base on loading), `debug` (a tiny random Llama for tests).
+        spec: hub id, folder in hub layout, GGUF file or a folder with one, `debug` (a tiny random
+            Llama for tests).
         dtype: auto (bf16 on CUDA and on CPUs with bf16 products, else fp32; a debug target fp32),
             float32, bfloat16, float16.
         device: auto, cpu, cuda, cuda:N.
@@ -92,18 +89,15 @@ def load_target(
         number = torch.float32 if dtype == "auto" else number
         return _debug_target(source, number, place, fast, round_to_bf16)
     check_name(spec)
-    adapter = adapter_behind(spec)
-    if adapter is not None:
-        source = replace(source, revision=adapter.revision)
     folder = resolve_folder(spec)
-    source = replace(source, weights=stand_in(adapter.base if adapter else spec, folder))
+    source = replace(source, weights=stand_in(spec, folder))
     _check_files(folder, source, place)
     quiet_loading()
     try:
-        tokenizer = _open_tokenizer(source, folder, adapter)
+        tokenizer = _open_tokenizer(source, folder)
         if decoding and dtype == "auto" and number != torch.float32:
             number = _decoding_dtype(source, folder, number, place)
-        model = _open_model(source, folder, adapter, number, place)
+        model = _open_model(source, folder, number, place)
         target = prove_target(model, tokenizer, source, fast, round_to_bf16)
     except UserError:
         raise
@@ -130,9 +124,9 @@ def _options(source: ModelSource) -> dict[str, Any]:
     return {"revision": source.revision, "trust_remote_code": source.trust_remote_code}
 
 
-def _open_tokenizer(source: ModelSource, folder: Path | str, adapter: Adapter | None) -> Any:
+def _open_tokenizer(source: ModelSource, folder: Path | str) -> Any:
     """The tokenizer, with the chat template of a processor of images where it has none itself."""
-    tokenizer = target_tokenizer(folder, adapter, **_options(source))
+    tokenizer = open_tokenizer(folder, **_options(source))
     wraps = opener(folder, source.spec, _options(source)) is AutoModelForMultimodalLM
     if wraps and not getattr(tokenizer, "chat_template", None):
         tokenizer.chat_template = processors_template(folder, source.revision)
@@ -154,22 +148,12 @@ def _decoding_dtype(
 
 
 def _open_model(
-    source: ModelSource,
-    folder: Path | str,
-    adapter: Adapter | None,
-    dtype: torch.dtype,
-    place: torch.device,
+    source: ModelSource, folder: Path | str, dtype: torch.dtype, place: torch.device
 ) -> Any:
-    """The model as transformers runs it, an adapter merged into it."""
+    """The model as transformers runs it."""
     options = _options(source)
     opens = opener(folder, source.spec, options)
-    model = with_weights(opens, folder, source.spec, {"dtype": dtype, **options}, place)
-    if adapter is None:
-        return model
-    what = f"target {source.spec!r}"
-    merged = merge_adapter(model, adapter, what)
-    merged.generation_config = adapter.generation_config(model.generation_config, what)
-    return merged
+    return with_weights(opens, folder, source.spec, {"dtype": dtype, **options}, place)
 
 
 def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Any:
@@ -182,15 +166,9 @@ def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Any:
         raise cannot_load("tokenizer", spec, error) from None
 
 
-def adapter_behind(spec: str) -> Adapter | None:
-    """The adapter that a target's name stands for; None where it stands for a model."""
-    path = expand_path(spec)
-    return adapter_of(path, f"target {spec!r}") if path.is_dir() else None
-
-
 def resolve_folder(spec: str) -> Path | str:
     """The local folder in hub layout behind a target's name, or the hub id itself where the hub or
-    its cache has it. A GGUF file is converted; of an adapter it is its base's folder.
+    its cache has it. A GGUF file is converted.
 
     Raises:
         UserError: there is no such model.
@@ -198,13 +176,6 @@ def resolve_folder(spec: str) -> Path | str:
     path = expand_path(spec)
     if path.is_dir():
         found = folder_kind(spec, path)
-        if isinstance(found, Adapter):
-            try:
-                return resolve_folder(found.base)
-            except UserError as error:
-                raise UserError(
-                    f"target {spec!r}: an adapter of {found.base!r}, which is unavailable: {error}"
-                ) from None
         return found if found.is_dir() else _convert(spec, found)
     check_name(spec)
     if is_gguf(path):
@@ -288,9 +259,9 @@ def own_model(target: Target) -> Any:
     if spec in DEBUG:
         return debug_model(DEBUG[spec])[0].to(target.device, target.dtype).eval()
     source = ModelSource(spec, target.revision, target.trust_remote_code)
-    adapter, folder = adapter_behind(spec), resolve_folder(spec)
+    folder = resolve_folder(spec)
     try:
-        return _open_model(source, folder, adapter, target.dtype, target.device).eval()
+        return _open_model(source, folder, target.dtype, target.device).eval()
     except UserError:
         raise
     except Exception as error:  # as in load_target

