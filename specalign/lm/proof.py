@@ -71,7 +71,7 @@ def _check_supported(model: Any, spec: str) -> None:
         )
     if model.dtype not in _TOLERANCE:
         raise UserError(
-            f"target {spec!r}: its weights are {model.dtype}; float32, bfloat16 and float16 are run"
+            f"target {spec!r}: its weights are {_name(model)}; float32, bfloat16 and float16 are run"
         )
     for name, part in model.named_modules():
         if "quantized.dynamic" in type(part).__module__:  # one scale for all rows of a pass
@@ -112,7 +112,7 @@ def _run_own(model: Any, tokenizer: Any, spec: str) -> OwnOutput:
     if bool((own.logits_LV.isnan() | (own.logits_LV == torch.inf)).any()):
         raise UserError(
             f"target {spec!r}: its logits are NaN or infinite: its weights are damaged, or "
-            f"{model.dtype} is too narrow for them (then: dtype float32)"
+            f"{_name(model)} is too narrow for them (then: dtype float32)"
         )
     return own
 
@@ -140,6 +140,10 @@ def _first_exact(
         reason += " (config.json: is_decoder=false)"
     name = model.config.model_type
     raise UserError(f"target {source.spec!r}: architecture {name!r} can't be run exactly: {reason}")
+
+
+def _name(model: Any) -> str:
+    return str(model.dtype).removeprefix("torch.")
 
 
 def first_line(error: Exception) -> str:

@@ -25,7 +25,6 @@ from specalign.lm.loading import load_target
 from tests.builders import PROMPT
 from tests.fakes import Streamer
 from tests.own_processors import EndsAt, NoRepeats, RowEnds, Sure
-from tests.target_models import tiny_model
 from tests.target_wrappers import tiny_wrapper
 
 IDS = torch.tensor([PROMPT])
@@ -273,34 +272,6 @@ def test_models_that_it_cannot_run_exactly(
     with pytest.raises(UserError, match=says) as refused:
         change(other).generate(IDS, **words)
     assert "\n" not in str(refused.value)
-
-
-def test_padding_where_rotary_tables_change_with_the_length() -> None:
-    """Texts of one length change their table in one step, as in `generate`; padded ones are refused where
-    they may reach it."""
-    rope = {
-        "rope_type": "longrope",
-        "rope_theta": 1e4,
-        "factor": 4.0,
-        "original_max_position_embeddings": 24,
-    }
-    rope |= {"short_factor": [1.0] * 8, "long_factor": [3.0] * 8}
-    model = tiny_model("phi3", 260, rope_parameters=rope, original_max_position_embeddings=24)
-    ids, mask = torch.tensor([PROMPT * 2, PROMPT[::-1] * 2]), torch.ones(2, 12, dtype=torch.long)
-    words: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    ours: dict[str, Any] = {"custom_generate": decode.custom_generate, "drafter": "lookup"}
-    own, found = (model.generate(ids, max_new_tokens=18, **words, **more) for more in ({}, ours))
-    assert torch.equal(own, found)
-    mask[0, :3] = 0
-    words |= {"attention_mask": mask}
-    own, found = (model.generate(ids, max_new_tokens=12, **words, **more) for more in ({}, ours))
-    assert torch.equal(own, found)
-    for rows in (2, 1):
-        given = {**words, "attention_mask": mask[:rows]}
-        with pytest.raises(
-            UserError, match="changes at 24 tokens, .* one text at a time, without padding"
-        ):
-            model.generate(ids[:rows], max_new_tokens=13, **given, **ours)
 
 
 def test_a_row_that_no_token_ends_is_written_on(model: Any, drafter: str) -> None:
