@@ -23,11 +23,8 @@ from specalign.lm.cache import KVCache
 from specalign.lm.masks import Layout, Together
 
 _MODULES = {
-    "Llama": modeling_llama,
-    "Mistral": modeling_mistral,
-    "Qwen2": modeling_qwen2,
-    "Qwen3": modeling_qwen3,
-}
+    "Llama": modeling_llama, "Mistral": modeling_mistral, "Qwen2": modeling_qwen2, "Qwen3": modeling_qwen3,
+}  # fmt: skip
 _FIXED_ROTARY = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary tables that do not depend on the length of the text."""
 
@@ -71,7 +68,8 @@ class FusedLayers:
 
     def rotary(self, x_LD: Tensor, positions_L: Tensor, end: int) -> tuple[Tensor, Tensor]:
         """The model's own rotary tables at these positions, all below `end`, (L, width) each."""
-        if (tables_2Sw := self.tables(end)) is None:
+        tables_2Sw = self.tables(end)
+        if tables_2Sw is None:
             cos, sin = self.body.rotary_emb(x_LD[None], positions_L[None])
             return cos[0], sin[0]
         cos_Lw, sin_Lw = tables_2Sw[:, positions_L]

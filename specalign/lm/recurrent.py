@@ -25,11 +25,8 @@ SPACING = 8
 MOST_REPLAYED = 16
 """With more tokens to replay they get their own pass, and a snapshot after it."""
 _FLAGS = (
-    "is_conv_states_initialized",
-    "is_recurrent_states_initialized",
-    "has_previous_state",
-    "conv_kernel_size",
-)
+    "is_conv_states_initialized", "is_recurrent_states_initialized", "has_previous_state", "conv_kernel_size",
+)  # fmt: skip
 _STATES = ("conv_states", "recurrent_states")
 _State = list[dict[str, dict[int, Any]]]
 
