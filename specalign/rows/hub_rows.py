@@ -42,11 +42,11 @@ def hub_rows(
     from huggingface_hub import constants
 
     online = expand_path(name).exists() or hub_reachable()
-    options: dict[str, Any] = (
-        {"split": split, "streaming": online} if streaming else {"split": split}
-    )
+    options: dict[str, Any] = {"split": split}
     if revision is not None:
         options["revision"] = revision
+    if streaming:
+        options["streaming"] = online
     was_offline = constants.HF_HUB_OFFLINE
     # offline, `datasets` goes to its cache without retrying the Hub for a minute
     constants.HF_HUB_OFFLINE = was_offline or not online

@@ -87,16 +87,17 @@ def layer_parts(target: Target, index: int) -> dict[str, Tensor]:
     for module in _find(modules, _QKV):
         add(module, {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv})
     down = found.get("mlp.down_proj.weight")
-    for module in _find(modules, ("mlp.gate_up_proj",)) if down is not None else []:
-        add(module, dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), down.shape[1]))
+    if down is not None:
+        for module in _find(modules, ("mlp.gate_up_proj",)):
+            add(module, dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), down.shape[1]))
     if "mlp.gate_proj.weight" not in found:  # another kind of feed-forward
         found = {name: tensor for name, tensor in found.items() if not name.startswith("mlp.")}
     for mine, names in _NORMS.items():
-        module = next((modules[f".{name}"] for name in names if f".{name}" in modules), None)
-        weight = getattr(module, "weight", None)
+        norm = next((modules[f".{name}"] for name in names if f".{name}" in modules), None)
+        weight = getattr(norm, "weight", None)
         gated = not mine.startswith("post_") or "mlp.gate_proj.weight" in found
         if weight is not None and weight.dim() == 1 and gated:
-            found[f"{mine}.weight"] = norm_weight(module, len(weight))
+            found[f"{mine}.weight"] = norm_weight(norm, len(weight))
     return found
 
 
