@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers.integrations.bitnet import pack_weights
 
 from specalign.lm.debug import debug_model
 from tests.target_models import tiny_model
@@ -26,7 +25,7 @@ def save_quantised(method: str, folder: Path, kind: str = "llama") -> dict[str, 
     debug_model("Llama")[1].save_pretrained(folder)
     path = folder / "model.safetensors"
     tensors, meant = load_file(str(path)), {}
-    write = {"fp8": _fp8, "mxfp4": _mxfp4, "bitnet": _bitnet}[method]
+    write = {"fp8": _fp8, "mxfp4": _mxfp4}[method]
     for name in [name for name in tensors if _quantises(method, name)]:
         meant[name] = write(tensors, name)
     save_file(tensors, str(path), metadata={"format": "pt"})
@@ -68,13 +67,3 @@ def _mxfp4(tensors: dict[str, Tensor], name: str) -> Tensor:
     tensors[f"{name}_blocks"] = packed.to(torch.uint8)
     tensors[f"{name}_scales"] = (power[..., 0] + 127).to(torch.uint8)
     return (values[index] * 2.0**power).reshape(experts, rows, columns).transpose(1, 2)
-
-
-def _bitnet(tensors: dict[str, Tensor], name: str) -> Tensor:
-    """Three values with one scale, four of them in a byte."""
-    weight = tensors[name]
-    scale = 1.0 / weight.abs().mean()
-    small = (weight * scale).round().clamp(-1, 1)
-    tensors[name] = pack_weights(small.clone())  # it adds one in place
-    tensors[f"{name}_scale"] = scale[None]
-    return small / scale

@@ -198,61 +198,15 @@ def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight.view(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
-PIECES = (
-    "▁",
-    "a",
-    "b",
-    "e",
-    "h",
-    "l",
-    "o",
-    "t",
-    "▁▁",
-    "he",
-    "the",
-    "▁the",
-    "ll",
-    "hell",
-    "hello",
-    "▁▁▁▁",
-    "ab",
-)
-
-
-def piece_fields() -> dict[str, Any]:
-    """A SentencePiece vocabulary as a GGUF file's metadata holds it: 278 tokens, in bytes and pieces, the later the worse."""
-    tokens = [
-        "<unk>",
-        "<s>",
-        "</s>",
-        *(f"<0x{byte:02X}>" for byte in range(256)),
-        *PIECES,
-        "<think>",
-        "<pad>",
-    ]
-    letters = 8
-    order = [*range(letters, len(PIECES))]
-    scores = [0.0] * 259 + [-1000.0] * letters + [-float(i) for i in order] + [0.0, 0.0]
-    return {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": scores,
-        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(PIECES) + [4, 3],
-    }
-
-
-def add_pieces(writer: gguf.GGUFWriter) -> None:
-    """The vocabulary `piece_fields`."""
-    pieces = piece_fields()
-    writer.add_token_list(pieces["tokenizer.ggml.tokens"])
-    writer.add_token_scores(pieces["tokenizer.ggml.scores"])
-    writer.add_token_types(pieces["tokenizer.ggml.token_type"])
-
-
-def add_piece_tokenizer(writer: gguf.GGUFWriter) -> None:
-    """The whole tokenizer: its kind, that vocabulary, the ids of its ends."""
-    writer.add_tokenizer_model("llama")
-    add_pieces(writer)
+def add_byte_tokenizer(writer: gguf.GGUFWriter, tokenizer: Any) -> None:
+    """The debug tokenizer, with a merge in place of <unused>: a GGUF file has one."""
+    vocab = tokenizer.get_vocab()
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    tokens[3] = "ab"
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * 3 + [1] * (len(vocab) - 3))
+    writer.add_token_merges(["a b"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
 
@@ -283,13 +237,12 @@ def write_gguf(
     path: Path,
     target: Target,
     architecture: str = "llama",
-    tokenizer: str = "gpt2",
     frequencies: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> None:
-    """The debug target as a GGUF file. `tokenizer`: its kind; of `llama`, the vocabulary is `piece_fields`. `frequencies`: what those of its
-    positions are divided by, each by its own; `scale`: all of them."""
-    config, vocab = target.model.config, target.tokenizer.get_vocab()
+    """A target as a GGUF file. `frequencies`: what those of its positions are divided by, each by
+    its own; `scale`: all of them."""
+    config = target.model.config
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
@@ -301,17 +254,7 @@ def write_gguf(
     writer.add_rope_freq_base(10000.0)
     if scale is not None:
         writer.add_float32(f"{architecture}.rope.scale_linear", scale)
-    writer.add_tokenizer_model(tokenizer)
-    if tokenizer == "llama":
-        add_pieces(writer)
-    else:
-        tokens = sorted(vocab, key=vocab.__getitem__)
-        tokens[3] = "ab"  # instead of <unused>: a GGUF file has a merge
-        writer.add_token_list(tokens)
-        writer.add_token_types([3] * 3 + [1] * (len(vocab) - 3))
-        writer.add_token_merges(["a b"])
-        writer.add_bos_token_id(1)
-        writer.add_eos_token_id(2)
+    add_byte_tokenizer(writer, target.tokenizer)
     writer.add_chat_template(target.tokenizer.chat_template)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     names = tensor_names(

@@ -73,7 +73,7 @@ def _source_checks(recipe: Recipe) -> list[Check]:
 
 def _check_target(name: str) -> None:
     check_name(name)
-    if name not in WHEELS and not name.startswith("wheel:"):
+    if name not in WHEELS:
         check_obtainable(f"target {name!r}", name)
 
 

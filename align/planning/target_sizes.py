@@ -20,7 +20,7 @@ from specalign.lm.inspection.anatomy import (
     query_heads,
 )
 from specalign.lm.loading import resolve_folder
-from specalign.lm.names import check_sizes, similar
+from specalign.lm.names import similar
 from specalign.lm.opening import check_asked, check_hub_files, opener, quiet_loading
 
 
@@ -69,8 +69,6 @@ def read_target_sizes(
     folder = _find_config(spec, revision)
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     quiet_loading()
-    if isinstance(folder, Path):
-        check_sizes(folder, f"target {spec!r}")
     try:
         from transformers import AutoConfig
 

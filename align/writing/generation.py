@@ -78,8 +78,7 @@ class Writer(Source):
         self.target, self.plan = target, plan
         self.data = plan.recipe.data
         self.prefix = list(plan.template.prefix)
-        # rows of different lengths share a forward pass, and with it one rotary table
-        self.capacity = min(plan.capacity, target.context_limit, target.switch or plan.capacity)
+        self.capacity = min(plan.capacity, target.context_limit)
 
     def write(self, number: int, needed: int, progress: Progress) -> list[Row] | None:
         rows = self.plan.rows(number)

@@ -16,11 +16,12 @@ from specalign.common.errors import UserError
 from specalign.common.hub import model_folder
 from specalign.common.provenance import memory_bytes
 from specalign.folder.chat import Chat, chat_ids
+from specalign.folder.tokenizer import open_tokenizer
 from specalign.lm.debug import DEBUG
 from specalign.lm.inspection.anatomy import context_limit, eos_ids
-from specalign.lm.loading import adapter_behind, load_target, resolve_folder
+from specalign.lm.loading import load_target, resolve_folder
 from specalign.lm.model import Target
-from specalign.lm.opening import check_asked, processors_template, target_tokenizer
+from specalign.lm.opening import check_asked, processors_template
 from specalign.rows.conversation import Conversation
 from specalign.rows.shapes import as_conversation
 
@@ -71,18 +72,15 @@ def outline(recipe: Recipe) -> Outline:
     folder = resolve_folder(name)
     if isinstance(folder, str):
         folder = model_folder(folder, "target", _SMALL_FILES, revision)
-    adapter = adapter_behind(name)
     options: dict[str, Any] = {"trust_remote_code": recipe.target.trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(str(folder), **options)
-        tokenizer = target_tokenizer(folder, adapter, **options)
+        tokenizer = open_tokenizer(folder, **options)
         if not getattr(tokenizer, "chat_template", None):
             tokenizer.chat_template = processors_template(folder, revision)
         generation: Any = GenerationConfig.from_model_config(config)
         if (folder / "generation_config.json").is_file():
             generation = GenerationConfig.from_pretrained(str(folder))
-        if adapter is not None:
-            generation = adapter.generation_config(generation, f"target {name!r}")
     except Exception as error:  # transformers' errors for broken folders have no common class
         check_asked("target", name, error)
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -91,10 +89,8 @@ def outline(recipe: Recipe) -> Outline:
     chat.check(tokenizer, name)
     text_config = config.get_text_config(decoder=True)
     ends = eos_ids(SimpleNamespace(generation_config=generation, config=config), tokenizer)
-    vocab_size = int(text_config.vocab_size)
-    if adapter is not None and adapter.tokenizer_folder is not None:
-        vocab_size = max(vocab_size, len(tokenizer))  # it may have more tokens than its base
-    return Outline(name, tokenizer, chat, ends, vocab_size, context_limit(text_config))
+    size = int(text_config.vocab_size)
+    return Outline(name, tokenizer, chat, ends, size, context_limit(text_config))
 
 
 def _weights_fit(name: str, revision: str | None) -> bool:

@@ -118,13 +118,10 @@ def _text_tokens(
 def _read_conversation(prompt: Any) -> Conversation:
     """A conversation, read as a row of `data.prompts` is; a note names what is not used."""
     parsed = parse_prompt(prompt)
-    unused = [*parsed.columns, *parsed.keys]
-    if unused:
-        say_once(f"note: keys of prompts not used: {', '.join(unused)}")
+    if parsed.columns:
+        say_once(f"note: keys of prompts not used: {', '.join(parsed.columns)}")
     if parsed.later_turns:
         say_once("note: of a list of turns the first alone is used (a list of messages keeps all)")
-    if parsed.split:
-        say_once("note: prompts split into turns at their marks Human: and Assistant:")
     return parsed.conversation
 
 

@@ -86,9 +86,8 @@ class Format:
         return made
 
     def snippets(self, drafter: BlockDrafter, target: ServedTarget, folder: str) -> list[Snippet]:
-        """Lines that serve the folder, after those that prepare the target."""
-        found = self.serve(drafter.config, target, folder)
-        return [*target.preparation, *found] if found else []
+        """Lines that serve the folder."""
+        return self.serve(drafter.config, target, folder)
 
     def card(self, source: Path, drafter: BlockDrafter, name: str, serve: list[Snippet]) -> str:
         """README.md of an export of the drafter in `source`, without notes."""

@@ -12,13 +12,12 @@ import torch
 from transformers import AutoConfig
 
 from specalign.common.errors import UserError
-from specalign.common.hub import hub_id, local_path
-from specalign.folder.publishing import opening_name, plain_name
+from specalign.folder.publishing import opening_name
 from specalign.formats.dspark import KINDS
 from specalign.formats.gguf import FILE
 from specalign.lm.debug import DEBUG
 from specalign.lm.inspection.anatomy import context_limit
-from specalign.lm.loading import adapter_behind, resolve_folder
+from specalign.lm.loading import resolve_folder
 from specalign.models.block_config import BlockConfig
 
 CPU_CONTEXT, CPU_CACHE = 4096, "4G"
@@ -59,7 +58,6 @@ class ServedTarget:
     name: str
     vllm_options: tuple[str, ...] = ()
     gguf: str = "TARGET.gguf"
-    preparation: tuple[Snippet, ...] = ()
 
 
 # ---- lines of each engine ----
@@ -175,7 +173,6 @@ def serve_draft_model(target: ServedTarget, folder: str) -> list[Snippet]:
     """Lines that serve an autoregressive drafter's folder."""
     assistant = f"assistant = AutoModelForCausalLM.from_pretrained({python_text(folder)})"
     return [
-        *target.preparation,
         vllm_line("draft_model", target, folder, DRAFTS),
         sglang_line("STANDALONE", target, folder, DRAFTS),
         transformers_script(target, assistant, "assistant_model=assistant"),
@@ -186,9 +183,8 @@ def serve_draft_model(target: ServedTarget, folder: str) -> list[Snippet]:
 
 
 def shared_name(target: str) -> str:
-    """The target's name in an export: its hub id, else its path. For an adapter it is that of the
-    merged model."""
-    return opening_name(target) if adapter_behind(target) is None else merged_name(target)
+    """The target's name in an export: its hub id, else its path."""
+    return opening_name(target)
 
 
 def find_served_target(target: str, device: str, gguf: Path | None = None) -> ServedTarget:
@@ -210,10 +206,7 @@ def find_served_target(target: str, device: str, gguf: Path | None = None) -> Se
         options = ("--dtype", "float32", "--max-model-len", str(min(context, CPU_CONTEXT)))
         options += ("--kv-cache-memory-bytes", CPU_CACHE, "--enforce-eager")
     file = ServedTarget.gguf if gguf is None else str(gguf.absolute())
-    snippet = merge_snippet(target)
-    if snippet is None:
-        return ServedTarget(name, options, file)
-    return ServedTarget(merged_name(target), options, file, (snippet,))
+    return ServedTarget(name, options, file)
 
 
 def resolved_name(target: str) -> str:
@@ -224,31 +217,3 @@ def resolved_name(target: str) -> str:
     except UserError:  # debug targets have no folder
         return target
     return str(found.absolute()) if isinstance(found, Path) else found
-
-
-def merged_name(target: str) -> str:
-    """The folder into which the printed lines merge an adapter: next to it, or the current one if
-    it is in the hub's cache."""
-    folder = Path.cwd() if hub_id(target) else local_path(target).absolute().parent
-    return str(folder / f"{plain_name(target)}-merged")
-
-
-def merge_snippet(target: str) -> Snippet | None:
-    """A script that merges an adapter with `peft`; None for other targets."""
-    adapter = adapter_behind(target)
-    if adapter is None:
-        return None
-    folder, merged = python_text(str(adapter.folder.absolute())), python_text(merged_name(target))
-    tokenizer = folder
-    if adapter.tokenizer_folder is None:
-        tokenizer = python_text(resolved_name(target))
-    lines = (
-        "from peft import AutoPeftModelForCausalLM",
-        "from transformers import AutoTokenizer",
-        "",
-        f'model = AutoPeftModelForCausalLM.from_pretrained({folder}, dtype="auto")',
-        f"model.merge_and_unload().save_pretrained({merged})",
-        f"AutoTokenizer.from_pretrained({tokenizer}).save_pretrained({merged})",
-    )
-    title = "peft, once: the drafter was trained for the merged model, so serve that"
-    return Snippet(title, "python", lines)

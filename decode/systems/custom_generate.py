@@ -132,7 +132,7 @@ def custom_generate(
     longest = find_longest(stopping_criteria, generation_config)
     with _LOCK, _without_rope_deltas(model), _as_target(model) as opened:
         target = opened.target
-        _check_length(target, longest, masks_BL)
+        _check_length(target, longest)
         drawn = torch.get_rng_state()
         proposer = opened.open_drafter(drafter, method)
         torch.set_rng_state(drawn)  # opening a drafter draws weights
@@ -233,19 +233,12 @@ def _run(texts: list[TargetText]) -> None:
         text.path, text.used_up = [], False
 
 
-def _check_length(target: Target, length: int, masks_BL: Tensor) -> None:
-    """Raises UserError where texts of this length do not fit, or where `generate` would count
-    padding."""
+def _check_length(target: Target, length: int) -> None:
+    """Raises UserError where texts of this length do not fit."""
     if length > target.context_limit:
         raise UserError(
             f"max_length={length}: the context of {target.spec!r} holds {target.context_limit} "
             "tokens; lower max_new_tokens"
-        )
-    if target.switch is not None and length > target.switch and not bool(masks_BL.all()):
-        raise UserError(
-            f"attention_mask: the rotary embedding of {target.spec!r} changes at {target.switch} "
-            "tokens, and generate counts padding; give one text at a time, without padding, or "
-            "lower max_new_tokens"
         )
 
 

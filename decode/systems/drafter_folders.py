@@ -150,8 +150,9 @@ def choose_drafter(target: str) -> tuple[str, str]:
 
 
 def _is_default(target: str) -> bool:
-    """Whether a name stands for the default target."""
-    if target == DEFAULT_TARGET or target == f"wheel:{WHEELS[DEFAULT_TARGET][0]}":
+    """Whether this is the default target: its hub id, its folder in the Hub's cache, or its
+    package."""
+    if target == DEFAULT_TARGET:
         return True
     return expand_path(target).is_dir() and hub_id(target) == DEFAULT_TARGET
 

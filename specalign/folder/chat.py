@@ -7,11 +7,10 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from inspect import signature
 from typing import Any, Protocol
 
-from specalign.common.errors import UserError, in_one_line
+from specalign.common.errors import UserError, in_one_line, nearest
 from specalign.common.text import cut, short
 from specalign.folder.rendering import (
     TEMPLATE,
@@ -101,19 +100,13 @@ class Chat:
     def check(self, tokenizer: Any, spec: str) -> None:
         """Raises UserError for a variable that the tokenizer's template does not read, and a system
         prompt that it does not take; `spec`: the target's name."""
-        if self.system is not None:
-            try:
-                self.system.encode()
-            except UnicodeEncodeError as error:
-                message = f"system: not valid Unicode at character {error.start}"
-                raise UserError(message) from None
         if not getattr(tokenizer, "chat_template", None):
             if self.kwargs:
                 raise UserError(f"template_kwargs: target {spec!r} has no chat template")
             return
         self._check_kwargs(tokenizer, spec)
         if self.system is not None:
-            _check_system(tokenizer, self.kwargs, spec)
+            self._check_system(tokenizer, spec)
 
     def _check_kwargs(self, tokenizer: Any, spec: str) -> None:
         others = dict(self.kwargs)
@@ -122,18 +115,30 @@ class Chat:
         known = find_variables(tokenizer, spec, self.kwargs.get(TEMPLATE)) if others else []
         for name, value in others.items():
             if name not in known:
-                close = get_close_matches(name, known, n=1, cutoff=0.5)
-                hint = f" (did you mean {close[0]!r}?)" if close else ""
                 raise UserError(
                     f"template_kwargs: the chat template of target {spec!r} has no switch "
-                    f"{short(name)}: it reads "
-                    f"{', '.join(known) or 'nothing but the messages'}{hint}"
+                    f"{short(name)}{nearest(name, known)}"
                 )
             try:
                 json.dumps(value, allow_nan=False)
             except (TypeError, ValueError):
                 message = f"template_kwargs: {name}={short(value)} is no JSON value"
                 raise UserError(message) from None
+
+    def _check_system(self, tokenizer: Any, spec: str) -> None:
+        """Raises UserError if the template refuses a system prompt or silently drops it."""
+        try:
+            (self.system or "").encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"system: not valid Unicode at character {error.start}") from None
+        conversation = Chat(system=_MARK).apply(Conversation.from_text("Hello"))
+        where = f"system: the chat template of target {spec!r}"
+        try:
+            text = render(tokenizer, conversation, self.kwargs, spec)
+        except TemplateRefusal as refusal:
+            raise UserError(f"{where} takes no system prompt: {refusal.reason}") from None
+        if _MARK not in text:
+            raise UserError(f"{where} leaves a system prompt out")
 
 
 def _format(value: Any) -> str:
@@ -173,13 +178,11 @@ def read_kwargs(text: str) -> dict[str, Any]:
 
 def merge_kwargs(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Several results of `read_kwargs` as one. Raises UserError for a key that is given twice."""
-    merged: dict[str, Any] = {}
-    for part in parts:
-        for key, value in part.items():
-            if key in merged:
-                raise UserError(f"--template-kwargs: {key} is given twice")
-            merged[key] = value
-    return merged
+    keys = [key for part in parts for key in part]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise UserError(f"--template-kwargs: {twice} is given twice")
+    return {key: value for part in parts for key, value in part.items()}
 
 
 def quote_arguments(arguments: Sequence[str]) -> str:
@@ -238,15 +241,3 @@ def chat_text(tokenizer: Any, conversation: Conversation, chat: Chat, spec: str)
     if getattr(tokenizer, "chat_template", None):
         return render(tokenizer, conversation, chat.kwargs, spec, chat.date)
     return "\n\n".join(message["content"] for message in conversation.messages)
-
-
-def _check_system(tokenizer: Any, kwargs: Mapping[str, Any], spec: str) -> None:
-    """Raises UserError if the template refuses a system prompt or silently drops it."""
-    conversation = Chat(system=_MARK).apply(Conversation.from_text("Hello"))
-    where = f"system: the chat template of target {spec!r}"
-    try:
-        text = render(tokenizer, conversation, kwargs, spec)
-    except TemplateRefusal as refusal:
-        raise UserError(f"{where} takes no system prompt: {refusal.reason}") from None
-    if _MARK not in text:
-        raise UserError(f"{where} leaves a system prompt out")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -25,50 +24,45 @@ def find_ignored(target: Templated, conversation: Conversation) -> tuple[str, ..
     if kinds == (("user", False, False),) and not conversation.tools:
         return ()
     template = str(getattr(target.tokenizer, "chat_template", None))
-    chat = repr(target.chat.kwargs), target.chat.system
-    key = template, chat, kinds, bool(conversation.tools)
+    key = template, repr(target.chat.kwargs), target.chat.system, kinds, bool(conversation.tools)
     if key not in _known:
-        with suppress(UserError):  # refused, which the caller reports
-            _known[key] = _compare_parts(target, conversation)
-    return _known.get(key, ())
-
-
-def _compare_parts(target: Templated, conversation: Conversation) -> tuple[str, ...]:
-    chat = replace(target.chat, date=target.chat.date or today())
-    original = chat_text(target.tokenizer, conversation, chat, target.spec)
-    ignored = []
-    for part, changed in _change_parts(conversation).items():
-        with suppress(UserError):
-            if chat_text(target.tokenizer, changed, chat, target.spec) == original:
-                ignored.append(part)
-    return tuple(ignored)
+        chat = replace(target.chat, date=target.chat.date or today())
+        try:
+            original = chat_text(target.tokenizer, conversation, chat, target.spec)
+        except UserError:  # refused, which the caller reports
+            return ()
+        ignored = []
+        for part, changed in _change_parts(conversation).items():
+            with suppress(UserError):
+                if chat_text(target.tokenizer, changed, chat, target.spec) == original:
+                    ignored.append(part)
+        _known[key] = tuple(ignored)
+    return _known[key]
 
 
 def _change_parts(conversation: Conversation) -> dict[str, Conversation]:
     """By the name of each part: the conversation without it or with another text in it."""
     messages = conversation.messages
-    changed: dict[str, Conversation] = {}
-
-    def add(part: str, new: Iterable[Message]) -> None:
-        new = tuple(new)
-        if new != messages:
-            changed[part] = replace(conversation, messages=new)
-
-    for role in dict.fromkeys(m["role"] for m in messages if m["role"] != "user"):
-        chosen = [m["role"] == role and bool(m["content"]) for m in messages]
-        add(f"{role} messages", map(_reword, messages, chosen))
     last = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=0)
-    chosen = [m["role"] == "user" and i < last for i, m in enumerate(messages)]
-    add("earlier user messages", map(_reword, messages, chosen))
+    changed: dict[str, tuple[Message, ...]] = {}
+    for role in dict.fromkeys(m["role"] for m in messages):
+        part = "earlier user messages" if role == "user" else f"{role} messages"
+        changed[part] = tuple(
+            {**m, "content": f"{m['content']} x"}
+            if m["role"] == role and m["content"] and not (role == "user" and i >= last)
+            else m
+            for i, m in enumerate(messages)
+        )
     for part, key in (("tool calls", "tool_calls"), ("reasoning", "reasoning_content")):
-        add(part, ({k: v for k, v in m.items() if k != key} for m in messages))
+        changed[part] = tuple({k: v for k, v in m.items() if k != key} for m in messages)
+    found = {
+        part: replace(conversation, messages=new)
+        for part, new in changed.items()
+        if new != messages
+    }
     if conversation.tools:
-        changed["tools"] = replace(conversation, tools=())
-    return changed
-
-
-def _reword(message: Message, chosen: bool) -> Message:
-    return {**message, "content": f"{message['content']} x"} if chosen else message
+        found["tools"] = replace(conversation, tools=())
+    return found
 
 
 def ignored_notes(target: Templated, ignored: Counter[str], total: str) -> list[str]:

@@ -37,14 +37,15 @@ def published_texts(folder: Path, target: str) -> dict[str, str]:
     spelled = {
         form for path in paths for form in (path, markdown_text(path), json.dumps(path)[1:-1])
     }
+    longest_first = sorted((path for path in spelled if "/" in path), key=len, reverse=True)
     found: dict[str, str] = {}
     for file in sorted(folder.rglob("*")):
         if file.suffix not in _TEXTS or not file.is_file() or file.stat().st_size > _MOST:
             continue
-        text = before = file.read_text(encoding="utf-8", errors="replace")
-        for path in sorted(spelled, key=len, reverse=True):
-            if "/" in path:
-                text = text.replace(path, plain_name(target))
+        before = file.read_text(encoding="utf-8", errors="replace")
+        text = before
+        for path in longest_first:
+            text = text.replace(path, plain_name(target))
         if text != before:
             found[file.relative_to(folder).as_posix()] = text
     return found

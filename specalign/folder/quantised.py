@@ -8,11 +8,6 @@ from typing import Any
 from specalign.common.errors import UserError, in_one_line
 from specalign.common.text import short
 
-_KEY = "quantization_config"
-_OLD_KEY = "compression_config"
-"""Of the first compressed-tensors checkpoints; transformers ignores it and reads integers as
-weights."""
-
 
 def check_quantised(config: Mapping[str, Any], what: str, device: str | None = None) -> None:
     """Raises UserError for a quantisation that is unknown, or whose package or device is missing.
@@ -22,20 +17,14 @@ def check_quantised(config: Mapping[str, Any], what: str, device: str | None = N
         what: the target, for the message.
         device: the torch device type it is to run on; None = not checked.
     """
-    text_config = config.get("text_config")
-    for values in (config, text_config if isinstance(text_config, Mapping) else {}):
-        if values.get(_KEY):
-            _check(values[_KEY], what, device)
-            return
-        if values.get(_OLD_KEY):
-            raise UserError(
-                f"{what}: config.json: transformers does not read {_OLD_KEY}: rename it to {_KEY}"
-            )
-
-
-def _check(quantisation: Any, what: str, device: str | None) -> None:
+    text_config = config.get("text_config") or {}
+    quantisation = config.get("quantization_config") or text_config.get("quantization_config")
+    if not quantisation:
+        return
     if not isinstance(quantisation, Mapping):
-        raise UserError(f"{what}: config.json: {_KEY}={short(quantisation)} must be an object")
+        raise UserError(
+            f"{what}: config.json: quantization_config={short(quantisation)} must be an object"
+        )
     from transformers.quantizers.auto import AutoHfQuantizer  # slow to import
 
     method = quantisation.get("quant_method")

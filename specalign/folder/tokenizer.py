@@ -30,8 +30,7 @@ def open_tokenizer(folder: Path | str, **options: Any) -> Any:
 def text_ids(
     tokenizer: Any, text: str, rows: int, where: str, given: str | None = None, **options: Any
 ) -> list[int]:
-    """The tokens of a text without opening tokens. Some tokenizers have more tokens than the model
-    (Gemma 3 1B's has one for images).
+    """The tokens of a text without opening tokens.
 
     Args:
         rows: the number of the model's tokens.
@@ -40,7 +39,8 @@ def text_ids(
         options: of the tokenizer's call.
 
     Raises:
-        UserError: a token that the model lacks; whatever the tokenizer raises.
+        UserError: a token that the model lacks (Gemma 3 1B lacks its tokenizer's for images);
+            whatever the tokenizer raises.
     """
     with in_one_line(f"{where}: its tokenizer can't read a text"):
         ids = list(tokenizer(text, add_special_tokens=False, **options)["input_ids"])
@@ -49,10 +49,10 @@ def text_ids(
         return ids
     name = tokenizer.decode([beyond])
     of_template = given is not None and name not in given and name in text
-    place = "take that out of its chat template" if of_template else "leave that out of the text"
+    place = "its chat template" if of_template else "the text"
     raise UserError(
         f"{where}: its tokenizer knows {name!r} as token {beyond}, its embedding has {rows} rows: "
-        f"{place}"
+        f"take that out of {place}"
     )
 
 
@@ -74,9 +74,7 @@ def opening_ids(tokenizer: Any, rows: int, where: str) -> tuple[int, ...]:
     full = list(tokenizer(probe)["input_ids"])
     places = range(len(full) - len(bare) + 1)
     start = next((i for i in places if full[i : i + len(bare)] == bare), 0)
-    for token in full[:start]:
-        _check_row(tokenizer, token, rows, where)
-    return tuple(full[:start])
+    return tuple(_check_row(tokenizer, token, rows, where) for token in full[:start])
 
 
 def first_ids(tokenizer: Any, eos_ids: Sequence[int], rows: int, where: str) -> tuple[int, ...]:
@@ -89,9 +87,7 @@ def first_ids(tokenizer: Any, eos_ids: Sequence[int], rows: int, where: str) -> 
     opening = opening_ids(tokenizer, rows, where)
     if opening:
         return opening
-    first = tokenizer.bos_token_id
-    if first is None:
-        first = next(iter(eos_ids), None)
+    first = next((i for i in (tokenizer.bos_token_id, *eos_ids) if i is not None), None)
     if first is None:
         raise UserError(
             f"{where}: its files name no token that begins a text, and none that ends one"
@@ -99,16 +95,16 @@ def first_ids(tokenizer: Any, eos_ids: Sequence[int], rows: int, where: str) -> 
     _check_row(tokenizer, first, rows, where)
     say_once(
         f"note: {where}: its tokenizer puts nothing in front of a text; whole texts for training "
-        "begin "
-        f"with {tokenizer.convert_ids_to_tokens(first)!r}, as they need a first token"
+        f"begin with {tokenizer.convert_ids_to_tokens(first)!r}, as they need a first token"
     )
     return (first,)
 
 
-def _check_row(tokenizer: Any, token: int, rows: int, where: str) -> None:
+def _check_row(tokenizer: Any, token: int, rows: int, where: str) -> int:
     if token >= rows:
         name = tokenizer.convert_ids_to_tokens(token)
         raise UserError(
             f"{where}: its tokenizer begins a text with {name!r}, token {token}, its embedding has "
             f"{rows} rows: take bos_token out of tokenizer_config.json"
         )
+    return token

@@ -64,6 +64,5 @@ def chat_note(drafter: str, now: Chat, tokenizer: Any) -> str | None:
     plain = "no template switches and no system prompt"
     return (
         f"note: drafter {short(drafter, 200)} was trained with {trained.description or plain}; "
-        "decoding "
-        f"uses {now.description or plain}: fewer drafts may be accepted{options}"
+        f"decoding uses {now.description or plain}: fewer drafts may be accepted{options}"
     )

@@ -28,7 +28,6 @@ from specalign.formats.tensors import (
 )
 from specalign.formats.weights import INDEX, check_shapes
 from specalign.lm.model import Target
-from specalign.lm.names import check_sizes
 from specalign.lm.slabs import LayerShape
 from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig
@@ -91,7 +90,6 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
     path = model_folder(str(folder), "drafter", FILES)
     check_checksums(path)
     values = read_config(path)
-    check_sizes(path, f"drafter {path}")
     if (layout := layout_of(values)) and values.get("architectures") != [ARCHITECTURE]:
         drafter = import_drafter(values, read_tensors(path), layout, path, target)
     else:

@@ -29,7 +29,6 @@ from specalign.formats.weights import check_shapes, read_folder, weight_files, w
 from specalign.lm.inspection.text_model import embedding_names
 from specalign.lm.interface import register
 from specalign.lm.model import Target
-from specalign.lm.names import check_sizes
 from specalign.lm.opening import quiet_loading
 from specalign.models.families import BASES, Family, family_of
 from specalign.models.masked_lm import MaskedLM, is_lora
@@ -75,7 +74,6 @@ def load_masked_lm(spec: str | Path, target: Target | None = None) -> MaskedLM:
     family = ADAPTED if adapted else family_of(values, str(spec))
     if not weight_files(folder):
         folder = model_folder(str(spec), "drafter", ["*.json", "pytorch_model*.bin"])
-    check_sizes(folder, f"drafter {str(spec)!r}")
     held = read_folder(folder, f"drafter {str(spec)!r}")
     tensors = {family.ours(n): tensor for n, tensor in held.items() if not _BUFFER.search(n)}
     if adapted:

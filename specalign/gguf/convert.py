@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from specalign.common.files import UNFINISHED, naming, sha256_file, to_disk
 from specalign.common.hub import cache_folder
 from specalign.common.text import say
 from specalign.gguf.config import complete_config
-from specalign.gguf.header import HINT, Header, read_header, split_parts
+from specalign.gguf.header import HINT, Header, check_header, read_header, split_parts
 from specalign.gguf.split import join_parts
 from specalign.gguf.tokenizer import answer_ends, complete_tokenizer, make_tokenizer, special_id
 
@@ -31,23 +30,16 @@ _VERSION = 7
 _OWN_TOKENIZERS = ("llama", "qwen2", "qwen3")
 
 
-def converted_folder(path: Path, check: Callable[[Path], Header]) -> Path:
+def converted_folder(path: Path) -> Path:
     """The hub-layout folder of a GGUF file: converted at the first call, then reused while
-    unchanged.
-
-    Args:
-        check: reads and checks the header, before a conversion.
-
-    Raises:
-        UserError: the file cannot be converted.
-    """
+    unchanged. Raises UserError: the file cannot be converted."""
     first, *others = split_parts(path)
     name = first.stem if first.suffix.lower() == ".gguf" else first.name
     digest = "".join(sha256_file(part)[:12] for part in (first, *others))
     folder = cache_folder() / "targets" / f"{name[:100]}-{digest[:96]}-{_VERSION}"
     if unchanged(folder):
         return folder
-    check(path)
+    check_header(path, read_header(path))
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if unchanged(folder):  # converted by another process meanwhile

@@ -34,8 +34,6 @@ class KVCache(Cache):
     Attributes:
         views: derived from its memory (`specalign.kernels.layers.Memory`): cleared when that moves,
             told which positions change.
-        text_BL, long: the tokens in it, and whether their keys are those of a long text
-            (`specalign.lm.long_tables`).
         recurrence: its recurrent states, if any.
     """
 
@@ -54,8 +52,6 @@ class KVCache(Cache):
         self.slots_B: Tensor | None = None
         self.slots_end = 0
         self.views: dict[Any, Any] = {}
-        self.text_BL: Tensor | None = None
-        self.long = False
         others = others or {}
         layers: list[Any] = []
         for i, shape in enumerate(shapes):
@@ -112,13 +108,6 @@ class KVCache(Cache):
         """The end of what layers have written; between forward passes the length."""
         return max(self._length, self._end)
 
-    def note(self, tokens_BL: Tensor) -> None:
-        """Remember the next tokens; before `advance`."""
-        seen = self.text_BL
-        self.text_BL = (
-            tokens_BL if seen is None else torch.cat((seen[:, : self._length], tokens_BL), dim=1)
-        )
-
     def advance(self, tokens: int) -> None:
         """Add `tokens` positions, already written, to the length."""
         self._length += tokens
@@ -144,8 +133,6 @@ class KVCache(Cache):
         self.views.clear()
         for block in self._blocks:
             block.select(rows)
-        if self.text_BL is not None:
-            self.text_BL = self.text_BL[rows]
         if self.recurrence is not None:
             self.recurrence.select(rows)
 
@@ -158,9 +145,6 @@ class KVCache(Cache):
             self._note_change(start)
             for block in self._blocks:
                 block.move(start, offsets)
-            if (text := self.text_BL) is not None:
-                kept = torch.tensor(offsets, device=text.device) + start
-                self.text_BL = torch.cat((text[:, :start], text[:, kept]), dim=1)
         self.length = start + count
 
     def fill(self, source: KVCache) -> None:
@@ -169,21 +153,16 @@ class KVCache(Cache):
         for block, other in zip(self._blocks, source._blocks, strict=True):
             for mine, its in zip(block.parts, other.parts, strict=True):
                 mine[..., : source.length, :] = its[..., : source.length, :]
-        if source.text_BL is not None:
-            self.text_BL, self.long = (
-                source.text_BL[:, : source.length].expand(self.rows, -1),
-                source.long,
-            )
         if self.recurrence is not None and source.recurrence is not None:
             self.recurrence.fill(source.recurrence, self.rows)
 
     def rewind(self) -> Tensor | None:
         """Before a forward pass: back to what recurrent states have seen. Returns the tokens (B, R)
         to run again, if any."""
-        if self.recurrence is None or (lost := self.recurrence.take_lost()) is None:
-            return None
-        self._length = self._end = self.recurrence.at
-        self._note_change(self._length)
+        lost = None if self.recurrence is None else self.recurrence.take_lost()
+        if self.recurrence is not None and lost is not None:
+            self._length = self._end = self.recurrence.at
+            self._note_change(self._length)
         return lost
 
 

@@ -29,7 +29,6 @@ from specalign.lm.inspection.anatomy import (
 from specalign.lm.inspection.own_output import placeholder_ids
 from specalign.lm.interface import install
 from specalign.lm.logits import PLAIN, LogitForm, Readout
-from specalign.lm.long_tables import switch_length
 from specalign.lm.source import ModelSource
 from specalign.rows.conversation import Conversation
 from specalign.rows.shapes import as_conversation
@@ -51,7 +50,6 @@ class FrozenModel:
         chains_only: whether drafts cannot branch. together: whether one forward pass takes several
             requests.
         stepwise: whether recurrent states advance by single tokens only.
-        switch: the longest text under the first of two rotary tables; None = one table.
     """
 
     def __init__(
@@ -87,11 +85,6 @@ class FrozenModel:
         self.stepwise = False
         self.readout = readout or Readout()
         self.context_limit: int = context_limit(config)
-        self.switch: int | None = switch_length(config, self.context_limit)
-        if self.switch is not None and self.anatomy.recurrent:
-            raise NotImplementedError(
-                "it has recurrent states and a rotary table that changes with the length"
-            )
         self.head_bias_V: Tensor | None = getattr(model.get_output_embeddings(), "bias", None)
         self.vocab_size: int = len(model.get_output_embeddings().weight)
         self.eos_ids = eos_ids(model, tokenizer)
@@ -149,10 +142,8 @@ class FrozenModel:
     ) -> Iterator[None]:
         """Within it, it has these ends of text and this context; None = its own."""
         own = self.eos_ids, self.context_limit
-        if eos_ids is not None:
-            self.eos_ids = eos_ids
-        if context_limit is not None:
-            self.context_limit = context_limit
+        self.eos_ids = own[0] if eos_ids is None else eos_ids
+        self.context_limit = own[1] if context_limit is None else context_limit
         try:
             yield
         finally:
@@ -189,15 +180,12 @@ class FrozenModel:
         """Why drafts cannot branch, where `chains_only`."""
         if self.anatomy.recurrent:
             return "has recurrent states"
-        if self.anatomy.chains_only:
-            return "windows its attention by place"
-        return "computes something else over branches than over each text"
+        return "can't attend along branches"
 
     @property
     def rope_theta(self) -> float:
         rope = getattr(self.config, "rope_parameters", None) or {}
-        theta: Any = rope.get("rope_theta") or getattr(self.config, "rope_theta", None) or 10000.0
-        return float(theta)
+        return float(rope.get("rope_theta") or getattr(self.config, "rope_theta", None) or 10000.0)
 
     @cached_property
     def hash(self) -> str:

@@ -23,11 +23,8 @@ from specalign.lm.cache import KVCache
 from specalign.lm.masks import Layout, Together
 
 _MODULES = {
-    "Llama": modeling_llama,
-    "Mistral": modeling_mistral,
-    "Qwen2": modeling_qwen2,
-    "Qwen3": modeling_qwen3,
-}
+    "Llama": modeling_llama, "Mistral": modeling_mistral, "Qwen2": modeling_qwen2, "Qwen3": modeling_qwen3,
+}  # fmt: skip
 _FIXED_ROTARY = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary tables that do not depend on the length of the text."""
 
@@ -71,7 +68,8 @@ class FusedLayers:
 
     def rotary(self, x_LD: Tensor, positions_L: Tensor, end: int) -> tuple[Tensor, Tensor]:
         """The model's own rotary tables at these positions, all below `end`, (L, width) each."""
-        if (tables_2Sw := self.tables(end)) is None:
+        tables_2Sw = self.tables(end)
+        if tables_2Sw is None:
             cos, sin = self.body.rotary_emb(x_LD[None], positions_L[None])
             return cos[0], sin[0]
         cos_Lw, sin_Lw = tables_2Sw[:, positions_L]
@@ -89,37 +87,35 @@ class FusedLayers:
 
 
 def _takes_layout(layout: Layout) -> bool:
-    positions, see = layout.positions_BL, layout.see_LL
-    plain = layout.mask is None and not layout.slots and len(positions) == 1 and layout.span[0] >= 0
-    return plain and (
-        see is None or (see.dtype == torch.bool and tuple(see.shape) == (positions.shape[1],) * 2)
-    )
+    plain = layout.mask is None and not layout.slots and len(layout.positions_BL) == 1
+    return plain and layout.span[0] >= 0
 
 
 def memory_of(cache: KVCache, layers: tuple[int, ...] | None = None) -> Memory:
     """A one-row cache as `specalign.kernels` reads and writes it, all layers or these."""
-    if (found := cache.views.get(layers)) is None:
+    if layers not in cache.views:
         slabs = cache.slabs if layers is None else [cache.slabs[i] for i in layers]
-        found = cache.views[layers] = Memory(
-            [slab.keys for slab in slabs], [slab.values for slab in slabs]
-        )
-    memory: Memory = found
+        keys, values = [slab.keys for slab in slabs], [slab.values for slab in slabs]
+        cache.views[layers] = Memory(keys, values)
+    memory: Memory = cache.views[layers]
     return memory
 
 
 def fuse_layers(model: Any, body: Any, layers: nn.ModuleList) -> FusedLayers | None:
     """The model's layers in one call; None where its modules, its config or its shapes are of
     another kind, or no C library is there."""
-    if rows_library() is None or not (_is_plain(model, layers) and _has_modules(body, layers)):
+    if rows_library() is None or model.dtype != torch.float32 or model.device.type != "cpu":
+        return None
+    if not _has_modules(body, layers) or not _is_windowless(model, layers):
         return None
     constants = {_constants(layer) for layer in layers}
     if len(constants) > 1 or None in constants:
         return None
-    config = model.config.get_text_config(decoder=True)
     first: Any = layers[0]
     attention = first.self_attn
     weights = [layer_weights(layer) for layer in layers]
     width = int(attention.head_dim)
+    q_norm = getattr(attention, "q_norm", None)
     try:
         stack = LayerStack(
             weights,
@@ -129,20 +125,18 @@ def fuse_layers(model: Any, body: Any, layers: nn.ModuleList) -> FusedLayers | N
             scale=float(attention.scaling),
             eps=float(first.input_layernorm.variance_epsilon),
             last_norm=body.norm.weight,
-            head_eps=float(attention.q_norm.variance_epsilon)
-            if hasattr(attention, "q_norm")
-            else 0.0,
+            head_eps=float(q_norm.variance_epsilon) if q_norm is not None else 0.0,
         )
     except ValueError:  # of other shapes
         return None
-    rope = getattr(config, "rope_parameters", None) or {}
+    rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
     return FusedLayers(stack, body, rope.get("rope_type", "default") in _FIXED_ROTARY)
 
 
 def _constants(layer: Any) -> tuple[float, ...] | None:
     """The numbers of a layer that are no weights; None where its norms differ in them."""
-    whole, of_heads = ([norm.variance_epsilon for norm in norms] for norms in _norms(layer))
-    if len({*whole}) > 1 or len({*of_heads}) > 1:
+    whole, of_heads = ({norm.variance_epsilon for norm in norms} for norms in _norms(layer))
+    if len(whole) > 1 or len(of_heads) > 1:
         return None
     return (layer.self_attn.head_dim, layer.self_attn.scaling, *whole, *of_heads)
 
@@ -158,9 +152,8 @@ def _norms(layer: Any) -> tuple[list[Any], list[Any]]:
     """Those before attention and feed-forward, and those of the heads' queries and keys, where it
     has some."""
     attention = layer.self_attn
-    of_heads = [
-        getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)
-    ]
+    found = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    of_heads = [norm for norm in found if norm is not None]
     return [layer.input_layernorm, layer.post_attention_layernorm], of_heads
 
 
@@ -176,48 +169,33 @@ def is_silu(module: nn.Module) -> bool:
     return type(module) in (nn.SiLU, type(ACT2FN["silu"]))
 
 
-def _is_plain(model: Any, layers: nn.ModuleList) -> bool:
-    """Whether it runs in fp32 on a CPU, without windows."""
+def _is_windowless(model: Any, layers: nn.ModuleList) -> bool:
+    """Whether every layer attends to the whole text. A layer that says it has no window has none,
+    whatever the config says; Mistral's ask the config."""
     config = model.config.get_text_config(decoder=True)
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
-    # a layer that says it has no window has none, whatever the config says; Mistral's ask the
-    # config
-    windowless = all(
-        getattr(layer.self_attn, "sliding_window", 0) is None
-        for layer in layers
-        if hasattr(layer, "self_attn")
-    )
-    full = set(kinds) == {"full_attention"} and (
-        not getattr(config, "sliding_window", None) or windowless
-    )
-    return full and model.dtype == torch.float32 and model.device.type == "cpu"
+    windows = {getattr(layer.self_attn, "sliding_window", 0) for layer in layers}
+    has_window = getattr(config, "sliding_window", None) and windows != {None}
+    return set(kinds) == {"full_attention"} and not has_window
 
 
 def _has_modules(body: Any, layers: nn.ModuleList) -> bool:
     """Whether its modules are those that `layers.c` computes."""
     if any(module._forward_hooks or module._forward_pre_hooks for module in body.modules()):
         return False
-    return (
-        _is(body, "Model")
-        and _is(body.norm, "RMSNorm")
-        and gives_rows(body.embed_tokens)
-        and all(map(_has_parts, layers))
-    )
+    ends = _is(body, "Model") and _is(body.norm, "RMSNorm") and gives_rows(body.embed_tokens)
+    return ends and all(map(_has_parts, layers))
 
 
 def _has_parts(layer: Any) -> bool:
-    if (
-        not _is(layer, "DecoderLayer")
-        or not _is(layer.self_attn, "Attention")
-        or not _is(layer.mlp, "MLP")
-    ):
+    if not _is(layer, "DecoderLayer"):
+        return False
+    if not _is(layer.self_attn, "Attention") or not _is(layer.mlp, "MLP"):
         return False
     whole, of_heads = _norms(layer)
-    return (
-        all(_is(norm, "RMSNorm") for norm in (*whole, *of_heads))
-        and all(isinstance(linear, RowsLinear) for linear in _linears(layer))
-        and is_silu(layer.mlp.act_fn)
-    )
+    norms = all(_is(norm, "RMSNorm") for norm in (*whole, *of_heads))
+    linears = all(isinstance(linear, RowsLinear) for linear in _linears(layer))
+    return norms and linears and is_silu(layer.mlp.act_fn)
 
 
 def _is(module: nn.Module, part: str) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +16,9 @@ from specalign.lm.masks import grouped_mask, note_attended, own_mask
 NAME = "grouped_attention"
 OWN = "eager"
 """A model's own attention, which every architecture has."""
+_HARMLESS = {
+    "position_ids", "cache_position", "position_embeddings", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
+}  # fmt: skip
 
 
 def _interface(
@@ -31,11 +32,10 @@ def _interface(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    if isinstance(key, Tensor):
-        note_attended(query.shape[1] // key.shape[1])
-    _check_known(kwargs)
+    for name, given in kwargs.items():
+        if isinstance(given, Tensor) and name not in _HARMLESS:
+            raise NotImplementedError(f"its attention takes {name!r}")  # which is ignored here
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    causal = bool(kwargs.get("is_causal", getattr(module, "is_causal", True)))
 
     def attend(
         q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = False
@@ -47,25 +47,15 @@ def _interface(
     if isinstance(key, Parts):  # several requests in one forward pass, each with its own past
         assert isinstance(value, Parts) and attention_mask is not None
         masks: Any = attention_mask.parts  # type: ignore[attr-defined]
-        requests = zip(
-            query.split(key.widths, dim=2), key.tensors, value.tensors, masks, strict=True
-        )
+        queries = query.split(key.widths, dim=2)
+        requests = zip(queries, key.tensors, value.tensors, masks, strict=True)
         out = torch.cat([attend(q, k, v, mask) for q, k, v, mask in requests], dim=2)
-        return out.transpose(1, 2).contiguous(), None
-    assert isinstance(value, Tensor)
-    return attend(query, key, value, attention_mask, causal).transpose(1, 2).contiguous(), None
-
-
-_HARMLESS = {
-    "position_ids", "cache_position", "position_embeddings", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
-}  # fmt: skip
-
-
-def _check_known(kwargs: dict[str, Any]) -> None:
-    """Raises NotImplementedError for a tensor that this function would ignore."""
-    for name, value in kwargs.items():
-        if isinstance(value, Tensor) and name not in _HARMLESS:
-            raise NotImplementedError(f"its attention takes {name!r}")
+    else:
+        assert isinstance(value, Tensor)
+        note_attended(query.shape[1] // key.shape[1])
+        causal = bool(kwargs.get("is_causal", getattr(module, "is_causal", True)))
+        out = attend(query, key, value, attention_mask, causal)
+    return out.transpose(1, 2).contiguous(), None
 
 
 def register() -> str:
@@ -80,16 +70,10 @@ def install(model: Any, own: bool = False) -> None:
     """Make a model attend through this file; `own`: through its own eager attention, with our
     masks. A model that takes no other attention silently keeps its own."""
     register()
-    with _quiet():
-        model.set_attn_implementation(OWN if own else NAME)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
     logger = logging.getLogger("transformers.modeling_utils")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        model.set_attn_implementation(OWN if own else NAME)
     finally:
         logger.setLevel(level)

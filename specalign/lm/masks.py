@@ -57,32 +57,31 @@ class Layout:
 
     def visible(self, rule: Rule | None) -> Tensor:
         """The mask, bool (B or 1, 1, L, S); `rule`: None = the order of the tokens alone."""
-        length, device = self.positions_BL.shape[1], self.positions_BL.device
+        rows, length = self.positions_BL.shape
+        device = self.positions_BL.device
         see = self.mask
         if see is None:
             see = visible_mask(self.see_LL, length, self.past, device)[None, None]
         if rule is None:
             return see
         size = see.shape[-1]
-        old = torch.arange(size if self.slots else size - length, device=device)[None]
-        rows = len(self.positions_BL)
-        new = self.positions_BL[:, :0] if self.slots else self.positions_BL
-        keys_BS = torch.cat((old.expand(rows, -1), new), dim=1)
+        if self.slots:
+            keys_BS = torch.arange(size, device=device).expand(rows, -1)
+        else:
+            old_BS = torch.arange(size - length, device=device).expand(rows, -1)
+            keys_BS = torch.cat((old_BS, self.positions_BL), dim=1)
         row = torch.arange(rows, device=device)[:, None, None, None]
-        return see & rule(
-            row, row.new_zeros(1), self.positions_BL[:, None, :, None], keys_BS[:, None, None]
-        )
+        queries_B1L1, keys_B11S = self.positions_BL[:, None, :, None], keys_BS[:, None, None]
+        return see & rule(row, row.new_zeros(1), queries_B1L1, keys_B11S)
 
     def for_grouped(self, rule: Rule | None) -> Tensor | None:
         """The mask as `attention.grouped_attention` takes it."""
-        length = self.positions_BL.shape[1]
-        if rule is None and self.mask is None:
-            return block_mask(
-                self.see_LL, length, self.past, self.groups, self.dtype, self.positions_BL.device
-            )
-        see = self.visible(rule)
+        length, device = self.positions_BL.shape[1], self.positions_BL.device
         if self.mask is not None:
-            return see
+            return self.visible(rule)
+        if rule is None:
+            return block_mask(self.see_LL, length, self.past, self.groups, self.dtype, device)
+        see = self.visible(rule)
         if length == 1:
             return None if bool(see.all()) else see
         return laid_out(see[0, 0], self.groups, self.dtype)
@@ -90,9 +89,8 @@ class Layout:
     def for_eager(self, rule: Rule | None) -> Tensor:
         """An additive mask, (B or 1, 1, L, S), for a model's own attention."""
         see = self.visible(rule)
-        return torch.zeros_like(see, dtype=self.dtype).masked_fill_(
-            ~see, torch.finfo(self.dtype).min
-        )
+        lowest = torch.finfo(self.dtype).min
+        return torch.zeros_like(see, dtype=self.dtype).masked_fill_(~see, lowest)
 
 
 @dataclass
@@ -128,10 +126,10 @@ def laid(layout: Layout | Together) -> Iterator[None]:
 def note_attended(groups: int) -> None:
     """Note that our attention function ran. Not in compiled layers, which would be compiled for
     each reading."""
-    if torch.compiler.is_compiling():
-        return
-    if (layout := _CURRENT.get()) is not None:
-        layout.groups_seen.add(groups)
+    if not torch.compiler.is_compiling():
+        layout = _CURRENT.get()
+        if layout is not None:
+            layout.groups_seen.add(groups)
 
 
 def grouped_mask(**call: Any) -> Tensor | None:

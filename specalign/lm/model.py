@@ -18,9 +18,8 @@ from specalign.common.provenance import memory_bytes
 from specalign.kernels.gradients import without_gradients
 from specalign.lm.cache import KVCache, SharedCache
 from specalign.lm.frozen import FrozenModel
-from specalign.lm.long_tables import States, across, steady
 from specalign.lm.masks import Layout, Together, laid
-from specalign.lm.recurrent import replaying
+from specalign.lm.recurrent import States, replaying
 
 
 @dataclass
@@ -49,9 +48,7 @@ class Target(FrozenModel):
         shapes = self.anatomy.shapes
         attending = [shape for shape in shapes if shape is not None]
         numbers = sum(shape.numbers for shape in attending)
-        if (
-            self.fused is not None and batch == 1
-        ):  # the keys once more (specalign.kernels.layers.Memory)
+        if self.fused is not None and batch == 1:  # the keys once more (kernels.layers.Memory)
             numbers += sum(shape.heads * shape.key for shape in attending)
         size = batch * capacity * numbers * self.dtype.itemsize
         if self.device.type == "cpu" and size > (memory_bytes() or size):
@@ -94,29 +91,20 @@ class Target(FrozenModel):
             ValueError: the cache has no room for L more tokens.
             UserError: branches, of a target with recurrent states.
         """
-
-        def run(
-            tokens: Tensor, positions: Tensor | None = None, see: Tensor | None = None
-        ) -> States:
-            return self._states(tokens, cache, positions, mask, see, taps)
-
-        if cache is not None and cache.recurrence is not None:
-            if see_LL is not None and not torch.equal(see_LL, torch.ones_like(see_LL).tril()):
-                raise UserError(
-                    f"target {self.spec!r} has recurrent states: drafts may not branch "
-                    "(tree_nodes=0)"
-                )
-            if cache.slots_B is None:
-                states = replaying(run, cache, tokens_BL, self.stepwise)
-            else:
-                states = run(tokens_BL, positions_BL)
-        elif self.switch is not None and cache is not None and mask is None:
-            cache.check_room(tokens_BL.shape[1])
-            if positions_BL is None:
-                positions_BL = self._next_positions(cache.length, tokens_BL.shape[1], see_LL)
-            states = across(run, self.switch, cache, tokens_BL, positions_BL, see_LL)
+        if cache is None or cache.recurrence is None:
+            states = self._states(tokens_BL, cache, positions_BL, mask, see_LL, taps)
+        elif see_LL is not None and not torch.equal(see_LL, torch.ones_like(see_LL).tril()):
+            raise UserError(
+                f"target {self.spec!r} has recurrent states: drafts may not branch (tree_nodes=0)"
+            )
+        elif cache.slots_B is not None:
+            states = self._states(tokens_BL, cache, positions_BL, mask, None, taps)
         else:
-            states = run(tokens_BL, positions_BL, see_LL)
+
+            def run(tokens: Tensor) -> States:
+                return self._states(tokens, cache, None, mask, None, taps)
+
+            states = replaying(run, cache, tokens_BL, self.stepwise)
         return TargetOutput(self.head(states[0]) if logits else None, *states)
 
     def _next_positions(self, past: int, length: int, see_LL: Tensor | None) -> Tensor:
@@ -146,13 +134,8 @@ class Target(FrozenModel):
         layout = Layout(positions_BL, past, self.groups, self.dtype, see_LL, mask, slots)
         states = self._run(tokens_BL, layout, positions_BL, cache, taps)
         if cache is not None and not slots:
-            self._advance(cache, tokens_BL)
+            cache.advance(length)
         return states
-
-    def _advance(self, cache: KVCache, tokens_BL: Tensor) -> None:
-        if self.switch is not None:
-            cache.note(tokens_BL)
-        cache.advance(tokens_BL.shape[1])
 
     def _run(
         self,
@@ -174,9 +157,8 @@ class Target(FrozenModel):
             for hook in hooks:
                 hook.remove()
         taps_BLFD = torch.stack([found[i] for i in taps], dim=2).to(self.dtype) if taps else None
-        return output.last_hidden_state.to(
-            self.dtype
-        ), taps_BLFD  # Mamba's residuals are always fp32
+        # Mamba's residuals are always fp32
+        return output.last_hidden_state.to(self.dtype), taps_BLFD
 
     @without_gradients
     def forward_together(
@@ -188,12 +170,12 @@ class Target(FrozenModel):
     ) -> list[TargetOutput]:
         """`forward` with logits for several requests at once, each after its own past: (1, L)
         tokens, a one-row cache and `see_LL` of each → its output. The weights are read once for all
-        of them; nothing is padded. Targets with their own attention, recurrent states, or requests
-        about the length where a rotary table changes run them one by one."""
-        widths = [t.shape[1] for t in tokens]
-        if not self.together or not steady(self.switch, caches, widths):
+        of them; nothing is padded. Targets with their own attention or recurrent states run them
+        one by one."""
+        if not self.together:
             requests = zip(tokens, caches, see, strict=True)
             return [self.forward(t, cache=c, see_LL=s, taps=taps) for t, c, s in requests]
+        widths = [t.shape[1] for t in tokens]
         layouts = []
         for cache, see_LL, width in zip(caches, see, widths, strict=True):
             cache.check_room(width)
@@ -206,8 +188,8 @@ class Target(FrozenModel):
             SharedCache(caches, widths),
             taps,
         )
-        for new, cache in zip(tokens, caches, strict=True):
-            self._advance(cache, new)
+        for cache, width in zip(caches, widths, strict=True):
+            cache.advance(width)
         logits, hidden = (x.split(widths, dim=1) for x in (self.head(hidden_BLD), hidden_BLD))
         tapped = [None] * len(widths) if taps_BLFD is None else taps_BLFD.split(widths, dim=1)
         return [TargetOutput(z, h, t) for z, h, t in zip(logits, hidden, tapped, strict=True)]

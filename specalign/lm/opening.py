@@ -19,12 +19,9 @@ from specalign.common.errors import UserError
 from specalign.common.hub import hub_reachable, is_hub_id, nearby
 from specalign.common.schema import read_object
 from specalign.common.text import quiet_libraries, say
-from specalign.folder.adapter import CONFIG as ADAPTER_CONFIG
-from specalign.folder.adapter import Adapter
-from specalign.folder.tokenizer import open_tokenizer
 from specalign.gguf.files import names_hub_layout
 from specalign.lm.interface import OWN
-from specalign.lm.names import similar
+from specalign.lm.names import ADAPTER_CONFIG, similar
 
 
 def opener(folder: Path | str, spec: str, options: dict[str, Any]) -> Any:
@@ -38,10 +35,7 @@ def opener(folder: Path | str, spec: str, options: dict[str, Any]) -> Any:
     own = getattr(config, "auto_map", None) or {}
     if type(config) in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in own:
         return AutoModelForCausalLM
-    names = (
-        ", ".join(map(str, getattr(config, "architectures", None) or [])) or "no architecture named"
-    )
-    what = f"target {spec!r}: architecture {config.model_type!r} ({names})"
+    what = f"target {spec!r}: architecture {config.model_type!r}"
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(
             f"{what} is an encoder and a decoder: it continues no text; decoders alone can be "
@@ -62,31 +56,26 @@ def with_weights(
     model, found = pair
     lacking = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
     if lacking:  # transformers would go on with random numbers in their place
-        more = f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-        hint = ": if its head is its embedding, set tie_word_embeddings=true in config.json"
-        of_head = lacking == ["lm_head.weight"] and not model.config.tie_word_embeddings
+        hint = ""
+        if lacking == ["lm_head.weight"] and not model.config.tie_word_embeddings:
+            hint = ": if its head is its embedding, set tie_word_embeddings=true in config.json"
         raise UserError(
             f"target {spec!r}: its checkpoint lacks {lacking[0]!r}, or has it in another "
-            f"shape{more}{hint if of_head else ''}"
+            f"shape{_count_more(lacking)}{hint}"
         )
     surplus = sorted(found["unexpected_keys"])
     if surplus:
-        more = f", and {len(surplus) - 1} more" if len(surplus) > 1 else ""
-        what = "its checkpoint holds weights that the network has not, and that are left out"
-        say(f"note: {spec}: {what}: {surplus[0]!r}{more}", error=True)
+        say(
+            f"note: {spec}: its checkpoint holds weights that the network has not, and that are "
+            f"left out: {surplus[0]!r}{_count_more(surplus)}",
+            error=True,
+        )
     there = model.device.type == place.type and place.index in (None, model.device.index)
     return model if there else model.to(place)  # quantised ones may not be moved
 
 
-def target_tokenizer(folder: Path | str, adapter: Adapter | None, **options: Any) -> Any:
-    """A target's tokenizer, from its folder. An adapter may bring its own tokenizer or chat
-    template."""
-    own_folder = None if adapter is None else adapter.tokenizer_folder
-    tokenizer = open_tokenizer(own_folder or folder, **options)
-    template = None if adapter is None or own_folder else adapter.chat_template
-    if template is not None:
-        tokenizer.chat_template = template
-    return tokenizer
+def _count_more(names: list[str]) -> str:
+    return f", and {len(names) - 1} more" if len(names) > 1 else ""
 
 
 def processors_template(folder: Path | str, revision: str | None) -> str | None:
@@ -95,16 +84,14 @@ def processors_template(folder: Path | str, revision: str | None) -> str | None:
     path = folder / name if isinstance(folder, Path) else of_hub(folder, name, revision)
     if path is None or not path.is_file():
         return None
-    found = read_object(path).get("chat_template")
-    return found if isinstance(found, str) else None
+    return read_object(path).get("chat_template")
 
 
 def of_hub(name: str, file: str, revision: str | None) -> Path | None:
     """A file of a hub id; None = unavailable."""
+    offline = not hub_reachable()
     try:
-        return Path(
-            hf_hub_download(name, file, revision=revision, local_files_only=not hub_reachable())
-        )
+        return Path(hf_hub_download(name, file, revision=revision, local_files_only=offline))
     except Exception:  # of many kinds; transformers says what it is
         return None
 
@@ -118,19 +105,13 @@ def check_hub_files(name: str) -> None:
         files = list(HfApi().list_repo_files(name))
     except Exception:  # of many kinds; reported on loading
         return
-    fetch = f"hf download {name}"
     if ADAPTER_CONFIG in files:
-        raise UserError(
-            f"target {name!r}: holds an adapter: fetch it ({fetch} --local-dir FOLDER) and name "
-            "that folder"
-        )
+        raise UserError(f"target {name!r}: holds an adapter: merge it into its base, and name that")
     ggufs = sorted(file for file in files if file.lower().endswith(".gguf"))
     if ggufs and not names_hub_layout(files):
-        more = ", …" if len(ggufs) > _SHOWN else ""
         raise UserError(
-            f"target {name!r}: holds GGUF files and no model in hub layout: fetch one ({fetch} "
-            "FILE --local-dir FOLDER) and name it: "
-            f"{', '.join(ggufs[:_SHOWN])}{more}"
+            f"target {name!r}: holds GGUF files and no model in hub layout: fetch one (hf download "
+            f"{name} FILE --local-dir FOLDER) and name it: {', '.join(ggufs[:6])}"
         )
 
 
@@ -157,7 +138,6 @@ def check_asked(what: str, spec: str | Path, error: Exception) -> None:
         ) from None
 
 
-_SHOWN = 6
 _LACKS = {
     "instantiate the backend tokenizer": "it has no tokenizer (tokenizer.json, or tokenizer.model)",
     "no file named model.safetensors": "it has no weights (model.safetensors)",
@@ -166,14 +146,12 @@ _LACKS = {
 
 
 def cannot_load(what: str, spec: str | Path, error: Exception) -> UserError:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
+    """The error in one line, for the user."""
     check_asked(what, spec, error)
-    known = (
-        similar(str(spec)) or nearby(Path(spec))
-        if is_hub_id(str(spec)) and "not a valid model identifier" in str(error)
-        else ""
-    )
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    known = ""
+    if is_hub_id(str(spec)) and "not a valid model identifier" in str(error):
+        known = similar(str(spec)) or nearby(Path(spec))
     why = " ".join(line.strip() for line in lines[: 1 + lines[0].rstrip().endswith(":")])
-    for said, ours in _LACKS.items():
-        why = ours if said in why else why
+    why = next((ours for theirs, ours in _LACKS.items() if theirs in why), why)
     return UserError(f"{what} {str(spec)!r} can't be loaded{known}: {why}")

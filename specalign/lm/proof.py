@@ -29,6 +29,13 @@ _UNSUPPORTED = {
     "minimax": "it keeps its past in a custom cache class",
     "xlstm": "it keeps its past in a custom cache class",
 }
+_WAYS = (
+    {"fuse": True},
+    {"fuse": False},
+    {"fuse": False, "own_attention": True},
+)
+"""How a model may run, the fastest first: fused layers, its modules with our attention, its own
+attention."""
 
 
 def prove_target(
@@ -47,10 +54,9 @@ def prove_target(
             line.
     """
     _check_supported(model, source.spec)
-    quick = fast and not round_to_bf16
     with _choosing_few(model):
         own = _run_own(model.eval(), tokenizer, source.spec)
-        target = _first_exact(model, tokenizer, source, own, quick)
+        target = _first_exact(model, tokenizer, source, own, fast and not round_to_bf16)
     if fast and round_to_bf16:
         target.round_weights()
     return target
@@ -58,24 +64,21 @@ def prove_target(
 
 def _check_supported(model: Any, spec: str) -> None:
     """Raises UserError for an architecture or a dtype that is not run."""
-    if reason := _UNSUPPORTED.get(model.config.model_type):
+    kind = model.config.model_type
+    if kind in _UNSUPPORTED:
         raise UserError(
-            f"target {spec!r}: architecture {model.config.model_type!r} is not supported: {reason}"
+            f"target {spec!r}: architecture {kind!r} is not supported: {_UNSUPPORTED[kind]}"
         )
     if model.dtype not in _TOLERANCE:
         raise UserError(
-            f"target {spec!r}: its weights are {_name(model.dtype)}; float32, bfloat16 and float16 "
-            "are run"
+            f"target {spec!r}: its weights are {_name(model)}; float32, bfloat16 and float16 are run"
         )
-    dynamic = (
-        name for name, part in model.named_modules() if "quantized.dynamic" in type(part).__module__
-    )
-    if part := next(dynamic, ""):
-        raise UserError(
-            f"target {spec!r}: {part} is quantised by torch.ao.quantization, with one scale for "
-            "all rows of a forward pass, so drafts "
-            "would change the text; give the model as it was before"
-        )
+    for name, part in model.named_modules():
+        if "quantized.dynamic" in type(part).__module__:  # one scale for all rows of a pass
+            raise UserError(
+                f"target {spec!r}: {name} is quantised by torch.ao.quantization, so drafts would "
+                "change the text; give the model as it was before"
+            )
 
 
 @contextmanager
@@ -109,8 +112,7 @@ def _run_own(model: Any, tokenizer: Any, spec: str) -> OwnOutput:
     if bool((own.logits_LV.isnan() | (own.logits_LV == torch.inf)).any()):
         raise UserError(
             f"target {spec!r}: its logits are NaN or infinite: its weights are damaged, or "
-            f"{_name(model.dtype)} is too narrow for them "
-            "(then: dtype float32)"
+            f"{_name(model)} is too narrow for them (then: dtype float32)"
         )
     return own
 
@@ -118,23 +120,15 @@ def _run_own(model: Any, tokenizer: Any, spec: str) -> OwnOutput:
 def _first_exact(
     model: Any, tokenizer: Any, source: ModelSource, own: OwnOutput, fast: bool
 ) -> Target:
-    """The model by the fastest way that equals it: fused layers, its modules with our attention,
-    its own attention."""
+    """The model by the first of `_WAYS` that equals it. Raises UserError where none does."""
     reason, was_fused = "", True
-    for way in ("fused", "modules", "own attention"):
-        if way == "modules" and not was_fused:  # these were tried just now
+    for way in _WAYS:
+        if way == {"fuse": False} and not was_fused:  # these were tried just now
             continue
         try:
             readout = Readout(_find_form(model, own), own.never_V)
             target = Target(
-                model,
-                tokenizer,
-                source,
-                readout,
-                fast=fast,
-                own_attention=way == "own attention",
-                fuse=way == "fused",
-                read_past=own.read_past,
+                model, tokenizer, source, readout, fast=fast, read_past=own.read_past, **way
             )
             was_fused = target.fused is not None
             reason = _difference(target, own)
@@ -142,24 +136,14 @@ def _first_exact(
             reason = first_line(error)
         if not reason:
             return target
-    if _looks_ahead(model, own):
-        reason = "it reads a text in both directions"
-        if getattr(model.config, "is_decoder", None) is False:
-            reason += " (config.json: is_decoder=false)"
+    if getattr(model.config, "is_decoder", None) is False:
+        reason += " (config.json: is_decoder=false)"
     name = model.config.model_type
     raise UserError(f"target {source.spec!r}: architecture {name!r} can't be run exactly: {reason}")
 
 
-@torch.no_grad()
-def _looks_ahead(model: Any, own: OwnOutput) -> bool:
-    """Whether the last tokens change the logits of the first ones."""
-    try:
-        whole, first = (
-            model(input_ids=own.tokens_1L[:, :n], use_cache=False).logits[0] for n in (LENGTH, CUT)
-        )
-    except Exception:  # then another reason stands
-        return False
-    return float((whole[:CUT] - first).abs().max() / own.written_LV.std()) > 0.5
+def _name(model: Any) -> str:
+    return str(model.dtype).removeprefix("torch.")
 
 
 def first_line(error: Exception) -> str:
@@ -167,10 +151,6 @@ def first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [""]
     known = isinstance(error, NotImplementedError | UserError)
     return lines[0] if known else f"{type(error).__name__}: {lines[0]}"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 @torch.no_grad()
@@ -181,17 +161,15 @@ def _find_form(model: Any, own: OwnOutput) -> LogitForm:
         NotImplementedError: none does.
     """
     product = model.get_output_embeddings()(own.head_input_LD).float()
-    wanted_LV = own.written_LV
     if own.never_V is not None:
         product = product[:, ~own.never_V]
 
     def error(form: LogitForm) -> float:
-        return float((form(product) - wanted_LV).abs().max())
+        return float((form(product) - own.written_LV).abs().max())
 
     best = min(candidates(model.config.get_text_config(decoder=True)), key=error)
-    if error(best) > (1e-4 if model.dtype == torch.float32 else 0.03) * float(
-        wanted_LV.abs().max()
-    ):
+    rounding = 1e-4 if model.dtype == torch.float32 else 0.03
+    if error(best) > rounding * float(own.written_LV.abs().max()):
         raise NotImplementedError(
             "its logits are not its head's product, scaled or capped as its config says"
         )
@@ -203,22 +181,23 @@ def _difference(target: Target, own: OwnOutput) -> str:
     exactly."""
     dtype, most = target.dtype, _TOLERANCE[target.dtype]
     whole = target.forward(own.tokens_1L).logits_BLV
-    if (found := _distance(whole, own, range(LENGTH), dtype)) > most:
+    found = _distance(whole, own, range(LENGTH), dtype)
+    if found > most:
         return f"its logits differ from the model's own by {found:.2g} standard deviations"
     if not target.chains_only and _in_pieces(target, own, True, torch.float32) > most:
         target.restrict(chains_only=True)
     if target.anatomy.recurrent:
-        if (
-            found := _after_rejection(target, own)
-        ) > most / 10:  # the same sums twice: hardly any rounding
+        found = _after_rejection(target, own)
+        if found > most / 10:  # the same sums twice: hardly any rounding
             return (
                 f"a rejected draft changes the logits behind it by {found:.2g} standard "
-                "deviations: "
-                "it keeps a state outside its cache"
+                "deviations: it keeps a state outside its cache"
             )
         target.restrict(stepwise=_in_pieces(target, own, False, torch.float32) > most)
-    if target.chains_only and (found := _in_pieces(target, own, False, dtype)) > most:
-        return f"through a cache its logits differ from the model's own by {found:.2g} standard deviations"
+    if target.chains_only:
+        found = _in_pieces(target, own, False, dtype)
+        if found > most:
+            return f"through a cache its logits differ from the model's own by {found:.2g} standard deviations"
     if target.together:
         target.restrict(one_by_one=_side_by_side(target, own, dtype) > most)
     return ""
@@ -239,29 +218,29 @@ def _in_pieces(target: Target, own: OwnOutput, branching: bool, dtype: torch.dty
     """The largest difference of a prefix, drafts of which one is rejected, and the rest, through
     our cache."""
     tokens, cache = own.tokens_1L, target.new_cache(1, LENGTH + 2)
-    found = [
-        _distance(target.forward(tokens[:, :CUT], cache=cache).logits_BLV, own, range(CUT), dtype)
-    ]
+    prefix = target.forward(tokens[:, :CUT], cache=cache).logits_BLV
     wrong, a, b, c = tokens[:, :1], *(tokens[:, CUT + i : CUT + i + 1] for i in range(3))
+    see_LL = None
+    drafts, rows = torch.cat((a, b, wrong, wrong), 1), [0, 1]
+    if branching:  # `wrong` and `b` are siblings
+        drafts, rows = torch.cat((a, wrong, b, c), 1), [0, 2, 3]
+        see = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]
+        see_LL = torch.tensor(see, dtype=torch.bool, device=target.device)
     try:
-        if branching:  # `wrong` and `b` are siblings
-            see_LL = torch.tensor(
-                [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=torch.bool
-            )
-            drafts, rows = torch.cat((a, wrong, b, c), 1), [0, 2, 3]
-            logits = target.forward(drafts, cache=cache, see_LL=see_LL.to(target.device)).logits_BLV
-        else:
-            drafts, rows = torch.cat((a, b, wrong, wrong), 1), [0, 1]
-            logits = target.forward(drafts, cache=cache).logits_BLV
+        logits = target.forward(drafts, cache=cache, see_LL=see_LL).logits_BLV
     except RuntimeError:
         if branching:  # its own attention does not take such a mask
             return float("inf")
         raise
     assert logits is not None
-    found.append(_distance(logits[:, rows], own, range(CUT, CUT + len(rows)), dtype))
     cache.keep(CUT, rows)
-    rest = target.forward(tokens[:, CUT + len(rows) :], cache=cache).logits_BLV
-    return max(*found, _distance(rest, own, range(CUT + len(rows), LENGTH), dtype))
+    end = CUT + len(rows)
+    rest = target.forward(tokens[:, end:], cache=cache).logits_BLV
+    return max(
+        _distance(prefix, own, range(CUT), dtype),
+        _distance(logits[:, rows], own, range(CUT, end), dtype),
+        _distance(rest, own, range(end, LENGTH), dtype),
+    )
 
 
 def _after_rejection(target: Target, own: OwnOutput) -> float:
@@ -286,9 +265,8 @@ def _side_by_side(target: Target, own: OwnOutput, dtype: torch.dtype) -> float:
     caches = [target.new_cache(1, LENGTH) for _ in range(2)]
     try:
         for parts in ([(0, CUT), (0, 3)], [(CUT, LENGTH), (3, 5)]):
-            outputs = target.forward_together(
-                [tokens[:, a:b] for a, b in parts], caches, [None, None]
-            )
+            new = [tokens[:, a:b] for a, b in parts]
+            outputs = target.forward_together(new, caches, [None, None])
             for output, (a, b) in zip(outputs, parts, strict=True):
                 found.append(_distance(output.logits_BLV, own, range(a, b), dtype))
     except (RuntimeError, AttributeError, TypeError, NotImplementedError):

@@ -14,21 +14,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from specalign.lm.long_tables import States
-
 if TYPE_CHECKING:
     from specalign.lm.cache import KVCache
 
+States = tuple[Tensor, Tensor | None]
+"""Normalised last hidden states (B, L, D) and tapped layer outputs (B, L, F, D), None = without
+taps."""
 SPACING = 8
 """Single tokens between two snapshots; a pass over several tokens has its own."""
 MOST_REPLAYED = 16
 """With more tokens to replay they get their own pass, and a snapshot after it."""
 _FLAGS = (
-    "is_conv_states_initialized",
-    "is_recurrent_states_initialized",
-    "has_previous_state",
-    "conv_kernel_size",
-)
+    "is_conv_states_initialized", "is_recurrent_states_initialized", "has_previous_state", "conv_kernel_size",
+)  # fmt: skip
 _STATES = ("conv_states", "recurrent_states")
 _State = list[dict[str, dict[int, Any]]]
 
@@ -51,10 +49,9 @@ def replaying(
         parts = tokens_BL.split(1, dim=1) if stepwise and cache.length > 0 else [tokens_BL]
         found = [run(part) for part in parts]
         recurrence.after(tokens_BL)
+        hidden = torch.cat([hidden_BLD for hidden_BLD, _ in found], dim=1)
         taps = [taps_BLFD for _, taps_BLFD in found if taps_BLFD is not None]
-        return torch.cat([hidden for hidden, _ in found], dim=1), torch.cat(
-            taps, dim=1
-        ) if taps else None
+        return hidden, torch.cat(taps, dim=1) if taps else None
 
     cache.check_room(tokens_BL.shape[1])
     lost_BR, again = cache.rewind(), 0

@@ -122,15 +122,14 @@ class Block:
         self.slabs = list(slabs)
         same = shape.key == shape.value
         self.parts = [zeros(2, shape.key)] if same else [zeros(1, shape.key), zeros(1, shape.value)]
-        self.indexed = bool(shape.indexer)
-        if self.indexed:
+        self.values = len(self.parts) - 1
+        if shape.indexer:
             self.parts.append(zeros(1, shape.indexer, heads=1))
         self._point()
 
     def _point(self) -> None:
-        keys, values = self.parts[0], self.parts[-2 if self.indexed else -1]
         for i, slab in enumerate(self.slabs):
-            slab.keys, slab.values = keys[i, 0], values[i, -1]
+            slab.keys, slab.values = self.parts[0][i, 0], self.parts[self.values][i, -1]
             if isinstance(slab, IndexedSlab):
                 slab.index = self.parts[-1][i, 0]
 

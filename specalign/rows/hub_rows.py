@@ -57,15 +57,13 @@ def hub_rows(
             constants.HF_HUB_OFFLINE = was_offline
         yield from _disable_decoding(table)
     except Exception as error:  # `datasets` raises many kinds
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = (" ".join(str(error).split()) or type(error).__name__)[:400]
         if not key:
-            raise UserError(reason[:400]) from None
+            raise UserError(reason) from None
         if "Config name is missing" in reason:
             reason += f" ({key}_config)"
-        if "scripts are no longer supported" in reason:
-            reason += f"; its converted files: {key}_revision=refs/convert/parquet"
         if online:
-            raise UserError(f"{key}={name!r} can't be read: {reason[:400]}") from None
+            raise UserError(f"{key}={name!r} can't be read: {reason}") from None
         reason = (
             "no such file or folder, the Hub is unreachable, and the cache of datasets does not "
             f"hold it: {reason[:300]}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import read_lines, read_text
-from specalign.common.text import plural, say_once
+from specalign.common.text import say_once
 from specalign.rows.messages import has_role, is_conversation, is_message
 from specalign.rows.shapes import CONVERSATIONS, PROMPT_COLUMNS
 from specalign.rows.splits import NoSplit, split_of
@@ -22,8 +21,7 @@ EVERY = "*"
 
 def json_rows(path: Path, under: str | None = None, under_key: str | None = None) -> Iterator[Any]:
     """The rows of a JSON file, whatever its ending: one value a line (memory holds one line), else
-    values over several lines. A single value may be a list of rows, a row, columns, or rows under a
-    key.
+    a single value, which may be a list of rows, a row, columns, or rows under a key.
 
     Args:
         under: the key to read if several hold rows; `EVERY` = all of them.
@@ -38,11 +36,10 @@ def json_rows(path: Path, under: str | None = None, under_key: str | None = None
         return
     try:
         values = chain([_parse(first, path, number)], (_parse(s, path, n) for n, s in lines))
-    except UserError:  # a value over several lines
-        values = chain(_read_values(path))
-        is_table = True
-    else:
         is_table = ".json" in [suffix.lower() for suffix in path.suffixes[-2:]]
+    except UserError:  # a value over several lines
+        values = chain([_parse(read_text(path).removeprefix("\ufeff"), path, 1)])
+        is_table = True
     start = list(islice(values, 2))
     if len(start) == 1 and (is_table or isinstance(start[0], list)):
         yield from find_rows(start[0], str(path), under, under_key)
@@ -52,30 +49,13 @@ def json_rows(path: Path, under: str | None = None, under_key: str | None = None
 
 def _parse(text: str, path: Path, line: int) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text.rstrip())
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {line}: not JSON ({_describe(error)})") from None
+        place = f"{path}, line {line + error.lineno - 1}"
+        why = f"{error.msg.removesuffix(' at')} at column {error.colno}"
+        raise UserError(f"{place}: not JSON ({why})") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}, line {line}: not JSON that can be read ({error})") from None
-
-
-def _describe(error: json.JSONDecodeError) -> str:
-    return f"{error.msg.removesuffix(' at')} at column {error.colno}"
-
-
-def _read_values(path: Path) -> Iterator[Any]:
-    """The values of a file, one after the other."""
-    text = read_text(path).replace("\ufeff", "")
-    decoder = json.JSONDecoder()
-    place = 0
-    while found := re.compile(r"\S").search(text, place):
-        try:
-            value, place = decoder.raw_decode(text, found.start())
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}, line {error.lineno}: not JSON ({_describe(error)})") from None
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}: not JSON that can be read ({error})") from None
-        yield value
 
 
 def find_rows(
@@ -88,17 +68,14 @@ def find_rows(
         raise UserError(
             f"{where}: expected a list of rows or an object, found {type(value).__name__}"
         )
-    if _is_row(value) or any(map(is_conversation, value.values())):
-        return [value]
-    columns = _transpose(value)
-    if columns:
-        return columns
     tables = {key: rows for key, item in value.items() if (rows := _table(item))}
-    key = under if under in tables else next(iter(tables), None)
-    if key is None:
-        return _table(value) or [value]
+    if _is_row(value):
+        return [value]
+    if not tables:
+        return _transpose(value) or [value]
     if under == EVERY:
         return [row for rows in tables.values() for row in rows]
+    key = under if under is not None and under in tables else str(next(iter(tables)))
     if len(tables) > 1 and key != under:
         option = f", or choose one ({under_key})" if under_key else ""
         raise UserError(
@@ -108,22 +85,10 @@ def find_rows(
     known = split_of(Path(under or ""))
     if known and split_of(Path(key)) not in (known, None):
         raise NoSplit(f"{where}: no split {under!r}{nearest(str(under), [key])}")
-    if under_key is not None:
-        _note_unused(value, key, tables, where, under_key)
+    unused = [k for k, item in value.items() if k != key and item not in (None, "", [], {})]
+    if unused and under_key is not None:
+        say_once(f"note: {where}: reads the rows under {key!r}; not used: {', '.join(unused)}")
     return tables[key]
-
-
-def _note_unused(
-    value: dict[str, Any], read: str, tables: dict[str, list[Any]], where: str, under_key: str
-) -> None:
-    """Report the keys of an object that are not read."""
-    unused = [key for key, item in value.items() if key != read and item not in (None, "", [], {})]
-    if unused:
-        shown = [f"{k} ({plural(len(tables[k]), 'row')})" if k in tables else k for k in unused]
-        option = f" ({under_key} chooses the key)" if len(tables) > 1 and under_key else ""
-        say_once(
-            f"note: {where}: reads the rows under {read!r}; not used: {', '.join(shown)}{option}"
-        )
 
 
 def _is_row(value: dict[str, Any]) -> bool:
@@ -131,14 +96,23 @@ def _is_row(value: dict[str, Any]) -> bool:
     columns = {str(name).casefold(): item for name, item in value.items()}
     if is_message(value) or any(isinstance(columns.get(name), str) for name in PROMPT_COLUMNS):
         return True
-    for name in (*CONVERSATIONS, "turns", "prompt"):
-        turns = columns.get(name)
-        if isinstance(turns, list) and turns:
-            if all(map(has_role, turns)):
-                return True
-            if name != "prompt" and all(isinstance(turn, str) for turn in turns):
-                return True
-    return False
+    turns = [columns.get(name) for name in (*CONVERSATIONS, "turns", "prompt")]
+    talks = [items for items in turns if isinstance(items, list) and items]
+    return any(all(map(has_role, items)) for items in talks) or any(
+        map(is_conversation, value.values())
+    )
+
+
+def _transpose(value: dict[str, Any]) -> list[Any]:
+    """The rows of a table stored by columns: lists of one length, or values by row number
+    (pandas)."""
+    columns = list(value.values())
+    if columns and all(isinstance(c, dict) and all(map(str.isdigit, c)) for c in columns):
+        numbers = dict.fromkeys(number for column in columns for number in column)
+        return [{name: column.get(n) for name, column in value.items()} for n in numbers]
+    if not all(isinstance(column, list) for column in columns) or len({*map(len, columns)}) != 1:
+        return []
+    return [dict(zip(value, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _table(value: Any) -> list[Any]:
@@ -146,17 +120,3 @@ def _table(value: Any) -> list[Any]:
     rows = list(value.values()) if isinstance(value, dict) else value
     is_table = isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
     return rows if is_table else []
-
-
-def _transpose(value: dict[str, Any]) -> list[Any]:
-    """The rows of a table stored by columns: lists of one length, or values by row number (pandas).
-    Columns of objects alone are tables themselves."""
-    columns = list(value.values())
-    if not columns or all(map(_table, columns)):
-        return []
-    if all(isinstance(column, dict) and all(map(str.isdigit, column)) for column in columns):
-        numbers = dict.fromkeys(number for column in columns for number in column)
-        return [{name: column.get(n) for name, column in value.items()} for n in numbers]
-    if not all(isinstance(column, list) for column in columns) or len({*map(len, columns)}) != 1:
-        return []
-    return [dict(zip(value, row, strict=True)) for row in zip(*columns, strict=True)]

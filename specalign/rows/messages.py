@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import re
-import warnings
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
 from specalign.common.text import short
-from specalign.rows.conversation import ROLE_OF, ROLES, Message, fold_role
+from specalign.rows.conversation import ROLE_OF, Message, fold_role
 
 ROLE_KEYS = ("role", "from", "speaker")
 CONTENT_KEYS = ("content", "value", "text")
-_COPIED_KEYS = ("tool_calls", "tool_call_id", "name", "reasoning_content")
+_COPIED_KEYS = ("tool_calls", "tool_call_id", "name")
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _MEDIA_KEYS = ("images", "image", "audio", "videos", "video")
-_MATERIAL_KEYS = ("input", "context")
-_READ_KEYS = {*ROLE_KEYS, *CONTENT_KEYS, *_COPIED_KEYS, *_REASONING_KEYS, "function_call"}
-_TRAINING_KEYS = {"weight", "train"}
+_KNOWN_KEYS = {
+    *ROLE_KEYS, *CONTENT_KEYS, *_COPIED_KEYS, *_REASONING_KEYS, "weight", "train", "refusal",
+}  # fmt: skip
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
 
 
@@ -44,7 +41,7 @@ def has_known_role(value: Any) -> bool:
 
 def is_message(value: Any) -> bool:
     """Whether a value is a message and nothing else; a table may have a column `role` too."""
-    return has_role(value) and {*value} <= _READ_KEYS | _TRAINING_KEYS | {"refusal"}
+    return has_role(value) and {*value} <= _KNOWN_KEYS
 
 
 def is_conversation(value: Any) -> bool:
@@ -64,54 +61,22 @@ def is_part(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("type"), str) and not has_role(value)
 
 
-def find_unused_keys(value: Any) -> list[str]:
-    """The non-empty keys of a message that `read_messages` ignores."""
-    if not isinstance(value, dict):
-        return []
-    filled = [key for key, content in value.items() if content not in (None, "", [], {})]
-    if has_role(value):
-        return [key for key in filled if key not in _READ_KEYS | _TRAINING_KEYS]
-    return [key for key in filled if not _is_speaker(key, value) and key not in _MATERIAL_KEYS]
-
-
 def read_messages(values: Iterable[Any]) -> list[Message]:
-    """A list of messages; null entries are dropped.
+    """A list of messages, without null entries and empty system prompts.
 
     Raises:
         UnusableRow: an entry that is no message, an unknown role, or content that is no text.
     """
-    return [message for value in values if value is not None for message in _read_entry(value)]
-
-
-def _read_entry(value: Any) -> list[Message]:
-    if not isinstance(value, dict):
-        raise UnusableRow("with messages that are no objects with role and content")
-    spelling = _first(value, ROLE_KEYS)
-    if spelling is None:
-        return _read_speakers(value)
-    role = _read_role(spelling)
-    if role in ("system", "developer") and _first(value, CONTENT_KEYS) is None:
-        return []  # a null system prompt is absent
-    return [_read_message(value, role)]
-
-
-def _read_speakers(value: Mapping[str, Any]) -> list[Message]:
-    """The messages of an entry like `{"human": …, "gpt": …}`, in the order of a turn."""
-    speakers = [key for key in value if _is_speaker(key, value)]
-    if not speakers:
-        raise UnusableRow("with messages without a role")
-    messages: list[Message] = [{"role": _read_role(key), "content": value[key]} for key in speakers]
-    messages.sort(key=lambda message: list(ROLES).index(message["role"]))
-    asked = next((message for message in messages if message["role"] == "user"), None)
-    for key in _MATERIAL_KEYS:
-        material = value.get(key)
-        if asked is not None and isinstance(material, str) and material.strip():
-            asked["content"] += f"\n\n{material.strip()}"
+    messages = []
+    for value in values:
+        if value is None:
+            continue
+        if not has_role(value):
+            raise UnusableRow("with messages without a role")
+        role = _read_role(_first(value, ROLE_KEYS))
+        if role not in ("system", "developer") or _first(value, CONTENT_KEYS) is not None:
+            messages.append(_read_message(value, role))
     return messages
-
-
-def _is_speaker(key: str, value: Mapping[str, Any]) -> bool:
-    return isinstance(value[key], str) and fold_role(key) in ROLE_OF
 
 
 def _read_message(value: Mapping[str, Any], role: str) -> Message:
@@ -124,9 +89,6 @@ def _read_message(value: Mapping[str, Any], role: str) -> Message:
     reasoning = _first(value, _REASONING_KEYS)
     if reasoning and isinstance(reasoning, str):
         message["reasoning_content"] = reasoning
-    call = decode_json(value.get("function_call"))
-    if isinstance(call, dict) and "tool_calls" not in message:  # OpenAI's older form
-        message["tool_calls"] = [{"type": "function", "function": drop_nulls(call)}]
     return message
 
 
@@ -170,40 +132,14 @@ def read_text_parts(content: Any) -> str:
     return "\n".join(texts)
 
 
-_TURN_MARKS = (re.compile(r"\n\n(Human|Assistant):"), re.compile(r"\s*### (Human|Assistant):"))
-
-
-def split_turns(text: str) -> list[Message]:
-    """The turns of a text in the format of HH-RLHF (`\\n\\nHuman:`) or Guanaco (`### Human:`); none
-    of any other text."""
-    for marks in _TURN_MARKS:
-        before, *parts = marks.split(text.replace("\r\n", "\n"))
-        roles, texts = parts[::2], parts[1::2]
-        if before or roles[:1] != ["Human"] or "Assistant" not in roles:
-            continue
-        turns = [
-            {"role": _read_role(role), "content": text.strip()}
-            for role, text in zip(roles, texts, strict=True)
-        ]
-        while not turns[-1]["content"] and turns[-1]["role"] == "assistant":
-            turns.pop()  # where an answer is to begin
-        return turns
-    return []
-
-
 def decode_json(value: Any) -> Any:
-    """The value in a string of JSON or of a Python list (pandas' CSV); anything else unchanged."""
-    if not isinstance(value, str) or value.strip()[:1] not in ("[", "{", '"'):
+    """The value in a string of JSON that holds a list or an object; anything else unchanged."""
+    if not isinstance(value, str) or value.strip()[:1] not in ("[", "{"):
         return value
-    for read in (json.loads, ast.literal_eval):
-        try:
-            with warnings.catch_warnings():  # invalid escapes in what is no Python
-                warnings.simplefilter("ignore")
-                found = read(value.strip())
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            continue
-        return decode_json(found) if isinstance(found, str) and found != value else found
-    return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
 
 
 def drop_nulls(value: Any) -> Any:

@@ -67,19 +67,16 @@ def _read_txt(path: Path) -> Iterator[Row]:
             yield text
 
 
-class JSONText(UserError):
-    """A .txt file that holds JSON."""
-
-
 def check_plain_text(path: Path) -> None:
-    """Raises JSONText for a .txt file whose first line is a JSON object or opens a list of them."""
+    """Raises UserError for a .txt file whose first line is a JSON object or opens a list of
+    them."""
     first = next((line.strip() for line in read_lines(path) if line.strip()), "")
     is_json = first == "["
     with suppress(ValueError, RecursionError):
         is_json = is_json or isinstance(json.loads(first), dict)
     if is_json:
         suffix = ".json" if first == "[" else ".jsonl"
-        raise JSONText(f"{path}: holds JSON; rename it to {suffix} to have its rows read")
+        raise UserError(f"{path}: holds JSON; rename it to {suffix} to have its rows read")
 
 
 def _read_csv(path: Path) -> Iterator[Row]:
@@ -88,17 +85,10 @@ def _read_csv(path: Path) -> Iterator[Row]:
     lines = read_lines(path)
     header = next((line for line in lines if line.strip()), "")
     delimiter = "\t" if suffix_of(path) == ".tsv" else _find_delimiter(header)
-    if marked := re.fullmatch(r"sep=(.)\s*", header):  # written by Excel
-        header, delimiter = next(lines, ""), marked[1]
-    quoting: Any = csv.QUOTE_MINIMAL
-    if delimiter == "\t" and not _has_quoted_tabs(path, header):
-        quoting = csv.QUOTE_NONE
-    reader = csv.reader(chain([header], lines), delimiter=delimiter, quoting=quoting, strict=True)
+    reader = csv.reader(chain([header], lines), delimiter=delimiter, strict=True)
     try:
-        names = [_unquote(name).strip() for name in next(reader, [])]
+        names = [name.strip() for name in next(reader, [])]
         for fields in reader:
-            if quoting == csv.QUOTE_NONE:
-                fields = [_unquote(field) for field in fields]
             # joined files repeat the header
             if not any(fields) or [field.strip() for field in fields] == names:
                 continue
@@ -111,17 +101,6 @@ def _read_csv(path: Path) -> Iterator[Row]:
     except csv.Error as error:
         where = f"{path}, line {reader.line_num}"
         raise UserError(f"{where}: not CSV that can be read ({error})") from None
-
-
-def _has_quoted_tabs(path: Path, header: str) -> bool:
-    """Whether a line of a tab-separated file has another number of tabs than the header: its quotes
-    enclose fields with tabs or line ends. Otherwise an unpaired quote is text."""
-    return any(line.strip() and line.count("\t") != header.count("\t") for line in read_lines(path))
-
-
-def _unquote(field: str) -> str:
-    quoted = re.fullmatch(r'"((?:[^"]|"")*)"', field)
-    return quoted[1].replace('""', '"') if quoted else field
 
 
 def _find_delimiter(header: str) -> str:

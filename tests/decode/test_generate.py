@@ -127,7 +127,7 @@ def test_standard_input_system_message_and_sampling(
         (("--raw", "--template-kwargs", "a=1", "hi"), "--template-kwargs needs the chat template"),
         (
             ("--target", "debug", "--template-kwargs", "a=1", "hi"),
-            "it reads nothing but the messages",
+            "has no switch",
         ),
         (("--target", "debug", "--drafter", "none", ""), "the prompt is empty"),
         (("--target", "debug", "--drafter", "lokup", "hi"), "did you mean 'lookup'"),

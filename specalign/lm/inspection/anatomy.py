@@ -22,13 +22,8 @@ from specalign.lm.slabs import LayerShape
 UNLIMITED = 1 << 20
 """The context of a model whose config names none (ALiBi, recurrent states)."""
 _CONTEXTS = (
-    "max_position_embeddings",
-    "max_target_positions",
-    "max_seq_len",
-    "seq_length",
-    "n_positions",
-    "n_ctx",
-)
+    "max_position_embeddings", "max_target_positions", "max_seq_len", "seq_length", "n_positions", "n_ctx",
+)  # fmt: skip
 _BY_BLOCKS = "MiniMaxM3VLSparseCacheLayer"
 """Selects keys by blocks of consecutive cache entries."""
 _KNOWN_LAYERS = {
@@ -116,7 +111,8 @@ def examine(model: Any, body: Any) -> Anatomy:
     bare = Anatomy(layers, config, cache_name(body), takes_positions)
     cache = bare.empty_cache()
     kinds = {type(layer).__name__ for layer in cache.layers}
-    if unknown := kinds - _KNOWN_LAYERS:
+    unknown = kinds - _KNOWN_LAYERS
+    if unknown:
         raise NotImplementedError(f"its layers keep a {min(unknown)}, which can't be rolled back")
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     layout = Layout(token, 0, 1, model.dtype)
@@ -163,9 +159,8 @@ def decoder(model: Any) -> Any:
         if not inner:
             raise NotImplementedError("it has no decoder apart from its head")
         body = inner[0]
-    return (
-        decoder(body) if body.get_output_embeddings() is not None else body
-    )  # a causal LM in a wrapper
+    in_wrapper = body.get_output_embeddings() is not None  # a causal LM in a wrapper
+    return decoder(body) if in_wrapper else body
 
 
 def _shape(layer: Any) -> LayerShape | None:
@@ -180,13 +175,11 @@ def _shape(layer: Any) -> LayerShape | None:
 def decoder_layers(body: nn.Module, count: int) -> nn.ModuleList:
     """The list of layers, whatever its name; a layer may count several times (LongCat's attends
     twice)."""
-    lists = [m for m in body.children() if isinstance(m, nn.ModuleList)]
-    lists += [
-        m for child in body.children() for m in child.children() if isinstance(m, nn.ModuleList)
-    ]
-    found = [m for m in lists if len(m) == count] or [
-        m for m in lists if len(m) > 1 and count % len(m) == 0
-    ]
+    children = list(body.children())
+    children += [grandchild for child in body.children() for grandchild in child.children()]
+    lists = [m for m in children if isinstance(m, nn.ModuleList)]
+    found = [m for m in lists if len(m) == count]
+    found += [m for m in lists if len(m) > 1 and count % len(m) == 0]
     if not found:
         raise NotImplementedError("its decoder has no list of layers")
     return found[0]
@@ -199,9 +192,14 @@ def query_heads(config: Any) -> int:
 
 
 def context_limit(config: Any) -> int:
-    """The longest text, in tokens."""
+    """The longest text, in tokens. Where rotary tables change with the length (longrope) it is the
+    longest under the first one: a draft over that length would change the tokens before it."""
     found = [getattr(config, name, None) for name in _CONTEXTS]
-    return next((int(value) for value in found if value), UNLIMITED)
+    limit = next((int(value) for value in found if value), UNLIMITED)
+    given = getattr(config, "rope_parameters", None) or {}
+    groups = [given, *(group for group in given.values() if isinstance(group, dict))]
+    tables = [group for group in groups if group.get("rope_type") == "longrope"]
+    return min([limit, *(t.get("original_max_position_embeddings") or limit for t in tables)])
 
 
 def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from specalign.lm.inspection.parts import through_own_cache
+from specalign.lm.masks import Layout, laid
 
 if TYPE_CHECKING:
     from specalign.lm.model import Target
@@ -104,58 +104,47 @@ def frequencies(width: int, base: float) -> tuple[float, ...]:
     return tuple((1.0 / base**steps).tolist())
 
 
-_FOUND: WeakKeyDictionary[Target, tuple[Rotary | str, ...]] = WeakKeyDictionary()
+_FOUND: WeakKeyDictionary[Target, list[Rotary | str]] = WeakKeyDictionary()
 
 
 def key_rotaries(target: Target) -> list[Rotary | str]:
     """How each layer writes positions into its keys, or why that is unknown. Computed once for each
     target."""
     if target not in _FOUND:
-        _FOUND[target] = tuple(_find_rotaries(target))
+        _FOUND[target] = _find_rotaries(target)
     return list(_FOUND[target])
 
 
 @torch.no_grad()
 def _find_rotaries(target: Target) -> list[Rotary | str]:
-    if target.anatomy.repeats:
-        return ["its layers keep several for each token"] * target.num_layers
     inputs: dict[int, Any] = {}
     try:
+        if target.anatomy.repeats:
+            raise NotImplementedError
         at_start = _run_layers(target, 0, inputs)
         moved = {p: _run_layers(target, p, inputs) for p in _POSITIONS if p < target.context_limit}
     except Exception:  # layers that are called in another way fail in many ways
         return ["its layers are called in a way of their own"] * target.num_layers
     found: list[Rotary | str] = []
     for i, (keys, values) in enumerate(at_start):
-        if keys is None or values is None:
+        if keys is None or values is None or not values.numel():
             found.append("it keeps none of its own")
-        elif not values.numel():  # GLM-5
-            found.append("it keeps no values, as they are compressed together with its keys")
         elif max(_distance(values, m[i][1]) for m in moved.values()) > _TOLERANCE[target.dtype]:
             found.append("what it keeps as values changes with the position, as compressed ones do")
         else:
-            found.append(_match(target, i, {0: keys, **{p: m[i][0] for p, m in moved.items()}}))
+            found.append(_match(target, {0: keys, **{p: m[i][0] for p, m in moved.items()}}))
     return found
 
 
-def _match(target: Target, layer: int, keys: dict[int, Tensor]) -> Rotary | str:
+def _match(target: Target, keys: dict[int, Tensor]) -> Rotary | str:
     """The rotation that turns the keys at position 0 into those at the others."""
 
-    def error(rotary: Rotary, weight: Tensor | float = 1.0) -> float:
-        return max(
-            _distance(rotary.turned(keys[0] / weight, p), key / weight) for p, key in keys.items()
-        )
+    def error(rotary: Rotary) -> float:
+        return max(_distance(rotary.turned(keys[0], p), key) for p, key in keys.items())
 
-    width = keys[0].shape[-1]
-    known = list(_candidates(target, width))
-    best = min(known, key=error)
+    best = min(_candidates(target, keys[0].shape[-1]), key=error)
     if error(best) < _TOLERANCE[target.dtype]:
         return best
-    of_heads = [w.float() for w in target.layers[layer].parameters() if w.shape == (width,)]
-    if any(
-        error(rotary, weight) < _TOLERANCE[target.dtype] for weight in of_heads for rotary in known
-    ):
-        return "its keys are normalised after their rotation, each number by its own weight"
     return "its keys at two positions differ by no rotation that is known"
 
 
@@ -173,7 +162,7 @@ def _run_layers(target: Target, position: int, inputs: dict[int, Any]) -> list[t
     past = position if target.anatomy.by_place else 0
     if past:  # the cache entry is the position there
         places = torch.arange(past, device=target.device)[None]
-        through_own_cache(target, tokens.expand(1, past), places, 0, cache)
+        _run_through_own_cache(target, tokens.expand(1, past), places, 0, cache)
 
     def replace_input(layer: int) -> Any:
         def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -192,50 +181,40 @@ def _run_layers(target: Target, position: int, inputs: dict[int, Any]) -> list[t
         for i, layer in enumerate(target.layers)
     ]
     try:
-        through_own_cache(target, tokens, torch.full_like(tokens, position), past, cache)
+        _run_through_own_cache(target, tokens, torch.full_like(tokens, position), past, cache)
     finally:
         for handle in handles:
             handle.remove()
     layers: list[Any] = list(cache.layers)
-    return [
-        (None, None)
-        if shape is None
-        else (layer.keys[:, :, -1:].float(), layer.values[:, :, -1:].float())
-        for layer, shape in zip(layers, target.anatomy.shapes, strict=True)
-    ]
+    found: list[tuple[Any, Any]] = []
+    for layer, shape in zip(layers, target.anatomy.shapes, strict=True):
+        if shape is None:
+            found.append((None, None))
+        else:
+            found.append((layer.keys[:, :, -1:].float(), layer.values[:, :, -1:].float()))
+    return found
+
+
+def _run_through_own_cache(
+    target: Target, tokens: Tensor, positions: Tensor, past: int, cache: Any
+) -> Tensor:
+    """The model's last hidden states of tokens at these positions, (1, L) each, with its own kind
+    of cache, which holds `past`."""
+    with laid(Layout(positions, past, target.groups, target.dtype)):
+        hidden: Tensor = target.body(
+            **target.anatomy.arguments(tokens, positions, cache)
+        ).last_hidden_state
+    return hidden
 
 
 def _candidates(target: Target, width: int) -> Iterator[Rotary]:
-    """Rotations of keys of a width: by the frequencies in the model's buffers, or by those of its
-    config's bases."""
+    """Rotations of keys of a width by the frequencies in the model's buffers."""
     yield Rotary()
-    tables = {
-        tuple(b.float().flatten().tolist())
-        for n, b in target.body.named_buffers()
-        if "inv_freq" in n
-    }
-    for part in _rotated_widths(target.config, width):
-        tables |= {frequencies(part, base) for base in _bases(target.config)}
+    buffers = [buffer for name, buffer in target.body.named_buffers() if "inv_freq" in name]
+    tables = {tuple(buffer.float().flatten().tolist()) for buffer in buffers}
     tables |= {tuple(-f for f in table) for table in tables}  # NanoChat turns the other way
     for table in sorted(tables):
         if 0 < 2 * len(table) <= width and all(math.isfinite(f) for f in table):
             for start in sorted({0, width - 2 * len(table)}):
                 for layout in LAYOUTS:
                     yield Rotary(layout, start, table)
-
-
-def _rotated_widths(config: Any, width: int) -> set[int]:
-    """How many of a head's numbers may be rotated."""
-    given = [getattr(config, name, None) for name in ("rotary_dim", "qk_rope_head_dim")]
-    shares = [getattr(config, name, None) for name in ("partial_rotary_factor", "rotary_pct")]
-    found = {width, *(g for g in given if isinstance(g, int))}
-    found |= {int(width * s) for s in (*shares, 0.25, 0.5, 0.75) if isinstance(s, float)}
-    return {n for n in found if 0 < n <= width and n % 2 == 0}
-
-
-def _bases(config: Any) -> set[float]:
-    names = ("rope_theta", "rotary_emb_base", "rope_local_base_freq", "default_theta")
-    groups = [getattr(config, "rope_parameters", None) or {}]
-    groups += [g for g in list(groups[0].values()) if isinstance(g, dict)]
-    values = [getattr(config, name, None) for name in names] + [g.get("rope_theta") for g in groups]
-    return {10000.0} | {float(v) for v in values if isinstance(v, int | float) and v > 1}

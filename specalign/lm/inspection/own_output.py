@@ -3,6 +3,8 @@ attention and cache."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -11,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 
+from specalign.kernels.linear import is_linear
 from specalign.lm.inspection.anatomy import cache_name, decoder, eos_ids
-from specalign.lm.inspection.reads import watch_reads
 from specalign.lm.logits import over_the_head
 
 TEXT = (
@@ -46,30 +48,31 @@ class OwnOutput:
 @torch.no_grad()
 def own_output(model: Any, tokenizer: Any) -> OwnOutput:
     """The first tokens in one call, the others through the cache; with recurrent states one by one,
-    as they are made."""
+    as they are made.
+
+    Raises:
+        NotImplementedError: it has several heads, or one that reads states of another width.
+    """
     head = model.get_output_embeddings()
-    if not isinstance(
-        getattr(head, "weight", None), Tensor
-    ):  # MusicGen has several, over audio codes
-        raise NotImplementedError(
-            f"it has {'no' if head is None else 'more than one'} head over a vocabulary"
-        )
+    if not isinstance(getattr(head, "weight", None), Tensor):
+        raise NotImplementedError("it has no single head over a vocabulary")
     tokens_1L = _proof_tokens(model, tokenizer)
-    body = decoder(model)
     cache: Any = DynamicCache(config=model.config.get_text_config(decoder=True))
     recurrent = any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers)
     rest = tokens_1L[:, CUT:]
     parts = [tokens_1L[:, :CUT], *(rest.split(1, dim=1) if recurrent else [rest])]
-    head_inputs: list[Tensor] = []
-    last_states: list[Tensor] = []
+    read: list[Tensor] = []
+    states: list[Tensor] = []
     hooks = [
-        head.register_forward_pre_hook(lambda _, args: head_inputs.append(args[0])),
-        body.register_forward_hook(lambda *call: last_states.append(call[-1].last_hidden_state)),
+        head.register_forward_pre_hook(lambda _, args: read.append(args[0])),
+        decoder(model).register_forward_hook(
+            lambda *call: states.append(call[-1].last_hidden_state)
+        ),
     ]
     logits: list[Tensor] = []
     name, past = cache_name(model), 0
     try:
-        with watch_reads(model) as read_past:
+        with _watch_reads(model) as read_past:
             for part in parts:
                 given = {name: cache, **positions(model, part, past)}
                 logits.append(model(input_ids=part, use_cache=True, **given).logits[0])
@@ -78,24 +81,50 @@ def own_output(model: Any, tokenizer: Any) -> OwnOutput:
         for hook in hooks:
             hook.remove()
     logits_LV, never_V = over_the_head(torch.cat(logits), len(head.weight))
-    hidden_LD = _head_input(head_inputs, last_states)
+    if read[0].shape[-1] != states[0].shape[-1]:
+        widths = f"of width {read[0].shape[-1]}, its layers write {states[0].shape[-1]}"
+        raise NotImplementedError(f"its head reads states {widths}")
+    if [x.shape for x in states] == [x.shape for x in read]:  # else scaled before (MiniCPM3)
+        read = [x.to(y.dtype) for x, y in zip(states, read, strict=True)]
+    hidden_LD = torch.cat([x[0] if x.dim() == 3 else x for x in read])
     return OwnOutput(tokens_1L, logits_LV, hidden_LD, never_V, frozenset(read_past - {head}))
 
 
-def _head_input(head_inputs: list[Tensor], last_states: list[Tensor]) -> Tensor:
-    """The decoder's last states, which the head reads as they are or scaled (MiniCPM3).
+@contextmanager
+def _watch_reads(model: nn.Module) -> Iterator[set[nn.Module]]:
+    """Yields the linear layers and embeddings whose weight is read outside of their own call,
+    within the context; these keep their dtype: Mamba multiplies by its `dt_proj`, indexers cast to
+    the dtype of their `weights_proj`."""
+    found: set[nn.Module] = set()
+    running: list[nn.Module] = []
 
-    Raises:
-        NotImplementedError: the head reads states of another width.
-    """
-    read, written = (states[0].shape[-1] for states in (head_inputs, last_states))
-    if read != written:
-        raise NotImplementedError(
-            f"its head reads states of width {read}, its layers write {written}"
-        )
-    if [x.shape for x in last_states] == [x.shape for x in head_inputs]:
-        head_inputs = [x.to(y.dtype) for x, y in zip(last_states, head_inputs, strict=True)]
-    return torch.cat([x[0] if x.dim() == 3 else x for x in head_inputs])
+    def watch(kind: Any) -> Any:
+        class Watched(kind):
+            # not `forward`, which hooks of accelerate replace
+            def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                running.append(self)
+                try:
+                    return super().__call__(*args, **kwargs)
+                finally:
+                    running.pop()
+
+            def __getattr__(self, name: str) -> Any:
+                if name == "weight" and not any(module is self for module in running):
+                    found.add(self)
+                return super().__getattr__(name)
+
+        return Watched
+
+    watched = [m for m in model.modules() if is_linear(m) or isinstance(m, nn.Embedding)]
+    own = [type(module) for module in watched]
+    classes = {kind: watch(kind) for kind in set(own)}
+    try:
+        for module, kind in zip(watched, own, strict=True):
+            module.__class__ = classes[kind]
+        yield found
+    finally:
+        for module, kind in zip(watched, own, strict=True):
+            module.__class__ = kind
 
 
 def placeholder_ids(model: Any) -> list[int]:
@@ -122,10 +151,7 @@ def _proof_tokens(model: Any, tokenizer: Any) -> Tensor:
     tokenizer: the first tokens."""
     size = model.get_output_embeddings().weight.shape[0]
     no_text = {*eos_ids(model, tokenizer), *placeholder_ids(model)}
-    ids = [
-        i
-        for i in tokenizer(TEXT, add_special_tokens=False)["input_ids"]
-        if i < size and i not in no_text
-    ]
+    of_text = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    ids = [i for i in of_text if i < size and i not in no_text]
     ids = ids or [i for i in range(size) if i not in no_text]
     return torch.tensor([(ids * LENGTH)[:LENGTH]], device=model.device)

@@ -1,26 +1,17 @@
-"""A target layer's weights by a block drafter's names, found by what its modules compute.
-
-One token runs through the model. The norm whose output the query projection reads is the one before
-attention. A fused projection of queries, keys and values is split where its output holds the values
-in the cache.
-"""
+"""A target layer's weights by a block drafter's names, with which a drafter's layers start."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specalign.lm.masks import Layout, laid
-
 if TYPE_CHECKING:
     from specalign.lm.model import Target
 
-_NAMES = {
+_LINEARS = {
     "self_attn.q_proj": ("q_proj",),
     "self_attn.k_proj": ("k_proj",),
     "self_attn.v_proj": ("v_proj",),
@@ -30,6 +21,18 @@ _NAMES = {
     "mlp.down_proj": ("down_proj", "w2"),
 }
 """A drafter's projections, and what they are called in layers."""
+_QKV = ("qkv_proj", "attn.c_attn")
+"""Projections of queries, keys and values in one, in this order."""
+_NORMS = {
+    "input_layernorm": ("input_layernorm", "ln_1", "operator_norm"),
+    "post_attention_layernorm": (
+        "pre_feedforward_layernorm", "post_attention_layernorm", "ln_2", "ffn_norm",
+    ),
+    "self_attn.q_norm": ("self_attn.q_norm", "self_attn.q_layernorm"),
+    "self_attn.k_norm": ("self_attn.k_norm", "self_attn.k_layernorm"),
+}  # fmt: skip
+"""A drafter's norms, and what they are called in layers, the first name first."""
+_LAST_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f", "embedding_norm")
 
 
 def embedding_scale(target: Target) -> float:
@@ -49,76 +52,71 @@ def embeds_rows(target: Target) -> bool:
     )
 
 
-@dataclass
-class Call:
-    """One forward pass of a module: its name in its layer, what it read and what it wrote, flat, for one
-    token."""
-
-    name: str
-    module: Any
-    read: Tensor
-    wrote: Tensor
-
-
-@torch.no_grad()
 def last_norm(target: Target) -> Tensor | None:
     """The weight of the norm that writes the last hidden state; None where there is none."""
-    children = [child for child in target.body.children() if child is not target.layers]
-    calls, hidden, _ = _trace(target, {str(i): child for i, child in enumerate(children)})
-    found = [c for c in calls if torch.equal(c.wrote, hidden)]
-    return norm_weight(found[-1].module, hidden.shape[-1]) if found else None
+    for name in _LAST_NORMS:
+        module = getattr(target.body, name, None)
+        if module is not None:
+            return norm_weight(module, target.hidden_size)
+    return None
 
 
-@torch.no_grad()
 def layer_parts(target: Target, index: int) -> dict[str, Tensor]:
     """A layer's weights, fp32, by a drafter's parameter names; those that cannot be identified are
     left out."""
-    layer: Any = target.layers[index]
-    leaves = {name: m for name, m in layer.named_modules() if name and not list(m.children())}
-    calls, _, cache = _trace(target, leaves)
-    found = {
-        name: p.detach().float()
-        for name, p in layer.named_parameters()
-        if "norm" not in name
-        and p.dim() < 3
-        and p.dtype.itemsize > 1  # those of one byte are quantised
-    }
-    at: dict[str, Call] = {}
-    for mine, names in _NAMES.items():
-        those = [
-            c
-            for c in calls
-            if f".{c.name}".endswith(tuple(f".{n}" for n in names)) and _is_linear(c)
-        ]
-        if len(those) == 1:
-            at[mine] = those[0]
-            found |= _rows(mine, those[0], slice(None))
-    attends = not target.anatomy.repeats and target.anatomy.shapes[index] is not None
-    if "self_attn.q_proj" not in at and attends:
-        kept: Any = cache.layers[index]
-        for c in calls:
-            if parts := _split_attention(
-                c, kept.keys[0, :, -1], kept.values[0, :, -1], target.num_heads
-            ):
-                at["self_attn.q_proj"] = c
-                found |= parts
-    if "mlp.gate_proj" not in at and (down := at.get("mlp.down_proj")) is not None:
-        for c in calls:
-            if parts := _split_gated(c, down, layer):
-                at["mlp.gate_proj"] = c
-                found |= parts
-    for norm, reader in (("input", "self_attn.q_proj"), ("post_attention", "mlp.gate_proj")):
-        if reader in at and (weight := _norm_before(at[reader], calls)) is not None:
-            found[f"{norm}_layernorm.weight"] = weight
+    modules = {f".{name}": module for name, module in target.layers[index].named_modules()}
+    found: dict[str, Tensor] = {}
+
+    def add(module: nn.Module, sizes: dict[str, int]) -> None:
+        """Add a projection's outputs, split by these sizes."""
+        weight, bias = _matrix(module), getattr(module, "bias", None)
+        if weight is None or len(weight) != sum(sizes.values()):
+            return
+        split = [*sizes.values()]
+        found.update(zip([f"{n}.weight" for n in sizes], weight.split(split), strict=True))
+        if bias is not None:
+            parts = bias.detach().float().split(split)
+            found.update(zip([f"{n}.bias" for n in sizes], parts, strict=True))
+
+    for mine, names in _LINEARS.items():
+        matches = _find(modules, names)
+        weight = _matrix(matches[0]) if len(matches) == 1 else None
+        if weight is not None:
+            add(matches[0], {mine: len(weight)})
+    q, kv = target.num_heads * target.head_dim, target.num_kv_heads * target.head_dim
+    for module in _find(modules, _QKV):
+        add(module, {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv})
+    down = found.get("mlp.down_proj.weight")
+    if down is not None:
+        for module in _find(modules, ("mlp.gate_up_proj",)):
+            add(module, dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), down.shape[1]))
     if "mlp.gate_proj.weight" not in found:  # another kind of feed-forward
         found = {name: tensor for name, tensor in found.items() if not name.startswith("mlp.")}
-    for norm in ("q_norm", "k_norm"):
-        module = getattr(getattr(layer, "self_attn", None), norm, None)
-        if module is not None and (weight := getattr(module, "weight", None)) is not None:
-            found[f"self_attn.{norm}.weight"] = norm_weight(module, len(weight))
+    for mine, names in _NORMS.items():
+        norm = next((modules[f".{name}"] for name in names if f".{name}" in modules), None)
+        weight = getattr(norm, "weight", None)
+        gated = not mine.startswith("post_") or "mlp.gate_proj.weight" in found
+        if weight is not None and weight.dim() == 1 and gated:
+            found[f"{mine}.weight"] = norm_weight(norm, len(weight))
     return found
 
 
+def _find(modules: dict[str, nn.Module], names: tuple[str, ...]) -> list[nn.Module]:
+    """The modules whose name ends with one of these."""
+    endings = tuple(f".{name}" for name in names)
+    return [module for name, module in modules.items() if name.endswith(endings)]
+
+
+def _matrix(module: nn.Module) -> Tensor | None:
+    """The weight of a linear layer as (out, in), fp32; None of another kind, or quantised."""
+    weight = getattr(module, "weight", None)
+    if weight is None or weight.dim() != 2 or weight.dtype.itemsize == 1:
+        return None
+    weight = weight.detach().float()
+    return weight.T if type(module).__name__.endswith("Conv1D") else weight
+
+
+@torch.no_grad()
 def norm_weight(module: Any, width: int) -> Tensor:
     """A norm's factor, (width,) fp32: its weight, or one more; ones where it has none. A bias is
     left out."""
@@ -136,127 +134,3 @@ def norm_weight(module: Any, width: int) -> Tensor:
         return weight
     forms = [(weight, scaled), (weight, centred), (weight + 1, scaled), (weight + 1, centred)]
     return min(forms, key=lambda form: float((form[0] * form[1] + shift - wrote).abs().max()))[0]
-
-
-def through_own_cache(
-    target: Target, tokens: Tensor, positions: Tensor, past: int, cache: Any
-) -> Tensor:
-    """The model's last hidden states of tokens at these positions, (1, L) each, with its own kind
-    of cache, which holds `past`."""
-    with laid(Layout(positions, past, target.groups, target.dtype)):
-        hidden: Tensor = target.body(
-            **target.anatomy.arguments(tokens, positions, cache)
-        ).last_hidden_state
-    return hidden
-
-
-def _trace(target: Target, modules: dict[str, Any]) -> tuple[list[Call], Tensor, Any]:
-    """One token through the model: these modules' calls, its last hidden state (D,), and its
-    cache."""
-    calls: list[Call] = []
-
-    def hook(name: str) -> Any:
-        def keep(module: Any, args: tuple[Any, ...], wrote: Any) -> None:
-            if args and all(
-                isinstance(t, Tensor) and t.is_floating_point() for t in (args[0], wrote)
-            ):
-                calls.append(Call(name, module, args[0].flatten().clone(), wrote.flatten().clone()))
-
-        return keep
-
-    token = torch.tensor([[target.vocab_size // 2]], device=target.device)
-    cache = target.anatomy.empty_cache()
-    handles = [module.register_forward_hook(hook(name)) for name, module in modules.items()]
-    try:
-        hidden = through_own_cache(target, token, torch.zeros_like(token), 0, cache)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return calls, hidden.flatten(), cache
-
-
-def _matrix(call: Call) -> Tensor | None:
-    """The weight of a linear layer as (out, in), stored either way; None where it is of another
-    kind."""
-    weight = getattr(call.module, "weight", None)
-    if weight is None or weight.dim() != 2:
-        return None
-    weight, bias = weight.detach().float(), getattr(call.module, "bias", None)
-    for w in (weight, weight.T):
-        if w.shape == (len(call.wrote), len(call.read)):
-            product = F.linear(
-                call.read.float(), w, None if bias is None else bias.detach().float()
-            )
-            if _close(product, call.wrote):
-                return w
-    return None
-
-
-def _is_linear(call: Call) -> bool:
-    return _matrix(call) is not None
-
-
-def _rows(name: str, call: Call, rows: slice | Tensor) -> dict[str, Tensor]:
-    """These outputs of a linear layer, as the parameters of one of this name."""
-    weight, bias = _matrix(call), getattr(call.module, "bias", None)
-    assert weight is not None
-    found = {f"{name}.weight": weight[rows]}
-    return found if bias is None else {**found, f"{name}.bias": bias.detach().float()[rows]}
-
-
-def _close(one: Tensor, other: Tensor) -> bool:
-    size = float(other.float().pow(2).mean().sqrt()) + 1e-12
-    coarse = other.dtype != torch.float32
-    return float((one.float() - other.float()).abs().max()) < (0.1 if coarse else 1e-3) * size
-
-
-def _split_attention(call: Call, keys: Tensor, values: Tensor, heads: int) -> dict[str, Tensor]:
-    """Queries, keys and values of one projection that wrote these values (Hkv, width), at position
-    0; empty where it did not."""
-    (kv_heads, width), wide = keys.shape, values.shape[1]
-    if len(call.wrote) != heads * width + kv_heads * (width + wide) or not _is_linear(call):
-        return {}
-    rows = torch.arange(len(call.wrote))
-    orders = [rows.split([heads * width, kv_heads * width, kv_heads * wide])]
-    if heads % kv_heads == 0:  # each key head behind its queries
-        groups = rows.view(kv_heads, -1).split([heads // kv_heads * width, width, wide], dim=1)
-        orders.append(tuple(part.flatten() for part in groups))
-    for q, k, v in orders:
-        if _close(call.wrote[v], values.flatten()):
-            parts = (
-                _rows(f"self_attn.{name}_proj", call, its)
-                for name, its in (("q", q), ("k", k), ("v", v))
-            )
-            return {name: tensor for part in parts for name, tensor in part.items()}
-    return {}
-
-
-def _split_gated(call: Call, down: Call, layer: Any) -> dict[str, Tensor]:
-    """Gate and value of one projection, where act(gate)·value is what `down` reads; empty where it
-    is not."""
-    inner = len(down.read)
-    if len(call.wrote) != 2 * inner or not _is_linear(call):
-        return {}
-    acts: Sequence[Any] = [
-        m for m in layer.modules() if not list(m.children()) and not list(m.parameters())
-    ]
-    first, second = slice(inner), slice(inner, None)
-    for gate, up in ((first, second), (second, first)):
-        for act in [nn.SiLU(), *acts]:
-            try:
-                product = act(call.wrote[gate]) * call.wrote[up]
-            except Exception:  # no function of one tensor
-                continue
-            if product.shape == down.read.shape and _close(product, down.read):
-                return _rows("mlp.gate_proj", call, gate) | _rows("mlp.up_proj", call, up)
-    return {}
-
-
-def _norm_before(reader: Call, calls: Sequence[Call]) -> Tensor | None:
-    """The weight of the norm that wrote what `reader` read."""
-    for call in calls:
-        weight = getattr(call.module, "weight", None)
-        is_norm = (weight is None or weight.dim() == 1) and call.read.shape == reader.read.shape
-        if is_norm and torch.equal(call.wrote, reader.read):
-            return norm_weight(call.module, len(call.read))
-    return None

@@ -33,8 +33,7 @@ def text_model(target: Target) -> TextModel:
     """The target as such a model; its tensors are the target's own.
 
     Raises:
-        NotImplementedError: its weights are quantised, or transformers has no class for the text
-            alone of what it wraps.
+        NotImplementedError: its weights are quantised, or transformers has no such class.
     """
     model, config = target.model, target.config
     if getattr(model.config, "quantization_config", None) is not None:

@@ -58,10 +58,10 @@ def test_more_layers_than_the_target_has_are_refused() -> None:
     [
         ("deepseek_v3", "what it keeps as values changes with the position, as compressed ones do"),
         ("mamba", "it keeps none of its own"),
-        ("dory", "its layers keep several for each token"),
+        ("dory", "its layers are called in a way of their own"),
         (
             "hunyuan_v1_dense",
-            "its keys are normalised after their rotation, each number by its own weight",
+            "its keys at two positions differ by no rotation that is known",
         ),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from decode.exporting.exports import DrafterPair, ExportOptions, check_transform
 from decode.exporting.verdict import Verdict
 from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
+from specalign.lm.debug import debug_model
 from specalign.lm.model import Target
 from specalign.suites.prompt import Prompt
 from tests.builders import block_network
@@ -95,7 +97,10 @@ def test_a_folder_given_as_the_target_is_named(tmp_path: Path, target: Target) -
 def test_nothing_is_written_where_one_format_refuses(
     tmp_path: Path, target: Target, drafter: str
 ) -> None:
-    write_gguf(tmp_path / "other.gguf", target, tokenizer="llama")
+    tokenizer = debug_model("Llama")[1]
+    tokenizer.add_tokens(["more"])
+    other: Any = SimpleNamespace(model=target.model, tokenizer=tokenizer)
+    write_gguf(tmp_path / "other.gguf", other)
     folders = {name: tmp_path / "out" / name for name in ("dflash", "gguf")}
     with pytest.raises(
         UserError, match="--target-gguf=.*other.gguf: .* tokens, the drafter's target has"

@@ -111,7 +111,7 @@ def test_targets_whose_drafts_may_not_branch() -> None:
     parts = OpenDrafters(by_place, {"diffusion": object(), "block": object()})
     for text in ("specdiff2", "block_tree", "specdiff:nodes=5", "retrieval:nodes=4"):
         with pytest.raises(
-            UserError, match="windows its attention by place, so drafts may not branch"
+            UserError, match="can't attend along branches, so drafts may not branch"
         ):
             build(read_method(text), parts)
     assert build(read_method("retrieval"), parts).generate(PROMPT, max_new_tokens=4).tokens

@@ -12,7 +12,6 @@ import torch
 import decode
 from specalign.common.errors import UserError
 from tests.builders import PROMPT
-from tests.target_models import tiny_model
 
 IDS = torch.tensor([PROMPT])
 OURS: dict[str, Any] = {
@@ -78,21 +77,3 @@ def test_models_that_it_cannot_run_exactly(
     other.generate(IDS, **OURS)
     with pytest.raises(UserError, match=says):
         change(other).generate(IDS, **OURS)
-
-
-def test_padding_where_rotary_tables_change_with_the_length() -> None:
-    """Texts of one length change their table in one step, as in `generate`; padded ones are refused."""
-    rope = {
-        "rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 24,
-        "short_factor": [1.0] * 8, "long_factor": [3.0] * 8,
-    }  # fmt: skip
-    model = tiny_model("phi3", 260, rope_parameters=rope, original_max_position_embeddings=24)
-    ids, mask = torch.tensor([PROMPT * 2, PROMPT[::-1] * 2]), torch.ones(2, 12, dtype=torch.long)
-    words: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    own, found = (
-        model.generate(ids, **{**more, **words, "max_new_tokens": 18}) for more in ({}, OURS)
-    )
-    assert torch.equal(own, found)
-    mask[0, :3] = 0
-    with pytest.raises(UserError, match="changes at 24 tokens, .* one text at a time"):
-        model.generate(ids, **{**OURS, **words, "max_new_tokens": 13}, attention_mask=mask)

@@ -24,10 +24,6 @@ def config(method: str, **more: Any) -> dict[str, Any]:
         (config("gtpq"), "quant_method=gtpq.: Unknown quantization type"),
         ({"quantization_config": "gptq"}, "quantization_config='gptq' must be an object"),
         ({"quantization_config": {"bits": 4}}, "quant_method=None"),
-        (
-            {"text_config": {"compression_config": {"format": "int-quantized"}}},
-            "does not read compression_config: rename it to quantization_config",
-        ),
     ],
 )
 def test_unknown_quantisation(values: dict[str, Any], says: str) -> None:

@@ -38,7 +38,7 @@ def test_contents_become_strings() -> None:
         ([{"content": "a"}], "a conversation with messages without a role"),
         (
             [{"role": "user", "contnet": "a"}],
-            "without a user's text .keys of messages not read: contnet",
+            "without a user's text",
         ),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "with parts that are no text"),
         (

@@ -13,23 +13,21 @@ from specalign.common.checksums import write_checksums
 from specalign.common.errors import UserError
 from specalign.folder.tokenizer import first_ids, open_tokenizer, opening_ids
 from specalign.gguf.tokenizer import make_tokenizer
-from tests.target_models import piece_fields
 from tests.tokenizers import sentencepiece
 
 
 def test_a_made_folder_is_opened_as_written_and_another_as_transformers_does(
     tmp_path: Path,
 ) -> None:
-    made = make_tokenizer(piece_fields())
+    """Qwen2's class would split digits in its own way."""
+    tokens = ["1", "2", "12", "<s>"]
+    fields = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": ["1 2"]}
+    made = make_tokenizer(fields)
     made.save_pretrained(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
     assert type(open_tokenizer(tmp_path)).__name__ == "Qwen2Tokenizer"
     write_checksums(tmp_path, "*")
-    opened, text = open_tokenizer(tmp_path), "<s>the hello\n<think> 😀"
-    assert (
-        opened(text).input_ids == made(text).input_ids
-        and opened.decode(opened("ab").input_ids) == "<s> ab"
-    )
+    assert open_tokenizer(tmp_path)("12").input_ids == made("12").input_ids == [2]
 
 
 def _with_post_processor(single: str) -> Any:

@@ -131,7 +131,7 @@ def test_a_token_alone_and_among_drafts_to_the_bit() -> None:
         assert one is not None and torch.equal(one[0, 0], logits[0, i])
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_columns_of_keys_follow_the_cache(seed: int) -> None:
     """Whatever becomes of the cache, by calls of the C library and without it: a call gives the bits that it gives where all keys are
     turned into columns anew."""
@@ -178,9 +178,3 @@ def test_columns_of_keys_follow_the_cache(seed: int) -> None:
         cache.views.clear()
         cache.views.update(views)
         assert views and torch.equal(mine, anew), what
-
-
-def test_a_window_that_only_mistral_knows_of_is_a_window() -> None:
-    """Its config has no layer types, and the model asks `sliding_window` alone."""
-    assert target_of("mistral", sliding_window=24).fused is None
-    assert target_of("mistral", sliding_window=24, use_sliding_window=False).fused is None

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from tokenizers.processors import TemplateProcessing
 
+from decode.engine.decoder import Decoder
+from decode.proposers.lookup import LookupDrafter
 from specalign.common.errors import UserError
+from specalign.lm.debug import debug_model
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.lm.proof import prove_target
 from specalign.lm.source import ModelSource
-from tests.target_models import tiny_model
+from tests.target_models import generated, some_text, tiny_config, tiny_model
 
 
 def test_forward_equals_transformers_own(target: Target) -> None:
@@ -83,7 +88,7 @@ def test_a_text_of_tokens_that_the_model_has_not_is_one_line() -> None:
     small.tokenizer.chat_template = "{{ messages[0].content }}"
     for read in (small.text_tokens, small.chat_tokens):
         with pytest.raises(
-            UserError, match="'z' as token 93, its embedding has 90 rows: leave that out"
+            UserError, match="'z' as token 93, its embedding has 90 rows: take that out"
         ):
             read("tz")
     small.tokenizer.chat_template = "{{ messages[0].content }}z"
@@ -112,3 +117,25 @@ def test_gpt_neo_takes_chains_alone() -> None:
         for part in tokens[:, 280:].split([1, 5, 14], dim=1)
     ]
     torch.testing.assert_close(torch.cat(found, 1), whole[:, 280:], atol=1e-4, rtol=1e-4)  # type: ignore[arg-type]
+
+
+def test_a_text_ends_with_the_first_rotary_table() -> None:
+    """longrope's second table would change the keys of the tokens before it."""
+    config = tiny_config("phi3", 260)
+    config.original_max_position_embeddings = 50
+    config.rope_parameters = {
+        "rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "short_factor": [1.0] * 8,
+        "long_factor": [1.0 + 0.7 * i for i in range(8)], "original_max_position_embeddings": 50,
+    }  # fmt: skip
+    config._attn_implementation = "eager"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        own = transformers.Phi3ForCausalLM(config).eval()
+    tokenizer = debug_model("Llama")[1]
+    target = prove_target(copy.deepcopy(own), tokenizer, ModelSource("phi3"))
+    assert target.context_limit == 50
+    prompt = [*some_text(target, 20)[0].tolist()] * 2
+    wanted = generated(own, target, prompt, 10)
+    for drafter in (None, LookupDrafter(6)):
+        found = Decoder(target, drafter).generate(prompt, max_new_tokens=30).tokens
+        assert found == wanted

@@ -85,17 +85,6 @@ def test_weights_that_are_no_numbers_are_refused(value: float) -> None:
         prove_target(model, tokenizer, ModelSource("x"))
 
 
-def test_a_scale_in_front_of_the_head_is_part_of_p() -> None:
-    """MiniCPM3's last states are divided before its head sees them."""
-    target = tiny_target("minicpm3")
-    tokens = some_text(target, 20)
-    own = tiny_model("minicpm3", target.vocab_size)
-    assert target.logit_form.scale == own.config.logits_scaling**-1 != 1
-    torch.testing.assert_close(
-        target.forward(tokens).logits_BLV, own(tokens).logits, rtol=1e-4, atol=1e-4
-    )
-
-
 def test_an_indexer_that_does_not_choose_so_few_is_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its keys written elsewhere change nothing as long as all are chosen: 2,048 in a real model, of the proof's 14."""
     assert (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from specalign.rows.conversation import ROLES, Conversation
@@ -66,9 +64,8 @@ def test_a_message_has_no_other_columns() -> None:
 
 
 def test_what_a_string_holds() -> None:
-    assert decode_json("[1, {'a': None}]") == [1, {"a": None}] == decode_json('[1, {"a": null}]')
-    assert decode_json(json.dumps(json.dumps({"a": 1}))) == {"a": 1}
-    for text in ("[not a list", "{}}", "plain", "", "(1, 2)", "[\\d]", "{'a\0'"):
+    assert decode_json('[1, {"a": null}]') == [1, {"a": None}]
+    for text in ("[not a list", "{}}", "plain", "", '"a"'):
         assert decode_json(text) == text
 
 

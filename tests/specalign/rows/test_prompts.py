@@ -44,15 +44,6 @@ def test_one_note_counts_what_is_left_out(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err == ""
 
 
-def test_the_note_names_keys_of_messages(capsys: pytest.CaptureFixture[str]) -> None:
-    message = {"role": "user", "content": "a", "documents": ["d"]}
-    read([{"messages": [message]}, {"messages": [message, assistant("b"), message], "x": 1}])
-    assert capsys.readouterr().err == (
-        "note: data.prompts='f': columns not used: x (1) (data.prompts_column chooses the column); "
-        "keys of messages not used: documents (2)\n"
-    )
-
-
 def test_refused_only_where_nothing_can_be_used() -> None:
     for rows, column, says in (
         ([], None, "data.prompts='f' holds no rows"),
@@ -60,17 +51,10 @@ def test_refused_only_where_nothing_can_be_used() -> None:
         ([{"q": "a", "zz": 1}], None, r"no prompt among its columns \(q, zz\) \(data.prompts_column chooses one\)"),
         ([{"prompt": "a"}], "promt", r"no column 'promt' \(did you mean 'prompt'\?\)"),
         ([{"prompt": 1}, {"prompt": [2]}], None, r"no row holds a prompt \(2 .*\); its columns: prompt"),
-        ([row for row, _ in UNUSABLE.values()], None, "no row holds a prompt .* for other reasons"),
+        ([row for row, _ in UNUSABLE.values()], None, "no row holds a prompt .*5 without a user's"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=says):
             read(rows, column)
-
-
-def test_how_texts_were_read_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    talk = "\n\nHuman: A?\n\nAssistant: a\n\nHuman: B?"
-    read([{"prompt": talk}, {"prompt": talk}, {"prompt": "plain"}])
-    note = capsys.readouterr().err
-    assert "2 rows split into turns at their marks Human: and Assistant:" in note
 
 
 def test_a_misspelt_role_in_a_json_string_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from specalign.rows.conversation import Conversation
 from specalign.rows.messages import UnusableRow
-from specalign.rows.shapes import ParsedRow, parse_row
-from tests.row_shapes import GPT, HI, SHAPES, TALK, TOOL, UNUSABLE, assistant, system, user
+from specalign.rows.shapes import parse_row
+from tests.row_shapes import GPT, HI, SHAPES, TALK, TOOL, UNUSABLE, user
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -91,78 +89,7 @@ USER = {"role": "user", "content": "Hi"}
     [
         ({"messages": [{"role": "system", "content": None}, USER]}, [("user", "Hi")]),
         ({"prompt": "def f(x):\n    "}, [("user", "def f(x):\n    ")]),
-        ({"messages": {"system": "S", "messages": [USER]}}, [("system", "S"), ("user", "Hi")]),
-        (
-            {"prompt": json.dumps({"system": "S", "messages": [USER]})},
-            [("system", "S"), ("user", "Hi")],
-        ),
-        (
-            {
-                "conversation": [
-                    {"instruction": "Translate", "input": "Good day", "output": "Bonjour"}
-                ]
-            },
-            [("user", "Translate\n\nGood day"), ("assistant", "Bonjour")],
-        ),
     ],
 )
 def test_nothing_of_a_row_is_lost(row: Any, expected: list[tuple[str, str]]) -> None:
     assert contents(row) == expected
-
-
-def test_an_older_function_call_is_a_tool_call() -> None:
-    answer = {
-        "role": "assistant",
-        "content": None,
-        "function_call": {"name": "f", "arguments": "{}"},
-    }
-    result = {"role": "function", "name": "f", "content": "12C"}
-    messages = parse_row({"messages": [USER, answer, result]}).conversation.messages
-    assert messages[1]["tool_calls"] == [
-        {"type": "function", "function": {"name": "f", "arguments": "{}"}}
-    ]
-    assert messages[2]["role"] == "tool"
-
-
-def test_an_object_in_a_chosen_column_is_a_row() -> None:
-    """As in the batch files of OpenAI."""
-    body = {"model": "m", "messages": HI, "tools": [TOOL], "system": "SYS"}
-    parsed = parse_row({"custom_id": "1", "method": "POST", "body": body}, "body")
-    assert parsed.conversation.messages == (system("SYS"), *HI) and parsed.conversation.tools == (
-        TOOL,
-    )
-    assert parsed.columns == ["model", "custom_id", "method"]
-    assert parse_row(
-        {"body": {"prompt": "Hi there", "system": "S"}, "prompt": "x"}, "body"
-    ) == ParsedRow(Conversation((system("S"), *HI)), ["prompt"])
-    outer = parse_row({"body": {**body, "tools": []}, "tools": [TOOL], "system": "OUTER"}, "body")
-    assert outer.conversation.tools == (TOOL,) and outer.columns == ["model", "system"]
-    for talk in ({"human": "Hi there", "lang": "en"}, HI[0], {"type": "text", "text": "Hi there"}):
-        assert list(parse_row({"body": talk}, "body").conversation.messages) == HI
-
-
-def test_a_text_that_marks_its_turns_is_split() -> None:
-    text = "\n\nHuman: A?\n\nAssistant: a\n\nb\n\nHuman: B?\n\nAssistant:"
-    parsed = parse_row({"chosen": text + " c", "rejected": text}, "chosen")
-    assert list(parsed.conversation.messages) == [
-        user("A?"),
-        assistant("a\n\nb"),
-        user("B?"),
-        assistant("c"),
-    ]
-    assert parsed.split and parsed.answered
-    assert list(parse_row({"prompt": text}).conversation.messages)[-1] == user("B?")
-    for other in ("\r\n\r\nHuman: A?\r\n\r\nAssistant: a", "### Human: A?### Assistant: a"):
-        assert list(parse_row({"text": other}).conversation.messages) == [
-            user("A?"),
-            assistant("a"),
-        ]
-    pasted = "Human: hi\n\nAssistant: hello\n\nSummarise the above."
-    assert list(parse_row({"prompt": pasted}).conversation.messages) == [user(pasted)]
-    for other in (
-        "Human: A?",
-        "What does\n\nHuman: A\n\nAssistant: B\n\nmean?",
-        "\n\nAssistant: a\n\nHuman: A?",
-    ):
-        parsed = parse_row({"prompt": other})
-        assert list(parsed.conversation.messages) == [user(other)] and not parsed.split

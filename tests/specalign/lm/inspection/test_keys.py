@@ -10,16 +10,13 @@ from tests.target_models import tiny_target
 
 KINDS = {
     "llama": ["half 0 8"] * 4,
-    "gptj": ["pairs 0 4"] * 4,
+    "cohere": ["pairs 0 8"] * 4,
     "gpt_neox": ["half 0 2"] * 4,
     "gpt2": ["none"] * 4,  # learned positions are in the hidden states
     "bloom": ["none"] * 4,  # ALiBi is in the scores
     "deepseek_v3": ["what it keeps as values changes with the position, as compressed ones do"] * 4,
     "lfm2": ["it keeps none of its own", "half 0 8"] * 2,  # convolutions
-    "hunyuan_v1_dense": [
-        "its keys are normalised after their rotation, each number by its own weight"
-    ]
-    * 4,
+    "hunyuan_v1_dense": ["its keys at two positions differ by no rotation that is known"] * 4,
 }
 
 
