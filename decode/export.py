@@ -16,7 +16,7 @@ from specalign.common.errors import UserError, cli, nearest
 from specalign.common.text import say
 
 if TYPE_CHECKING:
-    from decode.exporting.verdict import Verdict
+    from decode.exporting.verdict import ExportVerdict
 
 TYPES = ("bfloat16", "float16", "float32")
 
@@ -138,7 +138,7 @@ def _print_refusal(error: UserError, commands: Sequence[str]) -> None:
         say(f"      {line}", error=True)
 
 
-def _print_verdict(verdict: Verdict, options: argparse.Namespace) -> None:
+def _print_verdict(verdict: ExportVerdict, options: argparse.Namespace) -> None:
     """The comparison, then the lines that serve the export."""
     say(f"{verdict.folder}: {verdict.format}")
     for note in verdict.notes:

@@ -36,46 +36,27 @@ def parser() -> Parser:
     )
     add = p.add_argument
     p.add_target_options(dtype=False)
-    add(
-        "--dtype",
-        choices=("float32", "bfloat16", "float16", "auto"),
-        default="float32",
-        help="of the target (default float32)",
-    )
+    dtypes = ("float32", "bfloat16", "float16", "auto")
+    add("--dtype", choices=dtypes, default="float32", help="of the target (default float32)")
     p.add_chat_options()
-    add(
-        "--drafter",
-        help="a drafter's folder, or lookup (default: the shipped one, for the default target)",
+    drafter = "a drafter's folder, or lookup (default: the shipped one, for the default target)"
+    methods = (
+        "systems by name, as decode.eval has them, or all; --drafter may then name several: "
+        "KIND=FOLDER,…"
     )
-    add(
-        "--methods",
-        help="systems by name, as decode.eval has them, or all; --drafter may then name several: KIND=FOLDER,…",
-    )
-    add(
-        "--drafter-tokenizer",
-        metavar="FOLDER",
-        help="of a standalone drafter whose vocabulary is not the target's",
-    )
+    vocabulary = "of a standalone drafter whose vocabulary is not the target's"
+    add("--drafter", help=drafter)
+    add("--methods", help=methods)
+    add("--drafter-tokenizer", metavar="FOLDER", help=vocabulary)
     p.add_prompt_options("the prompts (default mtbench)")
-    add(
-        "--limit",
-        type=parse_whole(1, 100_000),
-        default=LIMIT,
-        metavar="N",
-        help=f"prompts of each suite, evenly spread (default {LIMIT})",
-    )
-    add(
-        "--max-new-tokens",
-        type=parse_whole(4, 100_000),
-        default=NEW_TOKENS,
-        metavar="N",
-        help=f"the length of greedy texts (default {NEW_TOKENS})",
-    )
-    add(
-        "--self-test",
-        action="store_true",
-        help="then plant classic bugs in the engine, one at a time, and say which check catches each",
-    )
+    for name, least, default, about in (
+        ("--limit", 1, LIMIT, "prompts of each suite, evenly spread"),
+        ("--max-new-tokens", 4, NEW_TOKENS, "the length of greedy texts"),
+    ):
+        count = parse_whole(least, 100_000)
+        add(name, type=count, default=default, metavar="N", help=f"{about} (default {default})")
+    self_test = "then plant classic bugs in the engine, and report which check catches each"
+    add("--self-test", action="store_true", help=self_test)
     add(
         "--replay",
         type=path,

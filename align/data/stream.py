@@ -14,7 +14,7 @@ from specalign.common.batch import PackedRow
 TEXT = 1 << 40
 
 
-class Stream(Protocol):
+class RowStream(Protocol):
     """What training reads."""
 
     def key(self, place: int) -> int:
@@ -46,7 +46,7 @@ class Shuffled:
 class TextFirst:
     """The first `places` places are other text's, those after them the target's own."""
 
-    def __init__(self, text: Stream, own: Stream, places: int) -> None:
+    def __init__(self, text: RowStream, own: RowStream, places: int) -> None:
         self.text, self.own, self.places = text, own, places
 
     def key(self, place: int) -> int:

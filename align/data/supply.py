@@ -17,7 +17,7 @@ from align.data.identity import find_differences
 from align.data.index import read_samples
 from align.data.packing import pack, split_validation
 from align.data.shards import Texts
-from align.data.stream import Shuffled, Stream, TextFirst
+from align.data.stream import RowStream, Shuffled, TextFirst
 from align.data.synthesis import synthesize
 from align.data.texts import is_read, open_text, read_text_manifest, read_texts, text_folder
 from align.writing.agreement import PROBES, check_answers
@@ -62,14 +62,14 @@ class Supply:
         manifest = self.manifest
         return manifest.get("top_p", 1.0) == 1.0 and not manifest.get("top_k", 0)
 
-    def stream(self, recipe: Recipe, text_rows: int | None = None) -> Stream:
+    def stream(self, recipe: Recipe, text_rows: int | None = None) -> RowStream:
         """The rows in the order of training.
 
         Args:
             text_rows: the number of `data.text`'s rows, which come first; None = from the recipe.
         """
         length, seed = recipe.data.length, recipe.seed
-        own: Stream
+        own: RowStream
         if self.later is None:
             own = Shuffled(pack(self.training, length, seed), seed)
         else:

@@ -120,7 +120,7 @@ def _check_same(folder: Path, manifest: dict[str, Any], fresh: dict[str, Any]) -
             )
 
 
-class _Reader:
+class _TextReader:
     """Reads all sources of a recipe: the one that is furthest behind its weight comes next.
 
     Args:
@@ -212,7 +212,7 @@ def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> dict[
     if manifest["unchecked"] and not quiet:
         names = ", ".join(manifest["unchecked"])
         say(f"warning: data.text is not compared with {names}: unavailable here", error=True)
-    reader = _Reader(recipe, target, manifest, passages)
+    reader = _TextReader(recipe, target, manifest, passages)
     while manifest["tokens"] < d.text_tokens:
         samples = reader.read_shard(min(SHARD_TOKENS, d.text_tokens - manifest["tokens"]))
         if not len(samples):

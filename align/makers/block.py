@@ -29,7 +29,7 @@ from align.makers.geometry import (
 from specalign.common.errors import UserError
 from specalign.common.text import say
 from specalign.formats.block import load_drafter
-from specalign.lm.inspection.keys import Rotary, plain_rotary
+from specalign.lm.inspection.keys import RotaryTable, plain_rotary
 from specalign.lm.model import Target
 from specalign.lm.slabs import LayerShape
 from specalign.models.block import BlockDrafter
@@ -110,7 +110,7 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
         )
     check_count(target, options.layers)
     check_rank(target, options.markov_rank)
-    rotaries: list[Rotary] = []
+    rotaries: list[RotaryTable] = []
     if options.context == "shared_kv":
         layers, rotaries = shared_keys(target, options)
         shape = target.anatomy.shapes[layers[0]]
@@ -141,7 +141,7 @@ def block_config(target: Target, options: DrafterConfig, draft_vocab: Tensor | N
     )
 
 
-def _stored_rotaries(target: Target, width: int, rotaries: list[Rotary]) -> list[Rotary]:
+def _stored_rotaries(target: Target, width: int, rotaries: list[RotaryTable]) -> list[RotaryTable]:
     """The layers' rotaries, one if all are equal, none if the target's module computes them."""
     plain = all(r.full(width) and r.inv_freq for r in rotaries)
     if plain and matches_target_tables(target, width, rotaries):

@@ -11,7 +11,7 @@ from transformers.activations import ACT2FN
 
 from align.config.drafter import DrafterConfig
 from specalign.common.errors import UserError
-from specalign.lm.inspection.keys import Rotary, key_rotaries
+from specalign.lm.inspection.keys import RotaryTable, key_rotaries
 from specalign.lm.model import Target
 from specalign.lm.slabs import LayerShape
 
@@ -106,19 +106,19 @@ def check_count(target: SizedTarget, layers: int) -> None:
         raise UserError(f"drafter.layers={layers}: {has}")
 
 
-def shared_keys(target: Target, options: DrafterConfig) -> tuple[list[int], list[Rotary]]:
+def shared_keys(target: Target, options: DrafterConfig) -> tuple[list[int], list[RotaryTable]]:
     """The layers whose keys and values a drafter reads, by default spread evenly, and their
     rotaries. Raises UserError for layers without keys that can be shared, or of several shapes."""
     named = named_layers(target, options.target_layers)
     plain = [None if s is None else s._replace(indexer=0) for s in target.anatomy.shapes]
     rotaries = key_rotaries(target)
-    serving = [i for i, found in enumerate(rotaries) if isinstance(found, Rotary)]
+    serving = [i for i, found in enumerate(rotaries) if isinstance(found, RotaryTable)]
     last = next((plain[i] for i in reversed(named or serving)), None)
     same = [i for i in serving if plain[i] == last]
     chosen = named or shared_layers(target.num_layers, options.layers)
     if same and not named and not set(chosen) <= set(same):
         chosen = _spread(same, options.layers)
-    found = [r for i in chosen if isinstance(r := rotaries[i], Rotary) and i in same]
+    found = [r for i in chosen if isinstance(r := rotaries[i], RotaryTable) and i in same]
     if len(found) == len(chosen):
         return chosen, found
     where = f"target {target.spec!r}"
@@ -143,7 +143,7 @@ def check_taps(target: Target, layers: Sequence[int]) -> None:
     if found is not None and tuple(found.shape) == (1, 2, len(layers), target.hidden_size):
         return
     advice = "a block drafter has nothing to read; --methods lookup needs none"
-    if any(isinstance(rotary, Rotary) for rotary in key_rotaries(target)):
+    if any(isinstance(rotary, RotaryTable) for rotary in key_rotaries(target)):
         advice = "use drafter.context=shared_kv"
     raise UserError(
         f"drafter.context=taps: the layers of target {target.spec!r} do not write one hidden state "
@@ -193,7 +193,7 @@ def has_attention_bias(target: Target) -> bool:
 
 
 @torch.no_grad()
-def matches_target_tables(target: Target, width: int, rotaries: Sequence[Rotary]) -> bool:
+def matches_target_tables(target: Target, width: int, rotaries: Sequence[RotaryTable]) -> bool:
     """Whether the target's rotary module, in the plain layout, computes these rotaries."""
     module = getattr(target.body, "rotary_emb", None)
     if module is None:

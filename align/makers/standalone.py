@@ -25,7 +25,7 @@ from specalign.formats.opened import (
     refuse_on_error,
 )
 from specalign.formats.standalone import architecture, load_standalone
-from specalign.lm.inspection.text_model import TextModel, text_model, tied
+from specalign.lm.inspection.text_model import TextModel, is_tied, text_model
 from specalign.lm.interface import OWN, register
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
@@ -145,7 +145,7 @@ def own_layers(target: Target, layers: Sequence[int]) -> TextModel:
     whole = text_model(target)
     config = copy.deepcopy(whole.config)
     config.num_hidden_layers = len(layers)
-    config.tie_word_embeddings = tied(target)
+    config.tie_word_embeddings = is_tied(target)
     for key, value in vars(whole.config).items():  # a list with an entry for each layer
         if isinstance(value, list) and len(value) == count and "token" not in key:
             setattr(config, key, [value[i] for i in layers])

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback
 
 from align.config.hardware import target_device
 from align.config.recipe import Recipe
-from align.data.stream import Stream
+from align.data.stream import RowStream
 from align.data.supply import open_supply
 from align.data.synthesis import Synthesis
 from align.planning.memory import TextSize, read_text_size
@@ -154,7 +154,7 @@ def _train_steps(small: Recipe, target: Target, pilot: Pilot) -> None:
 class _Repeating:
     """A stream whose first rows come again."""
 
-    def __init__(self, stream: Stream, places: int) -> None:
+    def __init__(self, stream: RowStream, places: int) -> None:
         self.stream, self.places = stream, places
 
     def key(self, place: int) -> int:

@@ -46,7 +46,7 @@ class SweepParameter:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SweepFile:
     """A sweep file. parameters: by recipe key. arguments, environment: what its command sets for
     every trial."""
 
@@ -60,7 +60,7 @@ class Sweep:
     run_cap: int | None = None
 
 
-def read_sweep(path: Path, method: str | None = None) -> Sweep:
+def read_sweep(path: Path, method: str | None = None) -> SweepFile:
     """Read a sweep file; `method` replaces the file's.
 
     Raises:
@@ -84,7 +84,7 @@ def read_sweep(path: Path, method: str | None = None) -> Sweep:
     before, after = words[: trains[0]], words[trains[0] + 1 :]
     entries = convert(content.get("parameters"), dict[str, Any], "parameters", where)
     parameters = {key: _read_parameter(entry, key, where) for key, entry in entries.items()}
-    return Sweep(
+    return SweepFile(
         name=path.stem,
         method=method,
         metric=metric["name"],
@@ -126,7 +126,7 @@ def _read_parameter(entry: Any, key: str, where: str) -> SweepParameter:
     return SweepParameter((), kind, low, high)
 
 
-def list_trials(sweep: Sweep, count: int | None, seed: int) -> list[dict[str, str]]:
+def list_trials(sweep: SweepFile, count: int | None, seed: int) -> list[dict[str, str]]:
     """The recipe arguments of each trial: the grid, or `count` draws (default: run_cap, or 10).
 
     Raises:

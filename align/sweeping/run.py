@@ -18,7 +18,7 @@ from statistics import mean, stdev
 from align.config.parser import load_recipe
 from align.config.wandb_runs import TRIAL_VARIABLES, text_folder_name
 from align.planning.tau import t_quantile
-from align.sweeping.config import Sweep
+from align.sweeping.config import SweepFile
 from align.training.loggers import MetricsFile
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import check_ordinary, write_json
@@ -39,7 +39,7 @@ class TrialResult:
 
 
 def run_sweep(
-    sweep: Sweep, trials: Sequence[dict[str, str]], folder: Path, fixed: dict[str, str]
+    sweep: SweepFile, trials: Sequence[dict[str, str]], folder: Path, fixed: dict[str, str]
 ) -> list[TrialResult]:
     """Run the trials that have not finished yet. `fixed`: recipe arguments of all of them.
 
@@ -59,7 +59,7 @@ def run_sweep(
 
 
 def build_arguments(
-    sweep: Sweep, values: dict[str, str], folder: Path, fixed: dict[str, str]
+    sweep: SweepFile, values: dict[str, str], folder: Path, fixed: dict[str, str]
 ) -> dict[str, str]:
     """A trial's recipe arguments: those that an agent would pass, its output folder and the folder
     of its text; not the logger wandb.
@@ -85,7 +85,7 @@ def _join(arguments: dict[str, str]) -> list[str]:
     return [f"{key}={value}" for key, value in arguments.items()]
 
 
-def _run_trial(sweep: Sweep, values: dict[str, str], arguments: dict[str, str]) -> TrialResult:
+def _run_trial(sweep: SweepFile, values: dict[str, str], arguments: dict[str, str]) -> TrialResult:
     output = Path(arguments["output"])
     if not (output / FINISHED).is_file():
         say(f"trial {output.name}: {' '.join(_join(values))}", error=True)
@@ -124,7 +124,7 @@ def _train(arguments: dict[str, str], variables: dict[str, str], output: Path) -
     return lines[-1] if lines else f"exit code {done.returncode}"
 
 
-def render_table(sweep: Sweep, results: Sequence[TrialResult]) -> str:
+def render_table(sweep: SweepFile, results: Sequence[TrialResult]) -> str:
     """Markdown: the score of each combination with a 95% interval, over its seeds or of its only
     run, the best first."""
     keys = [key for key in sweep.parameters if key != "seed"]

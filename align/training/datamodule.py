@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from align.config.recipe import Recipe
 from align.data.packing import collate, pack
 from align.data.shards import Texts
-from align.data.stream import TEXT, Stream
+from align.data.stream import TEXT, RowStream
 from specalign.common.batch import Anchors, Batch, PackedRow, Step
 from specalign.common.rng import keyed_generator
 from specalign.diffusion.noise import sample_anchors
@@ -135,7 +135,7 @@ class RowsModule(lightning.LightningDataModule):
     def __init__(
         self,
         recipe: Recipe,
-        stream: Stream,
+        stream: RowStream,
         validation: Texts,
         block_size: int,
         exact: bool = True,

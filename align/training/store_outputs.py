@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from align.config.hardware import target_device
 from align.config.recipe import Recipe
 from align.data.packing import collate
-from align.data.stream import Stream
+from align.data.stream import RowStream
 from align.data.supply import open_supply
 from align.outputs.cache import TargetOutputCache
 from align.outputs.row import row_key
@@ -27,7 +27,7 @@ LINE_EVERY = 30.0
 
 
 def list_rows(
-    recipe: Recipe, held_out: list[tuple[str, PackedRow]], stream: Stream, places: int
+    recipe: Recipe, held_out: list[tuple[str, PackedRow]], stream: RowStream, places: int
 ) -> Iterator[tuple[int, Batch, float]]:
     """The rows that a run reads, held-out rows first, each once: its place in the stream, the row
     as a batch of one, and the temperature of p."""
@@ -73,7 +73,7 @@ def check_stored(
     recipe: Recipe,
     store: OutputStore,
     held_out: list[tuple[str, PackedRow]],
-    stream: Stream,
+    stream: RowStream,
     places: int,
 ) -> None:
     """Raises UserError if a row of a run with `target.parallel=absent` is not on disk."""

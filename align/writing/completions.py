@@ -29,7 +29,7 @@ class MismatchError(Exception):
 
 
 @dataclass(frozen=True)
-class Request:
+class CompletionRequest:
     """A text to continue, how to draw its tokens, and the tokens that end it."""
 
     prompt: tuple[int, ...]
@@ -58,7 +58,7 @@ class Completions:
         self.top_p, self.top_k = top_p, top_k
         self.dialect = Dialect()
 
-    async def find_dialect(self, request: Request) -> None:
+    async def find_dialect(self, request: CompletionRequest) -> None:
         """Find out what the server understands, by requests of one token. Raises UserError: it
         understands none of the dialects, or cannot do what the recipe asks for."""
         request = replace(request, max_tokens=1)
@@ -85,7 +85,9 @@ class Completions:
         assert refused is not None
         raise refused
 
-    async def _send(self, request: Request, read: Callable[[Request, dict[str, Any]], T]) -> T:
+    async def _send(
+        self, request: CompletionRequest, read: Callable[[CompletionRequest, dict[str, Any]], T]
+    ) -> T:
         """A reply as `read` reads it, requested again while that raises and may help."""
         retrying = AsyncRetrying(
             retry=retry_if_exception(self._may_help), stop=stop_after_attempt(_TRIES), reraise=True
@@ -104,12 +106,12 @@ class Completions:
         is_mismatch = isinstance(error, MismatchError) and self.dialect.ids_out
         return is_mismatch or isinstance(error, RetryableError)
 
-    def _returns_ids(self, request: Request, reply: dict[str, Any]) -> bool:
+    def _returns_ids(self, request: CompletionRequest, reply: dict[str, Any]) -> bool:
         """Raises MismatchError if the prompt was read as other tokens."""
         _check_prompt(request, reply)
         return isinstance(_choice(reply).get("token_ids"), list)
 
-    def make_body(self, request: Request) -> dict[str, Any]:
+    def make_body(self, request: CompletionRequest) -> dict[str, Any]:
         """The request in the server's dialect."""
         tokenizer = self.target.tokenizer
         prompt: Any = list(request.prompt)
@@ -133,7 +135,7 @@ class Completions:
             body["stop"] = ends
         return body
 
-    async def continue_text(self, request: Request) -> list[int]:
+    async def continue_text(self, request: CompletionRequest) -> list[int]:
         """The tokens of a continuation, with the one that ends it unless it was cut at its length.
 
         Raises:
@@ -142,7 +144,7 @@ class Completions:
         """
         return await self._send(request, self.read)
 
-    def read(self, request: Request, reply: dict[str, Any]) -> list[int]:
+    def read(self, request: CompletionRequest, reply: dict[str, Any]) -> list[int]:
         """A reply's tokens.
 
         Raises:
@@ -166,7 +168,9 @@ class Completions:
             raise MismatchError("ids and text that differ")
         return tokens
 
-    def _read_ids(self, request: Request, choice: dict[str, Any], count: Any) -> list[int]:
+    def _read_ids(
+        self, request: CompletionRequest, choice: dict[str, Any], count: Any
+    ) -> list[int]:
         ids = choice.get("token_ids")
         size = self.target.vocab_size
         if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < size for i in ids):
@@ -186,7 +190,9 @@ class Completions:
             raise MismatchError("text tokenized as other tokens")
         return ids
 
-    def _cut_at_end(self, request: Request, choice: dict[str, Any], ids: list[int]) -> list[int]:
+    def _cut_at_end(
+        self, request: CompletionRequest, choice: dict[str, Any], ids: list[int]
+    ) -> list[int]:
         """The tokens up to the first end. An end that the reply leaves out is appended."""
         for place, token in enumerate(ids):
             if token in request.ends:
@@ -205,7 +211,7 @@ class Completions:
         return [*ids, eos if eos in request.ends else min(request.ends)]
 
 
-def _check_prompt(request: Request, reply: dict[str, Any]) -> None:
+def _check_prompt(request: CompletionRequest, reply: dict[str, Any]) -> None:
     """Raises MismatchError if the server has read the prompt as other tokens."""
     ids = _choice(reply).get("prompt_token_ids")
     count = _usage(reply).get("prompt_tokens")

@@ -20,7 +20,7 @@ _OTHER_TEXTS = ("Hello", "1", "é")
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PromptTokens:
     """A conversation to answer. `broken`: why it is dropped; "" = it is not."""
 
     conversation: Conversation
@@ -46,7 +46,7 @@ class PromptReader:
     def fits(self, conversation: Conversation) -> bool:
         return len(self.tokens(conversation)) - self.template.bare <= self.limit
 
-    def read(self, conversation: Conversation, where: str = "") -> Prompt:
+    def read(self, conversation: Conversation, where: str = "") -> PromptTokens:
         """A conversation as a prompt, cut if it is too long and the recipe asks for it. Raises
         UserError: a token that the target lacks; the message begins with `where`."""
         bare = self.template.bare
@@ -56,11 +56,11 @@ class PromptReader:
                 conversation, ids = self._cut(conversation, ids)
         except TemplateRefusal as refusal:
             say_once(f"note: {refusal}")
-            return Prompt(conversation, [], REFUSED)
+            return PromptTokens(conversation, [], REFUSED)
         if len(ids) - bare > self.limit:
-            return Prompt(conversation, [], TOO_LONG)
+            return PromptTokens(conversation, [], TOO_LONG)
         self.note_losses(conversation)
-        return Prompt(conversation, ids)
+        return PromptTokens(conversation, ids)
 
     def note_losses(self, conversation: Conversation) -> None:
         """Report, once a process, parts that the template leaves out, and special tokens in a user's
@@ -81,7 +81,7 @@ class PromptReader:
         texts = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
         return [text for text in texts if len(text) > 3]
 
-    def text_start(self, prompt: Prompt) -> int:
+    def text_start(self, prompt: PromptTokens) -> int:
         """Where the first user text begins, after system prompt and tools, which prompts may
         share."""
         messages = prompt.conversation.messages

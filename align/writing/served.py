@@ -11,7 +11,7 @@ from pathlib import Path
 
 from align.writing.agreement import PROBE_TOKENS, check_answers, make_probes
 from align.writing.client import Client, RetryPolicy, choose_model
-from align.writing.completions import Completions, MismatchError, Request
+from align.writing.completions import CompletionRequest, Completions, MismatchError
 from align.writing.journal import Journal
 from align.writing.rows import Plan, Progress, Row, Source, ignore_progress, row_seed
 from specalign.common.errors import UserError
@@ -65,7 +65,9 @@ class Served(Source):
             )
         completions = Completions(self.client, name, target, d.top_p, d.top_k)
         prompts = make_probes(self.plan)
-        requests = [Request(tuple(prompt), PROBE_TOKENS, 0.0, 0, self.ends) for prompt in prompts]
+        requests = [
+            CompletionRequest(tuple(prompt), PROBE_TOKENS, 0.0, 0, self.ends) for prompt in prompts
+        ]
         await completions.find_dialect(requests[0])
         ids = "exact token ids" if completions.dialect.ids_out else "text that is tokenized again"
         line = f"{url} writes as {name!r}, up to {d.concurrency} requests at once, {ids}"
@@ -172,7 +174,7 @@ class Served(Source):
         self, row: Row, part: str, room: int, temperature: float, ends: frozenset[int]
     ) -> list[int]:
         seed = row_seed(self.plan.recipe.seed, row.index, part)
-        request = Request(tuple(row.tokens), room, temperature, seed, ends)
+        request = CompletionRequest(tuple(row.tokens), room, temperature, seed, ends)
         tokens = await self.completions.continue_text(request)
         self._progress(len(tokens))
         return tokens

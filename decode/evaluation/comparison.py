@@ -44,7 +44,7 @@ _SHARED = {
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ComparedRecipe:
     """A recipe as `align.train` reads it. `words`: its arguments. `values`: its resolved keys."""
 
     words: tuple[str, ...]
@@ -119,14 +119,14 @@ def _run_align(*words: str, capture: bool = False) -> str:
     return done.stdout or ""
 
 
-def read_candidates(recipes: Sequence[str], words: Sequence[str]) -> list[Candidate]:
+def read_candidates(recipes: Sequence[str], words: Sequence[str]) -> list[ComparedRecipe]:
     """Read the recipes, each with the same `words`.
 
     Raises:
         UserError: recipes without milestones, or that differ in more than what is compared, or that
             `align.train` refuses.
     """
-    found: list[Candidate] = []
+    found: list[ComparedRecipe] = []
     for recipe in recipes:
         arguments = (f"recipe={recipe}", *words)
         values = parse_yaml(_run_align(*arguments, "--print", capture=True), recipe)
@@ -134,7 +134,7 @@ def read_candidates(recipes: Sequence[str], words: Sequence[str]) -> list[Candid
             raise UserError(
                 f"{recipe}: trainer.milestones is empty: after how many tokens is it measured?"
             )
-        found.append(Candidate(arguments, values))
+        found.append(ComparedRecipe(arguments, values))
     names = [candidate.name for candidate in found]
     if len(set(names)) < len(names):
         raise UserError(f"recipes need different names: {', '.join(names)}")
@@ -153,7 +153,7 @@ def read_candidates(recipes: Sequence[str], words: Sequence[str]) -> list[Candid
     return found
 
 
-def check_method(method: Method, candidates: Sequence[Candidate]) -> None:
+def check_method(method: Method, candidates: Sequence[ComparedRecipe]) -> None:
     """Whether every recipe's drafter alone can decode this way, before hours of training.
 
     Raises:
@@ -170,7 +170,7 @@ def check_method(method: Method, candidates: Sequence[Candidate]) -> None:
         )
 
 
-def train(candidates: Sequence[Candidate], console: PlainConsole) -> None:
+def train(candidates: Sequence[ComparedRecipe], console: PlainConsole) -> None:
     """Train what has milestones missing, one recipe after the other, resuming.
 
     Raises:
@@ -189,7 +189,7 @@ def train(candidates: Sequence[Candidate], console: PlainConsole) -> None:
 
 
 def measure(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[ComparedRecipe],
     target: Target,
     suites: Sequence[Loaded],
     settings: runner.GenerationSettings,

@@ -22,7 +22,7 @@ bound has to be small enough.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,7 +60,6 @@ def examine(
     trees: Sequence[Tree | None] = (),
     score: Callable[[Tensor, int], Tensor] | None = None,
     others: Target | None = None,
-    alone: bool = True,
 ) -> Divergence | None:
     """The first difference between plain decoding's output and another one, and whether it is a tie
     or a bug; None when they are equal.
@@ -69,26 +68,21 @@ def examine(
         prompt, plain, other: token ids.
         drafted, accepted: drafted and committed draft tokens of each call of the other method.
         trees: the shapes of those calls' drafts, where they branch.
-        others: the target as the other method runs it, where that differs (compiled, for instance).
         score: (logits (V,), index of the token) → the values of which the token was the argmax;
             default: the logits.
-        alone: whether both texts ran by themselves. Among others every width may have been another,
-            and what is asked is that the gap is no larger than the dtype's rounding can explain.
+        others: the target as the other method runs it, where that differs (compiled, for instance).
     """
     index = first_difference(plain, other)
     if index is None:
         return None
-    if index >= min(
-        len(plain), len(other)
-    ):  # one output ended and the other did not: no logits explain that
+    if index >= min(len(plain), len(other)):
+        # one output ended and the other did not: no logits explain that
         ended = len(plain) <= index
-        return Divergence(
-            index, None if ended else plain[index], other[index] if ended else None, BUG
-        )
+        first = None if ended else plain[index]
+        return Divergence(index, first, other[index] if ended else None, BUG)
     a, b = plain[index], other[index]
     z_V = replay(target, prompt, plain, index, [0] * index, [0] * index)
-    if others is None:
-        others = target
+    others = target if others is None else others
     other_V = replay(others, prompt, other, index, drafted, accepted, trees)
     limit = dtype_limit(target.dtype, z_V)
     if score is not None:
@@ -98,8 +92,6 @@ def examine(
     reproduced = int(z_V.argmax()) == a and int(other_V.argmax()) == b
     again = reproduced or target.device.type != "cpu"
     explained = abs(gap) <= bound <= limit and again
-    if not alone:
-        explained = abs(gap) <= limit >= bound
     if bound > limit and abs(gap) <= bound and again and others is target:
         same_V = _with_plain_experts(target, prompt, plain, other, index, drafted, accepted, trees)
         if same_V is not None:
@@ -117,7 +109,7 @@ def examine(
     )
 
 
-class Choices:
+class TokenChoices:
     """To which experts each token of a text went, by layer and place: noted while the text is
     replayed, and given again while it is replayed in other widths."""
 
@@ -183,7 +175,7 @@ def _with_plain_experts(
 ) -> Tensor | None:
     """The replay of verification, its tokens sent to the experts to which plain decoding sent them;
     None without experts."""
-    if not (choices := Choices(target.model)):
+    if not (choices := TokenChoices(target.model)):
         return None
     with choices.heard(again=False):
         replay(target, prompt, plain, index, [0] * index, [0] * index, choices=choices)
@@ -200,7 +192,7 @@ def replay(
     drafted: list[int],
     accepted: list[int],
     trees: Sequence[Tree | None] = (),
-    choices: Choices | None = None,
+    choices: TokenChoices | None = None,
 ) -> Tensor:
     """Logits (V,) from which token `index` of the output was chosen: the target runs in the widths
     of the given calls, and over their trees. `choices` hears which place each row of a call has.

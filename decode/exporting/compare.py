@@ -16,7 +16,7 @@ from decode.engine.decoder import Decoder
 from decode.evaluation.tokenized import tokenize_prompts
 from decode.exporting.custom_generate import run_generate
 from decode.exporting.registry import FORMATS
-from decode.exporting.verdict import Verdict
+from decode.exporting.verdict import ExportVerdict
 from decode.proposers.block import BlockProposer
 from specalign.common.batch import Anchors, Batch
 from specalign.common.errors import UserError, in_one_line
@@ -166,7 +166,7 @@ def trace_assistant(network: Any, model: Any, text: GreedyText, vocab: Tensor | 
 
 
 def compare_logits(
-    verdict: Verdict,
+    verdict: ExportVerdict,
     reader: str,
     texts: Sequence[GreedyText],
     trace_ours: Callable[[GreedyText], Tensor],
@@ -192,7 +192,7 @@ def compare_logits(
 
 
 def compare_export(
-    drafter: BlockDrafter, verdict: Verdict, texts: Sequence[GreedyText], model: Any = None
+    drafter: BlockDrafter, verdict: ExportVerdict, texts: Sequence[GreedyText], model: Any = None
 ) -> None:
     """Compare an export with its drafter. Adds to the verdict.
 
@@ -243,7 +243,7 @@ def compare_export(
 
 
 def _compare_generate(
-    drafter: BlockDrafter, verdict: Verdict, texts: Sequence[GreedyText], model: Any
+    drafter: BlockDrafter, verdict: ExportVerdict, texts: Sequence[GreedyText], model: Any
 ) -> None:
     """Outputs and accepted drafts of transformers' `generate` with the folder, against ours."""
     decoder = Decoder(drafter.target, BlockProposer(drafter, tree_nodes=0))

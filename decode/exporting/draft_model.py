@@ -21,7 +21,7 @@ from decode.exporting.serving import (
     ServedTarget,
     serve_draft_model,
 )
-from decode.exporting.verdict import Verdict
+from decode.exporting.verdict import ExportVerdict
 from decode.proposers.autoregressive import check_vocabulary
 from specalign.common.checksums import check_checksums
 from specalign.common.errors import UserError
@@ -99,7 +99,7 @@ def _cast(tensor: Tensor, dtype: str) -> Tensor:
 
 def export_draft_model(
     drafter: str, target: str, out: Path, dtype: str, served: ServedTarget
-) -> Verdict:
+) -> ExportVerdict:
     """Write the folder.
 
     Args:
@@ -133,7 +133,7 @@ def export_draft_model(
 
     write_folder(out, {"format": FORMAT, "target": target}, page, fill)
     snippets = serve_draft_model(served, str(out.absolute()))
-    return Verdict(FORMAT, out, notes=notes, serve=snippets)
+    return ExportVerdict(FORMAT, out, notes=notes, serve=snippets)
 
 
 def open_draft_model(drafter: str, target: Target) -> Target:
@@ -159,7 +159,7 @@ def lacks_head(model: Target, target: Target) -> bool:
     )
 
 
-def compare_draft_model(verdict: Verdict, drafter: str, target: Target) -> None:
+def compare_draft_model(verdict: ExportVerdict, drafter: str, target: Target) -> None:
     """Compare an export's config and tensors. Adds to the verdict."""
     folder = verdict.folder
     try:

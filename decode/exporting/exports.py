@@ -21,7 +21,7 @@ from decode.exporting.draft_model import (
 from decode.exporting.folder import check_free, read_format
 from decode.exporting.registry import FORMATS, UnfitFormat, make_export
 from decode.exporting.serving import ServedTarget, find_served_target, shared_name
-from decode.exporting.verdict import Verdict
+from decode.exporting.verdict import ExportVerdict
 from specalign.common.claims import scratch
 from specalign.common.errors import UserError
 from specalign.common.hub import hub_id, local_path, model_folder
@@ -69,7 +69,7 @@ class ExportOptions:
 
 def export_drafter(
     pair: DrafterPair, folders: Mapping[str, Path], options: ExportOptions
-) -> list[Verdict]:
+) -> list[ExportVerdict]:
     """Write a drafter in each format into its folder, and compare.
 
     Args:
@@ -107,7 +107,7 @@ def export_drafter(
         card = form.card(source, network, out.name, form.snippets(network, served, out.name))
         made = form.write(network, out, dtype, card, vocabulary)
         snippets = form.snippets(network, served, str(out.absolute()))
-        verdicts.append(Verdict(name, out, notes=[*made.notes, *rounded], serve=snippets))
+        verdicts.append(ExportVerdict(name, out, notes=[*made.notes, *rounded], serve=snippets))
     if options.limit:
         suites, _ = prompts_of("builtin", limit=options.limit)
         prompts = encode_prompts(network.target, [p for suite in suites for p in suite.prompts])
@@ -118,7 +118,7 @@ def export_drafter(
     return verdicts
 
 
-def _export_draft_model(pair: DrafterPair, out: Path, options: ExportOptions) -> Verdict:
+def _export_draft_model(pair: DrafterPair, out: Path, options: ExportOptions) -> ExportVerdict:
     served = find_served_target(pair.target, pair.device)
     name = shared_name(pair.target)
     verdict = export_draft_model(pair.drafter, name, out, options.dtype, served)
@@ -144,7 +144,7 @@ def round_weights(network: BlockDrafter, dtype: torch.dtype) -> bool:
 
 def check_transformers(
     pair: DrafterPair, prompts: Sequence[Prompt], max_new_tokens: int, export: Path | None = None
-) -> Verdict:
+) -> ExportVerdict:
     """Compare transformers' own class with the drafter.
 
     Args:
@@ -177,24 +177,26 @@ def check_transformers(
     return verdict
 
 
-def prepare_export(network: BlockDrafter, form: str, export: Path | None, folder: Path) -> Verdict:
+def prepare_export(
+    network: BlockDrafter, form: str, export: Path | None, folder: Path
+) -> ExportVerdict:
     """Round the drafter as the export is stored; without one, write a fresh one in bf16 into
     `folder`."""
     if export is None:
         round_weights(network, torch.bfloat16)
         FORMATS[form].write(network, folder / form, torch.bfloat16, "")
-        return Verdict(form, folder / form)
+        return ExportVerdict(form, folder / form)
     tensors = FORMATS[form].read(export).tensors
     matrix = tensors.get("fc.weight", tensors.get("encoder.fc.weight"))
     if matrix is None:
         raise UserError(f"--export={export}: misses the tensor 'fc.weight'")
     round_weights(network, matrix.dtype)
-    return Verdict(form, export)
+    return ExportVerdict(form, export)
 
 
-def prepare_draft_model(pair: DrafterPair, export: Path | None, folder: Path) -> Verdict:
+def prepare_draft_model(pair: DrafterPair, export: Path | None, folder: Path) -> ExportVerdict:
     """The same for an autoregressive drafter."""
     if export is None:
         export = folder / DRAFT_MODEL
         export_draft_model(pair.drafter, pair.target, export, "bfloat16", ServedTarget(pair.target))
-    return Verdict(DRAFT_MODEL, export)
+    return ExportVerdict(DRAFT_MODEL, export)

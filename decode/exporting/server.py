@@ -21,7 +21,7 @@ from decode.exporting.draft_model import FORMAT as DRAFT_MODEL
 from decode.exporting.draft_model import compare_draft_model, open_draft_model
 from decode.exporting.exports import DrafterPair, prepare_export, round_weights
 from decode.exporting.folder import read_format
-from decode.exporting.verdict import Verdict
+from decode.exporting.verdict import ExportVerdict
 from decode.proposers.autoregressive import AutoregressiveDrafter
 from decode.proposers.base import Drafter
 from decode.proposers.block import BlockProposer
@@ -158,7 +158,7 @@ def check_server(
     prompts: Sequence[Prompt],
     max_new_tokens: int,
     export: Path | None = None,
-) -> Verdict:
+) -> ExportVerdict:
     """Compare a running server with the drafter: its greedy outputs with plain decoding, its
     acceptance with ours, and the files that it has loaded, if they are named.
 
@@ -186,7 +186,7 @@ def check_server(
     texts = decode_texts(target, tokens, max_new_tokens)
     drafts = max(1, math.ceil(counts.drafted / rounds))
     proposer, files = _open_drafter(pair, export, target, drafts, texts[:1])
-    verdict = Verdict("server", Path(url), None if files is None else files.files_same)
+    verdict = ExportVerdict("server", Path(url), None if files is None else files.files_same)
     name = f"{server.model} at {server.url}"
     parted = _compare_outputs(verdict, name, target, texts, theirs)
     decoder = Decoder(target, proposer)
@@ -202,11 +202,11 @@ def check_server(
 
 def _open_drafter(
     pair: DrafterPair, export: Path | None, target: Target, drafts: int, texts: list[GreedyText]
-) -> tuple[Drafter, Verdict | None]:
+) -> tuple[Drafter, ExportVerdict | None]:
     """The drafter with the server's number of drafts, rounded as the export is, and the comparison
     of the server's export with it."""
     if pair.role == "autoregressive":
-        found = None if export is None else Verdict(DRAFT_MODEL, export)
+        found = None if export is None else ExportVerdict(DRAFT_MODEL, export)
         if found is not None:
             compare_draft_model(found, pair.drafter, target)
         return AutoregressiveDrafter(open_draft_model(pair.drafter, target), drafts), found
@@ -221,7 +221,7 @@ def _open_drafter(
 
 
 def _compare_outputs(
-    verdict: Verdict,
+    verdict: ExportVerdict,
     name: str,
     target: Target,
     texts: Sequence[GreedyText],

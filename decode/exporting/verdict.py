@@ -12,7 +12,7 @@ FILES_WRONG, ENGINE_DIFFERS = 1, 3
 
 
 @dataclass
-class Verdict:
+class ExportVerdict:
     """What was found about one export.
 
     files_same: the files hold the drafter; None = not checked. engine_same: the engine computes the

@@ -145,7 +145,7 @@ class D2SDSession(DraftSession):
         # anchor_first
         blocks_NR = F.pad(blocks_NJ, (0, size))[:, :size]
         shown_N = torch.tensor(shown, device=blocks_NJ.device)
-        hidden_NKD = session.hidden_of_blocks(network.masked(blocks_NR, shown_N))
+        hidden_NKD = session.hidden_of_blocks(network.mask_blocks(blocks_NR, shown_N))
         open_blocks = {
             k: [n for n, i in enumerate(shown) if i <= k] for k in range(min(shown), count)
         }

@@ -116,7 +116,7 @@ def assemble(method: Method, drafters: OpenDrafters, draft_tokens: int | None = 
 _CLASSES: dict[type[System], Callable[..., Drafter]] = {
     registry.Lookup: LookupDrafter,
     registry.Autoregressive: AutoregressiveDrafter,
-    registry.Block: BlockProposer,
+    registry.BlockSystem: BlockProposer,
     registry.BlockTree: BlockProposer,
     registry.SpecDiff: DiffusionProposer,
     registry.SpecDiff2: SpecDiff2Drafter,

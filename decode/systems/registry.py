@@ -250,7 +250,7 @@ class Autoregressive(
     draft_tokens: int = draft_tokens_option(4)
 
 
-class Block(DraftingSystem, name=BLOCK, needs=(BLOCK,), grid=_TO_16):
+class BlockSystem(DraftingSystem, name=BLOCK, needs=(BLOCK,), grid=_TO_16):
     """the block drafter, a chain, which its confidence head may stop early"""
 
     draft_tokens: int | None = draft_tokens_option()

@@ -37,7 +37,7 @@ EVEN = 10.0
 
 
 @dataclass(frozen=True)
-class Batch:
+class RequestBatch:
     """Requests that are decoded together: `name` says which, `size` how many in one forward pass,
     `chunk` how many tokens of a prompt."""
 
@@ -93,23 +93,23 @@ class Requests:
         self.common: list[int] = []
         self.letters: list[int] = []
 
-    def batches(self, cases: Cases, plain: Decoder) -> Iterator[Batch]:
+    def batches(self, cases: Cases, plain: Decoder) -> Iterator[RequestBatch]:
         """All batches."""
         every = settings(1000, self.common)
         for number, case in enumerate(cases.drawn):
             # every option with the first rules by ratio; after that each method takes a part
             chosen = every if number == 0 else every[number % 3 :: 3] + every[-1:]
             name, decoder = f"{case.name}, {case.verifier}", cases.open(case)
-            yield Batch(f"{name}: sampled", decoder, self.at(chosen))
-            yield Batch(f"{name}: two tokens", decoder, self.of_letters(2000))
+            yield RequestBatch(f"{name}: sampled", decoder, self.at(chosen))
+            yield RequestBatch(f"{name}: two tokens", decoder, self.of_letters(2000))
         for case in cases.compared:
             cold = [replace(one, temperature=0.0) for one in every[9::2]]
-            yield Batch(f"{case.name}: greedy", cases.open(case), self.at(cold))
+            yield RequestBatch(f"{case.name}: greedy", cases.open(case), self.at(cold))
             both = (*self.at(every[1::5]), *self.of_letters(2000))
-            yield Batch(f"{case.name}: coupled", cases.open(case, "gumbel"), both)
+            yield RequestBatch(f"{case.name}: coupled", cases.open(case, "gumbel"), both)
         for case in cases.compared[-1:]:
             yield self._long_context(case.name, cases.open(case), Sampling())
-            yield Batch(f"{case.name}: ends", cases.open(case), tuple(self.ends(plain)))
+            yield RequestBatch(f"{case.name}: ends", cases.open(case), tuple(self.ends(plain)))
         for case in cases.drawn[:1]:
             yield self._long_context(case.name, cases.open(case, "gumbel"), Sampling(1.0, seed=7))
             yield self._long_text(case, cases.open(case), every[-1])
@@ -135,7 +135,7 @@ class Requests:
     def _all_but(self, tokens: Sequence[int]) -> tuple[int, ...]:
         return tuple(i for i in range(self.target.vocab_size) if i not in tokens)
 
-    def _long_context(self, name: str, decoder: Decoder, sampling: Sampling) -> Batch:
+    def _long_context(self, name: str, decoder: Decoder, sampling: Sampling) -> RequestBatch:
         """The longest prompt, or if it is short, all of them, one after the other and again; and
         its second half."""
         names = ("sliding_window", "attention_chunk_size")
@@ -147,11 +147,11 @@ class Requests:
             together = [token for prompt in self.prompts for token in prompt]
             long = (together * (1 + room // len(together)))[:room]
         asked = tuple(Asked(tuple(x), sampling, 10) for x in (long, long[-len(long) // 2 :]))
-        return Batch(f"{name}: long context", decoder, asked, 2, CHUNK)
+        return RequestBatch(f"{name}: long context", decoder, asked, 2, CHUNK)
 
-    def _long_text(self, case: Case, decoder: Decoder, sampling: Sampling) -> Batch:
+    def _long_text(self, case: Case, decoder: Decoder, sampling: Sampling) -> RequestBatch:
         asked = Asked(tuple(self.short[0]), sampling, LONG_TEXT)
-        return Batch(f"{case.name}, {case.verifier}: long text", decoder, (asked,), 1)
+        return RequestBatch(f"{case.name}, {case.verifier}: long text", decoder, (asked,), 1)
 
     def ends(self, plain: Decoder) -> Iterator[Asked]:
         """Requests that end in every way, at every place of a block."""

@@ -42,7 +42,7 @@ def check_plain(
         what = f"prompt {i}: plain decoding does not write the most probable tokens"
         tally.expect("greedy texts against a forward pass of transformers", right, what)
         if i < GENERATED:
-            wanted = generated(reference, prompt, new)
+            wanted = generate_reference(reference, prompt, new)
             right = _agree(prompt, text, wanted, reference, tally)
             what = f"prompt {i}: plain decoding and transformers' generate differ"
             tally.expect("greedy texts against transformers' generate", right, what)
@@ -70,7 +70,7 @@ def _is_greedy(prompt: list[int], text: list[int], reference: Reference, tally: 
     return True
 
 
-def generated(reference: Reference, prompt: Sequence[int], new: int) -> list[int]:
+def generate_reference(reference: Reference, prompt: Sequence[int], new: int) -> list[int]:
     """What transformers' own `generate` writes at temperature 0."""
     target = reference.target
     tokens_1L = torch.tensor([list(prompt)], device=target.device)

@@ -100,7 +100,7 @@ class Toy:
 
 
 @dataclass(frozen=True)
-class Case:
+class RuleCase:
     """Everything that a drafter may propose, with its probability."""
 
     weight_B: Tensor
@@ -120,7 +120,7 @@ def every(V: int, N: int) -> Tensor:
     return torch.tensor(list(itertools.product(range(V), repeat=N))).reshape(-1, N)
 
 
-def drawn(toy: Toy, parents: Parents, causal: bool, siblings: str = "iid") -> Case:
+def drawn(toy: Toy, parents: Parents, causal: bool, siblings: str = "iid") -> RuleCase:
     """Every token from its q: of its depth, or of its path (`causal`); `independent`: of two
     siblings, each has another."""
     tokens_BN, paths = every(toy.V, len(parents)), nodes(parents)
@@ -156,7 +156,7 @@ def case(
     q_BNV: Tensor | None = None,
     without_replacement: bool = False,
     steps_BN: Tensor | None = None,
-) -> Case:
+) -> RuleCase:
     """Drafts of weight 0 left out. Parents of each, or of all; shorter trees are beginnings of the
     longest one."""
     some_B = weight_B > 0
@@ -169,16 +169,16 @@ def case(
 
     tokens_BN = tokens_BN[some_B][:, : len(most)]
     drafts = Drafts(tokens_BN, tuple(each), kept(q_BNV), kept(steps_BN), without_replacement)
-    return Case(weight_B[some_B], drafts, toy.p_BMV(tokens_BN, most), toy)
+    return RuleCase(weight_B[some_B], drafts, toy.p_BMV(tokens_BN, most), toy)
 
 
-def chosen(toy: Toy, parents: Parents) -> Case:
+def chosen(toy: Toy, parents: Parents) -> RuleCase:
     """Any joint law over the whole tree at all: point drafts."""
     tokens_BN = every(toy.V, len(parents))
     return case(toy, parents, rows(1, len(tokens_BN), toy.generator)[0], tokens_BN)
 
 
-def unmask(toy: Toy, parents: Parents, choose: Callable[[int, Tensor], Tensor]) -> Case:
+def unmask(toy: Toy, parents: Parents, choose: Callable[[int, Tensor], Tensor]) -> RuleCase:
     """A chain that is unmasked step by step, every q looking at the tokens of EARLIER steps on both
     sides. `choose`: the step and the tokens so far (B, K), V where masked → the positions (B, K)
     that the step unmasks, decided before anything is drawn (state-only)."""
@@ -196,13 +196,13 @@ def unmask(toy: Toy, parents: Parents, choose: Callable[[int, Tensor], Tensor]) 
     return case(toy, parents, weight_B, tokens_BN, q_BNV, steps_BN=steps_BN)
 
 
-def unmasked(toy: Toy, parents: Parents) -> Case:
+def unmasked(toy: Toy, parents: Parents) -> RuleCase:
     """In a random order, some positions together."""
     steps_K = torch.randint(0, len(parents), (len(parents),), generator=toy.generator)
     return unmask(toy, parents, lambda step, state_BN: (steps_K == step).expand_as(state_BN))
 
 
-def surest(toy: Toy, parents: Parents) -> Case:
+def surest(toy: Toy, parents: Parents) -> RuleCase:
     """Each step's position is decided by what EARLIER steps drew: the order `confidence`."""
     K, V = len(parents), toy.V
     urge = torch.rand((V + 1,) * K + (K,), generator=toy.generator)
@@ -214,7 +214,7 @@ def surest(toy: Toy, parents: Parents) -> Case:
     return unmask(toy, parents, choose)
 
 
-def stopped(toy: Toy, parents: Parents) -> Case:
+def stopped(toy: Toy, parents: Parents) -> RuleCase:
     """A causal chain whose length depends on the tokens drawn so far, as with a confidence head:
     a coin for every prefix, tossed before the next token is drawn."""
     full = drawn(toy, parents, True)
@@ -229,7 +229,7 @@ def stopped(toy: Toy, parents: Parents) -> Case:
 
 
 WITHOUT = "without_replacement"
-DRAFTERS: dict[str, Callable[[Toy, Parents], Case]] = {
+DRAFTERS: dict[str, Callable[[Toy, Parents], RuleCase]] = {
     "point": chosen,
     "independent, i.i.d. siblings": partial(drawn, causal=False),
     "independent, without replacement": partial(drawn, causal=False, siblings=WITHOUT),
@@ -249,13 +249,13 @@ def chains_only(verifier: str, drafter: str) -> bool:
     return not branching or drafter.startswith("unmasked") or "stopped" in drafter
 
 
-def outcomes(case_: Case, verifier: Verifier | str) -> Outcomes:
+def outcomes(case_: RuleCase, verifier: Verifier | str) -> Outcomes:
     rule = (verifiers.VERIFIERS[verifier] if isinstance(verifier, str) else verifier).rule
     assert rule is not None
     return rule(case_.p_BMV, case_.drafts)
 
 
-def output_law(case_: Case, out: Outcomes) -> Tensor:
+def output_law(case_: RuleCase, out: Outcomes) -> Tensor:
     """The joint law of the first K + 1 tokens that come out."""
     toy, parents = case_.toy, max(case_.drafts.parents, key=len)
     next_BMV = normalise(or_p(out.rest_BMV, case_.p_BMV))
@@ -268,7 +268,7 @@ def output_law(case_: Case, out: Outcomes) -> Tensor:
     return sum((toy.continued(law) for law in laws), torch.zeros_like(toy.joint))
 
 
-def distance(case_: Case, verifier: Verifier | str) -> float:
+def distance(case_: RuleCase, verifier: Verifier | str) -> float:
     """Total variation between the output's joint law and the target's."""
     return float((output_law(case_, outcomes(case_, verifier)) - case_.toy.joint).abs().sum() / 2)
 

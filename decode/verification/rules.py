@@ -22,7 +22,7 @@ from decode.verification.enumeration import (
     DRAFTERS,
     EXACT,
     KINDS,
-    Case,
+    RuleCase,
     Toy,
     chains_only,
     distance,
@@ -100,7 +100,7 @@ def check_rules(
 
 def _cases(
     verifier: str, drafter: str, seeds: int, pool: tuple[Tensor, Tensor] | None
-) -> Iterator[tuple[tuple[int, ...], int, Case]]:
+) -> Iterator[tuple[tuple[int, ...], int, RuleCase]]:
     """Shape, seed and case: random tables, and every second time rows of `pool`."""
     greedy = VERIFIERS[verifier].greedy_only
     for parents in CHAINS if chains_only(verifier, drafter) else (*CHAINS, *TREES):
@@ -113,7 +113,7 @@ def _cases(
             yield parents, seed, DRAFTERS[drafter](toy, parents)
 
 
-def _proposal(case: Case, drafter: str, b: int) -> Proposal:
+def _proposal(case: RuleCase, drafter: str, b: int) -> Proposal:
     """One draft of a case."""
     law, _, siblings = drafter.partition(", ")
     drafts, parents = case.drafts, case.drafts.parents[b]
@@ -148,7 +148,7 @@ def _check_together(
             return
 
 
-def _check_draws(case: Case, verifier: str, drafter: str, where: str, tally: Tally) -> None:
+def _check_draws(case: RuleCase, verifier: str, drafter: str, where: str, tally: Tally) -> None:
     """`run_verifier`, C kernels included, at numbers around every border between two outcomes of
     the rule."""
     drafts = case.drafts

@@ -18,7 +18,7 @@ from decode.engine.engine import Engine
 from decode.evaluation.tokenized import tokenize_prompts
 from decode.speculation.sampling import Sampling
 from decode.verification import checks, end_to_end, proposals, rules
-from decode.verification.batches import Batch, Requests, ending
+from decode.verification.batches import RequestBatch, Requests, ending
 from decode.verification.checks import Asked
 from decode.verification.pair import Cases, VerifyConfig, cases_of
 from decode.verification.recording import RecordedRound, Recorder
@@ -37,7 +37,7 @@ RECORDED = 60
 Say = Callable[[str], object]
 
 
-class Run:
+class VerificationRun:
     """The checks of one pair.
 
     Args:
@@ -76,13 +76,13 @@ class Run:
         if not self.only or self.only == "joint law":
             self._check_joint_laws()
         if not self.only or self.only == "rule":
-            with self.tallies["rule"].timed() as tally:
+            with self.tallies["rule"].measure_time() as tally:
                 rules.check_rules(tally, self.recorded)
         return list(self.tallies.values())
 
     def _check_greedy_texts(self) -> None:
         new = self.config.max_new_tokens
-        with self.tallies["end_to_end"].timed() as tally:
+        with self.tallies["end_to_end"].measure_time() as tally:
             texts = end_to_end.check_plain(self.plain, self.prompts, new, self.reference, tally)
             for case in self.cases.compared:
                 decoder = self.cases.open(case)
@@ -98,7 +98,9 @@ class Run:
             Asked(tuple(prompt), Sampling(1.0, seed=i), 12)
             for i, prompt in enumerate(self.requests.short)
         ]
-        recorder = self._decode(Batch("", self.cases.open(self.cases.compared[0]), tuple(asked)))
+        recorder = self._decode(
+            RequestBatch("", self.cases.open(self.cases.compared[0]), tuple(asked))
+        )
         drafted = [token for one in recorder.rounds for token in one.proposal.tokens_K.tolist()]
         ranked = Counter([*drafted, *self.requests.common, 0, 1]).most_common()
         return [token for token, _ in ranked if token not in self.target.eos_ids][:2]
@@ -107,7 +109,7 @@ class Run:
         sampling, prompt = Sampling(1.0, top_k=2, seed=5), self.requests.short[0][-4:]
         for case in self.cases.drawn[1:3] or self.cases.drawn:
             decoder = self.cases.open(case)
-            with self.tallies["end_to_end"].timed() as tally:
+            with self.tallies["end_to_end"].measure_time() as tally:
                 if checks.drafts(decoder.drafter, "by_clock"):
                     tally.counts["joint laws left out, because drafts depend on the clock"] += 1
                     continue
@@ -115,17 +117,17 @@ class Run:
                     case.name, decoder, prompt, self.reference, tally, sampling
                 )
 
-    def check(self, batch: Batch) -> None:
+    def check(self, batch: RequestBatch) -> None:
         """Decode a batch, record it, and check every round."""
         started = {name: len(tally.findings) for name, tally in self.tallies.items()}
         recorder = self._decode(batch, enumerate_drafts=True)
         background = checks.drafts(batch.decoder.drafter, "in_background")
-        with self.tallies["rows"].timed() as tally:
+        with self.tallies["rows"].measure_time() as tally:
             check_rows(recorder, batch.asked, self.reference, tally)
         if not background:
-            with self.tallies["proposals"].timed() as tally:
+            with self.tallies["proposals"].measure_time() as tally:
                 checks.check_drafts(recorder, tally)
-        with self.tallies["randomness"].timed() as tally:
+        with self.tallies["randomness"].measure_time() as tally:
             checks.check_decisions(recorder, batch.asked, tally)
             if background:
                 what = "whose drafts' random numbers are not followed"
@@ -137,7 +139,7 @@ class Run:
                 tally.counts[f"batches whose drafts depend on the clock, {what}"] += 1
             elif batch.size > 1:
                 self._check_company(recorder, batch, tally)
-        with self.tallies["commit"].timed() as tally:
+        with self.tallies["commit"].measure_time() as tally:
             checks.check_commit(recorder, batch.asked, self.target, tally)
         room = RECORDED - len(self.recorded)
         self.recorded += [one for one in recorder.rounds if one.by_rule][: max(0, room)]
@@ -153,7 +155,10 @@ class Run:
         self.say(f"{batch.name}: {counts}{differences}")
 
     def _decode(
-        self, batch: Batch, only: Sequence[Asked] | None = None, enumerate_drafts: bool = False
+        self,
+        batch: RequestBatch,
+        only: Sequence[Asked] | None = None,
+        enumerate_drafts: bool = False,
     ) -> Recorder:
         """Decode and record requests of a batch (all, or `only` some), those with other ends or
         another context apart. `enumerate_drafts`: with check 2, of the first and the last."""
@@ -166,7 +171,10 @@ class Run:
             number = recorder.number(engine)
             if number in left and len(engine.out.tokens) > 1:
                 left.discard(number)
-                with self.tallies["proposals"].timed() as tally, torch._C.DisableTorchFunction():
+                with (
+                    self.tallies["proposals"].measure_time() as tally,
+                    torch._C.DisableTorchFunction(),
+                ):
                     proposals.check_proposal_of(engine, tally, batch.name)  # not the request's
 
         recorder = Recorder(before_draft)
@@ -180,7 +188,7 @@ class Run:
                     )  # fmt: skip
         return recorder
 
-    def _check_company(self, recorder: Recorder, batch: Batch, tally: Tally) -> None:
+    def _check_company(self, recorder: Recorder, batch: RequestBatch, tally: Tally) -> None:
         """A request alone writes what it wrote among others."""
         number = min(
             range(len(batch.asked) - 1, 0, -1), key=lambda i: batch.asked[i].new, default=0
@@ -215,7 +223,7 @@ def _as_one(settings: list[Sampling]) -> Sampling | list[Sampling]:
     return first if len(settings) > 1 and settings == consecutive else settings
 
 
-def _describe(recorder: Recorder, batch: Batch, place: dict[str, Any]) -> dict[str, Any]:
+def _describe(recorder: Recorder, batch: RequestBatch, place: dict[str, Any]) -> dict[str, Any]:
     """The request and the round of a difference, for a reader of its replay.json."""
     number = place.get("request")
     if number is None:
@@ -260,7 +268,7 @@ def verify(
     if not prompts:
         why = refused[0] if refused else f"none leaves room for {config.max_new_tokens} new tokens"
         raise UserError(f"no prompt can be answered: {why}")
-    tallies = Run(config, cases, prompts, say, only=only).run()
+    tallies = VerificationRun(config, cases, prompts, say, only=only).run()
     if not only and not tallies[-1].counts["tokens drafted"]:
         raise UserError(
             "nothing was drafted on these prompts, so nothing is shown: take more of them, or "

@@ -21,7 +21,7 @@ from decode.speculation.proposal import DraftProbs
 from decode.speculation.sampling import ProcessorState
 from decode.speculation.verification import Outcome, Round
 from decode.verification.pair import VerifyConfig, cases_of
-from decode.verification.run import Run
+from decode.verification.run import VerificationRun
 from decode.verification.verdict import PlantedBug
 from specalign.lm.cache import KVCache
 from specalign.lm.loading import own_model
@@ -207,7 +207,7 @@ def plant_all(
     own = own_model(cases.target)
     prompts = [tokens for _, tokens in tokenize_prompts(cases.target, given)[0]]
     for name, make in BUGS.items():
-        run = Run(
+        run = VerificationRun(
             replace(config, max_new_tokens=8), cases, prompts[:2], lambda _: None, own, first=True
         )
         error = ""

@@ -90,7 +90,7 @@ class Tally:
         return {**found, "title": TITLES[self.check], "findings": findings}
 
     @contextmanager
-    def timed(self) -> Iterator[Tally]:
+    def measure_time(self) -> Iterator[Tally]:
         """Add the seconds spent within."""
         started = monotonic()
         self.place = {}

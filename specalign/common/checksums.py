@@ -39,7 +39,7 @@ def check_checksums(folder: Path) -> None:
             )
 
 
-def unchanged(folder: Path) -> bool:
+def is_unchanged(folder: Path) -> bool:
     """Whether the folder has checksums, and all files that they name as they were written."""
     try:
         checksums = _read_checksums(folder)

@@ -78,7 +78,7 @@ def render(
     messages = [_with_parsed_arguments(message) for message in conversation.messages]
 
     def apply(messages: list[dict[str, Any]]) -> str:
-        with _fixed_date(date), _seeded():
+        with _fixed_date(date), _seed_random():
             text: str = tokenizer.apply_chat_template(
                 messages, tools=tools, tokenize=False, add_generation_prompt=True, **kwargs
             )
@@ -100,7 +100,7 @@ def render(
 
 
 @contextmanager
-def _seeded() -> Iterator[None]:
+def _seed_random() -> Iterator[None]:
     """Seed Python's random numbers, which jinja draws from, and restore their state."""
     state = random.getstate()
     random.seed(SEED)

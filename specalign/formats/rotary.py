@@ -10,7 +10,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from specalign.common.errors import UserError, in_one_line
 from specalign.common.text import short
 from specalign.formats.layouts import ConfigValues
-from specalign.lm.inspection.keys import Rotary
+from specalign.lm.inspection.keys import RotaryTable
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig
@@ -61,7 +61,7 @@ def read_rotary(
             f"{where}: rope_parameters: rope_type={kind!r} changes with the length of the text and "
             "is not the target's own"
         )
-    table = Rotary("half", 0, tuple(module.inv_freq.tolist()), float(module.attention_scaling))
+    table = RotaryTable("half", 0, tuple(module.inv_freq.tolist()), float(module.attention_scaling))
     return [table.entry()], rope
 
 
@@ -83,7 +83,7 @@ def scaled_entry(theta: float, factors: Tensor) -> ConfigValues:
     / 2)."""
     steps = torch.arange(len(factors), dtype=torch.float64) / len(factors)
     frequencies = theta**-steps / factors.double()
-    return Rotary("half", 0, tuple(frequencies.tolist()), 1.0).entry()
+    return RotaryTable("half", 0, tuple(frequencies.tolist()), 1.0).entry()
 
 
 def write_rotary(drafter: BlockDrafter, name: str = "") -> ConfigValues:

@@ -15,7 +15,7 @@ from filelock import FileLock
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from specalign.common.checksums import unchanged, write_checksums
+from specalign.common.checksums import is_unchanged, write_checksums
 from specalign.common.errors import UserError
 from specalign.common.files import UNFINISHED, naming, sha256_file, to_disk
 from specalign.common.hub import cache_folder
@@ -37,12 +37,12 @@ def converted_folder(path: Path) -> Path:
     name = first.stem if first.suffix.lower() == ".gguf" else first.name
     digest = "".join(sha256_file(part)[:12] for part in (first, *others))
     folder = cache_folder() / "targets" / f"{name[:100]}-{digest[:96]}-{_VERSION}"
-    if unchanged(folder):
+    if is_unchanged(folder):
         return folder
     check_header(path, read_header(path))
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
-        if unchanged(folder):  # converted by another process meanwhile
+        if is_unchanged(folder):  # converted by another process meanwhile
             return folder
         if folder.exists():
             say(

@@ -114,12 +114,12 @@ def split_parts(path: Path) -> list[Path]:
 def _read_part(path: Path, arrays: bool) -> Header:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(path, data, arrays).read_header()
+            return _HeaderReader(path, data, arrays).read_header()
     except (struct.error, ValueError, OverflowError, ZeroDivisionError) as error:
         raise UserError(f"{path}: not a readable GGUF file ({error})") from None
 
 
-class _Reader:
+class _HeaderReader:
     def __init__(self, path: Path, data: mmap.mmap, arrays: bool) -> None:
         self.path = path
         self.data = data

@@ -30,7 +30,9 @@ LIBRARIES = ("_rows512", "_rows")
 @cache
 def rows_library() -> Any:
     """The fastest of `LIBRARIES` for this processor; None without a compiler or AVX2."""
-    return next((library for name in LIBRARIES if (library := opened(name)) is not None), None)
+    return next(
+        (library for name in LIBRARIES if (library := open_library(name)) is not None), None
+    )
 
 
 _P, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -51,7 +53,7 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
 
 
 @cache
-def opened(name: str) -> Any:
+def open_library(name: str) -> Any:
     """One of `LIBRARIES`; None where it was not compiled, or not for this processor."""
     paths = [Path(__file__).with_name(f"{name}{suffix}") for suffix in EXTENSION_SUFFIXES]
     try:
@@ -92,7 +94,7 @@ class Matrix(NamedTuple):
         return weight if self.scale is None else weight * self.scale[:, None].to(dtype)
 
 
-def rounded(weight: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Matrix:
+def round_weight(weight: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Matrix:
     """A weight (out, in) in this type; in int8 the largest number of each row becomes ±127."""
     if dtype != torch.int8:
         return Matrix(weight.to(dtype), bias)
@@ -100,7 +102,7 @@ def rounded(weight: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> M
     return Matrix((weight.float() / scale[:, None]).round().to(torch.int8), bias, scale)
 
 
-def settled(*matrices: Matrix) -> list[Matrix]:
+def copy_together(*matrices: Matrix) -> list[Matrix]:
     """The same matrices with their weights copied into one piece of memory (`pages.together`)."""
     places = together([matrix.weight for matrix in matrices])
     pairs = zip(matrices, places, strict=True)
@@ -126,7 +128,7 @@ def few_rows(
     """`F.linear(x, weight, bias)` without gradients, by `rows.c` where it applies.
 
     `x` in fp32 may be multiplied with a weight in bf16, or in int8 with a `scale` for each row
-    (`rounded`); sums are fp32. Where `eight_bits`, x is rounded as well, and sums are exact.
+    (`round_weight`); sums are fp32. Where `eight_bits`, x is round_weight as well, and sums are exact.
     """
     outputs, inputs = weight.shape
     rows = x.numel() // inputs
@@ -186,7 +188,7 @@ class RowsLinear(nn.Module):
         self, weight: Tensor, bias: Tensor | None, round_to: torch.dtype | None = None
     ) -> None:
         super().__init__()
-        kept = rounded(weight.detach(), round_to or torch.bfloat16)
+        kept = round_weight(weight.detach(), round_to or torch.bfloat16)
         if round_to is None and not torch.equal(kept.weight.float(), weight):
             kept = Matrix(weight.detach())
         self.weight = nn.Parameter(kept.weight.contiguous(), requires_grad=False)

@@ -29,7 +29,14 @@ from torch import Tensor, nn
 
 from specalign.common.batch import Anchors, Batch
 from specalign.kernels.layers import LayerStack
-from specalign.kernels.linear import Matrix, RowsLinear, fast_linear, few_rows, rounded, settled
+from specalign.kernels.linear import (
+    Matrix,
+    RowsLinear,
+    copy_together,
+    fast_linear,
+    few_rows,
+    round_weight,
+)
 from specalign.kernels.replacing import speed_up_linears
 from specalign.kernels.tree import TreeHead
 from specalign.lm.model import Target
@@ -49,7 +56,7 @@ class BlockDrafter(nn.Module):
     Attributes:
         stack: all layers in one call of the C kernel, if `prepare_for_drafting` can build that.
         tree: trees of drafts in one call of the C kernel, likewise.
-        head_matrix, basis_matrix: rounded for drafting: the head's rows (Vd, D), and the Markov
+        head_matrix, basis_matrix: round_weight for drafting: the head's rows (Vd, D), and the Markov
             basis times its last layer (Vd, r).
     """
 
@@ -121,7 +128,7 @@ class BlockDrafter(nn.Module):
 
     # ---- inputs of a block ----
 
-    def masked(self, tokens: Tensor, clean: Tensor | int = 0) -> Tensor:
+    def mask_blocks(self, tokens: Tensor, clean: Tensor | int = 0) -> Tensor:
         """Blocks (…, R) with MASK in place of all but the anchor and `clean` (…) tokens after
         it."""
         steps = torch.arange(tokens.shape[-1], device=tokens.device)
@@ -178,7 +185,7 @@ class BlockDrafter(nn.Module):
         rows = torch.arange(index.shape[0], device=index.device)[:, None]
         before = features.hidden_BLD[rows, (index - 1).clamp_min(0)]
         tokens = batch.tokens_BL[rows[..., None], anchors.places(length, size)]
-        embedded = self._embed(self.masked(tokens, 0 if clean_BA is None else clean_BA))
+        embedded = self._embed(self.mask_blocks(tokens, 0 if clean_BA is None else clean_BA))
         x = self.add_state(self.add_places(embedded), before)
         steps = torch.arange(size, device=index.device)
         positions = batch.positions_BL[rows, index][..., None] + steps
@@ -263,13 +270,13 @@ class BlockDrafter(nn.Module):
         may change drafts, never the distribution of the output."""
         device, dtype = self.target.device, self.norm.weight.dtype
         kept = torch.int8 if fast_linear(dtype, device) is RowsLinear else dtype
-        head, basis = rounded(self.head_weight_VdD, kept), None
+        head, basis = round_weight(self.head_weight_VdD, kept), None
         if self.markov is not None:  # one product less per token: basis ∘ out
-            basis = rounded(self.markov.basis_Vr(folded=True), kept)
+            basis = round_weight(self.markov.basis_Vr(folded=True), kept)
         if not speed_up_linears(self, dtype, device, torch.int8):
             return
         if kept == torch.int8:  # else the head may be the target's own
-            head, *rest = settled(*(m for m in (head, basis) if m is not None))
+            head, *rest = copy_together(*(m for m in (head, basis) if m is not None))
             basis = rest[0] if rest else None
         self.head_matrix, self.basis_matrix = head, basis
         self.stack = draft_stack(self)

@@ -22,7 +22,7 @@ from transformers.activations import ACT2FN
 
 from specalign.common.errors import UserError, nearest
 from specalign.common.schema import convert, finite
-from specalign.lm.inspection.keys import LAYOUTS, Rotary
+from specalign.lm.inspection.keys import LAYOUTS, RotaryTable
 from specalign.models.markov import KINDS as MARKOV_KINDS
 from specalign.models.markov import TABLES
 
@@ -120,7 +120,7 @@ class BlockConfig:
         """R: rows of a block's input, K or K + 1."""
         return self.block_size + self.fill_in
 
-    def rotary_of(self, layer: int) -> Rotary | None:
+    def rotary_of(self, layer: int) -> RotaryTable | None:
         """How positions are written in a layer; None = by the target's module."""
         return self.rotaries[min(layer, len(self.rotaries) - 1)] if self.rotaries else None
 
@@ -184,7 +184,7 @@ def _error(message: str) -> UserError:
     return UserError(f"drafter config: {message}")
 
 
-def _read_rotary(entry: dict[str, Any], width: int) -> Rotary:
+def _read_rotary(entry: dict[str, Any], width: int) -> RotaryTable:
     layout, start = entry.get("layout", "half"), entry.get("start", 0)
     table, scale = entry.get("inv_freq", []), entry.get("scale", 1.0)
     if layout not in LAYOUTS:
@@ -194,4 +194,4 @@ def _read_rotary(entry: dict[str, Any], width: int) -> Rotary:
         raise _error(f"rotary: start and inv_freq must lie within head_dim={width}")
     if not finite(scale) or scale <= 0:
         raise _error(f"rotary: scale must be a number above 0, not {scale!r:.60}")
-    return Rotary(layout, start, tuple(float(f) for f in table), float(scale))
+    return RotaryTable(layout, start, tuple(float(f) for f in table), float(scale))

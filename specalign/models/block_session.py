@@ -69,7 +69,7 @@ class BlockSession:
         drafter, device = self.drafter, self.drafter.target.device
         if self._block_1RD is None:
             tokens = torch.zeros(1, drafter.config.rows, dtype=torch.int64, device=device)
-            self._block_1RD = drafter.target.embed(drafter.masked(tokens))
+            self._block_1RD = drafter.target.embed(drafter.mask_blocks(tokens))
         found = self._draft_in_one_call(last_token)
         if found is not None:
             return found

@@ -15,8 +15,8 @@ from decode.speculation.verifiers import VERIFIERS, Verifier
 from decode.verification.enumeration import (
     DRAFTERS,
     EXACT,
-    Case,
     Parents,
+    RuleCase,
     Toy,
     chains_only,
     distance,
@@ -30,7 +30,7 @@ MOST_DRAFTS = 800
 """Drafts enumerated in one case: V is chosen so."""
 
 
-def mean_accepted(case_: Case, verifier: Verifier | str) -> float:
+def mean_accepted(case_: RuleCase, verifier: Verifier | str) -> float:
     """Drafted tokens committed per call."""
     depth_M = torch.tensor([0, *depths(max(case_.drafts.parents, key=len))], dtype=torch.float64)
     return float(case_.weight_B @ (outcomes(case_, verifier).stop_BM @ depth_M))
@@ -79,14 +79,14 @@ def _trees(chains: bool) -> list[Parents]:
     return list(dict.fromkeys([*shapes(), *map(breadth_first, shapes())]))
 
 
-def cases(verifier: str, drafter: str) -> list[Case]:
+def cases(verifier: str, drafter: str) -> list[RuleCase]:
     """At least 300 random tables, over every tree. Verifiers of the same drafts share them."""
     return _cases(drafter, len(trees_for(verifier, drafter)) == 3, VERIFIERS[verifier].greedy_only)
 
 
 @lru_cache(1)
-def _cases(drafter: str, chains: bool, greedy: bool) -> list[Case]:
-    found: list[Case] = []
+def _cases(drafter: str, chains: bool, greedy: bool) -> list[RuleCase]:
+    found: list[RuleCase] = []
     while len(found) < 300:
         for parents in _trees(chains):
             seed = len(found)

@@ -21,7 +21,7 @@ from decode.speculation.sampling import Sampling, probs
 from decode.speculation.tree import chain
 from decode.speculation.verifiers import Verifier
 from decode.verification.enumeration import (
-    Case,
+    RuleCase,
     Toy,
     case,
     chosen,
@@ -34,7 +34,7 @@ from decode.verification.enumeration import (
 from specalign.common.text import say
 
 TWO, CHAIN = (-1, -1), (-1, 0)
-Make = Callable[[Toy], Case]
+Make = Callable[[Toy], RuleCase]
 
 
 # ---- drafters that say of their drafts what is not so ----
@@ -44,25 +44,25 @@ def of_independent(toy: Toy, tokens_BN: Tensor) -> Tensor:
     return toy.q_KV[:2].expand(len(tokens_BN), 2, toy.V)
 
 
-def argmax(toy: Toy) -> Case:
+def argmax(toy: Toy) -> RuleCase:
     tokens = toy.q_KV.argmax(1)[None]
     return case(toy, CHAIN, torch.ones(1, dtype=torch.float64), tokens, of_independent(toy, tokens))
 
 
-def drawn_from(toy: Toy, drawn_KV: Tensor) -> Case:
+def drawn_from(toy: Toy, drawn_KV: Tensor) -> RuleCase:
     """Drawn from other rows than the q that is tested."""
     tokens = every(toy.V, 2)
     weight = drawn_KV[0][tokens[:, 0]] * drawn_KV[1][tokens[:, 1]]
     return case(toy, CHAIN, weight, tokens, of_independent(toy, tokens))
 
 
-def sharpened(toy: Toy) -> Case:
+def sharpened(toy: Toy) -> RuleCase:
     return drawn_from(
         toy, probs(toy.q_KV.clamp(min=1e-9).log(), Sampling(temperature=1.0, top_k=2))
     )
 
 
-def cut_at_a_poor_draw(toy: Toy) -> Case:
+def cut_at_a_poor_draw(toy: Toy) -> RuleCase:
     """The second token is left out where it was a poor one: its q is no longer the law of those that stay."""
     full = drawn(toy, CHAIN, True)
     q_BNV = full.drafts.q_BNV
@@ -73,7 +73,7 @@ def cut_at_a_poor_draw(toy: Toy) -> Case:
     return case(toy, each, full.weight_B, full.drafts.tokens_BN, q_BNV)
 
 
-def best_of_two(toy: Toy) -> Case:
+def best_of_two(toy: Toy) -> RuleCase:
     """Two chains drawn, the one that the target likes better is handed over."""
     pairs = every(toy.V, 4)
     score = toy.joint.sum(2)
@@ -83,7 +83,7 @@ def best_of_two(toy: Toy) -> Case:
     return case(toy, CHAIN, weight, tokens, of_independent(toy, tokens))
 
 
-def surest_first(toy: Toy) -> Case:
+def surest_first(toy: Toy) -> RuleCase:
     """Both positions are drawn, the token of the higher q stays, the other is drawn again given it: the order looks at
     values drawn."""
     again = [rows(toy.V, toy.V, toy.generator) for _ in range(2)]
@@ -116,7 +116,7 @@ def surest_first(toy: Toy) -> Case:
 def sorted_by_id(siblings: str) -> Make:
     """Two siblings in another order than they were drawn in."""
 
-    def make(toy: Toy) -> Case:
+    def make(toy: Toy) -> RuleCase:
         out = drawn(toy, TWO, False, siblings)
         tokens = out.drafts.tokens_BN.sort(dim=1).values
         q_BNV = toy.q_KV[:1].expand(len(tokens), 2, toy.V)
@@ -126,7 +126,7 @@ def sorted_by_id(siblings: str) -> Make:
 
 
 def said_to_be(without_replacement: bool, siblings: str) -> Make:
-    def make(toy: Toy) -> Case:
+    def make(toy: Toy) -> RuleCase:
         out = drawn(toy, TWO, False, siblings)
         tokens = out.drafts.tokens_BN
         return case(
@@ -141,7 +141,7 @@ def said_to_be(without_replacement: bool, siblings: str) -> Make:
     return make
 
 
-def causal_as_independent(toy: Toy) -> Case:
+def causal_as_independent(toy: Toy) -> RuleCase:
     out = drawn(toy, CHAIN, causal=True)
     tokens = out.drafts.tokens_BN
     return case(toy, CHAIN, out.weight_B, tokens, of_independent(toy, tokens))

@@ -16,7 +16,7 @@ from decode.speculation.rules import Outcomes
 from decode.speculation.tree import chain, depths
 from decode.speculation.tree_drafts import draw_tree
 from decode.speculation.verifiers import VERIFIERS, Verdict, resolve
-from decode.verification.enumeration import DRAFTERS, KINDS, Case, Parents, Toy, drawn, pairs
+from decode.verification.enumeration import DRAFTERS, KINDS, Parents, RuleCase, Toy, drawn, pairs
 from tests.contract.enumeration import DOMINATES, mean_accepted, trees_for
 from tests.fakes import ScriptedDrafter, TableTarget, sampled
 
@@ -69,7 +69,7 @@ def drafts_of(toy: Toy, parents: Parents, causal: bool, siblings: Siblings) -> A
     return propose
 
 
-def proposals_of(case_: Case, drafter: str) -> list[Proposal]:
+def proposals_of(case_: RuleCase, drafter: str) -> list[Proposal]:
     """Every draft of a case, as a drafter of that law hands it over."""
     drafts, (law, _, how) = case_.drafts, drafter.partition(", ")
     found = []
@@ -107,7 +107,7 @@ def counted(toy: Toy, proposal: Proposal, verifier: str, parents: Parents) -> in
     return decoder.generate(PROMPT, max_new_tokens=toy.K + 2, sampling=sampling).accepted[0]
 
 
-def cases_of(verifier: str, drafter: str) -> list[tuple[Toy, Parents, Case]]:
+def cases_of(verifier: str, drafter: str) -> list[tuple[Toy, Parents, RuleCase]]:
     """Two tables for each of two shapes."""
     shapes = [
         x

@@ -33,11 +33,11 @@ from decode.speculation.rules import Outcomes
 from decode.speculation.sampling import Sampling
 from decode.speculation.verification import Outcome
 from decode.verification import end_to_end
-from decode.verification.batches import Batch
+from decode.verification.batches import RequestBatch
 from decode.verification.checks import Asked
 from decode.verification.pair import Cases, VerifyConfig
 from decode.verification.rules import check_rules
-from decode.verification.run import Run
+from decode.verification.run import VerificationRun
 from decode.verification.self_test import lost_half
 from decode.verification.verdict import Tally
 from specalign.kernels import choice
@@ -54,14 +54,14 @@ PROMPTS = [[4, 90, 17, 203, 90, 17], [5, 9, 30], [1, 90, 17, 40, 60, 90]]
 
 
 @pytest.fixture(scope="module")
-def run() -> Run:
+def run() -> VerificationRun:
     target = load_target("debug", dtype="float32", device="cpu")
     own = debug_model("Llama")[0].eval()
-    return Run(VerifyConfig(), Cases(target, {}, [], []), PROMPTS, lambda _: None, own)
+    return VerificationRun(VerifyConfig(), Cases(target, {}, [], []), PROMPTS, lambda _: None, own)
 
 
 @pytest.fixture(autouse=True)
-def fresh(run: Run) -> Iterator[None]:
+def fresh(run: VerificationRun) -> Iterator[None]:
     yield
     run.tallies = {name: Tally(name) for name in run.tallies}
     run.recorded = []
@@ -709,7 +709,7 @@ def name_of(bug: Callable[[], list[Patch]]) -> str:
     return bug.__name__
 
 
-def findings(run: Run, batch: Batch, patches: list[Patch]) -> set[str]:
+def findings(run: VerificationRun, batch: RequestBatch, patches: list[Patch]) -> set[str]:
     """The checks that find a difference."""
     with ExitStack() as stack:
         for patch in patches:
@@ -719,13 +719,15 @@ def findings(run: Run, batch: Batch, patches: list[Patch]) -> set[str]:
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=name_of)
-def test_a_bug_is_seen(run: Run, bug: Callable[[], list[Patch]]) -> None:
+def test_a_bug_is_seen(run: VerificationRun, bug: Callable[[], list[Patch]]) -> None:
     seen = BUGS[bug]
     asked = [
         Asked(tuple(PROMPTS[i % 3]), one, 14 - i, eos=(90, 17) if one.min_new_tokens else None)
         for i, one in enumerate(seen.settings)
     ]
-    batch = Batch(seen.kind, decoder(run.target, seen.kind), tuple(asked), seen.size, chunk=4)
+    batch = RequestBatch(
+        seen.kind, decoder(run.target, seen.kind), tuple(asked), seen.size, chunk=4
+    )
     assert seen.check in findings(run, batch, bug())
 
 
@@ -733,17 +735,19 @@ TOKENS = {copied_if_drawn: ("proposals", "copies"), one_seed_for_all: ("randomne
 
 
 @pytest.mark.parametrize("bug", TOKENS, ids=name_of)
-def test_a_bug_is_seen_in_texts_of_two_tokens(run: Run, bug: Callable[[], list[Patch]]) -> None:
+def test_a_bug_is_seen_in_texts_of_two_tokens(
+    run: VerificationRun, bug: Callable[[], list[Patch]]
+) -> None:
     check, kind = TOKENS[bug]
     run.requests.letters = [90, 40]
-    batch = Batch(kind, decoder(run.target, kind), run.requests.of_letters(1))
+    batch = RequestBatch(kind, decoder(run.target, kind), run.requests.of_letters(1))
     assert findings(run, batch, []) == set()
     assert check in findings(run, batch, bug())
 
 
-def test_rounds_drafted_in_the_background_are_compared(run: Run) -> None:
+def test_rounds_drafted_in_the_background_are_compared(run: VerificationRun) -> None:
     asked = tuple(Asked(tuple(PROMPTS[0]), one, 14) for one in SAMPLED[:2])
-    batch = Batch("background", decoder(run.target, "in the background"), asked)
+    batch = RequestBatch("background", decoder(run.target, "in the background"), asked)
     assert findings(run, batch, []) == set()
     assert "rows" in findings(run, batch, one_more_of_top_k())
 
@@ -757,11 +761,11 @@ LONG: dict[Callable[[], list[Patch]], Seen] = {
 
 
 @pytest.mark.parametrize("bug", LONG, ids=name_of)
-def test_a_bug_of_long_texts_is_seen(run: Run, bug: Callable[[], list[Patch]]) -> None:
+def test_a_bug_of_long_texts_is_seen(run: VerificationRun, bug: Callable[[], list[Patch]]) -> None:
     seen = LONG[bug]
     asked = Asked(tuple(PROMPTS[0]), seen.settings[0], 72, eos=())
     assert seen.check in findings(
-        run, Batch(seen.kind, decoder(run.target, seen.kind), (asked,), 1), bug()
+        run, RequestBatch(seen.kind, decoder(run.target, seen.kind), (asked,), 1), bug()
     )
 
 
@@ -824,9 +828,9 @@ def _special(target: Target) -> int:
 
 
 @pytest.mark.parametrize("bug", ENDS, ids=name_of)
-def test_a_wrong_end_is_seen(run: Run, bug: Callable[[], list[Patch]]) -> None:
+def test_a_wrong_end_is_seen(run: VerificationRun, bug: Callable[[], list[Patch]]) -> None:
     text = Decoder(run.target).generate(PROMPTS[0], max_new_tokens=12, sampling=REPEATED).tokens
-    batch = Batch("end", decoder(run.target, "oracle"), (ENDS[bug](run.target, text),), 1)
+    batch = RequestBatch("end", decoder(run.target, "oracle"), (ENDS[bug](run.target, text),), 1)
     assert findings(run, batch, []) == set()
     assert "commit" in findings(run, batch, bug())
 
@@ -834,15 +838,17 @@ def test_a_wrong_end_is_seen(run: Run, bug: Callable[[], list[Patch]]) -> None:
 @pytest.mark.parametrize(
     "bug", [lost_half, half_lost_at_the_end, half_lost_between_rounds], ids=name_of
 )
-def test_a_lost_half_character_is_seen(run: Run, bug: Callable[[], list[Patch]]) -> None:
+def test_a_lost_half_character_is_seen(
+    run: VerificationRun, bug: Callable[[], list[Patch]]
+) -> None:
     asked = tuple(run.requests.half_characters())
-    batch = Batch("halves", decoder(run.target, "tree"), asked)
+    batch = RequestBatch("halves", decoder(run.target, "tree"), asked)
     assert len(asked) > 8 and findings(run, batch, []) == set()
     assert findings(run, batch, bug()) == {"commit"}
 
 
 @pytest.mark.parametrize("bug", [q_smoothed, residual_is_p, positions_too_late], ids=name_of)
-def test_the_joint_law_sees_a_bug(run: Run, bug: Callable[[], list[Patch]]) -> None:
+def test_the_joint_law_sees_a_bug(run: VerificationRun, bug: Callable[[], list[Patch]]) -> None:
     tally = run.tallies["end_to_end"]
     with ExitStack() as stack:
         for patch in bug():

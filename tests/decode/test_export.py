@@ -10,7 +10,7 @@ import pytest
 
 from decode import export
 from decode.exporting import EXPORTS
-from decode.exporting.verdict import Verdict
+from decode.exporting.verdict import ExportVerdict
 from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
 from specalign.formats.causal import save_causal
@@ -58,7 +58,9 @@ def test_a_difference_is_an_exit_code(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     drafter = saved_taps_drafter(tmp_path / "drafter", target, "fill_in")
-    found = Verdict("dflash", tmp_path, files, engine_same=False, lines=["generate: DIFFERENT"])
+    found = ExportVerdict(
+        "dflash", tmp_path, files, engine_same=False, lines=["generate: DIFFERENT"]
+    )
     monkeypatch.setattr("decode.exporting.exports.export_drafter", lambda *a, **k: [found])
     with pytest.raises(SystemExit) as ended:
         export.main(["--drafter", drafter, "--format", "dflash", "--out", str(tmp_path / "out")])

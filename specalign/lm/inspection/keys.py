@@ -1,6 +1,6 @@
 """How a target's layers write positions into their keys, measured.
 
-Each layer runs on the same input at several positions. Rotary keys at position p are the keys at 0,
+Each layer runs on the same input at several positions. RotaryTable keys at position p are the keys at 0,
 rotated: k(p) = R(p)·k(0). Keys that stay the same have no position but that of the input (learned
 positions, ALiBi, layers without rotary). Values stay the same; otherwise they are none (compressed
 caches keep a key's rotary part there).
@@ -29,7 +29,7 @@ _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 
 
 @dataclass(frozen=True)
-class Rotary:
+class RotaryTable:
     """Pairs of a head's numbers rotated by position · inv_freq; the others stay. Without
     frequencies: no position.
 
@@ -84,19 +84,19 @@ class Rotary:
         sin[..., first] = sin[..., second] if self.full(width) else -sin[..., second]
         return cos, sin
 
-    def turned(self, x: Tensor, position: int) -> Tensor:
+    def rotate_at(self, x: Tensor, position: int) -> Tensor:
         """(…, width) as it is at a position."""
         width = x.shape[-1]
         partner = self.partner(width).to(x.device)
-        cos, sin = Rotary.tables(self, torch.tensor(position, device=x.device), width)
+        cos, sin = RotaryTable.tables(self, torch.tensor(position, device=x.device), width)
         if self.full(width):
             sin = torch.where(torch.arange(width, device=x.device) < width // 2, -sin, sin)
         return x * cos + x[..., partner] * sin
 
 
-def plain_rotary(width: int, base: float) -> Rotary:
+def plain_rotary(width: int, base: float) -> RotaryTable:
     """Over all numbers of a head, with the usual frequencies."""
-    return Rotary("half", 0, frequencies(width, base))
+    return RotaryTable("half", 0, frequencies(width, base))
 
 
 def frequencies(width: int, base: float) -> tuple[float, ...]:
@@ -104,10 +104,10 @@ def frequencies(width: int, base: float) -> tuple[float, ...]:
     return tuple((1.0 / base**steps).tolist())
 
 
-_FOUND: WeakKeyDictionary[Target, list[Rotary | str]] = WeakKeyDictionary()
+_FOUND: WeakKeyDictionary[Target, list[RotaryTable | str]] = WeakKeyDictionary()
 
 
-def key_rotaries(target: Target) -> list[Rotary | str]:
+def key_rotaries(target: Target) -> list[RotaryTable | str]:
     """How each layer writes positions into its keys, or why that is unknown. Computed once for each
     target."""
     if target not in _FOUND:
@@ -116,7 +116,7 @@ def key_rotaries(target: Target) -> list[Rotary | str]:
 
 
 @torch.no_grad()
-def _find_rotaries(target: Target) -> list[Rotary | str]:
+def _find_rotaries(target: Target) -> list[RotaryTable | str]:
     inputs: dict[int, Any] = {}
     try:
         if target.anatomy.repeats:
@@ -125,7 +125,7 @@ def _find_rotaries(target: Target) -> list[Rotary | str]:
         moved = {p: _run_layers(target, p, inputs) for p in _POSITIONS if p < target.context_limit}
     except Exception:  # layers that are called in another way fail in many ways
         return ["its layers are called in a way of their own"] * target.num_layers
-    found: list[Rotary | str] = []
+    found: list[RotaryTable | str] = []
     for i, (keys, values) in enumerate(at_start):
         if keys is None or values is None or not values.numel():
             found.append("it keeps none of its own")
@@ -136,11 +136,11 @@ def _find_rotaries(target: Target) -> list[Rotary | str]:
     return found
 
 
-def _match(target: Target, keys: dict[int, Tensor]) -> Rotary | str:
+def _match(target: Target, keys: dict[int, Tensor]) -> RotaryTable | str:
     """The rotation that turns the keys at position 0 into those at the others."""
 
-    def error(rotary: Rotary) -> float:
-        return max(_distance(rotary.turned(keys[0], p), key) for p, key in keys.items())
+    def error(rotary: RotaryTable) -> float:
+        return max(_distance(rotary.rotate_at(keys[0], p), key) for p, key in keys.items())
 
     best = min(_candidates(target, keys[0].shape[-1]), key=error)
     if error(best) < _TOLERANCE[target.dtype]:
@@ -207,9 +207,9 @@ def _run_through_own_cache(
     return hidden
 
 
-def _candidates(target: Target, width: int) -> Iterator[Rotary]:
+def _candidates(target: Target, width: int) -> Iterator[RotaryTable]:
     """Rotations of keys of a width by the frequencies in the model's buffers."""
-    yield Rotary()
+    yield RotaryTable()
     buffers = [buffer for name, buffer in target.body.named_buffers() if "inv_freq" in name]
     tables = {tuple(buffer.float().flatten().tolist()) for buffer in buffers}
     tables |= {tuple(-f for f in table) for table in tables}  # NanoChat turns the other way
@@ -217,4 +217,4 @@ def _candidates(target: Target, width: int) -> Iterator[Rotary]:
         if 0 < 2 * len(table) <= width and all(math.isfinite(f) for f in table):
             for start in sorted({0, width - 2 * len(table)}):
                 for layout in LAYOUTS:
-                    yield Rotary(layout, start, table)
+                    yield RotaryTable(layout, start, table)

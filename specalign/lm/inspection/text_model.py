@@ -62,9 +62,9 @@ def text_model(target: Target) -> TextModel:
     return TextModel(base, config, tensors, embedding, head)
 
 
-def tied(target: Target) -> bool:
+def is_tied(target: Target) -> bool:
     """Whether the target's head is its embedding. The tensors say so: the config's flag may be
-    wrong, and a tied head may have been copied to be kept in half the memory, or in another
+    wrong, and a is_tied head may have been copied to be kept in half the memory, or in another
     order."""
     one, other = target.embedding_VD, target.head_weight_VD
     if one.data_ptr() == other.data_ptr():

@@ -12,7 +12,7 @@ import yaml
 
 from align.config.parser import load_recipe
 from align.config.recipe_files import FOLDER
-from align.sweeping.config import Sweep, SweepParameter, list_trials, read_sweep
+from align.sweeping.config import SweepFile, SweepParameter, list_trials, read_sweep
 from align.sweeping.run import TrialResult, build_arguments, render_table, run_sweep
 from specalign.common.errors import UserError
 
@@ -21,8 +21,8 @@ METRIC = "validation/tau_sampling"
 RATES = {"trainer.learning_rate": SweepParameter((1e-4, 2e-4, 3e-4))}
 
 
-def make_sweep(parameters: dict[str, SweepParameter] = RATES) -> Sweep:
-    return Sweep(
+def make_sweep(parameters: dict[str, SweepParameter] = RATES) -> SweepFile:
+    return SweepFile(
         "s", "grid", METRIC, True, parameters, {"recipe": "debug_block"}, {"WANDB_MODE": "offline"}
     )
 
@@ -58,7 +58,7 @@ def training(monkeypatch: pytest.MonkeyPatch) -> FakeTraining:
     return found
 
 
-def run_all(folder: Path, sweep: Sweep | None = None, **fixed: str) -> list[TrialResult]:
+def run_all(folder: Path, sweep: SweepFile | None = None, **fixed: str) -> list[TrialResult]:
     sweep = sweep or make_sweep()
     return run_sweep(sweep, list_trials(sweep, None, 0), folder, fixed)
 

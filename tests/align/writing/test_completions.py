@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from align.writing.client import Client, RetryableError, RetryPolicy
-from align.writing.completions import Completions, Dialect, MismatchError, Request
+from align.writing.completions import CompletionRequest, Completions, Dialect, MismatchError
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
 from tests.loopback_server import Loopback
 
-REQUEST = Request((1, 40, 41), 6, 0.7, 11, frozenset((2, 7)))
+REQUEST = CompletionRequest((1, 40, 41), 6, 0.7, 11, frozenset((2, 7)))
 OF_TWO = replace(REQUEST, max_tokens=2)
 TEXT_ONLY = {"ids_in": False, "ids_out": False}
 

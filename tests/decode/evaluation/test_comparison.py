@@ -12,7 +12,7 @@ import pytest
 from align.config.parser import load_recipe
 from align.config.recipe import resolve
 from decode.evaluation import comparison, runner
-from decode.evaluation.comparison import Candidate, measure, read_candidates
+from decode.evaluation.comparison import ComparedRecipe, measure, read_candidates
 from decode.evaluation.learning import points, table
 from decode.proposers.block import BlockProposer
 from decode.speculation.sampling import Sampling
@@ -33,17 +33,17 @@ SETTINGS = runner.GenerationSettings(Sampling(), 12)
 QUIET = PlainConsole(quiet=True)
 
 
-def candidate(folder: Path, recipe: str) -> Candidate:
+def candidate(folder: Path, recipe: str) -> ComparedRecipe:
     words = (
         f"recipe=recipes/compare/debug_{recipe}.yaml",
         f"output={folder / recipe}",
         f"name={recipe}",
     )
-    return Candidate(words, resolve(load_recipe([*words, "trainer.milestones=[10, 30]"])))
+    return ComparedRecipe(words, resolve(load_recipe([*words, "trainer.milestones=[10, 30]"])))
 
 
 @pytest.fixture
-def pair(target: Target, tmp_path: Path) -> list[Candidate]:
+def pair(target: Target, tmp_path: Path) -> list[ComparedRecipe]:
     """Two recipes with drafters at both milestones."""
     found = [candidate(tmp_path, "ours"), candidate(tmp_path, "dflash")]
     for own, options in zip(
@@ -55,7 +55,7 @@ def pair(target: Target, tmp_path: Path) -> list[Candidate]:
 
 
 def test_every_milestone_decodes_every_prompt_once(
-    target: Target, pair: list[Candidate], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: Target, pair: list[ComparedRecipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the drafter alone, without copies; greedy outputs are plain decoding's; what is there is not run
     again, what changed is."""
@@ -126,7 +126,9 @@ def test_only_what_is_alike_is_compared(
         read_candidates(["ours", "dflash"], [])
 
 
-def test_all_decode_as_it_is_asked(target: Target, pair: list[Candidate], tmp_path: Path) -> None:
+def test_all_decode_as_it_is_asked(
+    target: Target, pair: list[ComparedRecipe], tmp_path: Path
+) -> None:
     """`--method`: chains for everyone, τ of which is another; the folder says how, and refuses the other
     way."""
     measure(pair, target, [SUITE], SETTINGS, tmp_path / "trees", QUIET)
@@ -160,7 +162,7 @@ def test_a_method_of_other_drafters_is_refused_before_training(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_prompts_decoded_together_give_the_same_records(
-    target: Target, pair: list[Candidate], tmp_path: Path, temperature: float
+    target: Target, pair: list[ComparedRecipe], tmp_path: Path, temperature: float
 ) -> None:
     """But for the times."""
     settings = runner.GenerationSettings(Sampling(temperature, seed=5), 12)

@@ -14,7 +14,7 @@ from decode.engine.output import Tree
 from decode.evaluation.divergence import (
     BUG,
     TIE,
-    Choices,
+    TokenChoices,
     dtype_limit,
     examine,
     first_difference,
@@ -233,4 +233,4 @@ def test_a_routers_other_choice_is_a_tie_and_another_state_a_bug(kind: str, call
 
 
 def test_a_model_without_experts_has_no_choices() -> None:
-    assert not Choices(torch.nn.Linear(2, 2))
+    assert not TokenChoices(torch.nn.Linear(2, 2))

@@ -16,7 +16,7 @@ from decode.engine.stock import stock_model
 from decode.exporting import compare
 from decode.exporting.compare import GreedyText, compare_export
 from decode.exporting.registry import FORMATS
-from decode.exporting.verdict import Verdict
+from decode.exporting.verdict import ExportVerdict
 from specalign.lm.model import Target
 from tests.builders import PROMPT, block_network
 
@@ -88,7 +88,7 @@ def test_a_planted_fault_is_found(
     plant(config, tensors)
     (out / "config.json").write_text(json.dumps(config))
     save_file(tensors, out / "model.safetensors")
-    verdict = Verdict(name, out)
+    verdict = ExportVerdict(name, out)
     compare_export(drafter, verdict, [TEXT], model)
     assert verdict.exit_code == 1 and verdict.conclusion == "NOT THE SAME DRAFTER"
     assert "DIFFERENT: " in verdict.lines[0] or "not finite" in verdict.lines[0], verdict.lines
@@ -114,7 +114,7 @@ def test_an_engine_that_computes_otherwise_is_told_from_wrong_files(
 
     for trace, says in ((differ, "transformers: logits DIFFERENT"), (fail, "sizes do not match")):
         monkeypatch.setattr(compare, "trace_assistant", trace)
-        verdict = Verdict("transformers", tmp_path / "out")
+        verdict = ExportVerdict("transformers", tmp_path / "out")
         compare_export(drafter, verdict, [TEXT], model)
         assert verdict.exit_code == 3 and says in verdict.lines[-1]
         assert verdict.conclusion == "FILES RIGHT, THE ENGINE DRAFTS DIFFERENTLY"
@@ -125,7 +125,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, target: Target) -> None:
     FORMATS["dflash"].write(drafter, tmp_path / "out", torch.float32, "")
     weights = tmp_path / "out" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])
-    compare_export(drafter, verdict := Verdict("dflash", tmp_path / "out"), [TEXT])
+    compare_export(drafter, verdict := ExportVerdict("dflash", tmp_path / "out"), [TEXT])
     assert verdict.exit_code == 1 and "model.safetensors: not readable" in verdict.lines[0]
 
 

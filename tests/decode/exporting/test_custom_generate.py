@@ -13,7 +13,7 @@ from decode.engine.stock import stock_model
 from decode.exporting.compare import compare_export, decode_texts
 from decode.exporting.exports import DrafterPair, ExportOptions, export_drafter
 from decode.exporting.registry import FORMATS
-from decode.exporting.verdict import Verdict
+from decode.exporting.verdict import ExportVerdict
 from specalign.common.errors import UserError
 from specalign.formats.block import load_drafter, save_drafter
 from specalign.lm.loading import load_target
@@ -56,7 +56,7 @@ def test_planted_faults(tmp_path: Path, target: Target, fault: str) -> None:
             '"rms_norm_eps"]', '"rms_norm_eps"] + self.config["head_dim"]'
         )
         source.write_text(wrong)
-    verdict = Verdict("custom_generate", out)
+    verdict = ExportVerdict("custom_generate", out)
     compare_export(drafter, verdict, decode_texts(target, [PROMPT], 20), stock_model(target))
     if fault == "a tensor":
         assert verdict.exit_code == 1 and "k_norm.weight differs" in verdict.lines[0]

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from decode.exporting.exports import DrafterPair, ExportOptions, check_transformers, export_drafter
-from decode.exporting.verdict import Verdict
+from decode.exporting.verdict import ExportVerdict
 from specalign.common.errors import UserError
 from specalign.formats.causal import save_causal
 from specalign.lm.debug import debug_model
@@ -24,7 +24,7 @@ from specalign.suites.prompt import Prompt
 from tests.builders import PROMPT, causal_drafter
 
 
-def export(folder: Path, dtype: str, out: Path | None = None) -> Verdict:
+def export(folder: Path, dtype: str, out: Path | None = None) -> ExportVerdict:
     """The drafter in `folder`."""
     pair = DrafterPair(str(folder / "drafter"), "autoregressive", "debug", "cpu")
     options = ExportOptions(dtype, limit=1, max_new_tokens=12)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from decode.exporting.exports import DrafterPair, ExportOptions, check_transformers, export_drafter
-from decode.exporting.verdict import Verdict
+from decode.exporting.verdict import ExportVerdict
 from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
 from specalign.lm.debug import debug_model
@@ -33,7 +33,7 @@ def drafter(tmp_path: Path, target: Target) -> str:
 
 def export(
     drafter: str, target: str, folders: dict[str, Path], role: str = "block", **options: Any
-) -> list[Verdict]:
+) -> list[ExportVerdict]:
     options = {"limit": 1, "max_new_tokens": 8, **options}
     return export_drafter(
         DrafterPair(drafter, role, target, "cpu"), folders, ExportOptions(**options)

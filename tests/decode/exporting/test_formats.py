@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from decode.engine.stock import stock_model
 from decode.exporting.compare import GreedyText, compare_export, distance, trace_drafter
 from decode.exporting.registry import FORMATS
-from decode.exporting.verdict import Verdict
+from decode.exporting.verdict import ExportVerdict
 from specalign.common.errors import UserError
 from specalign.formats.block import load_drafter, save_drafter
 from specalign.formats.tensors import EMBEDDING
@@ -81,7 +81,7 @@ def test_an_export_is_the_drafter_and_comes_in_and_goes_out_to_the_byte(
     drafter.to(torch.bfloat16).float()
     first, second = tmp_path / "first", tmp_path / "second"
     form.write(drafter, first, torch.float32, "", vocabulary)
-    verdict = Verdict(name, first)
+    verdict = ExportVerdict(name, first)
     compare_export(drafter, verdict, [TEXT], model)
     assert verdict.exit_code == 0, verdict.lines
     if name == "gguf":
@@ -129,7 +129,10 @@ def test_a_target_that_scales_its_embedding(
     drafter = block_network(gemma, "taps", whole=True, options=options)
     drafter.to(torch.bfloat16).float()
     FORMATS[name].write(drafter, tmp_path / "out", torch.bfloat16, "", vocabulary)
-    verdict, model = Verdict(name, tmp_path / "out"), tiny_model("gemma3_text", gemma.vocab_size)
+    verdict, model = (
+        ExportVerdict(name, tmp_path / "out"),
+        tiny_model("gemma3_text", gemma.vocab_size),
+    )
     compare_export(drafter, verdict, [TEXT], model)
     assert verdict.exit_code == 0, verdict.lines
     held = FORMATS[name].read(tmp_path / "out")

@@ -12,7 +12,7 @@ from gguf import GGUFWriter
 
 from decode.exporting.compare import GreedyText, compare_export
 from decode.exporting.registry import FORMATS
-from decode.exporting.verdict import Verdict
+from decode.exporting.verdict import ExportVerdict
 from specalign.common.errors import UserError
 from specalign.formats.block import load_drafter
 from specalign.formats.gguf import FILE
@@ -40,7 +40,7 @@ def test_files_of_half_precision(
     drafter.to(dtype).float()
     GGUF.write(drafter, tmp_path / "out", dtype, "", vocabulary)
     compare_export(
-        drafter, verdict := Verdict("gguf", tmp_path / "out"), [GreedyText(PROMPT, [5, 9])]
+        drafter, verdict := ExportVerdict("gguf", tmp_path / "out"), [GreedyText(PROMPT, [5, 9])]
     )
     assert verdict.exit_code == 0, verdict.lines
     assert {p.name for p in (tmp_path / "out").iterdir()} == {FILE, "README.md", "export.json"}
@@ -57,7 +57,7 @@ def test_frequencies_of_another_engines_drafter(
     GGUF.write(drafter, tmp_path / "out", torch.float32, "", vocabulary)
     assert ("rope_freqs.weight" in GGUF.read(tmp_path / "out").tensors) is (scaling is not None)
     compare_export(
-        drafter, verdict := Verdict("gguf", tmp_path / "out"), [GreedyText(PROMPT, [5, 9])]
+        drafter, verdict := ExportVerdict("gguf", tmp_path / "out"), [GreedyText(PROMPT, [5, 9])]
     )
     assert verdict.exit_code == 0, verdict.lines
 

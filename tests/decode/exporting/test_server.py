@@ -19,7 +19,7 @@ from decode.engine.decoder import Decoder, prompt_tokens
 from decode.exporting.exports import DrafterPair
 from decode.exporting.registry import FORMATS
 from decode.exporting.server import Counts, Server, check_server
-from decode.exporting.verdict import Verdict
+from decode.exporting.verdict import ExportVerdict
 from decode.proposers.autoregressive import AutoregressiveDrafter
 from decode.proposers.base import Drafter
 from decode.proposers.block import BlockProposer
@@ -106,7 +106,7 @@ def served(drafter: BlockDrafter) -> Iterator[tuple[App, str]]:
     server.server_close()
 
 
-def check(folder: Path, url: str, role: str = "block", export: Path | None = None) -> Verdict:
+def check(folder: Path, url: str, role: str = "block", export: Path | None = None) -> ExportVerdict:
     return check_server(DrafterPair(str(folder), role, "debug", "cpu"), url, PROMPTS, 12, export)
 
 

@@ -16,12 +16,12 @@ from decode.proposers.lookup import LookupDrafter
 from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.sampling import Sampling
 from decode.verification import end_to_end, rules, self_test
-from decode.verification.batches import Batch
+from decode.verification.batches import RequestBatch
 from decode.verification.checks import Asked
 from decode.verification.pair import Cases, VerifyConfig
 from decode.verification.proposals import every_outcome, judge
 from decode.verification.reference import Reference
-from decode.verification.run import Run
+from decode.verification.run import VerificationRun
 from decode.verification.verdict import Tally
 from specalign.lm.debug import debug_model
 from specalign.lm.loading import load_target
@@ -32,16 +32,16 @@ PROMPTS = [[4, 90, 17, 203, 90, 17], [5, 9, 30], [1, 90, 17, 40, 60, 90]]
 
 
 @pytest.fixture(scope="module")
-def run() -> Run:
+def run() -> VerificationRun:
     target = load_target("debug", dtype="float32", device="cpu")
     own = debug_model("Llama")[0].eval()
-    made = Run(VerifyConfig(), Cases(target, {}, [], []), PROMPTS, lambda _: None, own)
+    made = VerificationRun(VerifyConfig(), Cases(target, {}, [], []), PROMPTS, lambda _: None, own)
     made.requests.common = [17, 90, 203]
     return made
 
 
 @pytest.fixture(autouse=True)
-def fresh(run: Run) -> Iterator[None]:
+def fresh(run: VerificationRun) -> Iterator[None]:
     yield
     run.tallies = {name: Tally(name) for name in run.tallies}
     run.recorded = []
@@ -80,12 +80,12 @@ SAMPLED = (
 
 def batch(
     target: Target, kind: str, settings: tuple[Sampling, ...] = SAMPLED, new: int = 14
-) -> Batch:
+) -> RequestBatch:
     asked = [Asked(tuple(PROMPTS[i % 3]), one, new - i) for i, one in enumerate(settings)]
-    return Batch(kind, decoder(target, kind), tuple(asked), 3)
+    return RequestBatch(kind, decoder(target, kind), tuple(asked), 3)
 
 
-def checked(run: Run, one: Batch) -> dict[str, list[str]]:
+def checked(run: VerificationRun, one: RequestBatch) -> dict[str, list[str]]:
     run.check(one)
     return {
         name: [f.what for f in tally.findings]
@@ -97,7 +97,7 @@ def checked(run: Run, one: Batch) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     "kind", ["ratio", "block", "tree", "drawn tree", "lookup", "left", "confidence", "random"]
 )
-def test_a_right_pair_passes(run: Run, kind: str) -> None:
+def test_a_right_pair_passes(run: VerificationRun, kind: str) -> None:
     assert checked(run, batch(run.target, kind)) == {}
     assert run.tallies["rows"].counts["logits of a node"] > 20
     assert run.tallies["randomness"].counts["outcomes of rounds"] > 20
@@ -123,7 +123,7 @@ CAUGHT = {
 
 
 @pytest.mark.parametrize("bug", CAUGHT)
-def test_a_bug_is_seen(run: Run, bug: str) -> None:
+def test_a_bug_is_seen(run: VerificationRun, bug: str) -> None:
     kind, settings, check = CAUGHT[bug]
     with ExitStack() as stack:
         for patch in self_test.BUGS[bug]():
@@ -132,7 +132,7 @@ def test_a_bug_is_seen(run: Run, bug: str) -> None:
     assert check in found, found
 
 
-def test_a_text_that_goes_on_past_its_end_is_seen(run: Run) -> None:
+def test_a_text_that_goes_on_past_its_end_is_seen(run: VerificationRun) -> None:
     plain = (
         Decoder(run.target)
         .generate(PROMPTS[0], max_new_tokens=8, sampling=Sampling(repetition_penalty=1.6))
@@ -140,7 +140,7 @@ def test_a_text_that_goes_on_past_its_end_is_seen(run: Run) -> None:
     )
     drafts = [Proposal(torch.tensor(plain[i : i + 3]), "point") for i in range(1, 6)]
     asked = (Asked(tuple(PROMPTS[0]), Sampling(repetition_penalty=1.6), 8, eos=(plain[2],)),)
-    one = Batch("end", Decoder(run.target, _Script(drafts)), asked, 1)
+    one = RequestBatch("end", Decoder(run.target, _Script(drafts)), asked, 1)
     assert checked(run, one) == {}
     with mock.patch.object(*self_test.past_the_end()[0]):
         assert "commit" in checked(run, one)
@@ -193,7 +193,7 @@ def test_right_rules_pass() -> None:
 @pytest.mark.parametrize(
     "kind", ["ratio", "block", "tree", "drawn pair", "lookup", "left", "confidence"]
 )
-def test_the_joint_law(run: Run, kind: str) -> None:
+def test_the_joint_law(run: VerificationRun, kind: str) -> None:
     tally, reference = Tally("end_to_end"), Reference(run.target, run.reference.model)
     sampling = Sampling(1.2, top_k=2, repetition_penalty=1.2, seed=1)
     end_to_end.check_joint_law(

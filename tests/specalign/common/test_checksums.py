@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specalign.common.checksums import check_checksums, unchanged, write_checksums
+from specalign.common.checksums import check_checksums, is_unchanged, write_checksums
 from specalign.common.errors import UserError
 
 
@@ -26,13 +26,13 @@ def test_changed_weights_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_unchanged_or_not(tmp_path: Path) -> None:
-    assert not unchanged(tmp_path)
+    assert not is_unchanged(tmp_path)
     for name in ("a.json", "b.txt"):
         (tmp_path / name).write_text(name)
     write_checksums(tmp_path, "*")
     (tmp_path / "c.txt").write_text("of another program")
-    assert unchanged(tmp_path)
+    assert is_unchanged(tmp_path)
     (tmp_path / "b.txt").write_text("c")
-    assert not unchanged(tmp_path)
+    assert not is_unchanged(tmp_path)
     (tmp_path / "b.txt").unlink()
-    assert not unchanged(tmp_path)
+    assert not is_unchanged(tmp_path)

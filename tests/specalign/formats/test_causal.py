@@ -14,7 +14,7 @@ from align.makers.standalone import adapt
 from specalign.common.batch import Batch
 from specalign.formats.causal import save_causal
 from specalign.formats.masked_lm import load_masked_lm, save_masked_lm
-from specalign.lm.inspection.text_model import tied
+from specalign.lm.inspection.text_model import is_tied
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.builders import causal_drafter as drafter
@@ -64,7 +64,7 @@ def test_every_drafter_keeps_the_head_that_it_was_trained_with(
     stock = AutoModelForCausalLM.from_pretrained(name)(tokens).logits
     torch.testing.assert_close(target.forward(tokens).logits_BLV, stock, atol=1e-4, rtol=1e-4)
     tables = 1 if flag and head != "other" else 2
-    assert tied(target) == (tables == 1)
+    assert is_tied(target) == (tables == 1)
     made, batch = drafter(target), Batch(tokens, torch.arange(26)[None], tokens * 0, tokens > 0)
     with torch.no_grad():
         before = made.logits(made(batch))

@@ -9,7 +9,7 @@ from specalign.kernels import layers, linear, tree
 
 @pytest.fixture(autouse=True, params=linear.LIBRARIES)
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = linear.opened(request.param)
+    found = linear.open_library(request.param)
     if found is None:
         if linear.rows_library() is not None:
             pytest.skip(f"{request.param} is not for this processor, or was not compiled")

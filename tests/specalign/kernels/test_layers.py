@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specalign.kernels.layers import Convolution, LayerStack, Memory, Rows, Weights
-from specalign.kernels.linear import Matrix, rounded, rows_library
+from specalign.kernels.linear import Matrix, round_weight, rows_library
 from specalign.kernels.repeated import RepeatedCall
 from specalign.lm.attention import rotate
 
@@ -28,7 +28,7 @@ def random_stack(
     torch.manual_seed(heads + inner)
 
     def matrix(out: int, into: int) -> Matrix:
-        return rounded(
+        return round_weight(
             torch.randn(out, into) / into**0.5, dtype, torch.randn(out) if bias else None
         )
 
@@ -36,7 +36,7 @@ def random_stack(
         return torch.rand(size) + 0.5
 
     def convolution() -> Convolution | None:
-        delta = rounded(torch.randn(4 * groups, width) / width**0.5, dtype)
+        delta = round_weight(torch.randn(4 * groups, width) / width**0.5, dtype)
         return Convolution(delta, torch.randn(2, 2, width) / 2) if groups else None
 
     def weights() -> Weights:

@@ -26,7 +26,7 @@ def test_few_rows(outputs: int, inputs: int, bias: bool) -> None:
         got = linear.few_rows(x[:rows], weight, offset)
         torch.testing.assert_close(got.double(), exact[:rows], rtol=1e-5, atol=1e-4)
         for dtype in (torch.bfloat16, torch.int8):
-            matrix = linear.rounded(weight, dtype, offset)
+            matrix = linear.round_weight(weight, dtype, offset)
             read = linear.rounded_rows(x[:rows]) if linear.eight_bits(matrix) else x[:rows]
             close = F.linear(
                 read.double(),
@@ -68,7 +68,7 @@ def test_where_weights_are_fetched_to_changes_no_bit() -> None:
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
 def test_a_row_that_is_not_finite_is_so_for_int8_too(wrong: float) -> None:
-    matrix, x = linear.rounded(torch.randn(9, 130), torch.int8), torch.randn(3, 130)
+    matrix, x = linear.round_weight(torch.randn(9, 130), torch.int8), torch.randn(3, 130)
     x[1, 77] = wrong
     for rows in (x, x.repeat(12, 1)):
         y = linear.few_rows(rows, *matrix)
@@ -81,7 +81,7 @@ def test_int8_with_rows_rounded_and_not(on: bool, round_rows: Callable[[bool], N
     """The processor chooses; either way is that of the definition, and sums of rounded rows are exact."""
     round_rows(on)
     torch.manual_seed(0)
-    matrix, x = linear.rounded(torch.randn(7, 200), torch.int8), torch.randn(40, 200)
+    matrix, x = linear.round_weight(torch.randn(7, 200), torch.int8), torch.randn(40, 200)
     assert linear.eight_bits(matrix) == on
     read = linear.rounded_rows(x) if on else x
     exact = F.linear(read.double(), matrix.dense(torch.float64))
@@ -96,7 +96,7 @@ def test_the_largest_numbers_of_eight_bits_fit(round_rows: Callable[[bool], None
     """Of every sign: two products are added in sixteen bits by AVX2."""
     round_rows(True)
     signs = torch.tensor([[1.0, 1], [-1, -1], [1, -1], [-1, 1]]).repeat(1, 100)
-    y = linear.few_rows(signs, *linear.rounded(signs, torch.int8))
+    y = linear.few_rows(signs, *linear.round_weight(signs, torch.int8))
     torch.testing.assert_close(y, signs @ signs.T, rtol=1e-6, atol=0)
 
 
@@ -104,7 +104,7 @@ def test_a_wide_int8_weight_meets_whole_rows(round_rows: Callable[[bool], None])
     """Room for rounded rows is on the stack."""
     round_rows(True)
     narrow, wide = (
-        linear.rounded(torch.randn(2, size), torch.int8) for size in (1 << 14, (1 << 14) + 1)
+        linear.round_weight(torch.randn(2, size), torch.int8) for size in (1 << 14, (1 << 14) + 1)
     )
     assert linear.eight_bits(narrow) and not linear.eight_bits(wide)
     for matrix, near in ((narrow, 1e-3), (wide, 1e-3)):

@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from specalign.kernels import linear, replacing
 from specalign.kernels.pages import CACHE_LINE
-from specalign.lm.inspection.text_model import tied
+from specalign.lm.inspection.text_model import is_tied
 from specalign.lm.loading import load_target
 from specalign.lm.proof import prove_target
 from specalign.lm.source import ModelSource
@@ -80,7 +80,7 @@ def test_an_embedding_in_bf16_is_one_with_its_head(name: str) -> None:
         2 if name in ("gpt2", "gemma3n_text") else 1
     )  # of positions; of layers
     assert fast.embedding_VD.dtype == torch.bfloat16 and fast.dtype == model.dtype == torch.float32
-    assert tied(fast) == tied(stock) == model.config.tie_word_embeddings
+    assert is_tied(fast) == is_tied(stock) == model.config.tie_word_embeddings
     assert set(model.state_dict()) == before and fast.hash == stock.hash
     assert {n: p.shape for n, p in model.named_parameters() if p.numel()}.items() >= sizes.items()
     tokens = torch.arange(3, 9)[None]
@@ -130,11 +130,11 @@ def test_weights_begin_at_a_line_of_the_cache_and_stay_tied() -> None:
     room = torch.randn(4 * 8 * 6 + 1)
     head = nn.Linear(8, 24, bias=False)
     head.weight.data = room[1:].view(24, 8)
-    tied = nn.Embedding(24, 8)
-    tied.weight = head.weight
-    model, expected = nn.ModuleDict({"head": head, "tied": tied}), head.weight.clone()
+    is_tied = nn.Embedding(24, 8)
+    is_tied.weight = head.weight
+    model, expected = nn.ModuleDict({"head": head, "is_tied": is_tied}), head.weight.clone()
     assert head.weight.data_ptr() % CACHE_LINE
     assert replacing.speed_up_linears(model, torch.float32, torch.device("cpu")) == 1
     assert {p.data_ptr() % CACHE_LINE for p in model.parameters()} == {0}
-    assert model["head"].weight.data_ptr() == tied.weight.data_ptr()
-    assert torch.equal(tied.weight, expected)
+    assert model["head"].weight.data_ptr() == is_tied.weight.data_ptr()
+    assert torch.equal(is_tied.weight, expected)

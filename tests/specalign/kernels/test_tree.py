@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from decode.speculation.sampling import draw_at
-from specalign.kernels.linear import KINDS, Matrix, rounded, rows_library
+from specalign.kernels.linear import KINDS, Matrix, round_weight, rows_library
 from specalign.kernels.tree import MarkovWeights, TreeHead
 
 pytestmark = pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
@@ -21,12 +21,14 @@ def weights(
     columns: int, width: int, rank: int, tokens: int, dtype: torch.dtype, kind: str = "silu"
 ) -> tuple[Matrix, Tensor, MarkovWeights | None]:
     torch.manual_seed(columns + rank)
-    head = rounded(2 * torch.randn(columns, width) / width**0.5, dtype)
+    head = round_weight(2 * torch.randn(columns, width) / width**0.5, dtype)
     ids = torch.randperm(tokens)[:columns].sort().values
     if not rank:
         return head, ids, None
-    hidden, previous = (rounded(torch.randn(rank, width) / width**0.5, dtype) for _ in range(2))
-    basis = rounded(2 * torch.randn(columns, rank) / rank**0.5, dtype)
+    hidden, previous = (
+        round_weight(torch.randn(rank, width) / width**0.5, dtype) for _ in range(2)
+    )
+    basis = round_weight(2 * torch.randn(columns, rank) / rank**0.5, dtype)
     embedding = 3 * torch.randn(tokens, width)
     return (
         head,

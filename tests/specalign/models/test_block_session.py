@@ -110,7 +110,7 @@ def test_one_call_drafts_what_the_modules_draft(
     tokens = torch.tensor([[7, 8, 9, 10, 5], [7, 11, 12, 13, 5], [7, 9, 9, 9, 5]])[
         :, : drafter.config.rows
     ]
-    blocks = drafter.masked(tokens, torch.tensor([0, 2, 1]))
+    blocks = drafter.mask_blocks(tokens, torch.tensor([0, 2, 1]))
     got = [session.hidden(7), session.hidden_of_blocks(blocks)]
     assert all(
         torch.equal(a, b)

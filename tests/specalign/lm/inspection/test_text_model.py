@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from specalign.kernels.linear import rows_library
-from specalign.lm.inspection.text_model import text_model, tied
+from specalign.lm.inspection.text_model import text_model
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.target_models import some_text
@@ -29,7 +29,7 @@ def test_what_a_wrapper_holds(kind: str, base: str, is_tied: bool, tmp_path: Pat
     """One with a scaled embedding that is its head too, one without."""
     target = wrapped(kind, tmp_path)
     found = text_model(target)
-    assert (found.base, tied(target)) == (base, is_tied)
+    assert (found.base, is_tied(target)) == (base, is_tied)
     assert torch.equal(found.tensors[found.embedding], target.embedding_VD)
     assert torch.equal(found.tensors[found.head], target.head_weight_VD)
     alone = getattr(transformers, base)(found.config)
@@ -46,7 +46,7 @@ def test_what_a_wrapper_holds(kind: str, base: str, is_tied: bool, tmp_path: Pat
 def test_a_bf16_checkpoint_is_tied_as_ever(kind: str, is_tied: bool, tmp_path: Path) -> None:
     """Gemma 4's wrapper reads its embedding by itself, which stays in fp32 then."""
     target = wrapped(kind, tmp_path, torch.bfloat16)
-    assert tied(target) == is_tied
+    assert is_tied(target) == is_tied
     if rows_library() is not None:
         assert target.head_weight_VD.dtype == torch.bfloat16
         assert (target.embedding_VD.dtype == torch.float32) == (kind == "gemma4")
