@@ -222,7 +222,9 @@ def end_of(
             for name in names:
                 text = text.replace(name, "")
             return count, "stop", text
-        ended = "eos" if tokens[count - 1] in eos else full if count == limit else ""
+        ended = "eos" if tokens[count - 1] in eos else ""
+        if not ended and count == limit:
+            ended = full
         if ended:
             return count, ended, target.decode(list(tokens[:count]))
     return len(tokens), "", target.decode(list(tokens))

@@ -108,7 +108,8 @@ def _cases(
         for seed in range(3 * seeds if drafter.startswith("unmasked") else seeds):
             # q of recorded rounds is one row for a position, so i.i.d. siblings share it
             own = pool if seed % 2 and not greedy and len(parents) <= SMALL else None
-            V = TOKENS if own is not None else 3 if len(parents) <= SMALL else 2
+            V = 3 if len(parents) <= SMALL else 2
+            V = V if own is None else TOKENS
             toy = Toy(V, max(depths(parents)), seed, greedy, own)
             yield parents, seed, DRAFTERS[drafter](toy, parents)
 
