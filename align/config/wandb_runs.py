@@ -1,5 +1,4 @@
-"""W&B runs and sweeps: a folder for each trial, shared folders for their text, and parameters from
-the agent's file."""
+"""W&B runs and sweeps: a folder for each trial, and shared folders for their text."""
 
 from __future__ import annotations
 
@@ -10,19 +9,15 @@ import re
 from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from align.config.recipe import GROUPS, Recipe, keys
+from align.config.recipe import Recipe
 from specalign.common.errors import UserError
-from specalign.common.files import read_text
-from specalign.common.strict_yaml import parse_yaml
 from specalign.common.text import cut, short
 
 RUN_ID = "WANDB_RUN_ID"
 SWEEP_ID = "WANDB_SWEEP_ID"
-PARAMETER_FILE = "WANDB_SWEEP_PARAM_PATH"
 """Environment variables that `wandb agent` sets for each trial."""
-TRIAL_VARIABLES = (RUN_ID, SWEEP_ID, PARAMETER_FILE)
+TRIAL_VARIABLES = (RUN_ID, SWEEP_ID, "WANDB_SWEEP_PARAM_PATH")
 RUN_ID_FILE = "wandb-run-id"
 """The file of an output folder with the id of its W&B run."""
 
@@ -78,7 +73,7 @@ def separate_trial(recipe: Recipe, typed: Collection[str]) -> None:
 
 def text_folder_name(recipe: Recipe, typed: Collection[str]) -> str:
     """`data`, or `data-HASH` if `typed` holds keys on which the text depends."""
-    settings: dict[str, Any] = {"seed": recipe.seed}
+    settings: dict[str, object] = {"seed": recipe.seed}
     settings |= {f"data.{k}": v for k, v in asdict(recipe.data).items() if k not in _TRAINING_ONLY}
     settings |= {f"target.{k}": v for k, v in asdict(recipe.target).items() if k in _TARGET_KEYS}
     if not any(key in settings or key.startswith("data.template_kwargs.") for key in typed):
@@ -94,39 +89,6 @@ def trial_note(recipe: Recipe) -> str | None:
         return None
     run = f"note: W&B run {'/'.join(ids)} writes into {recipe.output}"
     return f"{run}; its text is in {recipe.data_folder}"
-
-
-def read_agent_parameters(given: Collection[str]) -> dict[str, Any]:
-    """The trial's parameters in the agent's file that the command line lacks.
-
-    `${args_no_boolean_flags}` omits false values, and a command without `${args}` omits all. Names
-    that are not keys are ignored: a script around this command may use them.
-
-    Args:
-        given: the keys of the command line.
-
-    Raises:
-        UserError: the agent's file can't be read.
-    """
-    path = os.environ.get(PARAMETER_FILE)
-    if not path or not os.environ.get(SWEEP_ID) or not Path(path).is_file():
-        return {}
-    content = parse_yaml(read_text(Path(path)), path)
-    parameters: dict[str, Any] = {}
-    for name, entry in content.items() if isinstance(content, dict) else ():
-        value = entry.get("value", entry) if isinstance(entry, dict) else entry
-        if value is entry or name in given:
-            continue
-        if name in GROUPS and isinstance(value, dict):
-            parameters |= {f"{name}.{k}": v for k, v in value.items()}
-        else:
-            parameters[name] = value
-    known = {*keys(), "recipe"}
-    return {
-        name: value
-        for name, value in parameters.items()
-        if name not in given and (name in known or name.rpartition(".")[0] in known)
-    }
 
 
 def is_offline() -> bool:

@@ -138,7 +138,7 @@ def _train_steps(small: Recipe, target: Target, pilot: Pilot) -> None:
     times = StepTimes()
     try:
         module = MODULES[small.drafter.kind](drafter, small)
-        fit(small, module, rows, None, quiet=True, callback=times)
+        fit(module, rows, None, quiet=True, callback=times)
     except Interrupted:
         raise KeyboardInterrupt from None
     except NonFiniteLoss as error:

@@ -31,7 +31,8 @@ from align.training.messages import gain_line, list_notes, next_commands
 from align.training.parallel.strategies import is_one_file
 from align.training.schedule import schedule_rows
 from align.training.store_outputs import check_stored
-from align.training.trainer import build_trainer, check_resume
+from align.training.trainer import build_trainer, read_settings
+from specalign.common.errors import UserError
 from specalign.common.text import say
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
@@ -49,7 +50,10 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     target = load_target(recipe.target.name, **target_placement(recipe), **recipe.target_options)
     drafter, supply, resume = _open(recipe, target, quiet)
     if resume is not None:
-        check_resume(recipe, drafter.config.to_dict(), resume)
+        checkpoints.check_same_run(resume, drafter.config.to_dict(), read_settings(recipe))
+        steps, done = recipe.trainer.max_steps, resume.seal.step
+        if done > steps:
+            raise UserError(f"trainer.max_steps={steps}: {resume.path} already has {done} steps")
 
     schedule = schedule_rows(recipe, None if resume is None else resume.seal)
     stream = supply.stream(recipe, schedule.text_rows)
@@ -67,9 +71,9 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
             say(line, error=True)
 
     milestones = MilestoneCallback(
-        recipe.trainer.milestones, lambda steps, name: save_trained(module, supply, steps, name)
+        module, lambda steps, name: save_trained(module, supply, steps, name)
     )
-    trainer = fit(recipe, module, rows, resume, quiet, milestones)
+    trainer = fit(module, rows, resume, quiet, milestones)
     if trainer.is_global_zero:
         folder = save_trained(module, supply, trainer.global_step)
         if not quiet:
@@ -97,29 +101,28 @@ def _open(recipe: Recipe, target: Target, quiet: bool) -> tuple[Drafter, Supply,
 
 
 def fit(
-    recipe: Recipe,
     module: DrafterModule,
     rows: RowsModule,
     resume: Checkpoint | None,
     quiet: bool = False,
     callback: lightning.Callback | None = None,
 ) -> lightning.Trainer:
-    """Train, resuming from a checkpoint that `check_resume` accepted; sets `module.final_weights`,
+    """Train, resuming from a checkpoint of the same run; sets `module.final_weights`,
     the weights to save.
 
     Raises:
         Interrupted, NonFiniteLoss: training stopped early. KeyboardInterrupt: a signal outside of
             the steps.
     """
-    t, max_steps = recipe.trainer, recipe.trainer.max_steps
+    recipe, t = module.recipe, module.recipe.trainer
+    max_steps = t.max_steps
     if resume is not None and t.max_minutes and resume.seal.seconds >= 60 * t.max_minutes:
         max_steps = resume.seal.step
     if main_process():
         _clear_checkpoints(recipe, resume)
     if recipe.launch.devices > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(thread_share(recipe.launch.devices))
-    is_half = module.drafter.target.dtype != torch.float32
-    trainer = build_trainer(recipe, is_half, max_steps, quiet, callback)
+    trainer = build_trainer(module, max_steps, quiet, callback)
     try:
         path = None if resume is None else str(resume.path)
         trainer.fit(module, rows, ckpt_path=path, weights_only=is_one_file(recipe.launch.strategy))

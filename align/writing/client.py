@@ -8,12 +8,13 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import openai
 from tenacity import (
     AsyncRetrying,
+    RetryCallState,
     retry_if_exception_type,
     stop_after_delay,
     wait_random_exponential,
@@ -23,6 +24,8 @@ from align.config.data import API_KEY
 from specalign.common.errors import UserError, nearest
 from specalign.common.text import say, short
 
+T = TypeVar("T")
+Json = dict[str, object]
 _RETRYABLE_STATUSES = {408, 409, 425, 429}
 _LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1"}
 _LONGEST_WAIT = 30.0
@@ -39,6 +42,13 @@ class RequestRefused(UserError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+
+class RawReply(Protocol):
+    """A reply of `openai` before it is parsed."""
+
+    @property
+    def text(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -83,12 +93,12 @@ class Client:
     async def close(self) -> None:
         await self._api.close()
 
-    async def list_models(self) -> list[dict[str, Any]]:
+    async def list_models(self) -> list[Json]:
         """The models that the server lists. Not retried, as the address may be wrong. Raises
         UserError: no server, or not an OpenAI-compatible one."""
         where = f"{self.url}/v1/models"
         try:
-            reply = await self._request("/v1/models", self._api.models.with_raw_response.list)
+            reply = await self._request("/v1/models", self._api.models.with_raw_response.list())
         except RetryableError as error:
             raise UserError(f"{where}: {error}; is the server up?") from None
         models = reply.get("data")
@@ -97,47 +107,49 @@ class Client:
             raise UserError(f"{where}: lists no model, so it is no OpenAI-compatible server")
         return listed
 
-    async def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The reply to a completion request, repeated for as long as the policy says.
+    async def complete(self, body: Json, read: Callable[[Json], T]) -> T:
+        """The reply to a completion request as `read` reads it, requested again for as long as the
+        policy says while either raises RetryableError.
 
         Raises:
             RequestRefused: repeating the request will not help.
             UserError: no usable reply in time.
         """
-        known = {name: body[name] for name in ("model", "prompt")}
-        extra = {name: value for name, value in body.items() if name not in known}
-
-        def send() -> Awaitable[Any]:
-            return self._api.completions.with_raw_response.create(**known, extra_body=extra)
-
-        longest = min(_LONGEST_WAIT, self.policy.retry)
+        path = "/v1/completions"
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(RetryableError),
             stop=stop_after_delay(self.policy.retry),
-            wait=wait_random_exponential(multiplier=0.25, max=longest),
+            wait=wait_random_exponential(0.25, min(_LONGEST_WAIT, self.policy.retry)),
             before_sleep=self._report_retry,
             reraise=True,
         )
+
+        async def send() -> T:
+            create = self._api.completions.with_raw_response.create
+            request = create(model="", prompt="", extra_body=body)  # both are in the body
+            return read(await self._request(path, request))
+
         started = time.monotonic()
         try:
-            return await retrying(self._request, "/v1/completions", send)
+            return await retrying(send)
         except RetryableError as error:
             seconds = time.monotonic() - started
             raise UserError(
-                f"{self.url}/v1/completions: {error}, for {seconds:.0f} s (data.retry_seconds); "
+                f"{self.url}{path}: {error}, for {seconds:.0f} s (data.retry_seconds); "
                 "what is written stays, rerun the command to resume"
             ) from None
 
-    def _report_retry(self, state: Any) -> None:
+    def _report_retry(self, state: RetryCallState) -> None:
         if not self.quiet and time.monotonic() - self._reported >= _REPORT_EVERY:
             self._reported = time.monotonic()
+            assert state.outcome is not None
             say(f"{self.url}: {state.outcome.exception()}; retrying", error=True)
 
-    async def _request(self, path: str, send: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
+    async def _request(self, path: str, request: Awaitable[RawReply]) -> Json:
         """One request's JSON object. Raises RetryableError or RequestRefused."""
         try:
             async with asyncio.timeout(self.policy.reply):
-                response = await send()
+                response = await request
             reply = json.loads(response.text)
         except (TimeoutError, openai.APITimeoutError):
             message = f"no answer within {self.policy.reply:g} s (data.reply_seconds)"
@@ -168,9 +180,7 @@ class Client:
         return RequestRefused(f"{self.url}{path}: {answer}{hint}", status)
 
 
-def choose_model(
-    models: Sequence[dict[str, Any]], url: str, target: str, served: str | None
-) -> dict[str, Any]:
+def choose_model(models: Sequence[Json], url: str, target: str, served: str | None) -> Json:
     """The server's entry for the target; `served`: the name given by the user. Raises UserError:
     the server has no such model."""
     by_name = {str(model["id"]): model for model in models}

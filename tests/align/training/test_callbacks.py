@@ -57,9 +57,11 @@ def scene(tmp_path: Path) -> tuple[CheckpointCallback, Any, Any]:
     config = SimpleNamespace(target_sha256="a", to_dict=dict)
     progress = SimpleNamespace(seconds=0.0, stopping=False, stop_wanted=False)
     drafter = SimpleNamespace(config=config, draft_vocab=None)
-    module = SimpleNamespace(progress=progress, drafter=drafter, schedule=schedule_rows(recipe))
+    module: Any = SimpleNamespace(
+        recipe=recipe, progress=progress, drafter=drafter, schedule=schedule_rows(recipe)
+    )
     settings = checkpoints.Settings(stage="calibrate")
-    return CheckpointCallback(recipe.trainer, tmp_path / "checkpoints", settings), Trainer(), module
+    return CheckpointCallback(module, tmp_path / "checkpoints", settings), Trainer(), module
 
 
 def saved(callback: CheckpointCallback) -> list[str]:
