@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from pathlib import Path
-from typing import Any
 
 from align.config.hardware import main_process
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.packing import PackedRows, pack
-from align.data.shards import Samples, ShardSamples, Texts
+from align.data.shards import Manifest, Samples, ShardSamples, Texts
 from align.data.stream import seeded_permutation
 from align.data.synthesis import synthesize
 from specalign.common.batch import PackedRow
@@ -61,7 +60,7 @@ class ShardsAsWritten:
             if not main_process() or not self._write():
                 time.sleep(WAIT_SECONDS)
 
-    def _read_manifest(self) -> dict[str, Any]:
+    def _read_manifest(self) -> Manifest:
         exists = (self.folder / "manifest.json").exists()
         return data.read_manifest(self.folder) if exists else {"shards": 0, "samples": 0}
 

@@ -7,16 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from align.config.hardware import main_process
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.following import Followed, ShardsAsWritten
 from align.data.identity import find_differences
-from align.data.index import read_samples
 from align.data.packing import pack, split_validation
-from align.data.shards import Texts
+from align.data.shards import Manifest, Texts, read_samples
 from align.data.stream import RowStream, Shuffled, TextFirst
 from align.data.synthesis import synthesize
 from align.data.texts import is_read, open_text, read_text_manifest, read_texts, text_folder
@@ -47,12 +45,12 @@ class Supply:
     later: ShardsAsWritten | None = None
 
     @property
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> Manifest:
         """Of the target's texts, as it is now."""
         return data.read_manifest(self.folder)
 
     @property
-    def text_manifest(self) -> dict[str, Any] | None:
+    def text_manifest(self) -> Manifest | None:
         """Of the other text."""
         return None if self.text is None else read_text_manifest(self.folder / "text")
 
@@ -134,9 +132,7 @@ _SAME_TEXTS = ("writer", "target_sha256", "dtype", "seed", "batch_size")
 """Settings that do not make a note."""
 
 
-def _note_differences(
-    folder: Path, manifest: dict[str, Any], recipe: Recipe, target: Target
-) -> None:
+def _note_differences(folder: Path, manifest: Manifest, recipe: Recipe, target: Target) -> None:
     different = [
         f"data.{key}={short(manifest.get(key), 60)}"
         for key in find_differences(manifest, recipe, target)
@@ -150,7 +146,7 @@ def _note_differences(
         )
 
 
-def _check_writer(folder: Path, manifest: dict[str, Any], samples: Texts, target: Target) -> None:
+def _check_writer(folder: Path, manifest: Manifest, samples: Texts, target: Target) -> None:
     """Raises UserError if another target wrote the samples. If only a server had the weights, its
     greedy answers are compared."""
     known = manifest.get("target_sha256")
