@@ -142,14 +142,6 @@ class DataConfig(Section):
     write: Literal["missing", "never"] = option(
         "missing", "missing = align.train generates missing data first; never = it refuses"
     )
-    follow: bool = option(
-        False,
-        "align.train reads shards in order while align.synthesize writes them; without a running "
-        "writer it generates them first",
-    )
-    follow_after: int = option(
-        4, "shards to wait for first; they give the held-out rows and the draft vocabulary", low=1
-    )
 
     @property
     def prompt_limit(self) -> int:

@@ -110,8 +110,6 @@ class Recipe(Section):
         key = f"target.parallel={how}"
         several = f"{key} needs several processes (launch.devices)"
         require(how != "fsdp" or self.processes > 1, several)
-        whole = f"{key}: data.follow=true may generate text, which needs the whole target"
-        require(how == "replicate" or not self.data.follow, whole)
         stored = f"{key} reads what align.features stored: give trainer.features_gb"
         require(how != "absent" or self.trainer.features_gb, stored)
 

@@ -20,10 +20,10 @@ _CHANGEABLE = (
     "trainer.max_steps", "trainer.max_minutes", "trainer.warmup_steps", "trainer.resume",
     "trainer.validate_first", "trainer.validate_every", "trainer.validation_rows", "trainer.checkpoint_every",
     "trainer.keep_checkpoints", "trainer.keep_features_gb", "trainer.features_gb", "trainer.features_path",
-    "trainer.logger", "trainer.log_every", "trainer.milestones", "stage", "drafter.train", "data.follow",
+    "trainer.logger", "trainer.log_every", "trainer.milestones", "stage", "drafter.train",
 )  # fmt: skip
 """Keys that may change when a run resumes: where and how far it runs and what it reports.
-Checkpoints and data know their target; the last three are compared with the checkpoint
+Checkpoints and data know their target; the last two are compared with the checkpoint
 (`align.training.checkpoints.check_same_run`)."""
 
 

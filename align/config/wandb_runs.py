@@ -23,7 +23,7 @@ RUN_ID_FILE = "wandb-run-id"
 
 _OFFLINE = ("offline", "dryrun", "disabled")
 _TRAINING_ONLY = (
-    "path", "write", "follow", "follow_after", "length", "validation_fraction", "text_share", "concurrency",
+    "path", "write", "length", "validation_fraction", "text_share", "concurrency",
     "server_check", "reply_seconds", "retry_seconds",
 )  # fmt: skip
 """Keys of `data` that do not change generated text."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from align.config.hardware import main_process
 from align.config.recipe import Recipe
 from align.data import shards as data
-from align.data.following import Followed, ShardsAsWritten
 from align.data.identity import find_differences
 from align.data.packing import pack, split_validation
 from align.data.shards import Manifest, Texts, read_samples
@@ -34,15 +33,13 @@ WAIT_SECONDS = 1.0
 class Supply:
     """The texts of one run.
 
-    training, validation: the target's texts on each side. text: other text, or None. later: the
-    shards after those of `training`, if they are followed.
+    training, validation: the target's texts on each side. text: other text, or None.
     """
 
     folder: Path
     training: Texts
     validation: Texts
     text: Texts | None = None
-    later: ShardsAsWritten | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -60,23 +57,12 @@ class Supply:
         manifest = self.manifest
         return manifest.get("top_p", 1.0) == 1.0 and not manifest.get("top_k", 0)
 
-    def stream(self, recipe: Recipe, text_rows: int | None = None) -> RowStream:
-        """The rows in the order of training.
-
-        Args:
-            text_rows: the number of `data.text`'s rows, which come first; None = from the recipe.
-        """
+    def stream(self, recipe: Recipe, text_rows: int) -> RowStream:
+        """The rows in the order of training, `text_rows` of other text first."""
         length, seed = recipe.data.length, recipe.seed
-        own: RowStream
-        if self.later is None:
-            own = Shuffled(pack(self.training, length, seed), seed)
-        else:
-            own = Followed(self.training, self.later, length, seed)
+        own = Shuffled(pack(self.training, length, seed), seed)
         if self.text is None:
             return own
-        if text_rows is None:
-            t = recipe.trainer
-            text_rows = round(recipe.data.text_share * t.max_steps) * t.batch_size
         return TextFirst(Shuffled(pack(self.text, length, seed), seed, TEXT_STREAM), own, text_rows)
 
     def line(self, recipe: Recipe) -> str:
@@ -92,9 +78,7 @@ class Supply:
         if self.text is not None:
             share, tokens = recipe.data.text_share, self.text.token_count
             line += f"; before them, for {share:.0%} of the steps, {tokens} tokens of other text"
-        if self.later is not None:
-            line += "; the shards after them as they are written"
-        elif found > wanted or 2 * found < wanted:
+        if found > wanted or 2 * found < wanted:
             level = "note" if found > wanted else "warning"
             line += f"\n{level}: the recipe asks for {wanted} samples, {self.folder} has {found}"
         return line
@@ -111,21 +95,16 @@ def open_supply(recipe: Recipe, target: Target, quiet: bool = False) -> Supply:
             f"its context is {target.context_limit} tokens (data.length={target.context_limit})"
         )
     text = _open_text(recipe, target, quiet) if d.text else None
-    later = None
-    if d.follow:
-        later = ShardsAsWritten(recipe, target, folder, quiet)
-        samples = later.take_first(d.follow_after)
-    else:
-        missing = partial(is_missing, recipe, target)
-        write = partial(synthesize, recipe, target, folder, quiet)
-        note = f"the target writes {d.samples} samples, {d.batch_size} at a time"
-        _write_if(missing, write, recipe, folder, "" if quiet else note)
-        samples = read_samples(folder, target.vocab_size)
+    missing = partial(is_missing, recipe, target)
+    write = partial(synthesize, recipe, target, folder, quiet)
+    note = f"the target writes {d.samples} samples, {d.batch_size} at a time"
+    _write_if(missing, write, recipe, folder, "" if quiet else note)
+    samples = read_samples(folder, target.vocab_size)
     manifest = data.read_manifest(folder)
     _check_writer(folder, manifest, samples, target)
     if not quiet and main_process():
         _note_differences(folder, manifest, recipe, target)
-    return Supply(folder, *split_validation(samples, d.validation_fraction), text, later)
+    return Supply(folder, *split_validation(samples, d.validation_fraction), text)
 
 
 _SAME_TEXTS = ("writer", "target_sha256", "dtype", "seed", "batch_size")

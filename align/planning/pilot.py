@@ -96,7 +96,6 @@ def _shrink(recipe: Recipe, folder: Path, text: TextSize) -> Recipe:
     trainer.features_gb = 0.0
     trainer.features_path = None
     small.data = data
-    data.follow = False
     data.writer = "target"  # a server is not asked for a trial
     if text.written:  # training reads what is there, and nothing is added to it
         data.samples, data.path = max(2, text.written), str(recipe.data_folder)
@@ -133,7 +132,7 @@ def _train_steps(small: Recipe, target: Target, pilot: Pilot) -> None:
     trainer.max_steps = trainer.validate_every = trainer.checkpoint_every = new + again
     trainer.warmup_steps = min(trainer.warmup_steps, trainer.max_steps)
     trainer.validation_rows = min(2, trainer.validation_rows)
-    stream = _Repeating(supply.stream(small), new * trainer.batch_size)
+    stream = _Repeating(supply.stream(small, 0), new * trainer.batch_size)
     rows = RowsModule(small, stream, supply.validation, drafter.config.block_size, supply.exact)
     times = StepTimes()
     try:

@@ -26,7 +26,7 @@ from align.training.metrics import StepSums, TrainingProgress, ValidationSums
 from align.training.optimizer import make_optimizer, set_rate
 from align.training.parallel.sharded import Sharded
 from align.training.parallel.target import AbsentTarget, SharedTarget
-from align.training.schedule import RowSchedule, learning_rate, schedule_rows
+from align.training.schedule import count_text_rows, learning_rate
 from specalign.common.batch import Step
 from specalign.common.rng import random_state, seed_global, set_random_state
 from specalign.models.block import BlockDrafter
@@ -51,20 +51,18 @@ class DrafterModule(lightning.LightningModule, ABC):
 
     Args:
         drafter: q; knows its target p.
-        schedule: of its rows; default: that of a new run.
+        text_rows: of other text, which come first; default: those of a new run.
     """
 
     drafter: Drafter
 
-    def __init__(
-        self, drafter: Drafter, recipe: Recipe, schedule: RowSchedule | None = None
-    ) -> None:
+    def __init__(self, drafter: Drafter, recipe: Recipe, text_rows: int | None = None) -> None:
         super().__init__()
         o, t = recipe.objective, recipe.trainer
         self.drafter = drafter
         self.recipe = recipe
         self.objective = Objective(o.terms, o.weighting, o.decay, o.d_pace_alpha)
-        self.schedule = schedule or schedule_rows(recipe)
+        self.text_rows = count_text_rows(recipe) if text_rows is None else text_rows
         self.ema = EMA(drafter, t.ema)
         self.final_weights: dict[str, Tensor] = {}
         self.progress = TrainingProgress()

@@ -197,7 +197,7 @@ class CheckpointCallback(StepCallback):
                 target_sha256=config.target_sha256,
                 drafter=config.to_dict(),
                 draft_vocab=None if vocab is None else vocab.tolist(),
-                schedule=module.schedule.record,
+                schedule={"batch_size": self.options.batch_size, "text_rows": module.text_rows},
             )
             checkpoints.seal(path, record)
             checkpoints.prune(self.folder, self.options.keep_checkpoints)

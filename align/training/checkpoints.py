@@ -27,20 +27,17 @@ class Settings:
     """What a run must share with the checkpoint that it resumes from.
 
     train: the trained parts of the drafter. strategy: the kind that can read the checkpoint.
-    follow: the order of the data.
     """
 
     stage: str | None = None
     train: str = "all"
     strategy: str | None = None
-    follow: str = "false"
 
 
 _OPTIONS = {
     "stage": "stage",
     "train": "drafter.train",
     "strategy": "launch.strategy",
-    "follow": "data.follow",
 }
 """The option behind each setting."""
 
@@ -55,7 +52,7 @@ class Seal(Settings):
     drafter: dict[str, Any]
     draft_vocab: list[int] | None
     sha256: dict[str, str] = field(default_factory=dict)
-    schedule: dict[str, Any] = field(default_factory=dict)
+    schedule: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from specalign.models.block_config import BlockConfig
 from specalign.models.causal import CausalConfig
 from specalign.models.standalone import DiffusionConfig
 
-
 DrafterSettings = BlockConfig | DiffusionConfig | CausalConfig
 
 

@@ -29,7 +29,7 @@ from align.training.checkpoints import Checkpoint
 from align.training.datamodule import RowsModule
 from align.training.messages import gain_line, list_notes, next_commands
 from align.training.parallel.strategies import is_one_file
-from align.training.schedule import schedule_rows
+from align.training.schedule import count_text_rows
 from align.training.store_outputs import check_stored
 from align.training.trainer import build_trainer, read_settings
 from specalign.common.errors import UserError
@@ -51,18 +51,16 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     drafter, supply, resume = _open(recipe, target, quiet)
     if resume is not None:
         checkpoints.check_same_run(resume, drafter.config.to_dict(), read_settings(recipe))
-        steps, done = recipe.trainer.max_steps, resume.seal.step
-        if done > steps:
-            raise UserError(f"trainer.max_steps={steps}: {resume.path} already has {done} steps")
+        _check_steps(recipe, resume)
 
-    schedule = schedule_rows(recipe, None if resume is None else resume.seal)
-    stream = supply.stream(recipe, schedule.text_rows)
+    text_rows = count_text_rows(recipe, None if resume is None else resume.seal)
+    stream = supply.stream(recipe, text_rows)
     block_size = drafter.config.block_size
-    rows = RowsModule(recipe, stream, supply.validation, block_size, supply.exact, schedule.offset)
-    module = MODULES[recipe.drafter.kind](drafter, recipe, schedule)
+    rows = RowsModule(recipe, stream, supply.validation, block_size, supply.exact)
+    module = MODULES[recipe.drafter.kind](drafter, recipe, text_rows)
     if recipe.target.parallel == "absent":
         assert module.target_cache is not None and module.target_cache.store is not None
-        places = schedule.rows_before(recipe.trainer.max_steps)
+        places = recipe.trainer.max_steps * recipe.trainer.batch_size
         check_stored(recipe, module.target_cache.store, rows.held_out, stream, places)
     if main_process():
         save_run_record(recipe, argv)
@@ -79,6 +77,18 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
         if not quiet:
             _report(module, folder, trainer.global_step, argv or ())
     return module
+
+
+def _check_steps(recipe: Recipe, resume: Checkpoint) -> None:
+    """Raises UserError for a checkpoint after the recipe's last step, or of another batch size."""
+    t, done = recipe.trainer, resume.seal.step
+    if done > t.max_steps:
+        raise UserError(f"trainer.max_steps={t.max_steps}: {resume.path} already has {done} steps")
+    batch_size = resume.seal.schedule.get("batch_size", t.batch_size)
+    if batch_size != t.batch_size:
+        raise UserError(
+            f"{resume.path}: saved under trainer.batch_size={batch_size}; give the same"
+        )
 
 
 def _open(recipe: Recipe, target: Target, quiet: bool) -> tuple[Drafter, Supply, Checkpoint | None]:

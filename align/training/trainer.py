@@ -81,5 +81,4 @@ def read_settings(recipe: Recipe) -> Settings:
         stage=recipe.stage,
         train=recipe.drafter.train,
         strategy=checkpoint_kind(recipe),
-        follow=str(recipe.data.follow).lower(),
     )

@@ -155,7 +155,7 @@ def build_strategy(recipe: Recipe, accelerator: str) -> Strategy | str:
     """The strategy of `launch.strategy` on `accelerator` (cpu or gpu)."""
     name, offload = recipe.launch.strategy, recipe.launch.offload
     backend = "gloo" if accelerator == "cpu" else None
-    timeout = _timeout(recipe)
+    timeout = timedelta(seconds=recipe.launch.timeout)
     if name == "fsdp":
         if offload and backend is None:
             backend = "cpu:gloo,cuda:nccl"
@@ -181,13 +181,6 @@ def build_strategy(recipe: Recipe, accelerator: str) -> Strategy | str:
     if name == "auto" and recipe.processes == 1:
         return "auto"
     return DDPStrategy(broadcast_buffers=False, timeout=timeout)
-
-
-def _timeout(recipe: Recipe) -> timedelta:
-    """Of collective operations. A process that follows a writer may wait for text."""
-    if recipe.data.follow:
-        return timedelta(days=7)
-    return timedelta(seconds=recipe.launch.timeout)
 
 
 _LOST_PEER = ("onnection", "NCCL", "gloo", "roken pipe", "Socket", "imed out")

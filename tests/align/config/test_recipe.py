@@ -62,7 +62,6 @@ def test_limits(values: dict[str, Any], message: str) -> None:
         ),
         ("launch.offload=true", "launch.strategy=auto has every weight in every process"),
         ("target.parallel=fsdp", r"needs several processes \(launch.devices\)"),
-        ("target.parallel=fsdp launch.devices=2 data.follow=true", "may generate"),
         ("launch.accelerator=cpu target.device=cuda", "contradicts launch.accelerator=cpu"),
         ("target.device=cuda:1 launch.devices=2", "target.device=cuda:1 names one GPU"),
         ("data.text_tokens=2000", "data.text_tokens=2000 needs data.text"),

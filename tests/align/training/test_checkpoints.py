@@ -102,7 +102,6 @@ def test_remains_of_a_kill_are_removed(tmp_path: Path) -> None:
     [
         ({"strategy": "one file"}, {"strategy": "fsdp"}, "saved under launch.strategy=auto, not"),
         ({"stage": "pretrain"}, {"stage": "finetune"}, "give stage=pretrain, or use"),
-        ({"follow": "true"}, {}, "saved under data.follow=true, not false"),
     ],
 )
 def test_other_settings_are_refused(
