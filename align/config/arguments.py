@@ -19,14 +19,8 @@ COMMAND_LINE = "command line"
 
 def read_arguments(argv: Sequence[str], recipes: Sequence[str]) -> dict[str, str]:
     """Read a command line of `key=value` as key → text; `--key=value` (W&B) and `+key=value`
-    (Hydra) are the same.
-
-    Args:
-        recipes: names of the shipped recipes, for hints.
-
-    Raises:
-        UserError: not an argument, or a key given twice.
-    """
+    (Hydra) are the same. `recipes`: names of the shipped recipes, for hints. Raises UserError: not
+    an argument, or a key given twice."""
     given: dict[str, str] = {}
     for argument in argv:
         key, equals, text = argument.partition("=")

@@ -36,14 +36,12 @@ def insert_kind(
 ) -> list[Layer]:
     """Replace each file's `kinds` by its section for this drafter, directly after that file.
 
-    `drafter.kind: auto` becomes the kind of `drafter.init`.
+    `drafter.kind: auto` becomes the kind of `drafter.init`. Raises UserError: a section for an
+    unknown kind, or `drafter.kind: auto` without drafter.init.
 
     Args:
         layers: bases first, the command line last.
         load_drafter: the drafter section of a shipped recipe by name, or None.
-
-    Raises:
-        UserError: a section for an unknown kind, or `drafter.kind: auto` without drafter.init.
     """
     given = {key: value for _, flat in layers for key, value in flat.items()}
     kind = given.get("drafter.kind", "block")

@@ -29,10 +29,7 @@ _PATHS = ("data.text", "data.exclude")
 
 def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe | None:
     """The recipe of a command line; None if the command ends here: after `--help` or `--print`.
-
-    Raises:
-        UserError: see `load_recipe`.
-    """
+    Raises UserError: see `load_recipe`."""
     if {"-h", "--help", "--help-all"} & {*argv}:
         say(help_text(prog, description, every="--help-all" in argv))
         return None
@@ -45,11 +42,8 @@ def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe | 
 
 def load_recipe(argv: Sequence[str]) -> Recipe:
     """Read `recipe=NAME key=value …`. The command line overrides the file, which overrides its
-    base.
-
-    Raises:
-        UserError: a key or value that is unknown, impossible, of the wrong type or given twice.
-    """
+    base. Raises UserError: a key or value that is unknown, impossible, of the wrong type or given
+    twice."""
     given = read_arguments(argv, list_recipes())
     if "recipe" not in given:
         raise UserError(

@@ -23,11 +23,7 @@ def list_recipes() -> list[str]:
 
 def find(name: str, where: str, folder: Path | None = None) -> Path:
     """The file behind recipe=NAME or base: NAME: a shipped name, or a path to a .yaml (relative to
-    `folder`).
-
-    Raises:
-        UserError: there is none; the message begins with `where`.
-    """
+    `folder`). Raises UserError: there is none; the message begins with `where`."""
     is_yaml = name.endswith((".yaml", ".yml"))
     path = FOLDER / f"{name}.yaml"
     if is_yaml or "/" in name:

@@ -29,10 +29,7 @@ Checkpoints and data know their target; the last two are compared with the check
 
 def save_run_record(recipe: Recipe, argv: Sequence[str] | None = None) -> None:
     """Write recipe.yaml (recipe=PATH repeats the run) and versions.json into the output folder.
-
-    Args:
-        argv: the command line; default: this process's.
-    """
+    `argv`: the command line; default: this process's."""
     folder = Path(recipe.output)
     record = {**training_versions(), "argv": list(sys.argv[1:] if argv is None else argv)}
     write_text(folder / "recipe.yaml", dump_yaml(resolve(recipe)))
@@ -41,11 +38,7 @@ def save_run_record(recipe: Recipe, argv: Sequence[str] | None = None) -> None:
 
 def check_record(recipe: Recipe) -> None:
     """Check that the run that `trainer.resume=auto` resumes started with the same keys, except
-    `_CHANGEABLE`.
-
-    Raises:
-        UserError: it started with others, or its record can't be read.
-    """
+    `_CHANGEABLE`. Raises UserError: it started with others, or its record can't be read."""
     output = Path(recipe.output)
     path = output / "recipe.yaml"
     has_run = path.is_file() and any((output / "checkpoints").glob("step-*.ckpt"))

@@ -32,10 +32,7 @@ _TARGET_KEYS = ("name", "revision", "dtype", "trust_remote_code")
 
 def trial_ids(recipe: Recipe) -> list[str]:
     """The sweep id and the run id of this process's trial; [] outside of W&B's sweeps and runs.
-
-    Raises:
-        UserError: an id that W&B does not allow either.
-    """
+    Raises UserError: an id that W&B does not allow either."""
     if not os.environ.get(SWEEP_ID) and "wandb" not in recipe.trainer.logger:
         return []
     ids = [(name, os.environ[name]) for name in (SWEEP_ID, RUN_ID) if os.environ.get(name)]
@@ -101,11 +98,8 @@ def is_offline() -> bool:
 
 
 def check_login(recipe: Recipe) -> None:
-    """Check that an online run has credentials. W&B itself would ask at the terminal.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Check that an online run has credentials. W&B itself would ask at the terminal. Raises
+    UserError: there are none."""
     if "wandb" not in recipe.trainer.logger or is_offline():
         return
     import wandb
@@ -113,10 +107,12 @@ def check_login(recipe: Recipe) -> None:
 
     if wandb.setup().settings.mode in _OFFLINE:  # `wandb offline`
         return
-    reason = "W&B has no credentials here: `wandb login` or WANDB_API_KEY"
     try:
-        if wandb.login(prompt=False, verify=True):
-            return
+        is_known = wandb.login(prompt=False, verify=True)
     except (Error, ValueError) as error:
-        reason = cut(" ".join(str(error).split()), 200)
-    raise UserError(f"trainer.logger=wandb: {reason} (WANDB_MODE=offline sends nothing)")
+        raise UserError(f"trainer.logger=wandb: {cut(str(error), 200)}") from None
+    if not is_known:
+        raise UserError(
+            "trainer.logger=wandb: W&B has no credentials here: `wandb login` or WANDB_API_KEY "
+            "(WANDB_MODE=offline sends nothing)"
+        )

@@ -16,11 +16,7 @@ def frequent_tokens(
     samples: Texts, target: Target, size: int, text: Texts | None = None
 ) -> Tensor | None:
     """The `size` most frequent tokens of answers, end-of-sequence always included, in ascending
-    order; None = all of V.
-
-    Args:
-        text: other training text; it weighs as much as the answers.
-    """
+    order; None = all of V. `text`: other training text; it weighs as much as the answers."""
     if size <= 0 or size >= target.vocab_size:
         return None
     counts = _count_tokens(samples, target.vocab_size)

@@ -38,13 +38,11 @@ def read_prompts(
     quiet: bool = False,
 ) -> list[Conversation]:
     """The conversations of a file, a folder or a data set; one note reports what is left out.
+    Raises UserError: not found, unreadable, without that column, or without a prompt.
 
     Args:
         split, config, revision: of a data set: its split, configuration, and branch, tag or commit.
         column: that holds the prompts; None = the first known one.
-
-    Raises:
-        UserError: not found, unreadable, without that column, or without a prompt.
     """
     check_source(source)
     rows = _read_source(source, split, config, revision)

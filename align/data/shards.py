@@ -188,14 +188,11 @@ def write_shard(folder: Path, index: int, samples: Samples) -> str:
 
 
 def read_shard(path: Path, sha256: str | None = None, vocabulary: int | None = None) -> Samples:
-    """One shard, memory-mapped.
+    """One shard, memory-mapped. Raises UserError: it is missing, torn, or not as it was written.
 
     Args:
         sha256: from the manifest.
         vocabulary: an upper bound of the token ids.
-
-    Raises:
-        UserError: it is missing, torn, or not as it was written.
     """
     try:
         if sha256 is not None and path.exists() and sha256_file(path) != sha256:
@@ -260,14 +257,12 @@ class ShardFolder:
 def read_samples(
     folder: Path, vocabulary: int | None = None, manifest: Manifest | None = None
 ) -> ShardSamples:
-    """All samples of a data folder in writing order.
+    """All samples of a data folder in writing order. Raises UserError: no folder, no manifest, a
+    missing or damaged shard, or no sample.
 
     Args:
         vocabulary: an upper bound of the token ids.
         manifest: the folder's, if it is of another kind.
-
-    Raises:
-        UserError: no folder, no manifest, a missing or damaged shard, or no sample.
     """
     samples = ShardSamples.of(ShardFolder(folder, manifest or read_manifest(folder), vocabulary))
     if len(samples) == 0:

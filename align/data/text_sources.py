@@ -159,8 +159,6 @@ def _read_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> I
     out."""
     files = visible_files(folder)
     others = _find_other_splits(folder, files, options)
-    found = False
-    missing: _NoColumn | None = None
     for path in files:
         suffix = suffix_of(path)
         if suffix not in TABLES + TEXTS:
@@ -170,18 +168,13 @@ def _read_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> I
             left_out["files of other splits"] += 1
             continue
         try:
-            for text in _read_file(path, options, left_out):
-                found = True
-                yield text
-        except _NoColumn as error:
-            missing = missing or error
+            yield from _read_file(path, options, left_out)
+        except _NoColumn:
             left_out[f"tables without column {options.column!r}"] += 1
         except UserError:
             if suffix in TABLES:
                 raise
             left_out["files that can't be read as text"] += 1
-    if missing and not found:
-        raise missing
 
 
 def _find_other_splits(folder: Path, files: Sequence[Path], options: HubOptions) -> set[Path]:

@@ -123,10 +123,7 @@ def _make_manifest(recipe: Recipe, target: TargetInfo) -> Manifest:
 
 class _TextReader:
     """Reads all sources of a recipe: the one that is furthest behind its weight comes next.
-
-    Args:
-        records: of the sources, which count what is read of them.
-    """
+    `records`: of the sources, which count what is read of them."""
 
     def __init__(
         self, recipe: Recipe, target: TargetInfo, manifest: Manifest, passages: Passages

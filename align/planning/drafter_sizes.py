@@ -49,12 +49,8 @@ class DrafterSizes:
 
 
 def plan_drafter_sizes(recipe: Recipe, target: TargetSizes) -> DrafterSizes:
-    """The sizes of the drafter that `align.train` trains with this recipe.
-
-    Raises:
-        UserError: an option that does not fit the target, or a `drafter.init` whose config is
-            unavailable.
-    """
+    """The sizes of the drafter that `align.train` trains with this recipe. Raises UserError: an
+    option that does not fit the target, or a `drafter.init` whose config is unavailable."""
     options = recipe.drafter
     if options.kind == "block":
         return _size_block(options, target)

@@ -61,11 +61,8 @@ class StageSeconds:
 
 
 def run_pilot(recipe: Recipe, text: TextSize) -> Pilot:
-    """Generate and train a little of a recipe.
-
-    Raises:
-        UserError: what the run itself would end with. KeyboardInterrupt: a signal.
-    """
+    """Generate and train a little of a recipe. Raises UserError: what the run itself would end
+    with. KeyboardInterrupt: a signal."""
     pilot = Pilot()
     with scratch("specalign-plan-") as folder:
         small = _shrink(recipe, folder, text)

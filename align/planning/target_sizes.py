@@ -60,10 +60,7 @@ def read_target_sizes(
     spec: str, revision: str | None = None, trust_remote_code: bool = False
 ) -> TargetSizes:
     """The sizes of a folder, a GGUF file, a hub id (only its config is fetched) or a debug model.
-
-    Raises:
-        UserError: no config, or one of a model that can't be a target.
-    """
+    Raises UserError: no config, or one of a model that can't be a target."""
     if spec in DEBUG:
         return _measure(debug_model(DEBUG[spec])[0].to("meta"), spec, True)
     folder = _find_config(spec, revision)

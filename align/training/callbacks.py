@@ -102,11 +102,8 @@ class ProgressLogger(StepCallback):
 
 class MilestoneCallback(StepCallback):
     """Saves the drafter, averaged if EMA is on, after the step that reaches one of
-    `trainer.milestones`.
-
-    Args:
-        save: (steps, folder name) → saves `module.final_weights`; called in the main process.
-    """
+    `trainer.milestones`. `save`: (steps, folder name) → saves `module.final_weights`; called in the
+    main process."""
 
     def __init__(self, module: DrafterModule, save: Callable[[int, str], object]) -> None:
         super().__init__(module)
@@ -128,11 +125,7 @@ class MilestoneCallback(StepCallback):
 
 class CheckpointCallback(StepCallback):
     """Saves checkpoints and stops. A validated step is saved after its validation, so that resuming
-    repeats nothing.
-
-    Args:
-        settings: what a run that resumes must share with this one.
-    """
+    repeats nothing. `settings`: what a run that resumes must share with this one."""
 
     def __init__(self, module: DrafterModule, folder: Path, settings: checkpoints.Settings) -> None:
         super().__init__(module)

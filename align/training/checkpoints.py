@@ -184,11 +184,8 @@ def check_named(resume: str, read_content: bool = False) -> None:
 
 def find_resume(folder: Path, resume: str, target_sha256: str) -> Checkpoint | None:
     """The checkpoint of `trainer.resume`: auto = the newest complete one if there is one, never =
-    none, else a path.
-
-    Raises:
-        UserError: a named checkpoint that is unusable, or one of another target.
-    """
+    none, else a path. Raises UserError: a named checkpoint that is unusable, or one of another
+    target."""
     if resume == "never":
         return None
     check_named(resume, read_content=True)
@@ -214,11 +211,7 @@ def _open(path: Path, target_sha256: str) -> Checkpoint:
 
 def check_same_run(checkpoint: Checkpoint, drafter: dict[str, Any], settings: Settings) -> None:
     """Raises UserError if a checkpoint's drafter has another architecture, or it was saved under
-    other settings.
-
-    Args:
-        drafter: the config of this run's drafter.
-    """
+    other settings. `drafter`: the config of this run's drafter."""
     path, record = checkpoint.path, checkpoint.seal
     for name in {**record.drafter, **drafter}:
         now = drafter.get(name)

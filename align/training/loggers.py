@@ -86,11 +86,7 @@ class CSVFile(Logger):
 
 def find_run_id(folder: Path, fresh: bool) -> str:
     """The W&B id of this folder's run, which is stored there: the agent's, else the folder's, else
-    a new one.
-
-    Raises:
-        UserError: the folder's file does not contain an id.
-    """
+    a new one. Raises UserError: the folder's file does not contain an id."""
     path = folder / RUN_ID_FILE
     agent_id = os.environ.get(RUN_ID)
     if not agent_id and path.is_file() and not fresh:
@@ -107,11 +103,7 @@ def find_run_id(folder: Path, fresh: bool) -> str:
 
 
 def build_loggers(options: TrainerConfig, name: str, folder: Path) -> list[Logger]:
-    """The loggers of `trainer.logger`; wandb includes metrics.csv.
-
-    Args:
-        name: of the run at W&B.
-    """
+    """The loggers of `trainer.logger`; wandb includes metrics.csv. `name`: of the run at W&B."""
     loggers: list[Logger] = []
     if {"csv", "wandb"} & {*options.logger}:
         loggers.append(CSVFile(folder))

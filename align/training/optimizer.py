@@ -64,11 +64,7 @@ class MuonAdamW(torch.optim.AdamW):
 
     Updates are orthogonalised momentum (Jordan et al., 2024), scaled to the size of AdamW's steps
     (Liu et al., arXiv 2502.16982, eq. 4). In bf16 the steps equal those of `torch.optim.Muon` bit
-    for bit.
-
-    Args:
-        dtype: the compute type of the orthogonalisation.
-    """
+    for bit. `dtype`: the compute type of the orthogonalisation."""
 
     def __init__(self, groups: list[dict[str, Any]], dtype: torch.dtype, **options: Any) -> None:
         super().__init__(groups, **options)

@@ -41,11 +41,8 @@ from specalign.lm.model import Target
 def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> DrafterModule:
     """Run a recipe to its end and save the drafter to <output>/drafter.
 
-    The step itself, data → forward → loss, is `DrafterModule.training_step`.
-
-    Raises:
-        UserError: wrong input. NonFiniteLoss, Interrupted: training stopped early.
-    """
+    The step itself, data → forward → loss, is `DrafterModule.training_step`. Raises UserError:
+    wrong input. NonFiniteLoss, Interrupted: training stopped early."""
     quiet = quiet or not main_process()
     target = load_target(recipe.target.name, **target_placement(recipe), **recipe.target_options)
     drafter, supply, resume = _open(recipe, target, quiet)
@@ -75,7 +72,7 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
     if trainer.is_global_zero:
         folder = save_trained(module, supply, trainer.global_step)
         if not quiet:
-            _report(module, folder, trainer.global_step, argv or ())
+            _report(module, folder, trainer.global_step)
     return module
 
 
@@ -117,13 +114,9 @@ def fit(
     quiet: bool = False,
     callback: lightning.Callback | None = None,
 ) -> lightning.Trainer:
-    """Train, resuming from a checkpoint of the same run; sets `module.final_weights`,
-    the weights to save.
-
-    Raises:
-        Interrupted, NonFiniteLoss: training stopped early. KeyboardInterrupt: a signal outside of
-            the steps.
-    """
+    """Train, resuming from a checkpoint of the same run; sets `module.final_weights`, the weights
+    to save. Raises Interrupted, NonFiniteLoss: training stopped early. KeyboardInterrupt: a signal
+    outside of the steps."""
     recipe, t = module.recipe, module.recipe.trainer
     max_steps = t.max_steps
     if resume is not None and t.max_minutes and resume.seal.seconds >= 60 * t.max_minutes:
@@ -154,7 +147,7 @@ def _clear_checkpoints(recipe: Recipe, resume: Checkpoint | None) -> None:
         checkpoints.set_aside(folder)
 
 
-def _report(module: DrafterModule, folder: Path, steps: int, argv: Sequence[str]) -> None:
+def _report(module: DrafterModule, folder: Path, steps: int) -> None:
     t = module.recipe.trainer
     if steps < t.max_steps:
         limit = f"trainer.max_minutes={t.max_minutes:g}"
@@ -162,4 +155,4 @@ def _report(module: DrafterModule, folder: Path, steps: int, argv: Sequence[str]
     gain = gain_line(module.first_numbers, module.validation_numbers)
     if gain:
         say(gain)
-    say(next_commands(module.recipe, folder, argv))
+    say(next_commands(module.recipe, folder))

@@ -6,9 +6,9 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import openai
@@ -24,7 +24,6 @@ from align.config.data import API_KEY
 from specalign.common.errors import UserError, nearest
 from specalign.common.text import say, short
 
-T = TypeVar("T")
 Json = dict[str, object]
 _RETRYABLE_STATUSES = {408, 409, 425, 429}
 _LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1"}
@@ -60,14 +59,12 @@ class RetryPolicy:
 
 
 class Client:
-    """Requests to one server, within one event loop.
+    """Requests to one server, within one event loop. Raises UserError: an invalid address, API key
+    or proxy.
 
     Args:
         url: the server's address without `/v1`.
         key: the recipe key that names the server, for messages.
-
-    Raises:
-        UserError: an invalid address, API key or proxy.
     """
 
     def __init__(
@@ -107,14 +104,9 @@ class Client:
             raise UserError(f"{where}: lists no model, so it is no OpenAI-compatible server")
         return listed
 
-    async def complete(self, body: Json, read: Callable[[Json], T]) -> T:
-        """The reply to a completion request as `read` reads it, requested again for as long as the
-        policy says while either raises RetryableError.
-
-        Raises:
-            RequestRefused: repeating the request will not help.
-            UserError: no usable reply in time.
-        """
+    async def complete(self, body: Json) -> Json:
+        """The reply to a completion request, repeated for as long as the policy says. Raises
+        RequestRefused: repeating the request will not help; UserError: no reply in time."""
         path = "/v1/completions"
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(RetryableError),
@@ -124,10 +116,10 @@ class Client:
             reraise=True,
         )
 
-        async def send() -> T:
+        async def send() -> Json:
             create = self._api.completions.with_raw_response.create
-            request = create(model="", prompt="", extra_body=body)  # both are in the body
-            return read(await self._request(path, request))
+            # both are in the body
+            return await self._request(path, create(model="", prompt="", extra_body=body))
 
         started = time.monotonic()
         try:

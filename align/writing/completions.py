@@ -3,13 +3,16 @@ checked."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from align.writing.client import Client, Json, RequestRefused, RetryableError
 from align.writing.template import TargetInfo
 from specalign.common.errors import UserError
 from specalign.common.text import short
 
+T = TypeVar("T")
 _TRIES = 3
 _FINISH_REASONS = ("stop", "length", "eos_token", "stop_sequence")  # the last two are TGI's
 _ENGINE_DEFAULTS = {
@@ -104,7 +107,7 @@ class Completions:
         for dialect in (Dialect(), Dialect(ids_in=False), Dialect(ids_in=False, extensions=False)):
             self.dialect = dialect
             try:
-                reply = await self.client.complete(self.make_body(request), Reply.parse)
+                reply = await self._ask(request, Reply.parse)
                 reply.check_prompt(request.prompt)
             except RequestRefused as error:
                 if error.status not in (400, 422):
@@ -155,14 +158,20 @@ class Completions:
             MismatchError: the reply contradicts itself in every try.
             UserError: no usable reply.
         """
-        body = self.make_body(request)
-        tries = _TRIES if self.dialect.ids_out else 1  # text would be tokenized as before
-        for attempt in range(1, tries + 1):
+        return await self._ask(request, lambda reply: self.read(request, reply))
+
+    async def _ask(self, request: CompletionRequest, read: Callable[[Json], T]) -> T:
+        """A reply as `read` reads it, requested again while that raises and may help."""
+        for attempt in range(1, _TRIES + 1):
+            reply = await self.client.complete(self.make_body(request))
             try:
-                return await self.client.complete(body, lambda reply: self.read(request, reply))
+                return read(reply)
             except MismatchError:
-                if attempt == tries:
+                if attempt == _TRIES or not self.dialect.ids_out:  # text would be read as before
                     raise
+            except RetryableError as error:
+                if attempt == _TRIES:
+                    raise UserError(f"{self.client.url}/v1/completions: {error}") from None
         raise AssertionError
 
     def read(self, request: CompletionRequest, answer: Json) -> list[int]:

@@ -82,11 +82,8 @@ class Zero(DeepSpeedStrategy):
 
 
 def load_zero(path: str, map_location: Any = None) -> Any:
-    """A file of a ZeRO checkpoint: tensors and DeepSpeed's own objects.
-
-    Raises:
-        ForeignObject: it names another class or function.
-    """
+    """A file of a ZeRO checkpoint: tensors and DeepSpeed's own objects. Raises ForeignObject: it
+    names another class or function."""
     from deepspeed.runtime.fp16.loss_scaler import LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address

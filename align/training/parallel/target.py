@@ -59,11 +59,8 @@ class AbsentTarget:
 
 class SharedTarget:
     """The frozen target, sharded over the processes of a run: each layer is gathered for its
-    forward pass over the process's own rows.
-
-    Raises:
-        UserError: a target that can't be sharded like this.
-    """
+    forward pass over the process's own rows. Raises UserError: a target that can't be sharded like
+    this."""
 
     def __init__(self, target: Target, device: torch.device) -> None:
         self._check(target)

@@ -34,7 +34,7 @@ def ask(url: str, request: Callable[[Client], Any], retry: float = 5.0, reply: f
 
 
 def complete(client: Client) -> Any:
-    return client.complete(BODY, dict)
+    return client.complete(BODY)
 
 
 def list_models(client: Client) -> Any:
@@ -51,7 +51,7 @@ def test_failing_requests_are_repeated_and_refused_ones_are_not(target: Target) 
             ask(server.url, complete, retry=0.0)
         server.fault = lambda n: None
         with pytest.raises(RequestRefused, match="answered 404 .The model 'x' does not exist"):
-            ask(server.url, lambda c: c.complete(BODY | {"model": "x"}, dict))
+            ask(server.url, lambda c: c.complete(BODY | {"model": "x"}))
 
 
 def test_no_server_and_another_server(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def test_an_endless_reply_times_out() -> None:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         client = Client(url, RetryPolicy(0.2, 0.0), True)
         with pytest.raises(UserError, match=r"no answer within 0.2 s \(data.reply_seconds\)"):
-            await client.complete(BODY, dict)
+            await client.complete(BODY)
         await client.close()
         server.close()
 
