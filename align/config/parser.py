@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from align.config.arguments import COMMAND_LINE, read_arguments, read_value
-from align.config.derived import Layer, Value, check_required, insert_kind, shorten_to_run
+from align.config.derived import Layer, Sections, Value, check_required, insert_kind, shorten_to_run
 from align.config.drafter import DrafterConfig
 from align.config.hardware import gpu_count
 from align.config.help import help_text
@@ -62,7 +62,7 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
     return recipe
 
 
-def _parse(key: str, text: str) -> Any:
+def _parse(key: str, text: str) -> object:
     """An argument's value. For a list, an existing path is taken as it is: YAML might read
     something else."""
     kind = keys()[key].type if key in keys() else None
@@ -105,7 +105,7 @@ def _separate_target(values: dict[str, Value], layers: list[Layer]) -> None:
 
 def _build(values: dict[str, Value], name: str) -> Recipe:
     """Convert the values and create the sections, which validate themselves."""
-    sections: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+    sections: Sections = {group: {} for group in GROUPS}
     sections[""]["name"] = name
     for key, (value, where, _) in values.items():
         if key == "launch.devices" and value == "auto":
@@ -124,7 +124,7 @@ def _build(values: dict[str, Value], name: str) -> Recipe:
     return Recipe(**top, **{group: types[group](**options) for group, options in sections.items()})
 
 
-def _set(sections: dict[str, dict[str, Any]], name: str, value: Any, where: str) -> None:
+def _set(sections: Sections, name: str, value: object, where: str) -> None:
     """Convert one value and put it into its section. Raises UserError."""
     if name == "base":
         raise UserError(f"{where}: base belongs in a recipe's file; use recipe=NAME")
@@ -142,7 +142,7 @@ def _set(sections: dict[str, dict[str, Any]], name: str, value: Any, where: str)
     sections[group][last] = {**sections[group].get(last, key.default), entry: converted}
 
 
-def _convert(value: Any, kind: Any, name: str, where: str) -> Any:
+def _convert(value: object, kind: object, name: str, where: str) -> object:
     """`value` as `kind`; a text may stand for a list of texts, a short for a long dtype, and a
     whole float (`6.0`, `1e3`) for an integer."""
     value = _with_integers(value, kind)
@@ -157,7 +157,7 @@ def _convert(value: Any, kind: Any, name: str, where: str) -> Any:
     return convert(value, kind, name, where)
 
 
-def _with_integers(value: Any, kind: Any) -> Any:
+def _with_integers(value: object, kind: object) -> object:
     """Whole floats as integers where `kind` asks for integers: W&B draws floats for q_uniform."""
     kinds = (kind, *get_args(kind))
     if isinstance(value, float) and value.is_integer() and int in kinds:

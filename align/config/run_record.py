@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from align.config.recipe import Recipe, resolve
+from align.config.recipe_files import flatten_all
 from specalign.common.errors import UserError
 from specalign.common.files import read_text, write_json, write_text
 from specalign.common.provenance import training_versions
@@ -45,10 +45,10 @@ def check_record(recipe: Recipe) -> None:
     if recipe.trainer.resume != "auto" or not has_run:
         return
     record = parse_yaml(read_text(path), str(path))
-    before = _flatten(record if isinstance(record, dict) else {})
+    before = flatten_all(record if isinstance(record, dict) else {}, str(path))
     changes = [
         f"{key}={short(before[key], 40)} there, {short(value, 40)} now"
-        for key, value in _flatten(resolve(recipe)).items()
+        for key, value in flatten_all(resolve(recipe), str(path)).items()
         if not {key, key.partition(".")[0]} & {*_CHANGEABLE} and before.get(key, value) != value
     ]
     if changes:
@@ -57,11 +57,3 @@ def check_record(recipe: Recipe) -> None:
             f"output={output} holds a run with other keys ({'; '.join(changes[:3])}{more}): give "
             "the same keys to resume it, trainer.resume=never to start over, or another output"
         )
-
-
-def _flatten(values: dict[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        entries = value if isinstance(value, dict) else {"": value}
-        flat |= {f"{key}.{name}".rstrip("."): entry for name, entry in entries.items()}
-    return flat

@@ -7,7 +7,6 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from html import unescape
-from typing import Any
 
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path
@@ -99,7 +98,7 @@ def read_excluded(sources: Iterable[str]) -> tuple[Passages, dict[str, str]]:
     return Passages(texts), missing
 
 
-def _find_strings(value: Any) -> Iterator[str]:
+def _find_strings(value: object) -> Iterator[str]:
     """Every string in a row, however deep."""
     if isinstance(value, str):
         yield value

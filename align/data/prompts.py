@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from specalign.common.errors import UserError
 from specalign.common.files import expand_path
@@ -53,7 +52,7 @@ def read_prompts(
 
 def _read_source(
     source: str, split: str, config: str | None, revision: str | None
-) -> Iterator[Any]:
+) -> Iterator[object]:
     path = expand_path(source)
     files = []
     if path.is_file():

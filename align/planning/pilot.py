@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import lightning
 from lightning.pytorch.callbacks import Callback
@@ -168,17 +167,17 @@ class StepTimes(Callback):
         self.validated = self.ended = 0.0
 
     def on_train_batch_start(
-        self, trainer: lightning.Trainer, pl_module: Any, batch: Any, batch_idx: int
+        self, trainer: lightning.Trainer, pl_module: object, batch: object, batch_idx: int
     ) -> None:
         self.steps.append(time.monotonic())
 
-    def on_validation_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+    def on_validation_start(self, trainer: lightning.Trainer, pl_module: object) -> None:
         self.steps.append(time.monotonic())
 
-    def on_validation_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: lightning.Trainer, pl_module: object) -> None:
         self.validated = time.monotonic()
 
-    def on_train_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+    def on_train_end(self, trainer: lightning.Trainer, pl_module: object) -> None:
         self.ended = time.monotonic()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -105,7 +104,7 @@ class TrainingPlan:
         trainer = self.recipe.trainer
         return trainer.max_steps * trainer.batch_size * self.recipe.data.length * FILL
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain values, for --json."""
         return {
             "recipe": self.recipe.name,

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import hf_hub_download
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from specalign.common.errors import UserError
 from specalign.common.hub import hub_reachable, is_hub_id
@@ -67,8 +69,6 @@ def read_target_sizes(
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     quiet_loading()
     try:
-        from transformers import AutoConfig
-
         config = AutoConfig.from_pretrained(str(folder), **options)
         make = opener(folder, spec, options).from_config
         with torch.device("meta"):
@@ -94,8 +94,6 @@ def _find_config(spec: str, revision: str | None) -> Path | str:
         check_hub_files(spec)
         raise UserError(f"{missing}{similar(spec)}; {hint}") from error
     if isinstance(found, str):
-        from huggingface_hub import hf_hub_download
-
         offline = not hub_reachable()
         try:
             hf_hub_download(found, "config.json", revision=revision, local_files_only=offline)
@@ -143,7 +141,9 @@ def _count(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _measure_cache(model: Any, body: Any, config: Any) -> tuple[int, int, int]:
+def _measure_cache(
+    model: PreTrainedModel, body: torch.nn.Module, config: PretrainedConfig
+) -> tuple[int, int, int]:
     """Key heads, width of a key, and numbers cached per token: from one token through the network
     on `meta`, or from the config if the network needs real numbers."""
     try:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
 
 from align.config.recipe import Recipe
@@ -35,6 +36,7 @@ from specalign.models.causal import CausalDrafter
 from specalign.models.standalone import DiffusionDrafter
 from specalign.models.target_features import target_features
 
+Optimizers = torch.optim.Optimizer | LightningOptimizer
 Drafter = BlockDrafter | DiffusionDrafter | CausalDrafter
 
 
@@ -73,7 +75,7 @@ class DrafterModule(lightning.LightningModule, ABC):
         self._is_sharded = False
         self._last_step_ended = 0.0  # on the monotonic clock
         self._sums = ValidationSums(drafter.config.block_size)
-        self._resumed_rng: dict[str, Any] | None = None
+        self._resumed_rng: dict[str, object] | None = None
 
     def _make_cache(self) -> TargetOutputCache | None:
         recipe, target = self.recipe, self.drafter.target
@@ -95,14 +97,18 @@ class DrafterModule(lightning.LightningModule, ABC):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return make_optimizer(self.trained_parameters(), self.recipe.trainer)
 
-    def on_train_batch_start(self, batch: Any, index: int) -> None:
+    def on_train_batch_start(self, batch: Step, index: int) -> None:
         seed_global(self.recipe.seed, 8, *batch.places)
         t = self.recipe.trainer
         rate = learning_rate(t, self.global_step, self.progress.seconds)
         set_rate(self.trainer.optimizers[0], t, rate)
 
     def optimizer_step(
-        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
+        self,
+        epoch: int,
+        batch_idx: int,
+        optimizer: Optimizers,
+        optimizer_closure: Callable[[], object] | None = None,
     ) -> None:
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         if self.ema.decay and (batch_idx + 1) % self.recipe.trainer.accumulate == 0:

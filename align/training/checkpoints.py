@@ -12,7 +12,6 @@ import os
 import shutil
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from specalign.common.errors import UserError
 from specalign.common.files import expand_path, sha256_file, to_disk, write_atomically
@@ -49,7 +48,7 @@ class Seal(Settings):
     step: int
     seconds: float
     target_sha256: str
-    drafter: dict[str, Any]
+    drafter: dict[str, object]
     draft_vocab: list[int] | None
     sha256: dict[str, str] = field(default_factory=dict)
     schedule: dict[str, int] = field(default_factory=dict)
@@ -209,7 +208,7 @@ def _open(path: Path, target_sha256: str) -> Checkpoint:
     return Checkpoint(path, record)
 
 
-def check_same_run(checkpoint: Checkpoint, drafter: dict[str, Any], settings: Settings) -> None:
+def check_same_run(checkpoint: Checkpoint, drafter: dict[str, object], settings: Settings) -> None:
     """Raises UserError if a checkpoint's drafter has another architecture, or it was saved under
     other settings. `drafter`: the config of this run's drafter."""
     path, record = checkpoint.path, checkpoint.seal

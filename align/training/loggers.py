@@ -9,7 +9,6 @@ import re
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
@@ -80,7 +79,7 @@ class CSVFile(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         self.file.add(step or 0, metrics)
 
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+    def log_hyperparams(self, *args: object, **kwargs: object) -> None:
         """Recorded in recipe.yaml."""
 
 
