@@ -79,7 +79,7 @@ def run_pilot(recipe: Recipe, text: TextSize) -> Pilot:
 def _shrink(recipe: Recipe, folder: Path, text: TextSize) -> Recipe:
     """The recipe on a few samples, without what only the whole run needs."""
     small = copy.deepcopy(recipe)
-    trainer, data = small.trainer, small.data.without_text()
+    trainer, data = small.trainer, small.data
     small.output = str(folder / "run")
     small.target.parallel = "replicate"
     trainer.logger = []
@@ -91,7 +91,7 @@ def _shrink(recipe: Recipe, folder: Path, text: TextSize) -> Recipe:
         trainer.keep_features_gb = max(trainer.keep_features_gb, 1.0)
     trainer.features_gb = 0.0
     trainer.features_path = None
-    small.data = data
+    data.text, data.mixture = [], []
     data.writer = "target"  # a server is not asked for a trial
     if text.written:  # training reads what is there, and nothing is added to it
         data.samples, data.path = max(2, text.written), str(recipe.data_folder)

@@ -12,6 +12,7 @@ import os
 import shutil
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from specalign.common.errors import UserError
 from specalign.common.files import expand_path, sha256_file, to_disk, write_atomically
@@ -33,11 +34,7 @@ class Settings:
     strategy: str | None = None
 
 
-_OPTIONS = {
-    "stage": "stage",
-    "train": "drafter.train",
-    "strategy": "launch.strategy",
-}
+_OPTIONS = {"stage": "stage", "train": "drafter.train", "strategy": "launch.strategy"}
 """The option behind each setting."""
 
 
@@ -48,7 +45,7 @@ class Seal(Settings):
     step: int
     seconds: float
     target_sha256: str
-    drafter: dict[str, object]
+    drafter: dict[str, Any]
     draft_vocab: list[int] | None
     sha256: dict[str, str] = field(default_factory=dict)
     schedule: dict[str, int] = field(default_factory=dict)

@@ -78,7 +78,5 @@ def _choose_precision(name: str, half_target: bool) -> Literal["bf16-mixed", "32
 def read_settings(recipe: Recipe) -> Settings:
     """What a run must share with the checkpoint that it resumes from."""
     return Settings(
-        stage=recipe.stage,
-        train=recipe.drafter.train,
-        strategy=checkpoint_kind(recipe),
+        stage=recipe.stage, train=recipe.drafter.train, strategy=checkpoint_kind(recipe)
     )

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -88,13 +87,7 @@ def load_zero(path: str, map_location: Any = None) -> Any:
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    def member(kind: Any, name: str) -> Any:
-        if kind is not ZeroStageEnum or name not in ZeroStageEnum.__members__:
-            raise UnpicklingError("GLOBAL getattr was not an allowed global")
-        return ZeroStageEnum[name]
-
-    # the first releases of Python 3.11 pickle an enum's member as getattr(its class, its name)
-    allowed = (LossScaler, ZeroStageEnum, fragment_address, (member, "builtins.getattr"))
+    allowed = (LossScaler, ZeroStageEnum, fragment_address)
     return load_tensors(Path(path), allowed, map_location=map_location)
 
 
