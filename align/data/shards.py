@@ -60,14 +60,6 @@ class Samples:
     def token_count(self) -> int:
         return len(self.tokens)
 
-    def select(self, indices: Sequence[int] | Tensor) -> Samples:
-        """The samples at `indices`, in that order."""
-        chosen = torch.as_tensor(indices, dtype=torch.int64)
-        starts, temperatures = self.answer_start[chosen], self.temperature[chosen]
-        return from_lists(
-            [self[i] for i in chosen.tolist()], starts.tolist(), temperatures.tolist()
-        )
-
 
 @dataclass(eq=False)
 class ShardSamples:

@@ -13,7 +13,7 @@ from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.identity import find_differences
 from align.data.packing import pack, split_validation
-from align.data.shards import Manifest, Texts, read_samples
+from align.data.shards import Manifest, ShardSamples, read_samples
 from align.data.stream import RowStream, Shuffled, TextFirst
 from align.data.synthesis import synthesize
 from align.data.texts import is_read, open_text, read_text_manifest, read_texts, text_folder
@@ -37,9 +37,9 @@ class Supply:
     """
 
     folder: Path
-    training: Texts
-    validation: Texts
-    text: Texts | None = None
+    training: ShardSamples
+    validation: ShardSamples
+    text: ShardSamples | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -125,7 +125,7 @@ def _note_differences(folder: Path, manifest: Manifest, recipe: Recipe, target: 
         )
 
 
-def _check_writer(folder: Path, manifest: Manifest, samples: Texts, target: Target) -> None:
+def _check_writer(folder: Path, manifest: Manifest, samples: ShardSamples, target: Target) -> None:
     """Raises UserError if another target wrote the samples. If only a server had the weights, its
     greedy answers are compared."""
     known = manifest.get("target_sha256")
@@ -144,7 +144,7 @@ def _check_writer(folder: Path, manifest: Manifest, samples: Texts, target: Targ
         )
 
 
-def _open_text(recipe: Recipe, target: Target, quiet: bool) -> Texts:
+def _open_text(recipe: Recipe, target: Target, quiet: bool) -> ShardSamples:
     write = partial(read_texts, recipe, target, quiet)
     note = "" if quiet else "data.text is read"
     _write_if(lambda: not is_read(recipe), write, recipe, text_folder(recipe), note)

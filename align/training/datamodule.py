@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from align.config.recipe import Recipe
 from align.data.packing import collate, pack
-from align.data.shards import Texts
+from align.data.shards import ShardSamples
 from align.data.stream import TEXT, RowStream
 from specalign.common.batch import Anchors, Batch, PackedRow, Step
 from specalign.common.rng import keyed_generator
@@ -98,7 +98,7 @@ def make_batch(
 
 
 def validation_rows(
-    samples: Texts, length: int, count: int, exact: bool
+    samples: ShardSamples, length: int, count: int, exact: bool
 ) -> list[tuple[str, PackedRow]]:
     """At most `count` held-out rows with their kind of text, kinds in turn, independent of the
     run's seed.
@@ -133,7 +133,7 @@ class RowsModule(lightning.LightningDataModule):
         self,
         recipe: Recipe,
         stream: RowStream,
-        validation: Texts,
+        validation: ShardSamples,
         block_size: int,
         exact: bool = True,
     ) -> None:

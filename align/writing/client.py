@@ -7,7 +7,6 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -50,27 +49,17 @@ class RawReply(Protocol):
     def text(self) -> str: ...
 
 
-@dataclass(frozen=True)
-class RetryPolicy:
-    """Seconds to wait for one reply, and seconds for which a failing request is repeated."""
-
-    reply: float
-    retry: float
-
-
 class Client:
     """Requests to one server, within one event loop. Raises UserError: an invalid address, API key
     or proxy.
 
     Args:
         url: the server's address without `/v1`.
-        key: the recipe key that names the server, for messages.
+        reply, retry: seconds to wait for one reply, and for which a failing request is repeated.
     """
 
-    def __init__(
-        self, url: str, policy: RetryPolicy, quiet: bool = False, key: str = "data.writer"
-    ) -> None:
-        self.url, self.policy, self.quiet = url, policy, quiet
+    def __init__(self, url: str, reply: float, retry: float, quiet: bool = False) -> None:
+        self.url, self.reply, self.retry, self.quiet = url, reply, retry, quiet
         self._reported = -_REPORT_EVERY
         self._secret = os.environ.get(API_KEY, "").strip()
         if not self._secret.isascii() or not self._secret.isprintable():
@@ -81,11 +70,11 @@ class Client:
                 base_url=f"{url}/v1",
                 api_key=self._secret or "none",
                 max_retries=0,
-                timeout=policy.reply,
+                timeout=reply,
                 http_client=openai.DefaultAsyncHttpxClient(trust_env=use_proxies),
             )
         except Exception as error:  # invalid URLs, proxies and certificates have no common class
-            raise UserError(f"{key}: cannot connect to {url}: {error}") from None
+            raise UserError(f"data.writer: cannot connect to {url}: {error}") from None
 
     async def close(self) -> None:
         await self._api.close()
@@ -105,13 +94,13 @@ class Client:
         return listed
 
     async def complete(self, body: Json) -> Json:
-        """The reply to a completion request, repeated for as long as the policy says. Raises
+        """The reply to a completion request, repeated for `retry` seconds. Raises
         RequestRefused: repeating the request will not help; UserError: no reply in time."""
         path = "/v1/completions"
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(RetryableError),
-            stop=stop_after_delay(self.policy.retry),
-            wait=wait_random_exponential(0.25, min(_LONGEST_WAIT, self.policy.retry)),
+            stop=stop_after_delay(self.retry),
+            wait=wait_random_exponential(0.25, min(_LONGEST_WAIT, self.retry)),
             before_sleep=self._report_retry,
             reraise=True,
         )
@@ -140,11 +129,11 @@ class Client:
     async def _request(self, path: str, request: Awaitable[RawReply]) -> Json:
         """One request's JSON object. Raises RetryableError or RequestRefused."""
         try:
-            async with asyncio.timeout(self.policy.reply):
+            async with asyncio.timeout(self.reply):
                 response = await request
             reply = json.loads(response.text)
         except (TimeoutError, openai.APITimeoutError):
-            message = f"no answer within {self.policy.reply:g} s (data.reply_seconds)"
+            message = f"no answer within {self.reply:g} s (data.reply_seconds)"
             raise RetryableError(message) from None
         except openai.APIConnectionError as error:
             cause = error.__cause__ or error

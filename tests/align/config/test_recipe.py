@@ -65,7 +65,7 @@ def test_limits(values: dict[str, Any], message: str) -> None:
         ("launch.accelerator=cpu target.device=cuda", "contradicts launch.accelerator=cpu"),
         ("target.device=cuda:1 launch.devices=2", "target.device=cuda:1 names one GPU"),
         ("data.writer=vllm", "data.writer='vllm' must be target or openai:URL"),
-        ("data.writer=openai:localhost:8000", "example: data.writer=openai:http://127.0.0.1:8000"),
+        ("data.writer=openai:localhost:8000", "URL .openai:http://127.0.0.1:8000."),
         ("data.writer=openai:http://a:99999", "must be target or openai:URL"),
         ("data.writer=openai:http://[::1", "must be target or openai:URL"),
         ("data.writer=openai:http://me:secret@a", "environment variable SPECALIGN_API_KEY$"),

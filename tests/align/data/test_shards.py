@@ -110,7 +110,8 @@ def test_text_comes_first_and_does_not_move_the_rest() -> None:
 
 def test_the_draft_vocabulary_has_frequent_answer_tokens_and_every_end(target: Target) -> None:
     # answers: 9 9 7 8, 6 9
-    samples = data.from_lists([[50, 50, 50, 9, 9, 7, 8], [50, 6, 9]], [3, 1], [1.0, 1.0])
+    written = data.from_lists([[50, 50, 50, 9, 9, 7, 8], [50, 6, 9]], [3, 1], [1.0, 1.0])
+    samples = data.ShardSamples.of([written])
     ids = frequent_tokens(samples, target, 3)
     assert ids is not None and ids.tolist() == sorted([6, 9, *target.eos_ids])  # 6 ties with 7, 8
     assert coverage(samples, ids, target) == pytest.approx(4 / 6)
