@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -56,7 +55,6 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
     layers = [(file.name, flat) for file, flat in read_with_bases(path)]
     layers = insert_kind([*layers, (COMMAND_LINE, arguments)], _load_shipped_drafter)
     merged = _merge(layers)
-    _separate_target(merged, layers)
     recipe = _build(merged, path.stem)
     separate_trial(recipe, arguments)
     return recipe
@@ -87,20 +85,6 @@ def _merge(layers: list[Layer]) -> dict[str, Value]:
             merged.pop(key, None)
             merged[key] = Value(flat[key], where, number)
     return merged
-
-
-def _separate_target(values: dict[str, Value], layers: list[Layer]) -> None:
-    """A data.path from a recipe's file holds text of that file's target: add the target's name for
-    any other."""
-    targets = [flat.get("target.name") for where, flat in layers if where != COMMAND_LINE]
-    usual = [target for target in targets if target is not None][-1:] or [DEFAULT_TARGET]
-    folder = values.get("data.path")
-    name = values["target.name"].value if "target.name" in values else usual[0]
-    if folder is None or folder.where == COMMAND_LINE or name == usual[0]:
-        return
-    if isinstance(name, str) and isinstance(folder.value, str):
-        suffix = re.sub(r"[^\w.-]+", "--", name.strip("/"))[-80:]
-        values["data.path"] = folder._replace(value=f"{folder.value}-{suffix}")
 
 
 def _build(values: dict[str, Value], name: str) -> Recipe:

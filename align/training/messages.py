@@ -16,24 +16,16 @@ from specalign.folder.chat import Chat
 
 def list_notes(module: DrafterModule, resume: Checkpoint | None) -> list[str]:
     """Lines to print before training."""
-    recipe, target = module.recipe, module.drafter.target
-    notes = []
-    if target.stepwise:
-        notes.append(
-            f"note: target {target.spec!r} updates its state token by token, so verifying drafts "
-            "saves no time: no drafter speeds it up here"
-        )
+    recipe = module.recipe
     if resume is None:
-        return notes
+        return []
     steps = resume.seal.step
     if steps < recipe.trainer.max_steps:
-        notes.append(f"resuming from {resume.path}")
-    else:
-        notes.append(
-            f"{recipe.output} is finished ({steps} steps), nothing to train; "
-            f"trainer.max_steps={2 * steps} continues it, trainer.resume=never starts over"
-        )
-    return notes
+        return [f"resuming from {resume.path}"]
+    return [
+        f"{recipe.output} is finished ({steps} steps), nothing to train; "
+        f"trainer.max_steps={2 * steps} continues it, trainer.resume=never starts over"
+    ]
 
 
 def training_line(
