@@ -102,14 +102,11 @@ def prune(folder: Path, keep: int) -> None:
         remove(path)
 
 
-def clear_parts(folder: Path, keep: int | None = None) -> None:
-    """Remove unsaved and unsealed remains of a killed run, and all but the newest `keep` complete
-    checkpoints."""
+def clear_parts(folder: Path) -> None:
+    """Remove unsaved and unsealed remains of a killed run."""
     unsealed = [path for path in _list_steps(folder) if not path.with_suffix(".json").exists()]
     for path in (*folder.glob(".step-*.ckpt.part"), *unsealed):
         remove(path)
-    if keep is not None:
-        prune(folder, keep)
 
 
 def set_aside(folder: Path) -> None:
@@ -141,11 +138,6 @@ def read_seal(path: Path) -> Seal:
     file = path.with_suffix(".json")
     found: Seal = convert(read_object(file), Seal, "", str(file))
     return found
-
-
-def latest(folder: Path) -> Path | None:
-    """The complete checkpoint of the highest step."""
-    return next((path for path in _list_steps(folder) if find_fault(path) is None), None)
 
 
 def find_fault(path: Path, read_content: bool = False) -> str | None:
@@ -180,29 +172,24 @@ def check_named(resume: str, read_content: bool = False) -> None:
 
 def find_resume(folder: Path, resume: str, target_sha256: str) -> Checkpoint | None:
     """The checkpoint of `trainer.resume`: auto = the newest complete one if there is one, never =
-    none, else a path. Raises UserError: a named checkpoint that is unusable, or one of another
-    target."""
-    if resume == "never":
-        return None
+    none, else a path. Raises UserError: a named one that is unusable, or one of another target."""
     check_named(resume, read_content=True)
-    if resume != "auto":
-        return _open(expand_path(resume, "trainer.resume"), target_sha256)
-    for path in _list_steps(folder):
+    paths = [] if resume == "never" else _list_steps(folder)
+    if resume not in ("auto", "never"):
+        paths = [expand_path(resume, "trainer.resume")]
+    for path in paths:
         fault = find_fault(path, read_content=True)
-        if fault is None:
-            return _open(path, target_sha256)
-        say(f"warning: {path} is {fault} and ignored", error=True)
+        if fault:
+            say(f"warning: {path} is {fault} and ignored", error=True)
+            continue
+        found = read_seal(path)
+        if found.target_sha256 != target_sha256:
+            raise UserError(
+                f"{path}: trained towards another target (sha256 {found.target_sha256[:12]}…, not "
+                f"{target_sha256[:12]}…); {_START_OVER}"
+            )
+        return Checkpoint(path, found)
     return None
-
-
-def _open(path: Path, target_sha256: str) -> Checkpoint:
-    record = read_seal(path)
-    if record.target_sha256 != target_sha256:
-        raise UserError(
-            f"{path}: trained towards another target (sha256 {record.target_sha256[:12]}…, not "
-            f"{target_sha256[:12]}…); {_START_OVER}"
-        )
-    return Checkpoint(path, record)
 
 
 def check_same_run(checkpoint: Checkpoint, drafter: dict[str, object], settings: Settings) -> None:

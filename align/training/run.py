@@ -122,7 +122,10 @@ def fit(
     if resume is not None and t.max_minutes and resume.seal.seconds >= 60 * t.max_minutes:
         max_steps = resume.seal.step
     if main_process():
-        _clear_checkpoints(recipe, resume)
+        folder = Path(recipe.output) / "checkpoints"
+        checkpoints.clear_parts(folder)
+        if resume is None:
+            checkpoints.set_aside(folder)
     if recipe.launch.devices > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(thread_share(recipe.launch.devices))
     trainer = build_trainer(module, max_steps, quiet, callback)
@@ -136,15 +139,6 @@ def fit(
     if not module.final_weights:  # the checkpoint was the end of the run
         module.copy_final_weights()
     return trainer
-
-
-def _clear_checkpoints(recipe: Recipe, resume: Checkpoint | None) -> None:
-    """Remove remains of a killed run; a new run moves old checkpoints away."""
-    folder = Path(recipe.output) / "checkpoints"
-    is_newest = resume is not None and resume.path == checkpoints.latest(folder)
-    checkpoints.clear_parts(folder, recipe.trainer.keep_checkpoints if is_newest else None)
-    if resume is None:
-        checkpoints.set_aside(folder)
 
 
 def _report(module: DrafterModule, folder: Path, steps: int) -> None:
