@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 
 from align.config.recipe import Recipe
 from specalign.common.errors import UserError
-from specalign.common.text import cut, short
+from specalign.common.text import cut
 
 RUN_ID = "WANDB_RUN_ID"
 SWEEP_ID = "WANDB_SWEEP_ID"
@@ -31,17 +30,10 @@ _TARGET_KEYS = ("name", "revision", "dtype", "trust_remote_code")
 
 
 def trial_ids(recipe: Recipe) -> list[str]:
-    """The sweep id and the run id of this process's trial; [] outside of W&B's sweeps and runs.
-    Raises UserError: an id that W&B does not allow either."""
+    """The sweep id and the run id of this process's trial; [] outside of W&B's sweeps and runs."""
     if not os.environ.get(SWEEP_ID) and "wandb" not in recipe.trainer.logger:
         return []
-    ids = [(name, os.environ[name]) for name in (SWEEP_ID, RUN_ID) if os.environ.get(name)]
-    for name, value in ids:
-        if value in (".", "..") or not re.fullmatch(r"[^/\\#?%:\0]{1,128}", value):
-            raise UserError(
-                f"{name}={short(value)} is not a W&B id (at most 128 characters, none of /\\#?%:)"
-            )
-    return [value for _, value in ids]
+    return [os.environ[name] for name in (SWEEP_ID, RUN_ID) if os.environ.get(name)]
 
 
 def separate_trial(recipe: Recipe, typed: Collection[str]) -> None:

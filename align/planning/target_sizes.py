@@ -4,15 +4,13 @@ tensors take no memory."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from specalign.common.errors import UserError
-from specalign.common.hub import hub_reachable, is_hub_id
+from specalign.common.hub import model_folder
 from specalign.lm.debug import DEBUG, debug_model
 from specalign.lm.inspection.anatomy import (
     context_limit,
@@ -22,8 +20,7 @@ from specalign.lm.inspection.anatomy import (
     query_heads,
 )
 from specalign.lm.loading import resolve_folder
-from specalign.lm.names import similar
-from specalign.lm.opening import check_asked, check_hub_files, opener, quiet_loading
+from specalign.lm.opening import check_asked, opener, quiet_loading
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,9 @@ def read_target_sizes(
     Raises UserError: no config, or one of a model that can't be a target."""
     if spec in DEBUG:
         return _measure(debug_model(DEBUG[spec])[0].to("meta"), spec, True)
-    folder = _find_config(spec, revision)
+    folder = resolve_folder(spec)
+    if isinstance(folder, str):
+        folder = model_folder(folder, "target", ["*.json", "*.py"], revision)
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     quiet_loading()
     try:
@@ -79,27 +78,7 @@ def read_target_sizes(
         check_asked("target", spec, error)
         line = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"target {spec!r}: unusable config.json: {line[:300]}") from None
-    return _measure(model, spec, isinstance(folder, Path) and any(folder.glob("*.safetensors")))
-
-
-def _find_config(spec: str, revision: str | None) -> Path | str:
-    """A folder with the config, or a hub id whose config is cached or was fetched."""
-    missing = f"target {spec!r}: its config.json is unavailable"
-    hint = "a folder that holds it is enough: target.name=FOLDER"
-    try:
-        found = resolve_folder(spec)
-    except UserError as error:
-        if not is_hub_id(spec):
-            raise
-        check_hub_files(spec)
-        raise UserError(f"{missing}{similar(spec)}; {hint}") from error
-    if isinstance(found, str):
-        offline = not hub_reachable()
-        try:
-            hf_hub_download(found, "config.json", revision=revision, local_files_only=offline)
-        except Exception as error:  # of many kinds
-            raise UserError(f"{missing} ({type(error).__name__}); {hint}") from None
-    return found
+    return _measure(model, spec, any(folder.glob("*.safetensors")))
 
 
 def _measure(model: Any, spec: str, has_weights: bool) -> TargetSizes:

@@ -158,27 +158,32 @@ def find_fault(path: Path, read_content: bool = False) -> str | None:
     return None
 
 
-def check_named(resume: str, read_content: bool = False) -> None:
-    """Raises UserError if `trainer.resume` names a checkpoint that is unusable."""
-    if resume in ("auto", "never"):
-        return
-    fault = find_fault(expand_path(resume, "trainer.resume"), read_content)
-    if fault:
-        raise UserError(
-            f"trainer.resume={resume}: no complete checkpoint there ({fault}); auto, never, or a "
-            "step-N.ckpt"
-        )
+def check_named(resume: str) -> None:
+    """Raises UserError if `trainer.resume` names a checkpoint that is not complete."""
+    if resume not in ("auto", "never"):
+        fault = find_fault(expand_path(resume, "trainer.resume"))
+        if fault:
+            raise _describe_unusable(resume, fault)
+
+
+def _describe_unusable(resume: str, fault: str) -> UserError:
+    return UserError(
+        f"trainer.resume={resume}: no complete checkpoint there ({fault}); auto, never, or a "
+        "step-N.ckpt"
+    )
 
 
 def find_resume(folder: Path, resume: str, target_sha256: str) -> Checkpoint | None:
     """The checkpoint of `trainer.resume`: auto = the newest complete one if there is one, never =
     none, else a path. Raises UserError: a named one that is unusable, or one of another target."""
-    check_named(resume, read_content=True)
-    paths = [] if resume == "never" else _list_steps(folder)
-    if resume not in ("auto", "never"):
-        paths = [expand_path(resume, "trainer.resume")]
+    if resume == "never":
+        return None
+    named = resume != "auto"
+    paths = [expand_path(resume, "trainer.resume")] if named else _list_steps(folder)
     for path in paths:
         fault = find_fault(path, read_content=True)
+        if fault and named:
+            raise _describe_unusable(resume, fault)
         if fault:
             say(f"warning: {path} is {fault} and ignored", error=True)
             continue

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
@@ -110,34 +110,10 @@ class SafeCheckpoints(TorchCheckpointIO):
         return load_tensors(Path(path), map_location=map_location or "cpu")
 
 
-class Launched(LightningEnvironment):
-    """Processes with RANK, WORLD_SIZE and LOCAL_RANK (`align.config.launching`).
-
-    Lightning would compute the rank from NODE_RANK, which the deepspeed launcher does not set.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        super().set_world_size(int(os.environ["WORLD_SIZE"]))
-        super().set_global_rank(int(os.environ["RANK"]))
-
-    @property
-    def creates_processes_externally(self) -> bool:
-        return True
-
-    def set_world_size(self, size: int) -> None:
-        """Set by the launcher."""
-
-    def set_global_rank(self, rank: int) -> None:
-        """Set by the launcher."""
-
-    def teardown(self) -> None:
-        """Keep the launcher's variables."""
-
-
 def build_plugins(strategy: str) -> list[Any]:
     """The Trainer's plugins."""
-    environment: list[Any] = [Launched()] if is_launched() else []
+    # whatever launcher started the processes set RANK, WORLD_SIZE and LOCAL_RANK as torchrun does
+    environment: list[Any] = [TorchElasticEnvironment()] if is_launched() else []
     return environment + ([SafeCheckpoints()] if is_one_file(strategy) else [])
 
 
