@@ -37,25 +37,16 @@ class Supply:
     """
 
     folder: Path
+    manifest: Manifest
     training: ShardSamples
     validation: ShardSamples
     text: ShardSamples | None = None
-
-    @property
-    def manifest(self) -> Manifest:
-        """Of the target's texts, as it is now."""
-        return data.read_manifest(self.folder)
-
-    @property
-    def text_manifest(self) -> Manifest | None:
-        """Of the other text."""
-        return None if self.text is None else read_text_manifest(self.folder / "text")
+    text_manifest: Manifest | None = None
 
     @property
     def exact(self) -> bool:
         """Whether the target's texts were drawn without top-p and top-k."""
-        manifest = self.manifest
-        return manifest.get("top_p", 1.0) == 1.0 and not manifest.get("top_k", 0)
+        return self.manifest.get("top_p", 1.0) == 1.0 and not self.manifest.get("top_k", 0)
 
     def stream(self, recipe: Recipe, text_rows: int) -> RowStream:
         """The rows in the order of training, `text_rows` of other text first."""
@@ -104,7 +95,9 @@ def open_supply(recipe: Recipe, target: Target, quiet: bool = False) -> Supply:
     _check_writer(folder, manifest, samples, target)
     if not quiet and main_process():
         _note_differences(folder, manifest, recipe, target)
-    return Supply(folder, *split_validation(samples, d.validation_fraction), text)
+    training, validation = split_validation(samples, d.validation_fraction)
+    text_manifest = None if text is None else read_text_manifest(text_folder(recipe))
+    return Supply(folder, manifest, training, validation, text, text_manifest)
 
 
 _SAME_TEXTS = ("writer", "target_sha256", "dtype", "seed", "batch_size")
