@@ -20,7 +20,6 @@ from align.config.preflight import check_file  # noqa: E402
 from specalign.common.commands import OptionParser, path  # noqa: E402
 from specalign.common.errors import UserError, cli  # noqa: E402
 from specalign.common.files import write_json  # noqa: E402
-from specalign.common.provenance import load_average, machine  # noqa: E402
 from specalign.common.text import say  # noqa: E402
 
 OPTIONS = """options of align.plan:
@@ -68,9 +67,6 @@ def main(argv: list[str] | None = None) -> None:
         pilot = run_pilot(recipe, plan.text)
         plan = make_plan(recipe, hardware, pilot.text)
         plan.seconds = scale_seconds(recipe, plan.text, pilot, importing)
-        load, cores = load_average(), machine()["cores"]
-        if load is not None and load > 1.5 * cores:
-            plan.notes.append(f"the machine was busy (load {load:.1f} on {cores} cores)")
     say(render_plan(plan))
     if options.json is not None:
         write_json(options.json, plan.to_dict())

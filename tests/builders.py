@@ -145,7 +145,11 @@ TRAINED_BLOCKS = [
 
 
 def trained_block(target: Target, samples: data.Samples, **changes: Any) -> BlockDrafter:
-    drafter = from_target(target, block_options(**changes), frequent_tokens(samples, target, 64))
+    drafter = from_target(
+        target,
+        block_options(**changes),
+        frequent_tokens(data.ShardSamples.of([samples]), target, 64),
+    )
     with torch.no_grad():  # away from the symmetric start, so that a slip can't hide
         generator = torch.Generator().manual_seed(1)
         for parameter in drafter.parameters():

@@ -11,7 +11,7 @@ from tokenizers import processors
 
 import decode
 from align import synthesize
-from align.data.index import read_samples
+from align.data.shards import read_samples
 from decode.evaluation.tokenized import tokenize_prompts
 from specalign.lm.debug import debug_model
 from specalign.lm.loading import load_target

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -15,27 +15,22 @@ GENERATED_PROMPT = 80
 """Default limit of generated prompts, in tokens."""
 TEMPLATE = 40
 """Assumed tokens of a chat template where the tokenizer is unknown."""
-_TEXT_KEYS = (
-    "text_tokens", "text_share", "text_column", "text_split", "text_config", "text_revision",
-)  # fmt: skip
-"""Options of `data.text`."""
 
 
 def check_writer(writer: str) -> None:
     """Check `data.writer`. Raises UserError."""
     if writer == "target":
         return
-    example = "data.writer=openai:http://127.0.0.1:8000"
     kind, _, address = writer.partition(":")
-    require(kind == "openai", f"data.writer={writer!r} must be target or openai:URL ({example})")
     try:
         parts = urlsplit(address)
-        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_valid = kind == "openai" and parts.scheme in ("http", "https") and bool(parts.hostname)
+        is_valid = is_valid and parts.port != 0 and " " not in writer
     except ValueError:
         is_valid = False
     require(
-        is_valid and " " not in writer,
-        f"data.writer={writer!r}: invalid address; an example: {example}",
+        is_valid,
+        f"data.writer={writer!r} must be target or openai:URL (openai:http://127.0.0.1:8000)",
     )
     require(
         parts.username is None and not parts.query and not parts.fragment,
@@ -142,14 +137,6 @@ class DataConfig(Section):
     write: Literal["missing", "never"] = option(
         "missing", "missing = align.train generates missing data first; never = it refuses"
     )
-    follow: bool = option(
-        False,
-        "align.train reads shards in order while align.synthesize writes them; without a running "
-        "writer it generates them first",
-    )
-    follow_after: int = option(
-        4, "shards to wait for first; they give the held-out rows and the draft vocabulary", low=1
-    )
 
     @property
     def prompt_limit(self) -> int:
@@ -176,12 +163,4 @@ class DataConfig(Section):
             f"data.mixture has {count} entries for {sources} sources of data.text",
         )
         require(len(set(self.text)) == sources, f"data.text={self.text} names a source twice")
-        for name in _TEXT_KEYS if not self.text else ():
-            value = getattr(self, name)
-            require(value == getattr(DataConfig, name), f"data.{name}={value} needs data.text")
         check_writer(self.writer)
-
-    def without_text(self) -> DataConfig:
-        """The same without `data.text` and its options."""
-        defaults = {name: getattr(DataConfig, name) for name in _TEXT_KEYS}
-        return replace(self, text=[], mixture=[], **defaults)

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 
 from align.config.data import DataConfig
 from align.config.drafter import DrafterConfig
-from align.config.recipe import keys
+from align.config.recipe import Values, keys
 from align.config.trainer import TrainerConfig
 from specalign.common.errors import UserError, nearest
 from specalign.formats.kinds import DrafterKind, kind_of_drafter
 
-Layer = tuple[str, dict[str, Any]]
+Sections = dict[str, dict[str, Any]]
+"""The values of each section."""
+Layer = tuple[str, Values]
 """A source of values, a file's name or the command line, and its values by dotted key."""
 KINDS = ("shared_kv", "taps", "masked_lm", "ddit", "autoregressive")
 """Sections under `kinds` in a recipe's file: the contexts of block drafters, and the other
@@ -26,7 +28,7 @@ REQUIRED = "???"
 class Value(NamedTuple):
     """A value, its source, and the number of its layer."""
 
-    value: Any
+    value: object
     where: str
     layer: int
 
@@ -36,18 +38,16 @@ def insert_kind(
 ) -> list[Layer]:
     """Replace each file's `kinds` by its section for this drafter, directly after that file.
 
-    `drafter.kind: auto` becomes the kind of `drafter.init`.
+    `drafter.kind: auto` becomes the kind of `drafter.init`. Raises UserError: a section for an
+    unknown kind, or `drafter.kind: auto` without drafter.init.
 
     Args:
         layers: bases first, the command line last.
         load_drafter: the drafter section of a shipped recipe by name, or None.
-
-    Raises:
-        UserError: a section for an unknown kind, or `drafter.kind: auto` without drafter.init.
     """
     given = {key: value for _, flat in layers for key, value in flat.items()}
     kind = given.get("drafter.kind", "block")
-    derived: dict[str, Any] = {}
+    derived: Values = {}
     if kind == "auto":
         init = given.get("drafter.init")
         if not isinstance(init, str):
@@ -62,6 +62,7 @@ def insert_kind(
     inserted: list[Layer] = []
     for where, flat in layers:
         sections = flat.get("kinds", {})
+        assert isinstance(sections, dict)
         for name in sections:
             if name not in KINDS:
                 raise UserError(f"{where}: kinds: unknown kind {name!r}{nearest(name, KINDS)}")
@@ -97,7 +98,7 @@ def check_required(values: Mapping[str, Value], name: str) -> None:
         raise UserError(f"command line: {name} needs {arguments} ({docs})")
 
 
-def shorten_to_run(sections: dict[str, dict[str, Any]], values: Mapping[str, Value]) -> None:
+def shorten_to_run(sections: Sections, values: Mapping[str, Value]) -> None:
     """Limit the warm-up to a third of the steps, and the batch to the samples, where a later layer
     changed the run's length."""
 

@@ -210,8 +210,7 @@ class ObjectiveConfig(Section):
     )
     chunk_rows: int = option(2048, "rows of the head computed at a time", low=1)
     diffusion: Literal["score_entropy", "masked_nll"] = option(
-        "score_entropy",
-        "standalone: SEDD's denoising score entropy, or MDLM's bound",
+        "score_entropy", "standalone: SEDD's denoising score entropy, or MDLM's bound"
     )
     distillation: float = option(
         1.0, "standalone, stage=calibrate: λ, the weight of the terms", low=0

@@ -56,14 +56,8 @@ def thread_share(processes: int) -> int:
 
 def run_processes(recipe: Recipe, module: str, arguments: Sequence[str]) -> int:
     """Run a command in one process per device of this machine, and end them all when one fails.
-    Returns the exit code.
-
-    Args:
-        module: the command, as `python -m` takes it.
-
-    Raises:
-        UserError: a run over several machines whose variables do not say which machine this is.
-    """
+    Returns the exit code. `module`: the command, as `python -m` takes it. Raises UserError: a run
+    over several machines whose variables do not say which machine this is."""
     rendezvous = _choose_rendezvous(recipe.launch.num_nodes)
     os.environ.setdefault("OMP_NUM_THREADS", str(thread_share(recipe.launch.devices)))
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

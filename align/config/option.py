@@ -14,7 +14,7 @@ LARGEST = 2**53
 
 
 def option(
-    default: Any,
+    default: object,
     doc: str,
     low: float = -LARGEST,
     high: float = LARGEST,
@@ -62,7 +62,7 @@ class Section:
         """Check what no single number shows. Raises UserError."""
 
 
-def _list_numbers(value: Any) -> list[float]:
+def _list_numbers(value: object) -> list[float]:
     if isinstance(value, dict):
         value = list(value.values())
     entries = value if isinstance(value, list) else [value]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
-from align.config.arguments import COMMAND_LINE, as_text, read_arguments, read_value
-from align.config.derived import Layer, Value, check_required, insert_kind, shorten_to_run
+from align.config.arguments import COMMAND_LINE, read_arguments, read_value
+from align.config.derived import Layer, Sections, Value, check_required, insert_kind, shorten_to_run
 from align.config.drafter import DrafterConfig
 from align.config.hardware import gpu_count
 from align.config.help import help_text
 from align.config.recipe import GROUPS, Recipe, keys, resolve
 from align.config.recipe_files import find, flatten_all, list_recipes, read_with_bases
-from align.config.wandb_runs import read_agent_parameters, separate_trial
+from align.config.wandb_runs import separate_trial
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path
 from specalign.common.hub import DEFAULT_TARGET
@@ -29,10 +28,7 @@ _PATHS = ("data.text", "data.exclude")
 
 def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe | None:
     """The recipe of a command line; None if the command ends here: after `--help` or `--print`.
-
-    Raises:
-        UserError: see `load_recipe`.
-    """
+    Raises UserError: see `load_recipe`."""
     if {"-h", "--help", "--help-all"} & {*argv}:
         say(help_text(prog, description, every="--help-all" in argv))
         return None
@@ -45,13 +41,9 @@ def parse_command(argv: Sequence[str], prog: str, description: str) -> Recipe | 
 
 def load_recipe(argv: Sequence[str]) -> Recipe:
     """Read `recipe=NAME key=value …`. The command line overrides the file, which overrides its
-    base.
-
-    Raises:
-        UserError: a key or value that is unknown, impossible, of the wrong type or given twice.
-    """
+    base. Raises UserError: a key or value that is unknown, impossible, of the wrong type or given
+    twice."""
     given = read_arguments(argv, list_recipes())
-    given |= {key: as_text(value) for key, value in read_agent_parameters(given).items()}
     if "recipe" not in given:
         raise UserError(
             f"{COMMAND_LINE}: recipe=NAME is missing (for instance recipe=block; --help lists "
@@ -63,13 +55,12 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
     layers = [(file.name, flat) for file, flat in read_with_bases(path)]
     layers = insert_kind([*layers, (COMMAND_LINE, arguments)], _load_shipped_drafter)
     merged = _merge(layers)
-    _separate_target(merged, layers)
     recipe = _build(merged, path.stem)
     separate_trial(recipe, arguments)
     return recipe
 
 
-def _parse(key: str, text: str) -> Any:
+def _parse(key: str, text: str) -> object:
     """An argument's value. For a list, an existing path is taken as it is: YAML might read
     something else."""
     kind = keys()[key].type if key in keys() else None
@@ -96,23 +87,9 @@ def _merge(layers: list[Layer]) -> dict[str, Value]:
     return merged
 
 
-def _separate_target(values: dict[str, Value], layers: list[Layer]) -> None:
-    """A data.path from a recipe's file holds text of that file's target: add the target's name for
-    any other."""
-    targets = [flat.get("target.name") for where, flat in layers if where != COMMAND_LINE]
-    usual = [target for target in targets if target is not None][-1:] or [DEFAULT_TARGET]
-    folder = values.get("data.path")
-    name = values["target.name"].value if "target.name" in values else usual[0]
-    if folder is None or folder.where == COMMAND_LINE or name == usual[0]:
-        return
-    if isinstance(name, str) and isinstance(folder.value, str):
-        suffix = re.sub(r"[^\w.-]+", "--", name.strip("/"))[-80:]
-        values["data.path"] = folder._replace(value=f"{folder.value}-{suffix}")
-
-
 def _build(values: dict[str, Value], name: str) -> Recipe:
     """Convert the values and create the sections, which validate themselves."""
-    sections: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+    sections: Sections = {group: {} for group in GROUPS}
     sections[""]["name"] = name
     for key, (value, where, _) in values.items():
         if key == "launch.devices" and value == "auto":
@@ -131,7 +108,7 @@ def _build(values: dict[str, Value], name: str) -> Recipe:
     return Recipe(**top, **{group: types[group](**options) for group, options in sections.items()})
 
 
-def _set(sections: dict[str, dict[str, Any]], name: str, value: Any, where: str) -> None:
+def _set(sections: Sections, name: str, value: object, where: str) -> None:
     """Convert one value and put it into its section. Raises UserError."""
     if name == "base":
         raise UserError(f"{where}: base belongs in a recipe's file; use recipe=NAME")
@@ -149,7 +126,7 @@ def _set(sections: dict[str, dict[str, Any]], name: str, value: Any, where: str)
     sections[group][last] = {**sections[group].get(last, key.default), entry: converted}
 
 
-def _convert(value: Any, kind: Any, name: str, where: str) -> Any:
+def _convert(value: object, kind: object, name: str, where: str) -> object:
     """`value` as `kind`; a text may stand for a list of texts, a short for a long dtype, and a
     whole float (`6.0`, `1e3`) for an integer."""
     value = _with_integers(value, kind)
@@ -164,7 +141,7 @@ def _convert(value: Any, kind: Any, name: str, where: str) -> Any:
     return convert(value, kind, name, where)
 
 
-def _with_integers(value: Any, kind: Any) -> Any:
+def _with_integers(value: object, kind: object) -> object:
     """Whole floats as integers where `kind` asks for integers: W&B draws floats for q_uniform."""
     kinds = (kind, *get_args(kind))
     if isinstance(value, float) and value.is_integer() and int in kinds:

@@ -27,11 +27,7 @@ Check = Callable[[], object]
 
 def check_training(recipe: Recipe, *more: Check) -> None:
     """Raises UserError that names everything that training lacks; OSError for a pipe or device in
-    place of a file.
-
-    Args:
-        more: checks to report together with these.
-    """
+    place of a file. `more`: checks to report together with these."""
     checks: list[Check] = [
         *_model_checks(recipe),
         partial(check_folder, Path(recipe.output), "output"),
@@ -112,18 +108,7 @@ def _check_data(recipe: Recipe) -> None:
             "generates them (or name other data of this target: data.path=FOLDER)"
         )
     place = [partial(check_folder, folder, "data.path")] if recipe.data.path else []
-    check_all([*place, *_source_checks(recipe), partial(_check_empty, folder)])
-
-
-def _check_empty(folder: Path) -> None:
-    """Refuse to generate data into a folder of other things, a drafter's for example."""
-    unfinished = ("shard-*", "text", ".*", "near-duplicates.sqlite*")  # of interrupted generation
-    others = [p.name for p in folder.glob("*") if not any(p.match(name) for name in unfinished)]
-    if others:
-        raise UserError(
-            f"data.path={folder}: no data there, but {min(others)!r}; name a folder of data, or a "
-            "new one"
-        )
+    check_all([*place, *_source_checks(recipe)])
 
 
 def check_file(path: Path, key: str) -> None:

@@ -110,8 +110,6 @@ class Recipe(Section):
         key = f"target.parallel={how}"
         several = f"{key} needs several processes (launch.devices)"
         require(how != "fsdp" or self.processes > 1, several)
-        whole = f"{key}: data.follow=true may generate text, which needs the whole target"
-        require(how == "replicate" or not self.data.follow, whole)
         stored = f"{key} reads what align.features stored: give trainer.features_gb"
         require(how != "absent" or self.trainer.features_gb, stored)
 
@@ -156,6 +154,8 @@ class Recipe(Section):
         return Path(self.trainer.features_path or Path(self.output) / "features")
 
 
+Values = dict[str, object]
+"""Values by key."""
 GROUPS = ("", "target", "data", "drafter", "objective", "trainer", "launch")
 
 
@@ -164,8 +164,8 @@ class Key:
     """One settable key: its dotted name, type, default and documentation."""
 
     name: str
-    type: Any
-    default: Any
+    type: object
+    default: object
     doc: str
 
 
@@ -187,6 +187,6 @@ def keys() -> dict[str, Key]:
     return found
 
 
-def resolve(recipe: Recipe) -> dict[str, Any]:
+def resolve(recipe: Recipe) -> Values:
     """The recipe as plain values, every key present: feeding it back in gives the same recipe."""
     return {key: value for key, value in asdict(recipe).items() if key != "base"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from align.config.recipe import Recipe, resolve
+from align.config.recipe_files import flatten_all
 from specalign.common.errors import UserError
 from specalign.common.files import read_text, write_json, write_text
 from specalign.common.provenance import training_versions
@@ -20,19 +20,16 @@ _CHANGEABLE = (
     "trainer.max_steps", "trainer.max_minutes", "trainer.warmup_steps", "trainer.resume",
     "trainer.validate_first", "trainer.validate_every", "trainer.validation_rows", "trainer.checkpoint_every",
     "trainer.keep_checkpoints", "trainer.keep_features_gb", "trainer.features_gb", "trainer.features_path",
-    "trainer.logger", "trainer.log_every", "trainer.milestones", "stage", "drafter.train", "data.follow",
+    "trainer.logger", "trainer.log_every", "trainer.milestones", "stage", "drafter.train",
 )  # fmt: skip
 """Keys that may change when a run resumes: where and how far it runs and what it reports.
-Checkpoints and data know their target; the last three are compared with the checkpoint
+Checkpoints and data know their target; the last two are compared with the checkpoint
 (`align.training.checkpoints.check_same_run`)."""
 
 
 def save_run_record(recipe: Recipe, argv: Sequence[str] | None = None) -> None:
     """Write recipe.yaml (recipe=PATH repeats the run) and versions.json into the output folder.
-
-    Args:
-        argv: the command line; default: this process's.
-    """
+    `argv`: the command line; default: this process's."""
     folder = Path(recipe.output)
     record = {**training_versions(), "argv": list(sys.argv[1:] if argv is None else argv)}
     write_text(folder / "recipe.yaml", dump_yaml(resolve(recipe)))
@@ -41,21 +38,17 @@ def save_run_record(recipe: Recipe, argv: Sequence[str] | None = None) -> None:
 
 def check_record(recipe: Recipe) -> None:
     """Check that the run that `trainer.resume=auto` resumes started with the same keys, except
-    `_CHANGEABLE`.
-
-    Raises:
-        UserError: it started with others, or its record can't be read.
-    """
+    `_CHANGEABLE`. Raises UserError: it started with others, or its record can't be read."""
     output = Path(recipe.output)
     path = output / "recipe.yaml"
     has_run = path.is_file() and any((output / "checkpoints").glob("step-*.ckpt"))
     if recipe.trainer.resume != "auto" or not has_run:
         return
     record = parse_yaml(read_text(path), str(path))
-    before = _flatten(record if isinstance(record, dict) else {})
+    before = flatten_all(record if isinstance(record, dict) else {}, str(path))
     changes = [
         f"{key}={short(before[key], 40)} there, {short(value, 40)} now"
-        for key, value in _flatten(resolve(recipe)).items()
+        for key, value in flatten_all(resolve(recipe), str(path)).items()
         if not {key, key.partition(".")[0]} & {*_CHANGEABLE} and before.get(key, value) != value
     ]
     if changes:
@@ -64,11 +57,3 @@ def check_record(recipe: Recipe) -> None:
             f"output={output} holds a run with other keys ({'; '.join(changes[:3])}{more}): give "
             "the same keys to resume it, trainer.resume=never to start over, or another output"
         )
-
-
-def _flatten(values: dict[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        entries = value if isinstance(value, dict) else {"": value}
-        flat |= {f"{key}.{name}".rstrip("."): entry for name, entry in entries.items()}
-    return flat

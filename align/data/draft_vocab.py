@@ -8,19 +8,15 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from align.data.shards import Samples, ShardSamples, Texts
+from align.data.shards import Samples, ShardSamples
 from specalign.lm.model import Target
 
 
 def frequent_tokens(
-    samples: Texts, target: Target, size: int, text: Texts | None = None
+    samples: ShardSamples, target: Target, size: int, text: ShardSamples | None = None
 ) -> Tensor | None:
     """The `size` most frequent tokens of answers, end-of-sequence always included, in ascending
-    order; None = all of V.
-
-    Args:
-        text: other training text; it weighs as much as the answers.
-    """
+    order; None = all of V. `text`: other training text; it weighs as much as the answers."""
     if size <= 0 or size >= target.vocab_size:
         return None
     counts = _count_tokens(samples, target.vocab_size)
@@ -33,7 +29,7 @@ def frequent_tokens(
     return counts.topk(size).indices.sort().values
 
 
-def coverage(samples: Texts, draft_vocab: Tensor | None, target: Target) -> float:
+def coverage(samples: ShardSamples, draft_vocab: Tensor | None, target: Target) -> float:
     """The share of answer tokens that the draft vocabulary can propose."""
     if draft_vocab is None:
         return 1.0
@@ -41,10 +37,8 @@ def coverage(samples: Texts, draft_vocab: Tensor | None, target: Target) -> floa
     return float(counts[draft_vocab.cpu()].sum() / counts.sum())
 
 
-def _count_tokens(samples: Texts, vocabulary: int) -> Tensor:
+def _count_tokens(samples: ShardSamples, vocabulary: int) -> Tensor:
     """How often each token occurs in the answers, (V,) float64, exact."""
-    if isinstance(samples, Samples):
-        samples = ShardSamples.of([samples])
     counts = torch.zeros(vocabulary, dtype=torch.float64)
     chosen_M = samples.chosen_M.sort().values
     bounds = torch.searchsorted(chosen_M, samples.first_S).tolist()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from align.config.recipe import Recipe
+from align.data.shards import Manifest
 from align.writing.template import TargetInfo, Template, chat_template
 from specalign.lm.model import Target
 from specalign.rows.conversation import Conversation
@@ -15,7 +15,7 @@ from specalign.rows.conversation import Conversation
 
 def identity(
     recipe: Recipe, target: TargetInfo, template: Template, prompts: Sequence[Conversation] | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """What a restart must find unchanged. It has neither a server's address nor its dtype; a target
     whose weights are not on this machine has no hash."""
     d, served = recipe.data, recipe.data.server is not None
@@ -49,13 +49,13 @@ def identity(
 
 def _hash_prompts(prompts: Sequence[Conversation]) -> str:
     """Of the user's texts if the prompts are no more than that, else of all messages and tools."""
-    values: list[Any] = [prompt.text for prompt in prompts]
+    values: list[object] = [prompt.text for prompt in prompts]
     if None in values:
         values = [[prompt.messages, prompt.tools] for prompt in prompts]
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
-def find_differences(manifest: dict[str, Any], recipe: Recipe, target: Target) -> list[str]:
+def find_differences(manifest: Manifest, recipe: Recipe, target: Target) -> list[str]:
     """The settings of a folder's texts that differ from the recipe's; the content of the prompts
     and the target's name are not compared."""
     wanted = identity(recipe, target, chat_template(target, manifest.get("date")), None)
@@ -63,7 +63,7 @@ def find_differences(manifest: dict[str, Any], recipe: Recipe, target: Target) -
     return [k for k, v in wanted.items() if k not in ignored and not is_same(manifest, k, v)]
 
 
-def is_same(manifest: dict[str, Any], key: str, value: Any) -> bool:
+def is_same(manifest: Mapping[str, object], key: str, value: object) -> bool:
     found = manifest.get(key)
     if key == "target_sha256" and None in (found, value):
         return True  # the weights are not on this machine

@@ -29,11 +29,8 @@ WHERE gram = ? AND size BETWEEN ? AND ?
 
 class NearDuplicates:
     """Remembers token lists in a temporary SQLite database on disk, so memory stays flat.
-
-    Args:
-        threshold: the Jaccard similarity of two sets of 3-grams from which one is a near duplicate
-            of the other; above 1, nothing is.
-    """
+    `threshold`: the Jaccard similarity of two sets of 3-grams from which one is a near duplicate of
+    the other; above 1, nothing is."""
 
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold

@@ -7,7 +7,6 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from html import unescape
-from typing import Any
 
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path
@@ -43,12 +42,9 @@ def _hash(words: list[str], start: int, size: int) -> int:
 
 
 class Passages:
-    """The word n-grams of benchmark texts, as 64-bit hashes.
-
-    Args:
-        texts: each counts by its runs of `GRAM` words; one of `SHORTEST` (a question: `QUESTION`)
-            to `GRAM` words as a whole; a shorter one not at all.
-    """
+    """The word n-grams of benchmark texts, as 64-bit hashes. `texts`: each counts by its runs of
+    `GRAM` words; one of `SHORTEST` (a question: `QUESTION`) to `GRAM` words as a whole; a shorter
+    one not at all."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._grams: set[int] = set()
@@ -80,14 +76,9 @@ def check_excluded(source: str) -> None:
 
 
 def read_excluded(sources: Iterable[str]) -> tuple[Passages, dict[str, str]]:
-    """The passages of `data.exclude`, and why a benchmark is unavailable, by its name.
-
-    Args:
-        sources: `suites`, or files of rows of which every text counts.
-
-    Raises:
-        UserError: a file that can't be read.
-    """
+    """The passages of `data.exclude`, and why a benchmark is unavailable, by its name. `sources`:
+    `suites`, or files of rows of which every text counts. Raises UserError: a file that can't be
+    read."""
     texts: list[str] = []
     missing: dict[str, str] = {}
     for source in sources:
@@ -107,7 +98,7 @@ def read_excluded(sources: Iterable[str]) -> tuple[Passages, dict[str, str]]:
     return Passages(texts), missing
 
 
-def _find_strings(value: Any) -> Iterator[str]:
+def _find_strings(value: object) -> Iterator[str]:
     """Every string in a row, however deep."""
     if isinstance(value, str):
         yield value

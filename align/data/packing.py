@@ -8,7 +8,7 @@ from typing import overload
 import numpy as np
 import torch
 
-from align.data.shards import Texts
+from align.data.shards import ShardSamples, Texts
 from specalign.common.batch import Batch, PackedRow
 from specalign.common.errors import UserError
 from specalign.common.text import plural
@@ -17,7 +17,7 @@ OPEN_ROWS = 64
 """The last rows, into which a sample may still fit."""
 
 
-def split_validation(samples: Texts, fraction: float) -> tuple[Texts, Texts]:
+def split_validation(samples: ShardSamples, fraction: float) -> tuple[ShardSamples, ShardSamples]:
     """(training, validation): a random share of whole samples is held out, at least one on each
     side. It is the same for every seed, so that runs are compared on the same text."""
     if len(samples) < 2:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from specalign.common.errors import UserError
 from specalign.common.files import expand_path
@@ -38,13 +37,11 @@ def read_prompts(
     quiet: bool = False,
 ) -> list[Conversation]:
     """The conversations of a file, a folder or a data set; one note reports what is left out.
+    Raises UserError: not found, unreadable, without that column, or without a prompt.
 
     Args:
         split, config, revision: of a data set: its split, configuration, and branch, tag or commit.
         column: that holds the prompts; None = the first known one.
-
-    Raises:
-        UserError: not found, unreadable, without that column, or without a prompt.
     """
     check_source(source)
     rows = _read_source(source, split, config, revision)
@@ -55,7 +52,7 @@ def read_prompts(
 
 def _read_source(
     source: str, split: str, config: str | None, revision: str | None
-) -> Iterator[Any]:
+) -> Iterator[object]:
     path = expand_path(source)
     files = []
     if path.is_file():

@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 import torch
 from safetensors import SafetensorError
@@ -26,6 +27,8 @@ from specalign.common.files import load_safetensors, sha256_file, write_atomical
 from specalign.common.schema import convert, read_json
 from specalign.common.text import short
 
+OPEN_SHARDS = 8192
+"""A process may map some 65,000 files."""
 NOT_WRITTEN = -1.0
 """The temperature of text that the target did not write."""
 
@@ -57,21 +60,6 @@ class Samples:
     def token_count(self) -> int:
         return len(self.tokens)
 
-    def select(self, indices: Sequence[int] | Tensor) -> Samples:
-        """The samples at `indices`, in that order."""
-        chosen = torch.as_tensor(indices, dtype=torch.int64)
-        starts, temperatures = self.answer_start[chosen], self.temperature[chosen]
-        return from_lists(
-            [self[i] for i in chosen.tolist()], starts.tolist(), temperatures.tolist()
-        )
-
-
-class Shards(Protocol):
-    """Samples by the number of their shard."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> Samples: ...
-
 
 @dataclass(eq=False)
 class ShardSamples:
@@ -81,7 +69,7 @@ class ShardSamples:
     chosen_M: the numbers of these samples. lengths, answer_start, temperature: of each, (M,).
     """
 
-    shards: Shards
+    shards: Sequence[Samples] | ShardFolder
     first_S: Tensor
     chosen_M: Tensor
     lengths: Tensor
@@ -89,27 +77,19 @@ class ShardSamples:
     temperature: Tensor
 
     @classmethod
-    def of(cls, shards: Shards) -> ShardSamples:
+    def of(cls, shards: Sequence[Samples] | ShardFolder) -> ShardSamples:
         """All samples of the shards, each of which is read once."""
+        columns: list[list[Tensor]] = [[], [], []]
         sizes = [0]
-        lengths, starts = [torch.zeros(0, dtype=torch.int32)], [torch.zeros(0, dtype=torch.int32)]
-        temperatures = [torch.zeros(0)]
         for number in range(len(shards)):
             shard = shards[number]
             sizes.append(len(shard))
-            lengths.append(shard.lengths.int())
-            starts.append(shard.answer_start.int())
-            temperatures.append(shard.temperature.float().clone())  # shards may be unmapped
+            values = (shard.lengths.int(), shard.answer_start.int(), shard.temperature.clone())
+            for column, value in zip(columns, values, strict=True):  # shards may be unmapped
+                column.append(value)
         first_S = torch.tensor(sizes).cumsum(0)
-        chosen_M = torch.arange(int(first_S[-1]))
-        return cls(
-            shards,
-            first_S,
-            chosen_M,
-            torch.cat(lengths),
-            torch.cat(starts),
-            torch.cat(temperatures),
-        )
+        whole = [torch.cat(column) if column else torch.zeros(0) for column in columns]
+        return cls(shards, first_S, torch.arange(int(first_S[-1])), *whole)
 
     def __len__(self) -> int:
         return len(self.chosen_M)
@@ -148,7 +128,11 @@ def from_lists(
     )
 
 
-class _Required(TypedDict):
+Manifest = dict[str, Any]
+"""The values of a folder's manifest.json: `ManifestFields`, and the settings of `identity`."""
+
+
+class _RequiredFields(TypedDict):
     shards: int
     samples: int
     tokens: int
@@ -158,8 +142,8 @@ class _Required(TypedDict):
     sha256: list[str]
 
 
-class Manifest(_Required, total=False):
-    """The fields of a manifest that are read; `identity` adds the settings.
+class ManifestFields(_RequiredFields, total=False):
+    """The fields of a manifest that are read.
 
     ended: no prompt is left. target_sha256: None if only a server had the weights.
     """
@@ -167,7 +151,6 @@ class Manifest(_Required, total=False):
     answer_tokens: int
     batch_size: int
     dropped: dict[str, int]
-    finished: bool
     ended: bool
     target: str
     target_sha256: str | None
@@ -197,14 +180,11 @@ def write_shard(folder: Path, index: int, samples: Samples) -> str:
 
 
 def read_shard(path: Path, sha256: str | None = None, vocabulary: int | None = None) -> Samples:
-    """One shard, memory-mapped.
+    """One shard, memory-mapped. Raises UserError: it is missing, torn, or not as it was written.
 
     Args:
         sha256: from the manifest.
         vocabulary: an upper bound of the token ids.
-
-    Raises:
-        UserError: it is missing, torn, or not as it was written.
     """
     try:
         if sha256 is not None and path.exists() and sha256_file(path) != sha256:
@@ -228,20 +208,55 @@ def read_shard(path: Path, sha256: str | None = None, vocabulary: int | None = N
         ) from None
 
 
-def read_manifest(folder: Path, schema: type = Manifest, missing: str = "") -> dict[str, Any]:
+def read_manifest(folder: Path, schema: type = ManifestFields, missing: str = "") -> Manifest:
     """The folder's manifest. Raises UserError if it is broken, or missing, which `missing`
     explains."""
     path = folder / "manifest.json"
     if not path.exists():
         missing = missing or f"no data; write some with {command('align.synthesize')}"
         raise UserError(f"{folder}: no manifest.json, so {missing}")
-    manifest: dict[str, Any] = convert(read_json(path), schema, "", str(path))
+    manifest: Manifest = convert(read_json(path), schema, "", str(path))
     if not 0 <= manifest["shards"] == len(manifest["sha256"]):
         shards = short(manifest["shards"], 20)
         raise UserError(f"{path}: shards={shards}, but sha256 lists {len(manifest['sha256'])}")
     return manifest
 
 
-def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+def write_manifest(folder: Path, manifest: Manifest) -> None:
     text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
     write_text(folder / "manifest.json", text)
+
+
+class ShardFolder:
+    """The shards of a folder by number, each checked when it is opened. `[]` raises UserError for a
+    shard that is missing, torn, or has changed since it was written."""
+
+    def __init__(self, folder: Path, manifest: Manifest, vocabulary: int | None = None) -> None:
+        self.folder, self.manifest, self.vocabulary = folder, manifest, vocabulary
+        self._open = lru_cache(OPEN_SHARDS)(self._read)
+
+    def __len__(self) -> int:
+        return int(self.manifest["shards"])
+
+    def __getitem__(self, index: int) -> Samples:
+        return self._open(index)
+
+    def _read(self, index: int) -> Samples:
+        sha256 = self.manifest["sha256"][index]
+        return read_shard(shard_path(self.folder, index), sha256, self.vocabulary)
+
+
+def read_samples(
+    folder: Path, vocabulary: int | None = None, manifest: Manifest | None = None
+) -> ShardSamples:
+    """All samples of a data folder in writing order. Raises UserError: no folder, no manifest, a
+    missing or damaged shard, or no sample.
+
+    Args:
+        vocabulary: an upper bound of the token ids.
+        manifest: the folder's, if it is of another kind.
+    """
+    samples = ShardSamples.of(ShardFolder(folder, manifest or read_manifest(folder), vocabulary))
+    if len(samples) == 0:
+        raise UserError(f"{folder}: holds no sample; remove it, or give another data.path")
+    return samples

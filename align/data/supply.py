@@ -7,16 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from align.config.hardware import main_process
 from align.config.recipe import Recipe
 from align.data import shards as data
-from align.data.following import Followed, ShardsAsWritten
 from align.data.identity import find_differences
-from align.data.index import read_samples
 from align.data.packing import pack, split_validation
-from align.data.shards import Texts
+from align.data.shards import Manifest, ShardSamples, read_samples
 from align.data.stream import RowStream, Shuffled, TextFirst
 from align.data.synthesis import synthesize
 from align.data.texts import is_read, open_text, read_text_manifest, read_texts, text_folder
@@ -36,49 +33,27 @@ WAIT_SECONDS = 1.0
 class Supply:
     """The texts of one run.
 
-    training, validation: the target's texts on each side. text: other text, or None. later: the
-    shards after those of `training`, if they are followed.
+    training, validation: the target's texts on each side. text: other text, or None.
     """
 
     folder: Path
-    training: Texts
-    validation: Texts
-    text: Texts | None = None
-    later: ShardsAsWritten | None = None
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        """Of the target's texts, as it is now."""
-        return data.read_manifest(self.folder)
-
-    @property
-    def text_manifest(self) -> dict[str, Any] | None:
-        """Of the other text."""
-        return None if self.text is None else read_text_manifest(self.folder / "text")
+    manifest: Manifest
+    training: ShardSamples
+    validation: ShardSamples
+    text: ShardSamples | None = None
+    text_manifest: Manifest | None = None
 
     @property
     def exact(self) -> bool:
         """Whether the target's texts were drawn without top-p and top-k."""
-        manifest = self.manifest
-        return manifest.get("top_p", 1.0) == 1.0 and not manifest.get("top_k", 0)
+        return self.manifest.get("top_p", 1.0) == 1.0 and not self.manifest.get("top_k", 0)
 
-    def stream(self, recipe: Recipe, text_rows: int | None = None) -> RowStream:
-        """The rows in the order of training.
-
-        Args:
-            text_rows: the number of `data.text`'s rows, which come first; None = from the recipe.
-        """
+    def stream(self, recipe: Recipe, text_rows: int) -> RowStream:
+        """The rows in the order of training, `text_rows` of other text first."""
         length, seed = recipe.data.length, recipe.seed
-        own: RowStream
-        if self.later is None:
-            own = Shuffled(pack(self.training, length, seed), seed)
-        else:
-            own = Followed(self.training, self.later, length, seed)
+        own = Shuffled(pack(self.training, length, seed), seed)
         if self.text is None:
             return own
-        if text_rows is None:
-            t = recipe.trainer
-            text_rows = round(recipe.data.text_share * t.max_steps) * t.batch_size
         return TextFirst(Shuffled(pack(self.text, length, seed), seed, TEXT_STREAM), own, text_rows)
 
     def line(self, recipe: Recipe) -> str:
@@ -94,9 +69,7 @@ class Supply:
         if self.text is not None:
             share, tokens = recipe.data.text_share, self.text.token_count
             line += f"; before them, for {share:.0%} of the steps, {tokens} tokens of other text"
-        if self.later is not None:
-            line += "; the shards after them as they are written"
-        elif found > wanted or 2 * found < wanted:
+        if found > wanted or 2 * found < wanted:
             level = "note" if found > wanted else "warning"
             line += f"\n{level}: the recipe asks for {wanted} samples, {self.folder} has {found}"
         return line
@@ -113,30 +86,25 @@ def open_supply(recipe: Recipe, target: Target, quiet: bool = False) -> Supply:
             f"its context is {target.context_limit} tokens (data.length={target.context_limit})"
         )
     text = _open_text(recipe, target, quiet) if d.text else None
-    later = None
-    if d.follow:
-        later = ShardsAsWritten(recipe, target, folder, quiet)
-        samples = later.take_first(d.follow_after)
-    else:
-        missing = partial(is_missing, recipe, target)
-        write = partial(synthesize, recipe, target, folder, quiet)
-        note = f"the target writes {d.samples} samples, {d.batch_size} at a time"
-        _write_if(missing, write, recipe, folder, "" if quiet else note)
-        samples = read_samples(folder, target.vocab_size)
+    missing = partial(is_missing, recipe, target)
+    write = partial(synthesize, recipe, target, folder, quiet)
+    note = f"the target writes {d.samples} samples, {d.batch_size} at a time"
+    _write_if(missing, write, recipe, folder, "" if quiet else note)
+    samples = read_samples(folder, target.vocab_size)
     manifest = data.read_manifest(folder)
     _check_writer(folder, manifest, samples, target)
     if not quiet and main_process():
         _note_differences(folder, manifest, recipe, target)
-    return Supply(folder, *split_validation(samples, d.validation_fraction), text, later)
+    training, validation = split_validation(samples, d.validation_fraction)
+    text_manifest = None if text is None else read_text_manifest(text_folder(recipe))
+    return Supply(folder, manifest, training, validation, text, text_manifest)
 
 
 _SAME_TEXTS = ("writer", "target_sha256", "dtype", "seed", "batch_size")
 """Settings that do not make a note."""
 
 
-def _note_differences(
-    folder: Path, manifest: dict[str, Any], recipe: Recipe, target: Target
-) -> None:
+def _note_differences(folder: Path, manifest: Manifest, recipe: Recipe, target: Target) -> None:
     different = [
         f"data.{key}={short(manifest.get(key), 60)}"
         for key in find_differences(manifest, recipe, target)
@@ -150,7 +118,7 @@ def _note_differences(
         )
 
 
-def _check_writer(folder: Path, manifest: dict[str, Any], samples: Texts, target: Target) -> None:
+def _check_writer(folder: Path, manifest: Manifest, samples: ShardSamples, target: Target) -> None:
     """Raises UserError if another target wrote the samples. If only a server had the weights, its
     greedy answers are compared."""
     known = manifest.get("target_sha256")
@@ -169,7 +137,7 @@ def _check_writer(folder: Path, manifest: dict[str, Any], samples: Texts, target
         )
 
 
-def _open_text(recipe: Recipe, target: Target, quiet: bool) -> Texts:
+def _open_text(recipe: Recipe, target: Target, quiet: bool) -> ShardSamples:
     write = partial(read_texts, recipe, target, quiet)
     note = "" if quiet else "data.text is read"
     _write_if(lambda: not is_read(recipe), write, recipe, text_folder(recipe), note)

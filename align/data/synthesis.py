@@ -6,19 +6,19 @@ import hashlib
 import json
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.identity import identity, is_same
-from align.data.index import ShardFolder
 from align.data.near_duplicates import NearDuplicates
 from align.data.prompts import read_prompts
+from align.data.shards import Manifest, ShardFolder
 from align.writing.generation import Writer
 from align.writing.journal import forget_until
 from align.writing.progress import WritingProgress
@@ -35,7 +35,7 @@ _TOKEN_BITS = 20
 """Of the token ids that near duplicates are compared by, which have room for 21."""
 
 
-def _resume(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+def _resume(folder: Path, wanted: Mapping[str, object]) -> Manifest:
     """The folder's manifest if it was written with these settings; a fresh one if there is none, or
     no sample of other settings was kept."""
     counts = {"shards": 0, "samples": 0, "tokens": 0, "answer_tokens": 0}
@@ -112,7 +112,7 @@ class Synthesis:
         """Write the next shard; False if the prompts have ended. Raises UserError: settings under
         which nothing is kept."""
         manifest, folder = self.manifest, self.folder
-        dropped = Counter(manifest["dropped"])
+        dropped = Counter[str](manifest["dropped"])
         room = self.recipe.data.samples - manifest["samples"]
         samples = self.write_batch(manifest["shards"], room, dropped, progress)
         if samples is None:
@@ -211,9 +211,7 @@ class Synthesis:
             self.seen.add(key)
 
 
-def synthesize(
-    recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = False
-) -> dict[str, Any]:
+def synthesize(recipe: Recipe, target: TargetInfo, folder: Path, quiet: bool = False) -> Manifest:
     """Write `recipe.data.samples` samples into `folder`, resuming from what is there; returns the
     manifest. Missing or damaged shards are written again first: their content depends on the seed
     and their number alone. Raises UserError: a folder written with other settings, prompts that
@@ -248,7 +246,7 @@ def synthesize(
     return manifest
 
 
-def _count(manifest: dict[str, Any], samples: data.Samples, sha256: str) -> None:
+def _count(manifest: Manifest, samples: data.Samples, sha256: str) -> None:
     manifest["sha256"].append(sha256)
     manifest["samples"] += len(samples)
     manifest["tokens"] += len(samples.tokens)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 from align.config.data import DataConfig
 from align.data.overlap import check_excluded
@@ -108,13 +107,13 @@ class _NoColumn(UserError):
 
 
 def _read_column(
-    rows: Iterable[Any], source: str, options: HubOptions, left_out: Counter[str]
+    rows: Iterable[object], source: str, options: HubOptions, left_out: Counter[str]
 ) -> Iterator[str]:
     """The text of each row that has one; a row that is a string is one. Raises _NoColumn if no row
     has the column, of the first `SEARCHED_ROWS`."""
     column = options.column
     rows = iter(rows)
-    first: list[Any] = []
+    first: list[object] = []
     for row in islice(rows, SEARCHED_ROWS):
         first.append(row)
         if isinstance(row, str) or isinstance(row, dict) and column in row:
@@ -124,15 +123,16 @@ def _read_column(
             raise _NoColumn(f"data.text={source!r}: {_describe_columns(first, column)}")
     for row in chain(first, rows):
         columns = row if isinstance(row, dict) else {column: row}
-        if isinstance(columns.get(column), str):
+        text = columns.get(column)
+        if isinstance(text, str):
             filled = {str(k) for k, v in columns.items() if v not in (None, "", [], {})}
             left_out.update(f"{UNUSED_COLUMN} {k!r}" for k in filled - {column, *NAMES})
-            yield columns[column]
+            yield text
         else:
             left_out[f"rows whose column {column!r} holds no text"] += 1
 
 
-def _describe_columns(rows: Sequence[Any], column: str) -> str:
+def _describe_columns(rows: Sequence[object], column: str) -> str:
     """What rows without the column have."""
     columns = dict.fromkeys(str(name) for row in rows if isinstance(row, dict) for name in row)
     names = {name.strip().casefold() for name in columns}
@@ -159,8 +159,6 @@ def _read_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> I
     out."""
     files = visible_files(folder)
     others = _find_other_splits(folder, files, options)
-    found = False
-    missing: _NoColumn | None = None
     for path in files:
         suffix = suffix_of(path)
         if suffix not in TABLES + TEXTS:
@@ -170,18 +168,13 @@ def _read_folder(folder: Path, options: HubOptions, left_out: Counter[str]) -> I
             left_out["files of other splits"] += 1
             continue
         try:
-            for text in _read_file(path, options, left_out):
-                found = True
-                yield text
-        except _NoColumn as error:
-            missing = missing or error
+            yield from _read_file(path, options, left_out)
+        except _NoColumn:
             left_out[f"tables without column {options.column!r}"] += 1
         except UserError:
             if suffix in TABLES:
                 raise
             left_out["files that can't be read as text"] += 1
-    if missing and not found:
-        raise missing
 
 
 def _find_other_splits(folder: Path, files: Sequence[Path], options: HubOptions) -> set[Path]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.identity import is_same
-from align.data.index import read_samples
 from align.data.overlap import Passages, read_excluded
+from align.data.shards import Manifest
 from align.data.text_sources import UNUSED_COLUMN, HubOptions, read_documents
 from align.writing.template import TargetInfo, first_tokens
 from specalign.common.commands import command
@@ -29,8 +29,8 @@ SHARD_TOKENS = 1 << 18
 """A shard ends with the document that reaches this many tokens."""
 LEAST_TOKENS = 8
 """Shorter pieces of a document are left out."""
-_SETTINGS = ("target_sha256", "length", "mixture", "options", "exclude")
-"""What a restart must find unchanged, besides the names of the sources."""
+_SETTINGS = ("sources", "target_sha256", "length", "mixture", "options", "exclude")
+"""What a restart must find unchanged; of the sources their names."""
 
 
 class SourceRecord(TypedDict):
@@ -42,7 +42,7 @@ class SourceRecord(TypedDict):
     ended: bool
 
 
-class TextManifest(TypedDict):
+class TextFields(TypedDict):
     """The fields of a manifest that are read; `_SETTINGS` come to them."""
 
     sources: list[SourceRecord]
@@ -57,18 +57,31 @@ def text_folder(recipe: Recipe) -> Path:
     return recipe.data_folder / "text"
 
 
-def read_text_manifest(folder: Path) -> dict[str, Any]:
+def read_text_manifest(folder: Path) -> Manifest:
     """The folder's manifest. Raises UserError if it is missing or broken."""
     missing = f"no text; {command('align.synthesize')} reads data.text into it"
-    return data.read_manifest(folder, TextManifest, missing)
+    return data.read_manifest(folder, TextFields, missing)
+
+
+def _open_manifest(recipe: Recipe, target: TargetInfo) -> Manifest:
+    """The manifest of text that was read. Raises UserError if it was read with other settings."""
+    folder = text_folder(recipe)
+    manifest, wanted = read_text_manifest(folder), _make_manifest(recipe, target)
+    found = {**manifest, "sources": [record["source"] for record in manifest["sources"]]}
+    wanted["sources"] = list(recipe.data.text)
+    for key in _SETTINGS:
+        if not is_same(found, key, wanted[key]):
+            raise UserError(
+                f"{folder}/manifest.json: {key} is {found.get(key)!r}, this recipe says "
+                f"{wanted[key]!r}; give the keys that it was read with, or another data.path"
+            )
+    return manifest
 
 
 def open_text(recipe: Recipe, target: Target) -> data.ShardSamples:
     """What `read_texts` wrote. Raises UserError if it was read with other settings."""
-    folder = text_folder(recipe)
-    manifest = read_text_manifest(folder)
-    _check_same(folder, manifest, _fresh_manifest(recipe, target))
-    return read_samples(folder, target.vocab_size, manifest)
+    manifest = _open_manifest(recipe, target)
+    return data.read_samples(text_folder(recipe), target.vocab_size, manifest)
 
 
 def is_read(recipe: Recipe) -> bool:
@@ -86,8 +99,10 @@ def _options(recipe: Recipe) -> HubOptions:
     return HubOptions(d.text_column, d.text_split, d.text_config, d.text_revision)
 
 
-def _fresh_manifest(recipe: Recipe, target: TargetInfo) -> dict[str, Any]:
+def _make_manifest(recipe: Recipe, target: TargetInfo) -> Manifest:
+    """Of a folder before anything is read."""
     d = recipe.data
+    sources = [{"source": name, "documents": 0, "tokens": 0, "ended": False} for name in d.text]
     return {
         "unchecked": {},
         "left_out": {},
@@ -100,35 +115,18 @@ def _fresh_manifest(recipe: Recipe, target: TargetInfo) -> dict[str, Any]:
         "mixture": list(d.mixture) or [1.0] * len(d.text),
         "options": vars(_options(recipe)),
         "exclude": list(d.exclude),
-        "sources": [
-            {"source": source, "documents": 0, "tokens": 0, "ended": False} for source in d.text
-        ],
+        "sources": sources,
         "sha256": [],
         "finished": False,
     }
 
 
-def _check_same(folder: Path, manifest: dict[str, Any], fresh: dict[str, Any]) -> None:
-    """Raises UserError for text that was read with other settings."""
-    found = {**manifest, "sources": [record["source"] for record in manifest["sources"]]}
-    wanted = {**fresh, "sources": [record["source"] for record in fresh["sources"]]}
-    for key in ("sources", *_SETTINGS):
-        if not is_same(found, key, wanted[key]):
-            raise UserError(
-                f"{folder}/manifest.json: {key} is {found.get(key)!r}, this recipe says "
-                f"{wanted[key]!r}; give the keys that it was read with, or another data.path"
-            )
-
-
 class _TextReader:
     """Reads all sources of a recipe: the one that is furthest behind its weight comes next.
-
-    Args:
-        records: of the sources, which count what is read of them.
-    """
+    `records`: of the sources, which count what is read of them."""
 
     def __init__(
-        self, recipe: Recipe, target: TargetInfo, manifest: dict[str, Any], passages: Passages
+        self, recipe: Recipe, target: TargetInfo, manifest: Manifest, passages: Passages
     ) -> None:
         self.target, self.passages = target, passages
         self.records: list[SourceRecord] = manifest["sources"]
@@ -200,14 +198,21 @@ class _TextReader:
         return pieces
 
 
-def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> dict[str, Any]:
+def read_texts(recipe: Recipe, target: TargetInfo, quiet: bool = False) -> Manifest:
     """Read `data.text` up to `data.text_tokens` tokens into `text_folder` unless it has them;
     returns the manifest. Raises UserError: a folder that was read with other settings, a source
     that can't be read, or no text."""
     d, folder = recipe.data, text_folder(recipe)
-    manifest = _fresh_manifest(recipe, target)
-    if _is_intact(folder, manifest, quiet) and is_read(recipe):
-        return read_text_manifest(folder)
+    if (folder / "manifest.json").exists():
+        manifest = _open_manifest(recipe, target)
+        try:
+            data.read_samples(folder, manifest=manifest)
+            if is_read(recipe):
+                return manifest
+        except UserError as error:
+            if not quiet:
+                say(f"read again: {error}", error=True)
+    manifest = _make_manifest(recipe, target)
     passages, manifest["unchecked"] = read_excluded(d.exclude)
     if manifest["unchecked"] and not quiet:
         names = ", ".join(manifest["unchecked"])
@@ -237,18 +242,3 @@ def _list_left_out(left_out: dict[str, int]) -> str:
     counts = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "nothing"
     has_columns = any(reason.startswith(UNUSED_COLUMN) for reason in left_out)
     return f"{counts} (data.text_column chooses the column)" if has_columns else counts
-
-
-def _is_intact(folder: Path, fresh: dict[str, Any], quiet: bool) -> bool:
-    """Whether text has been read, and its shards are whole. Raises UserError for other settings."""
-    if not (folder / "manifest.json").exists():
-        return False
-    manifest = read_text_manifest(folder)
-    _check_same(folder, manifest, fresh)
-    try:
-        read_samples(folder, manifest=manifest)
-    except UserError as error:
-        if not quiet:
-            say(f"read again: {error}", error=True)
-        return False
-    return True

@@ -16,7 +16,7 @@ from align.makers.geometry import check_count, first_layers, named_layers, share
 from align.makers.standalone import ddit_config
 from align.planning.target_sizes import TargetSizes, read_target_sizes
 from specalign.common.errors import UserError
-from specalign.common.hub import is_hub_id, missing, model_folder
+from specalign.common.hub import model_folder
 from specalign.common.schema import read_config
 from specalign.formats.masked_lm import from_config
 from specalign.formats.sedd_mdlm_config import read_plan
@@ -49,12 +49,8 @@ class DrafterSizes:
 
 
 def plan_drafter_sizes(recipe: Recipe, target: TargetSizes) -> DrafterSizes:
-    """The sizes of the drafter that `align.train` trains with this recipe.
-
-    Raises:
-        UserError: an option that does not fit the target, or a `drafter.init` whose config is
-            unavailable.
-    """
+    """The sizes of the drafter that `align.train` trains with this recipe. Raises UserError: an
+    option that does not fit the target, or a `drafter.init` whose config is unavailable."""
     options = recipe.drafter
     if options.kind == "block":
         return _size_block(options, target)
@@ -70,12 +66,7 @@ def plan_drafter_sizes(recipe: Recipe, target: TargetSizes) -> DrafterSizes:
 
 def read_init_config(init: str) -> dict[str, Any]:
     """The config.json of `drafter.init`. Raises UserError if it is unavailable."""
-    try:
-        return read_config(model_folder(init, "drafter.init", ["*.json", "*.yaml"]))
-    except UserError:
-        what = "its config.json is unavailable" if is_hub_id(init) else "no such folder"
-        hint = "; a folder that holds its config.json is enough: drafter.init=FOLDER"
-        raise missing(f"drafter.init={init!r}", init, what, hint) from None
+    return read_config(model_folder(init, "drafter.init", ["*.json", "*.yaml"]))
 
 
 def _size_block(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
@@ -87,9 +78,8 @@ def _size_block(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
         )
     config.confidence_head = options.confidence_head
     config.convolution |= options.convolution
-    no_target: Any = None
     with torch.device("meta"):
-        network = BlockDrafter(config, no_target)
+        network = BlockDrafter(config, None)  # type: ignore[arg-type]
     shared = config.context == "shared_kv"
     per_layer = 2 * config.num_key_value_heads * config.head_dim if shared else config.hidden_size
     width, inner, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads

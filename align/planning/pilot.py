@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import lightning
 from lightning.pytorch.callbacks import Callback
@@ -61,11 +60,8 @@ class StageSeconds:
 
 
 def run_pilot(recipe: Recipe, text: TextSize) -> Pilot:
-    """Generate and train a little of a recipe.
-
-    Raises:
-        UserError: what the run itself would end with. KeyboardInterrupt: a signal.
-    """
+    """Generate and train a little of a recipe. Raises UserError: what the run itself would end
+    with. KeyboardInterrupt: a signal."""
     pilot = Pilot()
     with scratch("specalign-plan-") as folder:
         small = _shrink(recipe, folder, text)
@@ -83,7 +79,7 @@ def run_pilot(recipe: Recipe, text: TextSize) -> Pilot:
 def _shrink(recipe: Recipe, folder: Path, text: TextSize) -> Recipe:
     """The recipe on a few samples, without what only the whole run needs."""
     small = copy.deepcopy(recipe)
-    trainer, data = small.trainer, small.data.without_text()
+    trainer, data = small.trainer, small.data
     small.output = str(folder / "run")
     small.target.parallel = "replicate"
     trainer.logger = []
@@ -95,8 +91,7 @@ def _shrink(recipe: Recipe, folder: Path, text: TextSize) -> Recipe:
         trainer.keep_features_gb = max(trainer.keep_features_gb, 1.0)
     trainer.features_gb = 0.0
     trainer.features_path = None
-    small.data = data
-    data.follow = False
+    data.text, data.mixture = [], []
     data.writer = "target"  # a server is not asked for a trial
     if text.written:  # training reads what is there, and nothing is added to it
         data.samples, data.path = max(2, text.written), str(recipe.data_folder)
@@ -133,12 +128,12 @@ def _train_steps(small: Recipe, target: Target, pilot: Pilot) -> None:
     trainer.max_steps = trainer.validate_every = trainer.checkpoint_every = new + again
     trainer.warmup_steps = min(trainer.warmup_steps, trainer.max_steps)
     trainer.validation_rows = min(2, trainer.validation_rows)
-    stream = _Repeating(supply.stream(small), new * trainer.batch_size)
+    stream = _Repeating(supply.stream(small, 0), new * trainer.batch_size)
     rows = RowsModule(small, stream, supply.validation, drafter.config.block_size, supply.exact)
     times = StepTimes()
     try:
         module = MODULES[small.drafter.kind](drafter, small)
-        fit(small, module, rows, None, quiet=True, callback=times)
+        fit(module, rows, None, quiet=True, callback=times)
     except Interrupted:
         raise KeyboardInterrupt from None
     except NonFiniteLoss as error:
@@ -172,17 +167,17 @@ class StepTimes(Callback):
         self.validated = self.ended = 0.0
 
     def on_train_batch_start(
-        self, trainer: lightning.Trainer, pl_module: Any, batch: Any, batch_idx: int
+        self, trainer: lightning.Trainer, pl_module: object, batch: object, batch_idx: int
     ) -> None:
         self.steps.append(time.monotonic())
 
-    def on_validation_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+    def on_validation_start(self, trainer: lightning.Trainer, pl_module: object) -> None:
         self.steps.append(time.monotonic())
 
-    def on_validation_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: lightning.Trainer, pl_module: object) -> None:
         self.validated = time.monotonic()
 
-    def on_train_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+    def on_train_end(self, trainer: lightning.Trainer, pl_module: object) -> None:
         self.ended = time.monotonic()
 
 

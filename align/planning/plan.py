@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -98,7 +97,6 @@ class TrainingPlan:
     tau: dict[str, ExpectedTau] = field(default_factory=dict)
     seconds: StageSeconds | None = None
     misfits: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
     @property
     def tokens_seen(self) -> float:
@@ -106,7 +104,7 @@ class TrainingPlan:
         trainer = self.recipe.trainer
         return trainer.max_steps * trainer.batch_size * self.recipe.data.length * FILL
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain values, for --json."""
         return {
             "recipe": self.recipe.name,
@@ -120,16 +118,12 @@ class TrainingPlan:
             "tokens_seen": self.tokens_seen,
             **{f"tau_{how}": vars(tau) for how, tau in self.tau.items()},
             "misfits": self.misfits,
-            "notes": self.notes,
         }
 
 
 def make_plan(recipe: Recipe, hardware: Hardware, text: TextSize | None = None) -> TrainingPlan:
-    """The plan without its time.
-
-    Raises:
-        UserError: a target whose config is unavailable, or options that do not fit it.
-    """
+    """The plan without its time. Raises UserError: a target whose config is unavailable, or options
+    that do not fit it."""
     options = recipe.target
     target = read_target_sizes(options.name, options.revision, options.trust_remote_code)
     drafter = plan_drafter_sizes(recipe, target)
@@ -212,7 +206,6 @@ def render_plan(plan: TrainingPlan) -> str:
     else:
         total = format_seconds(plan.seconds.writing + plan.seconds.training)
         lines.append(f"time       {total} in all, measured here on a few samples and steps")
-    lines += [f"note: {note}" for note in plan.notes]
     misfits = [f"DOES NOT FIT: {line}" for line in plan.misfits]
     return "\n".join([*lines, "", *(misfits or ["everything fits in memory"])])
 

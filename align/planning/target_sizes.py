@@ -4,13 +4,13 @@ tensors take no memory."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from specalign.common.errors import UserError
-from specalign.common.hub import hub_reachable, is_hub_id
+from specalign.common.hub import model_folder
 from specalign.lm.debug import DEBUG, debug_model
 from specalign.lm.inspection.anatomy import (
     context_limit,
@@ -20,8 +20,7 @@ from specalign.lm.inspection.anatomy import (
     query_heads,
 )
 from specalign.lm.loading import resolve_folder
-from specalign.lm.names import similar
-from specalign.lm.opening import check_asked, check_hub_files, opener, quiet_loading
+from specalign.lm.opening import check_asked, opener, quiet_loading
 
 
 @dataclass(frozen=True)
@@ -60,18 +59,15 @@ def read_target_sizes(
     spec: str, revision: str | None = None, trust_remote_code: bool = False
 ) -> TargetSizes:
     """The sizes of a folder, a GGUF file, a hub id (only its config is fetched) or a debug model.
-
-    Raises:
-        UserError: no config, or one of a model that can't be a target.
-    """
+    Raises UserError: no config, or one of a model that can't be a target."""
     if spec in DEBUG:
         return _measure(debug_model(DEBUG[spec])[0].to("meta"), spec, True)
-    folder = _find_config(spec, revision)
+    folder = resolve_folder(spec)
+    if isinstance(folder, str):
+        folder = model_folder(folder, "target", ["*.json", "*.py"], revision)
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     quiet_loading()
     try:
-        from transformers import AutoConfig
-
         config = AutoConfig.from_pretrained(str(folder), **options)
         make = opener(folder, spec, options).from_config
         with torch.device("meta"):
@@ -82,29 +78,7 @@ def read_target_sizes(
         check_asked("target", spec, error)
         line = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"target {spec!r}: unusable config.json: {line[:300]}") from None
-    return _measure(model, spec, isinstance(folder, Path) and any(folder.glob("*.safetensors")))
-
-
-def _find_config(spec: str, revision: str | None) -> Path | str:
-    """A folder with the config, or a hub id whose config is cached or was fetched."""
-    missing = f"target {spec!r}: its config.json is unavailable"
-    hint = "a folder that holds it is enough: target.name=FOLDER"
-    try:
-        found = resolve_folder(spec)
-    except UserError as error:
-        if not is_hub_id(spec):
-            raise
-        check_hub_files(spec)
-        raise UserError(f"{missing}{similar(spec)}; {hint}") from error
-    if isinstance(found, str):
-        from huggingface_hub import hf_hub_download
-
-        offline = not hub_reachable()
-        try:
-            hf_hub_download(found, "config.json", revision=revision, local_files_only=offline)
-        except Exception as error:  # of many kinds
-            raise UserError(f"{missing} ({type(error).__name__}); {hint}") from None
-    return found
+    return _measure(model, spec, any(folder.glob("*.safetensors")))
 
 
 def _measure(model: Any, spec: str, has_weights: bool) -> TargetSizes:
@@ -146,7 +120,9 @@ def _count(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _measure_cache(model: Any, body: Any, config: Any) -> tuple[int, int, int]:
+def _measure_cache(
+    model: PreTrainedModel, body: torch.nn.Module, config: PretrainedConfig
+) -> tuple[int, int, int]:
     """Key heads, width of a key, and numbers cached per token: from one token through the network
     on `meta`, or from the config if the network needs real numbers."""
     try:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
 
 from align.config.recipe import Recipe
@@ -26,7 +27,7 @@ from align.training.metrics import StepSums, TrainingProgress, ValidationSums
 from align.training.optimizer import make_optimizer, set_rate
 from align.training.parallel.sharded import Sharded
 from align.training.parallel.target import AbsentTarget, SharedTarget
-from align.training.schedule import RowSchedule, learning_rate, schedule_rows
+from align.training.schedule import count_text_rows, learning_rate
 from specalign.common.batch import Step
 from specalign.common.rng import random_state, seed_global, set_random_state
 from specalign.models.block import BlockDrafter
@@ -35,6 +36,7 @@ from specalign.models.causal import CausalDrafter
 from specalign.models.standalone import DiffusionDrafter
 from specalign.models.target_features import target_features
 
+Optimizers = torch.optim.Optimizer | LightningOptimizer
 Drafter = BlockDrafter | DiffusionDrafter | CausalDrafter
 
 
@@ -51,20 +53,18 @@ class DrafterModule(lightning.LightningModule, ABC):
 
     Args:
         drafter: q; knows its target p.
-        schedule: of its rows; default: that of a new run.
+        text_rows: of other text, which come first; default: those of a new run.
     """
 
     drafter: Drafter
 
-    def __init__(
-        self, drafter: Drafter, recipe: Recipe, schedule: RowSchedule | None = None
-    ) -> None:
+    def __init__(self, drafter: Drafter, recipe: Recipe, text_rows: int | None = None) -> None:
         super().__init__()
         o, t = recipe.objective, recipe.trainer
         self.drafter = drafter
         self.recipe = recipe
         self.objective = Objective(o.terms, o.weighting, o.decay, o.d_pace_alpha)
-        self.schedule = schedule or schedule_rows(recipe)
+        self.text_rows = count_text_rows(recipe) if text_rows is None else text_rows
         self.ema = EMA(drafter, t.ema)
         self.final_weights: dict[str, Tensor] = {}
         self.progress = TrainingProgress()
@@ -75,7 +75,7 @@ class DrafterModule(lightning.LightningModule, ABC):
         self._is_sharded = False
         self._last_step_ended = 0.0  # on the monotonic clock
         self._sums = ValidationSums(drafter.config.block_size)
-        self._resumed_rng: dict[str, Any] | None = None
+        self._resumed_rng: dict[str, object] | None = None
 
     def _make_cache(self) -> TargetOutputCache | None:
         recipe, target = self.recipe, self.drafter.target
@@ -97,14 +97,18 @@ class DrafterModule(lightning.LightningModule, ABC):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return make_optimizer(self.trained_parameters(), self.recipe.trainer)
 
-    def on_train_batch_start(self, batch: Any, index: int) -> None:
+    def on_train_batch_start(self, batch: Step, index: int) -> None:
         seed_global(self.recipe.seed, 8, *batch.places)
         t = self.recipe.trainer
         rate = learning_rate(t, self.global_step, self.progress.seconds)
         set_rate(self.trainer.optimizers[0], t, rate)
 
     def optimizer_step(
-        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
+        self,
+        epoch: int,
+        batch_idx: int,
+        optimizer: Optimizers,
+        optimizer_closure: Callable[[], object] | None = None,
     ) -> None:
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         if self.ema.decay and (batch_idx + 1) % self.recipe.trainer.accumulate == 0:

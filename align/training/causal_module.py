@@ -31,13 +31,7 @@ class CausalDrafterModule(DrafterModule):
             rows = DraftRows(hidden_PD, place_P)
             shape = (len(hidden_PD),)
             found = row_statistics(
-                rows,
-                outputs.places,
-                drafter.head_weight_VD,
-                None,
-                shape,
-                wanted,
-                chunk,
+                rows, outputs.places, drafter.head_weight_VD, None, shape, wanted, chunk
             )
         else:
             head_VD = drafter.target.head_weight_VD

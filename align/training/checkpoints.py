@@ -27,21 +27,14 @@ class Settings:
     """What a run must share with the checkpoint that it resumes from.
 
     train: the trained parts of the drafter. strategy: the kind that can read the checkpoint.
-    follow: the order of the data.
     """
 
     stage: str | None = None
     train: str = "all"
     strategy: str | None = None
-    follow: str = "false"
 
 
-_OPTIONS = {
-    "stage": "stage",
-    "train": "drafter.train",
-    "strategy": "launch.strategy",
-    "follow": "data.follow",
-}
+_OPTIONS = {"stage": "stage", "train": "drafter.train", "strategy": "launch.strategy"}
 """The option behind each setting."""
 
 
@@ -55,7 +48,7 @@ class Seal(Settings):
     drafter: dict[str, Any]
     draft_vocab: list[int] | None
     sha256: dict[str, str] = field(default_factory=dict)
-    schedule: dict[str, Any] = field(default_factory=dict)
+    schedule: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -109,14 +102,11 @@ def prune(folder: Path, keep: int) -> None:
         remove(path)
 
 
-def clear_parts(folder: Path, keep: int | None = None) -> None:
-    """Remove unsaved and unsealed remains of a killed run, and all but the newest `keep` complete
-    checkpoints."""
+def clear_parts(folder: Path) -> None:
+    """Remove unsaved and unsealed remains of a killed run."""
     unsealed = [path for path in _list_steps(folder) if not path.with_suffix(".json").exists()]
     for path in (*folder.glob(".step-*.ckpt.part"), *unsealed):
         remove(path)
-    if keep is not None:
-        prune(folder, keep)
 
 
 def set_aside(folder: Path) -> None:
@@ -150,11 +140,6 @@ def read_seal(path: Path) -> Seal:
     return found
 
 
-def latest(folder: Path) -> Path | None:
-    """The complete checkpoint of the highest step."""
-    return next((path for path in _list_steps(folder) if find_fault(path) is None), None)
-
-
 def find_fault(path: Path, read_content: bool = False) -> str | None:
     """Why a checkpoint is unusable, or None. `read_content` also compares the hashes of its
     files."""
@@ -173,55 +158,48 @@ def find_fault(path: Path, read_content: bool = False) -> str | None:
     return None
 
 
-def check_named(resume: str, read_content: bool = False) -> None:
-    """Raises UserError if `trainer.resume` names a checkpoint that is unusable."""
-    if resume in ("auto", "never"):
-        return
-    fault = find_fault(expand_path(resume, "trainer.resume"), read_content)
-    if fault:
-        raise UserError(
-            f"trainer.resume={resume}: no complete checkpoint there ({fault}); auto, never, or a "
-            "step-N.ckpt"
-        )
+def check_named(resume: str) -> None:
+    """Raises UserError if `trainer.resume` names a checkpoint that is not complete."""
+    if resume not in ("auto", "never"):
+        fault = find_fault(expand_path(resume, "trainer.resume"))
+        if fault:
+            raise _describe_unusable(resume, fault)
+
+
+def _describe_unusable(resume: str, fault: str) -> UserError:
+    return UserError(
+        f"trainer.resume={resume}: no complete checkpoint there ({fault}); auto, never, or a "
+        "step-N.ckpt"
+    )
 
 
 def find_resume(folder: Path, resume: str, target_sha256: str) -> Checkpoint | None:
     """The checkpoint of `trainer.resume`: auto = the newest complete one if there is one, never =
-    none, else a path.
-
-    Raises:
-        UserError: a named checkpoint that is unusable, or one of another target.
-    """
+    none, else a path. Raises UserError: a named one that is unusable, or one of another target."""
     if resume == "never":
         return None
-    check_named(resume, read_content=True)
-    if resume != "auto":
-        return _open(expand_path(resume, "trainer.resume"), target_sha256)
-    for path in _list_steps(folder):
+    named = resume != "auto"
+    paths = [expand_path(resume, "trainer.resume")] if named else _list_steps(folder)
+    for path in paths:
         fault = find_fault(path, read_content=True)
-        if fault is None:
-            return _open(path, target_sha256)
-        say(f"warning: {path} is {fault} and ignored", error=True)
+        if fault and named:
+            raise _describe_unusable(resume, fault)
+        if fault:
+            say(f"warning: {path} is {fault} and ignored", error=True)
+            continue
+        found = read_seal(path)
+        if found.target_sha256 != target_sha256:
+            raise UserError(
+                f"{path}: trained towards another target (sha256 {found.target_sha256[:12]}…, not "
+                f"{target_sha256[:12]}…); {_START_OVER}"
+            )
+        return Checkpoint(path, found)
     return None
 
 
-def _open(path: Path, target_sha256: str) -> Checkpoint:
-    record = read_seal(path)
-    if record.target_sha256 != target_sha256:
-        raise UserError(
-            f"{path}: trained towards another target (sha256 {record.target_sha256[:12]}…, not "
-            f"{target_sha256[:12]}…); {_START_OVER}"
-        )
-    return Checkpoint(path, record)
-
-
-def check_same_run(checkpoint: Checkpoint, drafter: dict[str, Any], settings: Settings) -> None:
+def check_same_run(checkpoint: Checkpoint, drafter: dict[str, object], settings: Settings) -> None:
     """Raises UserError if a checkpoint's drafter has another architecture, or it was saved under
-    other settings.
-
-    Args:
-        drafter: the config of this run's drafter.
-    """
+    other settings. `drafter`: the config of this run's drafter."""
     path, record = checkpoint.path, checkpoint.seal
     for name in {**record.drafter, **drafter}:
         now = drafter.get(name)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from align.config.recipe import Recipe
 from align.data.packing import collate, pack
-from align.data.shards import Texts
+from align.data.shards import ShardSamples
 from align.data.stream import TEXT, RowStream
 from specalign.common.batch import Anchors, Batch, PackedRow, Step
 from specalign.common.rng import keyed_generator
@@ -30,10 +30,8 @@ _VALIDATION_SEED = 0x7A11D
 class StepSampler:
     """Batch sampler of places from step `start` on, one list per micro-batch.
 
-    Step s takes the places s·G … s·G+G−1 of the stream plus `offset`, split into `accumulate`
-    micro-batches, each split into `world` slices of `batch_size` rows, one per process.
-
-    steps: optimizer steps in all. offset: of a run that resumed with another batch size.
+    Step s takes the places s·G … s·G+G−1 of the stream, split into `accumulate` micro-batches, each
+    split into `world` slices of `batch_size` rows, one per process. steps: optimizer steps in all.
     """
 
     steps: int
@@ -42,7 +40,6 @@ class StepSampler:
     rank: int = 0
     world: int = 1
     start: int = 0
-    offset: int = 0
 
     def __len__(self) -> int:
         """All micro-batches of the run: Lightning counts from 0 also after resuming."""
@@ -50,18 +47,18 @@ class StepSampler:
 
     def __iter__(self) -> Iterator[list[Place]]:
         for micro in range(self.start * self.accumulate, len(self)):
-            first = (micro * self.world + self.rank) * self.batch_size + self.offset
+            first = (micro * self.world + self.rank) * self.batch_size
             yield [(micro, place) for place in range(first, first + self.batch_size)]
 
     def shared_places(self, micro: int) -> range:
         """All processes' places of one micro-batch."""
         size = self.world * self.batch_size
-        return range(micro * size + self.offset, (micro + 1) * size + self.offset)
+        return range(micro * size, (micro + 1) * size)
 
     def step_places(self, micro: int) -> range:
         """The places of the whole step that a micro-batch belongs to, over all processes."""
         size = self.accumulate * self.world * self.batch_size
-        first = micro // self.accumulate * size + self.offset
+        first = micro // self.accumulate * size
         return range(first, first + size)
 
 
@@ -101,7 +98,7 @@ def make_batch(
 
 
 def validation_rows(
-    samples: Texts, length: int, count: int, exact: bool
+    samples: ShardSamples, length: int, count: int, exact: bool
 ) -> list[tuple[str, PackedRow]]:
     """At most `count` held-out rows with their kind of text, kinds in turn, independent of the
     run's seed.
@@ -129,24 +126,22 @@ class RowsModule(lightning.LightningDataModule):
 
     Args:
         stream: training rows. validation: held-out samples. block_size: K.
-        exact: text was sampled without top-p and top-k. offset: see `StepSampler`.
+        exact: text was sampled without top-p and top-k.
     """
 
     def __init__(
         self,
         recipe: Recipe,
         stream: RowStream,
-        validation: Texts,
+        validation: ShardSamples,
         block_size: int,
         exact: bool = True,
-        offset: int = 0,
     ) -> None:
         super().__init__()
         self.recipe, self.stream, self.block_size = recipe, stream, block_size
         d, t = recipe.data, recipe.trainer
         self.held_out = validation_rows(validation, d.length, t.validation_rows, exact)
         self.start = 0  # optimizer steps before this run, from a checkpoint
-        self.offset = offset
         self._counts: dict[int, int] = {}
 
     def state_dict(self) -> dict[str, int]:
@@ -161,7 +156,7 @@ class RowsModule(lightning.LightningDataModule):
         """The batches of one process."""
         t = self.recipe.trainer
         share = t.batch_size // (t.accumulate * world)
-        return StepSampler(t.max_steps, share, t.accumulate, rank, world, self.start, self.offset)
+        return StepSampler(t.max_steps, share, t.accumulate, rank, world, self.start)
 
     def train_dataloader(self) -> DataLoader[Place]:
         assert self.trainer is not None

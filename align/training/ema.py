@@ -59,7 +59,7 @@ class EMA:
             for name, p in weights.items()
         }
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {
             "updates": self.updates,
             "shadow": {name: gather(t) for name, t in self.shadow.items()},

@@ -5,18 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import os
-import re
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from align.config.hardware import main_process
 from align.config.trainer import TrainerConfig
 from align.config.wandb_runs import RUN_ID, RUN_ID_FILE, is_offline
-from specalign.common.errors import UserError
 from specalign.common.files import naming, write_text
 
 
@@ -35,10 +32,9 @@ class MetricsFile:
         """All complete rows, without empty cells; a last line that a kill cut short is ignored."""
         if not self.path.is_file():
             return []
-        text = self.path.read_text(encoding="utf-8", errors="replace").replace("\0", "")
+        text = self.path.read_text(encoding="utf-8")
         rows = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-        numbered = [row for row in rows if re.fullmatch("[0-9]{1,18}", row.get("step") or "")]
-        return [{k: v for k, v in row.items() if k and v} for row in numbered]
+        return [{k: v for k, v in row.items() if v} for row in rows]
 
     def rewind(self, step: int) -> None:
         """Remove rows after `step`, which a resumed run trains again."""
@@ -80,26 +76,17 @@ class CSVFile(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         self.file.add(step or 0, metrics)
 
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+    def log_hyperparams(self, *args: object, **kwargs: object) -> None:
         """Recorded in recipe.yaml."""
 
 
 def find_run_id(folder: Path, fresh: bool) -> str:
     """The W&B id of this folder's run, which is stored there: the agent's, else the folder's, else
-    a new one.
-
-    Raises:
-        UserError: the folder's file does not contain an id.
-    """
+    a new one."""
     path = folder / RUN_ID_FILE
     agent_id = os.environ.get(RUN_ID)
     if not agent_id and path.is_file() and not fresh:
-        stored = path.read_bytes()[:129].decode("utf-8", "replace").strip()
-        if not re.fullmatch(r"[\w.-]+", stored, re.ASCII):
-            raise UserError(
-                f"{path}: not the id of a W&B run; remove it to start another run there"
-            )
-        return stored
+        return path.read_text(encoding="utf-8").strip()
     new_id = agent_id or uuid.uuid4().hex[:8]
     if main_process():
         write_text(path, new_id + "\n")
@@ -107,11 +94,7 @@ def find_run_id(folder: Path, fresh: bool) -> str:
 
 
 def build_loggers(options: TrainerConfig, name: str, folder: Path) -> list[Logger]:
-    """The loggers of `trainer.logger`; wandb includes metrics.csv.
-
-    Args:
-        name: of the run at W&B.
-    """
+    """The loggers of `trainer.logger`; wandb includes metrics.csv. `name`: of the run at W&B."""
     loggers: list[Logger] = []
     if {"csv", "wandb"} & {*options.logger}:
         loggers.append(CSVFile(folder))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from align.config.recipe import Recipe
@@ -16,24 +16,16 @@ from specalign.folder.chat import Chat
 
 def list_notes(module: DrafterModule, resume: Checkpoint | None) -> list[str]:
     """Lines to print before training."""
-    recipe, target = module.recipe, module.drafter.target
-    notes = []
-    if target.stepwise:
-        notes.append(
-            f"note: target {target.spec!r} updates its state token by token, so verifying drafts "
-            "saves no time: no drafter speeds it up here"
-        )
+    recipe = module.recipe
     if resume is None:
-        return notes
+        return []
     steps = resume.seal.step
     if steps < recipe.trainer.max_steps:
-        notes.append(f"resuming from {resume.path}")
-    else:
-        notes.append(
-            f"{recipe.output} is finished ({steps} steps), nothing to train; "
-            f"trainer.max_steps={2 * steps} continues it, trainer.resume=never starts over"
-        )
-    return notes
+        return [f"resuming from {resume.path}"]
+    return [
+        f"{recipe.output} is finished ({steps} steps), nothing to train; "
+        f"trainer.max_steps={2 * steps} continues it, trainer.resume=never starts over"
+    ]
 
 
 def training_line(
@@ -94,29 +86,14 @@ def gain_line(before: Mapping[str, float], now: Mapping[str, float]) -> str | No
     return f"τ (estimated on held-out text): {'; '.join(parts)}" if parts else None
 
 
-def next_commands(recipe: Recipe, folder: Path, argv: Sequence[str]) -> str:
+def next_commands(recipe: Recipe, folder: Path) -> str:
     """The commands to run with a saved drafter."""
     target = [] if recipe.target.name == DEFAULT_TARGET else ["--target", recipe.target.name]
     chat = Chat(recipe.data.template_kwargs, recipe.data.system)
     drafter = ["--drafter", str(folder), *chat.arguments]
     lines = [
         f"the drafter is in {folder}; next:",
-        *_next_stage(recipe, folder, argv),
         f"  {command('decode.eval', '--suite', 'builtin', *target, *drafter)}",
         f'  {command("decode.generate", *target, *drafter)} "your prompt"',
     ]
     return "\n".join(lines)
-
-
-def _next_stage(recipe: Recipe, folder: Path, argv: Sequence[str]) -> list[str]:
-    """The command that trains the next stage on the same data, if there is one."""
-    stage = {"pretrain": "finetune", "finetune": "calibrate"}.get(recipe.stage)
-    if stage is None:
-        return []
-    arguments = [f"recipe={recipe.name}", f"stage={stage}", f"target.name={recipe.target.name}"]
-    arguments += [f"drafter.init={folder}", f"data.path={recipe.data_folder}"]
-    own = ("data.path=", "target.name=")
-    for argument in argv:  # the data are rejected where these keys differ
-        if argument.startswith(("data.", "target.")) and not argument.startswith(own):
-            arguments.append(argument)
-    return [f"  {command('align.train', *arguments, f'output={recipe.output}-{stage}')}"]

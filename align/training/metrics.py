@@ -72,7 +72,7 @@ class TrainingProgress:
         self.window = dict.fromkeys(w, 0.0)
         return means
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         names = ("positions", "tokens_seen", "seconds")
         return {**{name: getattr(self, name) for name in names}, "window": dict(self.window)}
 

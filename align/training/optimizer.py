@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -64,22 +64,18 @@ class MuonAdamW(torch.optim.AdamW):
 
     Updates are orthogonalised momentum (Jordan et al., 2024), scaled to the size of AdamW's steps
     (Liu et al., arXiv 2502.16982, eq. 4). In bf16 the steps equal those of `torch.optim.Muon` bit
-    for bit.
+    for bit. `dtype`: the compute type of the orthogonalisation."""
 
-    Args:
-        dtype: the compute type of the orthogonalisation.
-    """
-
-    def __init__(self, groups: list[dict[str, Any]], dtype: torch.dtype, **options: Any) -> None:
+    def __init__(self, groups: list[dict[str, object]], dtype: torch.dtype, **options: Any) -> None:
         super().__init__(groups, **options)
         self._dtype = dtype
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         # AdamW's expects its own state for every weight
         torch.optim.Optimizer.__setstate__(self, state)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """One step of both optimizers."""
         loss = None
         if closure is not None:

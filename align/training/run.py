@@ -29,9 +29,10 @@ from align.training.checkpoints import Checkpoint
 from align.training.datamodule import RowsModule
 from align.training.messages import gain_line, list_notes, next_commands
 from align.training.parallel.strategies import is_one_file
-from align.training.schedule import schedule_rows
+from align.training.schedule import count_text_rows
 from align.training.store_outputs import check_stored
-from align.training.trainer import build_trainer, check_resume
+from align.training.trainer import build_trainer, read_settings
+from specalign.common.errors import UserError
 from specalign.common.text import say
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
@@ -40,25 +41,23 @@ from specalign.lm.model import Target
 def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None) -> DrafterModule:
     """Run a recipe to its end and save the drafter to <output>/drafter.
 
-    The step itself, data → forward → loss, is `DrafterModule.training_step`.
-
-    Raises:
-        UserError: wrong input. NonFiniteLoss, Interrupted: training stopped early.
-    """
+    The step itself, data → forward → loss, is `DrafterModule.training_step`. Raises UserError:
+    wrong input. NonFiniteLoss, Interrupted: training stopped early."""
     quiet = quiet or not main_process()
     target = load_target(recipe.target.name, **target_placement(recipe), **recipe.target_options)
     drafter, supply, resume = _open(recipe, target, quiet)
     if resume is not None:
-        check_resume(recipe, drafter.config.to_dict(), resume)
+        checkpoints.check_same_run(resume, drafter.config.to_dict(), read_settings(recipe))
+        _check_steps(recipe, resume)
 
-    schedule = schedule_rows(recipe, None if resume is None else resume.seal)
-    stream = supply.stream(recipe, schedule.text_rows)
+    text_rows = count_text_rows(recipe, None if resume is None else resume.seal)
+    stream = supply.stream(recipe, text_rows)
     block_size = drafter.config.block_size
-    rows = RowsModule(recipe, stream, supply.validation, block_size, supply.exact, schedule.offset)
-    module = MODULES[recipe.drafter.kind](drafter, recipe, schedule)
+    rows = RowsModule(recipe, stream, supply.validation, block_size, supply.exact)
+    module = MODULES[recipe.drafter.kind](drafter, recipe, text_rows)
     if recipe.target.parallel == "absent":
         assert module.target_cache is not None and module.target_cache.store is not None
-        places = schedule.rows_before(recipe.trainer.max_steps)
+        places = recipe.trainer.max_steps * recipe.trainer.batch_size
         check_stored(recipe, module.target_cache.store, rows.held_out, stream, places)
     if main_process():
         save_run_record(recipe, argv)
@@ -67,14 +66,26 @@ def train(recipe: Recipe, quiet: bool = False, argv: Sequence[str] | None = None
             say(line, error=True)
 
     milestones = MilestoneCallback(
-        recipe.trainer.milestones, lambda steps, name: save_trained(module, supply, steps, name)
+        module, lambda steps, name: save_trained(module, supply, steps, name)
     )
-    trainer = fit(recipe, module, rows, resume, quiet, milestones)
+    trainer = fit(module, rows, resume, quiet, milestones)
     if trainer.is_global_zero:
         folder = save_trained(module, supply, trainer.global_step)
         if not quiet:
-            _report(module, folder, trainer.global_step, argv or ())
+            _report(module, folder, trainer.global_step)
     return module
+
+
+def _check_steps(recipe: Recipe, resume: Checkpoint) -> None:
+    """Raises UserError for a checkpoint after the recipe's last step, or of another batch size."""
+    t, done = recipe.trainer, resume.seal.step
+    if done > t.max_steps:
+        raise UserError(f"trainer.max_steps={t.max_steps}: {resume.path} already has {done} steps")
+    batch_size = resume.seal.schedule.get("batch_size", t.batch_size)
+    if batch_size != t.batch_size:
+        raise UserError(
+            f"{resume.path}: saved under trainer.batch_size={batch_size}; give the same"
+        )
 
 
 def _open(recipe: Recipe, target: Target, quiet: bool) -> tuple[Drafter, Supply, Checkpoint | None]:
@@ -97,29 +108,27 @@ def _open(recipe: Recipe, target: Target, quiet: bool) -> tuple[Drafter, Supply,
 
 
 def fit(
-    recipe: Recipe,
     module: DrafterModule,
     rows: RowsModule,
     resume: Checkpoint | None,
     quiet: bool = False,
     callback: lightning.Callback | None = None,
 ) -> lightning.Trainer:
-    """Train, resuming from a checkpoint that `check_resume` accepted; sets `module.final_weights`,
-    the weights to save.
-
-    Raises:
-        Interrupted, NonFiniteLoss: training stopped early. KeyboardInterrupt: a signal outside of
-            the steps.
-    """
-    t, max_steps = recipe.trainer, recipe.trainer.max_steps
+    """Train, resuming from a checkpoint of the same run; sets `module.final_weights`, the weights
+    to save. Raises Interrupted, NonFiniteLoss: training stopped early. KeyboardInterrupt: a signal
+    outside of the steps."""
+    recipe, t = module.recipe, module.recipe.trainer
+    max_steps = t.max_steps
     if resume is not None and t.max_minutes and resume.seal.seconds >= 60 * t.max_minutes:
         max_steps = resume.seal.step
     if main_process():
-        _clear_checkpoints(recipe, resume)
+        folder = Path(recipe.output) / "checkpoints"
+        checkpoints.clear_parts(folder)
+        if resume is None:
+            checkpoints.set_aside(folder)
     if recipe.launch.devices > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(thread_share(recipe.launch.devices))
-    is_half = module.drafter.target.dtype != torch.float32
-    trainer = build_trainer(recipe, is_half, max_steps, quiet, callback)
+    trainer = build_trainer(module, max_steps, quiet, callback)
     try:
         path = None if resume is None else str(resume.path)
         trainer.fit(module, rows, ckpt_path=path, weights_only=is_one_file(recipe.launch.strategy))
@@ -132,16 +141,7 @@ def fit(
     return trainer
 
 
-def _clear_checkpoints(recipe: Recipe, resume: Checkpoint | None) -> None:
-    """Remove remains of a killed run; a new run moves old checkpoints away."""
-    folder = Path(recipe.output) / "checkpoints"
-    is_newest = resume is not None and resume.path == checkpoints.latest(folder)
-    checkpoints.clear_parts(folder, recipe.trainer.keep_checkpoints if is_newest else None)
-    if resume is None:
-        checkpoints.set_aside(folder)
-
-
-def _report(module: DrafterModule, folder: Path, steps: int, argv: Sequence[str]) -> None:
+def _report(module: DrafterModule, folder: Path, steps: int) -> None:
     t = module.recipe.trainer
     if steps < t.max_steps:
         limit = f"trainer.max_minutes={t.max_minutes:g}"
@@ -149,4 +149,4 @@ def _report(module: DrafterModule, folder: Path, steps: int, argv: Sequence[str]
     gain = gain_line(module.first_numbers, module.validation_numbers)
     if gain:
         say(gain)
-    say(next_commands(module.recipe, folder, argv))
+    say(next_commands(module.recipe, folder))

@@ -16,6 +16,7 @@ from align.outputs.row import row_key
 from align.outputs.store import OutputStore
 from align.training.build import conditioning
 from align.training.datamodule import validation_rows
+from align.training.schedule import count_text_rows
 from specalign.common.batch import Batch, PackedRow
 from specalign.common.commands import command
 from specalign.common.errors import UserError
@@ -53,8 +54,9 @@ def store_outputs(recipe: Recipe) -> None:
     samples, length = supply.validation, recipe.data.length
     held_out = validation_rows(samples, length, t.validation_rows, supply.exact)
     places = t.max_steps * t.batch_size
+    stream = supply.stream(recipe, count_text_rows(recipe))
     start = printed = time.monotonic()
-    for place, row, temperature in list_rows(recipe, held_out, supply.stream(recipe), places):
+    for place, row, temperature in list_rows(recipe, held_out, stream, places):
         cache.row(row.to(target.device), temperature)
         if store.full:
             break

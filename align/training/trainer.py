@@ -5,36 +5,30 @@ from __future__ import annotations
 import logging
 import warnings
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import lightning
 import torch
 
 from align.config.hardware import accelerator, devices, main_process
 from align.config.recipe import Recipe
+from align.training.base_module import DrafterModule
 from align.training.callbacks import CheckpointCallback, ProgressLogger
-from align.training.checkpoints import Checkpoint, Settings, check_same_run
+from align.training.checkpoints import Settings
 from align.training.loggers import build_loggers
 from align.training.parallel.strategies import build_plugins, build_strategy, checkpoint_kind
 from specalign.common.errors import UserError
 
 
 def build_trainer(
-    recipe: Recipe,
-    half_target: bool,
+    module: DrafterModule,
     max_steps: int,
     quiet: bool = False,
     callback: lightning.Callback | None = None,
 ) -> lightning.Trainer:
-    """The Trainer of a recipe.
-
-    Args:
-        half_target: the target's weights have 16 bits.
-        callback: runs after each step, before it is saved.
-
-    Raises:
-        UserError: fp32 training with such a target.
-    """
+    """The Trainer of a module; `callback` runs after each step, before it is saved. Raises
+    UserError: fp32 training with a target in half precision."""
+    recipe, half_target = module.recipe, module.drafter.target.dtype != torch.float32
     for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)  # hides banners
     warnings.filterwarnings("ignore", module="lightning")
@@ -44,9 +38,9 @@ def build_trainer(
     if device == "gpu" and precision == "bf16-mixed":
         torch.set_float32_matmul_precision("high")  # TF32 for the remaining fp32 products
     callbacks = [
-        ProgressLogger(t, recipe.stage, quiet or not main_process()),
+        ProgressLogger(module, quiet or not main_process()),
         *([] if callback is None else [callback]),
-        CheckpointCallback(t, output / "checkpoints", read_settings(recipe)),
+        CheckpointCallback(module, output / "checkpoints", read_settings(recipe)),
     ]
     return lightning.Trainer(
         accelerator=device,
@@ -84,17 +78,5 @@ def _choose_precision(name: str, half_target: bool) -> Literal["bf16-mixed", "32
 def read_settings(recipe: Recipe) -> Settings:
     """What a run must share with the checkpoint that it resumes from."""
     return Settings(
-        stage=recipe.stage,
-        train=recipe.drafter.train,
-        strategy=checkpoint_kind(recipe),
-        follow=str(recipe.data.follow).lower(),
+        stage=recipe.stage, train=recipe.drafter.train, strategy=checkpoint_kind(recipe)
     )
-
-
-def check_resume(recipe: Recipe, drafter: dict[str, Any], resume: Checkpoint) -> None:
-    """Raises UserError for a checkpoint that this recipe can't resume from; `drafter`: the
-    drafter's config."""
-    check_same_run(resume, drafter, read_settings(recipe))
-    steps, done = recipe.trainer.max_steps, resume.seal.step
-    if done > steps:
-        raise UserError(f"trainer.max_steps={steps}: {resume.path} already has {done} steps")

@@ -6,14 +6,14 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Sequence
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import openai
 from tenacity import (
     AsyncRetrying,
+    RetryCallState,
     retry_if_exception_type,
     stop_after_delay,
     wait_random_exponential,
@@ -23,6 +23,7 @@ from align.config.data import API_KEY
 from specalign.common.errors import UserError, nearest
 from specalign.common.text import say, short
 
+Json = dict[str, object]
 _RETRYABLE_STATUSES = {408, 409, 425, 429}
 _LOCAL_HOSTS = {"127.0.0.1", "localhost", "::1"}
 _LONGEST_WAIT = 30.0
@@ -41,29 +42,24 @@ class RequestRefused(UserError):
         self.status = status
 
 
-@dataclass(frozen=True)
-class RetryPolicy:
-    """Seconds to wait for one reply, and seconds for which a failing request is repeated."""
+class RawReply(Protocol):
+    """A reply of `openai` before it is parsed."""
 
-    reply: float
-    retry: float
+    @property
+    def text(self) -> str: ...
 
 
 class Client:
-    """Requests to one server, within one event loop.
+    """Requests to one server, within one event loop. Raises UserError: an invalid address, API key
+    or proxy.
 
     Args:
         url: the server's address without `/v1`.
-        key: the recipe key that names the server, for messages.
-
-    Raises:
-        UserError: an invalid address, API key or proxy.
+        reply, retry: seconds to wait for one reply, and for which a failing request is repeated.
     """
 
-    def __init__(
-        self, url: str, policy: RetryPolicy, quiet: bool = False, key: str = "data.writer"
-    ) -> None:
-        self.url, self.policy, self.quiet = url, policy, quiet
+    def __init__(self, url: str, reply: float, retry: float, quiet: bool = False) -> None:
+        self.url, self.reply, self.retry, self.quiet = url, reply, retry, quiet
         self._reported = -_REPORT_EVERY
         self._secret = os.environ.get(API_KEY, "").strip()
         if not self._secret.isascii() or not self._secret.isprintable():
@@ -74,21 +70,21 @@ class Client:
                 base_url=f"{url}/v1",
                 api_key=self._secret or "none",
                 max_retries=0,
-                timeout=policy.reply,
+                timeout=reply,
                 http_client=openai.DefaultAsyncHttpxClient(trust_env=use_proxies),
             )
         except Exception as error:  # invalid URLs, proxies and certificates have no common class
-            raise UserError(f"{key}: cannot connect to {url}: {error}") from None
+            raise UserError(f"data.writer: cannot connect to {url}: {error}") from None
 
     async def close(self) -> None:
         await self._api.close()
 
-    async def list_models(self) -> list[dict[str, Any]]:
+    async def list_models(self) -> list[Json]:
         """The models that the server lists. Not retried, as the address may be wrong. Raises
         UserError: no server, or not an OpenAI-compatible one."""
         where = f"{self.url}/v1/models"
         try:
-            reply = await self._request("/v1/models", self._api.models.with_raw_response.list)
+            reply = await self._request("/v1/models", self._api.models.with_raw_response.list())
         except RetryableError as error:
             raise UserError(f"{where}: {error}; is the server up?") from None
         models = reply.get("data")
@@ -97,50 +93,47 @@ class Client:
             raise UserError(f"{where}: lists no model, so it is no OpenAI-compatible server")
         return listed
 
-    async def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The reply to a completion request, repeated for as long as the policy says.
-
-        Raises:
-            RequestRefused: repeating the request will not help.
-            UserError: no usable reply in time.
-        """
-        known = {name: body[name] for name in ("model", "prompt")}
-        extra = {name: value for name, value in body.items() if name not in known}
-
-        def send() -> Awaitable[Any]:
-            return self._api.completions.with_raw_response.create(**known, extra_body=extra)
-
-        longest = min(_LONGEST_WAIT, self.policy.retry)
+    async def complete(self, body: Json) -> Json:
+        """The reply to a completion request, repeated for `retry` seconds. Raises
+        RequestRefused: repeating the request will not help; UserError: no reply in time."""
+        path = "/v1/completions"
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(RetryableError),
-            stop=stop_after_delay(self.policy.retry),
-            wait=wait_random_exponential(multiplier=0.25, max=longest),
+            stop=stop_after_delay(self.retry),
+            wait=wait_random_exponential(0.25, min(_LONGEST_WAIT, self.retry)),
             before_sleep=self._report_retry,
             reraise=True,
         )
+
+        async def send() -> Json:
+            create = self._api.completions.with_raw_response.create
+            # both are in the body
+            return await self._request(path, create(model="", prompt="", extra_body=body))
+
         started = time.monotonic()
         try:
-            return await retrying(self._request, "/v1/completions", send)
+            return await retrying(send)
         except RetryableError as error:
             seconds = time.monotonic() - started
             raise UserError(
-                f"{self.url}/v1/completions: {error}, for {seconds:.0f} s (data.retry_seconds); "
+                f"{self.url}{path}: {error}, for {seconds:.0f} s (data.retry_seconds); "
                 "what is written stays, rerun the command to resume"
             ) from None
 
-    def _report_retry(self, state: Any) -> None:
+    def _report_retry(self, state: RetryCallState) -> None:
         if not self.quiet and time.monotonic() - self._reported >= _REPORT_EVERY:
             self._reported = time.monotonic()
+            assert state.outcome is not None
             say(f"{self.url}: {state.outcome.exception()}; retrying", error=True)
 
-    async def _request(self, path: str, send: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
+    async def _request(self, path: str, request: Awaitable[RawReply]) -> Json:
         """One request's JSON object. Raises RetryableError or RequestRefused."""
         try:
-            async with asyncio.timeout(self.policy.reply):
-                response = await send()
+            async with asyncio.timeout(self.reply):
+                response = await request
             reply = json.loads(response.text)
         except (TimeoutError, openai.APITimeoutError):
-            message = f"no answer within {self.policy.reply:g} s (data.reply_seconds)"
+            message = f"no answer within {self.reply:g} s (data.reply_seconds)"
             raise RetryableError(message) from None
         except openai.APIConnectionError as error:
             cause = error.__cause__ or error
@@ -168,9 +161,7 @@ class Client:
         return RequestRefused(f"{self.url}{path}: {answer}{hint}", status)
 
 
-def choose_model(
-    models: Sequence[dict[str, Any]], url: str, target: str, served: str | None
-) -> dict[str, Any]:
+def choose_model(models: Sequence[Json], url: str, target: str, served: str | None) -> Json:
     """The server's entry for the target; `served`: the name given by the user. Raises UserError:
     the server has no such model."""
     by_name = {str(model["id"]): model for model in models}

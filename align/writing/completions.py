@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
-
-from align.writing.client import Client, RequestRefused, RetryableError
+from align.writing.client import Client, Json, RequestRefused, RetryableError
 from align.writing.template import TargetInfo
 from specalign.common.errors import UserError
 from specalign.common.text import short
@@ -48,6 +46,49 @@ class Dialect:
     ids_out: bool = True
 
 
+@dataclass(frozen=True)
+class Reply:
+    """What a reply says of its first choice. None: it does not say so. stop: the token that ended
+    it."""
+
+    text: object
+    finish_reason: object
+    model: object
+    token_ids: list[int] | None
+    prompt_ids: list[int] | None
+    prompt_count: int | None
+    count: int | None
+    stop: object
+
+    @classmethod
+    def parse(cls, reply: Json) -> Reply:
+        """Raises RetryableError for a reply without choices."""
+        choices = reply.get("choices")
+        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+            raise RetryableError(f"answered {short(reply, 100)}, without choices")
+        choice = choices[0]
+        usage = reply.get("usage")
+        counts = usage if isinstance(usage, dict) else {}
+        ids, prompt_ids = choice.get("token_ids"), choice.get("prompt_token_ids")
+        prompt_count, count = counts.get("prompt_tokens"), counts.get("completion_tokens")
+        return cls(
+            choice.get("text"),
+            choice.get("finish_reason"),
+            reply.get("model"),
+            ids if isinstance(ids, list) else None,
+            prompt_ids if isinstance(prompt_ids, list) else None,
+            prompt_count if isinstance(prompt_count, int) else None,
+            count if isinstance(count, int) else None,
+            choice.get("stop_reason", choice.get("matched_stop")),
+        )
+
+    def check_prompt(self, prompt: tuple[int, ...]) -> None:
+        """Raises MismatchError if the server has read the prompt as other tokens."""
+        is_other = self.prompt_ids not in (None, list(prompt))
+        if is_other or self.prompt_count not in (None, len(prompt)):
+            raise MismatchError("prompt read as other tokens")
+
+
 class Completions:
     """Continuations by one model of a server."""
 
@@ -66,7 +107,8 @@ class Completions:
         for dialect in (Dialect(), Dialect(ids_in=False), Dialect(ids_in=False, extensions=False)):
             self.dialect = dialect
             try:
-                returns_ids = await self._send(request, self._returns_ids)
+                reply = await self._ask(request, Reply.parse)
+                reply.check_prompt(request.prompt)
             except RequestRefused as error:
                 if error.status not in (400, 422):
                     raise
@@ -80,44 +122,18 @@ class Completions:
                 ) from None
             if not dialect.extensions and self.top_k:
                 raise UserError(f"{self.client.url} does not support data.top_k={self.top_k}")
-            self.dialect = replace(dialect, ids_out=returns_ids)
+            self.dialect = replace(dialect, ids_out=reply.token_ids is not None)
             return
         assert refused is not None
         raise refused
 
-    async def _send(
-        self, request: CompletionRequest, read: Callable[[CompletionRequest, dict[str, Any]], T]
-    ) -> T:
-        """A reply as `read` reads it, requested again while that raises and may help."""
-        retrying = AsyncRetrying(
-            retry=retry_if_exception(self._may_help), stop=stop_after_attempt(_TRIES), reraise=True
-        )
-
-        async def send() -> T:
-            return read(request, await self.client.complete(self.make_body(request)))
-
-        try:
-            return await retrying(send)
-        except RetryableError as error:
-            raise UserError(f"{self.client.url}/v1/completions: {error}") from None
-
-    def _may_help(self, error: BaseException) -> bool:
-        """Text would be tokenized as before."""
-        is_mismatch = isinstance(error, MismatchError) and self.dialect.ids_out
-        return is_mismatch or isinstance(error, RetryableError)
-
-    def _returns_ids(self, request: CompletionRequest, reply: dict[str, Any]) -> bool:
-        """Raises MismatchError if the prompt was read as other tokens."""
-        _check_prompt(request, reply)
-        return isinstance(_choice(reply).get("token_ids"), list)
-
-    def make_body(self, request: CompletionRequest) -> dict[str, Any]:
+    def make_body(self, request: CompletionRequest) -> Json:
         """The request in the server's dialect."""
         tokenizer = self.target.tokenizer
-        prompt: Any = list(request.prompt)
+        prompt: object = list(request.prompt)
         if not self.dialect.ids_in:
             prompt = tokenizer.decode(prompt, skip_special_tokens=False)
-        body: dict[str, Any] = {
+        body: Json = {
             "model": self.model,
             "prompt": prompt,
             "max_tokens": request.max_tokens,
@@ -142,94 +158,78 @@ class Completions:
             MismatchError: the reply contradicts itself in every try.
             UserError: no usable reply.
         """
-        return await self._send(request, self.read)
+        return await self._ask(request, lambda reply: self.read(request, reply))
 
-    def read(self, request: CompletionRequest, reply: dict[str, Any]) -> list[int]:
+    async def _ask(self, request: CompletionRequest, read: Callable[[Json], T]) -> T:
+        """A reply as `read` reads it, requested again while that raises and may help."""
+        for attempt in range(1, _TRIES + 1):
+            reply = await self.client.complete(self.make_body(request))
+            try:
+                return read(reply)
+            except MismatchError:
+                if attempt == _TRIES or not self.dialect.ids_out:  # text would be read as before
+                    raise
+            except RetryableError as error:
+                if attempt == _TRIES:
+                    raise UserError(f"{self.client.url}/v1/completions: {error}") from None
+        raise AssertionError
+
+    def read(self, request: CompletionRequest, answer: Json) -> list[int]:
         """A reply's tokens.
 
         Raises:
             RetryableError: not a finished completion of this model.
             MismatchError: tokens that are uncertain.
         """
-        choice = _choice(reply)
-        is_text = isinstance(choice.get("text"), str)
-        if not is_text or choice.get("finish_reason") not in _FINISH_REASONS:
-            raise RetryableError(f"answered {short(choice, 100)}, which is no finished text")
-        if str(reply.get("model") or self.model) != self.model:
-            raise RetryableError(f"answered as {short(reply['model'])}, asked for {self.model!r}")
-        _check_prompt(request, reply)
-        count = _usage(reply).get("completion_tokens")
+        reply = Reply.parse(answer)
+        text = reply.text
+        if not isinstance(text, str) or reply.finish_reason not in _FINISH_REASONS:
+            raise RetryableError(f"answered {short(answer, 100)}, which is no finished text")
+        if str(reply.model or self.model) != self.model:
+            raise RetryableError(f"answered as {short(reply.model)}, asked for {self.model!r}")
+        reply.check_prompt(request.prompt)
         if not self.dialect.ids_out:
-            return self._cut_at_end(request, choice, self._tokenize(choice, count))
-        tokens = self._cut_at_end(request, choice, self._read_ids(request, choice, count))
-        answer = tokens[:-1] if tokens and tokens[-1] in request.ends else tokens
-        text = self.target.tokenizer.decode(answer, skip_special_tokens=True)
-        if not _comparable(choice["text"]).startswith(_comparable(text)):
+            return self._cut_at_end(request, reply, self._tokenize(text, reply))
+        tokens = self._cut_at_end(request, reply, self._read_ids(request, reply))
+        ids = tokens[:-1] if tokens and tokens[-1] in request.ends else tokens
+        decoded = self.target.tokenizer.decode(ids, skip_special_tokens=True)
+        if not _comparable(text).startswith(_comparable(decoded)):
             raise MismatchError("ids and text that differ")
         return tokens
 
-    def _read_ids(
-        self, request: CompletionRequest, choice: dict[str, Any], count: Any
-    ) -> list[int]:
-        ids = choice.get("token_ids")
-        size = self.target.vocab_size
-        if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < size for i in ids):
+    def _read_ids(self, request: CompletionRequest, reply: Reply) -> list[int]:
+        ids, size = reply.token_ids, self.target.vocab_size
+        if ids is None or not all(type(i) is int and 0 <= i < size for i in ids):
             raise MismatchError("ids that are not the target's tokens")
-        if (isinstance(count, int) and count != len(ids)) or len(ids) > request.max_tokens:
+        if reply.count not in (None, len(ids)) or len(ids) > request.max_tokens:
             raise MismatchError("more or fewer ids than the reply counts")
         return ids
 
-    def _tokenize(self, choice: dict[str, Any], count: Any) -> list[int]:
+    def _tokenize(self, text: str, reply: Reply) -> list[int]:
         tokenizer = self.target.tokenizer
-        text = choice["text"]
         ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
         if "\ufffd" in text or tokenizer.decode(ids, skip_special_tokens=False) != text:
             raise MismatchError("text that is not its tokens")
-        possible = (0, 1) if choice["finish_reason"] == "stop" else (0,)  # the end may be counted
-        if isinstance(count, int) and count - len(ids) not in possible:
+        possible = (0, 1) if reply.finish_reason == "stop" else (0,)  # the end may be counted
+        if reply.count is not None and reply.count - len(ids) not in possible:
             raise MismatchError("text tokenized as other tokens")
         return ids
 
-    def _cut_at_end(
-        self, request: CompletionRequest, choice: dict[str, Any], ids: list[int]
-    ) -> list[int]:
+    def _cut_at_end(self, request: CompletionRequest, reply: Reply, ids: list[int]) -> list[int]:
         """The tokens up to the first end. An end that the reply leaves out is appended."""
         for place, token in enumerate(ids):
             if token in request.ends:
                 return ids[: place + 1]
-        reason = choice["finish_reason"]
-        is_cut = reason == "length"
+        is_cut = reply.finish_reason == "length"
         if is_cut != (len(ids) >= request.max_tokens):  # the engine's own limit, or a wrong reason
             counts = f"{len(ids)} of {request.max_tokens} tokens"
-            raise MismatchError(f"{counts} and finish_reason {reason}")
+            raise MismatchError(f"{counts} and finish_reason {reply.finish_reason}")
         if is_cut:
             return ids
-        named = choice.get("stop_reason", choice.get("matched_stop"))
-        if type(named) is int and named in request.ends:
-            return [*ids, named]
+        if type(reply.stop) is int and reply.stop in request.ends:
+            return [*ids, reply.stop]
         eos = self.target.tokenizer.eos_token_id
         return [*ids, eos if eos in request.ends else min(request.ends)]
-
-
-def _check_prompt(request: CompletionRequest, reply: dict[str, Any]) -> None:
-    """Raises MismatchError if the server has read the prompt as other tokens."""
-    ids = _choice(reply).get("prompt_token_ids")
-    count = _usage(reply).get("prompt_tokens")
-    is_other = isinstance(ids, list) and ids != list(request.prompt)
-    if is_other or (isinstance(count, int) and count != len(request.prompt)):
-        raise MismatchError("prompt read as other tokens")
-
-
-def _choice(reply: dict[str, Any]) -> dict[str, Any]:
-    choices = reply.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise RetryableError(f"answered {short(reply, 100)}, without choices")
-    return choices[0]
-
-
-def _usage(reply: dict[str, Any]) -> dict[str, Any]:
-    usage = reply.get("usage")
-    return usage if isinstance(usage, dict) else {}
 
 
 def _comparable(text: str) -> str:

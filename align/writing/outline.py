@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,15 +14,13 @@ from align.config.recipe import Recipe
 from specalign.common.errors import UserError
 from specalign.common.hub import model_folder
 from specalign.common.provenance import memory_bytes
-from specalign.folder.chat import Chat, chat_ids
+from specalign.folder.chat import Chat
 from specalign.folder.tokenizer import open_tokenizer
 from specalign.lm.debug import DEBUG
 from specalign.lm.inspection.anatomy import context_limit, eos_ids
 from specalign.lm.loading import load_target, resolve_folder
 from specalign.lm.model import Target
 from specalign.lm.opening import check_asked, processors_template
-from specalign.rows.conversation import Conversation
-from specalign.rows.shapes import as_conversation
 
 _LOADING_FACTOR = 4
 """Memory needed per byte of weights on disk: they may be widened and copied."""
@@ -45,12 +42,6 @@ class Outline:
     @property
     def has_chat_template(self) -> bool:
         return bool(getattr(self.tokenizer, "chat_template", None))
-
-    def chat_tokens(self, prompt: str | Sequence[dict[str, Any]] | Conversation) -> list[int]:
-        """As `Target.chat_tokens`."""
-        return chat_ids(
-            self.tokenizer, as_conversation(prompt), self.chat, self.vocab_size, self.spec
-        )
 
 
 def open_writer(recipe: Recipe) -> Target | Outline:

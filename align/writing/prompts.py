@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from align.config.recipe import Recipe
 from align.writing.template import TargetInfo, Template, common_start
@@ -59,27 +58,8 @@ class PromptReader:
             return PromptTokens(conversation, [], REFUSED)
         if len(ids) - bare > self.limit:
             return PromptTokens(conversation, [], TOO_LONG)
-        self.note_losses(conversation)
-        return PromptTokens(conversation, ids)
-
-    def note_losses(self, conversation: Conversation) -> None:
-        """Report, once a process, parts that the template leaves out, and special tokens in a user's
-        text: the template would be applied twice."""
         note_ignored(self.target, conversation)
-        text = "\n".join(m["content"] for m in conversation.messages if m["role"] == "user")
-        if any(mark in text for mark in self._marks):
-            say_once(
-                f"note: data.prompts={self.recipe.data.prompts!r}: prompts hold special tokens, as if "
-                "a chat template had been applied, and it is applied again; give messages instead"
-            )
-
-    @cached_property
-    def _marks(self) -> list[str]:
-        """The tokenizer's special tokens of more than three characters (`<s>` is text as well)."""
-        tokenizer = self.target.tokenizer
-        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-        texts = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
-        return [text for text in texts if len(text) > 3]
+        return PromptTokens(conversation, ids)
 
     def text_start(self, prompt: PromptTokens) -> int:
         """Where the first user text begins, after system prompt and tools, which prompts may

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from align.writing.agreement import PROBE_TOKENS, check_answers, make_probes
-from align.writing.client import Client, RetryPolicy, choose_model
+from align.writing.client import Client, choose_model
 from align.writing.completions import CompletionRequest, Completions, MismatchError
-from align.writing.journal import Journal
+from align.writing.journal import append_row, forget_until, restore_rows
 from align.writing.rows import Plan, Progress, Row, Source, ignore_progress, row_seed
 from specalign.common.errors import UserError
 from specalign.common.text import say
@@ -37,13 +37,13 @@ class Served(Source):
         self.plan, self.quiet = plan, quiet
         self.data = d = plan.recipe.data
         assert d.server is not None
-        self.journal = Journal(folder)
+        self.folder = folder
         self.ends = frozenset(plan.target.eos_ids)
         self._progress: Progress = ignore_progress
         self._batches: dict[int, _Batch] = {}
         self._slots = asyncio.Semaphore(d.concurrency)
         self._runner = asyncio.Runner()
-        self.client = Client(d.server, RetryPolicy(d.reply_seconds, d.retry_seconds), quiet)
+        self.client = Client(d.server, d.reply_seconds, d.retry_seconds, quiet)
         try:
             self.completions = self._runner.run(self._connect())
         except BaseException:
@@ -121,7 +121,7 @@ class Served(Source):
         if not rows:
             return False
         unwritten = [row for row in rows if not row.done]
-        missing = self.journal.restore(number, unwritten)
+        missing = restore_rows(self.folder, number, unwritten)
         restored = len(unwritten) - len(missing)
         if restored and not self.quiet:
             say(f"batch {number}: {restored} of {len(unwritten)} rows are already written")
@@ -140,7 +140,7 @@ class Served(Source):
             except MismatchError as error:
                 row.done = True
                 row.broken = f"{error}, in the server's reply"
-            self.journal.add(number, row)
+            append_row(self.folder, number, row)
             self._progress(0, 1)
 
     async def _write_answer(self, row: Row) -> None:
@@ -180,13 +180,12 @@ class Served(Source):
         return tokens
 
     def forget(self, number: int) -> None:
-        self.journal.forget(number)
+        forget_until(self.folder, number)
 
     def close(self) -> None:
         """Cancel the requests in flight; finished rows stay on disk."""
         self._runner.run(self._shut_down())
         self._runner.close()
-        self.journal.close()
 
     async def _shut_down(self) -> None:
         tasks = [task for batch in self._batches.values() for task in batch.tasks]

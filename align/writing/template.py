@@ -99,13 +99,8 @@ def first_tokens(target: TargetInfo) -> tuple[int, ...]:
 
 def chat_template(target: TargetInfo, date: str | None = None) -> Template:
     """The target's template around one user text; for a base model its first tokens and no turn.
-
-    Args:
-        date: ISO date for a template that reads the clock; None = today.
-
-    Raises:
-        UserError: the template drops the text, fails, or writes a token that the target lacks.
-    """
+    `date`: ISO date for a template that reads the clock; None = today. Raises UserError: the
+    template drops the text, fails, or writes a token that the target lacks."""
     tokenizer = target.tokenizer
     where = f"target {target.spec!r}"
     if not target.has_chat_template:

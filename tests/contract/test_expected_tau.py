@@ -19,7 +19,7 @@ import torch
 from align.config.parser import load_recipe
 from align.data import packing
 from align.data import shards as data
-from align.data.index import read_samples
+from align.data.shards import read_samples
 from align.data.synthesis import synthesize
 from align.losses.acceptance import expected_accepted_token
 from align.training.base_module import DrafterModule

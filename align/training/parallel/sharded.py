@@ -21,11 +21,7 @@ STEPS = ("training_step", "validation_step")
 
 class Sharded(ModelParallelStrategy):
     """FSDP2 over all processes. A checkpoint is one file, gathered on the main process: any number
-    of processes can resume it.
-
-    Args:
-        offload: keep weights and the optimizer's state in host memory.
-    """
+    of processes can resume it. `offload`: keep weights and the optimizer's state in host memory."""
 
     def __init__(
         self, processes: int, backend: str | None, offload: bool, timeout: timedelta

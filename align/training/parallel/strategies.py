@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
@@ -82,22 +81,13 @@ class Zero(DeepSpeedStrategy):
 
 
 def load_zero(path: str, map_location: Any = None) -> Any:
-    """A file of a ZeRO checkpoint: tensors and DeepSpeed's own objects.
-
-    Raises:
-        ForeignObject: it names another class or function.
-    """
+    """A file of a ZeRO checkpoint: tensors and DeepSpeed's own objects. Raises ForeignObject: it
+    names another class or function."""
     from deepspeed.runtime.fp16.loss_scaler import LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    def member(kind: Any, name: str) -> Any:
-        if kind is not ZeroStageEnum or name not in ZeroStageEnum.__members__:
-            raise UnpicklingError("GLOBAL getattr was not an allowed global")
-        return ZeroStageEnum[name]
-
-    # the first releases of Python 3.11 pickle an enum's member as getattr(its class, its name)
-    allowed = (LossScaler, ZeroStageEnum, fragment_address, (member, "builtins.getattr"))
+    allowed = (LossScaler, ZeroStageEnum, fragment_address)
     return load_tensors(Path(path), allowed, map_location=map_location)
 
 
@@ -120,34 +110,10 @@ class SafeCheckpoints(TorchCheckpointIO):
         return load_tensors(Path(path), map_location=map_location or "cpu")
 
 
-class Launched(LightningEnvironment):
-    """Processes with RANK, WORLD_SIZE and LOCAL_RANK (`align.config.launching`).
-
-    Lightning would compute the rank from NODE_RANK, which the deepspeed launcher does not set.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        super().set_world_size(int(os.environ["WORLD_SIZE"]))
-        super().set_global_rank(int(os.environ["RANK"]))
-
-    @property
-    def creates_processes_externally(self) -> bool:
-        return True
-
-    def set_world_size(self, size: int) -> None:
-        """Set by the launcher."""
-
-    def set_global_rank(self, rank: int) -> None:
-        """Set by the launcher."""
-
-    def teardown(self) -> None:
-        """Keep the launcher's variables."""
-
-
 def build_plugins(strategy: str) -> list[Any]:
     """The Trainer's plugins."""
-    environment: list[Any] = [Launched()] if is_launched() else []
+    # whatever launcher started the processes set RANK, WORLD_SIZE and LOCAL_RANK as torchrun does
+    environment: list[Any] = [TorchElasticEnvironment()] if is_launched() else []
     return environment + ([SafeCheckpoints()] if is_one_file(strategy) else [])
 
 
@@ -155,7 +121,7 @@ def build_strategy(recipe: Recipe, accelerator: str) -> Strategy | str:
     """The strategy of `launch.strategy` on `accelerator` (cpu or gpu)."""
     name, offload = recipe.launch.strategy, recipe.launch.offload
     backend = "gloo" if accelerator == "cpu" else None
-    timeout = _timeout(recipe)
+    timeout = timedelta(seconds=recipe.launch.timeout)
     if name == "fsdp":
         if offload and backend is None:
             backend = "cpu:gloo,cuda:nccl"
@@ -181,13 +147,6 @@ def build_strategy(recipe: Recipe, accelerator: str) -> Strategy | str:
     if name == "auto" and recipe.processes == 1:
         return "auto"
     return DDPStrategy(broadcast_buffers=False, timeout=timeout)
-
-
-def _timeout(recipe: Recipe) -> timedelta:
-    """Of collective operations. A process that follows a writer may wait for text."""
-    if recipe.data.follow:
-        return timedelta(days=7)
-    return timedelta(seconds=recipe.launch.timeout)
 
 
 _LOST_PEER = ("onnection", "NCCL", "gloo", "roken pipe", "Socket", "imed out")

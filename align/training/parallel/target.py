@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,7 +22,7 @@ from specalign.models.target_features import TargetFeatures, target_features
 def _move(target: Target, device: torch.device) -> None:
     """Move what is not sharded to the device. Copies, so that mapped files and shared buffers are
     freed."""
-    places: dict[Any, Tensor] = {}  # tied weights stay tied
+    places: dict[object, Tensor] = {}  # tied weights stay tied
     for tensor in (*target.model.parameters(), *target.model.buffers()):
         if not isinstance(tensor, DTensor) and not tensor.is_meta:
             data = tensor.data
@@ -59,11 +58,8 @@ class AbsentTarget:
 
 class SharedTarget:
     """The frozen target, sharded over the processes of a run: each layer is gathered for its
-    forward pass over the process's own rows.
-
-    Raises:
-        UserError: a target that can't be sharded like this.
-    """
+    forward pass over the process's own rows. Raises UserError: a target that can't be sharded like
+    this."""
 
     def __init__(self, target: Target, device: torch.device) -> None:
         self._check(target)

@@ -13,7 +13,6 @@ from align.config.parser import load_recipe, parse_command
 from align.config.recipe import keys
 from align.config.recipe_files import FOLDER, list_recipes
 from specalign.common.errors import UserError
-from specalign.common.hub import DEFAULT_TARGET
 from tests.builders import needed_words as needed
 from tests.builders import write_recipe as write
 
@@ -141,24 +140,6 @@ def test_an_error_names_where_its_value_stands(tmp_path: Path) -> None:
     assert problem(write(tmp_path, "child.yaml", "base: ./bad.yaml\n")).startswith(
         "bad.yaml: seed='x'"
     )
-
-
-def test_text_that_recipes_share_is_one_targets() -> None:
-    """Another target's goes into a folder of its own, the same for all of these recipes; what is asked for stays."""
-    words = ["target.name=org/my model"]
-    for recipe in ("smollm2_taps", "smollm2_variable_prefix"):
-        assert load_recipe([f"recipe={recipe}"]).data.path == "runs/smollm2_block/data"
-        assert (
-            load_recipe([f"recipe={recipe}", *words]).data.path
-            == "runs/smollm2_block/data-org--my--model"
-        )
-    assert load_recipe(["recipe=smollm2_taps", *words, "data.path=here"]).data.path == "here"
-    assert (
-        load_recipe(["recipe=smollm2_taps", f"target.name={DEFAULT_TARGET}"]).data.path
-        == "runs/smollm2_block/data"
-    )
-    assert load_recipe(["recipe=smollm2_block", *words]).data.path is None
-    assert load_recipe(["recipe=taps", *words]).data.path is None
 
 
 def test_a_path_with_blanks_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

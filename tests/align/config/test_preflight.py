@@ -12,7 +12,7 @@ import pytest
 from align.config.parser import load_recipe
 from align.config.preflight import check_file, check_training
 from align.training.checkpoints import check_named
-from specalign.common.errors import UserError, UserErrors
+from specalign.common.errors import UserErrors
 
 TRAIN, WRITE = "align.train", "align.synthesize"
 
@@ -87,20 +87,6 @@ def test_all_that_is_missing_is_named_at_once(
         assert line.endswith(f"hf download --repo-type dataset {name}")
     assert [p for p in problems if p.endswith("not installed (pip install peft wandb)")]
     assert len(problems) == 6 and str(caught.value).count("\n  - ") == 6
-
-
-def test_data_are_not_begun_beside_other_things(tmp_path: Path) -> None:
-    """A wrong data.path, of a drafter for example, is no place to write to."""
-    recipe = load_recipe(
-        ["recipe=debug_block", f"output={tmp_path / 'o'}", f"data.path={tmp_path / 'd'}"]
-    )
-    check_training(recipe)  # nothing there: it will be written
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d/shard-00000.safetensors").touch()
-    check_training(recipe)  # stopped before its manifest
-    (tmp_path / "d/config.json").touch()
-    with pytest.raises(UserError, match="no data there, but 'config.json'"):
-        check_training(recipe)
 
 
 def test_a_device_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from align.data import index, packing
+from align.data import packing
 from align.data import shards as data
 from align.data.draft_vocab import coverage, frequent_tokens
-from align.data.index import ShardFolder, read_samples
+from align.data.shards import ShardFolder, read_samples
 from align.data.stream import TEXT, Shuffled, TextFirst
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
@@ -26,7 +26,7 @@ def write(folder: Path, *shards: data.Samples) -> None:
 
 
 def test_samples_of_several_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "OPEN_SHARDS", 1)
+    monkeypatch.setattr(data, "OPEN_SHARDS", 1)
     write(tmp_path, FIRST, SECOND)
     samples = read_samples(tmp_path)
     assert torch.cat([samples[i] for i in range(4)]).tolist() == [*FIRST.tokens.tolist(), 70000]
@@ -110,7 +110,8 @@ def test_text_comes_first_and_does_not_move_the_rest() -> None:
 
 def test_the_draft_vocabulary_has_frequent_answer_tokens_and_every_end(target: Target) -> None:
     # answers: 9 9 7 8, 6 9
-    samples = data.from_lists([[50, 50, 50, 9, 9, 7, 8], [50, 6, 9]], [3, 1], [1.0, 1.0])
+    written = data.from_lists([[50, 50, 50, 9, 9, 7, 8], [50, 6, 9]], [3, 1], [1.0, 1.0])
+    samples = data.ShardSamples.of([written])
     ids = frequent_tokens(samples, target, 3)
     assert ids is not None and ids.tolist() == sorted([6, 9, *target.eos_ids])  # 6 ties with 7, 8
     assert coverage(samples, ids, target) == pytest.approx(4 / 6)

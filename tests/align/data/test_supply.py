@@ -51,7 +51,7 @@ def test_other_text_comes_first(tmp_path: Path, target: Target) -> None:
     words = [f"data.text=[{path}]", "data.exclude=[]", "data.text_share=0.5", "trainer.max_steps=6"]
     recipe = recipe_of(tmp_path / "run", *words, "trainer.batch_size=2", "trainer.warmup_steps=1")
     supply = open_supply(recipe, target, quiet=True)
-    stream = supply.stream(recipe)
+    stream = supply.stream(recipe, 6)
     assert [stream.key(place) >= TEXT for place in range(12)] == [True] * 6 + [False] * 6
     assert bool((supply.validation.temperature >= 0).all())  # of the target's own text alone
     assert supply.text is not None and "for 50% of the steps" in supply.line(recipe)

@@ -11,7 +11,7 @@ import pytest
 from align.config.parser import load_recipe
 from align.data import shards as data
 from align.data import synthesis
-from align.data.index import read_samples
+from align.data.shards import read_samples
 from align.data.synthesis import synthesize
 from align.writing.template import chat_template
 from specalign.common.errors import UserError

@@ -83,7 +83,7 @@ def test_every_kind_has_a_plan(name: str) -> None:
 def test_stored_outputs_have_the_planned_size(name: str, debug_data: Path) -> None:
     words = [f"recipe={name}", f"data.path={debug_data}", "trainer.features_gb=1"]
     recipe, target = load_recipe(words), load_target("debug")
-    stream = open_supply(recipe, target, quiet=True).stream(recipe)
+    stream = open_supply(recipe, target, quiet=True).stream(recipe, 0)
     batch = collate([stream.row(stream.key(0))])
     stored = compute_row(target, batch, conditioning(recipe.drafter, target), 1.0, torch.float16)
     sizes = read_target_sizes("debug")

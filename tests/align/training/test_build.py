@@ -103,7 +103,7 @@ def test_a_published_drafter_is_calibrated(
     with_data(recipe, written)
     module = train(recipe, quiet=True)
     card = (tmp_path / "run/drafter/README.md").read_text()
-    assert "license: mit\n" in card and "It started from theirs" in card
+    assert "license: mit\n" in card and "started from theirs" in card
     assert (
         f"| trainable parameters | {sum(p.numel() for p in module.trained_parameters().values()):,} |"
         in card

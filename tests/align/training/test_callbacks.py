@@ -14,7 +14,6 @@ from align.training import checkpoints
 from align.training.base_module import Interrupted
 from align.training.callbacks import CheckpointCallback
 from align.training.messages import gain_line, validation_line
-from align.training.schedule import schedule_rows
 
 
 def test_what_training_gained_is_said_where_both_are_known() -> None:
@@ -57,9 +56,9 @@ def scene(tmp_path: Path) -> tuple[CheckpointCallback, Any, Any]:
     config = SimpleNamespace(target_sha256="a", to_dict=dict)
     progress = SimpleNamespace(seconds=0.0, stopping=False, stop_wanted=False)
     drafter = SimpleNamespace(config=config, draft_vocab=None)
-    module = SimpleNamespace(progress=progress, drafter=drafter, schedule=schedule_rows(recipe))
+    module: Any = SimpleNamespace(recipe=recipe, progress=progress, drafter=drafter, text_rows=0)
     settings = checkpoints.Settings(stage="calibrate")
-    return CheckpointCallback(recipe.trainer, tmp_path / "checkpoints", settings), Trainer(), module
+    return CheckpointCallback(module, tmp_path / "checkpoints", settings), Trainer(), module
 
 
 def saved(callback: CheckpointCallback) -> list[str]:

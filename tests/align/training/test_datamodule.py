@@ -8,7 +8,7 @@ import torch
 
 from align.config.parser import load_recipe
 from align.data.packing import pack, split_validation
-from align.data.shards import from_lists
+from align.data.shards import ShardSamples, from_lists
 from align.data.stream import Shuffled
 from align.training.datamodule import RowsModule, StepSampler
 
@@ -17,7 +17,7 @@ def test_every_seed_is_validated_on_the_same_rows(tmp_path: Path) -> None:
     texts = [
         torch.randint(4, 200, (12,), generator=torch.Generator().manual_seed(i)) for i in range(40)
     ]
-    samples = from_lists(texts, [4] * 40, [0.0, 1.0] * 20)
+    samples = ShardSamples.of([from_lists(texts, [4] * 40, [0.0, 1.0] * 20)])
     found = []
     for seed in (0, 7):
         recipe = load_recipe(
@@ -37,7 +37,9 @@ def test_two_processes_draw_what_one_draws(tmp_path: Path) -> None:
         ["recipe=debug_sedd", f"output={tmp_path}", "data.length=32", "trainer.batch_size=2"]
     )
     stream = Shuffled(rows, 0)
-    module = RowsModule(recipe, stream, from_lists(texts, [5] * 4, [1.0] * 4), 3, True)
+    module = RowsModule(
+        recipe, stream, ShardSamples.of([from_lists(texts, [5] * 4, [1.0] * 4)]), 3, True
+    )
     whole = StepSampler(4, 2)
     halves = [StepSampler(4, 1, rank=rank, world=2) for rank in range(2)]
     widths = set()

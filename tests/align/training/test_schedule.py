@@ -1,4 +1,4 @@
-"""The rate and the rows of every step, also of a run that resumes with another batch size."""
+"""The rate and the rows of every step, also of a resumed run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from align.config.parser import load_recipe
 from align.config.trainer import TrainerConfig
 from align.training.base_module import DrafterModule
-from align.training.checkpoints import read_seal
 from align.training.run import train
-from align.training.schedule import RowSchedule, learning_rate
+from align.training.schedule import learning_rate
+from specalign.common.errors import UserError
 from tests.builders import train_debug_block as run
 
 
@@ -41,9 +41,9 @@ def test_a_run_resumes_with_the_row_after_the_last_one(
     monkeypatch.setattr(DrafterModule, "on_train_batch_start", record)
     run(tmp_path, debug_data, "trainer.max_steps=2", "trainer.batch_size=4")
     checkpoint = tmp_path / "checkpoints" / "step-2.ckpt"
-    more = ["trainer.max_steps=5", "trainer.batch_size=2", f"trainer.resume={checkpoint}"]
     words = ["recipe=debug_block", f"output={tmp_path}", f"data.path={debug_data}"]
-    train(load_recipe([*words, *more]), quiet=True)
-    assert read == [*range(14)]
-    seal = read_seal(tmp_path / "checkpoints" / "step-5.ckpt")
-    assert RowSchedule(**seal.schedule).rows_before(5) == 14
+    words += ["trainer.max_steps=3", f"trainer.resume={checkpoint}"]
+    train(load_recipe([*words, "trainer.batch_size=4"]), quiet=True)
+    assert read == [*range(12)]
+    with pytest.raises(UserError, match="saved under trainer.batch_size=4; give the same"):
+        train(load_recipe([*words, "trainer.batch_size=2"]), quiet=True)

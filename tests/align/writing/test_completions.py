@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from align.writing.client import Client, RetryableError, RetryPolicy
+from align.writing.client import Client, RetryableError
 from align.writing.completions import CompletionRequest, Completions, Dialect, MismatchError
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
@@ -20,7 +20,7 @@ TEXT_ONLY = {"ids_in": False, "ids_out": False}
 
 
 def completions(target: Target, **dialect: bool) -> Completions:
-    found = Completions(Client("http://server", RetryPolicy(1, 1)), "m", target, 0.9, 5)
+    found = Completions(Client("http://server", 1, 1), "m", target, 0.9, 5)
     found.dialect = Dialect(**dialect)
     return found
 
@@ -103,7 +103,7 @@ def test_a_request_in_each_dialect(target: Target) -> None:
 
 def test_sampling_that_a_server_does_not_support_is_refused(target: Target) -> None:
     async def find_dialect(url: str) -> None:
-        client = Client(url, RetryPolicy(5, 0), quiet=True)
+        client = Client(url, 5, 0, quiet=True)
         try:
             await Completions(client, "debug", target, 1.0, 5).find_dialect(REQUEST)
         finally:

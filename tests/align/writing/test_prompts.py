@@ -67,8 +67,6 @@ def test_refused_and_changed_conversations_are_reported(
     read = reader(talking("byte-level", "gemma"), "data.max_prompt_tokens=200")
     assert read.read(talk(("system", "s"), ("user", "a"))).broken == REFUSED
     assert "System role not supported" in capsys.readouterr().err
-    assert not reader(target).read(as_conversation("<|im_start|>user\nhi<|im_end|>")).broken
-    assert "prompts hold special tokens" in capsys.readouterr().err
 
 
 def test_the_first_user_text_begins_behind_what_conversations_share(target: Target) -> None:

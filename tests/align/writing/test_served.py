@@ -13,7 +13,7 @@ import pytest
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
 from align.data import shards as data
-from align.data.index import read_samples
+from align.data.shards import read_samples
 from align.data.synthesis import Synthesis, synthesize
 from align.writing.rows import Plan, ignore_progress
 from align.writing.served import Served
