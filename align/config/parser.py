@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from align.config.arguments import COMMAND_LINE, read_arguments, read_value
+from align.config.arguments import COMMAND_LINE, as_text, read_arguments, read_value
 from align.config.derived import Layer, Sections, Value, check_required, insert_kind, shorten_to_run
 from align.config.drafter import DrafterConfig
 from align.config.hardware import gpu_count
 from align.config.help import help_text
 from align.config.recipe import GROUPS, Recipe, keys, resolve
 from align.config.recipe_files import find, flatten_all, list_recipes, read_with_bases
-from align.config.wandb_runs import separate_trial
+from align.config.wandb_runs import read_agent_parameters, separate_trial
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path
 from specalign.common.hub import DEFAULT_TARGET
@@ -44,6 +44,7 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
     base. Raises UserError: a key or value that is unknown, impossible, of the wrong type or given
     twice."""
     given = read_arguments(argv, list_recipes())
+    given |= {key: as_text(value) for key, value in read_agent_parameters(given).items()}
     if "recipe" not in given:
         raise UserError(
             f"{COMMAND_LINE}: recipe=NAME is missing (for instance recipe=block; --help lists "

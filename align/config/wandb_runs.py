@@ -1,22 +1,28 @@
-"""W&B runs and sweeps: a folder for each trial, and shared folders for their text."""
+"""W&B runs and sweeps: a folder for each trial, shared folders for their text, and parameters from
+the agent's file."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import re
 from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from align.config.recipe import Recipe
+from align.config.recipe import GROUPS, Recipe, keys
 from specalign.common.errors import UserError
-from specalign.common.text import cut
+from specalign.common.files import read_text
+from specalign.common.strict_yaml import parse_yaml
+from specalign.common.text import cut, short
 
 RUN_ID = "WANDB_RUN_ID"
 SWEEP_ID = "WANDB_SWEEP_ID"
+PARAMETER_FILE = "WANDB_SWEEP_PARAM_PATH"
 """Environment variables that `wandb agent` sets for each trial."""
-TRIAL_VARIABLES = (RUN_ID, SWEEP_ID, "WANDB_SWEEP_PARAM_PATH")
+TRIAL_VARIABLES = (RUN_ID, SWEEP_ID, PARAMETER_FILE)
 RUN_ID_FILE = "wandb-run-id"
 """The file of an output folder with the id of its W&B run."""
 
@@ -30,10 +36,20 @@ _TARGET_KEYS = ("name", "revision", "dtype", "trust_remote_code")
 
 
 def trial_ids(recipe: Recipe) -> list[str]:
-    """The sweep id and the run id of this process's trial; [] outside of W&B's sweeps and runs."""
+    """The sweep id and the run id of this process's trial; [] outside of W&B's sweeps and runs.
+
+    Raises:
+        UserError: an id that W&B does not allow either.
+    """
     if not os.environ.get(SWEEP_ID) and "wandb" not in recipe.trainer.logger:
         return []
-    return [os.environ[name] for name in (SWEEP_ID, RUN_ID) if os.environ.get(name)]
+    ids = [(name, os.environ[name]) for name in (SWEEP_ID, RUN_ID) if os.environ.get(name)]
+    for name, value in ids:
+        if value in (".", "..") or not re.fullmatch(r"[^/\\#?%:\0]{1,128}", value):
+            raise UserError(
+                f"{name}={short(value)} is not a W&B id (at most 128 characters, none of /\\#?%:)"
+            )
+    return [value for _, value in ids]
 
 
 def separate_trial(recipe: Recipe, typed: Collection[str]) -> None:
@@ -62,7 +78,7 @@ def separate_trial(recipe: Recipe, typed: Collection[str]) -> None:
 
 def text_folder_name(recipe: Recipe, typed: Collection[str]) -> str:
     """`data`, or `data-HASH` if `typed` holds keys on which the text depends."""
-    settings: dict[str, object] = {"seed": recipe.seed}
+    settings: dict[str, Any] = {"seed": recipe.seed}
     settings |= {f"data.{k}": v for k, v in asdict(recipe.data).items() if k not in _TRAINING_ONLY}
     settings |= {f"target.{k}": v for k, v in asdict(recipe.target).items() if k in _TARGET_KEYS}
     if not any(key in settings or key.startswith("data.template_kwargs.") for key in typed):
@@ -80,6 +96,39 @@ def trial_note(recipe: Recipe) -> str | None:
     return f"{run}; its text is in {recipe.data_folder}"
 
 
+def read_agent_parameters(given: Collection[str]) -> dict[str, Any]:
+    """The trial's parameters in the agent's file that the command line lacks.
+
+    `${args_no_boolean_flags}` omits false values, and a command without `${args}` omits all. Names
+    that are not keys are ignored: a script around this command may use them.
+
+    Args:
+        given: the keys of the command line.
+
+    Raises:
+        UserError: the agent's file can't be read.
+    """
+    path = os.environ.get(PARAMETER_FILE)
+    if not path or not os.environ.get(SWEEP_ID) or not Path(path).is_file():
+        return {}
+    content = parse_yaml(read_text(Path(path)), path)
+    parameters: dict[str, Any] = {}
+    for name, entry in content.items() if isinstance(content, dict) else ():
+        value = entry.get("value", entry) if isinstance(entry, dict) else entry
+        if value is entry or name in given:
+            continue
+        if name in GROUPS and isinstance(value, dict):
+            parameters |= {f"{name}.{k}": v for k, v in value.items()}
+        else:
+            parameters[name] = value
+    known = {*keys(), "recipe"}
+    return {
+        name: value
+        for name, value in parameters.items()
+        if name not in given and (name in known or name.rpartition(".")[0] in known)
+    }
+
+
 def is_offline() -> bool:
     """Whether W&B stores runs on this machine only: without an online mode, an API key or `wandb
     agent`."""
@@ -90,8 +139,11 @@ def is_offline() -> bool:
 
 
 def check_login(recipe: Recipe) -> None:
-    """Check that an online run has credentials. W&B itself would ask at the terminal. Raises
-    UserError: there are none."""
+    """Check that an online run has credentials. W&B itself would ask at the terminal.
+
+    Raises:
+        UserError: there are none.
+    """
     if "wandb" not in recipe.trainer.logger or is_offline():
         return
     import wandb
@@ -99,12 +151,10 @@ def check_login(recipe: Recipe) -> None:
 
     if wandb.setup().settings.mode in _OFFLINE:  # `wandb offline`
         return
+    reason = "W&B has no credentials here: `wandb login` or WANDB_API_KEY"
     try:
-        is_known = wandb.login(prompt=False, verify=True)
+        if wandb.login(prompt=False, verify=True):
+            return
     except (Error, ValueError) as error:
-        raise UserError(f"trainer.logger=wandb: {cut(str(error), 200)}") from None
-    if not is_known:
-        raise UserError(
-            "trainer.logger=wandb: W&B has no credentials here: `wandb login` or WANDB_API_KEY "
-            "(WANDB_MODE=offline sends nothing)"
-        )
+        reason = cut(" ".join(str(error).split()), 200)
+    raise UserError(f"trainer.logger=wandb: {reason} (WANDB_MODE=offline sends nothing)")
