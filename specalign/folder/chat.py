@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from specalign.common.errors import UserError, in_one_line, nearest
 from specalign.common.text import cut, short
@@ -21,6 +21,9 @@ from specalign.folder.rendering import (
 )
 from specalign.folder.tokenizer import opening_ids, text_ids
 from specalign.rows.conversation import Conversation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _MARK = "\u2402SYSTEM\u2402"
 _ALWAYS_GIVEN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
@@ -39,7 +42,7 @@ class Templated(Protocol):
     """A target, with its weights or without."""
 
     spec: str
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     chat: Chat
 
     @property
@@ -59,7 +62,7 @@ class Chat:
     date: str | None = None
 
     @classmethod
-    def of(cls, template_kwargs: Any, system: Any) -> Chat:
+    def of(cls, template_kwargs: object, system: object) -> Chat:
         """From arguments of the Python API. Raises UserError for those of another type."""
         if template_kwargs is not None and not isinstance(template_kwargs, Mapping):
             value = short(template_kwargs, 60)
@@ -97,7 +100,7 @@ class Chat:
             parts.append(f"system prompt {json.dumps(cut(self.system, 60), ensure_ascii=False)}")
         return " · ".join(parts)
 
-    def check(self, tokenizer: Any, spec: str) -> None:
+    def check(self, tokenizer: PreTrainedTokenizerBase, spec: str) -> None:
         """Raises UserError for a variable that the tokenizer's template does not read, and a system
         prompt that it does not take; `spec`: the target's name."""
         if not getattr(tokenizer, "chat_template", None):
@@ -108,7 +111,7 @@ class Chat:
         if self.system is not None:
             self._check_system(tokenizer, spec)
 
-    def _check_kwargs(self, tokenizer: Any, spec: str) -> None:
+    def _check_kwargs(self, tokenizer: PreTrainedTokenizerBase, spec: str) -> None:
         others = dict(self.kwargs)
         if TEMPLATE in others:
             check_template_name(tokenizer, others.pop(TEMPLATE), spec)
@@ -125,7 +128,7 @@ class Chat:
                 message = f"template_kwargs: {name}={short(value)} is no JSON value"
                 raise UserError(message) from None
 
-    def _check_system(self, tokenizer: Any, spec: str) -> None:
+    def _check_system(self, tokenizer: PreTrainedTokenizerBase, spec: str) -> None:
         """Raises UserError if the template refuses a system prompt or silently drops it."""
         try:
             (self.system or "").encode()
@@ -141,7 +144,7 @@ class Chat:
             raise UserError(f"{where} leaves a system prompt out")
 
 
-def _format(value: Any) -> str:
+def _format(value: object) -> str:
     """A value as `read_kwargs` reads it back."""
     if isinstance(value, str) and _parse(value) == value:
         return value
@@ -190,7 +193,9 @@ def quote_arguments(arguments: Sequence[str]) -> str:
     return f" {shlex.join(arguments)}" if arguments else ""
 
 
-def find_variables(tokenizer: Any, spec: str, template: str | None = None) -> list[str]:
+def find_variables(
+    tokenizer: PreTrainedTokenizerBase, spec: str, template: str | None = None
+) -> list[str]:
     """The variables of the tokenizer's chat template, except those that every template is given.
 
     Args:
@@ -213,7 +218,12 @@ def find_variables(tokenizer: Any, spec: str, template: str | None = None) -> li
 
 
 def chat_ids(
-    tokenizer: Any, conversation: Conversation, chat: Chat, rows: int, spec: str, where: str = ""
+    tokenizer: PreTrainedTokenizerBase,
+    conversation: Conversation,
+    chat: Chat,
+    rows: int,
+    spec: str,
+    where: str = "",
 ) -> list[int]:
     """A conversation as the tokens that the target continues, rendered and tokenised in one piece.
     Training, decoding and evaluation all call this. Without a chat template: the messages' texts
@@ -235,7 +245,9 @@ def chat_ids(
     return [*opening_ids(tokenizer, rows, name), *text_ids(tokenizer, text, rows, name)]
 
 
-def chat_text(tokenizer: Any, conversation: Conversation, chat: Chat, spec: str) -> str:
+def chat_text(
+    tokenizer: PreTrainedTokenizerBase, conversation: Conversation, chat: Chat, spec: str
+) -> str:
     """The text that `chat_ids` tokenises. Raises as it does."""
     conversation = chat.apply(conversation)
     if getattr(tokenizer, "chat_template", None):

@@ -7,11 +7,14 @@ import json
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specalign.common.errors import UserError, nearest
 from specalign.common.text import short
 from specalign.rows.conversation import Conversation, Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TEMPLATE = "chat_template"
 """The template variable that chooses one of several chat templates by its name."""
@@ -27,7 +30,7 @@ class TemplateRefusal(UserError):
         self.reason = reason
 
 
-def check_template_name(tokenizer: Any, name: object, spec: str) -> None:
+def check_template_name(tokenizer: PreTrainedTokenizerBase, name: object, spec: str) -> None:
     """Raises UserError if the tokenizer has no chat template of that name; `spec`: the target."""
     templates = tokenizer.chat_template
     if not isinstance(templates, Mapping):
@@ -42,7 +45,7 @@ def check_template_name(tokenizer: Any, name: object, spec: str) -> None:
         )
 
 
-def check_chosen(tokenizer: Any, name: object, spec: str) -> None:
+def check_chosen(tokenizer: PreTrainedTokenizerBase, name: object, spec: str) -> None:
     """Raises UserError if there are several chat templates, no default one, and none is chosen."""
     templates = tokenizer.chat_template
     if name is None and isinstance(templates, Mapping) and "default" not in templates:
@@ -55,7 +58,7 @@ def check_chosen(tokenizer: Any, name: object, spec: str) -> None:
 
 
 def render(
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     conversation: Conversation,
     kwargs: Mapping[str, Any] | None = None,
     spec: str = "",
@@ -144,7 +147,7 @@ def _with_parsed_arguments(message: Message) -> dict[str, Any]:
     return {**message, "tool_calls": [_parse_arguments(call) for call in calls]}
 
 
-def _parse_arguments(call: Any) -> Any:
+def _parse_arguments(call: object) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specalign.common.checksums import CHECKSUMS
 from specalign.common.errors import UserError, in_one_line
 from specalign.common.schema import read_object
 from specalign.common.text import say_once
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def open_tokenizer(folder: Path | str, **options: Any) -> Any:
@@ -28,7 +31,12 @@ def open_tokenizer(folder: Path | str, **options: Any) -> Any:
 
 
 def text_ids(
-    tokenizer: Any, text: str, rows: int, where: str, given: str | None = None, **options: Any
+    tokenizer: PreTrainedTokenizerBase,
+    text: str,
+    rows: int,
+    where: str,
+    given: str | None = None,
+    **options: Any,
 ) -> list[int]:
     """The tokens of a text without opening tokens.
 
@@ -56,7 +64,7 @@ def text_ids(
     )
 
 
-def opening_ids(tokenizer: Any, rows: int, where: str) -> tuple[int, ...]:
+def opening_ids(tokenizer: PreTrainedTokenizerBase, rows: int, where: str) -> tuple[int, ...]:
     """The tokens that the tokenizer puts before every text, usually BOS or nothing.
 
     Args:
@@ -77,7 +85,9 @@ def opening_ids(tokenizer: Any, rows: int, where: str) -> tuple[int, ...]:
     return tuple(_check_row(tokenizer, token, rows, where) for token in full[:start])
 
 
-def first_ids(tokenizer: Any, eos_ids: Sequence[int], rows: int, where: str) -> tuple[int, ...]:
+def first_ids(
+    tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int], rows: int, where: str
+) -> tuple[int, ...]:
     """The tokens before a whole text for training, at least one: the tokenizer's opening tokens,
     else BOS, else the first end-of-text token; a note names the latter two.
 
@@ -100,7 +110,7 @@ def first_ids(tokenizer: Any, eos_ids: Sequence[int], rows: int, where: str) -> 
     return (first,)
 
 
-def _check_row(tokenizer: Any, token: int, rows: int, where: str) -> int:
+def _check_row(tokenizer: PreTrainedTokenizerBase, token: int, rows: int, where: str) -> int:
     if token >= rows:
         name = tokenizer.convert_ids_to_tokens(token)
         raise UserError(

@@ -185,7 +185,9 @@ class _SharedSlab(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """The requests' caches are there."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> Any:
         owner = self.owner
         split = (key_states.split(owner.widths, dim=2), value_states.split(owner.widths, dim=2))
         pairs = [

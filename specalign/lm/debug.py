@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 DEBUG = {
     "debug": "Llama",
@@ -48,7 +51,7 @@ def debug_model(kind: str) -> tuple[Any, Any]:
     architecture = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model: Any = getattr(transformers, f"{kind}{architecture}")(config)
+        model: PreTrainedModel = getattr(transformers, f"{kind}{architecture}")(config)
     with torch.no_grad():  # so that texts end now and then
         model.get_input_embeddings().weight[2] *= 2
     return model, tokenizer

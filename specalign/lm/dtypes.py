@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 
 from specalign.common.errors import UserError, nearest
 from specalign.common.provenance import memory_bytes
@@ -65,7 +66,9 @@ def has_fast_bf16(device: torch.device) -> bool:
     return "amx_bf16" in flags or "avx512_bf16" in flags
 
 
-def decodes_faster_in_fp32(config: Any, empty: Callable[[], Any], device: torch.device) -> bool:
+def decodes_faster_in_fp32(
+    config: PreTrainedConfig, empty: Callable[[], Any], device: torch.device
+) -> bool:
     """Whether few rows at a time are faster in fp32 on a CPU with bf16 products. With
     `specalign.kernels` they are where the model is small, or the checkpoint is bf16 and most of it
     lies in linear layers, whose weights stay bf16 in memory.

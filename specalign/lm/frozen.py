@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specalign.folder.chat import chat_ids
 from specalign.folder.clock import note_readings, reads_clock
@@ -54,8 +55,8 @@ class FrozenModel:
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
         source: ModelSource,
         readout: Readout | None = None,
         *,

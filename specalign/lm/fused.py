@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
@@ -101,7 +102,7 @@ def memory_of(cache: KVCache, layers: tuple[int, ...] | None = None) -> Memory:
     return memory
 
 
-def fuse_layers(model: Any, body: Any, layers: nn.ModuleList) -> FusedLayers | None:
+def fuse_layers(model: PreTrainedModel, body: Any, layers: nn.ModuleList) -> FusedLayers | None:
     """The model's layers in one call; None where its modules, its config or its shapes are of
     another kind, or no C library is there."""
     if rows_library() is None or model.dtype != torch.float32 or model.device.type != "cpu":
@@ -169,7 +170,7 @@ def is_silu(module: nn.Module) -> bool:
     return type(module) in (nn.SiLU, type(ACT2FN["silu"]))
 
 
-def _is_windowless(model: Any, layers: nn.ModuleList) -> bool:
+def _is_windowless(model: PreTrainedModel, layers: nn.ModuleList) -> bool:
     """Whether every layer attends to the whole text. A layer that says it has no window has none,
     whatever the config says; Mistral's ask the config."""
     config = model.config.get_text_config(decoder=True)

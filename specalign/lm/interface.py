@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from specalign.lm.attention import biased_attention, grouped_attention
 from specalign.lm.cache import Parts
@@ -66,7 +66,7 @@ def register() -> str:
     return NAME
 
 
-def install(model: Any, own: bool = False) -> None:
+def install(model: PreTrainedModel, own: bool = False) -> None:
     """Make a model attend through this file; `own`: through its own eager attention, with our
     masks. A model that takes no other attention silently keeps its own."""
     register()

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 _SCALES = (
     "logit_scale", "logits_scaling", "logits_mup_width_multiplier", "lm_head_multiplier", "output_multiplier",
@@ -54,7 +54,7 @@ class Readout:
         return logits.masked_fill(self.never_V if columns is None else self.never_V[columns], NEVER)
 
 
-def candidates(config: Any) -> Iterator[LogitForm]:
+def candidates(config: PreTrainedConfig) -> Iterator[LogitForm]:
     """The forms that a config's values allow, the plain one first."""
     scales = [1.0]
     for value in _numbers(config, _SCALES):
@@ -64,7 +64,7 @@ def candidates(config: Any) -> Iterator[LogitForm]:
             yield LogitForm(scale, cap)
 
 
-def _numbers(config: Any, names: Sequence[str]) -> list[float]:
+def _numbers(config: PreTrainedConfig, names: Sequence[str]) -> list[float]:
     """The config's values of these names that are numbers, not 0."""
     values = [getattr(config, name, None) for name in names]
     return [

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specalign.common.errors import UserError
 from specalign.lm.inspection.own_output import CUT, LENGTH, OwnOutput, own_output
@@ -39,7 +39,11 @@ attention."""
 
 
 def prove_target(
-    model: Any, tokenizer: Any, source: ModelSource, fast: bool = True, round_to_bf16: bool = False
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source: ModelSource,
+    fast: bool = True,
+    round_to_bf16: bool = False,
 ) -> Target:
     """The target, proved; with our attention where that equals the model's, else with the model's
     own.
@@ -62,7 +66,7 @@ def prove_target(
     return target
 
 
-def _check_supported(model: Any, spec: str) -> None:
+def _check_supported(model: PreTrainedModel, spec: str) -> None:
     """Raises UserError for an architecture or a dtype that is not run."""
     kind = model.config.model_type
     if kind in _UNSUPPORTED:
@@ -82,7 +86,7 @@ def _check_supported(model: Any, spec: str) -> None:
 
 
 @contextmanager
-def _choosing_few(model: Any) -> Iterator[None]:
+def _choosing_few(model: PreTrainedModel) -> Iterator[None]:
     """Within it, indexers select fewer keys than the proof has tokens. Not in 16 bits, where so few
     would tie too often."""
     indexers = [m for m in model.modules() if isinstance(getattr(m, "index_topk", None), int)]
@@ -97,7 +101,7 @@ def _choosing_few(model: Any) -> Iterator[None]:
             module.index_topk = most
 
 
-def _run_own(model: Any, tokenizer: Any, spec: str) -> OwnOutput:
+def _run_own(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, spec: str) -> OwnOutput:
     """What the model computes by itself. Raises UserError where it does not run, or gives no
     numbers."""
     try:
@@ -118,7 +122,11 @@ def _run_own(model: Any, tokenizer: Any, spec: str) -> OwnOutput:
 
 
 def _first_exact(
-    model: Any, tokenizer: Any, source: ModelSource, own: OwnOutput, fast: bool
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source: ModelSource,
+    own: OwnOutput,
+    fast: bool,
 ) -> Target:
     """The model by the first of `_WAYS` that equals it. Raises UserError where none does."""
     reason, was_fused = "", True
@@ -142,7 +150,7 @@ def _first_exact(
     raise UserError(f"target {source.spec!r}: architecture {name!r} can't be run exactly: {reason}")
 
 
-def _name(model: Any) -> str:
+def _name(model: PreTrainedModel) -> str:
     return str(model.dtype).removeprefix("torch.")
 
 
@@ -154,7 +162,7 @@ def first_line(error: Exception) -> str:
 
 
 @torch.no_grad()
-def _find_form(model: Any, own: OwnOutput) -> LogitForm:
+def _find_form(model: PreTrainedModel, own: OwnOutput) -> LogitForm:
     """The form that makes the model's own logits of its head's product.
 
     Raises:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ class Slab(CacheLayerMixin):
         """The memory is allocated from the start."""
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         return self.owner.write(self.keys, key_states), self.owner.write(self.values, value_states)
 
@@ -96,7 +96,7 @@ class MixedSlab(LinearAttentionLayer, Slab):  # type: ignore[override]
         Slab.__init__(self, owner)
         LinearAttentionLayer.__init__(self, number_of_states=states)
 
-    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+    def lazy_initialization(self, *args: object, **kwargs: object) -> None:
         LinearAttentionLayer.lazy_initialization(self, *args, **kwargs)
 
     def get_max_length(self) -> int:

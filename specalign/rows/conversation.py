@@ -21,12 +21,16 @@ ROLES = {
 ROLE_OF = {spelling: role for role, spellings in ROLES.items() for spelling in spellings.split()}
 
 
+Tool = dict[str, Any]
+"""A tool's JSON schema."""
+
+
 @dataclass(frozen=True)
 class Conversation:
     """Messages in order, and the tools declared for them as JSON schemas."""
 
     messages: tuple[Message, ...]
-    tools: tuple[dict[str, Any], ...] = ()
+    tools: tuple[Tool, ...] = ()
 
     @classmethod
     def from_text(cls, text: str) -> Conversation:
@@ -48,6 +52,6 @@ class Conversation:
         return Conversation(self.messages[:end], self.tools)
 
 
-def fold_role(spelling: Any) -> str:
+def fold_role(spelling: object) -> str:
     """A role in the spelling of `ROLE_OF`: lower case, underscores for spaces and hyphens."""
     return str(spelling).strip().casefold().replace("-", "_").replace(" ", "_")

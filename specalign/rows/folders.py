@@ -29,10 +29,8 @@ def visible_files(folder: Path) -> list[Path]:
 
 def table_files(folder: Path, split: str, config: str | None, key: str) -> list[Path]:
     """The files of one configuration and split, all of the first kind of `READERS` that is there
-    (Hub folders often hold a data set twice). A note names the others.
-
-    Args:
-        key: the option that names the folder (data.prompts), for messages.
+    (Hub folders often hold a data set twice). A note names the others. `key`: the option that names
+    the folder, for messages.
 
     Raises:
         UserError: several configurations and none chosen, or one that is missing.
@@ -57,14 +55,9 @@ def choose_files(
     key: str,
     one_kind: bool = False,
 ) -> list[Path]:
-    """Of these files of a folder those of one configuration and split. A note names those that
-    count as train because nothing tells.
-
-    Args:
-        one_kind: only those of the first kind of `READERS` that is there.
-
-    Raises as `table_files`.
-    """
+    """Of these files of a folder those of one configuration and split; `one_kind`: only those of
+    the first kind of `READERS` that is there. A note names those that count as train because
+    nothing tells. Raises as `table_files`."""
     where = f"{key}={str(folder)!r}"
     patterns = _choose_config(folder, config, key)
     if split in patterns:
@@ -104,11 +97,7 @@ def _list_names(folder: Path, files: Sequence[Path]) -> str:
 
 def suite_files(folder: Path, split: str, config: str | None, where: str) -> list[Path]:
     """The files of a benchmark's local copy. A copy may be partial: without a name that matches the
-    configuration or the split, files that name none are used.
-
-    Raises:
-        NoSplit: all files name other splits.
-    """
+    configuration or the split, files that name none are used. Raises NoSplit if all name others."""
     files = [file for file in visible_files(folder) if kind_of(file) not in (None, ".txt")]
     named = [f for f in files if config and names_phrase(f.relative_to(folder), config)]
     files = named or files
@@ -177,18 +166,16 @@ def _read_card(card: Path) -> dict[str, Patterns]:
     return configs
 
 
-def _read_patterns(files: Any) -> Patterns:
+def _read_patterns(files: object) -> Patterns:
     """`data_files` in any form: a pattern, several, or either for each split."""
-    pairs: list[tuple[str | None, Any]]
+    by_split: list[tuple[str | None, Any]] = [(None, files)]
     if isinstance(files, dict):
-        pairs = [(str(split), patterns) for split, patterns in files.items()]
+        by_split = [*files.items()]
     elif isinstance(files, list) and all(isinstance(entry, dict) for entry in files):
-        pairs = [(str(entry["split"]), entry["path"]) for entry in files]
-    else:
-        pairs = [(None, files)]
+        by_split = [(entry["split"], entry["path"]) for entry in files]
     found: Patterns = {}
-    for split, patterns in pairs:
-        patterns = [patterns] if isinstance(patterns, str) else patterns
+    for split, value in by_split:
+        patterns = [value] if isinstance(value, str) else value
         if any(Path(p).is_absolute() or ".." in Path(p).parts for p in patterns):
             raise ValueError(f"data_files: {patterns} is outside of the folder")
         found.setdefault(split, []).extend(patterns)

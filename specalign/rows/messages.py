@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeGuard
 
 from specalign.common.text import short
 from specalign.rows.conversation import ROLE_OF, Message, fold_role
@@ -29,44 +28,39 @@ class UnknownRole(UnusableRow):
     """A row with a message whose role no chat template knows."""
 
 
-def has_role(value: Any) -> bool:
+def has_role(value: object) -> TypeGuard[dict[str, Any]]:
     """Whether a value is an object with a speaker."""
     return isinstance(value, dict) and any(isinstance(value.get(key), str) for key in ROLE_KEYS)
 
 
-def has_known_role(value: Any) -> bool:
+def has_known_role(value: object) -> bool:
     """Whether a value is an object with a speaker that `ROLE_OF` lists."""
     return has_role(value) and fold_role(_first(value, ROLE_KEYS)) in ROLE_OF
 
 
-def is_message(value: Any) -> bool:
+def is_message(value: object) -> TypeGuard[dict[str, Any]]:
     """Whether a value is a message and nothing else; a table may have a column `role` too."""
     return has_role(value) and {*value} <= _KNOWN_KEYS
 
 
-def is_conversation(value: Any) -> bool:
-    """Whether a value is a list of messages with known roles, or with known and misspelt ones."""
-    if not isinstance(value, list) or not value or not all(map(has_role, value)):
-        return False
-    roles = [fold_role(_first(item, ROLE_KEYS)) for item in value]
-    misspelt = all(map(is_message, value)) and all(map(_find_similar_roles, roles))
-    if not misspelt and not all(role in ROLE_OF for role in roles):
+def is_conversation(value: object) -> bool:
+    """Whether a value is a list of messages with known roles."""
+    if not isinstance(value, list) or not value or not all(map(has_known_role, value)):
         return False
     # mails have "from" too: ShareGPT's messages have a "value"
     return all("value" in item or _first(item, ROLE_KEYS) != item.get("from") for item in value)
 
 
-def is_part(value: Any) -> bool:
+def is_part(value: object) -> bool:
     """Whether a value is a typed part of a message's content."""
     return isinstance(value, dict) and isinstance(value.get("type"), str) and not has_role(value)
 
 
-def read_messages(values: Iterable[Any]) -> list[Message]:
+def read_messages(values: Iterable[object]) -> list[Message]:
     """A list of messages, without null entries and empty system prompts.
 
-    Raises:
-        UnusableRow: an entry that is no message, an unknown role, or content that is no text.
-    """
+    Raises UnusableRow for an entry that is no message, an unknown role, or content that is no
+    text."""
     messages = []
     for value in values:
         if value is None:
@@ -79,7 +73,7 @@ def read_messages(values: Iterable[Any]) -> list[Message]:
     return messages
 
 
-def _read_message(value: Mapping[str, Any], role: str) -> Message:
+def _read_message(value: Mapping[str, object], role: str) -> Message:
     if any(value.get(key) for key in _MEDIA_KEYS):
         raise UnusableRow("with parts that are no text (images, sound)")
     message: Message = {"role": role, "content": read_text_parts(_first(value, CONTENT_KEYS))}
@@ -92,29 +86,21 @@ def _read_message(value: Mapping[str, Any], role: str) -> Message:
     return message
 
 
-def _first(value: Mapping[str, Any], keys: Iterable[str]) -> Any:
+def _first(value: Mapping[str, object], keys: Iterable[str]) -> object:
     return next((value[key] for key in keys if value.get(key) is not None), None)
 
 
-def _read_role(spelling: Any) -> str:
-    folded = fold_role(spelling)
-    if folded not in ROLE_OF:
-        close = _find_similar_roles(folded)
-        hint = f" (did you mean '{ROLE_OF[close[0]]}'?)" if close else ""
-        raise UnknownRole(f"with an unknown role, {short(spelling, 30)}{hint}")
-    return ROLE_OF[folded]
+def _read_role(spelling: object) -> str:
+    role = ROLE_OF.get(fold_role(spelling))
+    if role is None:
+        raise UnknownRole(f"with an unknown role, {short(spelling, 30)}")
+    return role
 
 
-def _find_similar_roles(folded: str) -> list[str]:
-    return get_close_matches(folded, ROLE_OF, n=1, cutoff=0.7)
-
-
-def read_text_parts(content: Any) -> str:
+def read_text_parts(content: object) -> str:
     """The text of a message's content: a string, nothing, or parts joined by line ends as in vLLM.
 
-    Raises:
-        UnusableRow: parts that are no text (images, sound), or content of another type.
-    """
+    Raises UnusableRow for anything else (images, sound)."""
     if content is None or isinstance(content, str):
         return content or ""
     parts = [content] if isinstance(content, dict) else content
@@ -132,7 +118,7 @@ def read_text_parts(content: Any) -> str:
     return "\n".join(texts)
 
 
-def decode_json(value: Any) -> Any:
+def decode_json(value: object) -> Any:
     """The value in a string of JSON that holds a list or an object; anything else unchanged."""
     if not isinstance(value, str) or value.strip()[:1] not in ("[", "{"):
         return value
@@ -142,7 +128,7 @@ def decode_json(value: Any) -> Any:
         return value
 
 
-def drop_nulls(value: Any) -> Any:
+def drop_nulls(value: object) -> Any:
     """The value without null keys, which tables with mixed schemas are filled with."""
     if isinstance(value, dict):
         return {key: drop_nulls(item) for key, item in value.items() if item is not None}

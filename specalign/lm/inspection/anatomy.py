@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache, DynamicCache, LinearAttentionLayer
 
 from specalign.folder.ends import end_ids
@@ -44,7 +44,7 @@ class Anatomy:
     """
 
     layers: nn.ModuleList
-    config: Any
+    config: PreTrainedConfig
     cache_name: str
     takes_positions: bool
     shapes: Sequence[LayerShape | None] = ()
@@ -99,7 +99,7 @@ class Anatomy:
 
 
 @torch.no_grad()
-def examine(model: Any, body: Any) -> Anatomy:
+def examine(model: PreTrainedModel, body: Any) -> Anatomy:
     """Run one token through the decoder.
 
     Raises:
@@ -135,12 +135,12 @@ def examine(model: Any, body: Any) -> Anatomy:
     )
 
 
-def _has_alibi(config: Any) -> bool:
+def _has_alibi(config: PreTrainedConfig) -> bool:
     """Whether scores depend on the distance of cache entries."""
     return config.model_type in ("bloom", "mpt") or bool(getattr(config, "alibi", False))
 
 
-def _windows_by_place(config: Any) -> bool:
+def _windows_by_place(config: PreTrainedConfig) -> bool:
     """GPT-Neo's local layers select cache entries, not positions."""
     return "local" in (getattr(config, "attention_layers", None) or ())
 
@@ -151,7 +151,7 @@ def cache_name(module: Any) -> str:
     return next((n for n in ("cache", "past_key_values", "cache_params") if n in names), "cache")
 
 
-def decoder(model: Any) -> Any:
+def decoder(model: PreTrainedModel) -> Any:
     """The part of a causal LM that ends with its last hidden state."""
     body = model.get_decoder()
     if body is model or not isinstance(body, PreTrainedModel):
@@ -185,13 +185,13 @@ def decoder_layers(body: nn.Module, count: int) -> nn.ModuleList:
     return found[0]
 
 
-def query_heads(config: Any) -> int:
+def query_heads(config: PreTrainedConfig) -> int:
     """Query heads of the first layer."""
     layers = getattr(config, "per_layer_config", None)
     return int(getattr(layers[0] if layers else config, "num_attention_heads", 1))
 
 
-def context_limit(config: Any) -> int:
+def context_limit(config: PreTrainedConfig) -> int:
     """The longest text, in tokens. Where rotary tables change with the length (longrope) it is the
     longest under the first one: a draft over that length would change the tokens before it."""
     found = [getattr(config, name, None) for name in _CONTEXTS]
@@ -202,7 +202,7 @@ def context_limit(config: Any) -> int:
     return min([limit, *(t.get("original_max_position_embeddings") or limit for t in tables)])
 
 
-def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The tokens that end a text, ascending: those of the generation config, at which `generate`
     stops; where it names none, those of the model's config and tokenizer. Ids beyond the vocabulary
     are left out.

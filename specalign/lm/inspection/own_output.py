@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 
 from specalign.kernels.linear import is_linear
@@ -46,7 +47,7 @@ class OwnOutput:
 
 
 @torch.no_grad()
-def own_output(model: Any, tokenizer: Any) -> OwnOutput:
+def own_output(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> OwnOutput:
     """The first tokens in one call, the others through the cache; with recurrent states one by one,
     as they are made.
 
@@ -101,7 +102,7 @@ def _watch_reads(model: nn.Module) -> Iterator[set[nn.Module]]:
     def watch(kind: Any) -> Any:
         class Watched(kind):
             # not `forward`, which hooks of accelerate replace
-            def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            def __call__(self, *args: object, **kwargs: object) -> Any:
                 running.append(self)
                 try:
                     return super().__call__(*args, **kwargs)
@@ -127,7 +128,7 @@ def _watch_reads(model: nn.Module) -> Iterator[set[nn.Module]]:
             module.__class__ = kind
 
 
-def placeholder_ids(model: Any) -> list[int]:
+def placeholder_ids(model: PreTrainedModel) -> list[int]:
     """The tokens that stand for images and audio in a model's texts."""
     size = model.get_output_embeddings().weight.shape[0]
     names = (
@@ -137,7 +138,7 @@ def placeholder_ids(model: Any) -> list[int]:
     return sorted(token for token in found if isinstance(token, int) and 0 <= token < size)
 
 
-def positions(model: Any, tokens_1L: Tensor, past: int) -> dict[str, Tensor]:
+def positions(model: PreTrainedModel, tokens_1L: Tensor, past: int) -> dict[str, Tensor]:
     """The positions that `generate` passes; wrappers count for themselves. Without them Bamba
     begins each call at 0."""
     wraps = model.config.get_text_config(decoder=True) is not model.config
@@ -146,7 +147,7 @@ def positions(model: Any, tokens_1L: Tensor, past: int) -> dict[str, Tensor]:
     return {"position_ids": past + torch.arange(tokens_1L.shape[1], device=model.device)[None]}
 
 
-def _proof_tokens(model: Any, tokenizer: Any) -> Tensor:
+def _proof_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
     """The proof's text, without tokens that end one or stand for an image, (1, LENGTH). Without a
     tokenizer: the first tokens."""
     size = model.get_output_embeddings().weight.shape[0]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from specalign.lm.inspection.anatomy import decoder
@@ -23,7 +24,7 @@ class TextModel:
     head: the names of the two."""
 
     base: str
-    config: Any
+    config: PreTrainedConfig
     tensors: dict[str, Tensor]
     embedding: str
     head: str
@@ -75,11 +76,11 @@ def is_tied(target: Target) -> bool:
     return torch.equal(one.float(), other.float())
 
 
-def embedding_names(model: Any) -> tuple[str, str]:
+def embedding_names(model: PreTrainedModel) -> tuple[str, str]:
     """Names of the embedding and of the head among a model's parameters."""
     return _name(model, model.get_input_embeddings()), _name(model, model.get_output_embeddings())
 
 
-def _name(model: Any, part: Any) -> str:
+def _name(model: PreTrainedModel, part: Any) -> str:
     """The name that a part's weight has in the model."""
     return f"{next(name for name, module in model.named_modules() if module is part)}.weight"

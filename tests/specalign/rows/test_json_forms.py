@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from specalign.common.errors import UserError
-from specalign.rows.json_forms import EVERY, find_rows, json_rows
 from specalign.rows.splits import NoSplit
+from specalign.rows.tables import EVERY, find_rows, json_rows
 
 TWO = [{"prompt": "a"}, {"prompt": "b"}]
 TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

@@ -28,16 +28,6 @@ def test_roles_in_every_spelling() -> None:
                 ]
     with pytest.raises(UnusableRow, match="an unknown role, 'narrator'$"):
         read_messages([{"role": "narrator", "content": "x"}])
-    for written, role in (
-        ("asistant", "assistant"),
-        ("Usre", "user"),
-        ("humn", "user"),
-        ("sytem", "system"),
-    ):
-        with pytest.raises(
-            UnusableRow, match=f"an unknown role, '{written}' .did you mean '{role}'"
-        ):
-            read_messages([{"role": written, "content": "x"}])
 
 
 def test_content_is_always_a_string() -> None:
