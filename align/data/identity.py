@@ -42,7 +42,6 @@ def identity(
         "batch_size": d.batch_size,
         "near_duplicate_threshold": d.near_duplicate_threshold,
         "date": template.date,
-        "template_seed": template.seed,
         "rendered_sha256": template.rendered_sha256,
     }
 

@@ -26,7 +26,7 @@ from align.writing.rows import Plan, Progress, Row, Source, ignore_progress
 from align.writing.template import TargetInfo, chat_template
 from specalign.common.errors import UserError
 from specalign.common.text import say
-from specalign.folder.clock import note_readings
+from specalign.folder.template_notes import note_date
 from specalign.lm.model import Target
 
 FRUITLESS_BATCHES = 20
@@ -80,7 +80,7 @@ class Synthesis:
         self.prefix = list(template.prefix)
         self.seen = NearDuplicates(d.near_duplicate_threshold)
         if not quiet:
-            note_readings(target, str(folder), template.date)
+            note_date(target, str(folder), template.date)
         if d.server is not None and not exists:
             _ = self.source  # it has to be reachable before anything is written
             data.write_manifest(folder, self.manifest)  # settings of the first stored answers

@@ -20,8 +20,7 @@ from specalign.lm.inspection.anatomy import (
     query_heads,
 )
 from specalign.lm.loading import resolve_folder
-from specalign.lm.names import similar
-from specalign.lm.opening import check_asked, check_hub_files, opener, quiet_loading
+from specalign.lm.opening import check_asked, opener, quiet_loading
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,7 @@ def _find_config(spec: str, revision: str | None) -> Path | str:
     except UserError as error:
         if not is_hub_id(spec):
             raise
-        check_hub_files(spec)
-        raise UserError(f"{missing}{similar(spec)}; {hint}") from error
+        raise UserError(f"{missing}; {hint}") from error
     if isinstance(found, str):
         from huggingface_hub import hf_hub_download
 

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from specalign.common.errors import UserError
 from specalign.folder.chat import Chat, chat_ids
-from specalign.folder.clock import draws_at_random, reads_clock, today
-from specalign.folder.rendering import SEED, render
+from specalign.folder.rendering import render
+from specalign.folder.template_notes import reads_clock, today
 from specalign.folder.tokenizer import first_ids, text_ids
 from specalign.rows.conversation import Conversation
 
@@ -57,7 +57,6 @@ class Template:
         ends: tokens that end a written prompt, besides the end-of-text tokens.
         stop: text that ends one, if no token does.
         date: the ISO date that the template reads, None if it reads none.
-        seed: of the template's random draws, None if it draws none.
     """
 
     prefix: tuple[int, ...]
@@ -67,7 +66,6 @@ class Template:
     ends: frozenset[int] = frozenset()
     stop: str = ""
     date: str | None = None
-    seed: int | None = None
 
     @property
     def bare(self) -> int:
@@ -76,8 +74,8 @@ class Template:
 
     @property
     def rendered_sha256(self) -> str | None:
-        """Of the tokens, if they depend on the date or on random draws."""
-        if self.date is None and self.seed is None:
+        """Of the tokens, if they depend on the date."""
+        if self.date is None:
             return None
         return hashlib.sha256(json.dumps([self.prefix, self.turn]).encode()).hexdigest()
 
@@ -144,7 +142,6 @@ def chat_template(target: TargetInfo, date: str | None = None) -> Template:
         ends=frozenset(marks[:1] if joined else turn[:1]),
         stop=after.strip() if joined and not marks else "",
         date=date,
-        seed=SEED if draws_at_random(target) else None,
     )
 
 

@@ -30,8 +30,8 @@ from decode.systems.load import load
 from specalign.common.errors import UserError
 from specalign.lm.interface import install
 from specalign.lm.model import Target, TargetOutput
+from specalign.lm.names import ModelSource
 from specalign.lm.proof import prove_target
-from specalign.lm.source import ModelSource
 from specalign.models.block import BlockDrafter
 from specalign.models.standalone import DiffusionDrafter
 

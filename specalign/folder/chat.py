@@ -25,6 +25,8 @@ from specalign.rows.conversation import Conversation
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+JSON = Any
+"""A JSON value."""
 _MARK = "\u2402SYSTEM\u2402"
 _ALWAYS_GIVEN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
 TOOL = {
@@ -57,7 +59,7 @@ class Chat:
     one; "" is one too. date: of the template's clock, ISO; None = today.
     """
 
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    kwargs: Mapping[str, JSON] = field(default_factory=dict)
     system: str | None = None
     date: str | None = None
 
@@ -151,19 +153,16 @@ def _format(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _parse(text: str) -> Any:
+def _parse(text: str) -> JSON:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
 
 
-def read_kwargs(text: str) -> dict[str, Any]:
-    """`key=value`, the value as JSON if it is that, else as text; or a JSON object.
-
-    Raises:
-        UserError: neither, or a truth value that would be taken for text.
-    """
+def read_kwargs(text: str) -> dict[str, JSON]:
+    """`key=value`, the value as JSON if it is that, else as text; or a JSON object. Raises UserError
+    for neither, and for `True`, which would be taken for text."""
     if text.lstrip().startswith("{"):
         kwargs = _parse(text)
         if not isinstance(kwargs, dict):
@@ -179,7 +178,7 @@ def read_kwargs(text: str) -> dict[str, Any]:
     return {key: value}
 
 
-def merge_kwargs(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_kwargs(parts: Sequence[Mapping[str, JSON]]) -> dict[str, JSON]:
     """Several results of `read_kwargs` as one. Raises UserError for a key that is given twice."""
     keys = [key for part in parts for key in part]
     twice = next((key for key in keys if keys.count(key) > 1), None)
@@ -196,14 +195,9 @@ def quote_arguments(arguments: Sequence[str]) -> str:
 def find_variables(
     tokenizer: PreTrainedTokenizerBase, spec: str, template: str | None = None
 ) -> list[str]:
-    """The variables of the tokenizer's chat template, except those that every template is given.
-
-    Args:
-        template: the name of one of several chat templates; None = the default one.
-
-    Raises:
-        UserError: it is no template, or none was chosen and there is no default.
-    """
+    """The variables of the tokenizer's chat template, or of that of several with this name, except
+    those that every template is given. Raises UserError if it is no template, or none was chosen and
+    there is no default."""
     from jinja2 import meta  # slow to import
     from transformers.utils.chat_template_utils import _compile_jinja_template
 

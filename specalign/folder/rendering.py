@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
 TEMPLATE = "chat_template"
 """The template variable that chooses one of several chat templates by its name."""
-SEED = 0
-"""Of a template's random draws."""
 
 
 class TemplateRefusal(UserError):
@@ -33,16 +30,11 @@ class TemplateRefusal(UserError):
 def check_template_name(tokenizer: PreTrainedTokenizerBase, name: object, spec: str) -> None:
     """Raises UserError if the tokenizer has no chat template of that name; `spec`: the target."""
     templates = tokenizer.chat_template
+    start = f"template_kwargs: target {spec!r} has"
     if not isinstance(templates, Mapping):
-        raise UserError(
-            f"template_kwargs: target {spec!r} has one chat template, without a name: omit "
-            f"{TEMPLATE}"
-        )
+        raise UserError(f"{start} one chat template, without a name: omit {TEMPLATE}")
     if name not in templates:
-        hint = nearest(str(name), templates)
-        raise UserError(
-            f"template_kwargs: target {spec!r} has no chat template {short(name)}{hint}"
-        )
+        raise UserError(f"{start} no chat template {short(name)}{nearest(str(name), templates)}")
 
 
 def check_chosen(tokenizer: PreTrainedTokenizerBase, name: object, spec: str) -> None:
@@ -52,20 +44,19 @@ def check_chosen(tokenizer: PreTrainedTokenizerBase, name: object, spec: str) ->
         raise UserError(
             f"target {spec!r} has chat templates by name and no default one "
             f"({', '.join(sorted(templates))}): choose with --template-kwargs {TEMPLATE}=NAME, in "
-            "a "
-            f"recipe data.template_kwargs.{TEMPLATE}=NAME"
+            f"a recipe data.template_kwargs.{TEMPLATE}=NAME"
         )
 
 
 def render(
     tokenizer: PreTrainedTokenizerBase,
     conversation: Conversation,
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, object] | None = None,
     spec: str = "",
     date: str | None = None,
 ) -> str:
-    """A conversation in the tokenizer's chat template, up to where the answer begins. Random draws
-    of the template are seeded: a conversation is always rendered alike.
+    """A conversation in the tokenizer's chat template, up to where the answer begins.
+
     Args:
         kwargs: the template's variables.
         spec: the target's name, for messages.
@@ -75,17 +66,19 @@ def render(
         TemplateRefusal: the template raises an error.
         UserError: there are several templates and none is chosen.
     """
-    kwargs = dict(kwargs or {})
-    tools = list(conversation.tools) or kwargs.pop("tools", None)
-    check_chosen(tokenizer, kwargs.get(TEMPLATE), spec)
+    options: dict[str, Any] = {"tools": None, **(kwargs or {})}
+    if conversation.tools:
+        options["tools"] = list(conversation.tools)
+    check_chosen(tokenizer, options.get(TEMPLATE), spec)
     messages = [_with_parsed_arguments(message) for message in conversation.messages]
 
-    def apply(messages: list[dict[str, Any]]) -> str:
-        with _fixed_date(date), _seed_random():
-            text: str = tokenizer.apply_chat_template(
-                messages, tools=tools, tokenize=False, add_generation_prompt=True, **kwargs
+    def apply(messages: list[Message]) -> str:
+        with _fixed_date(date):
+            return str(
+                tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True, **options
+                )
             )
-        return text
 
     try:
         text = apply(messages)
@@ -100,17 +93,6 @@ def render(
             )
             text = parts if last in parts else text
     return text
-
-
-@contextmanager
-def _seed_random() -> Iterator[None]:
-    """Seed Python's random numbers, which jinja draws from, and restore their state."""
-    state = random.getstate()
-    random.seed(SEED)
-    try:
-        yield
-    finally:
-        random.setstate(state)
 
 
 @contextmanager
@@ -138,7 +120,7 @@ def _fixed_date(date: str | None) -> Iterator[None]:
         module.datetime = original
 
 
-def _with_parsed_arguments(message: Message) -> dict[str, Any]:
+def _with_parsed_arguments(message: Message) -> Message:
     """A message with the arguments of tool calls as objects, which OpenAI writes as JSON
     strings."""
     calls = message.get("tool_calls")
@@ -147,12 +129,15 @@ def _with_parsed_arguments(message: Message) -> dict[str, Any]:
     return {**message, "tool_calls": [_parse_arguments(call) for call in calls]}
 
 
-def _parse_arguments(call: object) -> Any:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+def _parse_arguments(call: object) -> object:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict):
+        return call
+    text = function.get("arguments")
+    if not isinstance(text, str):
         return call
     with suppress(ValueError, RecursionError):
-        arguments = json.loads(function["arguments"] or "{}")
+        arguments = json.loads(text or "{}")
         if isinstance(arguments, dict):
             return {**call, "function": {**function, "arguments": arguments}}
     return call

@@ -16,18 +16,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def open_tokenizer(folder: Path | str, **options: Any) -> Any:
+def open_tokenizer(folder: Path | str, **options: Any) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder in Hub layout or a Hub id. One that we converted from a GGUF file
     is opened as written: for its architecture transformers may choose another class (Qwen2's reads
     a SentencePiece vocabulary as bytes)."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     config = Path(folder) / "tokenizer_config.json"
-    opener: Any = AutoTokenizer
     converted = isinstance(folder, Path) and (folder / CHECKSUMS).is_file() and config.is_file()
     if converted and read_object(config).get("tokenizer_class") == "TokenizersBackend":
-        opener = PreTrainedTokenizerFast
-    return opener.from_pretrained(str(folder), **options)
+        return PreTrainedTokenizerFast.from_pretrained(str(folder), **options)
+    return AutoTokenizer.from_pretrained(str(folder), **options)
 
 
 def text_ids(
@@ -55,7 +54,7 @@ def text_ids(
     beyond = next((i for i in ids if i >= rows), None)
     if beyond is None:
         return ids
-    name = tokenizer.decode([beyond])
+    name = str(tokenizer.decode([beyond]))
     of_template = given is not None and name not in given and name in text
     place = "its chat template" if of_template else "the text"
     raise UserError(
@@ -65,15 +64,8 @@ def text_ids(
 
 
 def opening_ids(tokenizer: PreTrainedTokenizerBase, rows: int, where: str) -> tuple[int, ...]:
-    """The tokens that the tokenizer puts before every text, usually BOS or nothing.
-
-    Args:
-        rows: the number of the model's tokens.
-        where: what is read, for the message.
-
-    Raises:
-        UserError: the model lacks one of these tokens.
-    """
+    """The tokens that the tokenizer puts before every text, usually BOS or nothing. Raises UserError
+    if the model, which has `rows` tokens, lacks one of them."""
     special = {*tokenizer.all_special_ids}
     for probe in chain(("a",), tokenizer.get_vocab()):
         bare = list(tokenizer(probe, add_special_tokens=False)["input_ids"])
@@ -89,11 +81,8 @@ def first_ids(
     tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int], rows: int, where: str
 ) -> tuple[int, ...]:
     """The tokens before a whole text for training, at least one: the tokenizer's opening tokens,
-    else BOS, else the first end-of-text token; a note names the latter two.
-
-    Raises:
-        UserError: there is none of these, or the model lacks it.
-    """
+    else BOS, else the first end-of-text token; a note names the latter two. Raises UserError if
+    there is none, or the model lacks it."""
     opening = opening_ids(tokenizer, rows, where)
     if opening:
         return opening

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specalign.folder.chat import chat_ids
-from specalign.folder.clock import note_readings, reads_clock
+from specalign.folder.template_notes import note_date, reads_clock
 from specalign.folder.tokenizer import opening_ids, text_ids
 from specalign.kernels.replacing import speed_up_linears
 from specalign.lm.fused import FusedLayers, fuse_layers
@@ -30,7 +30,7 @@ from specalign.lm.inspection.anatomy import (
 from specalign.lm.inspection.own_output import placeholder_ids
 from specalign.lm.interface import install
 from specalign.lm.logits import PLAIN, LogitForm, Readout
-from specalign.lm.source import ModelSource
+from specalign.lm.names import ModelSource
 from specalign.rows.conversation import Conversation
 from specalign.rows.shapes import as_conversation
 
@@ -249,7 +249,7 @@ class FrozenModel:
         """
         conversation = as_conversation(prompt)
         ids = chat_ids(self.tokenizer, conversation, self.chat, len(self.embedding_VD), self.spec)
-        note_readings(self)
+        note_date(self)
         return ids
 
     def text_tokens(self, text: str) -> list[int]:

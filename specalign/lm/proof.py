@@ -20,7 +20,7 @@ from specalign.common.errors import UserError
 from specalign.lm.inspection.own_output import CUT, LENGTH, OwnOutput, own_output
 from specalign.lm.logits import LogitForm, Readout, candidates
 from specalign.lm.model import Target
-from specalign.lm.source import ModelSource
+from specalign.lm.names import ModelSource
 
 _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 """The largest difference that is rounding, in standard deviations of the logits."""

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache, DynamicCache, LinearAttentionLayer
 
-from specalign.folder.ends import end_ids
+from specalign.folder.config import end_ids
 from specalign.lm.masks import Layout, laid
 from specalign.lm.slabs import LayerShape
 

@@ -20,8 +20,8 @@ from specalign.formats.standalone import save_standalone
 from specalign.lm.debug import debug_model
 from specalign.lm.interface import register
 from specalign.lm.model import Target
+from specalign.lm.names import ModelSource
 from specalign.lm.proof import prove_target
-from specalign.lm.source import ModelSource
 from specalign.models.masked_lm import annealed_see
 from tests.masked_lms import QWEN
 from tests.masked_lms import masked_block_logits as block_session

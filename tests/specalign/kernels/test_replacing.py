@@ -15,8 +15,8 @@ from specalign.kernels import linear, replacing
 from specalign.kernels.pages import CACHE_LINE
 from specalign.lm.inspection.text_model import is_tied
 from specalign.lm.loading import load_target
+from specalign.lm.names import ModelSource
 from specalign.lm.proof import prove_target
-from specalign.lm.source import ModelSource
 from tests.target_models import tiny_model
 
 

@@ -8,9 +8,9 @@ import torch
 from specalign.common.errors import UserError
 from specalign.lm import interface
 from specalign.lm.debug import debug_model
+from specalign.lm.names import ModelSource
 from specalign.lm.proof import prove_target
 from specalign.lm.slabs import IndexedSlab
-from specalign.lm.source import ModelSource
 from tests.target_models import some_text, tiny_model, tiny_target
 
 
