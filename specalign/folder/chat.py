@@ -29,15 +29,6 @@ JSON = Any
 """A JSON value."""
 _MARK = "\u2402SYSTEM\u2402"
 _ALWAYS_GIVEN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "f",
-        "description": "F",
-        "parameters": {"type": "object", "properties": {}},
-    },
-}
-"""A tool that a template is tried with."""
 
 
 class Templated(Protocol):
@@ -87,7 +78,7 @@ class Chat:
     @property
     def arguments(self) -> tuple[str, ...]:
         """The command-line arguments of `decode` that prompt in the same way."""
-        found = []
+        found: list[str] = []
         for key, value in self.kwargs.items():
             found += ["--template-kwargs", f"{key}={_format(value)}"]
         if self.system is not None:
@@ -124,11 +115,8 @@ class Chat:
                     f"template_kwargs: the chat template of target {spec!r} has no switch "
                     f"{short(name)}{nearest(name, known)}"
                 )
-            try:
+            with in_one_line(f"template_kwargs: {name}={short(value)} is no JSON value"):
                 json.dumps(value, allow_nan=False)
-            except (TypeError, ValueError):
-                message = f"template_kwargs: {name}={short(value)} is no JSON value"
-                raise UserError(message) from None
 
     def _check_system(self, tokenizer: PreTrainedTokenizerBase, spec: str) -> None:
         """Raises UserError if the template refuses a system prompt or silently drops it."""
@@ -180,11 +168,12 @@ def read_kwargs(text: str) -> dict[str, JSON]:
 
 def merge_kwargs(parts: Sequence[Mapping[str, JSON]]) -> dict[str, JSON]:
     """Several results of `read_kwargs` as one. Raises UserError for a key that is given twice."""
-    keys = [key for part in parts for key in part]
-    twice = next((key for key in keys if keys.count(key) > 1), None)
-    if twice is not None:
-        raise UserError(f"--template-kwargs: {twice} is given twice")
-    return {key: value for part in parts for key, value in part.items()}
+    merged: dict[str, JSON] = {}
+    for part in parts:
+        for key in part.keys() & merged:
+            raise UserError(f"--template-kwargs: {key} is given twice")
+        merged |= part
+    return merged
 
 
 def quote_arguments(arguments: Sequence[str]) -> str:
@@ -219,17 +208,14 @@ def chat_ids(
     spec: str,
     where: str = "",
 ) -> list[int]:
-    """A conversation as the tokens that the target continues, rendered and tokenised in one piece.
-    Training, decoding and evaluation all call this. Without a chat template: the messages' texts
-    after the tokenizer's opening tokens.
-
-    Args:
-        rows: the number of the target's tokens.
-        spec: the target's name. where: what is read. Both for messages.
+    """A conversation as the tokens that the target, which has `rows` tokens, continues: rendered and
+    tokenised in one piece, in training, decoding and evaluation. Without a chat template: the
+    messages' texts after the tokenizer's opening tokens. `spec` and `where` name the target and what
+    is read, for messages.
 
     Raises:
         TemplateRefusal: the template refuses the conversation.
-        UserError: a token that the target lacks, or a template that takes too long.
+        UserError: a token that the target lacks.
     """
     name = f"{where}: target {spec!r}" if where else f"target {spec!r}"
     text = chat_text(tokenizer, conversation, chat, spec)

@@ -1,14 +1,10 @@
 """A preallocated key/value cache: writing advances a length, rolling back reduces it, nothing is
-copied.
-
-Recurrent states (convolutions, linear attention) are rolled back by snapshots instead
-(`specalign.lm.recurrent`).
-"""
+copied. Recurrent states are rolled back by snapshots instead (`specalign.lm.recurrent`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +12,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLaye
 
 from specalign.lm.recurrent import Recurrence
 from specalign.lm.slabs import Block, IndexedSlab, LayerShape, MixedSlab, Slab
+
+if TYPE_CHECKING:
+    from specalign.kernels.layers import Memory
 
 
 class KVCache(Cache):
@@ -32,8 +31,8 @@ class KVCache(Cache):
         others: by layer, transformers' own cache layer where that is no plain attention.
 
     Attributes:
-        views: derived from its memory (`specalign.kernels.layers.Memory`): cleared when that moves,
-            told which positions change.
+        views: its memory as kernels read it, by their layers: cleared when that moves, told which
+            positions change.
         recurrence: its recurrent states, if any.
     """
 
@@ -44,21 +43,21 @@ class KVCache(Cache):
         capacity: int,
         dtype: torch.dtype,
         device: torch.device,
-        others: dict[int, Any] | None = None,
+        others: Mapping[int, object] | None = None,
     ) -> None:
         self._length = 0
         self._end = 0
         self.rows, self.capacity = rows, capacity
         self.slots_B: Tensor | None = None
         self.slots_end = 0
-        self.views: dict[Any, Any] = {}
-        others = others or {}
+        self.views: dict[tuple[int, ...] | None, Memory] = {}
         layers: list[Any] = []
         for i, shape in enumerate(shapes):
+            other = (others or {}).get(i)
             if shape is None:
-                layers.append(others[i])
-            elif i in others:
-                layers.append(MixedSlab(self, others[i].number_of_states))
+                layers.append(other)
+            elif isinstance(other, LinearAttentionLayer):
+                layers.append(MixedSlab(self, other.number_of_states))
             else:
                 layers.append(IndexedSlab(self) if shape.indexer else Slab(self))
         self._blocks: list[Block] = []
@@ -77,9 +76,7 @@ class KVCache(Cache):
     @length.setter
     def length(self, value: int) -> None:
         if not 0 <= value <= self._length:
-            raise ValueError(
-                f"cache length can only be rolled back: {value} is not within 0..{self._length}"
-            )
+            raise ValueError(f"cache length {value} is not within 0..{self._length}")
         self._length = self._end = value
         self._note_change(value)
         if self.recurrence is not None:
@@ -116,9 +113,8 @@ class KVCache(Cache):
     def check_room(self, tokens: int) -> None:
         """Raises ValueError when `tokens` more positions would not fit."""
         if self._length + tokens > self.capacity:
-            raise ValueError(
-                f"cache of {self.capacity} positions is full: {self._length} + {tokens}"
-            )
+            message = f"cache of {self.capacity} positions is full: {self._length} + {tokens}"
+            raise ValueError(message)
 
     def k(self, layer: int) -> Tensor:
         """(B, Hkv, length, width) view of the layer's keys, rotary positions already applied."""
@@ -137,9 +133,8 @@ class KVCache(Cache):
             self.recurrence.select(rows)
 
     def keep(self, start: int, offsets: Sequence[int]) -> None:
-        """Of the positions written from `start` on, keep those at the ascending `offsets`, made
-        contiguous; the length becomes start + len(offsets). This rolls back to one path of a
-        tree."""
+        """Roll back to one path of a tree: of the positions written from `start` on, keep those at
+        the ascending `offsets`, made contiguous."""
         count = len(offsets)
         if list(offsets) != list(range(count)):
             self._note_change(start)
@@ -159,8 +154,10 @@ class KVCache(Cache):
     def rewind(self) -> Tensor | None:
         """Before a forward pass: back to what recurrent states have seen. Returns the tokens (B, R)
         to run again, if any."""
-        lost = None if self.recurrence is None else self.recurrence.take_lost()
-        if self.recurrence is not None and lost is not None:
+        if self.recurrence is None:
+            return None
+        lost = self.recurrence.take_lost()
+        if lost is not None:
             self._length = self._end = self.recurrence.at
             self._note_change(self._length)
         return lost
@@ -207,18 +204,12 @@ class _SharedSlab(CacheLayerMixin):
 
 
 class SharedCache(Cache):
-    """One-row caches of several requests, for one forward pass over their concatenated new tokens:
-    attention is per request, and nothing is padded.
-
-    Args:
-        caches: one row each, of any lengths.
-        widths: new tokens of each.
-    """
+    """One-row caches of several requests, for one forward pass over their concatenated new tokens,
+    `widths` of each: attention is per request, and nothing is padded."""
 
     def __init__(self, caches: Sequence[KVCache], widths: list[int]) -> None:
         self.caches, self.widths = list(caches), widths
-        layers: list[Any] = [
-            _SharedSlab(self, i) if isinstance(slab, Slab) else slab
-            for i, slab in enumerate(caches[0].slabs)
-        ]
-        super().__init__(layers=layers)
+        slabs = enumerate(caches[0].slabs)
+        super().__init__(
+            layers=[_SharedSlab(self, i) if isinstance(slab, Slab) else slab for i, slab in slabs]
+        )

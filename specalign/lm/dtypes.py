@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from specalign.common.errors import UserError, nearest
 from specalign.common.provenance import memory_bytes
@@ -43,11 +42,8 @@ def find_device(name: str) -> torch.device:
 
 
 def target_dtype(name: str, device: torch.device) -> torch.dtype:
-    """A type by its name; `auto`: bf16 where its products run on hardware, else fp32.
-
-    Raises:
-        UserError: there is no such type.
-    """
+    """A type by its name; `auto`: bf16 where its products run on hardware, else fp32. Raises
+    UserError where there is no such type."""
     if name == "auto":
         return torch.bfloat16 if has_fast_bf16(device) else torch.float32
     check_dtype(name)
@@ -67,25 +63,22 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 
 def decodes_faster_in_fp32(
-    config: PreTrainedConfig, empty: Callable[[], Any], device: torch.device
+    config: PreTrainedConfig, empty: Callable[[], PreTrainedModel], device: torch.device
 ) -> bool:
     """Whether few rows at a time are faster in fp32 on a CPU with bf16 products. With
     `specalign.kernels` they are where the model is small, or the checkpoint is bf16 and most of it
-    lies in linear layers, whose weights stay bf16 in memory.
-
-    Args:
-        config: the model's, of transformers. empty: builds it, here on `meta`, where weights take
-            no memory.
-    """
+    lies in linear layers, whose weights stay bf16 in memory. `empty` builds the model, here on
+    `meta`, where weights take no memory."""
     quantised = getattr(config, "quantization_config", None)
     if device.type != "cpu" or rows_library() is None or quantised:
         return False
     try:
         with torch.device("meta"):
-            model = empty()
+            model: nn.Module = empty()
         parameters = sum(p.numel() for p in model.parameters())
         kinds = [m for m in model.modules() if is_linear(m) or isinstance(m, nn.Embedding)]
-        in_layers = sum({m.weight: m.weight.numel() for m in kinds}.values())
+        weights = {p for m in kinds for p in m.parameters(recurse=False) if p.dim() == 2}
+        in_layers = sum(p.numel() for p in weights)
     except Exception:  # models that need real memory fail in many ways
         return False
     if parameters <= SMALL:

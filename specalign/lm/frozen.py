@@ -28,16 +28,15 @@ from specalign.lm.inspection.anatomy import (
     query_heads,
 )
 from specalign.lm.inspection.own_output import placeholder_ids
-from specalign.lm.interface import install
-from specalign.lm.logits import PLAIN, LogitForm, Readout
+from specalign.lm.logits import PLAIN, Readout
+from specalign.lm.masks import install
 from specalign.lm.names import ModelSource
 from specalign.rows.conversation import Conversation
 from specalign.rows.shapes import as_conversation
 
 
 class FrozenModel:
-    """A frozen causal language model, its embedding and head, and its tokenizer, without forward
-    passes through a cache.
+    """A frozen causal language model, its embedding and head, and its tokenizer.
 
     Args:
         model: of transformers, with its own eager attention.
@@ -85,10 +84,12 @@ class FrozenModel:
         self.together = self.anatomy.ours and not self.anatomy.recurrent
         self.stepwise = False
         self.readout = readout or Readout()
+        self.logit_form = self.readout.form
+        self.never_V = self.readout.never_V
         self.context_limit: int = context_limit(config)
         self.head_bias_V: Tensor | None = getattr(model.get_output_embeddings(), "bias", None)
         self.vocab_size: int = len(model.get_output_embeddings().weight)
-        self.eos_ids = eos_ids(model, tokenizer)
+        self.eos_ids = eos_ids(config, model.generation_config, tokenizer)
         self.placeholder_ids = placeholder_ids(model)
         self.fast = fast
         self._read_past = read_past
@@ -100,12 +101,10 @@ class FrozenModel:
         )
 
     def _find_ends(self) -> None:
-        """Note the embedding and the head. Either may be in bf16 where the model multiplies in fp32
-        (specalign/kernels/replacing.py)."""
+        """Note the embedding and the head, which may be in bf16 where the model multiplies in
+        fp32."""
         self.head_weight_VD: Tensor = self.model.get_output_embeddings().weight
         self.embedding_VD: Tensor = self.model.get_input_embeddings().weight
-
-    # ---- what may change after loading ----
 
     def restrict(
         self, *, chains_only: bool = False, stepwise: bool = False, one_by_one: bool = False
@@ -154,16 +153,6 @@ class FrozenModel:
         """Set the clock that the chat template reads to this day, ISO."""
         self.chat = replace(self.chat, date=date)
 
-    # ---- properties ----
-
-    @property
-    def logit_form(self) -> LogitForm:
-        return self.readout.form
-
-    @property
-    def never_V(self) -> Tensor | None:
-        return self.readout.never_V
-
     @property
     def dtype_name(self) -> str:
         """`float32`, `bfloat16` or `float16`, as `load_target` takes it."""
@@ -199,8 +188,6 @@ class FrozenModel:
             digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
         return digest.hexdigest()
 
-    # ---- embedding and head ----
-
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings, (…) → (…, D)."""
         return self.model.get_input_embeddings()(tokens)
@@ -227,8 +214,6 @@ class FrozenModel:
             bias = self.head_bias_V if columns is None else self.head_bias_V[columns]
             product = product + bias.to(product.dtype)
         return self.readout(product, columns)
-
-    # ---- text ----
 
     @property
     def has_chat_template(self) -> bool:
@@ -260,4 +245,4 @@ class FrozenModel:
         return [*opening, *text_ids(self.tokenizer, text, rows, where)]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))

@@ -67,9 +67,7 @@ def candidates(config: PreTrainedConfig) -> Iterator[LogitForm]:
 def _numbers(config: PreTrainedConfig, names: Sequence[str]) -> list[float]:
     """The config's values of these names that are numbers, not 0."""
     values = [getattr(config, name, None) for name in names]
-    return [
-        float(v) for v in values if v and isinstance(v, int | float) and not isinstance(v, bool)
-    ]
+    return [float(v) for v in values if v and type(v) in (int, float)]
 
 
 def over_the_head(logits_LV: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
@@ -78,9 +76,7 @@ def over_the_head(logits_LV: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
     that its logits leave out."""
     lowest, width = torch.finfo(logits_LV.dtype).min, logits_LV.shape[1]
     if width < size:
-        logits_LV = torch.cat(
-            (logits_LV, logits_LV.new_full((len(logits_LV), size - width), lowest)), dim=1
-        )
+        logits_LV = torch.nn.functional.pad(logits_LV, (0, size - width), value=lowest)
     never_V = (logits_LV <= lowest).all(0)
     logits_LV = logits_LV.float()
     if not bool(never_V.any()):

@@ -7,16 +7,12 @@ import os
 from collections.abc import Mapping
 from logging import LogRecord, getLogger
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.utils.tqdm import enable_progress_bars
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForMultimodalLM,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.utils import logging
 
@@ -24,7 +20,7 @@ from specalign.common.errors import UserError
 from specalign.common.hub import hub_reachable, is_hub_id, nearby
 from specalign.common.schema import read_object
 from specalign.common.text import quiet_libraries, say
-from specalign.lm.interface import OWN
+from specalign.lm.masks import OWN
 
 Opener = type[AutoModelForCausalLM] | type[AutoModelForMultimodalLM]
 
@@ -56,7 +52,7 @@ def load_weights(
 ) -> PreTrainedModel:
     """The model with all its weights, on `place`; a note names surplus ones. Raises UserError where
     its checkpoint lacks some."""
-    model, found = opener(folder, spec, options).from_pretrained(
+    opened: Any = opener(folder, spec, options).from_pretrained(
         str(folder),
         dtype=dtype,
         attn_implementation=OWN,
@@ -65,6 +61,7 @@ def load_weights(
         use_safetensors=None,
         **options,
     )
+    model, found = opened
     lacking = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
     if lacking:  # transformers would go on with random numbers in their place
         raise UserError(
@@ -122,8 +119,7 @@ def check_asked(what: str, spec: str | Path, error: Exception) -> None:
     if "trust_remote_code" in str(error):
         raise UserError(
             f"{what} {str(spec)!r} comes with custom Python code, which is not run unless you "
-            "ask for it: read it, then "
-            "give --trust-remote-code (of recipes: target.trust_remote_code=true)"
+            "ask for it: read it, then give --trust-remote-code (of recipes: target.trust_remote_code=true)"
         ) from None
 
 

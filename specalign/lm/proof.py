@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from specalign.common.errors import UserError
 from specalign.lm.inspection.own_output import CUT, LENGTH, OwnOutput, own_output
@@ -24,38 +26,31 @@ from specalign.lm.names import ModelSource
 
 _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 """The largest difference that is rounding, in standard deviations of the logits."""
+_CUSTOM_CACHE = "it keeps its past in a custom cache class"
 _UNSUPPORTED = {
     "doge": "it selects keys by the number of tokens in a forward pass",
-    "minimax": "it keeps its past in a custom cache class",
-    "xlstm": "it keeps its past in a custom cache class",
+    "minimax": _CUSTOM_CACHE,
+    "xlstm": _CUSTOM_CACHE,
 }
-_WAYS = (
-    {"fuse": True},
-    {"fuse": False},
-    {"fuse": False, "own_attention": True},
-)
+_WAYS = ({"fuse": True}, {"fuse": False}, {"fuse": False, "own_attention": True})
 """How a model may run, the fastest first: fused layers, its modules with our attention, its own
 attention."""
 
 
 def prove_target(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     source: ModelSource,
     fast: bool = True,
     round_to_bf16: bool = False,
 ) -> Target:
     """The target, proved; with our attention where that equals the model's, else with the model's
-    own.
+    own. Raises UserError where it does not run, or its outputs differ from the model's own.
 
     Args:
         model: as transformers loaded it, with its own eager attention.
         fast, round_to_bf16: as in `specalign.lm.loading.load_target`. Weights are rounded after the
             proof.
-
-    Raises:
-        UserError: it does not run, or its outputs differ from the model's own: what differs, in one
-            line.
     """
     _check_supported(model, source.spec)
     with _choosing_few(model):
@@ -89,7 +84,8 @@ def _check_supported(model: PreTrainedModel, spec: str) -> None:
 def _choosing_few(model: PreTrainedModel) -> Iterator[None]:
     """Within it, indexers select fewer keys than the proof has tokens. Not in 16 bits, where so few
     would tie too often."""
-    indexers = [m for m in model.modules() if isinstance(getattr(m, "index_topk", None), int)]
+    modules: list[Any] = list(model.modules())
+    indexers = [m for m in modules if isinstance(getattr(m, "index_topk", None), int)]
     own = [m.index_topk for m in indexers]
     if model.dtype == torch.float32:
         for module in indexers:
@@ -101,7 +97,7 @@ def _choosing_few(model: PreTrainedModel) -> Iterator[None]:
             module.index_topk = most
 
 
-def _run_own(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, spec: str) -> OwnOutput:
+def _run_own(model: PreTrainedModel, tokenizer: Tokenizer, spec: str) -> OwnOutput:
     """What the model computes by itself. Raises UserError where it does not run, or gives no
     numbers."""
     try:
@@ -122,11 +118,7 @@ def _run_own(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, spec: s
 
 
 def _first_exact(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    source: ModelSource,
-    own: OwnOutput,
-    fast: bool,
+    model: PreTrainedModel, tokenizer: Tokenizer, source: ModelSource, own: OwnOutput, fast: bool
 ) -> Target:
     """The model by the first of `_WAYS` that equals it. Raises UserError where none does."""
     reason, was_fused = "", True
@@ -163,11 +155,8 @@ def first_line(error: Exception) -> str:
 
 @torch.no_grad()
 def _find_form(model: PreTrainedModel, own: OwnOutput) -> LogitForm:
-    """The form that makes the model's own logits of its head's product.
-
-    Raises:
-        NotImplementedError: none does.
-    """
+    """The form that makes the model's own logits of its head's product. Raises NotImplementedError
+    where none does."""
     product = model.get_output_embeddings()(own.head_input_LD).float()
     if own.never_V is not None:
         product = product[:, ~own.never_V]

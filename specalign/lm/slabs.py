@@ -1,10 +1,9 @@
-"""The memory of a cache's layers, as transformers' attention layers write and read it;
-`specalign.lm.cache` owns it."""
+"""The memory of a cache's layers, as transformers' attention layers write and read it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -96,7 +95,7 @@ class MixedSlab(LinearAttentionLayer, Slab):  # type: ignore[override]
         Slab.__init__(self, owner)
         LinearAttentionLayer.__init__(self, number_of_states=states)
 
-    def lazy_initialization(self, *args: object, **kwargs: object) -> None:
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         LinearAttentionLayer.lazy_initialization(self, *args, **kwargs)
 
     def get_max_length(self) -> int:

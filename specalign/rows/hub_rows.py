@@ -28,15 +28,12 @@ def hub_rows(
     key: str = "",
     streaming: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """The rows of a data set; without access to the Hub, from the local cache.
+    """The rows of a data set, a Hub id or a folder that `datasets` reads; without access to the Hub,
+    from the local cache. Raises UserError if it can't be read.
 
     Args:
-        name: a Hub id, or a folder that `datasets` reads.
         key: the option that names it (data.prompts), for messages; "" = the reason alone.
         streaming: download only what is read, if the Hub is reachable.
-
-    Raises:
-        UserError: it can't be read.
     """
     import datasets  # slow to import
     from huggingface_hub import constants

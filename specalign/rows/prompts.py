@@ -24,15 +24,13 @@ class PromptRow(NamedTuple):
 def read_prompt_rows(
     rows: Iterable[object], where: str, column: str | None, column_key: str, quiet: bool = False
 ) -> list[PromptRow]:
-    """The conversations of all rows that have one; one note reports what is left out.
+    """The conversations of all rows that have one; one note reports what is left out. Raises
+    UserError for no rows, no such column, or no usable row.
 
     Args:
         where: the source, as messages begin: `data.prompts='x.jsonl'`.
         column: that holds the prompts; None = the first of `PROMPT_COLUMNS` that does.
         column_key: the option that chooses the column.
-
-    Raises:
-        UserError: no rows, no such column, or no usable row.
     """
     found: list[PromptRow] = []
     all_columns: dict[str, None] = {}

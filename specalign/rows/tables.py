@@ -7,7 +7,6 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import MOST_BYTES, PACKED, check_ordinary, read_lines, read_text
 from specalign.common.text import say_once
-from specalign.rows.messages import has_role, is_conversation, is_message
+from specalign.rows.messages import decode_json, has_role, is_conversation, is_message
 from specalign.rows.shapes import CONVERSATIONS, PROMPT_COLUMNS
 from specalign.rows.splits import NoSplit, split_of
 
@@ -29,20 +28,18 @@ EVERY = "*"
 
 def read_rows(path: Path, under: str | None = None, under_key: str | None = None) -> Iterator[Row]:
     """The rows of one file. Memory holds one row or a batch of Parquet; JSON that is not in lines
-    is read whole.
+    is read whole. Raises UserError for no such file, an unknown kind, or broken content (with its
+    line).
 
     Args:
         under: of a JSON object with rows under several keys, the key to read (a split's name).
         under_key: the option that sets `under`, for the note on what is left out; "" = no option
             does, None = no note.
-
-    Raises:
-        UserError: no such file, an unknown kind, or broken content (with its line).
     """
-    if path.is_dir():
-        raise UserError(f"{path} is a folder, not a file of prompts")
     if not path.is_file():
-        raise UserError(f"{path}: no such file")
+        raise UserError(
+            f"{path}: {'a folder, not a file of prompts' if path.is_dir() else 'no such file'}"
+        )
     kind = kind_of(path)
     if kind is None:
         raise UserError(f"{path}: unknown kind of file{nearest_kind(path)}")
@@ -79,10 +76,7 @@ def check_plain_text(path: Path) -> None:
     """Raises UserError for a .txt file whose first line is a JSON object or opens a list of
     them."""
     first = next((line.strip() for line in read_lines(path) if line.strip()), "")
-    is_json = first == "["
-    with suppress(ValueError, RecursionError):
-        is_json = is_json or isinstance(json.loads(first), dict)
-    if is_json:
+    if first == "[" or isinstance(decode_json(first), dict):
         suffix = ".json" if first == "[" else ".jsonl"
         raise UserError(f"{path}: holds JSON; rename it to {suffix} to have its rows read")
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from specalign.kernels.linear import is_linear
 from specalign.lm.inspection.anatomy import cache_name, decoder, eos_ids
 from specalign.lm.logits import over_the_head
 
-TEXT = (
+_TEXT = (
     "One model, run in two ways, says the same: first whole, then piece by piece through a cache."
 )
 LENGTH, CUT = 14, 9
@@ -49,16 +48,13 @@ class OwnOutput:
 @torch.no_grad()
 def own_output(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> OwnOutput:
     """The first tokens in one call, the others through the cache; with recurrent states one by one,
-    as they are made.
-
-    Raises:
-        NotImplementedError: it has several heads, or one that reads states of another width.
-    """
+    as they are made. Raises NotImplementedError if it has several heads, or one that reads states of
+    another width."""
     head = model.get_output_embeddings()
     if not isinstance(getattr(head, "weight", None), Tensor):
         raise NotImplementedError("it has no single head over a vocabulary")
     tokens_1L = _proof_tokens(model, tokenizer)
-    cache: Any = DynamicCache(config=model.config.get_text_config(decoder=True))
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     recurrent = any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers)
     rest = tokens_1L[:, CUT:]
     parts = [tokens_1L[:, :CUT], *(rest.split(1, dim=1) if recurrent else [rest])]
@@ -99,17 +95,17 @@ def _watch_reads(model: nn.Module) -> Iterator[set[nn.Module]]:
     found: set[nn.Module] = set()
     running: list[nn.Module] = []
 
-    def watch(kind: Any) -> Any:
+    def watch(kind: type) -> type:
         class Watched(kind):
             # not `forward`, which hooks of accelerate replace
-            def __call__(self, *args: object, **kwargs: object) -> Any:
+            def __call__(self, *args: object, **kwargs: object) -> object:
                 running.append(self)
                 try:
                     return super().__call__(*args, **kwargs)
                 finally:
                     running.pop()
 
-            def __getattr__(self, name: str) -> Any:
+            def __getattr__(self, name: str) -> object:
                 if name == "weight" and not any(module is self for module in running):
                     found.add(self)
                 return super().__getattr__(name)
@@ -131,9 +127,8 @@ def _watch_reads(model: nn.Module) -> Iterator[set[nn.Module]]:
 def placeholder_ids(model: PreTrainedModel) -> list[int]:
     """The tokens that stand for images and audio in a model's texts."""
     size = model.get_output_embeddings().weight.shape[0]
-    names = (
-        f"{what}_token_{key}" for what in ("image", "video", "audio") for key in ("id", "index")
-    )
+    media = ("image", "video", "audio")
+    names = (f"{what}_token_{key}" for what in media for key in ("id", "index"))
     found = {getattr(model.config, name, None) for name in names}
     return sorted(token for token in found if isinstance(token, int) and 0 <= token < size)
 
@@ -151,8 +146,8 @@ def _proof_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     """The proof's text, without tokens that end one or stand for an image, (1, LENGTH). Without a
     tokenizer: the first tokens."""
     size = model.get_output_embeddings().weight.shape[0]
-    no_text = {*eos_ids(model, tokenizer), *placeholder_ids(model)}
-    of_text = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    no_text = {*eos_ids(model.config, model.generation_config, tokenizer), *placeholder_ids(model)}
+    of_text = tokenizer(_TEXT, add_special_tokens=False)["input_ids"]
     ids = [i for i in of_text if i < size and i not in no_text]
     ids = ids or [i for i in range(size) if i not in no_text]
     return torch.tensor([(ids * LENGTH)[:LENGTH]], device=model.device)

@@ -18,7 +18,7 @@ from specalign.common.errors import UserError
 from specalign.formats.masked_lm import load_masked_lm, save_masked_lm
 from specalign.formats.standalone import save_standalone
 from specalign.lm.debug import debug_model
-from specalign.lm.interface import register
+from specalign.lm.masks import register
 from specalign.lm.model import Target
 from specalign.lm.names import ModelSource
 from specalign.lm.proof import prove_target

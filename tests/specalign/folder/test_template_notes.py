@@ -1,0 +1,86 @@
+"""Chat templates that write the date, or leave out parts of a conversation."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+
+from specalign.common.text import say_once
+from specalign.folder.chat import Chat
+from specalign.folder.rendering import render
+from specalign.folder.template_notes import find_ignored, note_date, reads_clock, today
+from specalign.lm.model import Target
+from specalign.rows.conversation import Conversation
+from tests.builders import switching_target
+from tests.row_shapes import CALL, TOOL, assistant, system, tool, user
+
+TEXT = "{% for m in messages %}{{ m.content }}{% endfor %}"
+DATED = (
+    "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+    "{{ date_string }}"
+)
+
+
+def with_template(template: str | None, **kwargs: Any) -> Target:
+    say_once.cache_clear()
+    target = switching_target()
+    target.tokenizer.chat_template = template
+    target.chat = Chat(kwargs)
+    return target
+
+
+def test_the_date_is_read_fixed_and_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not reads_clock(with_template(TEXT)) and not reads_clock(with_template(None))
+    given = with_template(DATED + TEXT, date_string="26 Jul 2024")
+    assert not reads_clock(given)
+    assert given.tokenizer.decode(given.chat_tokens("Hi")) == "26 Jul 2024Hi"
+    target = with_template(DATED + TEXT)
+    assert reads_clock(target) and target.chat_tokens("Hi") == target.chat_tokens("Hi")
+    assert capsys.readouterr().err.count("today's date (its variable date_string sets it)") == 1
+    note_date(target, "data", "2001-02-03")
+    assert "the samples of data say 03 Feb 2001" in capsys.readouterr().err
+    hello = Conversation.from_text("Hi")
+    assert render(target.tokenizer, hello, date="2001-02-03") == "03 Feb 2001Hi"
+    assert render(target.tokenizer, hello) == f"{datetime.date.today():%d %b %Y}Hi"
+    assert today() == f"{datetime.date.today()}"
+
+
+WHOLE = Conversation(
+    (
+        system("S"),
+        user("A"),
+        {**assistant("b"), "tool_calls": [CALL], "reasoning_content": "r"},
+        tool("12C"),
+        user("C"),
+    ),
+    (TOOL,),
+)
+EACH = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "parts"),
+    [
+        (EACH, {"tool calls", "reasoning", "tools"}),
+        (None, {"tool calls", "reasoning", "tools"}),
+        (EACH + "{{ tools }}{{ messages }}", set()),
+        (
+            "{% for m in messages if m.role in ('user', 'assistant') %}{{ m.content }}{% endfor %}",
+            {"system messages", "tool messages", "tool calls", "reasoning", "tools"},
+        ),
+        (
+            "{{ messages[-1].content }}{{ tools }}",
+            {"system messages", "assistant messages", "tool messages", "tool calls", "reasoning", "earlier user messages"},
+        ),
+    ],
+)  # fmt: skip
+def test_every_part_that_changes_nothing_is_found(template: str | None, parts: set[str]) -> None:
+    assert {*find_ignored(with_template(template), WHOLE)} == parts
+
+
+def test_a_conversation_without_such_parts() -> None:
+    target = with_template(EACH)
+    assert find_ignored(target, Conversation.from_text("Hi")) == ()
+    assert find_ignored(target, Conversation((user("A"), assistant("b"), user("C")))) == ()
