@@ -104,11 +104,8 @@ def _run_own(model: PreTrainedModel, tokenizer: Tokenizer, spec: str) -> OwnOutp
         own = own_output(model, tokenizer)
     except Exception as error:  # a model's failures have no common class
         wraps = model.config.get_text_config(decoder=True) is not model.config
-        alone = f" on text alone (it is a {type(model).__name__})" if wraps else ""
-        name = model.config.model_type
-        raise UserError(
-            f"target {spec!r}: architecture {name!r} does not run{alone}: {first_line(error)}"
-        ) from None
+        what = f"architecture {model.config.model_type!r} does not run{' on text alone' * wraps}"
+        raise UserError(f"target {spec!r}: {what}: {first_line(error)}") from None
     if bool((own.logits_LV.isnan() | (own.logits_LV == torch.inf)).any()):
         raise UserError(
             f"target {spec!r}: its logits are NaN or infinite: its weights are damaged, or "

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from specalign.common.errors import UserError, nearest
 from specalign.common.text import plural, say
-from specalign.rows.conversation import Conversation
-from specalign.rows.messages import UnusableRow
+from specalign.rows.conversation import Conversation, UnusableRow
 from specalign.rows.shapes import PROMPT_COLUMNS, parse_row
 
 

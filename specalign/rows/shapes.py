@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 
 from specalign.common.errors import UserError
 from specalign.common.text import short
-from specalign.rows.conversation import Conversation, Message, Tool
-from specalign.rows.messages import (
+from specalign.rows.conversation import (
     CONTENT_KEYS,
     ROLE_KEYS,
+    Conversation,
+    Message,
+    Tool,
     UnknownRole,
     UnusableRow,
     decode_json,

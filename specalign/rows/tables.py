@@ -14,7 +14,7 @@ from typing import Any
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import MOST_BYTES, PACKED, check_ordinary, read_lines, read_text
 from specalign.common.text import say_once
-from specalign.rows.messages import decode_json, has_role, is_conversation, is_message
+from specalign.rows.conversation import decode_json, has_role, is_conversation, is_message
 from specalign.rows.shapes import CONVERSATIONS, PROMPT_COLUMNS
 from specalign.rows.splits import NoSplit, split_of
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specalign.rows.conversation import ROLES, Conversation
-from specalign.rows.messages import (
+from specalign.rows.conversation import (
+    ROLES,
+    Conversation,
     UnusableRow,
     decode_json,
     is_message,

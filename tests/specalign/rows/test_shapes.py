@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specalign.rows.messages import UnusableRow
+from specalign.rows.conversation import UnusableRow
 from specalign.rows.shapes import parse_row
 from tests.row_shapes import GPT, HI, SHAPES, TALK, TOOL, UNUSABLE, user
 

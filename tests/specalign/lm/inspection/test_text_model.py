@@ -40,9 +40,7 @@ def test_what_a_wrapper_holds(kind: str, base: str, tied: bool, tmp_path: Path) 
     torch.testing.assert_close(logits, target.forward(tokens).logits_BLV, atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("kind", "tied"), [("gemma3", True), ("gemma4", True), ("llava", False)]
-)
+@pytest.mark.parametrize(("kind", "tied"), [("gemma3", True), ("gemma4", True), ("llava", False)])
 def test_a_bf16_checkpoint_is_tied_as_ever(kind: str, tied: bool, tmp_path: Path) -> None:
     """Gemma 4's wrapper reads its embedding by itself, which stays in fp32 then."""
     target = wrapped(kind, tmp_path, torch.bfloat16)
