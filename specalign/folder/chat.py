@@ -1,5 +1,4 @@
-"""How a target is prompted: its chat template's switches (`enable_thinking`) and a system
-prompt."""
+"""How a target is prompted: its chat template's switches (`enable_thinking`) and system prompt."""
 
 from __future__ import annotations
 
@@ -149,8 +148,8 @@ def _parse(text: str) -> JSON:
 
 
 def read_kwargs(text: str) -> dict[str, JSON]:
-    """`key=value`, the value as JSON if it is that, else as text; or a JSON object. Raises UserError
-    for neither, and for `True`, which would be taken for text."""
+    """`key=value`, the value as JSON if it is that, else as text; or a JSON object. Raises
+    UserError for neither, and for `True`, which would be taken for text."""
     if text.lstrip().startswith("{"):
         kwargs = _parse(text)
         if not isinstance(kwargs, dict):
@@ -185,8 +184,8 @@ def find_variables(
     tokenizer: PreTrainedTokenizerBase, spec: str, template: str | None = None
 ) -> list[str]:
     """The variables of the tokenizer's chat template, or of that of several with this name, except
-    those that every template is given. Raises UserError if it is no template, or none was chosen and
-    there is no default."""
+    those that every template is given. Raises UserError if it is no template, or none was chosen
+    and there is no default."""
     from jinja2 import meta  # slow to import
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
@@ -210,13 +209,8 @@ def chat_ids(
 ) -> list[int]:
     """A conversation as the tokens that the target, which has `rows` tokens, continues: rendered and
     tokenised in one piece, in training, decoding and evaluation. Without a chat template: the
-    messages' texts after the tokenizer's opening tokens. `spec` and `where` name the target and what
-    is read, for messages.
-
-    Raises:
-        TemplateRefusal: the template refuses the conversation.
-        UserError: a token that the target lacks.
-    """
+    messages' texts after the tokenizer's opening tokens. Raises TemplateRefusal, and UserError for
+    a token that the target lacks."""
     name = f"{where}: target {spec!r}" if where else f"target {spec!r}"
     text = chat_text(tokenizer, conversation, chat, spec)
     if getattr(tokenizer, "chat_template", None):

@@ -16,8 +16,7 @@ _CHANGES = (
 
 
 def end_ids(value: object, where: str) -> set[int]:
-    """An `eos_token_id` as a set; None is empty. Raises UserError for anything but ids; `where`
-    begins its message."""
+    """An `eos_token_id` as a set; None is empty. Raises UserError for anything but ids."""
     if value is None:
         return set()
     ids = value if isinstance(value, list | tuple) else [value]
@@ -30,8 +29,7 @@ def end_ids(value: object, where: str) -> set[int]:
 
 
 def check_ends(config: Mapping[str, object], where: str) -> None:
-    """Raises UserError if a config.json or generation_config.json names an end that is no token
-    id."""
+    """Raises UserError if a config names an end of text that is no token id."""
     end_ids(config.get("eos_token_id"), where)
     text_config = config.get("text_config")
     if isinstance(text_config, dict):
@@ -39,13 +37,8 @@ def check_ends(config: Mapping[str, object], where: str) -> None:
 
 
 def check_quantised(config: Mapping[str, object], what: str, device: str | None = None) -> None:
-    """Raises UserError for a quantisation that is unknown, or whose package or device is missing.
-
-    Args:
-        config: config.json.
-        what: the target, for the message.
-        device: the torch device type it is to run on; None = not checked.
-    """
+    """Raises UserError for a quantisation that is unknown, or whose package or device is missing;
+    `what` names the target, `device` the torch device type, None = not checked."""
     text_config = config.get("text_config")
     quantisation = config.get("quantization_config")
     if not quantisation and isinstance(text_config, dict):

@@ -55,16 +55,13 @@ def render(
     spec: str = "",
     date: str | None = None,
 ) -> str:
-    """A conversation in the tokenizer's chat template, up to where the answer begins.
+    """A conversation in the tokenizer's chat template, up to where the answer begins. Raises
+    TemplateRefusal if the template raises an error.
 
     Args:
         kwargs: the template's variables.
         spec: the target's name, for messages.
         date: of the template's clock, ISO; None = today.
-
-    Raises:
-        TemplateRefusal: the template raises an error.
-        UserError: there are several templates and none is chosen.
     """
     options: dict[str, Any] = {"tools": None, **(kwargs or {})}
     if conversation.tools:
@@ -121,8 +118,7 @@ def _fixed_date(date: str | None) -> Iterator[None]:
 
 
 def _with_parsed_arguments(message: Message) -> Message:
-    """A message with the arguments of tool calls as objects, which OpenAI writes as JSON
-    strings."""
+    """A message with the arguments of tool calls as objects; OpenAI writes JSON strings."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list | tuple):
         return dict(message)

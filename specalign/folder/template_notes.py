@@ -42,8 +42,7 @@ def _source(target: Templated) -> str:
 
 
 def note_date(target: Templated, folder: str = "", date: str | None = None) -> None:
-    """Report, once a process, a template that writes the date; `folder`: of samples that have
-    `date`."""
+    """Report, once, a template that writes the date; `folder`: of samples that have `date`."""
     if not reads_clock(target):
         return
     date = date or target.chat.date

@@ -37,17 +37,13 @@ def text_ids(
     given: str | None = None,
     **options: Any,
 ) -> list[int]:
-    """The tokens of a text without opening tokens.
+    """The tokens of a text without opening tokens. Raises UserError for a token that the model
+    lacks (Gemma 3 1B lacks its tokenizer's for images), and for what the tokenizer raises.
 
     Args:
         rows: the number of the model's tokens.
         where: what is read, for the message.
         given: the part of the text that is not the chat template's; None = all of it.
-        options: of the tokenizer's call.
-
-    Raises:
-        UserError: a token that the model lacks (Gemma 3 1B lacks its tokenizer's for images);
-            whatever the tokenizer raises.
     """
     with in_one_line(f"{where}: its tokenizer can't read a text"):
         ids = list(tokenizer(text, add_special_tokens=False, **options)["input_ids"])
@@ -64,8 +60,8 @@ def text_ids(
 
 
 def opening_ids(tokenizer: PreTrainedTokenizerBase, rows: int, where: str) -> tuple[int, ...]:
-    """The tokens that the tokenizer puts before every text, usually BOS or nothing. Raises UserError
-    if the model, which has `rows` tokens, lacks one of them."""
+    """The tokens that the tokenizer puts before every text, usually BOS or nothing. Raises
+    UserError if the model, which has `rows` tokens, lacks one of them."""
     special = {*tokenizer.all_special_ids}
     for probe in chain(("a",), tokenizer.get_vocab()):
         bare = list(tokenizer(probe, add_special_tokens=False)["input_ids"])

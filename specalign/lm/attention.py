@@ -29,16 +29,15 @@ def block_mask(
     device: torch.device,
 ) -> Tensor | None:
     """The mask of `length` tokens that attend to `past` earlier ones and, by `see_LL` (bool, itself
-    included; None = causal), to each other, made once for all layers. None for one token, which sees
-    everything; else as `laid_out` makes it."""
+    included; None = causal), to each other, made once for all layers. None for one token, which
+    sees everything; else as `laid_out` makes it."""
     if length == 1:
         return None
     return laid_out(visible_mask(see_LL, length, past, device), groups, dtype)
 
 
 def visible_mask(see_LL: Tensor | None, length: int, past: int, device: torch.device) -> Tensor:
-    """What each of `length` tokens attends to, bool (L, past + L): all of the past, and each other
-    by `see_LL` (None: causal)."""
+    """What each of `length` tokens sees, bool (L, past + L): the past, each other by `see_LL`."""
     see_LS = torch.ones(length, past + length, dtype=torch.bool, device=device)
     if see_LL is None:
         return see_LS.tril_(past)
@@ -72,11 +71,8 @@ def grouped_attention(
     causal: bool = False,
 ) -> Tensor:
     """Attention of (B, H, L, d) queries over (B, Hkv, S, d) keys and values, H a multiple of Hkv →
-    (B, H, L, d).
-
-    `mask` is boolean (B or 1, 1, L, S), True = attend, or what `block_mask` made; None =
-    everything, or causal when L = S and `causal`.
-    """
+    (B, H, L, d). `mask`: bool (B or 1, 1, L, S), or of `block_mask`; None = everything, or causal
+    if `causal`."""
     batch, heads, length, width = query.shape
     kv_heads, size = key.shape[1], key.shape[2]
     groups = heads // kv_heads
@@ -134,9 +130,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, backend: str = "sdpa"
 ) -> Tensor:
-    """softmax(q·kᵀ/√d)·v of (B, H, L, d) queries over (B, Hkv, S, d) keys → (B, H, L, d). `mask` as
-    in `grouped_attention`; None = everything. Raises UserError if flash_attn can't run here or would
-    compute something else."""
+    """softmax(q·kᵀ/√d)·v, shapes and `mask` as in `grouped_attention`; None = everything. Raises
+    UserError if flash_attn can't run here or would compute something else."""
     if backend == "sdpa":
         return grouped_attention(query, key, value, mask, query.shape[-1] ** -0.5)
     if backend not in BACKENDS:

@@ -21,18 +21,14 @@ class KVCache(Cache):
     """A model's keys and values, allocated once; the first `length` positions count.
 
     `cache.length = n` with n ≤ the current length rolls back. With `slots_B` set, (B,), a forward
-    pass over one token per row writes row b at `slots_B[b]` instead (batched generation with rows
-    of different lengths).
+    pass over one token per row writes row b at `slots_B[b]` instead (rows of different lengths).
 
     Args:
         shapes: of each layer; None = it caches no keys.
-        rows: B.
-        capacity: positions.
         others: by layer, transformers' own cache layer where that is no plain attention.
 
     Attributes:
-        views: its memory as kernels read it, by their layers: cleared when that moves, told which
-            positions change.
+        views: its memory as kernels read it, by layers: cleared when that moves.
         recurrence: its recurrent states, if any.
     """
 
@@ -76,7 +72,9 @@ class KVCache(Cache):
     @length.setter
     def length(self, value: int) -> None:
         if not 0 <= value <= self._length:
-            raise ValueError(f"cache length {value} is not within 0..{self._length}")
+            raise ValueError(
+                f"a cache is only rolled back: {value} is not within 0..{self._length}"
+            )
         self._length = self._end = value
         self._note_change(value)
         if self.recurrence is not None:
@@ -88,8 +86,7 @@ class KVCache(Cache):
             view.roll_back(start)
 
     def write(self, memory: Tensor, new: Tensor) -> Tensor:
-        """Write new keys or values, (B, H, L, width), into their memory, (B, H, capacity, width);
-        returns all up to them."""
+        """Write new keys or values, (B, H, L, width), into their memory; returns all up to them."""
         if self.slots_B is None:
             end = self._length + new.shape[2]
             memory[:, :, self._length : end] = new
@@ -152,8 +149,7 @@ class KVCache(Cache):
             self.recurrence.fill(source.recurrence, self.rows)
 
     def rewind(self) -> Tensor | None:
-        """Before a forward pass: back to what recurrent states have seen. Returns the tokens (B, R)
-        to run again, if any."""
+        """Back to what recurrent states have seen. Returns the tokens (B, R) to run again."""
         if self.recurrence is None:
             return None
         lost = self.recurrence.take_lost()
@@ -164,8 +160,7 @@ class KVCache(Cache):
 
 
 class Parts(NamedTuple):
-    """Keys or values of several requests in one forward pass, and how many new tokens each has
-    there."""
+    """Keys or values of several requests in one forward pass, and the new tokens of each."""
 
     tensors: list[Tensor]
     widths: list[int]

@@ -17,15 +17,13 @@ from specalign.kernels.linear import is_linear, rows_library
 from specalign.lm.names import check_dtype
 
 SMALL = 300_000_000
-"""Parameters up to which fp32 decodes faster than bf16 although twice as much is read: torch's bf16
-operators start more slowly."""
+"""Parameters up to which fp32 decodes faster: torch's bf16 operators start more slowly."""
 _MOSTLY = 0.75
 """The share of numbers in linear layers and embeddings below which fp32 reads too much."""
 
 
 def find_device(name: str) -> torch.device:
-    """A device by its name; `auto`: the GPU, if there is one. Raises UserError where there is none
-    of that name."""
+    """A device by its name; `auto`: the GPU, if any. Raises UserError for a missing one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -51,8 +49,7 @@ def target_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Whether bf16 products run on hardware: without AMX or AVX512-bf16 they take 10 times as long
-    as fp32 on a CPU."""
+    """Whether bf16 products run on hardware; else they take 10 times as long as fp32 on a CPU."""
     if device.type != "cpu":
         return device.type == "cuda" and torch.cuda.is_bf16_supported()
     try:

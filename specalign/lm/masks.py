@@ -32,8 +32,7 @@ from specalign.lm.attention import (
 from specalign.lm.cache import Parts
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Whether a query attends to a key: (row, head, query's position, key's position), integers that
-broadcast → bool."""
+"""Whether a query sees a key: (row, head, query's position, key's position) → bool."""
 
 NAME = "grouped_attention"
 OWN = "eager"
@@ -141,8 +140,7 @@ def laid(layout: Layout | Together) -> Iterator[None]:
 
 
 def _note_attended(groups: int) -> None:
-    """Note that our attention function ran. Not in compiled layers, which would be compiled for
-    each reading."""
+    """Note that our attention ran. Not in compiled layers: each reading would compile again."""
     if not torch.compiler.is_compiling():
         layout = _CURRENT.get()
         if layout is not None:
@@ -150,8 +148,7 @@ def _note_attended(groups: int) -> None:
 
 
 def _grouped_mask(**call: Any) -> Tensor | None:
-    """Called by transformers for a mask of ours; without a layout the one that it would make
-    itself."""
+    """The mask of our attention; without a layout the one that transformers makes."""
     layout = _CURRENT.get()
     return sdpa_mask(**call) if layout is None else layout.for_grouped(_rule(call))
 

@@ -1,5 +1,4 @@
-"""Names of targets: a hub id, a folder in hub layout, a GGUF file, a registry package, a debug
-model. Without torch."""
+"""Names of targets: a hub id, a folder, a GGUF file, a package, a debug model. Without torch."""
 
 from __future__ import annotations
 

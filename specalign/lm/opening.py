@@ -1,5 +1,4 @@
-"""Opening a folder or hub id with transformers: its class, all of its weights, one line for each
-error."""
+"""Opening a folder or hub id with transformers: its class, all of its weights, one-line errors."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ def load_weights(
     dtype: torch.dtype,
     place: torch.device,
 ) -> PreTrainedModel:
-    """The model with all its weights, on `place`; a note names surplus ones. Raises UserError where
-    its checkpoint lacks some."""
+    """The model with all its weights, on `place`. Raises UserError where some are missing."""
     opened: Any = opener(folder, spec, options).from_pretrained(
         str(folder),
         dtype=dtype,
@@ -119,7 +117,8 @@ def check_asked(what: str, spec: str | Path, error: Exception) -> None:
     if "trust_remote_code" in str(error):
         raise UserError(
             f"{what} {str(spec)!r} comes with custom Python code, which is not run unless you "
-            "ask for it: read it, then give --trust-remote-code (of recipes: target.trust_remote_code=true)"
+            "ask for it: read it, then give --trust-remote-code (of recipes: "
+            "target.trust_remote_code=true)"
         ) from None
 
 

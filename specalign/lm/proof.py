@@ -33,8 +33,7 @@ _UNSUPPORTED = {
     "xlstm": _CUSTOM_CACHE,
 }
 _WAYS = ({"fuse": True}, {"fuse": False}, {"fuse": False, "own_attention": True})
-"""How a model may run, the fastest first: fused layers, its modules with our attention, its own
-attention."""
+"""How a model may run, the fastest first: fused, our attention, its own attention."""
 
 
 def prove_target(
@@ -49,8 +48,7 @@ def prove_target(
 
     Args:
         model: as transformers loaded it, with its own eager attention.
-        fast, round_to_bf16: as in `specalign.lm.loading.load_target`. Weights are rounded after the
-            proof.
+        fast, round_to_bf16: as in `load_target`; weights are rounded after the proof.
     """
     _check_supported(model, source.spec)
     with _choosing_few(model):
@@ -82,8 +80,7 @@ def _check_supported(model: PreTrainedModel, spec: str) -> None:
 
 @contextmanager
 def _choosing_few(model: PreTrainedModel) -> Iterator[None]:
-    """Within it, indexers select fewer keys than the proof has tokens. Not in 16 bits, where so few
-    would tie too often."""
+    """Within it, indexers select fewer keys than the proof has tokens (16 bits would tie)."""
     modules: list[Any] = list(model.modules())
     indexers = [m for m in modules if isinstance(getattr(m, "index_topk", None), int)]
     own = [m.index_topk for m in indexers]
@@ -98,8 +95,7 @@ def _choosing_few(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _run_own(model: PreTrainedModel, tokenizer: Tokenizer, spec: str) -> OwnOutput:
-    """What the model computes by itself. Raises UserError where it does not run, or gives no
-    numbers."""
+    """What the model computes by itself. Raises UserError where it does not run, or writes NaN."""
     try:
         own = own_output(model, tokenizer)
     except Exception as error:  # a model's failures have no common class
@@ -152,8 +148,7 @@ def first_line(error: Exception) -> str:
 
 @torch.no_grad()
 def _find_form(model: PreTrainedModel, own: OwnOutput) -> LogitForm:
-    """The form that makes the model's own logits of its head's product. Raises NotImplementedError
-    where none does."""
+    """The form that makes the model's logits of its head's product, or NotImplementedError."""
     product = model.get_output_embeddings()(own.head_input_LD).float()
     if own.never_V is not None:
         product = product[:, ~own.never_V]
@@ -171,8 +166,7 @@ def _find_form(model: PreTrainedModel, own: OwnOutput) -> LogitForm:
 
 
 def _difference(target: Target, own: OwnOutput) -> str:
-    """What differs from the model's own output; "" = nothing. Restricts the target to what it does
-    exactly."""
+    """What differs from the model's own output, or "". Restricts the target to what is exact."""
     dtype, most = target.dtype, _TOLERANCE[target.dtype]
     whole = target.forward(own.tokens_1L).logits_BLV
     found = _distance(whole, own, range(LENGTH), dtype)
@@ -191,7 +185,10 @@ def _difference(target: Target, own: OwnOutput) -> str:
     if target.chains_only:
         found = _in_pieces(target, own, False, dtype)
         if found > most:
-            return f"through a cache its logits differ from the model's own by {found:.2g} standard deviations"
+            return (
+                f"through a cache its logits differ from the model's own by {found:.2g} standard "
+                "deviations"
+            )
     if target.together:
         target.restrict(one_by_one=_side_by_side(target, own, dtype) > most)
     return ""
@@ -209,8 +206,7 @@ def _distance(
 
 
 def _in_pieces(target: Target, own: OwnOutput, branching: bool, dtype: torch.dtype) -> float:
-    """The largest difference of a prefix, drafts of which one is rejected, and the rest, through
-    our cache."""
+    """The largest difference of a prefix, drafts, a rollback and the rest, through our cache."""
     tokens, cache = own.tokens_1L, target.new_cache(1, LENGTH + 2)
     prefix = target.forward(tokens[:, :CUT], cache=cache).logits_BLV
     wrong, a, b, c = tokens[:, :1], *(tokens[:, CUT + i : CUT + i + 1] for i in range(3))
@@ -238,8 +234,7 @@ def _in_pieces(target: Target, own: OwnOutput, branching: bool, dtype: torch.dty
 
 
 def _after_rejection(target: Target, own: OwnOutput) -> float:
-    """How far two different rejected drafts move the logits after them apart: nothing, where a
-    rollback is exact."""
+    """How far two rejected drafts move the logits after them apart: 0 if rollback is exact."""
     found = []
     for wrong in own.tokens_1L[0, :2].tolist():
         cache = target.new_cache(1, LENGTH + 2)

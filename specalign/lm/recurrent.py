@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from specalign.lm.cache import KVCache
 
 States = tuple[Tensor, Tensor | None]
-"""Normalised last hidden states (B, L, D) and tapped layer outputs (B, L, F, D), None = without
-taps."""
+"""Normalised last hidden states (B, L, D) and tapped layer outputs (B, L, F, D), if any."""
 SPACING = 8
 """Single tokens between two snapshots; a pass over several tokens has its own."""
 MOST_REPLAYED = 16
@@ -67,8 +66,7 @@ def replaying(
 
 
 class Recurrence:
-    """The recurrent states of one cache, in these layers, still empty. `at`: how many tokens they
-    have seen."""
+    """The recurrent states of one cache. `at`: how many tokens they have seen."""
 
     def __init__(self, layers: Sequence[StateLayer]) -> None:
         self.layers = list(layers)
@@ -99,8 +97,7 @@ class Recurrence:
             self._tokens_BL = self._tokens_BL[:, :length]
 
     def take_lost(self) -> Tensor | None:
-        """The tokens (B, R) that count and that the states have not seen; they are about to run
-        again."""
+        """The tokens (B, R) that count and that the states have not seen, about to run again."""
         if self._tokens_BL is None or self._tokens_BL.shape[1] <= self.at:
             return None
         lost = self._tokens_BL[:, self.at :]

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 
 class LayerShape(NamedTuple):
-    """What a layer caches for every token: heads, widths of a key and a value, and the width of its
-    indexer's one key, if any."""
+    """What a layer caches per token: heads, widths of key and value, and of an indexer's key."""
 
     heads: int
     key: int
@@ -28,8 +27,7 @@ class LayerShape(NamedTuple):
 
 
 class Slab(CacheLayerMixin):
-    """One layer's keys and values, (B, Hkv, capacity, width), written at the owning cache's
-    length."""
+    """One layer's keys and values, (B, Hkv, capacity, width), written at the cache's length."""
 
     keys: Tensor
     values: Tensor

@@ -139,8 +139,7 @@ def _is_empty(value: object) -> bool:
 
 
 def _read_value(value: object, column: str) -> tuple[list[Message], int]:
-    """The messages in a column, and how many later turns are left out. Raises UnusableRow if there
-    are none."""
+    """The messages in a column, and how many later turns are left out, or UnusableRow."""
     holds_turns = column in (*CONVERSATIONS, "turns")
     found = decode_json(value)
     if isinstance(value, str) and not holds_turns and not is_conversation(found):
@@ -170,11 +169,9 @@ def _read_turns(texts: list[str]) -> tuple[list[Message], int]:
 def _list_messages(value: dict[str, object]) -> list[object]:
     """The messages of an object: by columns (as `datasets` stores them), or itself one."""
     columns = {key: items for key, items in value.items() if isinstance(items, list)}
-    if {"role", "from"} & {*columns}:
-        return [
-            dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)
-        ]
-    return [value]
+    if not {"role", "from"} & {*columns}:
+        return [value]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)]
 
 
 def _check_messages(messages: list[Message]) -> None:

@@ -28,8 +28,7 @@ EVERY = "*"
 
 def read_rows(path: Path, under: str | None = None, under_key: str | None = None) -> Iterator[Row]:
     """The rows of one file. Memory holds one row or a batch of Parquet; JSON that is not in lines
-    is read whole. Raises UserError for no such file, an unknown kind, or broken content (with its
-    line).
+    is read whole. Raises UserError for no such file, an unknown kind, or broken content.
 
     Args:
         under: of a JSON object with rows under several keys, the key to read (a split's name).
@@ -73,8 +72,7 @@ def _read_txt(path: Path) -> Iterator[Row]:
 
 
 def check_plain_text(path: Path) -> None:
-    """Raises UserError for a .txt file whose first line is a JSON object or opens a list of
-    them."""
+    """Raises UserError for a .txt file that begins with a JSON object or a list of them."""
     first = next((line.strip() for line in read_lines(path) if line.strip()), "")
     if first == "[" or isinstance(decode_json(first), dict):
         suffix = ".json" if first == "[" else ".jsonl"
@@ -139,9 +137,7 @@ def _arrow_batches(path: Path) -> Iterable[Row]:
 
 def json_rows(path: Path, under: str | None = None, under_key: str | None = None) -> Iterator[Row]:
     """The rows of a JSON file, whatever its ending: one value a line (memory holds one line), else
-    a single value, which may be a list of rows, a row, columns, or rows under a key. Raises
-    UserError for broken content, with its line, and if several keys hold rows and none is
-    `under`."""
+    a single value, which may be a list of rows, a row, columns, or rows under a key."""
     lines = ((n, line) for n, line in enumerate(read_lines(path), 1) if line.strip())
     number, first = next(lines, (0, ""))
     if not first:
@@ -218,8 +214,7 @@ def _is_row(value: dict[str, Row]) -> bool:
 
 
 def _transpose(value: dict[str, Row]) -> list[Row]:
-    """The rows of a table stored by columns: lists of one length, or values by row number
-    (pandas)."""
+    """The rows of a table by columns: lists of one length, or values by row number (pandas)."""
     columns = list(value.values())
     if columns and all(isinstance(c, dict) and all(map(str.isdigit, c)) for c in columns):
         numbers = dict.fromkeys(number for column in columns for number in column)

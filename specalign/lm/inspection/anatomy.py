@@ -1,7 +1,4 @@
-"""The structure of a model: what each layer caches for a token and which attention it runs.
-
-One token goes through the model once, and its cache tells the shapes.
-"""
+"""The structure of a model: what each layer caches for a token, and which attention it runs."""
 
 from __future__ import annotations
 
@@ -177,8 +174,7 @@ def _shape(layer: CacheLayer) -> LayerShape | None:
 
 
 def decoder_layers(body: nn.Module, count: int) -> nn.ModuleList:
-    """The list of layers, whatever its name; a layer may count several times (LongCat's attends
-    twice)."""
+    """The list of layers, whatever its name; a layer may count several times (LongCat)."""
     children = list(body.children())
     children += [grandchild for child in body.children() for grandchild in child.children()]
     lists = [m for m in children if isinstance(m, nn.ModuleList)]

@@ -1,9 +1,9 @@
-"""How a target's layers write positions into their keys, measured.
+"""How a target's layers write positions into their keys, measured on the same input at several
+positions.
 
-Each layer runs on the same input at several positions. RotaryTable keys at position p are the keys at 0,
-rotated: k(p) = R(p)·k(0). Keys that stay the same have no position but that of the input (learned
-positions, ALiBi, layers without rotary). Values stay the same; otherwise they are none (compressed
-caches keep a key's rotary part there).
+Rotary keys at position p are the keys at 0, rotated: k(p) = R(p)·k(0). Keys that stay the same have
+no position but that of the input (learned positions, ALiBi). Values stay the same; otherwise they
+are none (compressed caches keep a key's rotary part there).
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ class RotaryTable:
     """Pairs of a head's numbers rotated by position · inv_freq; the others stay. Without
     frequencies: no position.
 
-    layout: number j of the rotated ones is paired with the one half of them further (half) or with
-    its neighbour (pairs). start: the first of them. scale: a factor of rotated keys (YaRN's
-    attention factor, arXiv 2309.00071, section 3.4).
+    layout: the pairs are two halves (half) or neighbours (pairs). start: the first rotated number.
+    scale: a factor of rotated keys (YaRN's attention factor, arXiv 2309.00071, section 3.4).
     """
 
     layout: str = "half"
@@ -57,8 +56,7 @@ class RotaryTable:
         return entry if self.scale == 1 else {**entry, "scale": self.scale}
 
     def full(self, width: int) -> bool:
-        """Whether it is the plain kind over all numbers of a head, or none at all: what
-        `attention.rotate` computes."""
+        """Whether it is what `attention.rotate` computes: over all numbers of a head, or none."""
         return not self.inv_freq or (
             self.layout == "half" and self.start == 0 and 2 * len(self.inv_freq) == width
         )
@@ -79,8 +77,7 @@ class RotaryTable:
         return found
 
     def tables(self, positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """cos and sin for positions (…) → (…, width), fp32. Unless `full`, sin has the sign of its
-        place."""
+        """cos and sin for positions (…) → (…, width), fp32; sin is signed unless `full`."""
         first, second = (t.to(positions.device) for t in self.pairs())
         angles = positions[..., None].float() * torch.tensor(
             self.inv_freq, dtype=torch.float32, device=positions.device
@@ -115,8 +112,7 @@ _FOUND: WeakKeyDictionary[Target, list[RotaryTable | str]] = WeakKeyDictionary()
 
 
 def key_rotaries(target: Target) -> list[RotaryTable | str]:
-    """How each layer writes positions into its keys, or why that is unknown. Computed once for each
-    target."""
+    """How each layer writes positions into its keys, or why that is unknown. Computed once."""
     if target not in _FOUND:
         _FOUND[target] = _find_rotaries(target)
     return list(_FOUND[target])
@@ -208,8 +204,7 @@ def _run_layers(target: Target, position: int, inputs: dict[int, Tensor]) -> lis
 def _run_through_own_cache(
     target: Target, tokens: Tensor, positions: Tensor, past: int, cache: Cache
 ) -> None:
-    """Run tokens at these positions, (1, L) each, with the model's own kind of cache, which holds
-    `past`."""
+    """Run tokens at positions, (1, L) each, with the model's own cache, which holds `past`."""
     with laid(Layout(positions, past, target.groups, target.dtype)):
         target.body(**target.anatomy.arguments(tokens, positions, cache))
 

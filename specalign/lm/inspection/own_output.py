@@ -1,5 +1,4 @@
-"""The logits that a model computes by itself over a few tokens: run by transformers, with its own
-attention and cache."""
+"""The logits that a model computes by itself over a few tokens, with its own cache."""
 
 from __future__ import annotations
 
@@ -28,9 +27,8 @@ LENGTH, CUT = 14, 9
 class OwnOutput:
     """What the model computes by itself.
 
-    logits_LV: of the tokens. head_input_LD: the decoder's last states. never_V: tokens that the
-    model never writes. read_past: layers whose weights are read without calling them, but for the
-    head, which is called here.
+    head_input_LD: the decoder's last states. never_V: tokens that the model never writes.
+    read_past: layers whose weights are read without calling them, without the head.
     """
 
     tokens_1L: Tensor
@@ -48,8 +46,8 @@ class OwnOutput:
 @torch.no_grad()
 def own_output(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> OwnOutput:
     """The first tokens in one call, the others through the cache; with recurrent states one by one,
-    as they are made. Raises NotImplementedError if it has several heads, or one that reads states of
-    another width."""
+    as they are made. Raises NotImplementedError if it has several heads, or one that reads states
+    of another width."""
     head = model.get_output_embeddings()
     if not isinstance(getattr(head, "weight", None), Tensor):
         raise NotImplementedError("it has no single head over a vocabulary")
@@ -134,8 +132,7 @@ def placeholder_ids(model: PreTrainedModel) -> list[int]:
 
 
 def positions(model: PreTrainedModel, tokens_1L: Tensor, past: int) -> dict[str, Tensor]:
-    """The positions that `generate` passes; wrappers count for themselves. Without them Bamba
-    begins each call at 0."""
+    """The positions that `generate` passes; without them Bamba begins each call at 0."""
     wraps = model.config.get_text_config(decoder=True) is not model.config
     if wraps or "position_ids" not in signature(model.forward).parameters:
         return {}
@@ -143,8 +140,7 @@ def positions(model: PreTrainedModel, tokens_1L: Tensor, past: int) -> dict[str,
 
 
 def _proof_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """The proof's text, without tokens that end one or stand for an image, (1, LENGTH). Without a
-    tokenizer: the first tokens."""
+    """The proof's text, (1, LENGTH), without tokens that end one or stand for an image."""
     size = model.get_output_embeddings().weight.shape[0]
     no_text = {*eos_ids(model.config, model.generation_config, tokenizer), *placeholder_ids(model)}
     of_text = tokenizer(_TEXT, add_special_tokens=False)["input_ids"]

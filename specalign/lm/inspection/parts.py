@@ -1,5 +1,5 @@
-"""A target's weights by other names: a layer's by a block drafter's, which starts with them, and all
-by those of a model of text alone."""
+"""A target's weights by other names: a layer's by a block drafter's, which starts with them, and
+all by those of a model of text alone."""
 
 from __future__ import annotations
 
@@ -50,8 +50,7 @@ def embedding_scale(target: Target) -> float:
 
 @torch.no_grad()
 def embeds_rows(target: Target) -> bool:
-    """Whether a token's embedding is its row times that scale, and nothing else is done to it (Muse
-    Glimmer norms it)."""
+    """Whether a token's embedding is its row times that scale (Muse Glimmer norms it)."""
     rows = target.embedding_VD[:16]
     read = target.embed(torch.arange(len(rows), device=rows.device))
     return torch.allclose(
@@ -69,8 +68,7 @@ def last_norm(target: Target) -> Tensor | None:
 
 
 def layer_parts(target: Target, index: int) -> dict[str, Tensor]:
-    """A layer's weights, fp32, by a drafter's parameter names; those that cannot be identified are
-    left out."""
+    """A layer's weights, fp32, by a drafter's parameter names, without unidentified ones."""
     modules = {f".{name}": module for name, module in target.layers[index].named_modules()}
     found: dict[str, Tensor] = {}
 
@@ -125,8 +123,7 @@ def _matrix(module: nn.Module) -> Tensor | None:
 
 @torch.no_grad()
 def norm_weight(module: Any, width: int) -> Tensor:
-    """A norm's factor, (width,) fp32: its weight, or one more; ones where it has none. A bias is
-    left out."""
+    """A norm's factor, (width,) fp32: its weight, or one more; ones where it has none."""
     weight = getattr(module, "weight", None)
     if weight is None or weight.shape != (width,):
         return torch.ones(width)
@@ -145,8 +142,7 @@ def norm_weight(module: Any, width: int) -> Tensor:
 
 @dataclass(frozen=True)
 class TextModel:
-    """base: the class's name in transformers. tensors: weights by that class's names. embedding,
-    head: the names of the two."""
+    """base: a class of transformers. tensors: its weights. embedding, head: names of the two."""
 
     base: str
     config: PreTrainedConfig
@@ -184,8 +180,7 @@ def text_model(target: Target) -> TextModel:
 
 def is_tied(target: Target) -> bool:
     """Whether the target's head is its embedding. The tensors say so: the config's flag may be
-    wrong, and a tied head may have been copied to be kept in half the memory, or in another
-    order."""
+    wrong, and a tied head may have been copied."""
     one, other = target.embedding_VD, target.head_weight_VD
     if one.data_ptr() == other.data_ptr():
         return True
