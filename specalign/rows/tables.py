@@ -35,10 +35,10 @@ def read_rows(path: Path, under: str | None = None, under_key: str | None = None
         under_key: the option that sets `under`, for the note on what is left out; "" = no option
             does, None = no note.
     """
+    if path.is_dir():
+        raise UserError(f"{path} is a folder, not a file of prompts")
     if not path.is_file():
-        raise UserError(
-            f"{path}: {'a folder, not a file of prompts' if path.is_dir() else 'no such file'}"
-        )
+        raise UserError(f"{path}: no such file")
     kind = kind_of(path)
     if kind is None:
         raise UserError(f"{path}: unknown kind of file{nearest_kind(path)}")
