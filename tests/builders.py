@@ -31,7 +31,7 @@ from specalign.common.hub import DEFAULT_TARGET
 from specalign.formats.block import save_drafter
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
-from specalign.lm.source import ModelSource
+from specalign.lm.names import ModelSource
 from specalign.models.block import BlockDrafter
 from specalign.models.causal import CausalDrafter
 from specalign.models.ddit import DDiT

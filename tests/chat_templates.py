@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specalign.lm.model import Target
-from specalign.lm.source import ModelSource
+from specalign.lm.names import ModelSource
 from tests import tokenizers
 
 _SYSTEM = "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}{% set messages = messages[1:] %}{% else %}{% set s = '' %}{% endif %}"

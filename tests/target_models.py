@@ -19,8 +19,8 @@ from transformers.models.auto.modeling_auto import (
 
 from specalign.lm.debug import debug_model
 from specalign.lm.model import Target
+from specalign.lm.names import ModelSource
 from specalign.lm.proof import prove_target
-from specalign.lm.source import ModelSource
 
 WINDOW = 24
 """Tokens that a sliding layer sees; texts in tests are longer."""

@@ -10,8 +10,7 @@ from html import unescape
 
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path
-from specalign.rows.json_forms import EVERY
-from specalign.rows.tables import read_rows
+from specalign.rows.tables import EVERY, read_rows
 from specalign.suites.own import BUILTIN, TASKS
 from specalign.suites.places import PLACES
 from specalign.suites.sources import read_place

@@ -26,7 +26,7 @@ from align.writing.rows import Plan, Progress, Row, Source, ignore_progress
 from align.writing.template import TargetInfo, chat_template
 from specalign.common.errors import UserError
 from specalign.common.text import say
-from specalign.folder.clock import note_readings
+from specalign.folder.template_notes import note_readings
 from specalign.lm.model import Target
 
 FRUITLESS_BATCHES = 20

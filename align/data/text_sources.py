@@ -15,9 +15,9 @@ from align.data.prompts import check_source
 from specalign.common.errors import UserError, check_all, nearest
 from specalign.common.files import check_ordinary, expand_path, read_text
 from specalign.common.hub import is_hub_id, missing
+from specalign.rows.conversation import is_conversation
 from specalign.rows.folders import choose_files, visible_files
 from specalign.rows.hub_rows import hub_rows
-from specalign.rows.messages import is_conversation
 from specalign.rows.shapes import CONVERSATIONS, NAMES
 from specalign.rows.splits import NoSplit, split_of
 from specalign.rows.tables import check_plain_text, kind_of, read_rows, suffix_of

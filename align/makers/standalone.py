@@ -25,13 +25,13 @@ from specalign.formats.opened import (
     refuse_on_error,
 )
 from specalign.formats.standalone import architecture, load_standalone
-from specalign.lm.inspection.text_model import TextModel, is_tied, text_model
-from specalign.lm.interface import OWN, register
+from specalign.lm.inspection.parts import TextModel, is_tied, text_model
 from specalign.lm.loading import load_target
+from specalign.lm.masks import OWN, register
 from specalign.lm.model import Target
+from specalign.lm.names import ModelSource
 from specalign.lm.opening import quiet_loading
 from specalign.lm.proof import prove_target
-from specalign.lm.source import ModelSource
 from specalign.models.causal import CausalConfig, CausalDrafter
 from specalign.models.ddit import DDiT
 from specalign.models.ddit_layers import DDiTConfig

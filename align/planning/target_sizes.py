@@ -121,7 +121,7 @@ def _count(module: torch.nn.Module) -> int:
 
 
 def _measure_cache(
-    model: PreTrainedModel, body: torch.nn.Module, config: PretrainedConfig
+    model: PreTrainedModel, body: PreTrainedModel, config: PretrainedConfig
 ) -> tuple[int, int, int]:
     """Key heads, width of a key, and numbers cached per token: from one token through the network
     on `meta`, or from the config if the network needs real numbers."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
@@ -79,7 +78,7 @@ def outline(recipe: Recipe) -> Outline:
     chat = Chat(dict(recipe.data.template_kwargs), recipe.data.system)
     chat.check(tokenizer, name)
     text_config = config.get_text_config(decoder=True)
-    ends = eos_ids(SimpleNamespace(generation_config=generation, config=config), tokenizer)
+    ends = eos_ids(config, generation, tokenizer)
     size = int(text_config.vocab_size)
     return Outline(name, tokenizer, chat, ends, size, context_limit(text_config))
 

@@ -21,7 +21,7 @@ from decode.speculation.verifiers import check_pair, choose, find
 from specalign.common.errors import UserError, nearest
 from specalign.common.text import short
 from specalign.lm.model import Target
-from specalign.rows.messages import is_message
+from specalign.rows.conversation import is_message
 
 
 class GenerateOptions(SamplingOptions, total=False):

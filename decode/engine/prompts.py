@@ -14,7 +14,7 @@ from transformers.utils.chat_template_utils import get_json_schema
 
 from specalign.common.errors import UserError, in_one_line
 from specalign.common.text import say_once, short
-from specalign.folder.ignored import find_ignored, note_ignored
+from specalign.folder.template_notes import find_ignored, note_ignored
 from specalign.lm.model import Target
 from specalign.rows.conversation import Conversation
 from specalign.rows.shapes import parse_prompt

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from decode.engine.prompts import prompt_tokens
 from specalign.common.errors import UserError
 from specalign.common.text import say_once
-from specalign.folder.ignored import ignored_notes
+from specalign.folder.template_notes import ignored_notes
 from specalign.suites.prompt import Prompt
 
 if TYPE_CHECKING:

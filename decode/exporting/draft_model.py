@@ -32,7 +32,7 @@ from specalign.formats.kinds import RECORD as DRAFTER_RECORD
 from specalign.formats.layouts import RECORD
 from specalign.formats.qwen3 import Exported
 from specalign.formats.weights import read_folder, weight_files, write_weights
-from specalign.lm.inspection.text_model import embedding_names
+from specalign.lm.inspection.parts import embedding_names
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 

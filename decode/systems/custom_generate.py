@@ -28,10 +28,10 @@ from decode.speculation.sampling import Sampling
 from decode.speculation.verification import Outcome
 from decode.systems.load import load
 from specalign.common.errors import UserError
-from specalign.lm.interface import install
+from specalign.lm.masks import install
 from specalign.lm.model import Target, TargetOutput
+from specalign.lm.names import ModelSource
 from specalign.lm.proof import prove_target
-from specalign.lm.source import ModelSource
 from specalign.models.block import BlockDrafter
 from specalign.models.standalone import DiffusionDrafter
 
@@ -54,7 +54,8 @@ class OpenModel:
                 f"{offloaded} is offloaded: load the model without a device_map that offloads"
             )
         name = getattr(model, "name_or_path", "") or type(model).__name__
-        self.target = prove_target(model, _NoTokenizer(), ModelSource(name), fast=False)
+        no_tokenizer: Any = _NoTokenizer()
+        self.target = prove_target(model, no_tokenizer, ModelSource(name), fast=False)
         self.drafters: dict[tuple[str | int, str | None], Drafter | None] = {}
         self.weights = _weights(model)
 

@@ -182,7 +182,7 @@ class Requests:
             return
         own = Sampling(1.0, seed=3, banned=self._all_but([special, *self.letters]))
         name = tokenizer.convert_ids_to_tokens(special)
-        yield Asked(given, own, 12, stop=(name,), eos=())
+        yield Asked(given, own, 12, stop=(str(name),), eos=())
 
     def half_characters(self) -> Iterator[Asked]:
         """Texts of the two halves of a character: rounds, and requests, end between them. In pairs:

@@ -235,7 +235,7 @@ def _spelt(target: Target, tokens: Sequence[int], names: Sequence[str]) -> str:
     found, before = "", ""
     for i, token in enumerate(tokens):
         text = target.decode(list(tokens[: i + 1]))
-        name = target.tokenizer.convert_ids_to_tokens(token)
+        name = str(target.tokenizer.convert_ids_to_tokens(token))
         found += text[len(before) :] + (name if name in names else "")
         before = text
     return found

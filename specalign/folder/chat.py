@@ -1,5 +1,4 @@
-"""How a target is prompted: its chat template's switches (`enable_thinking`) and a system
-prompt."""
+"""How a target is prompted: its chat template's switches (`enable_thinking`) and system prompt."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from specalign.common.errors import UserError, in_one_line, nearest
 from specalign.common.text import cut, short
@@ -22,24 +21,20 @@ from specalign.folder.rendering import (
 from specalign.folder.tokenizer import opening_ids, text_ids
 from specalign.rows.conversation import Conversation
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+JSON = Any
+"""A JSON value."""
 _MARK = "\u2402SYSTEM\u2402"
 _ALWAYS_GIVEN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "f",
-        "description": "F",
-        "parameters": {"type": "object", "properties": {}},
-    },
-}
-"""A tool that a template is tried with."""
 
 
 class Templated(Protocol):
     """A target, with its weights or without."""
 
     spec: str
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     chat: Chat
 
     @property
@@ -54,12 +49,12 @@ class Chat:
     one; "" is one too. date: of the template's clock, ISO; None = today.
     """
 
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    kwargs: Mapping[str, JSON] = field(default_factory=dict)
     system: str | None = None
     date: str | None = None
 
     @classmethod
-    def of(cls, template_kwargs: Any, system: Any) -> Chat:
+    def of(cls, template_kwargs: object, system: object) -> Chat:
         """From arguments of the Python API. Raises UserError for those of another type."""
         if template_kwargs is not None and not isinstance(template_kwargs, Mapping):
             value = short(template_kwargs, 60)
@@ -82,7 +77,7 @@ class Chat:
     @property
     def arguments(self) -> tuple[str, ...]:
         """The command-line arguments of `decode` that prompt in the same way."""
-        found = []
+        found: list[str] = []
         for key, value in self.kwargs.items():
             found += ["--template-kwargs", f"{key}={_format(value)}"]
         if self.system is not None:
@@ -97,7 +92,7 @@ class Chat:
             parts.append(f"system prompt {json.dumps(cut(self.system, 60), ensure_ascii=False)}")
         return " · ".join(parts)
 
-    def check(self, tokenizer: Any, spec: str) -> None:
+    def check(self, tokenizer: PreTrainedTokenizerBase, spec: str) -> None:
         """Raises UserError for a variable that the tokenizer's template does not read, and a system
         prompt that it does not take; `spec`: the target's name."""
         if not getattr(tokenizer, "chat_template", None):
@@ -108,7 +103,7 @@ class Chat:
         if self.system is not None:
             self._check_system(tokenizer, spec)
 
-    def _check_kwargs(self, tokenizer: Any, spec: str) -> None:
+    def _check_kwargs(self, tokenizer: PreTrainedTokenizerBase, spec: str) -> None:
         others = dict(self.kwargs)
         if TEMPLATE in others:
             check_template_name(tokenizer, others.pop(TEMPLATE), spec)
@@ -119,13 +114,10 @@ class Chat:
                     f"template_kwargs: the chat template of target {spec!r} has no switch "
                     f"{short(name)}{nearest(name, known)}"
                 )
-            try:
+            with in_one_line(f"template_kwargs: {name}={short(value)} is no JSON value"):
                 json.dumps(value, allow_nan=False)
-            except (TypeError, ValueError):
-                message = f"template_kwargs: {name}={short(value)} is no JSON value"
-                raise UserError(message) from None
 
-    def _check_system(self, tokenizer: Any, spec: str) -> None:
+    def _check_system(self, tokenizer: PreTrainedTokenizerBase, spec: str) -> None:
         """Raises UserError if the template refuses a system prompt or silently drops it."""
         try:
             (self.system or "").encode()
@@ -141,26 +133,23 @@ class Chat:
             raise UserError(f"{where} leaves a system prompt out")
 
 
-def _format(value: Any) -> str:
+def _format(value: object) -> str:
     """A value as `read_kwargs` reads it back."""
     if isinstance(value, str) and _parse(value) == value:
         return value
     return json.dumps(value, ensure_ascii=False)
 
 
-def _parse(text: str) -> Any:
+def _parse(text: str) -> JSON:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
 
 
-def read_kwargs(text: str) -> dict[str, Any]:
-    """`key=value`, the value as JSON if it is that, else as text; or a JSON object.
-
-    Raises:
-        UserError: neither, or a truth value that would be taken for text.
-    """
+def read_kwargs(text: str) -> dict[str, JSON]:
+    """`key=value`, the value as JSON if it is that, else as text; or a JSON object. Raises
+    UserError for neither, and for `True`, which would be taken for text."""
     if text.lstrip().startswith("{"):
         kwargs = _parse(text)
         if not isinstance(kwargs, dict):
@@ -176,13 +165,14 @@ def read_kwargs(text: str) -> dict[str, Any]:
     return {key: value}
 
 
-def merge_kwargs(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_kwargs(parts: Sequence[Mapping[str, JSON]]) -> dict[str, JSON]:
     """Several results of `read_kwargs` as one. Raises UserError for a key that is given twice."""
-    keys = [key for part in parts for key in part]
-    twice = next((key for key in keys if keys.count(key) > 1), None)
-    if twice is not None:
-        raise UserError(f"--template-kwargs: {twice} is given twice")
-    return {key: value for part in parts for key, value in part.items()}
+    merged: dict[str, JSON] = {}
+    for part in parts:
+        for key in part.keys() & merged:
+            raise UserError(f"--template-kwargs: {key} is given twice")
+        merged |= part
+    return merged
 
 
 def quote_arguments(arguments: Sequence[str]) -> str:
@@ -190,15 +180,12 @@ def quote_arguments(arguments: Sequence[str]) -> str:
     return f" {shlex.join(arguments)}" if arguments else ""
 
 
-def find_variables(tokenizer: Any, spec: str, template: str | None = None) -> list[str]:
-    """The variables of the tokenizer's chat template, except those that every template is given.
-
-    Args:
-        template: the name of one of several chat templates; None = the default one.
-
-    Raises:
-        UserError: it is no template, or none was chosen and there is no default.
-    """
+def find_variables(
+    tokenizer: PreTrainedTokenizerBase, spec: str, template: str | None = None
+) -> list[str]:
+    """The variables of the tokenizer's chat template, or of that of several with this name, except
+    those that every template is given. Raises UserError if it is no template, or none was chosen
+    and there is no default."""
     from jinja2 import meta  # slow to import
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
@@ -213,20 +200,17 @@ def find_variables(tokenizer: Any, spec: str, template: str | None = None) -> li
 
 
 def chat_ids(
-    tokenizer: Any, conversation: Conversation, chat: Chat, rows: int, spec: str, where: str = ""
+    tokenizer: PreTrainedTokenizerBase,
+    conversation: Conversation,
+    chat: Chat,
+    rows: int,
+    spec: str,
+    where: str = "",
 ) -> list[int]:
-    """A conversation as the tokens that the target continues, rendered and tokenised in one piece.
-    Training, decoding and evaluation all call this. Without a chat template: the messages' texts
-    after the tokenizer's opening tokens.
-
-    Args:
-        rows: the number of the target's tokens.
-        spec: the target's name. where: what is read. Both for messages.
-
-    Raises:
-        TemplateRefusal: the template refuses the conversation.
-        UserError: a token that the target lacks, or a template that takes too long.
-    """
+    """A conversation as the tokens that the target, which has `rows` tokens, continues: rendered and
+    tokenised in one piece, in training, decoding and evaluation. Without a chat template: the
+    messages' texts after the tokenizer's opening tokens. Raises TemplateRefusal, and UserError for
+    a token that the target lacks."""
     name = f"{where}: target {spec!r}" if where else f"target {spec!r}"
     text = chat_text(tokenizer, conversation, chat, spec)
     if getattr(tokenizer, "chat_template", None):
@@ -235,7 +219,9 @@ def chat_ids(
     return [*opening_ids(tokenizer, rows, name), *text_ids(tokenizer, text, rows, name)]
 
 
-def chat_text(tokenizer: Any, conversation: Conversation, chat: Chat, spec: str) -> str:
+def chat_text(
+    tokenizer: PreTrainedTokenizerBase, conversation: Conversation, chat: Chat, spec: str
+) -> str:
     """The text that `chat_ids` tokenises. Raises as it does."""
     conversation = chat.apply(conversation)
     if getattr(tokenizer, "chat_template", None):

@@ -15,8 +15,7 @@ _MOST = 1 << 22
 
 
 def opening_name(target: str) -> str:
-    """The name that opens a target from any folder of this machine: a Hub id, or an absolute
-    path."""
+    """The name that opens a target from any folder: a Hub id, or an absolute path."""
     if hub_id(target):
         return hub_id(target)
     return str(local_path(target).absolute()) if local_path(target).exists() else target
@@ -28,8 +27,7 @@ def plain_name(target: str) -> str:
 
 
 def published_texts(folder: Path, target: str) -> dict[str, str]:
-    """The small texts of a folder that contain the target's path, with its public name instead, by
-    file."""
+    """The small texts that contain the target's path, with its public name instead, by file."""
     place = local_path(target)
     if hub_id(target) == target or not (place.exists() or Path(target).is_absolute()):
         return {}

@@ -7,11 +7,14 @@ import json
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specalign.common.errors import UserError, nearest
 from specalign.common.text import short
 from specalign.rows.conversation import Conversation, Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TEMPLATE = "chat_template"
 """The template variable that chooses one of several chat templates by its name."""
@@ -27,62 +30,56 @@ class TemplateRefusal(UserError):
         self.reason = reason
 
 
-def check_template_name(tokenizer: Any, name: object, spec: str) -> None:
+def check_template_name(tokenizer: PreTrainedTokenizerBase, name: object, spec: str) -> None:
     """Raises UserError if the tokenizer has no chat template of that name; `spec`: the target."""
     templates = tokenizer.chat_template
+    start = f"template_kwargs: target {spec!r} has"
     if not isinstance(templates, Mapping):
-        raise UserError(
-            f"template_kwargs: target {spec!r} has one chat template, without a name: omit "
-            f"{TEMPLATE}"
-        )
+        raise UserError(f"{start} one chat template, without a name: omit {TEMPLATE}")
     if name not in templates:
-        hint = nearest(str(name), templates)
-        raise UserError(
-            f"template_kwargs: target {spec!r} has no chat template {short(name)}{hint}"
-        )
+        raise UserError(f"{start} no chat template {short(name)}{nearest(str(name), templates)}")
 
 
-def check_chosen(tokenizer: Any, name: object, spec: str) -> None:
+def check_chosen(tokenizer: PreTrainedTokenizerBase, name: object, spec: str) -> None:
     """Raises UserError if there are several chat templates, no default one, and none is chosen."""
     templates = tokenizer.chat_template
     if name is None and isinstance(templates, Mapping) and "default" not in templates:
         raise UserError(
             f"target {spec!r} has chat templates by name and no default one "
             f"({', '.join(sorted(templates))}): choose with --template-kwargs {TEMPLATE}=NAME, in "
-            "a "
-            f"recipe data.template_kwargs.{TEMPLATE}=NAME"
+            f"a recipe data.template_kwargs.{TEMPLATE}=NAME"
         )
 
 
 def render(
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     conversation: Conversation,
-    kwargs: Mapping[str, Any] | None = None,
+    kwargs: Mapping[str, object] | None = None,
     spec: str = "",
     date: str | None = None,
 ) -> str:
     """A conversation in the tokenizer's chat template, up to where the answer begins. Random draws
-    of the template are seeded: a conversation is always rendered alike.
+    of the template are seeded: a conversation is always rendered alike. Raises TemplateRefusal if
+    the template raises an error.
+
     Args:
         kwargs: the template's variables.
         spec: the target's name, for messages.
         date: of the template's clock, ISO; None = today.
-
-    Raises:
-        TemplateRefusal: the template raises an error.
-        UserError: there are several templates and none is chosen.
     """
-    kwargs = dict(kwargs or {})
-    tools = list(conversation.tools) or kwargs.pop("tools", None)
-    check_chosen(tokenizer, kwargs.get(TEMPLATE), spec)
+    options: dict[str, Any] = {"tools": None, **(kwargs or {})}
+    if conversation.tools:
+        options["tools"] = list(conversation.tools)
+    check_chosen(tokenizer, options.get(TEMPLATE), spec)
     messages = [_with_parsed_arguments(message) for message in conversation.messages]
 
-    def apply(messages: list[dict[str, Any]]) -> str:
+    def apply(messages: list[Message]) -> str:
         with _fixed_date(date), _seed_random():
-            text: str = tokenizer.apply_chat_template(
-                messages, tools=tools, tokenize=False, add_generation_prompt=True, **kwargs
+            return str(
+                tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True, **options
+                )
             )
-        return text
 
     try:
         text = apply(messages)
@@ -135,21 +132,23 @@ def _fixed_date(date: str | None) -> Iterator[None]:
         module.datetime = original
 
 
-def _with_parsed_arguments(message: Message) -> dict[str, Any]:
-    """A message with the arguments of tool calls as objects, which OpenAI writes as JSON
-    strings."""
+def _with_parsed_arguments(message: Message) -> Message:
+    """A message with the arguments of tool calls as objects; OpenAI writes JSON strings."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list | tuple):
         return dict(message)
     return {**message, "tool_calls": [_parse_arguments(call) for call in calls]}
 
 
-def _parse_arguments(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+def _parse_arguments(call: object) -> object:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict):
+        return call
+    text = function.get("arguments")
+    if not isinstance(text, str):
         return call
     with suppress(ValueError, RecursionError):
-        arguments = json.loads(function["arguments"] or "{}")
+        arguments = json.loads(text or "{}")
         if isinstance(arguments, dict):
             return {**call, "function": {**function, "arguments": arguments}}
     return call

@@ -5,49 +5,52 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specalign.common.checksums import CHECKSUMS
 from specalign.common.errors import UserError, in_one_line
 from specalign.common.schema import read_object
 from specalign.common.text import say_once
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-def open_tokenizer(folder: Path | str, **options: Any) -> Any:
+
+def open_tokenizer(folder: Path | str, **options: Any) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder in Hub layout or a Hub id. One that we converted from a GGUF file
     is opened as written: for its architecture transformers may choose another class (Qwen2's reads
     a SentencePiece vocabulary as bytes)."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     config = Path(folder) / "tokenizer_config.json"
-    opener: Any = AutoTokenizer
     converted = isinstance(folder, Path) and (folder / CHECKSUMS).is_file() and config.is_file()
     if converted and read_object(config).get("tokenizer_class") == "TokenizersBackend":
-        opener = PreTrainedTokenizerFast
-    return opener.from_pretrained(str(folder), **options)
+        return PreTrainedTokenizerFast.from_pretrained(str(folder), **options)
+    return AutoTokenizer.from_pretrained(str(folder), **options)
 
 
 def text_ids(
-    tokenizer: Any, text: str, rows: int, where: str, given: str | None = None, **options: Any
+    tokenizer: PreTrainedTokenizerBase,
+    text: str,
+    rows: int,
+    where: str,
+    given: str | None = None,
+    **options: Any,
 ) -> list[int]:
-    """The tokens of a text without opening tokens.
+    """The tokens of a text without opening tokens. Raises UserError for a token that the model
+    lacks (Gemma 3 1B lacks its tokenizer's for images), and for what the tokenizer raises.
 
     Args:
         rows: the number of the model's tokens.
         where: what is read, for the message.
         given: the part of the text that is not the chat template's; None = all of it.
-        options: of the tokenizer's call.
-
-    Raises:
-        UserError: a token that the model lacks (Gemma 3 1B lacks its tokenizer's for images);
-            whatever the tokenizer raises.
     """
     with in_one_line(f"{where}: its tokenizer can't read a text"):
         ids = list(tokenizer(text, add_special_tokens=False, **options)["input_ids"])
     beyond = next((i for i in ids if i >= rows), None)
     if beyond is None:
         return ids
-    name = tokenizer.decode([beyond])
+    name = str(tokenizer.decode([beyond]))
     of_template = given is not None and name not in given and name in text
     place = "its chat template" if of_template else "the text"
     raise UserError(
@@ -56,16 +59,9 @@ def text_ids(
     )
 
 
-def opening_ids(tokenizer: Any, rows: int, where: str) -> tuple[int, ...]:
-    """The tokens that the tokenizer puts before every text, usually BOS or nothing.
-
-    Args:
-        rows: the number of the model's tokens.
-        where: what is read, for the message.
-
-    Raises:
-        UserError: the model lacks one of these tokens.
-    """
+def opening_ids(tokenizer: PreTrainedTokenizerBase, rows: int, where: str) -> tuple[int, ...]:
+    """The tokens that the tokenizer puts before every text, usually BOS or nothing. Raises
+    UserError if the model, which has `rows` tokens, lacks one of them."""
     special = {*tokenizer.all_special_ids}
     for probe in chain(("a",), tokenizer.get_vocab()):
         bare = list(tokenizer(probe, add_special_tokens=False)["input_ids"])
@@ -77,13 +73,12 @@ def opening_ids(tokenizer: Any, rows: int, where: str) -> tuple[int, ...]:
     return tuple(_check_row(tokenizer, token, rows, where) for token in full[:start])
 
 
-def first_ids(tokenizer: Any, eos_ids: Sequence[int], rows: int, where: str) -> tuple[int, ...]:
+def first_ids(
+    tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int], rows: int, where: str
+) -> tuple[int, ...]:
     """The tokens before a whole text for training, at least one: the tokenizer's opening tokens,
-    else BOS, else the first end-of-text token; a note names the latter two.
-
-    Raises:
-        UserError: there is none of these, or the model lacks it.
-    """
+    else BOS, else the first end-of-text token; a note names the latter two. Raises UserError if
+    there is none, or the model lacks it."""
     opening = opening_ids(tokenizer, rows, where)
     if opening:
         return opening
@@ -100,7 +95,7 @@ def first_ids(tokenizer: Any, eos_ids: Sequence[int], rows: int, where: str) -> 
     return (first,)
 
 
-def _check_row(tokenizer: Any, token: int, rows: int, where: str) -> int:
+def _check_row(tokenizer: PreTrainedTokenizerBase, token: int, rows: int, where: str) -> int:
     if token >= rows:
         name = tokenizer.convert_ids_to_tokens(token)
         raise UserError(

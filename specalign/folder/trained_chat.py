@@ -6,7 +6,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from specalign.common.files import write_json
 from specalign.common.hub import is_hub_id, local_path
@@ -15,6 +15,9 @@ from specalign.common.text import short
 from specalign.folder.chat import Chat, quote_arguments
 from specalign.folder.rendering import render
 from specalign.rows.conversation import Conversation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 RECORD = "specalign.json"
 """The file's name in a drafter's folder."""
@@ -32,11 +35,7 @@ def save_chat(folder: Path, chat: Chat) -> None:
 
 def read_chat(drafter: str) -> Chat | None:
     """What a drafter in a folder, or of a downloaded Hub id, was trained with; None if it does not
-    say.
-
-    Raises:
-        UserError: the file is broken.
-    """
+    say. Raises UserError if the file is broken."""
     path = local_path(drafter) / RECORD
     if not path.is_file() and is_hub_id(drafter):
         from huggingface_hub import try_to_load_from_cache
@@ -49,7 +48,7 @@ def read_chat(drafter: str) -> Chat | None:
     return Chat(found["template_kwargs"], found["system"])
 
 
-def chat_note(drafter: str, now: Chat, tokenizer: Any) -> str | None:
+def chat_note(drafter: str, now: Chat, tokenizer: PreTrainedTokenizerBase) -> str | None:
     """A note if the drafter was trained with another prompt format than `now`, else None."""
     trained = read_chat(drafter)
     now = replace(now, date=None)  # folders of results fix the date

@@ -26,8 +26,8 @@ from specalign.common.schema import read_config, read_object
 from specalign.formats.layouts import ConfigValues
 from specalign.formats.opened import check_opened, refuse_on_error
 from specalign.formats.weights import check_shapes, read_folder, weight_files, write_weights
-from specalign.lm.inspection.text_model import embedding_names
-from specalign.lm.interface import register
+from specalign.lm.inspection.parts import embedding_names
+from specalign.lm.masks import register
 from specalign.lm.model import Target
 from specalign.lm.opening import quiet_loading
 from specalign.models.families import BASES, Family, family_of

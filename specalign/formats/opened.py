@@ -11,8 +11,8 @@ from torch import Tensor
 
 from specalign.common.batch import Batch
 from specalign.common.errors import UserError
-from specalign.lm.interface import NAME
 from specalign.lm.logits import PLAIN, candidates
+from specalign.lm.masks import NAME
 from specalign.lm.model import Target
 from specalign.lm.proof import first_line
 from specalign.models.masked_lm import MaskedLM

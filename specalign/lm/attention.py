@@ -1,7 +1,5 @@
-"""Attention of target and drafter: grouped queries without repeating keys, through SDPA.
-
-`attend` is for our own networks: SDPA, or flash-attn. `biased_attention` is for targets with capped
-scores or sinks. Targets call these through `specalign.lm.interface`.
+"""Attention of target and drafter: grouped queries without repeating keys, through SDPA. Targets
+call it through `specalign.lm.masks`; `attend` is for our own networks.
 
 transformers repeats K and V for every query head as soon as a mask is given (9 heads read 3 times
 the memory on SmolLM2). Here the query heads of a group become extra query rows of their shared key
@@ -30,21 +28,16 @@ def block_mask(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor | None:
-    """The mask of `length` tokens that attend to `past` earlier ones and, by `see_LL`, to each
-    other, made once for all layers.
-
-    `see_LL`: bool, itself included; None = causal. Returns None for one token, which sees
-    everything; for few, an additive mask in the order of the query rows of `grouped_attention`, (1,
-    1, groups·L, S), so no layer has to convert it; else a boolean one, (1, 1, L, S).
-    """
+    """The mask of `length` tokens that attend to `past` earlier ones and, by `see_LL` (bool, itself
+    included; None = causal), to each other, made once for all layers. None for one token, which
+    sees everything; else as `laid_out` makes it."""
     if length == 1:
         return None
     return laid_out(visible_mask(see_LL, length, past, device), groups, dtype)
 
 
 def visible_mask(see_LL: Tensor | None, length: int, past: int, device: torch.device) -> Tensor:
-    """What each of `length` tokens attends to, bool (L, past + L): all of the past, and each other
-    by `see_LL` (None: causal)."""
+    """What each of `length` tokens sees, bool (L, past + L): the past, each other by `see_LL`."""
     see_LS = torch.ones(length, past + length, dtype=torch.bool, device=device)
     if see_LL is None:
         return see_LS.tril_(past)
@@ -54,12 +47,10 @@ def visible_mask(see_LL: Tensor | None, length: int, past: int, device: torch.de
 
 def laid_out(see_LS: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     """A mask, bool (L, S), in the form that is fastest for `grouped_attention`: for few tokens
-    additive, by its query rows."""
+    additive, by its query rows, (1, 1, groups·L, S); else boolean, (1, 1, L, S)."""
     if groups == 1 or len(see_LS) > WIDE:
         return see_LS[None, None]
-    added = torch.zeros(see_LS.shape, dtype=dtype, device=see_LS.device).masked_fill_(
-        ~see_LS, -torch.inf
-    )
+    added = torch.zeros_like(see_LS, dtype=dtype).masked_fill_(~see_LS, -torch.inf)
     return added.repeat(groups, 1)[None, None]
 
 
@@ -80,23 +71,17 @@ def grouped_attention(
     causal: bool = False,
 ) -> Tensor:
     """Attention of (B, H, L, d) queries over (B, Hkv, S, d) keys and values, H a multiple of Hkv →
-    (B, H, L, d).
-
-    `mask` is boolean (B or 1, 1, L, S), True = attend, or what `block_mask` made; None =
-    everything, or causal when L = S and `causal`.
-    """
+    (B, H, L, d). `mask`: bool (B or 1, 1, L, S), or of `block_mask`; None = everything, or causal
+    if `causal`."""
     batch, heads, length, width = query.shape
     kv_heads, size = key.shape[1], key.shape[2]
     groups = heads // kv_heads
     if causal and mask is None and length > 1:
-        mask = torch.ones(length, size, dtype=torch.bool, device=query.device).tril(size - length)[
-            None, None
-        ]
+        mask = visible_mask(None, length, size - length, query.device)[None, None]
     if groups == 1 or length > WIDE:
         if groups > 1:
-            key, value = (
-                t[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for t in (key, value)
-            )
+            key = key.repeat_interleave(groups, dim=1)
+            value = value.repeat_interleave(groups, dim=1)
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     rows = query.reshape(batch, kv_heads, groups * length, width)
     if mask is not None and length > 1 and mask.shape[-2] == length:
@@ -145,13 +130,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, backend: str = "sdpa"
 ) -> Tensor:
-    """softmax(q·kᵀ/√d)·v of (B, H, L, d) queries over (B, Hkv, S, d) keys → (B, H, L, d).
-
-    `mask` as in `grouped_attention`; None = everything. `backend` is a name of `BACKENDS`.
-
-    Raises:
-        UserError: flash_attn can't run here or would compute something else.
-    """
+    """softmax(q·kᵀ/√d)·v, shapes and `mask` as in `grouped_attention`; None = everything. Raises
+    UserError if flash_attn can't run here or would compute something else."""
     if backend == "sdpa":
         return grouped_attention(query, key, value, mask, query.shape[-1] ** -0.5)
     if backend not in BACKENDS:
@@ -175,17 +155,9 @@ def attend(
 
 
 def segment_starts(mask: Tensor) -> Tensor | None:
-    """Where the segments of a block-diagonal mask begin (packed documents): int32, cumulative over
-    the concatenated rows, the end included. None = another kind of mask.
-
-    `mask`: bool (B, 1, L, L).
-    """
-    if (
-        mask.dtype != torch.bool
-        or mask.dim() != 4
-        or mask.shape[1] != 1
-        or mask.shape[2] != mask.shape[3]
-    ):
+    """Where the segments of a block-diagonal mask, bool (B, 1, L, L), begin (packed documents):
+    int32, cumulative over the concatenated rows, the end included. None = another kind of mask."""
+    if mask.dtype != torch.bool or mask.dim() != 4 or mask.shape[1:3] != (1, mask.shape[3]):
         return None
     see_BLL = mask[:, 0]
     first_BL = torch.ones_like(see_BLL[:, 0])

@@ -1,14 +1,10 @@
 """A preallocated key/value cache: writing advances a length, rolling back reduces it, nothing is
-copied.
-
-Recurrent states (convolutions, linear attention) are rolled back by snapshots instead
-(`specalign.lm.recurrent`).
-"""
+copied. Recurrent states are rolled back by snapshots instead (`specalign.lm.recurrent`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,23 +13,22 @@ from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLaye
 from specalign.lm.recurrent import Recurrence
 from specalign.lm.slabs import Block, IndexedSlab, LayerShape, MixedSlab, Slab
 
+if TYPE_CHECKING:
+    from specalign.kernels.layers import Memory
+
 
 class KVCache(Cache):
     """A model's keys and values, allocated once; the first `length` positions count.
 
     `cache.length = n` with n ≤ the current length rolls back. With `slots_B` set, (B,), a forward
-    pass over one token per row writes row b at `slots_B[b]` instead (batched generation with rows
-    of different lengths).
+    pass over one token per row writes row b at `slots_B[b]` instead (rows of different lengths).
 
     Args:
         shapes: of each layer; None = it caches no keys.
-        rows: B.
-        capacity: positions.
         others: by layer, transformers' own cache layer where that is no plain attention.
 
     Attributes:
-        views: derived from its memory (`specalign.kernels.layers.Memory`): cleared when that moves,
-            told which positions change.
+        views: its memory as kernels read it, by layers: cleared when that moves.
         recurrence: its recurrent states, if any.
     """
 
@@ -44,21 +39,21 @@ class KVCache(Cache):
         capacity: int,
         dtype: torch.dtype,
         device: torch.device,
-        others: dict[int, Any] | None = None,
+        others: Mapping[int, object] | None = None,
     ) -> None:
         self._length = 0
         self._end = 0
         self.rows, self.capacity = rows, capacity
         self.slots_B: Tensor | None = None
         self.slots_end = 0
-        self.views: dict[Any, Any] = {}
-        others = others or {}
+        self.views: dict[tuple[int, ...] | None, Memory] = {}
         layers: list[Any] = []
         for i, shape in enumerate(shapes):
+            other = (others or {}).get(i)
             if shape is None:
-                layers.append(others[i])
-            elif i in others:
-                layers.append(MixedSlab(self, others[i].number_of_states))
+                layers.append(other)
+            elif isinstance(other, LinearAttentionLayer):
+                layers.append(MixedSlab(self, other.number_of_states))
             else:
                 layers.append(IndexedSlab(self) if shape.indexer else Slab(self))
         self._blocks: list[Block] = []
@@ -78,7 +73,7 @@ class KVCache(Cache):
     def length(self, value: int) -> None:
         if not 0 <= value <= self._length:
             raise ValueError(
-                f"cache length can only be rolled back: {value} is not within 0..{self._length}"
+                f"a cache is only rolled back: {value} is not within 0..{self._length}"
             )
         self._length = self._end = value
         self._note_change(value)
@@ -91,8 +86,7 @@ class KVCache(Cache):
             view.roll_back(start)
 
     def write(self, memory: Tensor, new: Tensor) -> Tensor:
-        """Write new keys or values, (B, H, L, width), into their memory, (B, H, capacity, width);
-        returns all up to them."""
+        """Write new keys or values, (B, H, L, width), into their memory; returns all up to them."""
         if self.slots_B is None:
             end = self._length + new.shape[2]
             memory[:, :, self._length : end] = new
@@ -116,9 +110,8 @@ class KVCache(Cache):
     def check_room(self, tokens: int) -> None:
         """Raises ValueError when `tokens` more positions would not fit."""
         if self._length + tokens > self.capacity:
-            raise ValueError(
-                f"cache of {self.capacity} positions is full: {self._length} + {tokens}"
-            )
+            message = f"cache of {self.capacity} positions is full: {self._length} + {tokens}"
+            raise ValueError(message)
 
     def k(self, layer: int) -> Tensor:
         """(B, Hkv, length, width) view of the layer's keys, rotary positions already applied."""
@@ -137,9 +130,8 @@ class KVCache(Cache):
             self.recurrence.select(rows)
 
     def keep(self, start: int, offsets: Sequence[int]) -> None:
-        """Of the positions written from `start` on, keep those at the ascending `offsets`, made
-        contiguous; the length becomes start + len(offsets). This rolls back to one path of a
-        tree."""
+        """Roll back to one path of a tree: of the positions written from `start` on, keep those at
+        the ascending `offsets`, made contiguous."""
         count = len(offsets)
         if list(offsets) != list(range(count)):
             self._note_change(start)
@@ -157,18 +149,18 @@ class KVCache(Cache):
             self.recurrence.fill(source.recurrence, self.rows)
 
     def rewind(self) -> Tensor | None:
-        """Before a forward pass: back to what recurrent states have seen. Returns the tokens (B, R)
-        to run again, if any."""
-        lost = None if self.recurrence is None else self.recurrence.take_lost()
-        if self.recurrence is not None and lost is not None:
+        """Back to what recurrent states have seen. Returns the tokens (B, R) to run again."""
+        if self.recurrence is None:
+            return None
+        lost = self.recurrence.take_lost()
+        if lost is not None:
             self._length = self._end = self.recurrence.at
             self._note_change(self._length)
         return lost
 
 
 class Parts(NamedTuple):
-    """Keys or values of several requests in one forward pass, and how many new tokens each has
-    there."""
+    """Keys or values of several requests in one forward pass, and the new tokens of each."""
 
     tensors: list[Tensor]
     widths: list[int]
@@ -185,7 +177,9 @@ class _SharedSlab(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """The requests' caches are there."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> Any:
         owner = self.owner
         split = (key_states.split(owner.widths, dim=2), value_states.split(owner.widths, dim=2))
         pairs = [
@@ -205,18 +199,12 @@ class _SharedSlab(CacheLayerMixin):
 
 
 class SharedCache(Cache):
-    """One-row caches of several requests, for one forward pass over their concatenated new tokens:
-    attention is per request, and nothing is padded.
-
-    Args:
-        caches: one row each, of any lengths.
-        widths: new tokens of each.
-    """
+    """One-row caches of several requests, for one forward pass over their concatenated new tokens,
+    `widths` of each: attention is per request, and nothing is padded."""
 
     def __init__(self, caches: Sequence[KVCache], widths: list[int]) -> None:
         self.caches, self.widths = list(caches), widths
-        layers: list[Any] = [
-            _SharedSlab(self, i) if isinstance(slab, Slab) else slab
-            for i, slab in enumerate(caches[0].slabs)
-        ]
-        super().__init__(layers=layers)
+        slabs = enumerate(caches[0].slabs)
+        super().__init__(
+            layers=[_SharedSlab(self, i) if isinstance(slab, Slab) else slab for i, slab in slabs]
+        )

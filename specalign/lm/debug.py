@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-DEBUG = {
-    "debug": "Llama",
-    "debug-gpt2": "GPT2",
-    "debug-gptneo": "GPTNeo",
-    "debug-qwen2": "Qwen2",
-}
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DEBUG = {"debug": "Llama", "debug-gpt2": "GPT2", "debug-gptneo": "GPTNeo", "debug-qwen2": "Qwen2"}
 """The targets' names and their architectures."""
-_COMMON: dict[str, Any] = {
-    "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None, "initializer_range": 0.15,
-}  # fmt: skip
-_WIDE: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "max_position_embeddings": 512,
-}
-_LLAMA = {
-    **_WIDE, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 10000.0,
-}  # fmt: skip
+_COMMON = {"tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+_WIDE = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 512}
+_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 10000.0}
+_LLAMA = {**_WIDE, **_HEADS, "num_hidden_layers": 4}
+_LOCAL = {"attention_types": [[["global", "local"], 2]], "window_size": 256}
 _SIZES: dict[str, dict[str, Any]] = {
     "Llama": _LLAMA,
     "Qwen2": _LLAMA,
     "GPT2": {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512},
-    "GPTNeo": {**_WIDE, "num_layers": 4, "num_heads": 4, "attention_types": [[["global", "local"], 2]], "window_size": 256},
-}  # fmt: skip
+    "GPTNeo": {**_WIDE, **_LOCAL, "num_layers": 4, "num_heads": 4},
+}
 _SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unused>"]
 _TEMPLATE = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
@@ -36,15 +28,14 @@ _TEMPLATE = (
 )
 
 
-def debug_model(kind: str) -> tuple[Any, Any]:
+def debug_model(kind: str) -> tuple[Any, PreTrainedTokenizerBase]:
     """A random model of 4 layers, with its own attention, and its tokenizer."""
     import torch
     import transformers
 
     tokenizer = _byte_tokenizer()
-    config = getattr(transformers, f"{kind}Config")(
-        vocab_size=len(tokenizer), **_COMMON, **_SIZES[kind], attn_implementation="eager"
-    )
+    options = {"initializer_range": 0.15, "attn_implementation": "eager", **_COMMON, **_SIZES[kind]}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=len(tokenizer), **options)
     architecture = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -54,7 +45,7 @@ def debug_model(kind: str) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def _byte_tokenizer() -> Any:
+def _byte_tokenizer() -> PreTrainedTokenizerBase:
     import transformers
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -64,10 +55,7 @@ def _byte_tokenizer() -> Any:
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in _SPECIALS])
+    special = {"bos_token": _SPECIALS[1], "eos_token": _SPECIALS[2], "pad_token": _SPECIALS[2]}
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        bos_token=_SPECIALS[1],
-        eos_token=_SPECIALS[2],
-        pad_token=_SPECIALS[2],
-        chat_template=_TEMPLATE,
+        tokenizer_object=core, chat_template=_TEMPLATE, **special
     )

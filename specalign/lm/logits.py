@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 _SCALES = (
     "logit_scale", "logits_scaling", "logits_mup_width_multiplier", "lm_head_multiplier", "output_multiplier",
@@ -40,8 +40,7 @@ PLAIN = LogitForm()
 
 @dataclass(frozen=True, eq=False)
 class Readout:
-    """From the head's product to logits. never_V: tokens that the model never writes (padding of
-    its vocabulary), bool."""
+    """From the head's product to logits. never_V: tokens that the model never writes, bool."""
 
     form: LogitForm = PLAIN
     never_V: Tensor | None = None
@@ -54,7 +53,7 @@ class Readout:
         return logits.masked_fill(self.never_V if columns is None else self.never_V[columns], NEVER)
 
 
-def candidates(config: Any) -> Iterator[LogitForm]:
+def candidates(config: PreTrainedConfig) -> Iterator[LogitForm]:
     """The forms that a config's values allow, the plain one first."""
     scales = [1.0]
     for value in _numbers(config, _SCALES):
@@ -64,23 +63,18 @@ def candidates(config: Any) -> Iterator[LogitForm]:
             yield LogitForm(scale, cap)
 
 
-def _numbers(config: Any, names: Sequence[str]) -> list[float]:
+def _numbers(config: PreTrainedConfig, names: Sequence[str]) -> list[float]:
     """The config's values of these names that are numbers, not 0."""
     values = [getattr(config, name, None) for name in names]
-    return [
-        float(v) for v in values if v and isinstance(v, int | float) and not isinstance(v, bool)
-    ]
+    return [float(v) for v in values if v and type(v) in (int, float)]
 
 
 def over_the_head(logits_LV: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
     """A model's logits over all `size` columns of its head, fp32, and the tokens that it never
-    writes, bool (size,), None = it writes all: those of the lowest number everywhere, and those
-    that its logits leave out."""
+    writes, bool (size,), if any: those of the lowest number everywhere, and those left out."""
     lowest, width = torch.finfo(logits_LV.dtype).min, logits_LV.shape[1]
     if width < size:
-        logits_LV = torch.cat(
-            (logits_LV, logits_LV.new_full((len(logits_LV), size - width), lowest)), dim=1
-        )
+        logits_LV = torch.nn.functional.pad(logits_LV, (0, size - width), value=lowest)
     never_V = (logits_LV <= lowest).all(0)
     logits_LV = logits_LV.float()
     if not bool(never_V.any()):

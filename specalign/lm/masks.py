@@ -1,4 +1,5 @@
-"""Attention masks by position (causal, sliding, chunked), over a cache that keeps everything.
+"""Our attention as transformers' models call it, and masks by position (causal, sliding, chunked),
+over a cache that keeps everything.
 
 A model asks for a mask for each kind of layer, by a rule of positions
 (`transformers.masking_utils`). The rule is evaluated at our tokens' positions, wherever they lie in
@@ -8,6 +9,7 @@ rollback and for every request of a batch.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,14 +18,28 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
-from specalign.lm.attention import block_mask, laid_out, visible_mask
+from specalign.lm.attention import (
+    biased_attention,
+    block_mask,
+    grouped_attention,
+    laid_out,
+    visible_mask,
+)
+from specalign.lm.cache import Parts
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Whether a query attends to a key: (row, head, query's position, key's position), integers that
-broadcast → bool."""
+"""Whether a query sees a key: (row, head, query's position, key's position) → bool."""
+
+NAME = "grouped_attention"
+OWN = "eager"
+"""A model's own attention, which every architecture has."""
+_HARMLESS = {
+    "position_ids", "cache_position", "position_embeddings", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
+}  # fmt: skip
 
 
 @dataclass
@@ -115,7 +131,7 @@ _CURRENT: ContextVar[Layout | Together | None] = ContextVar("layout", default=No
 
 @contextmanager
 def laid(layout: Layout | Together) -> Iterator[None]:
-    """Within it, models with the attention of `specalign.lm.interface` attend by this layout."""
+    """Within it, models with the attention of `specalign.lm.masks` attend by this layout."""
     token = _CURRENT.set(layout)
     try:
         yield
@@ -123,23 +139,21 @@ def laid(layout: Layout | Together) -> Iterator[None]:
         _CURRENT.reset(token)
 
 
-def note_attended(groups: int) -> None:
-    """Note that our attention function ran. Not in compiled layers, which would be compiled for
-    each reading."""
+def _note_attended(groups: int) -> None:
+    """Note that our attention ran. Not in compiled layers: each reading would compile again."""
     if not torch.compiler.is_compiling():
         layout = _CURRENT.get()
         if layout is not None:
             layout.groups_seen.add(groups)
 
 
-def grouped_mask(**call: Any) -> Tensor | None:
-    """Called by transformers for a mask of ours; without a layout the one that it would make
-    itself."""
+def _grouped_mask(**call: Any) -> Tensor | None:
+    """The mask of our attention; without a layout the one that transformers makes."""
     layout = _CURRENT.get()
     return sdpa_mask(**call) if layout is None else layout.for_grouped(_rule(call))
 
 
-def own_mask(**call: Any) -> Tensor | None:
+def _own_mask(**call: Any) -> Tensor | None:
     """The same for a model's own eager attention."""
     layout = _CURRENT.get()
     return eager_mask(**call) if layout is None else layout.for_eager(_rule(call))
@@ -148,3 +162,59 @@ def own_mask(**call: Any) -> Tensor | None:
 def _rule(call: dict[str, Any]) -> Rule | None:
     rule = call.get("mask_function", causal_mask_function)
     return None if rule is causal_mask_function else rule
+
+
+def attend_as_laid(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor | Parts,
+    value: Tensor | Parts,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    for name, given in kwargs.items():
+        if isinstance(given, Tensor) and name not in _HARMLESS:
+            raise NotImplementedError(f"its attention takes {name!r}")  # which is ignored here
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        if softcap is None and s_aux is None:
+            return grouped_attention(q, k, v, mask, scale, causal)
+        return biased_attention(q, k, v, mask, scale, softcap, s_aux)
+
+    if isinstance(key, Parts):  # several requests in one forward pass, each with its own past
+        assert isinstance(value, Parts) and attention_mask is not None
+        masks: Any = attention_mask.parts  # type: ignore[attr-defined]
+        queries = query.split(key.widths, dim=2)
+        requests = zip(queries, key.tensors, value.tensors, masks, strict=True)
+        out = torch.cat([attend(q, k, v, mask, False) for q, k, v, mask in requests], dim=2)
+    else:
+        assert isinstance(value, Tensor)
+        _note_attended(query.shape[1] // key.shape[1])
+        causal = bool(kwargs.get("is_causal", getattr(module, "is_causal", True)))
+        out = attend(query, key, value, attention_mask, causal)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def register() -> str:
+    """Register the function with transformers and return its name."""
+    AttentionInterface.register(NAME, attend_as_laid)
+    AttentionMaskInterface.register(NAME, _grouped_mask)
+    AttentionMaskInterface.register(OWN, _own_mask)
+    return NAME
+
+
+def install(model: PreTrainedModel, own: bool = False) -> None:
+    """Make a model attend through this file; `own`: through its own eager attention, with our
+    masks. A model that takes no other attention silently keeps its own."""
+    register()
+    logger = logging.getLogger("transformers.modeling_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        model.set_attn_implementation(OWN if own else NAME)
+    finally:
+        logger.setLevel(level)

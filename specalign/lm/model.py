@@ -1,14 +1,9 @@
-"""The target: a frozen causal language model p, with everything that drafters read of it.
-
-It offers logits, its last hidden state, the hidden states after chosen layers, its key/value cache,
-its embedding and its head. Everywhere in this project p is the target's distribution.
-"""
+"""The target: a frozen causal language model p, its forward passes, and all that drafters read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +19,7 @@ from specalign.lm.recurrent import States, replaying
 
 @dataclass
 class TargetOutput:
-    """One forward: `logits_BLV` (fp32) unless switched off, the normalised last hidden state,
-    tapped layer outputs."""
+    """One forward: logits (fp32, or None), normalised last hidden state, tapped layer outputs."""
 
     logits_BLV: Tensor | None
     hidden_BLD: Tensor
@@ -39,12 +33,10 @@ class TargetOutput:
 
 
 class Target(FrozenModel):
-    """A frozen causal language model p. Load it with `load_target`: the constructor does not check
-    that p is the model's own."""
+    """A frozen causal language model p. `load_target` also proves that p is the model's own."""
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """An empty cache of `capacity` positions for `batch` rows. Raises MemoryError where the
-        machine is too small for it."""
+        """An empty cache of `capacity` positions. Raises MemoryError if it is too large."""
         shapes = self.anatomy.shapes
         attending = [shape for shape in shapes if shape is not None]
         numbers = sum(shape.numbers for shape in attending)
@@ -75,7 +67,6 @@ class Target(FrozenModel):
         advances its length.
 
         Args:
-            tokens_BL: int64 token ids.
             cache: from `new_cache`; None = no past and nothing kept.
             positions_BL: the tokens' positions; default: continued from the cache's length.
             mask: bool (B or 1, 1, L, S), True = attend, S = cache length + L; default: causal.
@@ -83,13 +74,11 @@ class Target(FrozenModel):
             see_LL: instead of a mask, bool (L, L): which of the L tokens each one sees, itself
                 included; all see the cache. A tree: its ancestors. The default position is then the
                 depth.
-            taps: layer ids whose outputs are wanted; id i is the output of layer i,
-                `hidden_states[i + 1]`.
+            taps: layers whose outputs are wanted; that of layer i is `hidden_states[i + 1]`.
             logits: False skips the head.
 
-        Raises:
-            ValueError: the cache has no room for L more tokens.
-            UserError: branches, of a target with recurrent states.
+        Raises ValueError if the cache has no room, UserError for branches of a target with recurrent
+        states.
         """
         if cache is None or cache.recurrence is None:
             states = self._states(tokens_BL, cache, positions_BL, mask, see_LL, taps)
@@ -122,8 +111,7 @@ class Target(FrozenModel):
         see_LL: Tensor | None,
         taps: Sequence[int],
     ) -> States:
-        """The states of the new tokens; writes their keys and values, advances the cache's
-        length."""
+        """The states of the new tokens; writes their keys and values, advances the cache."""
         length = tokens_BL.shape[1]
         past = cache.length if cache is not None else 0
         slots = cache is not None and cache.slots_B is not None
@@ -142,12 +130,13 @@ class Target(FrozenModel):
         tokens_BL: Tensor,
         layout: Layout | Together,
         positions_BL: Tensor,
-        cache: Any,
+        cache: KVCache | SharedCache | None,
         taps: Sequence[int],
     ) -> States:
         """Normalised last hidden state and tapped layer outputs."""
-        if self.fused is not None and self.fused.takes(tokens_BL, layout, cache):
-            return self.fused(tokens_BL, layout, positions_BL, cache, taps)
+        fused = self.fused
+        if cache is not None and fused is not None and fused.takes(tokens_BL, layout, cache):
+            return fused(tokens_BL, layout, positions_BL, cache, taps)
         found: dict[int, Tensor] = {}
         hooks = [self.layers[i].register_forward_hook(_tap(found, i)) for i in taps]
         try:
@@ -195,10 +184,10 @@ class Target(FrozenModel):
         return [TargetOutput(z, h, t) for z, h, t in zip(logits, hidden, tapped, strict=True)]
 
 
-def _tap(found: dict[int, Tensor], layer: int) -> Any:
+def _tap(found: dict[int, Tensor], layer: int) -> Callable[..., None]:
     """A hook that keeps a layer's output."""
 
-    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+    def keep(module: nn.Module, inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
         found[layer] = output[0] if isinstance(output, tuple) else output
 
     return keep

@@ -1,17 +1,17 @@
-"""Opening a folder or hub id with transformers: its class, all of its weights, one line for each
-error."""
+"""Opening a folder or hub id with transformers: its class, all of its weights, one-line errors."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from logging import LogRecord, getLogger
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub import hf_hub_download
 from huggingface_hub.utils.tqdm import enable_progress_bars
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.utils import logging
 
@@ -19,18 +19,14 @@ from specalign.common.errors import UserError
 from specalign.common.hub import hub_reachable, is_hub_id, nearby
 from specalign.common.schema import read_object
 from specalign.common.text import quiet_libraries, say
-from specalign.gguf.files import names_hub_layout
-from specalign.lm.interface import OWN
-from specalign.lm.names import ADAPTER_CONFIG, similar
+from specalign.lm.masks import OWN
+
+Opener = type[AutoModelForCausalLM] | type[AutoModelForMultimodalLM]
 
 
-def opener(folder: Path | str, spec: str, options: dict[str, Any]) -> Any:
+def opener(folder: Path | str, spec: str, options: Mapping[str, object]) -> Opener:
     """The class of transformers that opens it: a causal language model, else one with towers for
-    images or audio.
-
-    Raises:
-        UserError: a model whose text follows another input.
-    """
+    images or audio. Raises UserError for a model whose text follows another input."""
     config = AutoConfig.from_pretrained(str(folder), **options)
     own = getattr(config, "auto_map", None) or {}
     if type(config) in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in own:
@@ -46,22 +42,29 @@ def opener(folder: Path | str, spec: str, options: dict[str, Any]) -> Any:
     return AutoModelForMultimodalLM
 
 
-def with_weights(
-    opener: Any, folder: Path | str, spec: str, options: dict[str, Any], place: torch.device
-) -> Any:
-    """The model with all its weights, on `place`; a note names surplus ones. Raises UserError where
-    its checkpoint lacks some."""
-    asked = {"output_loading_info": True, "ignore_mismatched_sizes": True, "use_safetensors": None}
-    pair: Any = opener.from_pretrained(str(folder), attn_implementation=OWN, **asked, **options)
-    model, found = pair
+def load_weights(
+    folder: Path | str,
+    spec: str,
+    options: Mapping[str, object],
+    dtype: torch.dtype,
+    place: torch.device,
+) -> PreTrainedModel:
+    """The model with all its weights, on `place`. Raises UserError where some are missing."""
+    opened: Any = opener(folder, spec, options).from_pretrained(
+        str(folder),
+        dtype=dtype,
+        attn_implementation=OWN,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+        use_safetensors=None,
+        **options,
+    )
+    model, found = opened
     lacking = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
     if lacking:  # transformers would go on with random numbers in their place
-        hint = ""
-        if lacking == ["lm_head.weight"] and not model.config.tie_word_embeddings:
-            hint = ": if its head is its embedding, set tie_word_embeddings=true in config.json"
         raise UserError(
             f"target {spec!r}: its checkpoint lacks {lacking[0]!r}, or has it in another "
-            f"shape{_count_more(lacking)}{hint}"
+            f"shape{_count_more(lacking)}"
         )
     surplus = sorted(found["unexpected_keys"])
     if surplus:
@@ -96,25 +99,6 @@ def of_hub(name: str, file: str, revision: str | None) -> Path | None:
         return None
 
 
-def check_hub_files(name: str) -> None:
-    """Raises UserError for a hub id that holds an adapter, or GGUF files and no model in hub
-    layout."""
-    if not hub_reachable():
-        return
-    try:
-        files = list(HfApi().list_repo_files(name))
-    except Exception:  # of many kinds; reported on loading
-        return
-    if ADAPTER_CONFIG in files:
-        raise UserError(f"target {name!r}: holds an adapter: merge it into its base, and name that")
-    ggufs = sorted(file for file in files if file.lower().endswith(".gguf"))
-    if ggufs and not names_hub_layout(files):
-        raise UserError(
-            f"target {name!r}: holds GGUF files and no model in hub layout: fetch one (hf download "
-            f"{name} FILE --local-dir FOLDER) and name it: {', '.join(ggufs[:6])}"
-        )
-
-
 def quiet_loading() -> None:
     """No progress bar and no table of keys while weights load: errors are one line."""
     quiet_libraries()
@@ -133,8 +117,8 @@ def check_asked(what: str, spec: str | Path, error: Exception) -> None:
     if "trust_remote_code" in str(error):
         raise UserError(
             f"{what} {str(spec)!r} comes with custom Python code, which is not run unless you "
-            "ask for it: read it, then "
-            "give --trust-remote-code (of recipes: target.trust_remote_code=true)"
+            "ask for it: read it, then give --trust-remote-code (of recipes: "
+            "target.trust_remote_code=true)"
         ) from None
 
 
@@ -149,9 +133,8 @@ def cannot_load(what: str, spec: str | Path, error: Exception) -> UserError:
     """The error in one line, for the user."""
     check_asked(what, spec, error)
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    known = ""
-    if is_hub_id(str(spec)) and "not a valid model identifier" in str(error):
-        known = similar(str(spec)) or nearby(Path(spec))
+    is_unknown = is_hub_id(str(spec)) and "not a valid model identifier" in str(error)
+    hint = nearby(Path(spec)) if is_unknown else ""
     why = " ".join(line.strip() for line in lines[: 1 + lines[0].rstrip().endswith(":")])
     why = next((ours for theirs, ours in _LACKS.items() if theirs in why), why)
-    return UserError(f"{what} {str(spec)!r} can't be loaded{known}: {why}")
+    return UserError(f"{what} {str(spec)!r} can't be loaded{hint}: {why}")

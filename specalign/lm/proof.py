@@ -15,43 +15,40 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from specalign.common.errors import UserError
 from specalign.lm.inspection.own_output import CUT, LENGTH, OwnOutput, own_output
 from specalign.lm.logits import LogitForm, Readout, candidates
 from specalign.lm.model import Target
-from specalign.lm.source import ModelSource
+from specalign.lm.names import ModelSource
 
 _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 """The largest difference that is rounding, in standard deviations of the logits."""
+_CUSTOM_CACHE = "it keeps its past in a custom cache class"
 _UNSUPPORTED = {
     "doge": "it selects keys by the number of tokens in a forward pass",
-    "minimax": "it keeps its past in a custom cache class",
-    "xlstm": "it keeps its past in a custom cache class",
+    "minimax": _CUSTOM_CACHE,
+    "xlstm": _CUSTOM_CACHE,
 }
-_WAYS = (
-    {"fuse": True},
-    {"fuse": False},
-    {"fuse": False, "own_attention": True},
-)
-"""How a model may run, the fastest first: fused layers, its modules with our attention, its own
-attention."""
+_WAYS = ({"fuse": True}, {"fuse": False}, {"fuse": False, "own_attention": True})
+"""How a model may run, the fastest first: fused, our attention, its own attention."""
 
 
 def prove_target(
-    model: Any, tokenizer: Any, source: ModelSource, fast: bool = True, round_to_bf16: bool = False
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    source: ModelSource,
+    fast: bool = True,
+    round_to_bf16: bool = False,
 ) -> Target:
     """The target, proved; with our attention where that equals the model's, else with the model's
-    own.
+    own. Raises UserError where it does not run, or its outputs differ from the model's own.
 
     Args:
         model: as transformers loaded it, with its own eager attention.
-        fast, round_to_bf16: as in `specalign.lm.loading.load_target`. Weights are rounded after the
-            proof.
-
-    Raises:
-        UserError: it does not run, or its outputs differ from the model's own: what differs, in one
-            line.
+        fast, round_to_bf16: as in `load_target`; weights are rounded after the proof.
     """
     _check_supported(model, source.spec)
     with _choosing_few(model):
@@ -62,7 +59,7 @@ def prove_target(
     return target
 
 
-def _check_supported(model: Any, spec: str) -> None:
+def _check_supported(model: PreTrainedModel, spec: str) -> None:
     """Raises UserError for an architecture or a dtype that is not run."""
     kind = model.config.model_type
     if kind in _UNSUPPORTED:
@@ -82,10 +79,10 @@ def _check_supported(model: Any, spec: str) -> None:
 
 
 @contextmanager
-def _choosing_few(model: Any) -> Iterator[None]:
-    """Within it, indexers select fewer keys than the proof has tokens. Not in 16 bits, where so few
-    would tie too often."""
-    indexers = [m for m in model.modules() if isinstance(getattr(m, "index_topk", None), int)]
+def _choosing_few(model: PreTrainedModel) -> Iterator[None]:
+    """Within it, indexers select fewer keys than the proof has tokens (16 bits would tie)."""
+    modules: list[Any] = list(model.modules())
+    indexers = [m for m in modules if isinstance(getattr(m, "index_topk", None), int)]
     own = [m.index_topk for m in indexers]
     if model.dtype == torch.float32:
         for module in indexers:
@@ -97,18 +94,14 @@ def _choosing_few(model: Any) -> Iterator[None]:
             module.index_topk = most
 
 
-def _run_own(model: Any, tokenizer: Any, spec: str) -> OwnOutput:
-    """What the model computes by itself. Raises UserError where it does not run, or gives no
-    numbers."""
+def _run_own(model: PreTrainedModel, tokenizer: Tokenizer, spec: str) -> OwnOutput:
+    """What the model computes by itself. Raises UserError where it does not run, or writes NaN."""
     try:
         own = own_output(model, tokenizer)
     except Exception as error:  # a model's failures have no common class
         wraps = model.config.get_text_config(decoder=True) is not model.config
-        alone = f" on text alone (it is a {type(model).__name__})" if wraps else ""
-        name = model.config.model_type
-        raise UserError(
-            f"target {spec!r}: architecture {name!r} does not run{alone}: {first_line(error)}"
-        ) from None
+        what = f"architecture {model.config.model_type!r} does not run{' on text alone' * wraps}"
+        raise UserError(f"target {spec!r}: {what}: {first_line(error)}") from None
     if bool((own.logits_LV.isnan() | (own.logits_LV == torch.inf)).any()):
         raise UserError(
             f"target {spec!r}: its logits are NaN or infinite: its weights are damaged, or "
@@ -118,7 +111,7 @@ def _run_own(model: Any, tokenizer: Any, spec: str) -> OwnOutput:
 
 
 def _first_exact(
-    model: Any, tokenizer: Any, source: ModelSource, own: OwnOutput, fast: bool
+    model: PreTrainedModel, tokenizer: Tokenizer, source: ModelSource, own: OwnOutput, fast: bool
 ) -> Target:
     """The model by the first of `_WAYS` that equals it. Raises UserError where none does."""
     reason, was_fused = "", True
@@ -142,7 +135,7 @@ def _first_exact(
     raise UserError(f"target {source.spec!r}: architecture {name!r} can't be run exactly: {reason}")
 
 
-def _name(model: Any) -> str:
+def _name(model: PreTrainedModel) -> str:
     return str(model.dtype).removeprefix("torch.")
 
 
@@ -154,12 +147,8 @@ def first_line(error: Exception) -> str:
 
 
 @torch.no_grad()
-def _find_form(model: Any, own: OwnOutput) -> LogitForm:
-    """The form that makes the model's own logits of its head's product.
-
-    Raises:
-        NotImplementedError: none does.
-    """
+def _find_form(model: PreTrainedModel, own: OwnOutput) -> LogitForm:
+    """The form that makes the model's logits of its head's product, or NotImplementedError."""
     product = model.get_output_embeddings()(own.head_input_LD).float()
     if own.never_V is not None:
         product = product[:, ~own.never_V]
@@ -177,8 +166,7 @@ def _find_form(model: Any, own: OwnOutput) -> LogitForm:
 
 
 def _difference(target: Target, own: OwnOutput) -> str:
-    """What differs from the model's own output; "" = nothing. Restricts the target to what it does
-    exactly."""
+    """What differs from the model's own output, or "". Restricts the target to what is exact."""
     dtype, most = target.dtype, _TOLERANCE[target.dtype]
     whole = target.forward(own.tokens_1L).logits_BLV
     found = _distance(whole, own, range(LENGTH), dtype)
@@ -197,7 +185,10 @@ def _difference(target: Target, own: OwnOutput) -> str:
     if target.chains_only:
         found = _in_pieces(target, own, False, dtype)
         if found > most:
-            return f"through a cache its logits differ from the model's own by {found:.2g} standard deviations"
+            return (
+                f"through a cache its logits differ from the model's own by {found:.2g} standard "
+                "deviations"
+            )
     if target.together:
         target.restrict(one_by_one=_side_by_side(target, own, dtype) > most)
     return ""
@@ -215,8 +206,7 @@ def _distance(
 
 
 def _in_pieces(target: Target, own: OwnOutput, branching: bool, dtype: torch.dtype) -> float:
-    """The largest difference of a prefix, drafts of which one is rejected, and the rest, through
-    our cache."""
+    """The largest difference of a prefix, drafts, a rollback and the rest, through our cache."""
     tokens, cache = own.tokens_1L, target.new_cache(1, LENGTH + 2)
     prefix = target.forward(tokens[:, :CUT], cache=cache).logits_BLV
     wrong, a, b, c = tokens[:, :1], *(tokens[:, CUT + i : CUT + i + 1] for i in range(3))
@@ -244,8 +234,7 @@ def _in_pieces(target: Target, own: OwnOutput, branching: bool, dtype: torch.dty
 
 
 def _after_rejection(target: Target, own: OwnOutput) -> float:
-    """How far two different rejected drafts move the logits after them apart: nothing, where a
-    rollback is exact."""
+    """How far two rejected drafts move the logits after them apart: 0 if rollback is exact."""
     found = []
     for wrong in own.tokens_1L[0, :2].tolist():
         cache = target.new_cache(1, LENGTH + 2)

@@ -9,17 +9,17 @@ tokens since then again, before its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import LinearAttentionCacheLayerMixin as StateLayer
 
 if TYPE_CHECKING:
     from specalign.lm.cache import KVCache
 
 States = tuple[Tensor, Tensor | None]
-"""Normalised last hidden states (B, L, D) and tapped layer outputs (B, L, F, D), None = without
-taps."""
+"""Normalised last hidden states (B, L, D) and tapped layer outputs (B, L, F, D), if any."""
 SPACING = 8
 """Single tokens between two snapshots; a pass over several tokens has its own."""
 MOST_REPLAYED = 16
@@ -28,7 +28,8 @@ _FLAGS = (
     "is_conv_states_initialized", "is_recurrent_states_initialized", "has_previous_state", "conv_kernel_size",
 )  # fmt: skip
 _STATES = ("conv_states", "recurrent_states")
-_State = list[dict[str, dict[int, Any]]]
+_Snapshot = dict[str, dict[int, object]]
+"""A layer's flags and states by name."""
 
 
 def replaying(
@@ -65,17 +66,13 @@ def replaying(
 
 
 class Recurrence:
-    """The recurrent states of one cache. `at`: how many tokens they have seen.
+    """The recurrent states of one cache. `at`: how many tokens they have seen."""
 
-    Args:
-        layers: transformers' cache layers that hold them, still empty.
-    """
-
-    def __init__(self, layers: Sequence[Any]) -> None:
+    def __init__(self, layers: Sequence[StateLayer]) -> None:
         self.layers = list(layers)
         self.at = 0
         self._tokens_BL: Tensor | None = None
-        self._saved: list[tuple[int, _State]] = [(0, self._copy())]
+        self._saved: list[tuple[int, list[_Snapshot]]] = [(0, self._copy())]
 
     def before(self, length: int) -> None:
         """A pass over `length` tokens follows, which may be rolled back."""
@@ -93,15 +90,14 @@ class Recurrence:
         """Only the first `length` tokens count: back to the last snapshot that has seen no more."""
         if length < self.at:
             self._saved = [saved for saved in self._saved if saved[0] <= length]
-            self.at, state = self._saved[-1]
-            for layer, parts in zip(self.layers, state, strict=True):
-                _write(layer, parts, Tensor.clone)
+            self.at, snapshots = self._saved[-1]
+            for layer, snapshot in zip(self.layers, snapshots, strict=True):
+                _write(layer, snapshot, Tensor.clone)
         if self._tokens_BL is not None:
             self._tokens_BL = self._tokens_BL[:, :length]
 
     def take_lost(self) -> Tensor | None:
-        """The tokens (B, R) that count and that the states have not seen; they are about to run
-        again."""
+        """The tokens (B, R) that count and that the states have not seen, about to run again."""
         if self._tokens_BL is None or self._tokens_BL.shape[1] <= self.at:
             return None
         lost = self._tokens_BL[:, self.at :]
@@ -110,8 +106,8 @@ class Recurrence:
 
     def fill(self, source: Recurrence, rows: int) -> None:
         """Copy the one row of `source` to every row."""
-        for layer, parts in zip(self.layers, source._copy(), strict=True):
-            _write(layer, parts, lambda t: t.expand(rows, *t.shape[1:]).clone())
+        for layer, snapshot in zip(self.layers, source._copy(), strict=True):
+            _write(layer, snapshot, lambda t: t.expand(rows, *t.shape[1:]).clone())
         seen = source._tokens_BL
         self._tokens_BL = None if seen is None else seen[:, : source.at].expand(rows, -1)
         self.at, self._saved = source.at, [self._saved[0], (source.at, self._copy())]
@@ -121,25 +117,22 @@ class Recurrence:
         for layer in self.layers:
             _write(layer, _read(layer), lambda t: t.index_select(0, rows.to(t.device)))
 
-    def _copy(self) -> _State:
-        return [_read(layer, Tensor.clone) for layer in self.layers]
+    def _copy(self) -> list[_Snapshot]:
+        snapshots = [_read(layer) for layer in self.layers]
+        return [
+            {name: _map_states(values, Tensor.clone) for name, values in snapshot.items()}
+            for snapshot in snapshots
+        ]
 
 
-def _read(
-    layer: Any, change: Callable[[Tensor], Tensor] = lambda t: t
-) -> dict[str, dict[int, Any]]:
-    parts = {name: dict(getattr(layer, name)) for name in _FLAGS}
-    return parts | {name: _map_states(getattr(layer, name), change) for name in _STATES}
+def _read(layer: StateLayer) -> _Snapshot:
+    return {name: dict(getattr(layer, name)) for name in (*_FLAGS, *_STATES)}
 
 
-def _write(
-    layer: Any, parts: dict[str, dict[int, Any]], change: Callable[[Tensor], Tensor]
-) -> None:
-    for name in _FLAGS:
-        setattr(layer, name, dict(parts[name]))
-    for name in _STATES:
-        setattr(layer, name, _map_states(parts[name], change))
+def _write(layer: StateLayer, snapshot: _Snapshot, change: Callable[[Tensor], Tensor]) -> None:
+    for name, values in snapshot.items():
+        setattr(layer, name, _map_states(values, change))
 
 
-def _map_states(states: dict[int, Any], change: Callable[[Tensor], Tensor]) -> dict[int, Any]:
-    return {i: None if state is None else change(state) for i, state in states.items()}
+def _map_states(values: dict[int, object], change: Callable[[Tensor], Tensor]) -> dict[int, object]:
+    return {i: change(v) if isinstance(v, Tensor) else v for i, v in values.items()}

@@ -1,5 +1,4 @@
-"""The memory of a cache's layers, as transformers' attention layers write and read it;
-`specalign.lm.cache` owns it."""
+"""The memory of a cache's layers, as transformers' attention layers write and read it."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
 
 
 class LayerShape(NamedTuple):
-    """What a layer caches for every token: heads, widths of a key and a value, and the width of its
-    indexer's one key, if any."""
+    """What a layer caches per token: heads, widths of key and value, and of an indexer's key."""
 
     heads: int
     key: int
@@ -29,8 +27,7 @@ class LayerShape(NamedTuple):
 
 
 class Slab(CacheLayerMixin):
-    """One layer's keys and values, (B, Hkv, capacity, width), written at the owning cache's
-    length."""
+    """One layer's keys and values, (B, Hkv, capacity, width), written at the cache's length."""
 
     keys: Tensor
     values: Tensor
@@ -45,7 +42,7 @@ class Slab(CacheLayerMixin):
         """The memory is allocated from the start."""
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         return self.owner.write(self.keys, key_states), self.owner.write(self.values, value_states)
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from specalign.common.batch import Batch
 from specalign.lm.inspection.anatomy import decoder
-from specalign.lm.inspection.text_model import embedding_names
+from specalign.lm.inspection.parts import embedding_names
 from specalign.lm.masks import Layout, laid
 from specalign.lm.model import Target
 

@@ -1,9 +1,13 @@
-"""The messages of one request and its tools. Every reader of prompts returns this type."""
+"""The messages of one request and its tools, read in OpenAI's, ShareGPT's and other spellings."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
+
+from specalign.common.text import short
 
 Message = dict[str, Any]
 """role: system, developer, user, assistant or tool. content: a string, "" if there is none. Keys
@@ -21,12 +25,33 @@ ROLES = {
 ROLE_OF = {spelling: role for role, spellings in ROLES.items() for spelling in spellings.split()}
 
 
+Tool = dict[str, Any]
+"""A tool's JSON schema."""
+ROLE_KEYS = ("role", "from", "speaker")
+CONTENT_KEYS = ("content", "value", "text")
+_COPIED_KEYS = ("tool_calls", "tool_call_id", "name")
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_MEDIA_KEYS = ("images", "image", "audio", "videos", "video")
+_KNOWN_KEYS = {
+    *ROLE_KEYS, *CONTENT_KEYS, *_COPIED_KEYS, *_REASONING_KEYS, "weight", "train", "refusal",
+}  # fmt: skip
+_TEXT_PARTS = (None, "text", "input_text", "output_text")
+
+
+class UnusableRow(ValueError):
+    """A row without a usable conversation. The message completes "3 rows skipped: …"."""
+
+
+class UnknownRole(UnusableRow):
+    """A row with a message whose role no chat template knows."""
+
+
 @dataclass(frozen=True)
 class Conversation:
     """Messages in order, and the tools declared for them as JSON schemas."""
 
     messages: tuple[Message, ...]
-    tools: tuple[dict[str, Any], ...] = ()
+    tools: tuple[Tool, ...] = ()
 
     @classmethod
     def from_text(cls, text: str) -> Conversation:
@@ -48,6 +73,113 @@ class Conversation:
         return Conversation(self.messages[:end], self.tools)
 
 
-def fold_role(spelling: Any) -> str:
+def fold_role(spelling: object) -> str:
     """A role in the spelling of `ROLE_OF`: lower case, underscores for spaces and hyphens."""
     return str(spelling).strip().casefold().replace("-", "_").replace(" ", "_")
+
+
+def has_role(value: object) -> TypeGuard[dict[str, Any]]:
+    """Whether a value is an object with a speaker."""
+    return isinstance(value, dict) and any(isinstance(value.get(key), str) for key in ROLE_KEYS)
+
+
+def has_known_role(value: object) -> bool:
+    """Whether a value is an object with a speaker that `ROLE_OF` lists."""
+    return has_role(value) and fold_role(_first(value, ROLE_KEYS)) in ROLE_OF
+
+
+def is_message(value: object) -> TypeGuard[dict[str, Any]]:
+    """Whether a value is a message and nothing else; a table may have a column `role` too."""
+    return has_role(value) and {*value} <= _KNOWN_KEYS
+
+
+def is_conversation(value: object) -> bool:
+    """Whether a value is a list of messages with known roles."""
+    if not isinstance(value, list) or not value or not all(map(has_known_role, value)):
+        return False
+    # mails have "from" too: ShareGPT's messages have a "value"
+    return all("value" in item or _first(item, ROLE_KEYS) != item.get("from") for item in value)
+
+
+def is_part(value: object) -> bool:
+    """Whether a value is a typed part of a message's content."""
+    return isinstance(value, dict) and isinstance(value.get("type"), str) and not has_role(value)
+
+
+def read_messages(values: Iterable[object]) -> list[Message]:
+    """A list of messages, without null entries and empty system prompts.
+
+    Raises UnusableRow for an entry that is no message, an unknown role, or content that is no
+    text."""
+    messages = []
+    for value in values:
+        if value is None:
+            continue
+        if not has_role(value):
+            raise UnusableRow("with messages without a role")
+        role = _read_role(_first(value, ROLE_KEYS))
+        if role not in ("system", "developer") or _first(value, CONTENT_KEYS) is not None:
+            messages.append(_read_message(value, role))
+    return messages
+
+
+def _read_message(value: Mapping[str, object], role: str) -> Message:
+    if any(value.get(key) for key in _MEDIA_KEYS):
+        raise UnusableRow("with parts that are no text (images, sound)")
+    message: Message = {"role": role, "content": read_text_parts(_first(value, CONTENT_KEYS))}
+    for key in _COPIED_KEYS:
+        if value.get(key) not in (None, "", []):
+            message[key] = drop_nulls(decode_json(value[key]))
+    reasoning = _first(value, _REASONING_KEYS)
+    if reasoning and isinstance(reasoning, str):
+        message["reasoning_content"] = reasoning
+    return message
+
+
+def _first(value: Mapping[str, object], keys: Iterable[str]) -> object:
+    return next((value[key] for key in keys if value.get(key) is not None), None)
+
+
+def _read_role(spelling: object) -> str:
+    role = ROLE_OF.get(fold_role(spelling))
+    if role is None:
+        raise UnknownRole(f"with an unknown role, {short(spelling, 30)}")
+    return role
+
+
+def read_text_parts(content: object) -> str:
+    """The text of a message's content: a string, nothing, or parts joined by line ends as in vLLM.
+
+    Raises UnusableRow for anything else (images, sound)."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = [content] if isinstance(content, dict) else content
+    if not isinstance(parts, list):
+        raise UnusableRow("with content that is no text")
+    texts = []
+    for part in parts:
+        text = part
+        if isinstance(part, dict):
+            text = part.get("text") if part.get("type") in _TEXT_PARTS else None
+        if isinstance(text, str):
+            texts.append(text)
+        elif part is not None:
+            raise UnusableRow("with parts that are no text (images, sound)")
+    return "\n".join(texts)
+
+
+def decode_json(value: object) -> Any:
+    """The value in a string of JSON that holds a list or an object; anything else unchanged."""
+    if not isinstance(value, str) or value.strip()[:1] not in ("[", "{"):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def drop_nulls(value: object) -> Any:
+    """The value without null keys, which tables with mixed schemas are filled with."""
+    if isinstance(value, dict):
+        return {key: drop_nulls(item) for key, item in value.items() if item is not None}
+    return [drop_nulls(item) for item in value] if isinstance(value, list) else value

@@ -18,26 +18,19 @@ _METADATA = ("dataset_infos.json", "dataset_info.json", "state.json")
 
 def visible_files(folder: Path) -> list[Path]:
     """All files below a folder in the order of their names, without hidden ones and metadata."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return [
         path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-        and path.name not in _METADATA
+        for path in files
+        if path.name not in _METADATA
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     ]
 
 
 def table_files(folder: Path, split: str, config: str | None, key: str) -> list[Path]:
     """The files of one configuration and split, all of the first kind of `READERS` that is there
-    (Hub folders often hold a data set twice). A note names the others.
-
-    Args:
-        key: the option that names the folder (data.prompts), for messages.
-
-    Raises:
-        UserError: several configurations and none chosen, or one that is missing.
-        NoSplit: no file of this split.
-    """
+    (Hub folders often hold a data set twice). A note names the others. Raises UserError for an
+    unclear or missing configuration, NoSplit for a missing split."""
     files = [file for file in visible_files(folder) if kind_of(file)]
     if not files:
         return []
@@ -57,27 +50,22 @@ def choose_files(
     key: str,
     one_kind: bool = False,
 ) -> list[Path]:
-    """Of these files of a folder those of one configuration and split. A note names those that
-    count as train because nothing tells.
-
-    Args:
-        one_kind: only those of the first kind of `READERS` that is there.
-
-    Raises as `table_files`.
-    """
-    where = f"{key}={str(folder)!r}"
+    """Of these files of a folder those of one configuration and split; `one_kind`: only those of
+    the first kind of `READERS` that is there. A note names those that count as train because
+    nothing tells. Raises as `table_files`."""
     patterns = _choose_config(folder, config, key)
+    if patterns and split not in patterns and None not in patterns:
+        raise UserError(f"{key}_split={split!r}: unknown{nearest(split, map(str, patterns))}")
     if split in patterns:
         chosen = _match_split(folder, files, patterns, split)
         return _one_kind(chosen) if one_kind else chosen
-    if patterns and None not in patterns:
-        raise UserError(f"{key}_split={split!r}: unknown{nearest(split, map(str, patterns))}")
     if patterns:
         files = _match(folder, files, patterns[None])
     elif config is not None:
         files = [file for file in files if names_phrase(file.relative_to(folder), config)]
         if not files:
             raise UserError(f"{key}_config={config!r}: no file of {folder} has it in its name")
+    where = f"{key}={str(folder)!r}"
     chosen = _choose_by_name(folder, files, split, where)
     chosen = _one_kind(chosen) if one_kind else chosen
     unclear = [file for file in chosen if is_unclear(file.relative_to(folder), split)]
@@ -92,9 +80,13 @@ def _choose_by_name(folder: Path, files: Sequence[Path], split: str, where: str)
     if not chosen and len(files) == 1 and names_phrase(Path(files[0].name), split):
         chosen = list(files)  # train_test.jsonl
     if not chosen and files:
-        splits = {split_of(file.relative_to(folder)) or "train" for file in files}
-        raise NoSplit(f"{where}: no split {split!r}{nearest(split, splits)}")
+        raise _no_split(where, folder, files, split)
     return chosen
+
+
+def _no_split(where: str, folder: Path, files: Sequence[Path], split: str) -> NoSplit:
+    splits = {split_of(file.relative_to(folder)) or "train" for file in files}
+    return NoSplit(f"{where}: no split {split!r}{nearest(split, splits)}")
 
 
 def _list_names(folder: Path, files: Sequence[Path]) -> str:
@@ -104,19 +96,14 @@ def _list_names(folder: Path, files: Sequence[Path]) -> str:
 
 def suite_files(folder: Path, split: str, config: str | None, where: str) -> list[Path]:
     """The files of a benchmark's local copy. A copy may be partial: without a name that matches the
-    configuration or the split, files that name none are used.
-
-    Raises:
-        NoSplit: all files name other splits.
-    """
+    configuration or the split, files that name none are used. Raises NoSplit if all name others."""
     files = [file for file in visible_files(folder) if kind_of(file) not in (None, ".txt")]
     named = [f for f in files if config and names_phrase(f.relative_to(folder), config)]
     files = named or files
     chosen = [file for file in files if belongs_to(file.relative_to(folder), split)]
     chosen = chosen or [file for file in files if split_of(file.relative_to(folder)) is None]
     if files and not chosen:
-        splits = {split_of(file.relative_to(folder)) for file in files}
-        raise NoSplit(f"{where}: no split {split!r}{nearest(split, map(str, splits))}")
+        raise _no_split(where, folder, files, split)
     return _one_kind(chosen)
 
 
@@ -127,8 +114,8 @@ def _one_kind(files: Sequence[Path]) -> list[Path]:
 
 
 def _match_split(folder: Path, files: Sequence[Path], patterns: Patterns, split: str) -> list[Path]:
-    """The files that the card lists for a split. Of a wide pattern's files those are left out that
-    the card or their name gives to another split."""
+    """The files that the card lists for a split, without those of a wide pattern that the card or
+    their name gives to another split."""
     others = {f for s in patterns if s != split for f in _match(folder, files, patterns[s])}
     matches = _match(folder, files, patterns[split])
     matches = [file for file in matches if file not in others] or matches
@@ -177,18 +164,16 @@ def _read_card(card: Path) -> dict[str, Patterns]:
     return configs
 
 
-def _read_patterns(files: Any) -> Patterns:
+def _read_patterns(files: object) -> Patterns:
     """`data_files` in any form: a pattern, several, or either for each split."""
-    pairs: list[tuple[str | None, Any]]
+    by_split: list[tuple[str | None, Any]] = [(None, files)]
     if isinstance(files, dict):
-        pairs = [(str(split), patterns) for split, patterns in files.items()]
+        by_split = [*files.items()]
     elif isinstance(files, list) and all(isinstance(entry, dict) for entry in files):
-        pairs = [(str(entry["split"]), entry["path"]) for entry in files]
-    else:
-        pairs = [(None, files)]
+        by_split = [(entry["split"], entry["path"]) for entry in files]
     found: Patterns = {}
-    for split, patterns in pairs:
-        patterns = [patterns] if isinstance(patterns, str) else patterns
+    for split, value in by_split:
+        patterns = [value] if isinstance(value, str) else value
         if any(Path(p).is_absolute() or ".." in Path(p).parts for p in patterns):
             raise ValueError(f"data_files: {patterns} is outside of the folder")
         found.setdefault(split, []).extend(patterns)

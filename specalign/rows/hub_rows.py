@@ -28,31 +28,25 @@ def hub_rows(
     key: str = "",
     streaming: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """The rows of a data set; without access to the Hub, from the local cache.
+    """The rows of a data set, a Hub id or a folder that `datasets` reads; without access to the Hub,
+    from the local cache. Raises UserError if it can't be read.
 
     Args:
-        name: a Hub id, or a folder that `datasets` reads.
         key: the option that names it (data.prompts), for messages; "" = the reason alone.
         streaming: download only what is read, if the Hub is reachable.
-
-    Raises:
-        UserError: it can't be read.
     """
     import datasets  # slow to import
     from huggingface_hub import constants
 
     online = expand_path(name).exists() or hub_reachable()
-    options: dict[str, Any] = {"split": split}
-    if revision is not None:
-        options["revision"] = revision
-    if streaming:
-        options["streaming"] = online
     was_offline = constants.HF_HUB_OFFLINE
     # offline, `datasets` goes to its cache without retrying the Hub for a minute
     constants.HF_HUB_OFFLINE = was_offline or not online
     try:
         try:
-            table = datasets.load_dataset(name, config, **options)
+            table = datasets.load_dataset(
+                name, config, split=split, revision=revision, streaming=streaming and online
+            )
         finally:
             constants.HF_HUB_OFFLINE = was_offline
         yield from _disable_decoding(table)
@@ -64,10 +58,7 @@ def hub_rows(
             reason += f" ({key}_config)"
         if online:
             raise UserError(f"{key}={name!r} can't be read: {reason}") from None
-        reason = (
-            "no such file or folder, the Hub is unreachable, and the cache of datasets does not "
-            f"hold it: {reason[:300]}"
-        )
+        reason = f"no such file, the Hub is unreachable, and it is not cached: {reason[:300]}"
         raise missing(f"{key}={name!r}", name, reason, files=True) from None
 
 

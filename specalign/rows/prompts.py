@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from specalign.common.errors import UserError, nearest
 from specalign.common.text import plural, say
-from specalign.rows.conversation import Conversation
-from specalign.rows.messages import UnusableRow
+from specalign.rows.conversation import Conversation, UnusableRow
 from specalign.rows.shapes import PROMPT_COLUMNS, parse_row
 
 
@@ -23,17 +21,15 @@ class PromptRow(NamedTuple):
 
 
 def read_prompt_rows(
-    rows: Iterable[Any], where: str, column: str | None, column_key: str, quiet: bool = False
+    rows: Iterable[object], where: str, column: str | None, column_key: str, quiet: bool = False
 ) -> list[PromptRow]:
-    """The conversations of all rows that have one; one note reports what is left out.
+    """The conversations of all rows that have one; one note reports what is left out. Raises
+    UserError for no rows, no such column, or no usable row.
 
     Args:
         where: the source, as messages begin: `data.prompts='x.jsonl'`.
         column: that holds the prompts; None = the first of `PROMPT_COLUMNS` that does.
         column_key: the option that chooses the column.
-
-    Raises:
-        UserError: no rows, no such column, or no usable row.
     """
     found: list[PromptRow] = []
     all_columns: dict[str, None] = {}
@@ -90,8 +86,6 @@ def _explain_failure(columns: list[str], reasons: str, column: str | None, colum
     listed = ", ".join(columns[:12]) + ", …" * (len(columns) > 12)
     known = {name.strip().casefold() for name in columns} & {*PROMPT_COLUMNS, "role", "from"}
     if columns and column is None and not known:
-        close = [c for c in columns if difflib.get_close_matches(c.casefold(), PROMPT_COLUMNS, 1)]
-        hint = f"did you mean {column_key}={close[0]}?" if close else f"{column_key} chooses one"
-        return f"no prompt among its columns ({listed}) ({hint})"
+        return f"no prompt among its columns ({listed}) ({column_key} chooses one)"
     columns_note = f"; its columns: {listed}" if columns else ""
     return f"no row holds a prompt ({reasons}){columns_note}"

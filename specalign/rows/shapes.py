@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from specalign.common.errors import UserError
 from specalign.common.text import short
-from specalign.rows.conversation import Conversation, Message
-from specalign.rows.messages import (
+from specalign.rows.conversation import (
     CONTENT_KEYS,
     ROLE_KEYS,
+    Conversation,
+    Message,
+    Tool,
     UnknownRole,
     UnusableRow,
     decode_json,
@@ -50,12 +51,9 @@ class ParsedRow:
     answered: bool = False
 
 
-def parse_prompt(value: Any) -> ParsedRow:
-    """A prompt of the Python API: a user's text as it stands, or any shape of a row.
-
-    Raises:
-        UserError: no conversation, or one that a file of prompts would skip.
-    """
+def parse_prompt(value: object) -> ParsedRow:
+    """A prompt of the Python API: a user's text as it stands, or any shape of a row. Raises
+    UserError for what a file of prompts would skip."""
     if isinstance(value, str):
         return ParsedRow(Conversation.from_text(value), [])
     known = {*PROMPT_COLUMNS, *ROLE_KEYS}
@@ -75,12 +73,12 @@ def parse_prompt(value: Any) -> ParsedRow:
     return ParsedRow(conversation, [], answered=conversation.prompt != conversation)
 
 
-def as_conversation(value: Any) -> Conversation:
+def as_conversation(value: object) -> Conversation:
     """The conversation of `parse_prompt`. Raises as it does."""
     return parse_prompt(value).conversation
 
 
-def _to_builtin(value: Any) -> Any:
+def _to_builtin(value: object) -> object:
     """The value with dicts and lists in place of other mappings and sequences."""
     if isinstance(value, Mapping):
         return {key: _to_builtin(item) for key, item in value.items()}
@@ -89,13 +87,9 @@ def _to_builtin(value: Any) -> Any:
     return value
 
 
-def parse_row(row: Any, column: str | None = None) -> ParsedRow:
+def parse_row(row: object, column: str | None = None) -> ParsedRow:
     """The conversation of a row: text, a list of messages, or an object with a prompt in `column`
-    or in one of `PROMPT_COLUMNS`.
-
-    Raises:
-        UnusableRow: it has no user's text, or content that is no text.
-    """
+    or in one of `PROMPT_COLUMNS`. Raises UnusableRow if no user's text is there."""
     if isinstance(row, str | list):
         row = {"prompt": row}
     if not isinstance(row, dict):
@@ -120,12 +114,12 @@ def parse_row(row: Any, column: str | None = None) -> ParsedRow:
     raise UnusableRow(reason)
 
 
-def _fold_names(row: Mapping[str, Any]) -> dict[str, str]:
+def _fold_names(row: Mapping[str, object]) -> dict[str, str]:
     """A row's column names by their form in lower case."""
     return {name.strip().casefold(): name for name in reversed([*row])}
 
 
-def _parse_column(row: dict[str, Any], name: str, chosen: bool = False) -> ParsedRow:
+def _parse_column(row: dict[str, object], name: str, chosen: bool = False) -> ParsedRow:
     """The conversation in one column; `chosen`: by the user, so no other column adds to it."""
     key = name.strip().casefold()
     messages, later_turns = _read_value(row.get(name), key)
@@ -140,13 +134,12 @@ def _parse_column(row: dict[str, Any], name: str, chosen: bool = False) -> Parse
     return _finish(row, messages, used, later_turns)
 
 
-def _is_empty(value: Any) -> bool:
+def _is_empty(value: object) -> bool:
     return value is None or value in ("", [], {}) or isinstance(value, str) and not value.strip()
 
 
-def _read_value(value: Any, column: str) -> tuple[list[Message], int]:
-    """The messages in a column, and how many later turns are left out. Raises UnusableRow if there
-    are none."""
+def _read_value(value: object, column: str) -> tuple[list[Message], int]:
+    """The messages in a column, and how many later turns are left out, or UnusableRow."""
     holds_turns = column in (*CONVERSATIONS, "turns")
     found = decode_json(value)
     if isinstance(value, str) and not holds_turns and not is_conversation(found):
@@ -173,14 +166,12 @@ def _read_turns(texts: list[str]) -> tuple[list[Message], int]:
     return [{"role": "user", "content": text} for text in texts[:1]], len(texts[1:])
 
 
-def _list_messages(value: dict[str, Any]) -> Any:
+def _list_messages(value: dict[str, object]) -> list[object]:
     """The messages of an object: by columns (as `datasets` stores them), or itself one."""
     columns = {key: items for key, items in value.items() if isinstance(items, list)}
-    if {"role", "from"} & {*columns}:
-        return [
-            dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)
-        ]
-    return [value]
+    if not {"role", "from"} & {*columns}:
+        return [value]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)]
 
 
 def _check_messages(messages: list[Message]) -> None:
@@ -197,7 +188,7 @@ def _check_messages(messages: list[Message]) -> None:
 
 
 def _finish(
-    row: Mapping[str, Any], messages: list[Message], used: list[str], later_turns: int = 0
+    row: Mapping[str, object], messages: list[Message], used: list[str], later_turns: int = 0
 ) -> ParsedRow:
     """The conversation with the row's system prompt and tools, and the columns it leaves."""
     _check_messages(messages)
@@ -215,7 +206,7 @@ def _finish(
     return ParsedRow(conversation, unused, later_turns, conversation.prompt != conversation)
 
 
-def _read_tools(value: Any) -> tuple[dict[str, Any], ...]:
+def _read_tools(value: object) -> tuple[Tool, ...]:
     """The tools in a column: a list or an object, also as JSON strings; nothing else is read."""
     found = decode_json(value)
     entries = [decode_json(entry) for entry in (found if isinstance(found, list) else [found])]

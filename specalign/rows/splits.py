@@ -24,8 +24,7 @@ class NoSplit(UserError):
 
 
 def split_of(path: Path) -> str | None:
-    """The split that a relative path names: by the last such word of the file's name, else of the
-    nearest folder's."""
+    """The split that a relative path names: the last in the file's name, else in its folders'."""
     for part in reversed(path.parts):
         words = _WORD.findall(_CAMEL.sub(" ", part).lower())  # trainData is two words
         named = [_SPLIT_OF[word] for word in words if word in _SPLIT_OF]

@@ -1,4 +1,5 @@
-"""Reads the rows of one local file: JSON, CSV, Parquet, Arrow, or text with one row a line."""
+"""Reads the rows of one local file: JSON (lines, a list, one object, columns, or rows under a key),
+CSV, Parquet, Arrow, or text with one row a line."""
 
 from __future__ import annotations
 
@@ -6,30 +7,33 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from specalign.common.errors import UserError, nearest
-from specalign.common.files import MOST_BYTES, PACKED, check_ordinary, read_lines
-from specalign.rows.json_forms import json_rows
+from specalign.common.files import MOST_BYTES, PACKED, check_ordinary, read_lines, read_text
+from specalign.common.text import say_once
+from specalign.rows.conversation import decode_json, has_role, is_conversation, is_message
+from specalign.rows.shapes import CONVERSATIONS, PROMPT_COLUMNS
+from specalign.rows.splits import NoSplit, split_of
 
 Row = Any
 """A dict of columns; a string for a line of text; whatever else a JSON file holds."""
 
 
+EVERY = "*"
+"""As `under` of `json_rows`: the rows under all keys."""
+
+
 def read_rows(path: Path, under: str | None = None, under_key: str | None = None) -> Iterator[Row]:
     """The rows of one file. Memory holds one row or a batch of Parquet; JSON that is not in lines
-    is read whole.
+    is read whole. Raises UserError for no such file, an unknown kind, or broken content.
 
     Args:
         under: of a JSON object with rows under several keys, the key to read (a split's name).
         under_key: the option that sets `under`, for the note on what is left out; "" = no option
             does, None = no note.
-
-    Raises:
-        UserError: no such file, an unknown kind, or broken content (with its line).
     """
     if path.is_dir():
         raise UserError(f"{path} is a folder, not a file of prompts")
@@ -68,13 +72,9 @@ def _read_txt(path: Path) -> Iterator[Row]:
 
 
 def check_plain_text(path: Path) -> None:
-    """Raises UserError for a .txt file whose first line is a JSON object or opens a list of
-    them."""
+    """Raises UserError for a .txt file that begins with a JSON object or a list of them."""
     first = next((line.strip() for line in read_lines(path) if line.strip()), "")
-    is_json = first == "["
-    with suppress(ValueError, RecursionError):
-        is_json = is_json or isinstance(json.loads(first), dict)
-    if is_json:
+    if first == "[" or isinstance(decode_json(first), dict):
         suffix = ".json" if first == "[" else ".jsonl"
         raise UserError(f"{path}: holds JSON; rename it to {suffix} to have its rows read")
 
@@ -116,19 +116,15 @@ def _read_arrow(path: Path) -> Iterator[Row]:
     check_ordinary(path)
     kind = "Arrow" if suffix_of(path) == ".arrow" else "Parquet"
     try:
-        batches: Iterable[Any]
-        if kind == "Parquet":
-            batches = pyarrow.parquet.ParquetFile(path).iter_batches(1024)
-        else:
-            batches = _arrow_batches(path)
-        for batch in batches:
+        file = pyarrow.parquet.ParquetFile(path) if kind == "Parquet" else None
+        for batch in _arrow_batches(path) if file is None else file.iter_batches(1024):
             yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path} is not readable {kind} ({reason})") from None
 
 
-def _arrow_batches(path: Path) -> Iterable[Any]:
+def _arrow_batches(path: Path) -> Iterable[Row]:
     import pyarrow
 
     source = pyarrow.memory_map(str(path))
@@ -137,6 +133,102 @@ def _arrow_batches(path: Path) -> Iterable[Any]:
     except pyarrow.ArrowInvalid:
         file = pyarrow.ipc.open_file(source)
         return (file.get_batch(i) for i in range(file.num_record_batches))
+
+
+def json_rows(path: Path, under: str | None = None, under_key: str | None = None) -> Iterator[Row]:
+    """The rows of a JSON file, whatever its ending: one value a line (memory holds one line), else
+    a single value, which may be a list of rows, a row, columns, or rows under a key."""
+    lines = ((n, line) for n, line in enumerate(read_lines(path), 1) if line.strip())
+    number, first = next(lines, (0, ""))
+    if not first:
+        return
+    try:
+        values = chain([_parse(first, path, number)], (_parse(s, path, n) for n, s in lines))
+        is_table = ".json" in [suffix.lower() for suffix in path.suffixes[-2:]]
+    except UserError:  # a value over several lines
+        values = chain([_parse(read_text(path).removeprefix("\ufeff"), path, 1)])
+        is_table = True
+    start = list(islice(values, 2))
+    if len(start) == 1 and (is_table or isinstance(start[0], list)):
+        yield from find_rows(start[0], str(path), under, under_key)
+    else:
+        yield from chain(start, values)
+
+
+def _parse(text: str, path: Path, line: int) -> Row:
+    try:
+        return json.loads(text.rstrip())
+    except json.JSONDecodeError as error:
+        place = f"{path}, line {line + error.lineno - 1}"
+        why = f"{error.msg.removesuffix(' at')} at column {error.colno}"
+        raise UserError(f"{place}: not JSON ({why})") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}, line {line}: not JSON that can be read ({error})") from None
+
+
+def find_rows(
+    value: object, where: str, under: str | None = None, under_key: str | None = None
+) -> list[Row]:
+    """The rows in a JSON value. Raises UserError as `json_rows` does."""
+    if isinstance(value, list):
+        return [value] if value and all(map(is_message, value)) else value
+    if not isinstance(value, dict):
+        raise UserError(
+            f"{where}: expected a list of rows or an object, found {type(value).__name__}"
+        )
+    tables = {key: rows for key, item in value.items() if (rows := _table(item))}
+    if _is_row(value):
+        return [value]
+    if not tables:
+        return _transpose(value) or [value]
+    if under == EVERY:
+        return [row for rows in tables.values() for row in rows]
+    key = under if under is not None and under in tables else str(next(iter(tables)))
+    if len(tables) > 1 and key != under:
+        option = f", or choose one ({under_key})" if under_key else ""
+        raise UserError(
+            f"{where}: holds rows under several keys ({', '.join(tables)}): keep one of "
+            f"them{option}"
+        )
+    known = split_of(Path(under or ""))
+    if known and split_of(Path(key)) not in (known, None):
+        raise NoSplit(f"{where}: no split {under!r}{nearest(str(under), [key])}")
+    unused = [k for k, item in value.items() if k != key and item not in (None, "", [], {})]
+    if unused and under_key is not None:
+        say_once(f"note: {where}: reads the rows under {key!r}; not used: {', '.join(unused)}")
+    return tables[key]
+
+
+def _is_row(value: dict[str, Row]) -> bool:
+    """Whether an object is one row: it has a prompt."""
+    columns = {str(name).casefold(): item for name, item in value.items()}
+    if is_message(value) or any(isinstance(columns.get(name), str) for name in PROMPT_COLUMNS):
+        return True
+    turns = columns.get("turns")
+    if isinstance(turns, list) and all(isinstance(turn, str) for turn in turns):
+        return True
+    talks = [turns, *(columns.get(name) for name in (*CONVERSATIONS, "prompt"))]
+    if any(isinstance(talk, list) and talk and all(map(has_role, talk)) for talk in talks):
+        return True
+    return any(map(is_conversation, value.values()))
+
+
+def _transpose(value: dict[str, Row]) -> list[Row]:
+    """The rows of a table by columns: lists of one length, or values by row number (pandas)."""
+    columns = list(value.values())
+    if columns and all(isinstance(c, dict) and all(map(str.isdigit, c)) for c in columns):
+        numbers = dict.fromkeys(number for column in columns for number in column)
+        return [{name: column.get(n) for name, column in value.items()} for n in numbers]
+    if not all(isinstance(column, list) for column in columns) or len({*map(len, columns)}) != 1:
+        return []
+    return [dict(zip(value, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _table(value: Row) -> list[Row]:
+    """The rows in a list of objects, or in an object of objects by name; none in anything else."""
+    rows = list(value.values()) if isinstance(value, dict) else value
+    is_table = isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
+    return rows if is_table else []
 
 
 READERS: dict[str, Callable[..., Iterator[Row]]] = {

@@ -76,7 +76,7 @@ EVAL = [
     ),
     (
         ["--prompts", "column.jsonl"],
-        "no prompt among its columns (promt) (did you mean --prompts-column=promt?)",
+        "no prompt among its columns (promt) (--prompts-column chooses one)",
     ),
     (
         ["--prompts", "null.jsonl"],
@@ -90,7 +90,7 @@ EVAL = [
         ["--prompts", "messages.jsonl"],
         "no row holds a prompt (1 without a user's text); its columns: messages",
     ),
-    (["--prompts", "deep.jsonl"], "deep.jsonl: not JSON that can be read"),
+    (["--prompts", "deep.jsonl"], "deep.jsonl, line 1: not JSON that can be read"),
     (["--prompts", "quote.csv"], "quote.csv, line 2: not CSV that can be read"),
     (["--prompts", "wide.csv"], "wide: 1 of 1 prompt, which this target can't take"),
     (["--prompts", "ok.txt", "--data-dir", "data"], "two sources of prompts"),

@@ -1,7 +1,4 @@
-"""The structure of a model: what each layer caches for a token and which attention it runs.
-
-One token goes through the model once, and its cache tells the shapes.
-"""
+"""The structure of a model: what each layer caches for a token, and which attention it runs."""
 
 from __future__ import annotations
 
@@ -11,11 +8,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache, LinearAttentionLayer
+from torch import Tensor, nn
+from transformers import (
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DummyLayer,
+    DynamicCache,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+)
 
-from specalign.folder.ends import end_ids
+from specalign.folder.config import end_ids
 from specalign.lm.masks import Layout, laid
 from specalign.lm.slabs import LayerShape
 
@@ -31,6 +40,8 @@ _KNOWN_LAYERS = {
     "LinearAttentionAndSlidingWindowAttentionLayer", "DummyLayer", "DynamicIndexedLayer", _BY_BLOCKS,
 }  # fmt: skip
 
+CacheLayer = CacheLayerMixin | LinearAttentionCacheLayerMixin | DummyLayer
+
 
 @dataclass(frozen=True)
 class Anatomy:
@@ -44,7 +55,7 @@ class Anatomy:
     """
 
     layers: nn.ModuleList
-    config: Any
+    config: PreTrainedConfig
     cache_name: str
     takes_positions: bool
     shapes: Sequence[LayerShape | None] = ()
@@ -72,11 +83,9 @@ class Anatomy:
         """A growing cache of transformers."""
         return DynamicCache(config=self.config)
 
-    def other_layers(self) -> dict[int, Any]:
+    def other_layers(self) -> dict[int, CacheLayer]:
         """New cache layers, by number, of `others`."""
-        if not self.others:
-            return {}
-        fresh = self.empty_cache().layers
+        fresh = self.empty_cache().layers if self.others else []
         return {i: fresh[i] for i in self.others}
 
     def heads(self) -> tuple[int, int]:
@@ -85,10 +94,10 @@ class Anatomy:
         return (1, self.config.hidden_size) if first is None else (first.heads, first.key)
 
     def arguments(
-        self, tokens_BL: torch.Tensor, positions_BL: torch.Tensor, cache: Any
-    ) -> dict[str, Any]:
+        self, tokens_BL: Tensor, positions_BL: Tensor, cache: Cache | None
+    ) -> dict[str, object]:
         """The arguments of the decoder."""
-        arguments: dict[str, Any] = {"input_ids": tokens_BL, "use_cache": cache is not None}
+        arguments: dict[str, object] = {"input_ids": tokens_BL, "use_cache": cache is not None}
         if cache is not None:
             arguments[self.cache_name] = cache
         else:  # without a mask transformers would look for packed documents in the positions
@@ -99,12 +108,9 @@ class Anatomy:
 
 
 @torch.no_grad()
-def examine(model: Any, body: Any) -> Anatomy:
-    """Run one token through the decoder.
-
-    Raises:
-        NotImplementedError: no layer caches anything, or one caches what cannot be rolled back.
-    """
+def examine(model: PreTrainedModel, body: PreTrainedModel) -> Anatomy:
+    """Run one token through the decoder. Raises NotImplementedError if no layer caches anything, or
+    one caches what cannot be rolled back."""
     config = model.config.get_text_config(decoder=True)
     layers = decoder_layers(body, config.num_hidden_layers)
     takes_positions = "position_ids" in inspect.signature(body.forward).parameters
@@ -122,7 +128,11 @@ def examine(model: Any, body: Any) -> Anatomy:
     states = [isinstance(layer, LinearAttentionLayer) for layer in cache.layers]
     if not any(states) and all(shape is None for shape in shapes):
         raise NotImplementedError("it keeps nothing in a cache")
-    recurrent, by_blocks, alibi = any(states), _BY_BLOCKS in kinds, _has_alibi(config)
+    recurrent = any(states)
+    by_blocks = _BY_BLOCKS in kinds
+    alibi = config.model_type in ("bloom", "mpt") or bool(getattr(config, "alibi", False))
+    # GPT-Neo's local layers select cache entries, not positions
+    windows_by_place = "local" in (getattr(config, "attention_layers", None) or ())
     return replace(
         bare,
         shapes=shapes,
@@ -130,28 +140,18 @@ def examine(model: Any, body: Any) -> Anatomy:
         ours=bool(layout.groups_seen),
         groups=layout.groups_seen.pop() if len(layout.groups_seen) == 1 else 1,
         recurrent=recurrent,
-        by_place=not takes_positions or alibi or by_blocks or _windows_by_place(config),
+        by_place=not takes_positions or alibi or by_blocks or windows_by_place,
         apart=recurrent or by_blocks or not (takes_positions or alibi),
     )
 
 
-def _has_alibi(config: Any) -> bool:
-    """Whether scores depend on the distance of cache entries."""
-    return config.model_type in ("bloom", "mpt") or bool(getattr(config, "alibi", False))
-
-
-def _windows_by_place(config: Any) -> bool:
-    """GPT-Neo's local layers select cache entries, not positions."""
-    return "local" in (getattr(config, "attention_layers", None) or ())
-
-
-def cache_name(module: Any) -> str:
+def cache_name(module: nn.Module) -> str:
     """The name of a module's cache argument."""
     names = inspect.signature(module.forward).parameters
     return next((n for n in ("cache", "past_key_values", "cache_params") if n in names), "cache")
 
 
-def decoder(model: Any) -> Any:
+def decoder(model: PreTrainedModel) -> Any:
     """The part of a causal LM that ends with its last hidden state."""
     body = model.get_decoder()
     if body is model or not isinstance(body, PreTrainedModel):
@@ -159,11 +159,12 @@ def decoder(model: Any) -> Any:
         if not inner:
             raise NotImplementedError("it has no decoder apart from its head")
         body = inner[0]
-    in_wrapper = body.get_output_embeddings() is not None  # a causal LM in a wrapper
-    return decoder(body) if in_wrapper else body
+    if body.get_output_embeddings() is not None:  # a causal LM in a wrapper
+        return decoder(body)
+    return body
 
 
-def _shape(layer: Any) -> LayerShape | None:
+def _shape(layer: CacheLayer) -> LayerShape | None:
     keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
     if keys is None or values is None:
         return None
@@ -173,8 +174,7 @@ def _shape(layer: Any) -> LayerShape | None:
 
 
 def decoder_layers(body: nn.Module, count: int) -> nn.ModuleList:
-    """The list of layers, whatever its name; a layer may count several times (LongCat's attends
-    twice)."""
+    """The list of layers, whatever its name; a layer may count several times (LongCat)."""
     children = list(body.children())
     children += [grandchild for child in body.children() for grandchild in child.children()]
     lists = [m for m in children if isinstance(m, nn.ModuleList)]
@@ -185,13 +185,13 @@ def decoder_layers(body: nn.Module, count: int) -> nn.ModuleList:
     return found[0]
 
 
-def query_heads(config: Any) -> int:
+def query_heads(config: PreTrainedConfig) -> int:
     """Query heads of the first layer."""
     layers = getattr(config, "per_layer_config", None)
     return int(getattr(layers[0] if layers else config, "num_attention_heads", 1))
 
 
-def context_limit(config: Any) -> int:
+def context_limit(config: PreTrainedConfig) -> int:
     """The longest text, in tokens. Where rotary tables change with the length (longrope) it is the
     longest under the first one: a draft over that length would change the tokens before it."""
     found = [getattr(config, name, None) for name in _CONTEXTS]
@@ -202,18 +202,16 @@ def context_limit(config: Any) -> int:
     return min([limit, *(t.get("original_max_position_embeddings") or limit for t in tables)])
 
 
-def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+def eos_ids(
+    config: PreTrainedConfig,
+    generation: GenerationConfig | None,
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[int, ...]:
     """The tokens that end a text, ascending: those of the generation config, at which `generate`
     stops; where it names none, those of the model's config and tokenizer. Ids beyond the vocabulary
-    are left out.
-
-    Raises:
-        UserError: the config names something that is no token id.
-    """
-    config = model.config.get_text_config(decoder=True)
-    found = end_ids(
-        getattr(model.generation_config, "eos_token_id", None), "generation_config.json"
-    )
+    are left out. Raises UserError if one is no token id."""
+    config = config.get_text_config(decoder=True)
+    found = end_ids(getattr(generation, "eos_token_id", None), "generation_config.json")
     if not found:
         found = end_ids(getattr(config, "eos_token_id", None), "config.json")
         found |= end_ids(tokenizer.eos_token_id, "the tokenizer")

@@ -1,27 +1,31 @@
-"""How a target's layers write positions into their keys, measured.
+"""How a target's layers write positions into their keys, measured on the same input at several
+positions.
 
-Each layer runs on the same input at several positions. RotaryTable keys at position p are the keys at 0,
-rotated: k(p) = R(p)·k(0). Keys that stay the same have no position but that of the input (learned
-positions, ALiBi, layers without rotary). Values stay the same; otherwise they are none (compressed
-caches keep a key's rotary part there).
+Rotary keys at position p are the keys at 0, rotated: k(p) = R(p)·k(0). Keys that stay the same have
+no position but that of the input (learned positions, ALiBi). Values stay the same; otherwise they
+are none (compressed caches keep a key's rotary part there).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
 from specalign.lm.masks import Layout, laid
 
 if TYPE_CHECKING:
     from specalign.lm.model import Target
 
+KeyValue = tuple[Tensor, Tensor]
+"""A layer's keys and values of one token, (1, Hkv, 1, width), fp32."""
+Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 LAYOUTS = ("half", "pairs")
 _POSITIONS = (1, 7, 90)
 _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
@@ -33,9 +37,8 @@ class RotaryTable:
     """Pairs of a head's numbers rotated by position · inv_freq; the others stay. Without
     frequencies: no position.
 
-    layout: number j of the rotated ones is paired with the one half of them further (half) or with
-    its neighbour (pairs). start: the first of them. scale: a factor of rotated keys (YaRN's
-    attention factor, arXiv 2309.00071, section 3.4).
+    layout: the pairs are two halves (half) or neighbours (pairs). start: the first rotated number.
+    scale: a factor of rotated keys (YaRN's attention factor, arXiv 2309.00071, section 3.4).
     """
 
     layout: str = "half"
@@ -43,14 +46,17 @@ class RotaryTable:
     inv_freq: tuple[float, ...] = ()
     scale: float = 1.0
 
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> dict[str, object]:
         """As a drafter's config.json holds it."""
-        entry = {"layout": self.layout, "start": self.start, "inv_freq": list(self.inv_freq)}
+        entry: dict[str, object] = {
+            "layout": self.layout,
+            "start": self.start,
+            "inv_freq": list(self.inv_freq),
+        }
         return entry if self.scale == 1 else {**entry, "scale": self.scale}
 
     def full(self, width: int) -> bool:
-        """Whether it is the plain kind over all numbers of a head, or none at all: what
-        `attention.rotate` computes."""
+        """Whether it is what `attention.rotate` computes: over all numbers of a head, or none."""
         return not self.inv_freq or (
             self.layout == "half" and self.start == 0 and 2 * len(self.inv_freq) == width
         )
@@ -71,8 +77,7 @@ class RotaryTable:
         return found
 
     def tables(self, positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """cos and sin for positions (…) → (…, width), fp32. Unless `full`, sin has the sign of its
-        place."""
+        """cos and sin for positions (…) → (…, width), fp32; sin is signed unless `full`."""
         first, second = (t.to(positions.device) for t in self.pairs())
         angles = positions[..., None].float() * torch.tensor(
             self.inv_freq, dtype=torch.float32, device=positions.device
@@ -87,11 +92,10 @@ class RotaryTable:
     def rotate_at(self, x: Tensor, position: int) -> Tensor:
         """(…, width) as it is at a position."""
         width = x.shape[-1]
-        partner = self.partner(width).to(x.device)
-        cos, sin = RotaryTable.tables(self, torch.tensor(position, device=x.device), width)
+        cos, sin = self.tables(torch.tensor(position, device=x.device), width)
         if self.full(width):
-            sin = torch.where(torch.arange(width, device=x.device) < width // 2, -sin, sin)
-        return x * cos + x[..., partner] * sin
+            sin = torch.cat((-sin[: width // 2], sin[width // 2 :]))
+        return x * cos + x[..., self.partner(width).to(x.device)] * sin
 
 
 def plain_rotary(width: int, base: float) -> RotaryTable:
@@ -108,8 +112,7 @@ _FOUND: WeakKeyDictionary[Target, list[RotaryTable | str]] = WeakKeyDictionary()
 
 
 def key_rotaries(target: Target) -> list[RotaryTable | str]:
-    """How each layer writes positions into its keys, or why that is unknown. Computed once for each
-    target."""
+    """How each layer writes positions into its keys, or why that is unknown. Computed once."""
     if target not in _FOUND:
         _FOUND[target] = _find_rotaries(target)
     return list(_FOUND[target])
@@ -117,7 +120,7 @@ def key_rotaries(target: Target) -> list[RotaryTable | str]:
 
 @torch.no_grad()
 def _find_rotaries(target: Target) -> list[RotaryTable | str]:
-    inputs: dict[int, Any] = {}
+    inputs: dict[int, Tensor] = {}
     try:
         if target.anatomy.repeats:
             raise NotImplementedError
@@ -126,24 +129,27 @@ def _find_rotaries(target: Target) -> list[RotaryTable | str]:
     except Exception:  # layers that are called in another way fail in many ways
         return ["its layers are called in a way of their own"] * target.num_layers
     found: list[RotaryTable | str] = []
-    for i, (keys, values) in enumerate(at_start):
-        if keys is None or values is None or not values.numel():
-            found.append("it keeps none of its own")
-        elif max(_distance(values, m[i][1]) for m in moved.values()) > _TOLERANCE[target.dtype]:
-            found.append("what it keeps as values changes with the position, as compressed ones do")
-        else:
-            found.append(_match(target, {0: keys, **{p: m[i][0] for p, m in moved.items()}}))
+    for i, pair in enumerate(at_start):
+        others = {p: pairs[i] for p, pairs in moved.items()}
+        found.append("it keeps none of its own" if pair is None else _match(target, pair, others))
     return found
 
 
-def _match(target: Target, keys: dict[int, Tensor]) -> RotaryTable | str:
+def _match(
+    target: Target, at_start: KeyValue, moved: dict[int, KeyValue | None]
+) -> RotaryTable | str:
     """The rotation that turns the keys at position 0 into those at the others."""
+    keys, values = at_start
+    others = {position: pair for position, pair in moved.items() if pair is not None}
+    tolerance = _TOLERANCE[target.dtype]
+    if max(_distance(values, pair[1]) for pair in others.values()) > tolerance:
+        return "what it keeps as values changes with the position, as compressed ones do"
 
     def error(rotary: RotaryTable) -> float:
-        return max(_distance(rotary.rotate_at(keys[0], p), key) for p, key in keys.items())
+        return max(_distance(rotary.rotate_at(keys, p), pair[0]) for p, pair in others.items())
 
-    best = min(_candidates(target, keys[0].shape[-1]), key=error)
-    if error(best) < _TOLERANCE[target.dtype]:
+    best = min(_candidates(target, keys.shape[-1]), key=error)
+    if error(best) < tolerance:
         return best
     return "its keys at two positions differ by no rotation that is known"
 
@@ -153,19 +159,19 @@ def _distance(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max() / (one.pow(2).mean().sqrt() + 1e-12))
 
 
-def _run_layers(target: Target, position: int, inputs: dict[int, Any]) -> list[tuple[Any, Any]]:
-    """Each layer's keys and values, (1, Hkv, 1, width) or None, of one token at a position. The
-    first run, with empty `inputs`, notes the layers' inputs there; later runs give each layer
-    these."""
+def _run_layers(target: Target, position: int, inputs: dict[int, Tensor]) -> list[KeyValue | None]:
+    """Each layer's keys and values of one token at a position. The first run, with empty `inputs`,
+    notes the layers' inputs there; later runs give each layer these."""
     tokens = torch.tensor([[target.vocab_size // 2]], device=target.device)
-    first_run, cache = not inputs, target.anatomy.empty_cache()
+    first_run = not inputs
+    cache = target.anatomy.empty_cache()
     past = position if target.anatomy.by_place else 0
     if past:  # the cache entry is the position there
         places = torch.arange(past, device=target.device)[None]
         _run_through_own_cache(target, tokens.expand(1, past), places, 0, cache)
 
-    def replace_input(layer: int) -> Any:
-        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def replace_input(layer: int) -> Hook:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             named = "hidden_states" in kwargs
             if first_run:
                 inputs[layer] = kwargs["hidden_states"] if named else args[0]
@@ -185,26 +191,22 @@ def _run_layers(target: Target, position: int, inputs: dict[int, Any]) -> list[t
     finally:
         for handle in handles:
             handle.remove()
-    layers: list[Any] = list(cache.layers)
-    found: list[tuple[Any, Any]] = []
-    for layer, shape in zip(layers, target.anatomy.shapes, strict=True):
-        if shape is None:
-            found.append((None, None))
+    found: list[KeyValue | None] = []
+    for layer, shape in zip(cache.layers, target.anatomy.shapes, strict=True):
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if shape is None or keys is None or values is None or not values.numel():
+            found.append(None)
         else:
-            found.append((layer.keys[:, :, -1:].float(), layer.values[:, :, -1:].float()))
+            found.append((keys[:, :, -1:].float(), values[:, :, -1:].float()))
     return found
 
 
 def _run_through_own_cache(
-    target: Target, tokens: Tensor, positions: Tensor, past: int, cache: Any
-) -> Tensor:
-    """The model's last hidden states of tokens at these positions, (1, L) each, with its own kind
-    of cache, which holds `past`."""
+    target: Target, tokens: Tensor, positions: Tensor, past: int, cache: Cache
+) -> None:
+    """Run tokens at positions, (1, L) each, with the model's own cache, which holds `past`."""
     with laid(Layout(positions, past, target.groups, target.dtype)):
-        hidden: Tensor = target.body(
-            **target.anatomy.arguments(tokens, positions, cache)
-        ).last_hidden_state
-    return hidden
+        target.body(**target.anatomy.arguments(tokens, positions, cache))
 
 
 def _candidates(target: Target, width: int) -> Iterator[RotaryTable]:

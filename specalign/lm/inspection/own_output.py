@@ -1,5 +1,4 @@
-"""The logits that a model computes by itself over a few tokens: run by transformers, with its own
-attention and cache."""
+"""The logits that a model computes by itself over a few tokens, with its own cache."""
 
 from __future__ import annotations
 
@@ -7,17 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 
 from specalign.kernels.linear import is_linear
 from specalign.lm.inspection.anatomy import cache_name, decoder, eos_ids
 from specalign.lm.logits import over_the_head
 
-TEXT = (
+_TEXT = (
     "One model, run in two ways, says the same: first whole, then piece by piece through a cache."
 )
 LENGTH, CUT = 14, 9
@@ -28,9 +27,8 @@ LENGTH, CUT = 14, 9
 class OwnOutput:
     """What the model computes by itself.
 
-    logits_LV: of the tokens. head_input_LD: the decoder's last states. never_V: tokens that the
-    model never writes. read_past: layers whose weights are read without calling them, but for the
-    head, which is called here.
+    head_input_LD: the decoder's last states. never_V: tokens that the model never writes.
+    read_past: layers whose weights are read without calling them, without the head.
     """
 
     tokens_1L: Tensor
@@ -46,18 +44,15 @@ class OwnOutput:
 
 
 @torch.no_grad()
-def own_output(model: Any, tokenizer: Any) -> OwnOutput:
+def own_output(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> OwnOutput:
     """The first tokens in one call, the others through the cache; with recurrent states one by one,
-    as they are made.
-
-    Raises:
-        NotImplementedError: it has several heads, or one that reads states of another width.
-    """
+    as they are made. Raises NotImplementedError if it has several heads, or one that reads states
+    of another width."""
     head = model.get_output_embeddings()
     if not isinstance(getattr(head, "weight", None), Tensor):
         raise NotImplementedError("it has no single head over a vocabulary")
     tokens_1L = _proof_tokens(model, tokenizer)
-    cache: Any = DynamicCache(config=model.config.get_text_config(decoder=True))
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     recurrent = any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers)
     rest = tokens_1L[:, CUT:]
     parts = [tokens_1L[:, :CUT], *(rest.split(1, dim=1) if recurrent else [rest])]
@@ -98,17 +93,17 @@ def _watch_reads(model: nn.Module) -> Iterator[set[nn.Module]]:
     found: set[nn.Module] = set()
     running: list[nn.Module] = []
 
-    def watch(kind: Any) -> Any:
+    def watch(kind: type) -> type:
         class Watched(kind):
             # not `forward`, which hooks of accelerate replace
-            def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            def __call__(self, *args: object, **kwargs: object) -> object:
                 running.append(self)
                 try:
                     return super().__call__(*args, **kwargs)
                 finally:
                     running.pop()
 
-            def __getattr__(self, name: str) -> Any:
+            def __getattr__(self, name: str) -> object:
                 if name == "weight" and not any(module is self for module in running):
                     found.add(self)
                 return super().__getattr__(name)
@@ -127,31 +122,28 @@ def _watch_reads(model: nn.Module) -> Iterator[set[nn.Module]]:
             module.__class__ = kind
 
 
-def placeholder_ids(model: Any) -> list[int]:
+def placeholder_ids(model: PreTrainedModel) -> list[int]:
     """The tokens that stand for images and audio in a model's texts."""
     size = model.get_output_embeddings().weight.shape[0]
-    names = (
-        f"{what}_token_{key}" for what in ("image", "video", "audio") for key in ("id", "index")
-    )
+    media = ("image", "video", "audio")
+    names = (f"{what}_token_{key}" for what in media for key in ("id", "index"))
     found = {getattr(model.config, name, None) for name in names}
     return sorted(token for token in found if isinstance(token, int) and 0 <= token < size)
 
 
-def positions(model: Any, tokens_1L: Tensor, past: int) -> dict[str, Tensor]:
-    """The positions that `generate` passes; wrappers count for themselves. Without them Bamba
-    begins each call at 0."""
+def positions(model: PreTrainedModel, tokens_1L: Tensor, past: int) -> dict[str, Tensor]:
+    """The positions that `generate` passes; without them Bamba begins each call at 0."""
     wraps = model.config.get_text_config(decoder=True) is not model.config
     if wraps or "position_ids" not in signature(model.forward).parameters:
         return {}
     return {"position_ids": past + torch.arange(tokens_1L.shape[1], device=model.device)[None]}
 
 
-def _proof_tokens(model: Any, tokenizer: Any) -> Tensor:
-    """The proof's text, without tokens that end one or stand for an image, (1, LENGTH). Without a
-    tokenizer: the first tokens."""
+def _proof_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    """The proof's text, (1, LENGTH), without tokens that end one or stand for an image."""
     size = model.get_output_embeddings().weight.shape[0]
-    no_text = {*eos_ids(model, tokenizer), *placeholder_ids(model)}
-    of_text = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    no_text = {*eos_ids(model.config, model.generation_config, tokenizer), *placeholder_ids(model)}
+    of_text = tokenizer(_TEXT, add_special_tokens=False)["input_ids"]
     ids = [i for i in of_text if i < size and i not in no_text]
     ids = ids or [i for i in range(size) if i not in no_text]
     return torch.tensor([(ids * LENGTH)[:LENGTH]], device=model.device)

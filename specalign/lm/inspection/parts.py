@@ -1,12 +1,19 @@
-"""A target layer's weights by a block drafter's names, with which a drafter's layers start."""
+"""A target's weights by other names: a layer's by a block drafter's, which starts with them, and
+all by those of a model of text alone."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from specalign.lm.inspection.anatomy import decoder
 
 if TYPE_CHECKING:
     from specalign.lm.model import Target
@@ -43,8 +50,7 @@ def embedding_scale(target: Target) -> float:
 
 @torch.no_grad()
 def embeds_rows(target: Target) -> bool:
-    """Whether a token's embedding is its row times that scale, and nothing else is done to it (Muse
-    Glimmer norms it)."""
+    """Whether a token's embedding is its row times that scale (Muse Glimmer norms it)."""
     rows = target.embedding_VD[:16]
     read = target.embed(torch.arange(len(rows), device=rows.device))
     return torch.allclose(
@@ -62,8 +68,7 @@ def last_norm(target: Target) -> Tensor | None:
 
 
 def layer_parts(target: Target, index: int) -> dict[str, Tensor]:
-    """A layer's weights, fp32, by a drafter's parameter names; those that cannot be identified are
-    left out."""
+    """A layer's weights, fp32, by a drafter's parameter names, without unidentified ones."""
     modules = {f".{name}": module for name, module in target.layers[index].named_modules()}
     found: dict[str, Tensor] = {}
 
@@ -118,8 +123,7 @@ def _matrix(module: nn.Module) -> Tensor | None:
 
 @torch.no_grad()
 def norm_weight(module: Any, width: int) -> Tensor:
-    """A norm's factor, (width,) fp32: its weight, or one more; ones where it has none. A bias is
-    left out."""
+    """A norm's factor, (width,) fp32: its weight, or one more; ones where it has none."""
     weight = getattr(module, "weight", None)
     if weight is None or weight.shape != (width,):
         return torch.ones(width)
@@ -134,3 +138,63 @@ def norm_weight(module: Any, width: int) -> Tensor:
         return weight
     forms = [(weight, scaled), (weight, centred), (weight + 1, scaled), (weight + 1, centred)]
     return min(forms, key=lambda form: float((form[0] * form[1] + shift - wrote).abs().max()))[0]
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """base: a class of transformers. tensors: its weights. embedding, head: names of the two."""
+
+    base: str
+    config: PreTrainedConfig
+    tensors: dict[str, Tensor]
+    embedding: str
+    head: str
+
+
+def text_model(target: Target) -> TextModel:
+    """The target as a causal language model of text alone: what it is, or what it wraps next to
+    towers for images and sound. Its tensors are the target's own. Raises NotImplementedError if its
+    weights are quantised, or transformers has no such class."""
+    model, config = target.model, target.config
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise NotImplementedError("its layers are quantised")
+    if model.config is config:
+        embedding, head = embedding_names(model)
+        return TextModel(type(model).__name__, config, dict(model.state_dict()), embedding, head)
+    base = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    if base is None:
+        raise NotImplementedError(f"transformers has no {config.model_type} of its text alone")
+    with torch.device("meta"):
+        empty = getattr(transformers, base)(config)
+    body = decoder(empty)
+    if type(body) is not type(target.body):
+        raise NotImplementedError(f"{base} of its text alone is built in another way")
+    embedding, head = embedding_names(empty)
+    inside = _name(empty, body).removesuffix("weight")
+    tensors = {f"{inside}{name}": tensor for name, tensor in target.body.state_dict().items()}
+    tensors |= {embedding: target.embedding_VD, head: target.head_weight_VD}
+    if target.head_bias_V is not None:
+        tensors[f"{head.removesuffix('weight')}bias"] = target.head_bias_V
+    return TextModel(base, config, tensors, embedding, head)
+
+
+def is_tied(target: Target) -> bool:
+    """Whether the target's head is its embedding. The tensors say so: the config's flag may be
+    wrong, and a tied head may have been copied."""
+    one, other = target.embedding_VD, target.head_weight_VD
+    if one.data_ptr() == other.data_ptr():
+        return True
+    flag = bool(getattr(target.model.config, "tie_word_embeddings", False))
+    if one.shape != other.shape or not (flag or one.dtype != other.dtype):
+        return False
+    return torch.equal(one.float(), other.float())
+
+
+def embedding_names(model: PreTrainedModel) -> tuple[str, str]:
+    """Names of the embedding and of the head among a model's parameters."""
+    return _name(model, model.get_input_embeddings()), _name(model, model.get_output_embeddings())
+
+
+def _name(model: PreTrainedModel, part: nn.Module) -> str:
+    """The name that a part's weight has in the model."""
+    return f"{next(name for name, module in model.named_modules() if module is part)}.weight"

@@ -53,5 +53,7 @@ def test_offline_a_data_set_comes_out_of_the_cache(
     monkeypatch.setattr(datasets, "load_dataset", load)
     found = prompts.read_prompts("owner/cached", "train[:1]", None, "en")
     assert [conversation.text for conversation in found] == ["a"]
-    assert asked == [("owner/cached", "en", {"split": "train[:1]"})]
+    assert asked == [
+        ("owner/cached", "en", {"split": "train[:1]", "revision": None, "streaming": False})
+    ]
     hub_reachable.cache_clear()

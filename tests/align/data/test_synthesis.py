@@ -15,7 +15,6 @@ from align.data.shards import read_samples
 from align.data.synthesis import synthesize
 from align.writing.template import chat_template
 from specalign.common.errors import UserError
-from specalign.common.text import say_once
 from specalign.folder.chat import Chat
 from specalign.lm.model import Target
 from specalign.rows.conversation import Conversation
@@ -205,17 +204,3 @@ def test_a_folder_keeps_its_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     data.shard_path(tmp_path / "a", 0).unlink()
     again = write(target, tmp_path / "a", *words, "data.samples=14")
     assert again == data.read_manifest(tmp_path / "whole")
-
-
-def test_a_folder_records_that_its_template_draws_at_random(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    say_once.cache_clear()
-    target = switching_target()
-    target.tokenizer.chat_template = "{{ range(99) | random }}" + target.tokenizer.chat_template
-    words = [*SHORT, "data.batch_size=4", "data.samples=8"]
-    manifest = synthesize(load_recipe(words), target, tmp_path / "a")
-    assert manifest["template_seed"] == 0 and manifest["rendered_sha256"]
-    assert "draws at random" in capsys.readouterr().err
-    data.shard_path(tmp_path / "a", 0).unlink()
-    assert synthesize(load_recipe(words), target, tmp_path / "a", quiet=True) == manifest

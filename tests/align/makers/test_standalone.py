@@ -18,10 +18,10 @@ from specalign.common.errors import UserError
 from specalign.formats.masked_lm import load_masked_lm, save_masked_lm
 from specalign.formats.standalone import save_standalone
 from specalign.lm.debug import debug_model
-from specalign.lm.interface import register
+from specalign.lm.masks import register
 from specalign.lm.model import Target
+from specalign.lm.names import ModelSource
 from specalign.lm.proof import prove_target
-from specalign.lm.source import ModelSource
 from specalign.models.masked_lm import annealed_see
 from tests.masked_lms import QWEN
 from tests.masked_lms import masked_block_logits as block_session

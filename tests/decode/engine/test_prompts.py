@@ -149,11 +149,11 @@ def test_tokens_in_every_form(talking: Target, prompt: Any) -> None:
         ({"messages": [], "tools": []}, "a conversation without a user's text"),
         (
             [{"role": "asistant", "content": "A"}],
-            "unknown role, 'asistant' .did you mean 'assistant'",
+            "unknown role, 'asistant'",
         ),
         (
             Conversation(({"role": "usr2", "content": "A"},)),
-            "unknown role, 'usr2' .did you mean 'user'",
+            "unknown role, 'usr2'",
         ),
         ({"a": 1}, "must be text, messages or tokens"),
         (b"abc", "one row of tokens"),

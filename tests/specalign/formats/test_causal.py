@@ -14,7 +14,7 @@ from align.makers.standalone import adapt
 from specalign.common.batch import Batch
 from specalign.formats.causal import save_causal
 from specalign.formats.masked_lm import load_masked_lm, save_masked_lm
-from specalign.lm.inspection.text_model import is_tied
+from specalign.lm.inspection.parts import is_tied
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.builders import causal_drafter as drafter

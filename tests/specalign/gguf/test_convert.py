@@ -20,8 +20,8 @@ from specalign.gguf.tokenizer import make_tokenizer
 from specalign.lm.debug import debug_model
 from specalign.lm.loading import load_target, resolve_folder
 from specalign.lm.model import Target
+from specalign.lm.names import ModelSource
 from specalign.lm.proof import prove_target
-from specalign.lm.source import ModelSource
 from tests.target_models import piece_fields, tiny_model, write_gguf
 
 

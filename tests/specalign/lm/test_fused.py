@@ -14,8 +14,8 @@ from specalign.lm.debug import debug_model
 from specalign.lm.fused import FusedLayers
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
+from specalign.lm.names import ModelSource
 from specalign.lm.proof import prove_target
-from specalign.lm.source import ModelSource
 from tests.target_models import some_text, tiny_config, tiny_model, tiny_target
 
 pytestmark = pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specalign.lm import masks
+from specalign.lm.masks import Layout, laid
 from tests.target_models import WINDOW, some_text, tiny_model, tiny_target
 
 LENGTH = 2 * WINDOW + 12
@@ -53,3 +55,20 @@ def test_trees_and_rollback_beyond_the_window(kind: str) -> None:
             torch.testing.assert_close(
                 end.logits_BLV, own(part).logits[:, -4:], atol=2e-4, rtol=1e-4
             )
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_oss"])  # plain, capped, with sinks
+def test_a_model_computes_what_it_did(kind: str) -> None:
+    model, tokens = tiny_model(kind, 260), torch.arange(4, 40)[None]
+    with torch.no_grad():
+        expected = model(tokens).logits
+        masks.install(model)
+        with laid(Layout(torch.arange(36)[None], 0, 2, torch.float32)):
+            torch.testing.assert_close(model(tokens).logits, expected, atol=2e-5, rtol=2e-4)
+    assert model.config._attn_implementation == masks.NAME
+
+
+def test_a_tensor_that_is_not_known_is_refused() -> None:
+    q = torch.zeros(1, 1, 2, 4)
+    with pytest.raises(NotImplementedError, match="its attention takes 'position_bias'"):
+        masks.attend_as_laid(torch.nn.Identity(), q, q, q, None, position_bias=torch.zeros(1))

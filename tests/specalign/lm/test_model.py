@@ -16,8 +16,8 @@ from specalign.common.errors import UserError
 from specalign.lm.debug import debug_model
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
+from specalign.lm.names import ModelSource
 from specalign.lm.proof import prove_target
-from specalign.lm.source import ModelSource
 from tests.target_models import generated, some_text, tiny_config, tiny_model
 
 

@@ -16,7 +16,6 @@ from decode.proposers.lookup import LookupDrafter
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
-from specalign.lm.opening import check_hub_files
 from tests.target_models import WINDOW, some_text
 from tests.target_wrappers import save_wrapper, tiny_wrapper
 
@@ -126,24 +125,3 @@ def test_code_that_comes_with_a_model_runs_only_when_asked_for(
     assert not mark.exists() and "y/N" not in capsys.readouterr().out
     trusted = load_target(str(folder), trust_remote_code=True)
     assert mark.exists() and trusted.trust_remote_code
-
-
-@pytest.mark.parametrize(
-    ("files", "says"),
-    [
-        (["adapter_config.json", "adapter_model.safetensors"], "holds an adapter: merge it into its base"),
-        (["b.gguf", "Q4/a.gguf"], "holds GGUF files and no model in hub layout: fetch one .*: Q4/a.gguf, b.gguf$"),
-        (["README.md"], None),
-        (["config.json", "model.safetensors", "a.gguf"], None),
-    ],
-)  # fmt: skip
-def test_a_hub_id_without_a_model_says_what_it_holds(
-    files: list[str], says: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("specalign.lm.opening.hub_reachable", lambda: True)
-    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", lambda self, name: files)
-    if says is None:
-        check_hub_files("o/n")
-    else:
-        with pytest.raises(UserError, match=f"^target 'o/n': {says}"):
-            check_hub_files("o/n")

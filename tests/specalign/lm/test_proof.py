@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from specalign.common.errors import UserError
-from specalign.lm import interface
+from specalign.lm import masks
 from specalign.lm.debug import debug_model
+from specalign.lm.names import ModelSource
 from specalign.lm.proof import prove_target
 from specalign.lm.slabs import IndexedSlab
-from specalign.lm.source import ModelSource
 from tests.target_models import some_text, tiny_model, tiny_target
 
 
@@ -67,9 +67,9 @@ def test_a_model_that_scales_by_a_key_of_its_own_is_refused() -> None:
 
 def test_an_attention_that_is_not_the_models_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """gpt-oss without its sinks: the model's own attention is used instead, with our masks."""
-    right = interface.biased_attention
+    right = masks.biased_attention
     monkeypatch.setattr(
-        interface,
+        masks,
         "biased_attention",
         lambda q, k, v, m, s, cap, sinks: right(q, k, v, m, s, cap, None),
     )

@@ -17,8 +17,8 @@ from specalign.common.errors import UserError
 from specalign.formats.masked_lm import load_masked_lm, save_masked_lm
 from specalign.lm.debug import debug_model
 from specalign.lm.model import Target
+from specalign.lm.names import ModelSource
 from specalign.lm.proof import prove_target
-from specalign.lm.source import ModelSource
 from specalign.models.families import FAMILIES
 from specalign.models.masked_lm import annealed_see, merge_lora, with_lora
 from tests.masked_lms import CONFIGS, small_masked_lm

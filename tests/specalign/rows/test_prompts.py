@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -47,7 +46,7 @@ def test_one_note_counts_what_is_left_out(capsys: pytest.CaptureFixture[str]) ->
 def test_refused_only_where_nothing_can_be_used() -> None:
     for rows, column, says in (
         ([], None, "data.prompts='f' holds no rows"),
-        ([{"promt": "a", "b": 1}], None, r"no prompt among its columns \(promt, b\) \(did you mean data.prompts_column=promt\?\)"),
+        ([{"promt": "a", "b": 1}], None, r"no prompt among its columns \(promt, b\) \(data.prompts_column chooses one\)"),
         ([{"q": "a", "zz": 1}], None, r"no prompt among its columns \(q, zz\) \(data.prompts_column chooses one\)"),
         ([{"prompt": "a"}], "promt", r"no column 'promt' \(did you mean 'prompt'\?\)"),
         ([{"prompt": 1}, {"prompt": [2]}], None, r"no row holds a prompt \(2 .*\); its columns: prompt"),
@@ -55,11 +54,3 @@ def test_refused_only_where_nothing_can_be_used() -> None:
     ):  # fmt: skip
         with pytest.raises(UserError, match=says):
             read(rows, column)
-
-
-def test_a_misspelt_role_in_a_json_string_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
-    talk = [{"from": "humn", "value": "Hi"}, {"from": "gpt", "value": "x"}]
-    rows = [{"text": json.dumps(talk)}, {"prompt": json.dumps(talk)}, {"text": "plain"}]
-    (row,) = read_prompt_rows(rows, "rows", None, "column")
-    assert row.conversation.text == "plain"
-    assert "2 with an unknown role, 'humn' (did you mean 'user'?)" in capsys.readouterr().err

@@ -32,7 +32,7 @@ def write_lines(path: Path, rows: list) -> Path:
 def test_hub_first(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def load_dataset(name, config=None, split=None):
+    def load_dataset(name, config=None, split=None, **options):
         asked.append((name, config, split))
         return [{"question": "one"}, {"question": "two"}]
 

@@ -9,7 +9,7 @@ import pytest
 
 from specalign.common.errors import UserError
 from specalign.lm.inspection.anatomy import UNLIMITED, context_limit, decoder, eos_ids, examine
-from specalign.lm.interface import install
+from specalign.lm.masks import install
 from tests.target_models import tiny_model
 
 
@@ -52,7 +52,9 @@ def test_context_and_ends() -> None:
         generation = SimpleNamespace(eos_token_id=of_generation)
         config = SimpleNamespace(get_text_config=lambda decoder: text)
         model = SimpleNamespace(generation_config=generation, config=config)
-        return eos_ids(model, SimpleNamespace(eos_token_id=of_tokenizer))
+        return eos_ids(
+            model.config, model.generation_config, SimpleNamespace(eos_token_id=of_tokenizer)
+        )
 
     assert ends([5, 2], 7) == (2, 5) and ends(5, 7) == (5,)
     assert ends(None) == (4,) and ends([], 7) == (4, 7)  # `generate` would never end

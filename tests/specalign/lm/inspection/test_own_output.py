@@ -11,8 +11,8 @@ from specalign.common.errors import UserError
 from specalign.kernels.linear import rows_library
 from specalign.lm.debug import debug_model
 from specalign.lm.inspection.own_output import own_output
+from specalign.lm.names import ModelSource
 from specalign.lm.proof import prove_target
-from specalign.lm.source import ModelSource
 from tests.target_models import some_text, tiny_model, tiny_target
 
 

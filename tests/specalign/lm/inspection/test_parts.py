@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from specalign.lm.debug import debug_model
 from specalign.lm.inspection.parts import embedding_scale, embeds_rows, last_norm, layer_parts
 from specalign.lm.model import Target
+from specalign.lm.names import ModelSource
 from specalign.lm.proof import prove_target
-from specalign.lm.source import ModelSource
 from tests.target_models import tiny_target
 from tests.target_wrappers import tiny_wrapper
 

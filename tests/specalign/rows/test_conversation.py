@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specalign.rows.conversation import ROLES, Conversation
-from specalign.rows.messages import (
+from specalign.rows.conversation import (
+    ROLES,
+    Conversation,
     UnusableRow,
     decode_json,
     is_message,
@@ -28,16 +29,6 @@ def test_roles_in_every_spelling() -> None:
                 ]
     with pytest.raises(UnusableRow, match="an unknown role, 'narrator'$"):
         read_messages([{"role": "narrator", "content": "x"}])
-    for written, role in (
-        ("asistant", "assistant"),
-        ("Usre", "user"),
-        ("humn", "user"),
-        ("sytem", "system"),
-    ):
-        with pytest.raises(
-            UnusableRow, match=f"an unknown role, '{written}' .did you mean '{role}'"
-        ):
-            read_messages([{"role": written, "content": "x"}])
 
 
 def test_content_is_always_a_string() -> None:
