@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from align import synthesize
-from specalign.lm.loading import load_target
-from tests.loopback_server import Loopback
 
 DEBUG = "recipe=debug_block"
 
@@ -97,21 +95,3 @@ def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
         capsys.readouterr().err, ("http://127.0.0.1:9/v1/models: no answer", "is the server up?")
     )
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-def test_a_server_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Loopback(load_target("debug")) as server:
-        words = [
-            DEBUG,
-            f"output={tmp_path}",
-            "data.samples=4",
-            "data.batch_size=4",
-            "data.max_answer_tokens=4",
-        ]
-        synthesize.main([*words, f"data.writer=openai:{server.url}/v1"])
-    said = capsys.readouterr().out
-    assert (
-        "writes as 'debug', up to 64 requests at once, exact token ids; 100% of its greedy tokens"
-        in said
-    )
-    assert "align.train" in said and (tmp_path / "data" / "shard-00000.safetensors").is_file()

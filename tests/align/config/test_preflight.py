@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from align.config.parser import load_recipe
-from align.config.preflight import check_file, check_training
+from align.config.preflight import check_training
 from align.training.checkpoints import check_named
 from specalign.common.errors import UserError, UserErrors
 
@@ -101,13 +101,3 @@ def test_data_are_not_begun_beside_other_things(tmp_path: Path) -> None:
     (tmp_path / "d/config.json").touch()
     with pytest.raises(UserError, match="no data there, but 'config.json'"):
         check_training(recipe)
-
-
-def test_a_device_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
-    """Lines are added to it while training runs; a pipe would be waited for."""
-    name = "metrics.csv"
-    (tmp_path / name).symlink_to("/dev/null")
-    with pytest.raises(OSError, match=f"is no ordinary file.*{name}"):
-        check_training(load_recipe(["recipe=debug_block", f"output={tmp_path}"]))
-    with pytest.raises(OSError, match=f"is no ordinary file.*{name}"):
-        check_file(tmp_path / name, "--json")

@@ -142,21 +142,6 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Conversation]:
 GIVEN = ["data.prompts=p", "data.max_prompt_tokens=200", "data.batch_size=4"]
 
 
-def test_a_sample_is_the_whole_conversation_up_to_the_targets_answer(
-    tmp_path: Path, target: Target, given: list[Conversation]
-) -> None:
-    given += [talk(i) for i in range(6)]
-    manifest = write(target, tmp_path, *GIVEN, "data.samples=7")
-    samples = read_samples(tmp_path)
-    starts = [samples[i][: int(samples.answer_start[i])].tolist() for i in range(len(samples))]
-    wanted = [target.chat_tokens(c.prompt) for c in given]
-    assert len(starts) >= 5 and all(ids in wanted for ids in starts)
-    before = shards(tmp_path)
-    data.shard_path(tmp_path, 0).unlink()
-    assert write(target, tmp_path, *GIVEN, "data.samples=7") == manifest
-    assert shards(tmp_path) == before
-
-
 def test_every_answer_is_the_targets_with_data_turns_all(
     tmp_path: Path, target: Target, given: list[Conversation]
 ) -> None:

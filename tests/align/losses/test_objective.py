@@ -19,20 +19,7 @@ from align.losses.objective import (
 )
 from align.losses.target_places import target_places
 from specalign.diffusion.noise import LOG_ZERO
-from tests.logits import DIFFERENTIABLE, Case, make
-
-
-def test_chunked_equals_unchunked() -> None:
-    case = make(seed=8, kept=9, rank=3)
-    valid = torch.ones(case.shape, dtype=torch.bool)
-    objective = Objective(dict.fromkeys(LOSSES, 0.5))
-    whole, part = case.statistics(), case.statistics(chunk_rows=7)
-    for name in (*DIFFERENTIABLE, "acceptance", "match", "p_label", "greedy_label"):
-        torch.testing.assert_close(getattr(whole, name), getattr(part, name), rtol=1e-5, atol=1e-6)
-    first = torch.autograd.grad(objective.per_position(whole, valid).sum(), case.leaves)
-    second = torch.autograd.grad(objective.per_position(part, valid).sum(), case.leaves)
-    for a, b in zip(first, second, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+from tests.logits import Case, make
 
 
 def test_label_outside_the_vocabulary() -> None:

@@ -16,7 +16,6 @@ from align.config.drafter import DrafterConfig
 from align.makers.standalone import adapt, make_causal, make_standalone
 from specalign.common.errors import UserError
 from specalign.formats.masked_lm import load_masked_lm, save_masked_lm
-from specalign.formats.standalone import save_standalone
 from specalign.lm.debug import debug_model
 from specalign.lm.interface import register
 from specalign.lm.model import Target
@@ -40,19 +39,6 @@ def test_a_fresh_one_depends_on_its_seed_alone(kind: str, target: Target) -> Non
     assert all(torch.equal(p, own[name]) for name, p in one.named_parameters())
     same = all(torch.equal(p, dict(other.named_parameters())[n]) for n, p in one.named_parameters())
     assert same == (kind == "masked_lm")  # whose weights are the target's
-
-
-@pytest.mark.parametrize("kind", ["ddit", "masked_lm"])
-def test_what_an_init_keeps_though_the_recipe_asks_otherwise_is_said(
-    kind: str, target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    own: dict[str, Any] = {"kind": kind, "layers": 1, "hidden_size": 32, "heads": 2}
-    save_standalone(make_standalone(target, DrafterConfig(**own)), tmp_path)
-    for same in ({"kind": kind}, own):
-        made = make_standalone(target, DrafterConfig(init=str(tmp_path), block_size=5, **same))
-        assert capsys.readouterr().err == "" and made.config.block_size == 5
-    make_standalone(target, DrafterConfig(init=str(tmp_path), **{**own, "layers": 3}))
-    assert capsys.readouterr().err == f"drafter.init={tmp_path} keeps layers=1, not 3\n"
 
 
 def other_target(kind: str, target: Target) -> Target:
@@ -175,17 +161,3 @@ def test_a_head_with_a_bias_of_zeros_has_one() -> None:
     target.head_bias_V.data.zero_()
     with pytest.raises(UserError, match="its head has a bias"):
         make_causal(target, DrafterConfig(kind="autoregressive", layers=2))
-
-
-@pytest.mark.parametrize(
-    ("kind", "why"),
-    [
-        ("bert-generation", "its head has a bias"),
-        ("mamba", "its training graph differs from the model's own by"),
-    ],
-)
-def test_what_a_drafter_of_layers_lacks_is_said_in_one_line(kind: str, why: str) -> None:
-    with pytest.raises(
-        UserError, match=f"target '{kind}' can't serve as drafter.kind=autoregressive: {why}"
-    ):
-        make_causal(tiny_target(kind), DrafterConfig(kind="autoregressive", layers=2))

@@ -67,16 +67,6 @@ def test_the_bound_is_the_nelbo_whatever_is_trained_by(target: Target, tmp_path:
     assert float((loss - bound).abs().max()) > 1e-3
 
 
-def test_pretraining_spreads_the_times_of_the_rows(target: Target, tmp_path: Path) -> None:
-    """One time a row: neighbours in the stream cover 0..1."""
-    own = module(target, tmp_path, "stage=pretrain", "trainer.batch_size=8")
-    found = torch.cat([own.noise(step(target, place)).times for place in range(0, 64, 2)])
-    rows = found.view(8, 8).sort(1).values
-    assert float(rows.diff(dim=1).max()) < 0.26
-    again = own.noise(step(target, 6)).times
-    assert torch.equal(again, found[6:8])
-
-
 @pytest.mark.parametrize("schedule", [Cosine(), Geometric()], ids=str)
 def test_losses_near_the_end_of_time_keep_their_digits(
     target: Target, tmp_path: Path, schedule: Cosine | Geometric

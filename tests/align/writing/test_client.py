@@ -14,7 +14,7 @@ import pytest
 from align.config.data import API_KEY
 from align.config.parser import load_recipe
 from align.data.synthesis import synthesize
-from align.writing.client import Client, RequestRefused, RetryPolicy, choose_model
+from align.writing.client import Client, RequestRefused, RetryPolicy
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
 from tests.loopback_server import Loopback
@@ -120,15 +120,3 @@ def test_an_endless_reply_times_out() -> None:
         server.close()
 
     asyncio.run(run())
-
-
-def test_the_model_is_chosen_by_name() -> None:
-    def choose(names: list[str], served: str | None = None, **more: str) -> str:
-        models = [{"id": name, **more} for name in names]
-        return str(choose_model(models, "http://x", "org/Model-1B", served)["id"])
-
-    assert choose(["other", "/models/model-1b/"]) == "/models/model-1b/"
-    assert choose(["alias"], root="/models/Model-1B") == "alias"
-    assert choose(["a", "b"], served="b") == "b"
-    with pytest.raises(UserError, match="serves 'a', 'b', not target.name='org/Model-1B'"):
-        choose(["a", "b"])

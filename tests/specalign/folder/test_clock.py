@@ -64,11 +64,3 @@ def test_random_draws_are_seeded_and_reported(
     assert target.chat_tokens("Hi") == target.chat_tokens("Hi")
     assert random.getstate() == state
     assert capsys.readouterr().err.count("draws at random") == 1
-
-
-def test_the_template_for_tools_is_read_too() -> None:
-    target = with_template(None)
-    target.tokenizer.chat_template = {"default": TEXT, "tool_use": TEXT + "{{ lipsum() }}"}
-    assert draws_at_random(target)
-    target.chat = Chat({"chat_template": "default"})
-    assert not draws_at_random(target)

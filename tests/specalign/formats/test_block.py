@@ -110,19 +110,6 @@ def test_weights_that_do_not_fit(target: Target, samples: data.Samples, tmp_path
     fails(tmp_path, target, "misses tensor 'fc.weight'")
 
 
-@pytest.mark.parametrize(("key", "value"), [("num_key_value_heads", 1), ("head_dim", 8)])
-def test_a_drafter_that_shares_keys_has_the_targets_heads(
-    target: Target, samples: data.Samples, tmp_path: Path, key: str, value: int
-) -> None:
-    """Weights of that shape beside it or not: the target's cache would be read as what it is not."""
-    save_drafter(build(target, samples), tmp_path / "drafter")
-    config = json.loads((tmp_path / "drafter/config.json").read_text())
-    (tmp_path / "drafter/config.json").write_text(json.dumps({**config, key: value}))
-    (tmp_path / "drafter/checksums.json").unlink(missing_ok=True)
-    with pytest.raises(UserError, match=f"{key} is {value}, target"):
-        load_drafter(tmp_path / "drafter", target)
-
-
 def test_a_drafter_that_wants_its_targets_tables_is_refused_where_there_are_none(
     tmp_path: Path,
 ) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +64,3 @@ def test_the_target_that_a_folder_names(tmp_path: Path) -> None:
     assert made_for(tmp_path, {}) == "some/record"
     named = {"speculators_config": {"verifier": {"name_or_path": "some/verifier"}}}
     assert made_for(tmp_path, named) == "some/verifier"
-
-
-def test_torch_is_not_imported(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(DREAM))
-    code = f"import sys; from specalign.formats.kinds import kind_of_drafter as k; k({str(tmp_path)!r}); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

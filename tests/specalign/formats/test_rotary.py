@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import pytest
@@ -50,17 +49,3 @@ def test_what_frequencies_do_not_hold_is_refused(target: Target, rope: Any) -> N
     with pytest.raises(UserError, match="here: rope_parameters") as refused:
         read_rotary(inner, 16, target, "here")
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("theta", ["1e6", 0, 10**60])
-def test_a_base_that_is_none_is_named_with_its_value(target: Target, theta: Any) -> None:
-    said = re.escape(f"here: rope_theta={theta!r:.20}")
-    for inner in (
-        {"rope_theta": theta},
-        {"rope_parameters": {"rope_type": "default", "rope_theta": theta}},
-    ):
-        with pytest.raises(
-            UserError, match=f"^{said}.*: must be a finite number above 0$"
-        ) as refused:
-            read_rotary({"max_position_embeddings": 512, **inner}, 16, target, "here")
-        assert "\n" not in str(refused.value)

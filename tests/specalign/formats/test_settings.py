@@ -119,26 +119,6 @@ def test_the_anchors_row_in_speculators_folders(
     assert read_settings(config, "speculators", "here", target)["sample_from_anchor"] is wanted
 
 
-def test_specforges_own_section_of_heads_is_read(target: Target) -> None:
-    """As in its config for Inkling: the taps in one section, the heads in another."""
-    flat = dspark_config(target, "vanilla", 4)
-    names = (
-        "markov_rank",
-        "markov_head_type",
-        "enable_confidence_head",
-        "confidence_head_with_markov",
-    )
-    heads = {name: flat.pop(name) for name in names}
-    taps = {name: flat.pop(name) for name in ("mask_token_id", "target_layer_ids")}
-    config = {**flat, "dflash_config": {**taps, "projector_type": "dspark"}, "dspark_config": heads}
-    found = read_settings(config, "dspark", "here", target)
-    assert (found["markov_rank"], found["markov"], found["sample_from_anchor"]) == (
-        4,
-        "vanilla",
-        True,
-    )
-
-
 # Heads of config.json as they lie on the hub or in their trainers' own recipes, small: what each says beside the sizes.
 REAL: dict[str, tuple[str, dict[str, Any], str]] = {
     "z-lab/Qwen3-4B-DFlash-b16": ("dflash", {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 2]}}, ""),

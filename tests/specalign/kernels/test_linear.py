@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 
 import pytest
@@ -45,25 +44,6 @@ def test_few_rows(outputs: int, inputs: int, bias: bool) -> None:
                 assert torch.equal(whole, alone)
     assert linear.few_rows(x[:6].view(2, 3, inputs), weight).shape == (2, 3, outputs)
     assert linear.few_rows(x[:0], weight).shape == (0, outputs)
-
-
-def test_where_weights_are_fetched_to_changes_no_bit() -> None:
-    """It is chosen by the processor, and moves seconds alone."""
-    library = linear.rows_library()
-    if library is None:
-        pytest.skip("no library for this processor")
-    chosen, (weight, x) = (
-        ctypes.c_int.in_dll(library, "second_cache"),
-        (torch.randn(96, 4096), torch.randn(9, 4096)),
-    )
-    before, found = chosen.value, []
-    try:
-        for value in (0, 1):
-            chosen.value = value
-            found.append([linear.few_rows(x[:rows], weight, None) for rows in (1, 2, 3, 6, 9)])
-    finally:
-        chosen.value = before
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])

@@ -122,19 +122,3 @@ def test_the_target_is_the_same_with_and_without(
         tokens = torch.arange(3, 3 + length)[None]
         got, want = (t.forward(tokens).logits_BLV for t in (fast, stock))
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.skipif(linear.rows_library() is None, reason="no C library")
-def test_weights_begin_at_a_line_of_the_cache_and_stay_tied() -> None:
-    """Those of a mapped file begin anywhere; reading them across lines takes up to twice as long."""
-    room = torch.randn(4 * 8 * 6 + 1)
-    head = nn.Linear(8, 24, bias=False)
-    head.weight.data = room[1:].view(24, 8)
-    is_tied = nn.Embedding(24, 8)
-    is_tied.weight = head.weight
-    model, expected = nn.ModuleDict({"head": head, "is_tied": is_tied}), head.weight.clone()
-    assert head.weight.data_ptr() % CACHE_LINE
-    assert replacing.speed_up_linears(model, torch.float32, torch.device("cpu")) == 1
-    assert {p.data_ptr() % CACHE_LINE for p in model.parameters()} == {0}
-    assert model["head"].weight.data_ptr() == is_tied.weight.data_ptr()
-    assert torch.equal(is_tied.weight, expected)

@@ -99,22 +99,6 @@ def test_a_proof_that_fails_falls_back_to_the_modules(monkeypatch: pytest.Monkey
     assert target.fused is None and not target.chains_only
 
 
-def test_many_rows_go_through_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And so do rows without a cache, batches of one length, and rows with a mask of their own."""
-    target = load_target("debug")
-    assert target.fused is not None
-    monkeypatch.setattr(FusedLayers, "__call__", lambda *a: pytest.fail("few rows alone"))
-    text = some_text(target, 33)
-    target.forward(text, cache=target.new_cache(1, 40))
-    target.forward(text[:, :3])
-    target.forward(text[:, :4].view(2, 2), cache=target.new_cache(2, 40))
-    target.forward(
-        text[:, :2],
-        cache=target.new_cache(1, 8),
-        mask=torch.ones(1, 1, 2, 2, dtype=torch.bool).tril(),
-    )
-
-
 def test_a_token_alone_and_among_drafts_to_the_bit() -> None:
     """Plain greedy decoding and verification of the same tokens see the same logits, ties included."""
     target = load_target("debug")

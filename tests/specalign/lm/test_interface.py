@@ -19,9 +19,3 @@ def test_a_model_computes_what_it_did(kind: str) -> None:
         with laid(Layout(torch.arange(36)[None], 0, 2, torch.float32)):
             torch.testing.assert_close(model(tokens).logits, expected, atol=2e-5, rtol=2e-4)
     assert model.config._attn_implementation == interface.NAME
-
-
-def test_a_tensor_that_is_not_known_is_refused() -> None:
-    q = torch.zeros(1, 1, 2, 4)
-    with pytest.raises(NotImplementedError, match="its attention takes 'position_bias'"):
-        interface._interface(torch.nn.Identity(), q, q, q, None, position_bias=torch.zeros(1))

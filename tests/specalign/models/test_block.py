@@ -15,12 +15,12 @@ from specalign.common.batch import Anchors
 from specalign.diffusion.noise import sample_anchors
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
-from specalign.models.block_layers import BlockAttention, TwoTapConvolution
+from specalign.models.block_layers import TwoTapConvolution
 from specalign.models.block_session import BlockSession
 from specalign.models.markov import KINDS
 from specalign.models.target_features import target_features
 from tests.builders import TRAINED_BLOCKS as VARIANTS
-from tests.builders import block_network, block_options
+from tests.builders import block_options
 from tests.builders import trained_block as build
 from tests.target_models import tiny_target
 
@@ -203,22 +203,3 @@ def test_both_layouts_read_one_block_and_number_its_rows_apart(
         session.observe(output.hidden_BLD, output.taps_BLFD, 10)
     alone, whole = (session.hidden(7) for session in sessions)
     assert len(alone) == 4 and torch.equal(alone, whole[1:])
-
-
-@pytest.mark.parametrize("qk_norm", [False, True])
-def test_masked_blocks_attend_as_each_alone(target: Target, qk_norm: bool) -> None:
-    config = block_network(target, "taps").config
-    config.qk_norm = qk_norm
-    torch.manual_seed(0)
-    attention, width = BlockAttention(config), config.head_dim
-    x = torch.randn(1, 2, 3, config.hidden_size)  # two blocks of three
-    angle = torch.rand(1, 2, 3, width // 2).repeat(1, 1, 1, 2)
-    cos, sin = angle.cos(), angle.sin()
-    keys, values = (torch.randn(1, config.num_key_value_heads, 7, width) for _ in range(2))
-    see = torch.arange(7) < torch.tensor([[[3], [6]]])  # each block sees what lies before it
-    whole = attention(x, cos, sin, (keys, values), see)
-    for block, length in enumerate((3, 6)):
-        one = slice(block, block + 1)
-        context = keys[:, :, :length], values[:, :, :length]
-        alone = attention(x[:, one], cos[:, one], sin[:, one], context, None)
-        torch.testing.assert_close(whole[:, one], alone, atol=1e-5, rtol=1e-5)

@@ -104,23 +104,6 @@ def extend(net: DDiT, clean: torch.Tensor, cache: KVCache) -> None:
 
 
 @torch.no_grad()
-def test_weights_saved_in_bf16_draft_in_fp32() -> None:
-    """Those of the σ map, too, of which drafting keeps in bf16 what bf16 holds."""
-    net, text, noisy = network(attention="prefix_causal"), tokens(1, 5), tokens(1, 3, seed=7)
-    for parameter in net.parameters():
-        parameter.copy_(parameter.bfloat16().float())
-
-    def drafted() -> torch.Tensor:
-        cache = net.new_cache(8)
-        return net.denoise(text, noisy, torch.ones(1), cache)
-
-    before = drafted()
-    net.prepare_for_drafting()
-    after = drafted()
-    assert after.dtype == torch.float32 and torch.allclose(after, before, atol=1e-4)
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("attention", ["prefix_causal", "block_causal"])
 def test_cached_drafting_is_one_full_forward(attention: str) -> None:
     """At every split point, for every noise level, twice from the same cache."""

@@ -15,16 +15,12 @@ from torch.nn import functional as F
 from align.makers.standalone import adapt
 from specalign.common.errors import UserError
 from specalign.formats.masked_lm import load_masked_lm, save_masked_lm
-from specalign.lm.debug import debug_model
 from specalign.lm.model import Target
-from specalign.lm.proof import prove_target
-from specalign.lm.source import ModelSource
 from specalign.models.families import FAMILIES
 from specalign.models.masked_lm import annealed_see, merge_lora, with_lora
 from tests.masked_lms import CONFIGS, small_masked_lm
 from tests.masked_lms import masked_block_logits as block_session
 from tests.masked_lms import partly_masked as tokens
-from tests.target_models import tiny_model
 
 
 def llada_reference(w: dict[str, Tensor], tokens_BL: Tensor) -> Tensor:
@@ -60,21 +56,6 @@ def llada_reference(w: dict[str, Tensor], tokens_BL: Tensor) -> Tensor:
         h = norm(x, at + "ff_norm")
         x = x + (F.silu(h @ linear["ff_proj"]) * (h @ linear["up_proj"])) @ linear["ff_out"]
     return norm(x, "ln_f") @ w["model.transformer.ff_out.weight"].T
-
-
-@pytest.mark.parametrize("grad", [True, False])
-def test_a_head_that_is_kept_in_bf16_multiplies_in_fp32(grad: bool) -> None:
-    """The target's, of a bf16 checkpoint."""
-    tokenizer = debug_model("Llama")[1]
-    model = tiny_model("llama", len(tokenizer)).bfloat16().float()
-    stock, fast = (
-        prove_target(copy.deepcopy(model), tokenizer, ModelSource("llama"), fast=fast)
-        for fast in (False, True)
-    )
-    hidden = torch.randn(2, 5, fast.hidden_size)
-    with torch.set_grad_enabled(grad):
-        found, wanted = (adapt(t, [0], 36).head(hidden) for t in (fast, stock))
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_llada_computes_what_its_names_say(tmp_path: Path) -> None:

@@ -94,14 +94,6 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
         read(tmp_path / "f.json", '[\n{"a": 1},\n{"a"\n]')
 
 
-def test_lines_are_read_one_at_a_time(tmp_path: Path) -> None:
-    (tmp_path / "f.jsonl").write_text('{"a": 1}\n{}\nbroken\n')
-    rows = json_rows(tmp_path / "f.jsonl")
-    assert next(rows) == {"a": 1}
-    with pytest.raises(UserError, match="line 3"):
-        list(rows)
-
-
 def test_what_is_left_out_beside_the_rows_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     splits = {"train": TWO, "extra": TWO[:1], "about": "x", "none": None}
     assert find_rows(splits, "f", "train", "data.prompts_split") == TWO

@@ -8,9 +8,7 @@ from specalign.rows.conversation import ROLES, Conversation
 from specalign.rows.messages import (
     UnusableRow,
     decode_json,
-    is_message,
     read_messages,
-    read_text_parts,
 )
 
 
@@ -40,29 +38,6 @@ def test_roles_in_every_spelling() -> None:
             read_messages([{"role": written, "content": "x"}])
 
 
-def test_content_is_always_a_string() -> None:
-    part = {"type": "text", "text": "a"}
-    assert [read_text_parts(c) for c in (None, "a", part, [part, "b", None])] == [
-        "",
-        "a",
-        "a",
-        "a\nb",
-    ]
-    for content in (3, [3], [{"type": "image"}], [{"type": "text", "text": None}]):
-        with pytest.raises(UnusableRow, match="no text"):
-            read_text_parts(content)
-
-
-def test_a_message_has_no_other_columns() -> None:
-    """The row of a table may have a role too."""
-    assert is_message({"role": "user", "content": "x", "weight": 1}) and is_message(
-        {"from": "a", "value": "x"}
-    )
-    assert not is_message({"role": "user", "content": "x", "message_id": 1}) and not is_message(
-        {"a": "x"}
-    )
-
-
 def test_what_a_string_holds() -> None:
     assert decode_json('[1, {"a": null}]') == [1, {"a": None}]
     for text in ("[not a list", "{}}", "plain", "", '"a"'):
@@ -76,7 +51,3 @@ def test_prompt_drops_the_assistant_messages_at_the_end() -> None:
     assert talk.prompt == Conversation((user, answer, user), tools)
     assert talk.prompt.prompt == talk.prompt
     assert Conversation((answer,)).prompt.messages == ()
-
-
-def test_text_is_one_user_message() -> None:
-    assert Conversation.from_text("Hi").messages == ({"role": "user", "content": "Hi"},)

@@ -14,20 +14,6 @@ from tests.target_models import tiny_model
 
 
 @pytest.mark.parametrize(
-    ("kind", "attends", "recurrent"), [("llama", 4, False), ("qwen3_next", 2, True)]
-)
-def test_layers_and_what_they_keep(kind: str, attends: int, recurrent: bool) -> None:
-    model = tiny_model(kind, 260)
-    install(model)
-    found = examine(model, decoder(model))
-    assert len(found.layers) == 4 and found.recurrent is found.chains_only is recurrent
-    assert sum(shape is not None for shape in found.shapes) == attends
-    assert len(found.others) == 4 - attends and len(found.other_layers()) == 4 - attends
-    if attends == 4:
-        assert found.ours and found.groups == 2 and found.heads() == (2, 16)
-
-
-@pytest.mark.parametrize(
     ("kind", "layers", "kept"),
     [("opt", 4, 4), ("longcat_flash", 4, 8)],
 )
