@@ -10,7 +10,6 @@ import pytest
 from align.config.parser import load_recipe
 from align.config.recipe_files import FOLDER
 from specalign.common.errors import UserError
-from specalign.common.hub import DEFAULT_TARGET
 from tests.builders import write_recipe as write
 
 COMPARED = sorted((FOLDER / "compare").glob("*.yaml"))
@@ -33,25 +32,17 @@ def test_every_recipe_to_compare_parses_and_says_what_it_is(path: Path) -> None:
     ("word", "value"),
     [
         ("trainer.learning_rate=1e-3", 1e-3),
-        ("trainer.learning_rate=1E-03", 1e-3),
-        ("trainer.learning_rate=.5", 0.5),
-        ("trainer.weight_decay=1", 1.0),
         ("trainer.betas=[0.9, 9e-1]", [0.9, 0.9]),
         ("trainer.logger=wandb", ["wandb"]),
         ("trainer.logger=csv,wandb", ["csv", "wandb"]),
-        ("trainer.logger=[csv, tensorboard]", ["csv", "tensorboard"]),
         ("trainer.max_minutes=null", None),
-        ("trainer.max_minutes=None", None),
         ("trainer.max_minutes=2", 2.0),
         ("drafter.target_layers=[3]", [3]),
         ("drafter.init_from_target=False", False),
-        ("drafter.init=null", None),
         ("data.path=", None),
         ("data.path=a: {b", "a: {b"),
         ("data.path='null'", "null"),
         ("target.revision=1234567", "1234567"),
-        ("output=2024", "2024"),
-        ("launch.devices=2", 2),
         ("objective.terms={streak: 1}", {"streak": 1.0}),
     ],
 )
@@ -76,16 +67,11 @@ def test_single_terms_join_and_the_mapping_replaces(tmp_path: Path) -> None:
 
 
 def test_base_then_file_then_command_line(tmp_path: Path) -> None:
-    write(tmp_path, "a.yaml", "trainer: {max_steps: 100, anchors: 7, batch_size: 4}\nname: first\n")
+    write(tmp_path, "a.yaml", "trainer: {max_steps: 100, anchors: 7, batch_size: 4}\n")
     write(tmp_path, "b.yaml", "base: ./a.yaml\ntrainer: {max_steps: 200, anchors: 8}\n")
-    recipe = load_recipe(
-        [write(tmp_path, "c.yaml", "base: ./b.yaml\ntrainer.anchors: 9\n"), "trainer.anchors=10"]
-    )
-    assert (recipe.trainer.max_steps, recipe.trainer.anchors, recipe.trainer.batch_size) == (
-        200,
-        10,
-        4,
-    )
+    last = write(tmp_path, "c.yaml", "base: ./b.yaml\ntrainer.anchors: 9\n")
+    found = load_recipe([last, "trainer.anchors=10"]).trainer
+    assert (found.max_steps, found.anchors, found.batch_size) == (200, 10, 4)
     taps, block = load_recipe(["recipe=smollm2_taps"]), load_recipe(["recipe=smollm2_block"])
     assert (taps.drafter.context, block.drafter.context) == ("taps", "shared_kv")
     assert taps.trainer == block.trainer
@@ -93,58 +79,45 @@ def test_base_then_file_then_command_line(tmp_path: Path) -> None:
 
 def test_an_error_names_where_its_value_stands(tmp_path: Path) -> None:
     mine = write(tmp_path, "mine.yaml", "trainer: {max_steps: 10, warmup_steps: 5}\n")
-    assert problem(mine, "trainer.max_steps=x").startswith(
-        "command line: trainer.max_steps='x' must be"
-    )
-    assert problem(mine, "trainer.max_steps=3", "trainer.warmup_steps=4").startswith(
-        "trainer.warmup_steps=4 must be at most"
-    )
-    assert problem(mine, "objective.terms.streek=1") == (
-        "objective.terms.streek: unknown loss (did you mean 'streak'?)"
-    )
-    misspelt = write(tmp_path, "misspelt.yaml", "trainr: {max_steps: 3}\n")
-    assert problem(misspelt) == "misspelt.yaml: unknown key 'trainr' (did you mean 'trainer'?)"
     write(tmp_path, "bad.yaml", "seed: x\n")
-    assert problem(write(tmp_path, "child.yaml", "base: ./bad.yaml\n")).startswith(
-        "bad.yaml: seed='x'"
-    )
+    child = write(tmp_path, "child.yaml", "base: ./bad.yaml\n")
+    for words, says in (
+        ((mine, "trainer.max_steps=x"), "command line: trainer.max_steps='x' must be"),
+        ((mine, "trainer.max_steps=3"), "trainer.warmup_steps=5 must be at most"),
+        ((mine, "objective.terms.streek=1"), "objective.terms.streek: unknown loss (did you mean"),
+        ((child,), "bad.yaml: seed='x'"),
+    ):
+        assert problem(*words).startswith(says)
 
 
 def test_text_that_recipes_share_is_one_targets() -> None:
-    """Another target's goes into a folder of its own, the same for all of these recipes; what is asked for stays."""
-    words = ["target.name=org/my model"]
+    """Another target's goes into a folder of its own; a path that is asked for stays."""
+
+    def path(recipe: str, *words: str) -> str | None:
+        return load_recipe([f"recipe={recipe}", *words]).data.path
+
+    other, shared = "target.name=org/my model", "runs/smollm2_block/data"
     for recipe in ("smollm2_taps", "smollm2_variable_prefix"):
-        assert load_recipe([f"recipe={recipe}"]).data.path == "runs/smollm2_block/data"
-        assert (
-            load_recipe([f"recipe={recipe}", *words]).data.path
-            == "runs/smollm2_block/data-org--my--model"
-        )
-    assert load_recipe(["recipe=smollm2_taps", *words, "data.path=here"]).data.path == "here"
-    assert (
-        load_recipe(["recipe=smollm2_taps", f"target.name={DEFAULT_TARGET}"]).data.path
-        == "runs/smollm2_block/data"
-    )
-    assert load_recipe(["recipe=smollm2_block", *words]).data.path is None
-    assert load_recipe(["recipe=taps", *words]).data.path is None
+        assert path(recipe) == shared
+        assert path(recipe, other) == f"{shared}-org--my--model"
+    assert path("smollm2_taps", other, "data.path=here") == "here"
+    assert path("smollm2_block", other) is path("taps", other) is None
 
 
 def test_a_path_with_blanks_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one that YAML reads as something else; lists of several are split as ever."""
+    """Also one that YAML reads as something else; lists of several are split."""
     monkeypatch.chdir(tmp_path)
-    for name in ("my notes", "a, b", "part #1", "key: value", "2024"):
+    names = ("my notes", "a, b", "part #1", "key: value", "2024")
+    for name in names:
         (tmp_path / name).mkdir()
     (tmp_path / "a.txt").write_text("a")
 
     def texts(word: str) -> list[str]:
         return load_recipe(["recipe=debug_block", f"data.text={word}"]).data.text
 
-    for name in ("my notes", "a, b", "part #1", "key: value", "2024"):
-        assert texts(name) == [name]
+    assert [texts(name) for name in names] == [[name] for name in names]
     assert (
         texts('["my notes", "c d.txt"]') == texts("[my notes, c d.txt]") == ["my notes", "c d.txt"]
     )
     assert texts("my notes,a.txt") == texts("my notes, a.txt") == ["my notes", "a.txt"]
-    assert texts("a.txt,b.txt") == ["a.txt", "b.txt"]
-    assert texts("my nots") == ["my nots"]  # which the line that refuses it names whole
-    words = ["recipe=debug_block", "trainer.logger=csv tensorboard"]
-    assert load_recipe(words).trainer.logger == ["csv", "tensorboard"]
+    assert texts("my nots") == ["my nots"]  # the error names it in full

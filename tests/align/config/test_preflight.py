@@ -22,9 +22,6 @@ TRAIN, WRITE = "align.train", "align.synthesize"
     [
         (TRAIN, "recipe=gpt2xl_calib data.write=never", "no data yet, and data.write=never; "),
         (TRAIN, "recipe=debug_block drafter.init=nowhere", "'nowhere': no such folder"),
-        (TRAIN, "recipe=debug_block trainer.resume=x.ckpt", "trainer.resume=x.ckpt"),
-        (WRITE, "recipe=debug_block data.text=no/such/folder", "data.text='no/such/folder'"),
-        (WRITE, "recipe=debug_block output=file", "output=file/data: can't be written"),
         (WRITE, "recipe=debug_block --print", None),
     ],
 )
@@ -57,36 +54,20 @@ def test_all_that_is_missing_is_named_at_once(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("specalign.common.hub.hub_reachable", lambda: False)
     monkeypatch.setattr("align.config.hardware.find_spec", lambda name: None)
-    words = [
-        "target.name=me/finetune",
-        "drafter.init=lab/drafter",
-        "data.prompts=lab/prompts",
-        "data.text=lab/text",
-    ]
-    more = [
-        "trainer.logger=csv,wandb",
-        "trainer.resume=no.ckpt",
-        f"output={tmp_path / 'o'}",
-    ]
+    words = ["target.name=me/finetune", "drafter.init=lab/drafter", "data.prompts=lab/prompts"]
+    words += ["data.text=lab/text", "trainer.logger=csv,wandb", "trainer.resume=no.ckpt"]
     with pytest.raises(UserErrors) as caught:
-        recipe = load_recipe(["recipe=adapt", *words, *more])
+        recipe = load_recipe(["recipe=adapt", *words, f"output={tmp_path / 'o'}"])
         check_training(recipe, partial(check_named, recipe.trainer.resume))
-    problems = caught.value.problems
-    assert [
-        p
-        for p in problems
-        if "hf download me/finetune" in p and p.startswith("target 'me/finetune'")
-    ]
-    assert [
-        p
-        for p in problems
-        if p.startswith("drafter.init='lab/drafter'") and p.endswith("hf download lab/drafter")
-    ]
-    for kind, name in (("prompts", "lab/prompts"), ("text", "lab/text")):
-        (line,) = [p for p in problems if p.startswith(f"data.{kind}=")]
-        assert line.endswith(f"hf download --repo-type dataset {name}")
-    assert [p for p in problems if p.endswith("not installed (pip install peft wandb)")]
-    assert len(problems) == 6 and str(caught.value).count("\n  - ") == 6
+    for start, end in (
+        ("target 'me/finetune'", "hf download me/finetune"),
+        ("drafter.init='lab/drafter'", "hf download lab/drafter"),
+        ("data.prompts=", "hf download --repo-type dataset lab/prompts"),
+        ("data.text=", "hf download --repo-type dataset lab/text"),
+        ("", "not installed (pip install peft wandb)"),
+    ):
+        assert [p for p in caught.value.problems if p.startswith(start) and end in p]
+    assert len(caught.value.problems) == 6 and str(caught.value).count("\n  - ") == 6
 
 
 def test_data_are_not_begun_beside_other_things(tmp_path: Path) -> None:

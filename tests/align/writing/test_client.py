@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -99,24 +98,3 @@ def test_any_reply_is_one_line(target: Target, sent: bytes, status: int) -> None
             with pytest.raises(UserError, match=message) as error:
                 ask(server.url, request, retry=0.0)
             assert len(str(error.value)) < 500
-
-
-def test_an_endless_reply_times_out() -> None:
-    async def drip(_: asyncio.StreamReader, out: asyncio.StreamWriter) -> None:
-        out.write(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n")
-        with contextlib.suppress(ConnectionError):
-            while not out.is_closing():
-                out.write(b" ")
-                await out.drain()
-                await asyncio.sleep(0.01)
-
-    async def run() -> None:
-        server = await asyncio.start_server(drip, "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        client = Client(url, RetryPolicy(0.2, 0.0), True)
-        with pytest.raises(UserError, match=r"no answer within 0.2 s \(data.reply_seconds\)"):
-            await client.complete(BODY)
-        await client.close()
-        server.close()
-
-    asyncio.run(run())

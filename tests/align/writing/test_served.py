@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -163,22 +162,6 @@ def test_settings_reach_the_server_and_bind_the_folder(tmp_path: Path, target: T
             write(server.url, target, tmp_path / "new", "data.top_p=0.5")
         with pytest.raises(UserError, match="writer is 'server', this recipe says 'target'"):
             write(None, target, tmp_path / "new")
-
-
-def test_a_server_that_fails_leaves_what_is_written(
-    tmp_path: Path, target: Target, caplog: pytest.LogCaptureFixture
-) -> None:
-    with Loopback(target, fault=lambda n: "500" if n > 20 else None) as server:
-        with pytest.raises(UserError, match=r"answered 500 .* \(data.retry_seconds\); what is"):
-            write(server.url, target, tmp_path, "data.retry_seconds=0.5")
-        assert [*tmp_path.glob(".answers*")]
-    gc.collect()
-    assert not caplog.records
-    with (
-        Loopback(target, fault=lambda n: "no choices") as server,
-        pytest.raises(UserError, match="without choices"),
-    ):
-        write(server.url, target, tmp_path / "b")
 
 
 def test_another_model_is_refused(tmp_path: Path, target: Target) -> None:

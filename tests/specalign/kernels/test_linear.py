@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from specalign.kernels import linear
@@ -117,18 +116,6 @@ def test_many_rows(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(
             linear.many_rows(x.double(), weight.double()), F.linear(x.double(), weight.double())
         )
-
-
-@pytest.mark.parametrize("kind", [linear.RowsLinear, linear.PackedLinear])
-def test_layers(kind: type) -> None:
-    layer = nn.Linear(40, 24)
-    if kind is linear.PackedLinear and not torch.backends.mkldnn.is_available():
-        pytest.skip("no oneDNN here")
-    fast = kind(layer.weight, layer.bias)
-    for rows in (1, 3, 40):
-        x = torch.randn(rows, 40)
-        torch.testing.assert_close(fast(x), layer(x), rtol=1e-5, atol=1e-5)
-    assert torch.equal(fast.weight, layer.weight)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 6, 7, 32, 40])

@@ -16,7 +16,7 @@ from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from specalign.lm.proof import prove_target
 from specalign.lm.source import ModelSource
-from tests.target_models import some_text, tiny_config, tiny_model, tiny_target
+from tests.target_models import some_text, tiny_config, tiny_model
 
 pytestmark = pytest.mark.skipif(rows_library() is None, reason="no C library, or no AVX2")
 
@@ -78,15 +78,6 @@ def check(quick: Target, modules: Target) -> None:
     assert quick.fused is not None and modules.fused is None
     for got, wanted in zip(outputs(quick), outputs(modules), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["cohere", "gemma2", "granite", "mistral", "qwen2", "qwen3", "gpt2", "mixtral"],
-)  # fmt: skip
-def test_other_layers_keep_their_modules(name: str) -> None:
-    """Other code, windows (mistral and qwen as `tiny_config` makes them), parts of their own: all but plain Llama."""
-    assert tiny_target(name).fused is None
 
 
 def test_a_proof_that_fails_falls_back_to_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
