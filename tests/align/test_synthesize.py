@@ -32,7 +32,7 @@ FILES: dict[str | bytes, list[str]] = {
     "trainer: {learning_rate: '1,5'}\n": ["bad.yaml: trainer.learning_rate='1,5'"],
     "seed: !!python/object/apply:os.system ['true']\n": ["bad.yaml: not valid YAML"],
     "seed: " + "[" * 5000: ["bad.yaml: not valid YAML"],
-    b"name: \xff\xfe\n": ["bad.yaml: is not UTF-8"],
+    b"name: \xff\xfe\n": ["bad.yaml is not UTF-8"],
     "base: debug_blok\n": ["bad.yaml: base", "did you mean 'debug_block'"],
     "base: ./bad.yaml\n": ["bad.yaml: base is circular"],
     "kinds: {taps: 3}\n": ["bad.yaml: kinds must contain a group of keys"],

@@ -83,7 +83,7 @@ def test_an_error_names_where_its_value_stands(tmp_path: Path) -> None:
     child = write(tmp_path, "child.yaml", "base: ./bad.yaml\n")
     for words, says in (
         ((mine, "trainer.max_steps=x"), "command line: trainer.max_steps='x' must be"),
-        ((mine, "trainer.max_steps=3"), "trainer.warmup_steps=5 must be at most"),
+        ((mine, "trainer.warmup_steps=14"), "trainer.warmup_steps=14 must be at most"),
         ((mine, "objective.terms.streek=1"), "objective.terms.streek: unknown loss (did you mean"),
         ((child,), "bad.yaml: seed='x'"),
     ):

@@ -64,7 +64,7 @@ def test_all_that_is_missing_is_named_at_once(
         ("drafter.init='lab/drafter'", "hf download lab/drafter"),
         ("data.prompts=", "hf download --repo-type dataset lab/prompts"),
         ("data.text=", "hf download --repo-type dataset lab/text"),
-        ("", "not installed (pip install peft wandb)"),
+        ("trainer.logger=wandb", "not installed (pip install wandb)"),
     ):
         assert [p for p in caught.value.problems if p.startswith(start) and end in p]
     assert len(caught.value.problems) == 6 and str(caught.value).count("\n  - ") == 6

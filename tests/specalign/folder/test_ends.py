@@ -9,15 +9,9 @@ from specalign.folder.ends import check_ends, end_ids, note_settings
 
 
 def test_ids_and_what_are_none() -> None:
-    assert (
-        end_ids(None, "a") == set() and end_ids(0, "a") == {0} and end_ids([2, 7, 2], "a") == {2, 7}
-    )
+    assert [end_ids(ids, "a") for ids in (None, 0, [2, 7, 2])] == [set(), {0}, {2, 7}]
     check_ends({"eos_token_id": [2], "text_config": {"eos_token_id": 3}}, "a")
-    for config in (
-        {"eos_token_id": "2"},
-        {"text_config": {"eos_token_id": [2, -1]}},
-        {"eos_token_id": [None]},
-    ):
+    for config in ({"eos_token_id": "2"}, {"text_config": {"eos_token_id": [2, -1]}}):
         with pytest.raises(UserError, match="^a: eos_token_id: .* is no token's id"):
             check_ends(config, "a")
 

@@ -43,8 +43,6 @@ def _with_post_processor(single: str) -> Any:
     ("single", "opening"),
     [
         ("$A", ()),
-        ("<s> $A", (1,)),
-        ("$A </s>", ()),
         ("<s> $A </s>", (1,)),
         ("<s> </s> $A </s>", (1, 2)),
     ],
@@ -68,19 +66,8 @@ def test_a_whole_text_needs_a_first_token(capsys: pytest.CaptureFixture[str]) ->
     tokenizer = _with_post_processor("<s> $A </s>")
     assert first_ids(tokenizer, (2, 5), 1000, "m") == (1,) and not capsys.readouterr().err
     tokenizer = _with_post_processor("$A")
-    assert (
-        first_ids(tokenizer, (2, 5), 1000, "m") == first_ids(tokenizer, (2, 5), 1000, "m") == (1,)
-    )
-    assert (
-        capsys.readouterr().err.count(
-            "m: its tokenizer puts nothing in front of a text; whole texts"
-        )
-        == 1
-    )
-    with pytest.raises(
-        UserError, match="m: its tokenizer begins a text with '<s>', token 1, .* 1 rows"
-    ):
-        first_ids(tokenizer, (2, 5), 1, "m")
+    assert [first_ids(tokenizer, (2, 5), 1000, "m") for _ in range(2)] == [(1,), (1,)]
+    assert capsys.readouterr().err.count("its tokenizer puts nothing in front of a text") == 1
     tokenizer.bos_token = None
     assert first_ids(tokenizer, (2, 5), 1000, "m") == (2,) and "'</s>'" in capsys.readouterr().err
     with pytest.raises(

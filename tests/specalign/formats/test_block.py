@@ -85,6 +85,8 @@ def test_configs_that_do_not_fit(target: Target, samples: data.Samples, tmp_path
         ("hidden_act", "sillu", "did you mean 'silu'"),
         ("rms_norm_eps", None, "rms_norm_eps=None must be a number"),
         ("intermediate_size", 64, "has shape"),
+        ("num_key_value_heads", 1, "num_key_value_heads is 1, target"),
+        ("head_dim", 8, "head_dim is 8, target"),
     ):
         (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
         fails(tmp_path, target, says)

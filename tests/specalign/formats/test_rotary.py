@@ -27,12 +27,7 @@ def test_tables(target: Target) -> None:
         torch.tensor(slower["inv_freq"]) * 4, torch.tensor(other["inv_freq"])
     )
     assert kept == linear
-    yarn = {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": 128,
-        "rope_theta": 1e6,
-    }
+    yarn = {**linear, "rope_type": "yarn", "original_max_position_embeddings": 128}
     (scaled,), _ = read_rotary({**base, "rope_parameters": yarn}, width, target, "here")
     assert scaled["scale"] == pytest.approx(0.1 * math.log(4) + 1)  # the paper's attention factor
     (narrow,), _ = read_rotary({**base, "rope_theta": target.rope_theta}, 4, target, "here")

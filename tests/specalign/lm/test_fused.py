@@ -106,7 +106,7 @@ def test_a_token_alone_and_among_drafts_to_the_bit() -> None:
         assert one is not None and torch.equal(one[0, 0], logits[0, i])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_columns_of_keys_follow_the_cache(seed: int) -> None:
     """Whatever becomes of the cache, by calls of the C library and without it: a call gives the bits that it gives where all keys are
     turned into columns anew."""
@@ -138,10 +138,8 @@ def test_columns_of_keys_follow_the_cache(seed: int) -> None:
         elif what == "fill" and cache.length >= other.length:
             cache.fill(other)
         elif what == "place" and cache.length:
-            cache.slots_B, cache.slots_end = (
-                torch.tensor([draw.randrange(cache.length)]),
-                cache.length,
-            )
+            cache.slots_B = torch.tensor([draw.randrange(cache.length)])
+            cache.slots_end = cache.length
             for slab in cache.slabs:
                 slab.update(*torch.randn(2, 1, slab.keys.shape[1], 1, slab.keys.shape[3]))
             cache.slots_B = None

@@ -13,12 +13,7 @@ from specalign.lm.names import check_name, similar
 
 
 @pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        ("no/such/place", "neither a folder"),
-        ("missing.gguf", "no such file"),
-        ("plain-word", "neither a folder"),
-    ],
+    ("spec", "says"), [("no/such/place", "neither a folder"), ("missing.gguf", "no such file")]
 )
 def test_bad_specs(spec: str, says: str) -> None:
     with pytest.raises(UserError, match=says):

@@ -68,9 +68,7 @@ def check_graphs(drafter: BlockDrafter, samples: data.Samples, anchors_a_row: in
             cut = len(text) // 2
             for part in (text[:cut], text[cut:-1]):
                 if len(part):
-                    junk = torch.cat([part, torch.tensor([9, 9])])[
-                        None
-                    ]  # two rejected drafts behind every step
+                    junk = torch.cat([part, torch.tensor([9, 9])])[None]  # two rejected drafts
                     output = target.forward(junk, cache=cache, taps=session.taps)
                     cache.length = cache.length - 2
                     session.observe(output.hidden_BLD, output.taps_BLFD, len(part))
@@ -102,11 +100,8 @@ def drafted(
     batch = packing.collate(packing.pack(samples, 64, seed=0))
     rows = batch.tokens_BL.shape[0]
     anchors = Anchors(torch.tensor([[7]] * rows), torch.ones(rows, 1, 4).bool())
-    return (
-        batch,
-        anchors,
-        drafter(batch, target_features(drafter.target, batch, drafter.config), anchors),
-    )
+    features = target_features(drafter.target, batch, drafter.config)
+    return batch, anchors, drafter(batch, features, anchors)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -150,9 +145,7 @@ def test_two_tap_convolutions() -> None:
     generator = torch.Generator().manual_seed(0)
     layer, width, size = TwoTapConvolution(32), 32, 3
     x = torch.randn(2, size, width, generator=generator)
-    assert torch.equal(
-        layer(x, lambda rows: rows.cos()), x.cos()
-    )  # the identity at the start, to the bit
+    assert torch.equal(layer(x, torch.cos), x.cos())  # the identity at the start, to the bit
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
@@ -160,11 +153,8 @@ def test_two_tap_convolutions() -> None:
     def by_hand(rows: torch.Tensor, which: int) -> torch.Tensor:
         out = torch.zeros_like(rows)
         for b, i in itertools.product(range(2), range(size)):
-            delta = (
-                (layer.delta.weight @ x[b, i])
-                .view(2, 2, width // 16)[which]
-                .repeat_interleave(16, -1)
-            )
+            delta = (layer.delta.weight @ x[b, i]).view(2, 2, width // 16)[which]
+            delta = delta.repeat_interleave(16, -1)
             out[b, i] = (1 + layer.offset[which, 0] + delta[0]) * rows[b, i]
             if i:
                 out[b, i] += (layer.offset[which, 1] + delta[1]) * rows[b, i - 1]

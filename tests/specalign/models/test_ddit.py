@@ -37,9 +37,7 @@ def published_names(n_blocks: int, adaptive: bool, norm_bias: bool) -> list[str]
         names += [f"{b}adaLN_modulation.{kind}" for kind in linear] if adaptive else []
     names += [f"output_layer.norm_final.{kind}" for kind in norm]
     names += [f"output_layer.linear.{kind}" for kind in linear]
-    return names + (
-        [f"output_layer.adaLN_modulation.{kind}" for kind in linear] if adaptive else []
-    )
+    return names + [f"output_layer.adaLN_modulation.{kind}" for kind in linear * adaptive]
 
 
 SMALL = {"vocab_size": 50258, "hidden_size": 768, "n_blocks": 12, "n_heads": 12}
@@ -162,14 +160,10 @@ def test_half_precision_keeps_norms_and_positions() -> None:
     "changes",
     [
         {"n_blocks": 0},
-        {"hidden_size": "768"},
-        {"dropout": 1.0},
-        {"norm_bias": 1},
         {"time_input": "sigmas"},
         {"attention": "causal"},
         {"hidden_size": 18, "n_heads": 4},
         {"attention": "block_causal"},
-        {"block_size": 4},
     ],
 )
 def test_a_bad_config_is_refused_by_name(changes: dict[str, Any]) -> None:

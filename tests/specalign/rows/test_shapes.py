@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from specalign.rows.messages import UnusableRow
@@ -30,20 +28,10 @@ def test_a_row_without_a_conversation_says_why(name: str) -> None:
 
 def test_what_a_row_does_not_use_is_named() -> None:
     """The columns that name a prompt, and those that are null or empty, are nothing to name."""
-    row = {
-        "prompt": "Hi",
-        "id": 1,
-        "category": "c",
-        "options": ["a"],
-        "answer": "b",
-        "note": None,
-        "tag": "",
-    }
-    assert parse_row(row).columns == ["options", "answer"]
-    assert parse_row({"prompt": TALK, "chosen": "x", "rejected": "y"}).columns == [
-        "chosen",
-        "rejected",
-    ]
+    row = {"prompt": "Hi", "id": 1, "category": "c", "note": None, "tag": ""}
+    assert parse_row({**row, "options": ["a"], "answer": "b"}).columns == ["options", "answer"]
+    row = {"prompt": TALK, "chosen": "x", "rejected": "y"}
+    assert parse_row(row).columns == ["chosen", "rejected"]
     assert parse_row({"question": "Q", "context": {"sentences": ["s"]}}).columns == ["context"]
     assert parse_row({"system": "T", "messages": TALK}).columns == ["system"]
     assert parse_row({"prompt": "Hi", "tools": "none"}).columns == ["tools"]
@@ -62,34 +50,15 @@ def test_a_chosen_column_is_the_only_text() -> None:
         parse_row({"prompt": "Hi"}, "body")
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"messages": [user("A?"), {"role": "asistant", "content": "a"}, user("B?")]},
-        {
-            "messages": [user("A?"), {"role": "asistant", "content": "a"}, user("B?")],
-            "prompt": "B?",
-        },
-    ],
-)
-def test_a_row_with_a_misspelt_role_is_refused(row: Any) -> None:
-    with pytest.raises(UnusableRow, match="an unknown role, 'asistant' .did you mean 'assistant'"):
-        parse_row(row)
+def test_a_row_with_a_misspelt_role_is_refused() -> None:
+    talk = [user("A?"), {"role": "asistant", "content": "a"}, user("B?")]
+    for row in ({"messages": talk}, {"messages": talk, "prompt": "B?"}):
+        with pytest.raises(UnusableRow, match="an unknown role, 'asistant' .did you mean"):
+            parse_row(row)
 
 
-def contents(row: Any) -> list[tuple[str, str]]:
-    return [(m["role"], m["content"]) for m in parse_row(row).conversation.messages]
-
-
-USER = {"role": "user", "content": "Hi"}
-
-
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        ({"messages": [{"role": "system", "content": None}, USER]}, [("user", "Hi")]),
-        ({"prompt": "def f(x):\n    "}, [("user", "def f(x):\n    ")]),
-    ],
-)
-def test_nothing_of_a_row_is_lost(row: Any, expected: list[tuple[str, str]]) -> None:
-    assert contents(row) == expected
+def test_null_counts_as_absent_and_spaces_stay() -> None:
+    row = {"messages": [{"role": "system", "content": None}, user("Hi")]}
+    assert list(parse_row(row).conversation.messages) == [user("Hi")]
+    text = "def f(x):\n    "
+    assert list(parse_row({"prompt": text}).conversation.messages) == [user(text)]

@@ -22,11 +22,8 @@ def test_layers_are_found_where_they_lie(kind: str, layers: int, kept: int) -> N
     model = tiny_model(kind, 260)
     install(model)
     found = examine(model, decoder(model))
-    assert (
-        len(found.layers) == layers
-        and len(found.shapes) == kept
-        and found.repeats is (layers != kept)
-    )
+    assert (len(found.layers), len(found.shapes)) == (layers, kept)
+    assert found.repeats is (layers != kept)
 
 
 def test_context_and_ends() -> None:
