@@ -19,9 +19,8 @@ def test_layers_without_keys_are_left_out() -> None:
     config = block_config(target, options(layers=2), None)
     assert config.target_layer_ids == config.init_layer_ids == [1, 3] and config.rotary == []
     assert start_layers(target, 3) == [1, 3, 3]
-    with pytest.raises(
-        UserError, match=r"shared_kv: layer 0 of target 'lfm2' has no keys .*context=taps"
-    ):
+    says = r"shared_kv: layer 0 of target 'lfm2' has no keys .*context=taps"
+    with pytest.raises(UserError, match=says):
         block_config(target, options(layers=2, target_layers=[0, 1]), None)
 
 
@@ -31,9 +30,8 @@ def test_more_layers_than_the_target_has_are_refused() -> None:
     for made in (lambda: first_layers(target, many), lambda: block_config(target, many, None)):
         with pytest.raises(UserError, match=r"drafter\.layers=.*target 'llama' has"):
             made()
-    assert first_layers(target, options(context="taps", layers=99, target_layers=[-1])) == [
-        target.num_layers - 1
-    ]
+    last = options(context="taps", layers=99, target_layers=[-1])
+    assert first_layers(target, last) == [target.num_layers - 1]
 
 
 @pytest.mark.parametrize(
@@ -42,10 +40,7 @@ def test_more_layers_than_the_target_has_are_refused() -> None:
         ("deepseek_v3", "what it keeps as values changes with the position, as compressed ones do"),
         ("mamba", "it keeps none of its own"),
         ("dory", "its layers are called in a way of their own"),
-        (
-            "hunyuan_v1_dense",
-            "its keys at two positions differ by no rotation that is known",
-        ),
+        ("hunyuan_v1_dense", "its keys at two positions differ by no rotation that is known"),
     ],
 )
 def test_keys_that_cannot_be_shared_are_refused_in_one_line(kind: str, why: str) -> None:

@@ -45,12 +45,11 @@ def test_zero_splits_what_it_splits(stage: int) -> None:
     split = training_parts(f"launch.strategy=deepspeed_{stage}", "launch.devices=2")
     assert split["optimizer"] == whole["optimizer"] / 2
     assert split["gradients"] == whole["gradients"] / (2 if stage > 1 else 1)
-    assert (
-        training_parts("launch.devices=2")["gradients"] == 2 * whole["gradients"]
-    )  # DDP's buckets
+    buckets = training_parts("launch.devices=2")["gradients"]  # DDP's
+    assert buckets == 2 * whole["gradients"]
 
 
-@pytest.mark.parametrize("name", ["debug_mdlm", "debug_sedd", "debug_autoregressive", "debug_taps"])
+@pytest.mark.parametrize("name", ["debug_mdlm", "debug_autoregressive", "debug_taps"])
 def test_every_kind_has_a_plan(name: str) -> None:
     found = plan("trainer.keep_features_gb=1", recipe=name)
     writing, training = found.stages

@@ -55,10 +55,7 @@ def test_prefixes_have_their_law(decay: float) -> None:
         law = torch.tensor([decay**j for j in range(max(size, 1))], dtype=torch.float64)
         shares, law = own.bincount(minlength=K)[: len(law)] / len(own), law / law.sum()
         assert int(own.max()) < max(size, 1)
-        assert bool(((shares - law).abs() <= 4 * (law * (1 - law) / len(own)).sqrt()).all()), (
-            size,
-            shares,
-        )
+        assert bool(((shares - law).abs() <= 4 * (law * (1 - law) / len(own)).sqrt()).all())
 
 
 def test_a_prefix_belongs_to_its_place_in_the_stream(
@@ -76,12 +73,8 @@ def test_a_prefix_belongs_to_its_place_in_the_stream(
         assert alone is not None and torch.equal(alone[0], together[b, 3:9])
     elsewhere = module.draw_prefixes(Step(batch, anchors, places=tuple(range(6, 6 + rows))))
     assert not torch.equal(elsewhere, together)  # type: ignore[arg-type]
-    assert (
-        module_of(build(target, samples), "objective.prefix_decay=0").draw_prefixes(
-            Step(batch, anchors)
-        )
-        is None
-    )
+    without = module_of(build(target, samples), "objective.prefix_decay=0")
+    assert without.draw_prefixes(Step(batch, anchors)) is None
 
 
 # ---- what the network is shown ----

@@ -104,10 +104,8 @@ def test_a_published_drafter_is_calibrated(
     module = train(recipe, quiet=True)
     card = (tmp_path / "run/drafter/README.md").read_text()
     assert "license: mit\n" in card and "It started from theirs" in card
-    assert (
-        f"| trainable parameters | {sum(p.numel() for p in module.trained_parameters().values()):,} |"
-        in card
-    )
+    count = sum(p.numel() for p in module.trained_parameters().values())
+    assert f"| trainable parameters | {count:,} |" in card
     before, after = load_drafter(theirs, target), load_drafter(tmp_path / "run/drafter", target)
     made = {"target": "debug", "target_sha256": target.hash}
     assert after.config == replace(before.config, **made) and after.head is not None
@@ -134,9 +132,7 @@ def test_the_published_recipes_run_with_tiny_models(
     module = train(recipe, quiet=True)
     assert module.validation_numbers["bound"] > 0
     name = twin.removeprefix("debug_")
-    kind = [f"drafter.kind={recipe.drafter.kind}"] * (
-        name == "adapt"
-    )  # which follows from drafter.init
+    kind = [f"drafter.kind={recipe.drafter.kind}"] if name == "adapt" else []
     published = load_recipe([f"recipe={name}", *needed_words(name), *kind])
     assert (published.stage, published.drafter.kind) == (recipe.stage, recipe.drafter.kind)
     assert published.objective.terms == recipe.objective.terms

@@ -171,13 +171,9 @@ def test_another_model_is_refused(tmp_path: Path, target: Target) -> None:
         with pytest.raises(UserError, match="data.served_model='othr'.*did you mean 'other'"):
             write(server.url, target, tmp_path, "data.served_model=othr")
         write(server.url, target, tmp_path, "data.served_model=other", "data.samples=2")
-    with (
-        Loopback(load_target("debug-qwen2")) as server,
-        pytest.raises(UserError, match="is not target.name='debug': the target would choose"),
+    for other, limits, says in (
+        (load_target("debug-qwen2"), {}, "is not target.name='debug': the target would choose"),
+        (target, {"limit": 40}, "takes 40 tokens, a sample"),
     ):
-        write(server.url, target, tmp_path / "b")
-    with (
-        Loopback(target, limit=40) as server,
-        pytest.raises(UserError, match="takes 40 tokens, a sample"),
-    ):
-        write(server.url, target, tmp_path / "c")
+        with Loopback(other, **limits) as server, pytest.raises(UserError, match=says):
+            write(server.url, target, tmp_path / "b")

@@ -12,14 +12,6 @@ from specalign.lm.loading import load_target
 from specalign.lm.names import check_name, similar
 
 
-@pytest.mark.parametrize(
-    ("spec", "says"), [("no/such/place", "neither a folder"), ("missing.gguf", "no such file")]
-)
-def test_bad_specs(spec: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        load_target(spec)
-
-
 def test_a_near_miss_of_a_known_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Among the default target and the models in the hub's cache."""
     hint = " (did you mean 'HuggingFaceTB/SmolLM2-135M-Instruct'?)"
