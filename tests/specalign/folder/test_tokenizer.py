@@ -22,6 +22,7 @@ def test_a_made_folder_is_opened_as_written_and_another_as_transformers_does(
     """Qwen2's class would split digits in its own way."""
     tokens = ["1", "2", "12", "<s>"]
     fields = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": ["1 2"]}
+    fields["tokenizer.ggml.model"] = "gpt2"
     made = make_tokenizer(fields)
     made.save_pretrained(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))

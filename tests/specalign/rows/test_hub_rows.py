@@ -42,7 +42,7 @@ def test_what_can_not_be_had_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(module, "hub_reachable", lambda: False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.jsonl").write_text("{}")
-    says = r"data.prompts='owner/name': .*hub unreachable.*Config name is missing. .*\(data.prompts_config\)"
+    says = r"data.prompts='owner/name': .*the Hub is unreachable.*Config name is missing. .*\(data.prompts_config\)"
     with pytest.raises(UserError, match=says):
         list(hub_rows("owner/name", "train", key="data.prompts"))
     with pytest.raises(UserError, match=r"did you mean 'prompts.jsonl'"):
