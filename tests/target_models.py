@@ -211,7 +211,7 @@ def add_byte_tokenizer(writer: gguf.GGUFWriter, tokenizer: Any) -> None:
     writer.add_eos_token_id(2)
 
 
-PIECES = "▁ a b e h l o t ▁▁ he the ▁the ll hell hello ▁▁▁▁ ab".split()
+PIECES = [*"▁abehlot", "▁▁", "he", "the", "▁the", "ll", "hell", "hello", "▁▁▁▁", "ab"]
 
 
 def piece_fields() -> dict[str, Any]:
