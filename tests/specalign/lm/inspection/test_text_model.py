@@ -22,14 +22,14 @@ def wrapped(kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> Targ
 
 
 @pytest.mark.parametrize(
-    ("kind", "base", "is_tied"),
+    ("kind", "base", "tied"),
     [("gemma3", "Gemma3ForCausalLM", True), ("llava", "LlamaForCausalLM", False)],
 )
-def test_what_a_wrapper_holds(kind: str, base: str, is_tied: bool, tmp_path: Path) -> None:
+def test_what_a_wrapper_holds(kind: str, base: str, tied: bool, tmp_path: Path) -> None:
     """One with a scaled embedding that is its head too, one without."""
     target = wrapped(kind, tmp_path)
     found = text_model(target)
-    assert (found.base, is_tied(target)) == (base, is_tied)
+    assert (found.base, is_tied(target)) == (base, tied)
     assert torch.equal(found.tensors[found.embedding], target.embedding_VD)
     assert torch.equal(found.tensors[found.head], target.head_weight_VD)
     alone = getattr(transformers, base)(found.config)
@@ -40,13 +40,11 @@ def test_what_a_wrapper_holds(kind: str, base: str, is_tied: bool, tmp_path: Pat
     torch.testing.assert_close(logits, target.forward(tokens).logits_BLV, atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("kind", "is_tied"), [("gemma3", True), ("gemma4", True), ("llava", False)]
-)
-def test_a_bf16_checkpoint_is_tied_as_ever(kind: str, is_tied: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "tied"), [("gemma3", True), ("gemma4", True), ("llava", False)])
+def test_a_bf16_checkpoint_is_tied_as_ever(kind: str, tied: bool, tmp_path: Path) -> None:
     """Gemma 4's wrapper reads its embedding by itself, which stays in fp32 then."""
     target = wrapped(kind, tmp_path, torch.bfloat16)
-    assert is_tied(target) == is_tied
+    assert is_tied(target) == tied
     if rows_library() is not None:
         assert target.head_weight_VD.dtype == torch.bfloat16
         assert (target.embedding_VD.dtype == torch.float32) == (kind == "gemma4")
