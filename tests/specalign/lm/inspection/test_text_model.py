@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from specalign.kernels.linear import rows_library
-from specalign.lm.inspection.text_model import text_model
+from specalign.lm.inspection.text_model import is_tied, text_model
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.target_models import some_text
