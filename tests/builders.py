@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import csv
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -404,3 +406,14 @@ def needed_words(name: str) -> list[str]:
     """What a recipe without a model's name is given."""
     init = ["drafter.init=pretrained/smollm2-135m-block"] * (name == "variable_prefix")
     return [f"target.name={DEFAULT_TARGET}"] * (name in NEEDS_TARGET) + init
+
+
+def read_metric(output: Path, name: str = "train/loss") -> list[float]:
+    """A column of a run's metrics.csv."""
+    with (output / "metrics.csv").open(newline="") as file:
+        return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
+
+
+def read_weights(output: Path) -> dict[str, Tensor]:
+    """The tensors of a run's drafter."""
+    return load_file(str(output / "drafter" / "model.safetensors"))

@@ -14,9 +14,8 @@ def test_a_page_and_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     path = tmp_path / "plan.json"
     main(["recipe=debug_block", f"output={tmp_path / 'run'}", "--json", str(path)])
     assert "measured here on a few samples and steps" in capsys.readouterr().out
-    assert (
-        json.loads(path.read_text())["recipe"] == "debug_block" and not (tmp_path / "run").exists()
-    )
+    assert json.loads(path.read_text())["recipe"] == "debug_block"
+    assert not (tmp_path / "run").exists()
 
 
 def test_another_machine_needs_no_weights(
@@ -32,10 +31,8 @@ def test_another_machine_needs_no_weights(
     with pytest.raises(SystemExit) as stop:
         main([*words, "--hardware", "h100x8"])
     page = capsys.readouterr().out
-    assert (
-        stop.value.code == 1 and "70.6G parameters" in page and "its weights are not here" in page
-    )
-    assert "DOES NOT FIT: training takes" in page and "most of it is target" in page
+    assert stop.value.code == 1 and "its weights are not here" in page
+    assert "70.6G parameters" in page and "DOES NOT FIT: training takes" in page
 
 
 @pytest.mark.parametrize(
@@ -44,10 +41,6 @@ def test_another_machine_needs_no_weights(
         (["recipe=debug_block", "--memory-gb", "-1"], "--memory-gb -1: must be above 0"),
         (["recipe=debug_block", "--hardware", "h1000"], "did you mean 'h100'"),
         (["recipe=debug_blok"], "did you mean 'debug_block'"),
-        (
-            ["recipe=debug_block", "--json", "/dev/null/plan"],
-            "--json=/dev/null/plan: folder=/dev/null: can't be written",
-        ),
         (["recipe=debug_block", "--json", "."], "--json=.: is a folder"),
         (["recipe=debug_block", "target.name=/no/where"], "neither a folder"),
     ],

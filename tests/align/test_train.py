@@ -14,27 +14,17 @@ from align.train import main
 def test_a_non_finite_loss_stops_the_run(
     tmp_path: Path, debug_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        "recipe=debug_block",
-        f"output={tmp_path}",
-        f"data.path={debug_data}",
-        "trainer.learning_rate=100",
-        "trainer.weight_decay=1",  # weights grow by 99 each step
-        "trainer.max_steps=40",
-    ]
+    words = ["recipe=debug_block", f"output={tmp_path}", f"data.path={debug_data}"]
+    words += ["trainer.learning_rate=100", "trainer.weight_decay=1"]  # weights grow by 99 each step
+    words += ["trainer.max_steps=40", "trainer.gradient_clip=0", "trainer.warmup_steps=0"]
     with pytest.raises(SystemExit) as stop:
-        main([*words, "trainer.gradient_clip=0", "trainer.warmup_steps=0"])
+        main(words)
     assert stop.value.code == 1
     assert "is not finite" in capsys.readouterr().err
 
 
-WORDS = (
-    "recipe=debug_block",
-    "trainer.max_steps=1",
-    "trainer.warmup_steps=0",
-    "data.samples=2",
-    "trainer.anchors=8",
-)
+WORDS = ["recipe=debug_block", "trainer.max_steps=1", "trainer.warmup_steps=0"]
+WORDS += ["data.samples=2", "trainer.anchors=8"]
 
 
 def test_one_command_says_what_it_writes_and_refuses_other_keys_afterwards(

@@ -22,7 +22,6 @@ MACROS = (
 TRIALS: dict[str, dict[str, Any]] = {
     "dotted": {"trainer.learning_rate": 1e-05, "trainer.max_steps": 20, "objective.weighting": "uniform"},
     "whole floats": {"trainer.batch_size": 6.0, "trainer.max_steps": 1e3, "seed": 7.0, "drafter.target_layers": [1.0]},
-    "q times a whole number": {"trainer.learning_rate": 0.00030000000000000003},
     "yes, no and none": {"launch.offload": False, "drafter.init_from_target": True, "trainer.max_minutes": None, "data.prompts": None},
     "none for a template": {"data.template_kwargs.mode": None, "data.template_kwargs.depth": 2},
     "text for a template": {"data.template_kwargs.mode": "yes", "data.template_kwargs.day": "a=b", "seed": 3},
@@ -31,7 +30,6 @@ TRIALS: dict[str, dict[str, Any]] = {
     "nested twice": {"objective": {"terms": {"forward_kl": 1.0, "streak": 0.5}}, "drafter": {"init_from_target": True}},
     "mapping and lists": {"objective.terms": {"streak": 2}, "trainer.betas": [0.8, 0.99], "data.answer_temperatures": [0.0, 1]},
     "texts": {"data.system": "a=b, 'c' \"d\": {e}", "output": "runs/a b", "data.prompt_openings": ["it's", "two words", "a\nb", "ä☃"]},
-    "texts like numbers": {"target.revision": "1234567", "output": "1e3"},
     "negative and text in notation": {"trainer.learning_rate": "1e-4", "data.near_duplicate_threshold": 1.5},
 }  # fmt: skip
 
@@ -52,14 +50,8 @@ def agents_command(
 
     monkeypatch.setattr(wandb_agent, "AgentProcess", Process)
     agent = wandb_agent.Agent(api=None, queue=None)
-    agent._sweep_command = [
-        "${env}",
-        "${interpreter}",
-        "-m",
-        "align.train",
-        "recipe=debug_block",
-        f"${{{macro}}}",
-    ]
+    module = ["${env}", "${interpreter}", "-m", "align.train", "recipe=debug_block"]
+    agent._sweep_command = [*module, f"${{{macro}}}"]
     args = {key: {"value": value} for key, value in trial.items()}
     agent._command_run({"type": "run", "run_id": "trial1", "program": "", "args": args})
     command = started[0]
@@ -84,13 +76,12 @@ def test_every_form_of_an_agents_command_line_gives_the_trials_values(
     words = agents_command(macro, trial, tmp_path, monkeypatch)
     recipe = load_recipe(words)
     plain = load_recipe(["recipe=debug_block"])
-    flat = {
-        (f"{key}.{name}" if isinstance(value, dict) and key != "objective.terms" else key): inner
-        for key, value in trial.items()
-        for name, inner in (
-            value.items() if isinstance(value, dict) and key != "objective.terms" else [("", value)]
-        )
-    }
+    flat: dict[str, Any] = {}
+    for key, value in trial.items():
+        if isinstance(value, dict) and key != "objective.terms":
+            flat |= {f"{key}.{name}": inner for name, inner in value.items()}
+        else:
+            flat[key] = value
     for key, value in flat.items():
         found = value_of(recipe, key)
         wanted = str(Path(value, "sweep1", "trial1")) if key == "output" else value
@@ -103,11 +94,7 @@ def test_every_form_of_an_agents_command_line_gives_the_trials_values(
 def test_parameters_of_a_command_without_a_macro_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial = {
-        "trainer": {"learning_rate": 1e-05, "max_steps": 4},
-        "seed": 3,
-        "note_of_a_script": "x",
-    }
+    trial = {"trainer": {"learning_rate": 1e-05, "max_steps": 4}, "seed": 3, "note": "x"}
     agents_command("args", trial, tmp_path, monkeypatch)
     recipe = load_recipe(["recipe=debug_block", "trainer.max_steps=9"])
     assert (recipe.trainer.learning_rate, recipe.trainer.max_steps, recipe.seed) == (1e-05, 9, 3)
@@ -116,17 +103,13 @@ def test_parameters_of_a_command_without_a_macro_are_read(
 @pytest.mark.parametrize(
     ("words", "given"),
     [
-        (["--launch.offload"], {"launch.offload": "true"}),
         (["--launch.offload", "seed=3"], {"launch.offload": "true", "seed": "3"}),
         (["--launch.offload", "--seed", "-3"], {"launch.offload": "true", "seed": "-3"}),
-        (["--launch.offload", "False"], {"launch.offload": "False"}),
-        (["--data.system", "a=b"], {"data.system": "a=b"}),
         (["--data.system", "trainer.batch_size=9"], {"data.system": "trainer.batch_size=9"}),
         (["--data.template_kwargs.mode", "yes"], {"data.template_kwargs.mode": "yes"}),
         (["--data.template_kwargs.a", "--seed=3"], {"data.template_kwargs.a": "true", "seed": "3"}),
         (["+seed=3", "++trainer.anchors=4"], {"seed": "3", "trainer.anchors": "4"}),
         (['{"seed": 3, "trainer": {"anchors": 4}}'], {"seed": "3", "trainer": '{"anchors": 4}'}),
-        ([], {}),
     ],
 )
 def test_forms_of_an_argument(words: list[str], given: dict[str, str]) -> None:
@@ -138,12 +121,9 @@ def test_forms_of_an_argument(words: list[str], given: dict[str, str]) -> None:
     [
         (["launch.offload"], "'launch.offload' is not key=value (write launch.offload=VALUE"),
         (["--seed"], "'--seed' is not key=value"),
-        (["--seed", "trainer.anchor=3"], "'--seed' is not key=value"),
-        (["--data.system", "--seed=3"], "'--data.system' is not key=value"),
         (["--launch.offload", "maybe"], "'maybe' is not key=value"),
         (["{seed: 1}"], "not readable JSON"),
         (['{"seed": 1}', "seed=2"], "seed is given twice"),
-        (["x" * 5000 + ".json"], "is not key=value"),
         (["debug_block"], "did you mean 'recipe=debug_block'"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,30 +31,21 @@ ADAPT = ("recipe=adapt", "target.name=debug")
 
 
 def test_adapt_takes_the_kind_of_the_drafter_that_it_starts_from(tmp_path: Path) -> None:
-    taps = load_recipe([*ADAPT, folder(tmp_path / "a", {"architectures": ["DFlashDraftModel"]})])
-    assert (taps.drafter.kind, taps.drafter.context, taps.trainer.max_steps) == (
-        "block",
-        "taps",
-        600,
-    )
-    masked = load_recipe(
-        [*ADAPT, folder(tmp_path / "b", {"architectures": ["AdaptedMaskedLM"]}, {"block_size": 5})]
-    )
-    assert (masked.drafter.kind, masked.drafter.lora_rank, masked.drafter.block_size) == (
-        "masked_lm",
-        16,
-        5,
-    )
-    assert masked.objective.diffusion == "masked_nll"
-    ddit = load_recipe([*ADAPT, folder(tmp_path / "c", {"model_type": "mdlm"})])
+    def adapt(name: str, config: dict[str, object], *record: dict[str, object]) -> Any:
+        return load_recipe([*ADAPT, folder(tmp_path / name, config, *record)])
+
+    taps = adapt("a", {"architectures": ["DFlashDraftModel"]})
+    assert (taps.drafter.kind, taps.drafter.context) == ("block", "taps")
+    assert taps.trainer.max_steps == 600
+    masked = adapt("b", {"architectures": ["AdaptedMaskedLM"]}, {"block_size": 5})
+    assert (masked.drafter.kind, masked.drafter.lora_rank) == ("masked_lm", 16)
+    assert (masked.drafter.block_size, masked.objective.diffusion) == (5, "masked_nll")
+    ddit = adapt("c", {"model_type": "mdlm"})
     assert (ddit.drafter.kind, ddit.drafter.lora_rank) == ("ddit", 0)
-    causal = load_recipe([*ADAPT, folder(tmp_path / "d", {"architectures": ["LlamaForCausalLM"]})])
+    causal = adapt("d", {"architectures": ["LlamaForCausalLM"]})
     assert (causal.drafter.kind, causal.objective.weighting) == ("autoregressive", "uniform")
-    shipped = load_recipe(ADAPT)
-    assert (shipped.drafter.context, shipped.drafter.init) == (
-        "shared_kv",
-        "pretrained/smollm2-135m-block",
-    )
+    shipped = load_recipe(ADAPT).drafter
+    assert (shipped.context, shipped.init) == ("shared_kv", "pretrained/smollm2-135m-block")
 
 
 def test_sections_of_unknown_kinds_and_a_kind_without_a_drafter(tmp_path: Path) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from align.config.option import LARGEST, Section, option
 from align.config.parser import load_recipe
 from align.config.recipe import keys, resolve
 from align.config.recipe_files import list_recipes
@@ -16,34 +13,6 @@ from specalign.common.errors import UserError
 from specalign.common.strict_yaml import dump_yaml
 from tests.builders import needed_words as needed
 from tests.builders import write_recipe as write
-
-
-@dataclass
-class Example(Section):
-    SECTION = "some"
-
-    count: int = option(1, "a count", low=1, high=9)
-    rate: float = option(0.5, "a rate", above=0)
-    shares: dict[str, float] = option({"a": 0.5}, "shares", high=1)
-    name: str = option("x", "a name")
-    text: str = option("x", "a text", prose=True)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"count": 0}, "some.count=0 must be at least 1"),
-        ({"count": 10}, "some.count=10 must be at most 9"),
-        ({"rate": 0.0}, "some.rate=0.0 must be greater than 0"),
-        ({"rate": float("nan")}, "some.rate=nan must be a finite number"),
-        ({"rate": 2.0 * LARGEST}, f"must be at most {LARGEST}"),
-        ({"shares": {"a": 0.5, "b": 2.0}}, "must be at most 1"),
-        ({"name": "two\nlines"}, "must not contain control characters"),
-    ],
-)
-def test_limits(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Example(**values)
 
 
 @pytest.mark.parametrize(
@@ -75,13 +44,6 @@ def test_limits(values: dict[str, Any], message: str) -> None:
 def test_contradictions(arguments: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_recipe(["recipe=debug_block", *arguments.split()])
-
-
-def test_the_address_of_a_server_with_and_without_v1() -> None:
-    for url in ("http://127.0.0.1:8000", "http://127.0.0.1:8000/", "http://127.0.0.1:8000/v1"):
-        recipe = load_recipe(["recipe=debug_block", f"data.writer=openai:{url}"])
-        assert recipe.data.server == "http://127.0.0.1:8000"
-    assert load_recipe(["recipe=debug_block"]).data.server is None
 
 
 @pytest.mark.parametrize("name", list_recipes())

@@ -13,26 +13,18 @@ from specalign.common.errors import UserError
 
 def test_a_run_goes_on_with_the_keys_that_it_began_with(tmp_path: Path) -> None:
     words = ["recipe=debug_block", f"output={tmp_path}"]
-    other = [
-        *words,
-        "trainer.learning_rate=1e-2",
-        "data.samples=70",
-        "objective.terms={reverse_kl: 1}",
-        "seed=4",
-    ]
+    other = [*words, "trainer.learning_rate=1e-2", "data.samples=70"]
+    other += ["objective.terms={reverse_kl: 1}", "seed=4"]
     check_record(load_recipe(words))  # nothing there
     save_run_record(load_recipe(words), [])
     check_record(load_recipe(other))  # stopped before its first checkpoint: nothing to go on with
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/step-3.ckpt").touch()
-    check_record(
-        load_recipe([*words, "trainer.max_steps=99", "target.device=cpu", "launch.num_nodes=2"])
-    )
+    free = ["trainer.max_steps=99", "target.device=cpu", "launch.num_nodes=2"]
+    check_record(load_recipe([*words, *free]))
     check_record(load_recipe([*other, "trainer.resume=never"]))
-    with pytest.raises(
-        UserError,
-        match="seed=0 there, 4 now; data.samples=48 there, 70 now; .* and 1 more.*resume=never",
-    ):
+    says = "seed=0 there, 4 now; data.samples=48 there, 70 now; .* and 1 more.*resume=never"
+    with pytest.raises(UserError, match=says):
         check_record(load_recipe(other))
     record = (tmp_path / "recipe.yaml").read_text()
     (tmp_path / "recipe.yaml").write_text("seed: 0\n")  # of a version that knew fewer keys

@@ -79,21 +79,6 @@ def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         read("owner/name")
 
 
-def test_a_long_text_is_split_at_line_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("align.data.text_sources.MOST_CHARACTERS", 6)
-    (tmp_path / "a.txt").write_text("one\ntwo\nthreefour")
-    assert read(tmp_path / "a.txt")[0] == ["one\n", "two\n", "threef", "our"]
-
-
-def test_rows_are_read_one_at_a_time(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps({"text": "x"}) + "\n{}\nbroken\n")
-    texts = documents(str(path), HubOptions(), Counter())
-    assert next(texts) == "x"
-    with pytest.raises(UserError, match="line 3"):
-        next(texts)
-
-
 def test_rows_and_tables_without_the_column(tmp_path: Path) -> None:
     (tmp_path / "mix.jsonl").write_text('{"text": "first"}\n{"content": "second"}\n3\n"third"\n')
     expected = (["first", "third"], {"rows whose column 'text' holds no text": 2})
@@ -102,12 +87,6 @@ def test_rows_and_tables_without_the_column(tmp_path: Path) -> None:
     (tmp_path / "d/a.jsonl").write_text('{"content": "second"}\n')
     (tmp_path / "d/b.jsonl").write_text('{"text": "first"}\n')
     assert read(tmp_path / "d") == (["first"], {"tables without column 'text'": 1})
-
-
-def test_rows_of_several_shapes(tmp_path: Path) -> None:
-    (tmp_path / "mix.jsonl").write_text('{"content": "first"}\n{"text": "second"}\n')
-    counts = {"rows whose column 'text' holds no text": 1}
-    assert read(tmp_path / "mix.jsonl") == (["second"], counts)
 
 
 def test_what_other_columns_hold_is_counted(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from align.config.parser import load_recipe
 from align.config.recipe import Recipe
@@ -59,19 +58,6 @@ def test_mixed_by_weight_without_what_is_excluded(
     assert bool((samples.temperature == data.NOT_WRITTEN).all())
     said = " ".join(target.decode(samples[i].tolist()) for i in range(len(samples)))
     assert "row 4 says 16" in said and "lazy dog" not in said and texts.is_read(recipe)
-
-
-def test_a_long_document_is_cut_at_a_rows_length(tmp_path: Path, target: Target) -> None:
-    long = tmp_path / "long.txt"
-    long.write_text("abcdefgh " * 40)
-    words = ["recipe=debug_block", f"output={tmp_path}", f"data.text=[{long}]", "data.exclude=[]"]
-    recipe = load_recipe(words)
-    texts.read_texts(recipe, target, quiet=True)
-    samples = texts.open_text(recipe, target)
-    whole = target.tokenizer(long.read_text(), add_special_tokens=False)["input_ids"]
-    assert int(samples.lengths.max()) == recipe.data.length
-    tokens = torch.cat([samples[i][1:] for i in range(len(samples))]).tolist()
-    assert tokens == whole[: len(tokens)] and len(whole) - len(tokens) < texts.LEAST_TOKENS
 
 
 def test_a_killed_reading_is_read_again(

@@ -111,7 +111,7 @@ def greedy_by_decoding(toy: Toy, path: Path) -> int:
     return len(accepted)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_greedy_is_exact_on_greedy_text_and_a_lower_bound_elsewhere(seed: int) -> None:
     toy = Toy(seed, causal=False)
     greedy: Path = ()

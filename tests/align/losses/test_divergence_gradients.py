@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from align.losses import divergences as module
 from align.losses.divergence_gradients import DIVERGENCES
 from align.losses.divergences import DraftRows, logit_statistics, row_statistics
 from align.losses.target_places import target_places
@@ -65,22 +64,6 @@ def test_any_shape_matches_float64(
         check(case, name, chunk, rtol=1e-3, atol=5e-5)
 
 
-@pytest.mark.parametrize("kind", ["markov", "pruned_markov"])
-def test_gradients_are_rounded_where_autocast_rounds_all_others(kind: str) -> None:
-    """A head in bf16 under autocast, which is how a processor with bf16 products trains: values as without, gradients of 16-bit factors."""
-    case = make(seed=13, dtype=torch.bfloat16, **KINDS[kind])
-    plain = case.statistics()
-    want = torch.autograd.grad(plain.forward_kl.sum(), case.leaves)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = case.statistics()
-        got = torch.autograd.grad(cast.forward_kl.sum(), case.leaves)
-    assert torch.equal(plain.forward_kl, cast.forward_kl)
-    for a, b in zip(got, want, strict=True):
-        assert a.dtype == b.dtype
-        torch.testing.assert_close(a, b, rtol=0.03, atol=0.03)
-    assert not torch.equal(got[-1], want[-1])  # the Markov basis is in fp32
-
-
 def test_statistics_of_logits_are_those_of_rows() -> None:
     """Values and gradients, where the two heads are one."""
     generator = torch.Generator().manual_seed(0)
@@ -105,25 +88,6 @@ def test_statistics_of_logits_are_those_of_rows() -> None:
     for name in ("log_q_label", "acceptance", "p_label", "match", "greedy_label", *DIVERGENCES):
         torch.testing.assert_close(getattr(grads[0][0], name), getattr(grads[1][0], name))
     torch.testing.assert_close(grads[0][1], grads[1][1], atol=1e-5, rtol=1e-4)
-
-
-def test_cpu_blocks_equal_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within a kept chunk a CPU works in blocks of what its cache holds."""
-    case = make(seed=8, rank=3)
-    whole = torch.autograd.grad(case.statistics().forward_kl.sum(), case.leaves)
-    rows, apply = list[int](), module.Statistics.apply
-    monkeypatch.setattr(
-        module.Statistics, "apply", lambda *given: rows.append(len(given[0])) or apply(*given)
-    )
-    monkeypatch.setattr(module, "_CPU_CHUNK_BYTES", 4 * len(case.head_VD) * 5)
-    monkeypatch.setattr(module, "_CPU_CHUNK_ROWS", 4)
-    case.statistics()
-    assert rows == [5, 5, 5, 3]
-    monkeypatch.setattr(module, "_CPU_CHUNK_BYTES", 1)
-    for a, b in zip(
-        whole, torch.autograd.grad(case.statistics().forward_kl.sum(), case.leaves), strict=True
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 def saved_bytes(case: Case, chunk_rows: int) -> int:

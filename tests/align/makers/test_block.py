@@ -11,7 +11,6 @@ import torch
 from align.config.parser import load_recipe
 from align.data import shards as data
 from align.makers.block import from_target, make_block
-from align.makers.geometry import tap_layers
 from align.planning.drafter_sizes import plan_drafter_sizes
 from align.planning.target_sizes import read_target_sizes
 from specalign.common.errors import UserError
@@ -31,25 +30,6 @@ def test_starting_weights_are_the_targets(target: Target, samples: data.Samples)
     assert not torch.equal(fresh.layers[1].mlp.up_proj.weight, theirs)
     again = from_target(target, options(init_from_target=False), None)
     assert torch.equal(fresh.fc.weight, again.fc.weight)
-
-
-def test_taps_have_the_published_names(target: Target) -> None:
-    names = {
-        n
-        for n, _ in from_target(target, options(context="taps", layers=1), None).named_parameters()
-    }
-    attention = {
-        f"self_attn.{p}.weight"
-        for p in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
-    }
-    rest = {f"mlp.{p}_proj.weight" for p in ("gate", "up", "down")}
-    norms = {"input_layernorm.weight", "post_attention_layernorm.weight"}
-    assert names == {f"layers.0.{n}" for n in attention | rest | norms} | {
-        "fc.weight",
-        "hidden_norm.weight",
-        "norm.weight",
-    }
-    assert tap_layers(36, 5) == [1, 9, 17, 25, 33] and tap_layers(30, 5) == [1, 8, 14, 20, 27]
 
 
 def test_what_a_trained_drafter_keeps_and_gets(

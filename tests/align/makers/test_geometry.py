@@ -6,15 +6,10 @@ import pytest
 
 from align.makers.block import block_config
 from align.makers.geometry import (
-    activation,
     first_layers,
-    inner_size,
-    own_shape,
-    shared_layers,
     start_layers,
 )
 from specalign.common.errors import UserError
-from specalign.lm.slabs import LayerShape
 from tests.builders import block_options as options
 from tests.target_models import tiny_target
 
@@ -24,22 +19,9 @@ def test_layers_without_keys_are_left_out() -> None:
     config = block_config(target, options(layers=2), None)
     assert config.target_layer_ids == config.init_layer_ids == [1, 3] and config.rotary == []
     assert start_layers(target, 3) == [1, 3, 3]
-    with pytest.raises(
-        UserError, match=r"shared_kv: layer 0 of target 'lfm2' has no keys .*context=taps"
-    ):
+    says = r"shared_kv: layer 0 of target 'lfm2' has no keys .*context=taps"
+    with pytest.raises(UserError, match=says):
         block_config(target, options(layers=2, target_layers=[0, 1]), None)
-
-
-def test_layers_are_spread_from_the_first_to_the_last() -> None:
-    assert [shared_layers(30, count) for count in (1, 2, 3, 4)] == [
-        [29],
-        [0, 29],
-        [0, 15, 29],
-        [0, 10, 20, 29],
-    ]
-    for count in range(2, 13):
-        chosen = shared_layers(12, count)
-        assert (chosen[0], chosen[-1], len(set(chosen))) == (0, 11, count)
 
 
 def test_more_layers_than_the_target_has_are_refused() -> None:
@@ -48,9 +30,8 @@ def test_more_layers_than_the_target_has_are_refused() -> None:
     for made in (lambda: first_layers(target, many), lambda: block_config(target, many, None)):
         with pytest.raises(UserError, match=r"drafter\.layers=.*target 'llama' has"):
             made()
-    assert first_layers(target, options(context="taps", layers=99, target_layers=[-1])) == [
-        target.num_layers - 1
-    ]
+    last = options(context="taps", layers=99, target_layers=[-1])
+    assert first_layers(target, last) == [target.num_layers - 1]
 
 
 @pytest.mark.parametrize(
@@ -59,10 +40,7 @@ def test_more_layers_than_the_target_has_are_refused() -> None:
         ("deepseek_v3", "what it keeps as values changes with the position, as compressed ones do"),
         ("mamba", "it keeps none of its own"),
         ("dory", "its layers are called in a way of their own"),
-        (
-            "hunyuan_v1_dense",
-            "its keys at two positions differ by no rotation that is known",
-        ),
+        ("hunyuan_v1_dense", "its keys at two positions differ by no rotation that is known"),
     ],
 )
 def test_keys_that_cannot_be_shared_are_refused_in_one_line(kind: str, why: str) -> None:
@@ -72,26 +50,6 @@ def test_keys_that_cannot_be_shared_are_refused_in_one_line(kind: str, why: str)
         block_config(target, options(), None)
     config = block_config(target, options(context="taps"), None)
     assert config.head_dim % 2 == 0 and config.num_attention_heads % config.num_key_value_heads == 0
-
-
-def test_sizes_are_the_targets_where_it_has_them() -> None:
-    gpt2, learned = tiny_target("gpt2"), tiny_target("apertus")
-    assert (
-        inner_size(gpt2) == 256
-        and own_shape(gpt2) == LayerShape(4, 16, 16)
-        and activation(gpt2) == "silu"
-    )
-    assert activation(learned) == "silu"  # its own has weights
-    assert len(learned.hash) == 64  # and they are numbers without a dimension
-
-
-def test_positions_are_the_targets_module_alone_where_it_is_the_plain_one() -> None:
-    assert block_config(tiny_target("llama"), options(), None).rotary == []
-    assert block_config(tiny_target("glm"), options(), None).rotary[0]["layout"] == "pairs"
-    free = block_config(tiny_target("gpt2"), options(), None)
-    assert free.places and free.rotary == [{"layout": "half", "start": 0, "inv_freq": []}]
-    each = block_config(tiny_target("exaone4"), options(layers=2), None)
-    assert [len(r["inv_freq"]) for r in each.rotary] == [8, 0] and each.places
 
 
 @pytest.mark.parametrize(

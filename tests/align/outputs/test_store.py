@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,11 @@ from align.data import packing
 from align.data import shards as data
 from align.makers.block import from_target
 from align.outputs.cache import TargetOutputCache
-from align.outputs.row import RowOutputs, compute_row
+from align.outputs.row import RowOutputs
 from specalign.common.batch import Batch
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
-from specalign.lm.model import Target
 from specalign.models.block_config import BlockConfig
-from tests.builders import block_network, packed_batch
 
 TARGET = load_target("debug")
 
@@ -99,23 +96,6 @@ def test_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(equal(both.row(text, 1.0), row) for text, row in zip(texts, fresh, strict=True))
 
 
-def test_a_row_that_can_not_be_read_now_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = rows(1)[0]
-    cache_of(tmp_path).row(text, 1.0)
-
-    def fails(*args: object) -> object:
-        raise OSError(errno.EMFILE, "Too many open files", "row")
-
-    with monkeypatch.context() as context:
-        context.setattr("align.outputs.store.load_file", fails)
-        with pytest.raises(OSError, match="Too many open files"):
-            cache_of(tmp_path).row(text, 1.0)
-    forbid(monkeypatch)
-    cache_of(tmp_path).row(text, 1.0)
-
-
 def test_outputs_of_something_else_are_refused(tmp_path: Path) -> None:
     cache_of(tmp_path).row(rows(1)[0], 1.0)
     with pytest.raises(UserError, match="dtype is 'fp16', here it would be 'bf16'; give another"):
@@ -125,12 +105,3 @@ def test_outputs_of_something_else_are_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").unlink()
     with pytest.raises(UserError, match="manifest.json is missing"):
         cache_of(tmp_path)
-
-
-@pytest.mark.parametrize("context", ["shared_kv", "taps"])
-def test_a_row_holds_what_the_losses_need(target: Target, context: str) -> None:
-    alone, config = packed_batch(target).row(1), block_network(target, context).config
-    row = compute_row(target, alone, config, 1.0, torch.float32)
-    logits = target.forward(alone.tokens_BL).logits_BLV[0]
-    torch.testing.assert_close(row.log_z_L.float(), logits.logsumexp(-1), atol=1e-4, rtol=1e-4)
-    assert torch.equal(row.best_L, logits.argmax(-1))

@@ -29,15 +29,6 @@ def test_a_pilot(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert seconds.writing > 1.0 and seconds.training > 12 * min(pilot.fresh, pilot.stored)
 
 
-def test_data_that_are_there_are_read(debug_data: Path, tmp_path: Path) -> None:
-    recipe = load_recipe(["recipe=debug_block", f"data.path={debug_data}", f"output={tmp_path}"])
-    before = {p.name: p.read_bytes() for p in debug_data.iterdir() if p.name != "index.safetensors"}
-    pilot = run_pilot(recipe, read_text_size(recipe))
-    assert pilot.text is None and pilot.fresh > 0
-    assert scale_seconds(recipe, read_text_size(recipe), pilot, 1.0).writing == 0
-    assert {p.name: p.read_bytes() for p in debug_data.iterdir() if p.name in before} == before
-
-
 def test_the_whole_run_is_scaled_by_counts() -> None:
     words = [
         "trainer.keep_features_gb=1",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +10,11 @@ import torch
 
 from align.config.parser import load_recipe
 from align.data.packing import collate
-from align.data.shards import read_manifest
 from align.data.supply import open_supply
 from align.outputs.row import compute_row
 from align.planning.drafter_sizes import plan_drafter_sizes
-from align.planning.memory import CACHE, KEPT, feature_bytes, read_text_size
-from align.planning.pilot import StageSeconds
-from align.planning.plan import TrainingPlan, find_hardware, format_count, make_plan, render_plan
+from align.planning.memory import CACHE, KEPT, feature_bytes
+from align.planning.plan import TrainingPlan, find_hardware, make_plan, render_plan
 from align.planning.target_sizes import read_target_sizes
 from align.training.build import conditioning
 from specalign.lm.loading import load_target
@@ -34,23 +31,6 @@ def training_parts(*words: str) -> dict[str, float]:
     return plan("target.dtype=float32", *words).stages[-1].parts
 
 
-def test_text_is_counted_in_the_data_folder_or_assumed(debug_data: Path, tmp_path: Path) -> None:
-    words = ["recipe=debug_block", "data.samples=500"]
-    found = read_text_size(load_recipe([*words, f"data.path={debug_data}"]))
-    manifest = read_manifest(debug_data)
-    assert (found.samples, found.written) == (500, manifest["samples"])
-    assert found.tokens == manifest["tokens"] / manifest["samples"] and found.source == str(
-        debug_data
-    )
-    assert 0 < found.kept <= 1 and 0 < found.answers < 1
-    assumed = read_text_size(load_recipe([*words, f"output={tmp_path}"]))
-    assert (
-        assumed.written == 0
-        and "assumed" in assumed.source
-        and assumed.rows(96) * 96 >= assumed.total
-    )
-
-
 def test_weights_gradients_and_averages_are_counted() -> None:
     found = plan("target.dtype=float32")
     trained, parts = found.drafter.trained, found.stages[-1].parts
@@ -65,12 +45,11 @@ def test_zero_splits_what_it_splits(stage: int) -> None:
     split = training_parts(f"launch.strategy=deepspeed_{stage}", "launch.devices=2")
     assert split["optimizer"] == whole["optimizer"] / 2
     assert split["gradients"] == whole["gradients"] / (2 if stage > 1 else 1)
-    assert (
-        training_parts("launch.devices=2")["gradients"] == 2 * whole["gradients"]
-    )  # DDP's buckets
+    buckets = training_parts("launch.devices=2")["gradients"]  # DDP's
+    assert buckets == 2 * whole["gradients"]
 
 
-@pytest.mark.parametrize("name", ["debug_mdlm", "debug_sedd", "debug_autoregressive", "debug_taps"])
+@pytest.mark.parametrize("name", ["debug_mdlm", "debug_autoregressive", "debug_taps"])
 def test_every_kind_has_a_plan(name: str) -> None:
     found = plan("trainer.keep_features_gb=1", recipe=name)
     writing, training = found.stages
@@ -103,20 +82,3 @@ def test_a_misfit_names_the_key_to_change(words: list[str], remedy: str) -> None
     found = plan(*words, hardware=SMALL)
     assert any(remedy in line for line in found.misfits), found.misfits
     assert f"DOES NOT FIT: {found.misfits[0]}" in render_plan(found)
-
-
-def test_the_page_and_the_values() -> None:
-    found = plan()
-    page = render_plan(found)
-    for text in ("debug (llama) on 1 × NVIDIA H100", "42.8k parameters", "writing ", "training ", "time       unknown",
-                 "expected τ greedy", "a guess: every run had", "everything fits"):  # fmt: skip
-        assert text in page, page
-    found.seconds = StageSeconds(600, 9000)
-    assert "time       2.7 h in all" in render_plan(found) and "10 min" in render_plan(found)
-    values = json.loads(json.dumps(found.to_dict()))
-    assert values["memory_bytes"]["training"] == found.stages[-1].bytes
-    assert (
-        values["tau_greedy"]["value"] == found.tau["greedy"].value
-        and values["seconds"]["writing"] == 600
-    )
-    assert [format_count(n) for n in (42_816, 999_999, 7, 70.56e9)] == ["42.8k", "1M", "7", "70.6G"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,6 @@ from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 from tests.target_models import tiny_model, tiny_target
 
-MIXTURE = {
-    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 32, "intermediate_size": 64,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100, "num_local_experts": 4,
-    "tie_word_embeddings": False, "max_position_embeddings": 77,
-}  # fmt: skip
 OPTIONS = {
     "debug_block": [
         "drafter.convolution=true",
@@ -45,14 +39,6 @@ def test_layers_and_caches_of_other_architectures(name: str, tmp_path: Path) -> 
     assert found.cached == sum(
         shape.numbers for shape in target.anatomy.shapes if shape is not None
     )
-
-
-def test_a_config_is_enough(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
-    found = read_target_sizes(str(tmp_path))
-    assert (found.architecture, found.num_layers, found.context_limit) == ("mixtral", 2, 77)
-    assert found.parameters == sum(found.layers) + 2 * found.embedding + found.last_norm
-    assert not found.has_weights
 
 
 @pytest.mark.parametrize("name", [*RECIPES, *(f"{name} +" for name in OPTIONS)])

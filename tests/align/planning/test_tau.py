@@ -2,24 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
-import pytest
-
-from align.planning.tau import predict_tau, read_runs, t_quantile
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-def test_every_run_is_in_the_page_that_it_names() -> None:
-    for run in read_runs()["runs"]:
-        page = (ROOT / re.split(r"[,:]", run["source"])[0]).read_text(encoding="utf-8")
-        for how in {"greedy", "sampling"} & run.keys():
-            assert f"{run[how]:.3f}" in page, run
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert "1,300 steps, 605,554 text tokens" in page
-    assert read_runs()["tokens_per_row"] == pytest.approx(605_554 / 1300, abs=0.05)
+from align.planning.tau import predict_tau, read_runs
 
 
 def test_more_tokens_give_more_tau_in_a_band_that_holds_the_runs() -> None:
@@ -40,8 +23,3 @@ def test_a_guess_is_called_one() -> None:
     assert near.guess == "" and "as its target" in far.guess and "30M tokens" not in near.guess
     assert far.high <= 5 and far.value == limit.value
     assert predict_tau("ddit", 1e6, 8, "greedy") is None and predict_tau("block", 0, 4) is None
-
-
-@pytest.mark.parametrize(("freedom", "quantile"), [(3, 3.182446), (10, 2.228139), (120, 1.979930)])
-def test_students_t(freedom: int, quantile: float) -> None:
-    assert t_quantile(0.975, freedom) == pytest.approx(quantile, abs=1e-3)

@@ -8,19 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
-from align.config.parser import load_recipe
 from align.config.recipe_files import FOLDER
 from align.training.loggers import MetricsFile, find_run_id
 from specalign.common.errors import UserError
-from tests.wandb_stand_in import StandIn
-
-SWEEP = FOLDER / "sweeps" / "block_objective.yaml"
-TRIALS = (
-    {"objective.weighting": "uniform", "trainer.learning_rate": 0.0004},
-    {"objective.weighting": "d_pace", "trainer.learning_rate": 0.0008},
-)
 
 
 def environment(folder: Path, url: str) -> dict[str, str]:
@@ -53,35 +44,6 @@ def wandb(words: list[str], folder: Path, url: str) -> str:
     output = run.stdout + run.stderr
     assert run.returncode == 0, output
     return output
-
-
-@pytest.mark.slow
-def test_agent_runs_each_trial_of_the_sweep_in_its_own_folder(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
-    with StandIn(*TRIALS) as service:
-        wandb(["sweep", str(SWEEP)], tmp_path, service.url)
-        output = wandb(["agent", "--count", "2", "nobody/drafters/sweep1"], tmp_path, service.url)
-    assert yaml.safe_load(service.config) == yaml.safe_load(SWEEP.read_text())
-    operations = [operation for operation, _ in service.asked]
-    assert (
-        operations.index("UpsertSweep")
-        < operations.index("CreateAgent")
-        < operations.index("Heartbeat")
-    )
-    assert service.run_states[0] == {}  # idle; then the trial runs
-    assert {"trial1": True} in service.run_states and {"trial2": True} in service.run_states
-    sweep = tmp_path / "runs" / "debug_block" / "sweep1"
-    for name, trial in zip(("trial1", "trial2"), TRIALS, strict=True):
-        run = sweep / name
-        recipe = load_recipe([f"recipe={run / 'recipe.yaml'}"])
-        found = (recipe.objective.weighting, recipe.trainer.learning_rate)
-        assert found == tuple(trial.values()), output
-        assert recipe.trainer.logger == ["wandb"]
-        assert recipe.data.path == "runs/debug_block/data"  # written once
-        assert (run / "drafter" / "model.safetensors").is_file(), output
-        assert MetricsFile(run / "metrics.csv").read()
-        assert list(run.glob("wandb/offline-run-*")), "the run was not logged offline"
-    assert output.count("holds no data: the target writes") == 1
 
 
 def test_a_run_goes_on_under_its_own_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,7 @@ def test_draw_has_the_softmax_law() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(1, 300, generator=generator) * 2
     for temperature in (0.7, 1.0):
-        uniform = (
-            torch.arange(20000) + 0.5
-        ) / 20000  # a grid instead of noise: frequencies are exact to 1/20000
+        uniform = (torch.arange(20000) + 0.5) / 20000  # a grid: frequencies exact to 1/20000
         heat = torch.full((20000,), temperature)
         drawn = draw(logits.expand(20000, -1).clone(), heat, uniform)
         counts = torch.bincount(drawn, minlength=300) / 20000
@@ -32,11 +30,8 @@ def test_draw_limits() -> None:
     assert set(draw(many.clone(), torch.ones(1000), uniform, top_p=0.85).tolist()) == {0, 1, 2}
     assert set(draw(many.clone(), torch.zeros(1000), uniform).tolist()) == {0}
     edge = torch.tensor([[0.0, -torch.inf, -torch.inf]]).expand(3, -1)
-    assert draw(edge.clone(), torch.ones(3), torch.tensor([0.0, 0.5, 0.9999999])).tolist() == [
-        0,
-        0,
-        0,
-    ]
+    drawn = draw(edge.clone(), torch.ones(3), torch.tensor([0.0, 0.5, 0.9999999]))
+    assert drawn.tolist() == [0, 0, 0]
 
 
 def _write(target: Target, count: int, temperature: float) -> list[Row]:

@@ -13,7 +13,6 @@ from align.data.supply import open_supply
 from align.data.synthesis import synthesize
 from align.writing import outline as module
 from align.writing.outline import Outline, open_writer, outline
-from align.writing.template import chat_template
 from specalign.common.errors import UserError
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
@@ -33,13 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recipe_of(name: Path | str, *words: str) -> Recipe:
     own = ["recipe=debug_block", f"target.name={name}", "data.samples=8", "data.batch_size=4"]
     return load_recipe([*own, "data.max_answer_tokens=6", *words])
-
-
-def test_it_says_what_the_target_says(folder: Path) -> None:
-    own, found = load_target(str(folder)), outline(recipe_of(folder))
-    for name in ("spec", "eos_ids", "vocab_size", "context_limit", "has_chat_template"):
-        assert getattr(found, name) == getattr(own, name), name
-    assert chat_template(found) == chat_template(own) and found.hash is None
 
 
 def test_weights_are_loaded_where_they_are_here_and_fit(

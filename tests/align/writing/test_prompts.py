@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from align.config.parser import load_recipe
-from align.writing.prompts import REFUSED, TOO_LONG, PromptReader, first_turn, without_oldest_turn
+from align.writing.prompts import REFUSED, TOO_LONG, PromptReader
 from align.writing.template import chat_template
 from specalign.lm.model import Target
 from specalign.rows.conversation import Conversation
@@ -76,25 +76,5 @@ def test_the_first_user_text_begins_behind_what_conversations_share(target: Targ
         rest = target.tokenizer.decode(prompt.ids[read.text_start(prompt) :])
         assert rest.startswith("Hello?<|im_end|>")
     prompt = read.read(talk(("user", "Hello?"), tools=({"name": "f"},)))
-    assert target.tokenizer.decode(prompt.ids[read.text_start(prompt) :]).startswith(
-        "Hello?<|im_end|>"
-    )
-
-
-def test_turns_are_told_apart() -> None:
-    messages = talk(
-        ("system", "s"), ("user", "a"), ("assistant", "b"), ("assistant", "c"), ("user", "d")
-    ).messages
-    assert first_turn(messages) == (messages[:2], messages[4:])
-    assert first_turn(messages[4:]) == (messages[4:], ())
-    calls = (
-        {"role": "user", "content": "w"},
-        {"role": "assistant", "content": "", "tool_calls": [{}]},
-    )
-    after = (*calls, {"role": "tool", "content": "12"}, {"role": "assistant", "content": "ok"})
-    assert first_turn(after) == (after[:3], ())
-    greeting = talk(("assistant", "Hi"), ("user", "a")).messages
-    assert first_turn(greeting) == (greeting, ())
-    shorter = without_oldest_turn(Conversation(messages))
-    assert shorter is not None and [m["content"] for m in shorter.messages] == ["s", "d"]
-    assert without_oldest_turn(shorter) is None
+    rest = target.tokenizer.decode(prompt.ids[read.text_start(prompt) :])
+    assert rest.startswith("Hello?<|im_end|>")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +14,10 @@ from align.config.recipe import Recipe
 from align.data import shards as data
 from align.data.shards import read_samples
 from align.data.synthesis import Synthesis, synthesize
-from align.writing.rows import Plan, ignore_progress
-from align.writing.served import Served
-from align.writing.template import chat_template
 from specalign.common.errors import UserError
-from specalign.folder.chat import Chat
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
-from tests.builders import shallow_target, switching_target
+from tests.builders import shallow_target
 from tests.loopback_server import FAULTS, SLOW, Loopback
 
 WORDS = [
@@ -74,25 +69,6 @@ def test_greedy_texts_are_those_of_this_process(tmp_path: Path, target: Target) 
             assert texts(tmp_path / name) == texts(tmp_path / f"{name} own")
             assert found["dropped"] == own["dropped"]
     assert own["dropped"]
-
-
-@pytest.mark.parametrize("chat", [True, False])
-def test_templates_and_base_models_are_prompted_as_in_this_process(
-    tmp_path: Path, chat: bool
-) -> None:
-    words = [GREEDY, "data.samples=2", "data.batch_size=2", "data.near_duplicate_threshold=2"]
-    target = switching_target()
-    if chat:
-        words += [prompts(tmp_path), "data.template_kwargs.enable_thinking=false"]
-        words.append("data.system=Be brief.")
-        d = recipe_of(None, *words).data
-        target.chat = Chat(d.template_kwargs, d.system)
-    else:
-        target.tokenizer.chat_template = None
-    write(None, target, tmp_path / "own", *words)
-    with Loopback(target) as server:
-        write(server.url, target, tmp_path / "served", *words)
-    assert texts(tmp_path / "served") == texts(tmp_path / "own")
 
 
 @pytest.mark.slow
@@ -188,22 +164,6 @@ def test_settings_reach_the_server_and_bind_the_folder(tmp_path: Path, target: T
             write(None, target, tmp_path / "new")
 
 
-def test_a_server_that_fails_leaves_what_is_written(
-    tmp_path: Path, target: Target, caplog: pytest.LogCaptureFixture
-) -> None:
-    with Loopback(target, fault=lambda n: "500" if n > 20 else None) as server:
-        with pytest.raises(UserError, match=r"answered 500 .* \(data.retry_seconds\); what is"):
-            write(server.url, target, tmp_path, "data.retry_seconds=0.5")
-        assert [*tmp_path.glob(".answers*")]
-    gc.collect()
-    assert not caplog.records
-    with (
-        Loopback(target, fault=lambda n: "no choices") as server,
-        pytest.raises(UserError, match="without choices"),
-    ):
-        write(server.url, target, tmp_path / "b")
-
-
 def test_another_model_is_refused(tmp_path: Path, target: Target) -> None:
     with Loopback(target, model="other") as server:
         with pytest.raises(UserError, match="serves 'other', not .*served_model=other"):
@@ -211,22 +171,9 @@ def test_another_model_is_refused(tmp_path: Path, target: Target) -> None:
         with pytest.raises(UserError, match="data.served_model='othr'.*did you mean 'other'"):
             write(server.url, target, tmp_path, "data.served_model=othr")
         write(server.url, target, tmp_path, "data.served_model=other", "data.samples=2")
-    with (
-        Loopback(load_target("debug-qwen2")) as server,
-        pytest.raises(UserError, match="is not target.name='debug': the target would choose"),
+    for other, limits, says in (
+        (load_target("debug-qwen2"), {}, "is not target.name='debug': the target would choose"),
+        (target, {"limit": 40}, "takes 40 tokens, a sample"),
     ):
-        write(server.url, target, tmp_path / "b")
-    with (
-        Loopback(target, limit=40) as server,
-        pytest.raises(UserError, match="takes 40 tokens, a sample"),
-    ):
-        write(server.url, target, tmp_path / "c")
-
-
-def test_batches_ahead_are_begun_only_if_they_are_needed(tmp_path: Path, target: Target) -> None:
-    with Loopback(target) as server:
-        recipe = recipe_of(server.url, "data.concurrency=64")
-        source = Served(Plan(recipe, target, chat_template(target), None), tmp_path, quiet=True)
-        source.write(0, 14, ignore_progress)
-        assert sorted(source._batches) == [1, 2]
-        source.close()
+        with Loopback(other, **limits) as server, pytest.raises(UserError, match=says):
+            write(server.url, target, tmp_path / "b")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specalign.common.checksums import check_checksums, is_unchanged, write_checksums
+from specalign.common.checksums import check_checksums, write_checksums
 from specalign.common.errors import UserError
 
 
@@ -23,16 +23,3 @@ def test_changed_weights_are_refused(tmp_path: Path) -> None:
     (tmp_path / "checksums.json").write_text('{"a": 1}')
     with pytest.raises(UserError, match="a=1 must be text"):
         check_checksums(tmp_path)
-
-
-def test_a_folder_is_unchanged_or_not(tmp_path: Path) -> None:
-    assert not is_unchanged(tmp_path)
-    for name in ("a.json", "b.txt"):
-        (tmp_path / name).write_text(name)
-    write_checksums(tmp_path, "*")
-    (tmp_path / "c.txt").write_text("of another program")
-    assert is_unchanged(tmp_path)
-    (tmp_path / "b.txt").write_text("c")
-    assert not is_unchanged(tmp_path)
-    (tmp_path / "b.txt").unlink()
-    assert not is_unchanged(tmp_path)

@@ -56,16 +56,6 @@ def test_a_second_process_waits_or_is_refused(
     assert not (tmp_path / "data" / LOCK).exists()
 
 
-def test_a_process_may_claim_twice_and_leaves_no_empty_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "a"
-    with Claim(folder, "--out"), Claim(folder, "--out"):
-        pass
-    assert not folder.exists()
-    with Claim(folder, "--out"):
-        (folder / "kept").touch()
-    assert [p.name for p in folder.iterdir()] == ["kept"]
-
-
 def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
     left = [tmp_path / f".a.json.x1{UNFINISHED}", tmp_path / "drafter" / f".b.x2{UNFINISHED}"]
     for path in left:
@@ -89,11 +79,3 @@ def test_what_cannot_be_written_is_one_line(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="--out=.*(can't be written|is a file)"):
         Claim(tmp_path / name, "--out")
-
-
-def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "precious").write_text("mine")
-    (tmp_path / LOCK).symlink_to(tmp_path / "precious")
-    with pytest.raises(UserError, match="--out="):
-        Claim(tmp_path, "--out")
-    assert (tmp_path / "precious").read_text() == "mine"

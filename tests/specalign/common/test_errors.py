@@ -10,21 +10,7 @@ import sys
 import pytest
 from safetensors import SafetensorError
 
-from specalign.common.errors import UserError, cli, in_one_line, nearest
-
-
-def test_the_nearest_name_is_offered_or_all_of_them() -> None:
-    assert nearest("blok", ["block", "taps"]) == " (did you mean 'block'?)"
-    assert nearest("dflas", ["DFlash", "x"]) == " (did you mean 'DFlash'?)"
-    assert nearest("zzz", ["b", "a"]) == " (one of: a, b)"
-    assert nearest("x", []) == ""
-    assert nearest("zzz", [f"n{i}" for i in range(25)]).endswith(", and 5 more)")
-
-
-def test_a_librarys_error_becomes_one_line() -> None:
-    with pytest.raises(UserError, match="^config.json: last$"), in_one_line("config.json"):
-        raise TypeError("first\nlast\n")
-
+from specalign.common.errors import UserError, cli
 
 FULL = "No space left on device"
 

@@ -6,12 +6,10 @@ import bz2
 import errno
 import gzip
 import lzma
-import os
 import resource
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pytest
@@ -22,10 +20,7 @@ from specalign.common import files
 from specalign.common.errors import UserError
 from specalign.common.files import (
     expand_path,
-    load_safetensors,
-    load_tensors,
     naming,
-    sha256_file,
     write_atomically,
 )
 
@@ -43,24 +38,6 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
         write_atomically(path, fail)
     assert path.read_text() == "one" and list(path.parent.iterdir()) == [path]
     assert path.stat().st_mode & 0o777 == 0o644
-
-
-def test_a_device_is_not_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "device"
-    path.symlink_to("/dev/null")
-    with pytest.raises(OSError, match="is no ordinary file"):
-        write_atomically(path, lambda p: p.write_text("one"))
-    assert path.is_char_device() and list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("read", [sha256_file, load_safetensors, load_tensors])
-def test_what_has_no_end_is_not_read(tmp_path: Path, read: Callable[[Path], Any]) -> None:
-    """A pipe would be waited for."""
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "device").symlink_to("/dev/zero")
-    for name in ("pipe", "device"):
-        with pytest.raises(OSError, match="is no ordinary file"):
-            read(tmp_path / name)
 
 
 def test_a_name_that_is_not_utf_8_is_refused() -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import yaml
 
 from align import synthesize
 from align.config.parser import load_recipe
@@ -20,13 +18,8 @@ from decode.systems.drafter_folders import check_there, kind_of
 from specalign.common import hub
 from specalign.common.errors import UserError
 from specalign.common.hub import (
-    DEFAULT_TARGET,
-    card_metadata,
-    card_value,
-    hub_id,
     local_path,
     model_folder,
-    nearby,
 )
 from specalign.formats.masked_lm import load_masked_lm
 from specalign.formats.sedd_mdlm import load_published
@@ -60,46 +53,6 @@ def test_the_shipped_drafter_is_found_from_anywhere_under_both_names(
     assert local_path("drafters/other") == Path("drafters/other")
     (tmp_path / "drafters/smollm2-135m-block").mkdir(parents=True)  # the user's own comes first
     assert local_path("drafters/smollm2-135m-block") == Path("drafters/smollm2-135m-block")
-
-
-@pytest.mark.parametrize(("status", "answers"), [(200, True), (404, True), (503, False)])
-def test_what_serves_nothing_is_no_hub(
-    monkeypatch: pytest.MonkeyPatch, status: int, answers: bool
-) -> None:
-    """A proxy accepts connections whether or not the hub is behind it."""
-    session = SimpleNamespace(head=lambda url, timeout: SimpleNamespace(status_code=status))
-    monkeypatch.setattr("huggingface_hub.get_session", lambda: session)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    assert hub.hub_reachable.__wrapped__() is answers
-
-
-def test_where_others_find_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    cached = tmp_path / "hub/models--org--the--model/snapshots/0a1b"
-    cached.mkdir(parents=True)
-    (tmp_path / "runs/mine").mkdir(parents=True)
-    assert hub_id("org/model") == "org/model" and hub_id(str(cached)) == "org/the--model"
-    for name in ("runs/mine", "debug", str(tmp_path), "runs/gone", "hub/gone", "exported/gone"):
-        assert hub_id(name) == ""
-    (tmp_path / "org").mkdir()
-    (cached / "config.json").touch()
-    assert hub_id("org/model") == "" and hub_id("org/the--model") == "org/the--model"
-    (tmp_path / DEFAULT_TARGET).parent.mkdir()
-    assert hub_id(DEFAULT_TARGET) == DEFAULT_TARGET
-
-
-@pytest.mark.parametrize("name", ["org/model", "a: b", "{", "'quoted'", "null", "a\nlicense: none"])
-def test_a_card_holds_any_name(tmp_path: Path, name: str) -> None:
-    lines = card_metadata("library", "org/model", "mit", ("one", name))
-    assert (lines[0], *lines[-2:]) == ("---", "---", "")
-    found = yaml.safe_load("\n".join(lines[1:-2]))
-    expected = {"library_name": "library", "base_model": "org/model", "license": "mit"}
-    assert found == {**expected, "tags": ["one", name]}
-    (tmp_path / "README.md").write_text("\n".join(lines))
-    assert card_value(tmp_path, "license") == "mit"
-    for local in (str(tmp_path), "runs/gone", "a: b"):  # no ids of the hub
-        assert not any("base_model" in line for line in card_metadata("library", local, "mit", ()))
 
 
 @pytest.fixture
@@ -153,12 +106,3 @@ def test_a_folder_that_is_gone_is_no_hub_id(asked: list[object], place: str) -> 
             PLACES[place](name)
         assert "\n" not in str(error.value) and repr(name) in str(error.value)
     assert asked == []
-
-
-def test_a_similar_path_is_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs/code").mkdir(parents=True)
-    (tmp_path / "runs/notes.txt").touch()
-    assert nearby(Path("runs/coda")) == " (did you mean 'runs/code'?)"
-    assert nearby(Path("runs/note.txt")) == nearby(Path("zzz/yyy")) == ""
-    assert nearby(Path("runs/note.txt"), files=True) == " (did you mean 'runs/notes.txt'?)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,15 +63,6 @@ def test_what_does_not_fit_is_named(value: Any, kind: Any, message: str) -> None
 def test_what_is_no_json(text: str) -> None:
     with pytest.raises(UserError, match="f: not readable JSON"):
         parse_json(text, "f")
-
-
-def test_a_pipe_and_a_device_are_not_read(tmp_path: Path) -> None:
-    """The one would be waited for, the other has no end."""
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "device").symlink_to("/dev/zero")
-    for name in ("pipe", "device"):
-        with pytest.raises(UserError, match=f"{name}: not readable .is no ordinary file"):
-            read_object(tmp_path / name)
 
 
 def test_files_that_hold_no_object(tmp_path: Path) -> None:

@@ -10,15 +10,8 @@ from specalign.common.strict_yaml import dump_yaml, parse_yaml
 
 def test_yaml_without_its_traps() -> None:
     text = "a: yes\nb: 010\nc: 1:30\nd: 2024-01-01\ne: 1e-3\nf: [true, ~, -0]\ng: 1_000\n"
-    assert parse_yaml(text, "t") == {
-        "a": "yes",
-        "b": "010",
-        "c": "1:30",
-        "d": "2024-01-01",
-        "e": 1e-3,
-        "f": [True, None, 0],
-        "g": "1_000",
-    }
+    texts = {"a": "yes", "b": "010", "c": "1:30", "d": "2024-01-01", "g": "1_000"}
+    assert parse_yaml(text, "t") == {**texts, "e": 1e-3, "f": [True, None, 0]}
     values = [
         "1e3",
         "null",

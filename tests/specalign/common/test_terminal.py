@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import io
-from pathlib import Path
 
 from rich.table import Table
 
@@ -23,16 +21,3 @@ def test_tables_and_lines_show_hostile_text_as_it_is() -> None:
     shown = out.getvalue()
     assert shown.count("[/b] :smile: \\x1b[31mred \\x9b2J \\u202eesrever") == 3
     assert not any(c in shown for c in "\x1b\x07\x9b\u202e")
-
-
-def test_nothing_else_prints() -> None:
-    """Every word goes through `say` or a PlainConsole; those of the commands among the tests too."""
-    root = Path(__file__).parents[3]
-    for path in [
-        p for package in ("align", "decode", "tests") for p in (root / package).rglob("*.py")
-    ]:
-        if path.name.startswith(("test_", "wandb_")):
-            continue
-        calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
-        names = {n.func.id for n in calls if isinstance(n.func, ast.Name)}
-        assert not names & {"print", "Console"}, path

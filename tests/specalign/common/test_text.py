@@ -5,29 +5,11 @@ from __future__ import annotations
 import pytest
 
 from specalign.common.text import (
-    clock,
-    cut,
     html_text,
     markdown_text,
     printable,
     say,
-    short,
 )
-
-
-def test_long_values_are_cut() -> None:
-    assert cut("abcd", 4) == "abcd" and cut("abcdef", 5) == "ab…" and short("abc") == "'abc'"
-    assert len(short("a" * 200)) <= 80
-
-
-def test_times() -> None:
-    assert [clock(s) for s in (0, 59.6, 61, 3600, 7325)] == [
-        "0:00",
-        "1:00",
-        "1:01",
-        "1:00:00",
-        "2:02:05",
-    ]
 
 
 def test_control_characters_become_escapes() -> None:

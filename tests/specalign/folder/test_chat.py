@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from specalign.folder.chat import (
     Chat,
     find_variables,
     merge_kwargs,
-    quote_arguments,
     read_kwargs,
 )
 from specalign.folder.rendering import render
@@ -121,14 +119,6 @@ def test_a_template_of_parts_gets_parts(tokenizer: Any) -> None:
     Chat(system="Be brief.").check(tokenizer, "mine")
     tokenizer.chat_template = "{{ messages[-1].content.upper() }}"  # which a list does not have
     assert render(tokenizer, talk) == "HI"
-
-
-@pytest.mark.parametrize("value", [False, "false", "a b", None, [1, {"b": "c"}]])
-def test_words_are_read_back(value: Any) -> None:
-    chat = Chat({"x": value}, "Be\nbrief.")
-    words = shlex.split(quote_arguments(chat.arguments))
-    assert [words[0], *words[2:]] == ["--template-kwargs", "--system", "Be\nbrief."]
-    assert read_kwargs(words[1]) == {"x": value}
 
 
 @pytest.mark.parametrize("default", [True, False])

@@ -6,22 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specalign.folder.publishing import opening_name, plain_name, published_texts
-
-
-def test_a_target_by_the_name_that_opens_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "my finetune").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert (
-        opening_name("my finetune")
-        == opening_name("./my finetune")
-        == str(tmp_path / "my finetune")
-    )
-    assert plain_name(str(tmp_path / "my finetune")) == "my finetune"
-    for name in ("debug", "owner/model"):
-        assert opening_name(name) == plain_name(name) == name
+from specalign.folder.publishing import published_texts
 
 
 def test_texts_that_name_the_path_name_the_model(

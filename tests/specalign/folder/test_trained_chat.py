@@ -39,20 +39,13 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 def test_a_difference_is_a_note_with_the_options_that_mend_it(
     tmp_path: Path, tokenizer: Any
 ) -> None:
-    save_chat(tmp_path, Chat({"enable_thinking": False}, "Be brief."))
+    trained = Chat({"enable_thinking": False}, "Be brief.")
+    save_chat(tmp_path, trained)
     note = chat_note(str(tmp_path), Chat(), tokenizer) or ""
-    assert (
-        "was trained with enable_thinking=false" in note
-        and "no template switches and no system prompt" in note
-    )
-    assert (
-        note.endswith("(--template-kwargs enable_thinking=false --system 'Be brief.')")
-        and "\n" not in note
-    )
-    assert (
-        chat_note(str(tmp_path), Chat({"enable_thinking": False}, "Be brief."), tokenizer) is None
-    )
+    assert "was trained with enable_thinking=false" in note
+    assert "no template switches and no system prompt" in note
+    assert note.endswith("(--template-kwargs enable_thinking=false --system 'Be brief.')")
+    assert chat_note(str(tmp_path), trained, tokenizer) is None
     save_chat(tmp_path, Chat())
-    assert "decoding uses system prompt" in (
-        chat_note(str(tmp_path), Chat({}, "Be brief."), tokenizer) or ""
-    )
+    note = chat_note(str(tmp_path), Chat({}, "Be brief."), tokenizer) or ""
+    assert "decoding uses system prompt" in note

@@ -40,15 +40,11 @@ def test_the_folder_is_an_ordinary_causal_lm(target: Target, tmp_path: Path) -> 
     text = "Say a word."
     own = AutoTokenizer.from_pretrained(str(tmp_path))
     assert own(text)["input_ids"] == target.tokenizer(text)["input_ids"]
-    assert load_target(str(tmp_path), "float32", "cpu").chat_tokens(text) == target.chat_tokens(
-        text
-    )
+    opened = load_target(str(tmp_path), "float32", "cpu")
+    assert opened.chat_tokens(text) == target.chat_tokens(text)
     record = json.loads((tmp_path / "drafter.json").read_text())
-    assert (
-        record["kind"] == "autoregressive"
-        and record["block_size"] == 3
-        and record["layers"] == [0, 3]
-    )
+    assert (record["kind"], record["block_size"]) == ("autoregressive", 3)
+    assert record["layers"] == [0, 3]
 
 
 @pytest.mark.parametrize(

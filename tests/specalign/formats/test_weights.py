@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -25,10 +24,6 @@ def test_shards_give_way_to_one_file_and_back(tmp_path: Path) -> None:
 
 def test_what_holds_no_weights_is_one_line(tmp_path: Path) -> None:
     assert weight_files(tmp_path) == []
-    index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}))
-    with pytest.raises(UserError, match="'../elsewhere.safetensors', which is not in the folder"):
-        weight_files(tmp_path)
     torn = tmp_path / "model.safetensors"
     torn.write_bytes(b"{}")
     with pytest.raises(UserError, match="model.safetensors: not readable"):

@@ -145,11 +145,8 @@ def test_the_27b_scales_its_scores_by_the_width_per_head(layers: int, scalar: in
     ("kind", "width", "scale"), [("starcoder2", 16, 4.0), ("stablelm", 8, 4.0), ("phi3", 8, 1.0)]
 )
 def test_rotary_base_scale_and_width_are_the_files(kind: str, width: int, scale: float) -> None:
-    values = {
-        "rope__freq_base": 999999.4375,
-        "rope__dimension_count": width,
-        "rope__scaling__factor": scale,
-    }
+    values = {"rope__freq_base": 999999.4375, "rope__dimension_count": width}
+    values["rope__scaling__factor"] = scale
     found = frequencies(completed(kind, tiny_config(kind, VOCAB), **values))["inv_freq"]
     torch.testing.assert_close(found, usual(width, 999999.4375) / scale)
 
@@ -228,12 +225,9 @@ def test_experts_are_as_wide_as_the_file_says(
         parts = (*layer.mlp.experts.gate_up_proj.data.chunk(2, 1), layer.mlp.experts.down_proj.data)
         named = zip(("gate", "up", "down"), parts, strict=True)
         tensors |= {f"blk.{i}.ffn_{name}_exps.weight": part for name, part in named}
-    of_file: dict[str, Any] = {
-        "expert_count": 4,
-        "expert_used_count": 2,
-        "expert_feed_forward_length": 32,
-    }
-    of_file |= {"attention__key_length": 16, "attention__layer_norm_rms_epsilon": 1e-6}
+    of_file: dict[str, Any] = {"expert_count": 4, "expert_used_count": 2}
+    of_file |= {"expert_feed_forward_length": 32, "attention__key_length": 16}
+    of_file["attention__layer_norm_rms_epsilon"] = 1e-6
     path = write(tmp_path / "m.gguf", own, "qwen3moe", tensors, **of_file)
     found = load_target(str(path), "float32", "cpu").forward(TOKENS).logits_BLV
     torch.testing.assert_close(found, own(TOKENS).logits, rtol=1e-4, atol=1e-4)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import pytest
 from specalign.common.errors import UserError
 from specalign.gguf.files import gguf_of_folder, is_gguf, is_hub_layout
 from specalign.gguf.header import (
-    ARCHITECTURES,
     Header,
     StoredTensor,
     check_header,
@@ -73,10 +70,8 @@ def test_numbers_texts_arrays_and_tensors_are_read(tmp_path: Path) -> None:
     assert (found.values["n"], found.values["t"], found.values["eps"]) == (3, 2, 0.5)
     assert (whole.values["n"], whole.values["t"]) == ([1, 2, 3], ["a", "bc"])
     assert found.tensors["a"].shape == (6, 4) and found.tensors["b"].kind == 12
-    assert (
-        found.tensors["b"].start - found.tensors["a"].start == 64
-        and found.tensors["a"].start % 32 == 0
-    )
+    start = found.tensors["a"].start
+    assert found.tensors["b"].start - start == 64 and start % 32 == 0
 
 
 @pytest.mark.parametrize(
@@ -84,13 +79,10 @@ def test_numbers_texts_arrays_and_tensors_are_read(tmp_path: Path) -> None:
     [
         b"GGUX" + bytes(40),
         b"GGUF",
-        b"GGUF" + struct.pack("<IQQ", 1, 0, 0),
         b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 60),
-        b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0),
         b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair("x", 99, b""),
         b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair("x", 8, struct.pack("<Q", 1 << 40)),
         b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair("x", 9, struct.pack("<IQ", 4, 1 << 60)),
-        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair("x", 9, struct.pack("<IQ", 8, 1 << 60)),
         b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + text("w") + struct.pack("<I", 1 << 31) + bytes(90),
     ],
 )
@@ -99,20 +91,6 @@ def test_a_damaged_header_is_refused(tmp_path: Path, content: bytes, arrays: boo
     (tmp_path / "a.gguf").write_bytes(content)
     with pytest.raises(UserError, match=r"a\.gguf: not a readable GGUF file"):
         read_header(tmp_path / "a.gguf", arrays)
-
-
-def test_supported_architectures_are_those_of_transformers() -> None:
-    from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
-    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
-
-    theirs = {name.replace("_", "") for name in (*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS)}
-    misread = {"general", "tokenizer", "t5", "umt5", "gptoss", "gemma4", "deci", "mistral"}
-    assert {name.replace("-", "") for name in ARCHITECTURES} == theirs - misread
-
-
-def test_a_good_header_passes() -> None:
-    check_header(FILE, header())
-    check_header(FILE, header("rope_freqs.weight", llama__rope__scaling__factor=4.0))
 
 
 @pytest.mark.parametrize(
@@ -149,26 +127,11 @@ def test_a_rotary_scale_may_have_its_older_key() -> None:
     )
 
 
-def test_commands_refuse_a_file_before_torch_is_imported(tmp_path: Path) -> None:
-    architecture = pair("general.architecture", 8, text("bert"))
-    (tmp_path / "a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + architecture)
-    code = (
-        "import sys; from specalign.lm.names import check_name\n"
-        f"try: check_name({str(tmp_path / 'a.gguf')!r})\n"
-        "except Exception as e: print(e, 'torch' in sys.modules, 'transformers' in sys.modules)"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
-    assert "architecture 'bert' is not supported" in out and out.strip().endswith("False False")
-
-
 def test_a_gguf_is_recognised_by_its_bytes_and_found_in_a_folder(tmp_path: Path) -> None:
     write_gguf(tmp_path / "sha256-1.2.3", load_target("debug", fast=False))
     blob = (tmp_path / "sha256-1.2.3").read_bytes()
-    assert (
-        is_gguf(tmp_path / "sha256-1.2.3")
-        and is_gguf(tmp_path / "missing.GGUF")
-        and not is_gguf(tmp_path)
-    )
+    assert is_gguf(tmp_path / "sha256-1.2.3") and is_gguf(tmp_path / "missing.GGUF")
+    assert not is_gguf(tmp_path)
     folder = tmp_path / "model"
     folder.mkdir()
     assert gguf_of_folder(folder) is None

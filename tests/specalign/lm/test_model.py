@@ -86,21 +86,13 @@ def test_a_text_of_tokens_that_the_model_has_not_is_one_line() -> None:
         tiny_model("llama", 90), load_target("debug").tokenizer, ModelSource("small")
     )
     small.tokenizer.chat_template = "{{ messages[0].content }}"
+    rows = "its embedding has 90 rows"
     for read in (small.text_tokens, small.chat_tokens):
-        with pytest.raises(
-            UserError, match="'z' as token 93, its embedding has 90 rows: take that out"
-        ):
+        with pytest.raises(UserError, match=f"'z' as token 93, {rows}: take that out"):
             read("tz")
-    small.tokenizer.chat_template = "{{ messages[0].content }}z"
-    with pytest.raises(
-        UserError, match="'z' as token 93, its embedding has 90 rows: take that out of its chat"
-    ):
-        small.chat_tokens("t")
     small.tokenizer.chat_template = None
     put_in_front(small.tokenizer, "z")
-    with pytest.raises(
-        UserError, match="begins a text with 'z', token 93, its embedding has 90 rows"
-    ):
+    with pytest.raises(UserError, match=f"begins a text with 'z', token 93, {rows}"):
         small.text_tokens("t")
 
 

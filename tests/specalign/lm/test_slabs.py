@@ -23,11 +23,8 @@ def test_indexers_keys_are_rolled_back_with_the_others(kind: str, chains: bool) 
     found = [target.forward(tokens[:, :at], cache=cache).logits_BLV]
     for kept in (1, 3, 2, 4, 1, 2, 3):
         if chains:
-            drafts, rows, see_LL = (
-                torch.cat((tokens[:, at : at + kept], wrong), 1),
-                list(range(kept)),
-                None,
-            )
+            drafts = torch.cat((tokens[:, at : at + kept], wrong), 1)
+            rows, see_LL = list(range(kept)), None
         else:  # rejected siblings in front of the tokens that follow the first
             drafts = torch.cat(
                 (tokens[:, at : at + 1], wrong[:, :2], tokens[:, at + 1 : at + kept]), 1

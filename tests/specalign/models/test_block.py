@@ -15,12 +15,12 @@ from specalign.common.batch import Anchors
 from specalign.diffusion.noise import sample_anchors
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
-from specalign.models.block_layers import BlockAttention, TwoTapConvolution
+from specalign.models.block_layers import TwoTapConvolution
 from specalign.models.block_session import BlockSession
 from specalign.models.markov import KINDS
 from specalign.models.target_features import target_features
 from tests.builders import TRAINED_BLOCKS as VARIANTS
-from tests.builders import block_network, block_options
+from tests.builders import block_options
 from tests.builders import trained_block as build
 from tests.target_models import tiny_target
 
@@ -68,9 +68,7 @@ def check_graphs(drafter: BlockDrafter, samples: data.Samples, anchors_a_row: in
             cut = len(text) // 2
             for part in (text[:cut], text[cut:-1]):
                 if len(part):
-                    junk = torch.cat([part, torch.tensor([9, 9])])[
-                        None
-                    ]  # two rejected drafts behind every step
+                    junk = torch.cat([part, torch.tensor([9, 9])])[None]  # two rejected drafts
                     output = target.forward(junk, cache=cache, taps=session.taps)
                     cache.length = cache.length - 2
                     session.observe(output.hidden_BLD, output.taps_BLFD, len(part))
@@ -102,11 +100,8 @@ def drafted(
     batch = packing.collate(packing.pack(samples, 64, seed=0))
     rows = batch.tokens_BL.shape[0]
     anchors = Anchors(torch.tensor([[7]] * rows), torch.ones(rows, 1, 4).bool())
-    return (
-        batch,
-        anchors,
-        drafter(batch, target_features(drafter.target, batch, drafter.config), anchors),
-    )
+    features = target_features(drafter.target, batch, drafter.config)
+    return batch, anchors, drafter(batch, features, anchors)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -150,9 +145,7 @@ def test_two_tap_convolutions() -> None:
     generator = torch.Generator().manual_seed(0)
     layer, width, size = TwoTapConvolution(32), 32, 3
     x = torch.randn(2, size, width, generator=generator)
-    assert torch.equal(
-        layer(x, lambda rows: rows.cos()), x.cos()
-    )  # the identity at the start, to the bit
+    assert torch.equal(layer(x, torch.cos), x.cos())  # the identity at the start, to the bit
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
@@ -160,11 +153,8 @@ def test_two_tap_convolutions() -> None:
     def by_hand(rows: torch.Tensor, which: int) -> torch.Tensor:
         out = torch.zeros_like(rows)
         for b, i in itertools.product(range(2), range(size)):
-            delta = (
-                (layer.delta.weight @ x[b, i])
-                .view(2, 2, width // 16)[which]
-                .repeat_interleave(16, -1)
-            )
+            delta = (layer.delta.weight @ x[b, i]).view(2, 2, width // 16)[which]
+            delta = delta.repeat_interleave(16, -1)
             out[b, i] = (1 + layer.offset[which, 0] + delta[0]) * rows[b, i]
             if i:
                 out[b, i] += (layer.offset[which, 1] + delta[1]) * rows[b, i - 1]
@@ -203,22 +193,3 @@ def test_both_layouts_read_one_block_and_number_its_rows_apart(
         session.observe(output.hidden_BLD, output.taps_BLFD, 10)
     alone, whole = (session.hidden(7) for session in sessions)
     assert len(alone) == 4 and torch.equal(alone, whole[1:])
-
-
-@pytest.mark.parametrize("qk_norm", [False, True])
-def test_masked_blocks_attend_as_each_alone(target: Target, qk_norm: bool) -> None:
-    config = block_network(target, "taps").config
-    config.qk_norm = qk_norm
-    torch.manual_seed(0)
-    attention, width = BlockAttention(config), config.head_dim
-    x = torch.randn(1, 2, 3, config.hidden_size)  # two blocks of three
-    angle = torch.rand(1, 2, 3, width // 2).repeat(1, 1, 1, 2)
-    cos, sin = angle.cos(), angle.sin()
-    keys, values = (torch.randn(1, config.num_key_value_heads, 7, width) for _ in range(2))
-    see = torch.arange(7) < torch.tensor([[[3], [6]]])  # each block sees what lies before it
-    whole = attention(x, cos, sin, (keys, values), see)
-    for block, length in enumerate((3, 6)):
-        one = slice(block, block + 1)
-        context = keys[:, :, :length], values[:, :, :length]
-        alone = attention(x[:, one], cos[:, one], sin[:, one], context, None)
-        torch.testing.assert_close(whole[:, one], alone, atol=1e-5, rtol=1e-5)

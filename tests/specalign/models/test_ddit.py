@@ -37,9 +37,7 @@ def published_names(n_blocks: int, adaptive: bool, norm_bias: bool) -> list[str]
         names += [f"{b}adaLN_modulation.{kind}" for kind in linear] if adaptive else []
     names += [f"output_layer.norm_final.{kind}" for kind in norm]
     names += [f"output_layer.linear.{kind}" for kind in linear]
-    return names + (
-        [f"output_layer.adaLN_modulation.{kind}" for kind in linear] if adaptive else []
-    )
+    return names + [f"output_layer.adaLN_modulation.{kind}" for kind in linear * adaptive]
 
 
 SMALL = {"vocab_size": 50258, "hidden_size": 768, "n_blocks": 12, "n_heads": 12}
@@ -104,23 +102,6 @@ def extend(net: DDiT, clean: torch.Tensor, cache: KVCache) -> None:
 
 
 @torch.no_grad()
-def test_weights_saved_in_bf16_draft_in_fp32() -> None:
-    """Those of the σ map, too, of which drafting keeps in bf16 what bf16 holds."""
-    net, text, noisy = network(attention="prefix_causal"), tokens(1, 5), tokens(1, 3, seed=7)
-    for parameter in net.parameters():
-        parameter.copy_(parameter.bfloat16().float())
-
-    def drafted() -> torch.Tensor:
-        cache = net.new_cache(8)
-        return net.denoise(text, noisy, torch.ones(1), cache)
-
-    before = drafted()
-    net.prepare_for_drafting()
-    after = drafted()
-    assert after.dtype == torch.float32 and torch.allclose(after, before, atol=1e-4)
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("attention", ["prefix_causal", "block_causal"])
 def test_cached_drafting_is_one_full_forward(attention: str) -> None:
     """At every split point, for every noise level, twice from the same cache."""
@@ -179,14 +160,10 @@ def test_half_precision_keeps_norms_and_positions() -> None:
     "changes",
     [
         {"n_blocks": 0},
-        {"hidden_size": "768"},
-        {"dropout": 1.0},
-        {"norm_bias": 1},
         {"time_input": "sigmas"},
         {"attention": "causal"},
         {"hidden_size": 18, "n_heads": 4},
         {"attention": "block_causal"},
-        {"block_size": 4},
     ],
 )
 def test_a_bad_config_is_refused_by_name(changes: dict[str, Any]) -> None:

@@ -49,7 +49,7 @@ def test_committed_tokens_come_along_with_the_block(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("back", [(8,), (6, 6, 3), (5, 9), (0, 0)])
+@pytest.mark.parametrize("back", [(6, 6, 3), (5, 9), (0, 0)])
 def test_a_context_that_went_back_drafts_at_once(
     target: Target, kind: str, back: tuple[int, ...]
 ) -> None:

@@ -6,34 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from align.makers.block import from_target
-from specalign.lm.model import Target
 from specalign.models.markov import KINDS, markov_head
-from tests.builders import block_options
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_fresh_markov_head_is_silent_and_learns(target: Target, kind: str) -> None:
-    """No bias yet, and a gradient for what makes it speak."""
-    drafter = from_target(target, block_options(markov_rank=6, markov=kind), None)
-    assert drafter.markov is not None
-    z = drafter.markov(
-        torch.randn(3, drafter.config.hidden_size), torch.tensor([1, 2, 3]), target.embed
-    )
-    assert not bool(z.any()) and bool(drafter.markov.basis.any())
-    (z @ drafter.markov.basis)[:, 0].sum().backward()
-    reached = [
-        name
-        for name, p in drafter.markov.named_parameters()
-        if p.grad is not None and bool(p.grad.any())
-    ]
-    speaks = {
-        "linear": ["previous"],
-        "vanilla": ["table"],
-        "gated": ["table"],
-        "rnn": ["table", "hidden"],
-    }.get(kind, ["out"])
-    assert reached == [f"{name}.weight" for name in speaks]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -82,15 +82,11 @@ def test_whole_rows_see_their_own_document_and_no_future_of_clean_tokens(
 
     base = found(noisy.tokens_t)
     other = noisy.tokens_t.clone()
-    other[0, 12:] = (
-        5  # the second document's noisy part: neither the first one nor its own prefix minds
-    )
+    other[0, 12:] = 5  # the second document's noisy part
     moved = (found(other) - base).abs().amax(-1) > 1e-6
     assert not moved[0, :9].any() and moved[0, 13:17].any() and not moved[1].any()
     other = noisy.tokens_t.clone()
-    other[0, 8] = (
-        5  # a later noisy token of the first document: its other noisy ones see it, its clean ones do not
-    )
+    other[0, 8] = 5  # a later noisy token of the first document: seen by its noisy ones alone
     moved = (found(other) - base).abs().amax(-1) > 1e-6
     # a first token is predicted by nothing of its own document: it is never noisy (a prefix of one at least)
     assert moved[0, 5] and not moved[0, :4].any() and not moved[0, 10:17].any()

@@ -16,11 +16,6 @@ def read(rows: list[Any], column: str | None = None) -> list[tuple[str | None, s
     return [(row.conversation.text, row.id, row.category) for row in found]
 
 
-def test_rows_with_their_names() -> None:
-    rows = [{"prompt": "a", "id": None}, {"prompt": "b", "prompt_id": 7, "category": "c"}, "d"]
-    assert read(rows) == [("a", "1", ""), ("b", "7", "c"), ("d", "3", "")]
-
-
 def test_one_note_counts_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
         {"prompt": "a", "answer": "x", "options": ["y"]},

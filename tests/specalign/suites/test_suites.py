@@ -35,20 +35,15 @@ def test_maths() -> None:
     assert row is not None and row.id == "aime-3" and row.content.startswith("Find x.\n\nReason")
     assert aime.read({"source": "AIME2025", "question": "Find y."}, 4) is not None
     assert aime.read({"source": "GPQA Diamond", "question": "Which?"}, 0) is None
-    proof = champ.read(
-        {"identifier": "P_1", "_text": " Prove it. ", "category": "Number theory"}, 0
-    )
-    assert (proof.id, proof.category) == ("P_1", "Number theory") and proof.content.startswith(
-        "Prove it.\n"
-    )
+    row = {"identifier": "P_1", "_text": " Prove it. ", "category": "Number theory"}
+    proof = champ.read(row, 0)
+    assert (proof.id, proof.category) == ("P_1", "Number theory")
+    assert proof.content.startswith("Prove it.\n")
     assert gsm8k.read({"question": "How many?"}, 4).id == "gsm8k-4"
-    assert gsm8k.read({"prompt": "How many?", "id": "x"}, 4).content.startswith(
-        "How many?\n\nReason"
-    )
-    assert (
-        math500.read({"problem": "1+1", "subject": "Algebra", "unique_id": "u"}, 0).category
-        == "Algebra"
-    )
+    named = gsm8k.read({"prompt": "How many?", "id": "x"}, 4)
+    assert named.content.startswith("How many?\n\nReason")
+    sum_ = {"problem": "1+1", "subject": "Algebra", "unique_id": "u"}
+    assert math500.read(sum_, 0).category == "Algebra"
     assert math500.read({"problem": "1+1"}, 3).id == "math500-3"
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specalign.lm.debug import debug_model
-from specalign.lm.inspection.parts import embedding_scale, embeds_rows, last_norm, layer_parts
+from specalign.lm.inspection.parts import embedding_scale, embeds_rows, layer_parts
 from specalign.lm.model import Target
 from specalign.lm.names import ModelSource
 from specalign.lm.proof import prove_target
@@ -42,24 +42,6 @@ def test_norm_and_keys_are_found(kind: str) -> None:
     handle.remove()
     keys = computed_keys(target, layer_parts(target, 0), seen[0], kind == "gpt2")
     torch.testing.assert_close(keys.flatten(), cache.k(0).flatten(), atol=2e-4, rtol=1e-3)
-
-
-def test_the_last_norm_and_gates() -> None:
-    target = tiny_target("phi3")
-    weight = last_norm(target)
-    assert weight is not None and torch.equal(weight, target.body.norm.weight)
-    gate, up = target.layers[1].mlp.gate_up_proj.weight.chunk(2)
-    found = layer_parts(target, 1)
-    assert torch.equal(found["mlp.gate_proj.weight"], gate) and torch.equal(
-        found["mlp.up_proj.weight"], up
-    )
-    assert torch.equal(
-        found["post_attention_layernorm.weight"], target.layers[1].post_attention_layernorm.weight
-    )
-    plain = layer_parts(tiny_target("gpt2"), 1)
-    assert not any(name.startswith("mlp.") for name in plain)
-    out = tiny_target("gpt2").layers[1].attn.c_proj.weight
-    assert torch.equal(plain["self_attn.o_proj.weight"], out.T)
 
 
 @pytest.mark.parametrize(
