@@ -67,20 +67,6 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     assert faults(page.read_text(encoding="utf-8"), page) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("`align/training/gone.py`", "no file"),
-        ("python -m decode.gone", "no module"),
-        ("recipe=gone", "no recipe"),
-        ("[page](docs/gone.md)", "no page"),
-        ("[page](CONTRIBUTING.md#gone)", "no heading"),
-    ],
-)
-def test_a_planted_fault_is_found(text: str, says: str) -> None:
-    assert [fault for fault in faults(text, ROOT / "README.md") if fault.startswith(says)]
-
-
 def test_the_readme_is_read_in_minutes_and_leads_to_every_page() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.split()) <= 900

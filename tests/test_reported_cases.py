@@ -34,9 +34,6 @@ ROWS: list[dict[str, Any]] = [
 ]  # fmt: skip
 TEMPLATES = {
     "chatml": debug_model("Llama")[1].chat_template,
-    "vicuna": "{% for m in messages %}{{ 'USER: ' if m['role'] == 'user' else 'ASSISTANT: ' }}{{ m['content'] }} "
-    "{% endfor %}ASSISTANT:",
-    "alpaca": "### Instruction: {{ messages[-1]['content'] }}\n\n### Response:",
     "no generation prompt": "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}",
     "trimmed": "{% for m in messages %}<|im_start|>{{ m['content'] | trim }}<|im_end|>{% endfor %}A:",
 }
@@ -123,13 +120,3 @@ def test_raw_text_begins_as_the_tokenizer_begins_it(template: str | None, tmp_pa
     ids = tokenizer("The sky is", return_tensors="pt")
     own = model.generate(**ids, max_new_tokens=6, do_sample=False)[0, ids["input_ids"].shape[1] :]
     assert out.tokens == own.tolist()
-
-
-def test_a_stop_string_that_is_a_special_token(target: Target) -> None:
-    decoder = decode.load(target, None)
-    options: dict[str, Any] = {"max_new_tokens": 40, "banned": tuple(target.eos_ids)}
-    tokens = decoder.generate("Say hi.", **options).tokens
-    unused = target.tokenizer.convert_tokens_to_ids("<unused>")
-    end = tokens.index(unused) if unused in tokens else len(tokens)
-    found = decoder.generate("Say hi.", stop="<unused>", **options)
-    assert found.text == target.tokenizer.decode(tokens[:end], skip_special_tokens=True)

@@ -185,14 +185,6 @@ def test_stop_strings_across_blocks(target: Target) -> None:
             check_counts(found)
 
 
-def test_streamed_pieces_make_up_the_text(target: Target) -> None:
-    for sampling in (VARIED, Sampling(1.0, seed=4)):
-        pieces: list[str] = []
-        out = plain(target, 60, sampling, stream=pieces.append)
-        assert "".join(pieces) == out.text == target.decode(out.tokens)
-        assert len(pieces) > 5
-
-
 def test_the_cache_after_rollbacks_is_that_of_a_fresh_forward(target: Target) -> None:
     script = plain(target, 25).tokens
     for name, drafter in drafters(script).items():

@@ -47,13 +47,9 @@ def _d2t(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
 
 FAULTS: list[tuple[str, str, Fault]] = [
     ("dflash", "layer ids", _set("dflash_config", target_layer_ids=[1, 2])),
-    ("speculators", "layer ids", _set(aux_hidden_state_layer_ids=[2, 3])),
     ("dflash", "rope_theta", _theta),
-    ("transformers", "rope_theta", _theta),
     ("dflash", "mask token", _set("dflash_config", mask_token_id=5)),
-    ("dspark", "layout", _set(sample_from_anchor=False)),
     ("dflash", "causal", _set(is_causal=True)),
-    ("dflash", "rows", _set(block_size=3)),
     ("dflash", "context norm", _scale("hidden_norm.weight")),
     ("transformers", "second layer", _scale("layers.1.mlp.up_proj.weight")),
     ("dflash", "no number", _scale("norm.weight", torch.nan)),

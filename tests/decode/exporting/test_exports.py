@@ -50,16 +50,6 @@ def test_several_formats_at_once(tmp_path: Path, drafter: str) -> None:
     assert verdicts[1].lines[-1].startswith("transformers: logits the same")
 
 
-def test_a_target_whose_generation_config_asks_for_other_text(
-    tmp_path: Path, target: Target, drafter: str
-) -> None:
-    """Penalties and the like are not applied in a comparison."""
-    folder = asking_target(tmp_path / "its", target, repetition_penalty=1.8, no_repeat_ngram_size=2)
-    for name in ("transformers", "custom_generate"):
-        (verdict,) = export(drafter, folder, {name: tmp_path / name}, dtype="float32")
-        assert verdict.exit_code == 0, verdict.lines
-
-
 def test_rounded_weights_are_compared_as_rounded(tmp_path: Path, drafter: str) -> None:
     weights = load_file(file := Path(drafter) / "model.safetensors")
     noise = torch.Generator().manual_seed(0)

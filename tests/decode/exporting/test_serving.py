@@ -39,38 +39,16 @@ def test_a_target_goes_by_the_name_that_opens_it(
     assert converted.is_absolute() and (converted / "config.json").is_file()
 
 
-def test_options_for_a_cpu(tmp_path: Path, target: Target) -> None:
-    folder = asking_target(tmp_path / "target", target)
-    words = find_served_target(folder, "cpu").vllm_options
-    assert words[:4] == ("--dtype", "float32", "--max-model-len", str(target.context_limit))
-    assert find_served_target(folder, "cuda").vllm_options == ()  # it knows its memory
-
-
-@pytest.mark.parametrize("same", [True, False])
-def test_a_folder_is_served_by_itself_only_if_it_names_a_target_that_opens(
-    target: Target, same: bool
-) -> None:
-    """vLLM reads the target's name in a speculators folder; where another name opens the target, only the long line starts."""
-    drafter = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
-    drafter.config.target = "org/target"
-    served = ServedTarget("org/target" if same else "/cache/target")
-    snippets = FORMATS["speculators"].snippets(drafter, served, "F")
-    assert [s.lines[0].startswith("vllm serve F") for s in snippets] == [False, *[True] * same]
-
-
 TARGET = ServedTarget("org/target")
 
 
 @pytest.mark.parametrize(
     ("name", "options", "served"),
     [
-        ("dspark", {}, ("vllm", "sglang")),
-        ("dspark", {"markov_rank": 4, "markov": "linear"}, ("vllm", "sglang")),
         ("dspark", {"markov_rank": 4, "markov": "linear", "draft_vocab_size": 9}, ("vllm",)),
         ("dspark", {"markov_rank": 4, "markov": "tanh", "draft_vocab_size": 9}, ("sglang",)),
         ("dflash", {"draft_vocab_size": 9}, ("vllm", "sglang")),
         ("dflash", {"hidden_act": "gelu"}, ()),
-        ("speculators", {"hidden_act": "gelu"}, ()),
     ],
 )
 def test_lines_are_those_of_engines_that_serve_it(
@@ -107,17 +85,6 @@ def test_lines_name_folders_as_a_shell_and_python_read_them(target: Target, fold
             )  # Python is pasted as it stands
             assert all(f"{indent}{line}" in snippet.as_text() for line in snippet.lines)
     assert found == 8
-
-
-def test_a_line_that_starts_on_a_gpu_only_says_so(target: Target) -> None:
-    """vLLM's build for CPUs has no DSpark."""
-    config = block_network(target, "taps", whole=True).config
-    here = ServedTarget("org/target", ("--dtype", "float32"))
-    (snippet, _) = FORMATS["dspark"].serve(config, here, "FOLDER")
-    assert "on a GPU" in snippet.engine and "--dtype" not in snippet.lines[0]
-    assert FORMATS["dspark"].serve(config, TARGET, "FOLDER")[0].engine == "vLLM"
-    (snippet, _) = FORMATS["dflash"].serve(config, here, "FOLDER")
-    assert snippet.engine == "vLLM" and "--dtype float32" in snippet.lines[0]
 
 
 def test_an_adapter_is_merged_by_the_printed_lines(tmp_path: Path) -> None:

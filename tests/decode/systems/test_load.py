@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import decode
-from decode import Decoder, Sampling
+from decode import Decoder
 from decode.proposers.block import BlockProposer
 from decode.systems import drafter_folders
 from decode.systems import load as module
@@ -36,15 +36,10 @@ def test_what_is_refused_before_the_target_is_loaded(tmp_path: Path) -> None:
         ({"drafter": str(tmp_path)}, "no config.json"),
         ({"drafter": str(tmp_path / "missing")}, "no such folder, and no hub id that can be had"),
         ({"method": "tolerator"}, "diffusion=FOLDER"),
-        ({"method": "drafter"}, "needs a drafter"),
-        ({"method": "specdif"}, "unknown method 'specdif'"),
         ({"method": "plain", "steps": 2}, "options after colons: method='plain:steps=2'"),
-        ({"drafter": "lookup", "verifier": "tokens"}, "did you mean 'token'"),
-        ({"drafter": "lookup", "draft_tokens": 0}, "draft_tokens=0"),
         ({"drafter": "lookup", "drafter_tokenizer": "debug"}, "drafter_tokenizer"),
         ({"drafter": "lookup", "tree_nodes": 3}, "tree_nodes"),
         ({"drafter": None, "steps": 2}, "steps and order"),
-        ({"drafter": "none", "order": "random"}, "steps and order"),
     ):
         with pytest.raises(UserError, match=says):
             decode.load("never/loaded", **options)  # type: ignore[arg-type]
@@ -116,24 +111,13 @@ def test_template_switches_and_system_prompt(target: Target, tmp_path: Path) -> 
         decode.load(target, system="Be brief.")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_saved_drafter_is_loaded_by_its_folder(
-    target: Target, tmp_path: Path, dtype: str
-) -> None:
+def test_a_saved_drafter_is_loaded_by_its_folder(target: Target, tmp_path: Path) -> None:
     net = network(target, "shared_kv", markov_rank=8)
     save_drafter(net, tmp_path, dtype=torch.float32)
-    if dtype == "bfloat16":
-        target = load_target("debug", dtype=dtype, device="cpu")
     assert decode.load(target, str(tmp_path)).name == "block+lookup"
     decoder = decode.load(target, str(tmp_path), copying=False)
-    assert decoder.name == "block"
-    for sampling in (Sampling(), Sampling(1.0, seed=0)):
-        assert len(decoder.generate(PROMPT, max_new_tokens=20, sampling=sampling).tokens) > 0
-    if dtype == "float32":
-        own = Decoder(target, BlockProposer(net, tree_nodes=None)).generate(
-            PROMPT, max_new_tokens=20
-        )
-        assert own.accepted == decoder.generate(PROMPT, max_new_tokens=20).accepted
+    own = Decoder(target, BlockProposer(net, tree_nodes=None)).generate(PROMPT, max_new_tokens=20)
+    assert own.accepted == decoder.generate(PROMPT, max_new_tokens=20).accepted
 
 
 def test_a_drafter_of_another_target_is_refused(target: Target, tmp_path: Path) -> None:
