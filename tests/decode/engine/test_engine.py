@@ -237,21 +237,6 @@ def test_a_long_prompt_goes_through_in_chunks(
     assert drafter.observed[:4] == [16, 16, 16, 2]
 
 
-def test_an_interrupted_generation_leaves_nothing_behind(target: Target) -> None:
-    decoder = Decoder(target, drafters(plain(target, 30).tokens)["wrong third"])
-    expected = decoder.generate(PROMPT, max_new_tokens=30, sampling=VARIED)
-    pieces: list[str] = []
-
-    def stop_soon(piece: str) -> None:
-        pieces.append(piece)
-        if len(pieces) == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        decoder.generate(PROMPT, max_new_tokens=30, sampling=VARIED, stream=stop_soon)
-    assert decoder.generate(PROMPT, max_new_tokens=30, sampling=VARIED).tokens == expected.tokens
-
-
 @pytest.mark.parametrize("most", [1, 2])
 def test_a_request_that_ended_gives_its_cache_back_where_others_run(
     target: Target, most: int

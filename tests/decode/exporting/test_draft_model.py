@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +44,6 @@ def test_the_folder_is_an_assistant_of_transformers(tmp_path: Path, target: Targ
     with pytest.raises(UserError, match="--format dflash: .* fits --format draft_model"):
         export_drafter(pair, several, ExportOptions())
     assert not (tmp_path / "other").exists()
-
-
-def test_weights_are_stored_in_the_requested_dtype(tmp_path: Path, target: Target) -> None:
-    save_causal(causal_drafter(target), tmp_path / "drafter")
-    (tmp_path / "x 6'q").mkdir()
-    out = tmp_path / "x 6'q" / "out"
-    verdict = export(tmp_path, "float16", out)
-    assert verdict.exit_code == 0 and any("rounded to float16" in note for note in verdict.notes)
-    assert {t.dtype for t in load_file(out / "model.safetensors").values()} == {torch.float16}
-    assert json.loads((out / "config.json").read_text())["dtype"] == "float16"
-    config = shlex.split(verdict.serve[0].lines[0])[-1]  # as a shell reads it
-    assert json.loads(config)["model"] == str(out)
 
 
 def test_later_and_in_one_process(tmp_path: Path, target: Target) -> None:

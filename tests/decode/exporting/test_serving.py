@@ -9,19 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from peft import LoraConfig, get_peft_model
 
 from decode.exporting.registry import FORMATS
 from decode.exporting.serving import (
     ServedTarget,
-    find_served_target,
-    merged_name,
     resolved_name,
-    shared_name,
 )
-from specalign.lm.debug import debug_model
-from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.builders import block_network
 from tests.target_models import asking_target, write_gguf
@@ -85,22 +78,3 @@ def test_lines_name_folders_as_a_shell_and_python_read_them(target: Target, fold
             )  # Python is pasted as it stands
             assert all(f"{indent}{line}" in snippet.as_text() for line in snippet.lines)
     assert found == 8
-
-
-def test_an_adapter_is_merged_by_the_printed_lines(tmp_path: Path) -> None:
-    model, tokenizer = debug_model("Llama")
-    for part in (model, tokenizer):
-        part.save_pretrained(tmp_path / "base")
-    changed = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"]))
-    for name, weight in changed.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight, std=0.5)
-    changed.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
-    changed.save_pretrained(adapter := str(tmp_path / "my adapter"))
-    served = find_served_target(adapter, "cpu")
-    assert served.name == merged_name(adapter) == shared_name(adapter)
-    exec("\n".join(served.preparation[0].lines), {})
-    merged, target = (load_target(name, "float32", fast=False) for name in (served.name, adapter))
-    tokens = torch.arange(4, target.vocab_size)[None]
-    logits = target.forward(tokens).logits_BLV
-    torch.testing.assert_close(merged.forward(tokens).logits_BLV, logits, atol=1e-4, rtol=1e-4)

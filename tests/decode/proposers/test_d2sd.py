@@ -13,8 +13,7 @@ from torch import Tensor
 
 from decode import Sampling
 from decode.engine.engine import Engine
-from decode.proposers import d2sd
-from decode.proposers.d2sd import D2SDDrafter, D2SDSession, boundary_scores
+from decode.proposers.d2sd import D2SDDrafter, D2SDSession
 from decode.speculation.proposal import Proposal
 from decode.speculation.tree import chain
 from specalign.lm.loading import load_target
@@ -132,27 +131,6 @@ def test_drawn_tokens_come_with_their_q(target: Target, name: str, k: int) -> No
             expected = rows_by_definition(drafts, drafter.second, draft[:i], draft)[i:]
             torch.testing.assert_close(q_NV[n : n + k - i], expected, atol=1e-5, rtol=1e-3)
         assert (tree.siblings == "independent") == bool(kept)
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_the_shape_is_settled_before_a_token_is_drawn(
-    target: Target, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else whether a sibling is there would say something of the tokens drawn."""
-    seen, confidences = {}, []
-
-    def watched(confidence_K: Tensor) -> Tensor:
-        confidences.append(confidence_K)
-        return boundary_scores(confidence_K)
-
-    monkeypatch.setattr(d2sd, "boundary_scores", watched)
-    for seed in range(12):
-        drafts = begun(target, pair(target, name, boundaries=2), Sampling(1.0, seed=4))
-        drafts.request.generator.manual_seed(seed)
-        tree = drafts.propose(4)
-        seen[tuple(tree.tokens_K.tolist())] = tree.parents
-    assert len(seen) > 3 and len(set(seen.values())) == 1
-    assert all(torch.equal(x, confidences[0]) for x in confidences)
 
 
 @pytest.mark.parametrize("name", PAIRS)

@@ -10,7 +10,6 @@ import torch
 
 from decode import Sampling
 from decode.engine.engine import Engine
-from decode.proposers import diffuspec
 from decode.proposers.diffuspec import (
     DiffuSpecDrafter,
     DiffuSpecSession,
@@ -29,13 +28,6 @@ def made(
     target: Target, kind: str = "ddit", draft_tokens: int = 6, **options: Any
 ) -> DiffuSpecDrafter:
     return DiffuSpecDrafter(drafter(target, kind), draft_tokens, **options)
-
-
-@pytest.fixture
-def leading(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The n-gram model chooses, among all tokens."""
-    for name, value in (("WEIGHT", 0.01), ("MASS", 1.0), ("CANDIDATES", 1000)):
-        monkeypatch.setattr(diffuspec, name, value)
 
 
 def begun(target: Target, proposer: DiffuSpecDrafter, sampling: Sampling) -> DiffuSpecSession:
@@ -87,22 +79,3 @@ def test_the_path_is_the_searched_one_of_processed_marginals(
     expected = q.argmax(-1).tolist()
     ends = [i for i, token in enumerate(expected) if token in target.eos_ids]
     assert argmax.tokens_K.tolist() == expected[: ends[0] + 1 if ends else 6]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_what_the_target_may_not_say_is_not_drafted(
-    target: Target, temperature: float, leading: None
-) -> None:
-    end = target.eos_ids[0]
-
-    def path(sampling: Sampling, **options: Any) -> list[int]:
-        session = begun(target, made(target, **options), sampling)
-        with torch.no_grad():
-            return session.propose(6).tokens_K.tolist()
-
-    free = path(Sampling(temperature))
-    assert not set(path(Sampling(temperature, banned=tuple(free)))) & set(free)
-    # where the n-gram model says so, it ends at once, unless it may not
-    corpus = [[end] * 500]
-    assert path(Sampling(temperature), corpus=corpus) == [end]
-    assert end not in path(Sampling(temperature, min_new_tokens=3), corpus=corpus)[:2]

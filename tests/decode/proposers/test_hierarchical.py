@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,23 +64,6 @@ def test_drafts_have_the_middle_models_joint_law(kind: str) -> None:
         chance = proposal.q.dense(3)[range(4), tokens].double().prod()
         assert float(chance) == pytest.approx(law[tokens], rel=1e-4)
     assert plausible(found, law, 200)
-
-
-@pytest.mark.parametrize("kind", ["lookup", "autoregressive", "copying"])
-def test_coupled_output_is_the_same_with_and_without_drafts(kind: str) -> None:
-    """And where the middle model is the target every draft is right."""
-    target, sampling = TableTarget(3, seed=9), Sampling(1.1, repetition_penalty=1.3)
-    for seed in range(4):
-        own = replace(sampling, seed=seed)
-        for other in (target, TableTarget(3, seed=1)):
-            expected = Decoder(other, None, "gumbel").generate(
-                LETTERS, max_new_tokens=21, sampling=own
-            )  # type: ignore[arg-type]
-            out = Decoder(other, tables(kind), "gumbel").generate(
-                LETTERS, max_new_tokens=21, sampling=own
-            )  # type: ignore[arg-type]
-            assert out.tokens == expected.tokens
-            assert other is not target or out.accepted == out.drafted
 
 
 # ---- networks ----

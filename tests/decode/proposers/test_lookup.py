@@ -34,17 +34,6 @@ def test_the_longest_ending_wins_then_the_latest() -> None:
     assert copied([2, 3, 50, 2, 3, 60, 9, 2, 3], 1) == [60]
 
 
-def test_the_index_grows_with_the_text() -> None:
-    tokens = [1, 2, 3]
-    growing = session(tokens)
-    assert growing.propose(4) is None
-    for new in ([9, 1], [2], [3, 9, 9, 1, 2, 3]):
-        tokens.extend(new)
-        found, fresh = growing.propose(4), session(list(tokens)).propose(4)
-        assert found is not None and fresh is not None
-        assert found.law == "point" and torch.equal(found.tokens_K, fresh.tokens_K)
-
-
 def copying(tokens: list[int], temperature: float, kind: str = "independent"):  # type: ignore[no-untyped-def]
     request = SimpleNamespace(
         tokens=tokens,

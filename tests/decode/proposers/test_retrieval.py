@@ -66,21 +66,6 @@ def test_a_tree_of_the_most_frequent_paths() -> None:
     assert shallow is not None and shallow.depth == 2 and len(shallow) == 5
 
 
-@pytest.mark.parametrize("nodes", [0, 5])
-def test_the_index_grows_with_the_text(nodes: int) -> None:
-    store = Datastore([[3, 9, 9, 9], [1, 2, 9, 8]])
-    tokens = [1, 2, 3]
-    growing = session(tokens, tree_nodes=nodes, datastore=store)
-    for new in ([9, 1], [2], [3, 9, 9, 1, 2, 3], [3, 9, 9, 9]):
-        tokens.extend(new)
-        found = growing.propose(4)
-        fresh = session(list(tokens), tree_nodes=nodes, datastore=store).propose(4)
-        assert (found is None) == (fresh is None)
-        if found is not None and fresh is not None:
-            assert found.law == "point" and found.parents == fresh.parents
-            assert torch.equal(found.tokens_K, fresh.tokens_K)
-
-
 def test_texts_of_a_corpus(target: Target, tmp_path: Path) -> None:
     plain, rows = tmp_path / "a.txt", tmp_path / "b.jsonl"
     plain.write_text("one\ntwo")

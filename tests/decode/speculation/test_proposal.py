@@ -12,8 +12,6 @@ from decode.speculation.proposal import DraftProbs, Proposal, Siblings
 TWO = torch.tensor([3, 1])
 EVEN = torch.full((2, 4), 0.25)
 Q = DraftProbs(EVEN)
-ROWS = torch.tensor([[0.2, 0.3, 0.5, 0.0]] * 3)
-CHAIN = Proposal(torch.tensor([1, 2]), "independent", DraftProbs(ROWS[:2]))
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ import torch
 
 from decode.speculation import verification
 from decode.speculation.processors import History
-from decode.speculation.proposal import NO_DRAFTS, Proposal
+from decode.speculation.proposal import NO_DRAFTS
 from decode.speculation.sampling import (
-    NOTHING,
     Sampling,
     best,
     couple,
@@ -189,37 +188,4 @@ def test_one_wrong_pair_is_refused_before_anything_is_drawn(many: list[Round]) -
 
 # ---- one round by itself ----
 
-SAID = torch.eye(5)[[2, 4, 0, 1]] * 9.0
-"""Logits after the last committed token and after each of three drafts: the target says 2, 4, 0, 1."""
 GREEDY, WARM = Sampling(), Sampling(1.0)
-
-
-def outcome(
-    proposal: Proposal, verifier: str = "greedy", sampling: Sampling = GREEDY, **more: object
-):  # type: ignore[no-untyped-def]
-    logits, generator = SAID[: len(proposal) + 1].clone(), torch.Generator().manual_seed(0)
-    return verify_rounds([Round(logits, proposal, verifier, sampling, NOTHING, generator, **more)])[
-        0
-    ]  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "accepted", "following"),
-    [
-        ([2, 4, 0], [2, 4, 0], 1),
-        ([2, 4, 3], [2, 4], 0),
-        ([2, 3, 0], [2], 4),
-        ([1, 4, 0], [], 2),
-        ([], [], 2),
-    ],
-)
-def test_greedy_accepts_what_the_target_would_have_said(
-    tokens: list[int], accepted: list[int], following: int
-) -> None:
-    found = outcome(Proposal(torch.tensor(tokens, dtype=torch.int64), "point"))
-    assert (found.accepted, found.following, found.path) == (
-        accepted,
-        following,
-        list(range(len(accepted))),
-    )
-    assert found.rows == list(range(len(accepted) + 1))

@@ -15,11 +15,10 @@ from decode.systems import drafter_folders
 from decode.systems import load as module
 from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
-from specalign.formats.standalone import save_standalone
 from specalign.lm.loading import load_target, reload
 from specalign.lm.model import Target
 from specalign.lm.names import DEFAULT_TARGET
-from tests.builders import PROMPT, diffusion_drafter, switching_target
+from tests.builders import PROMPT, switching_target
 from tests.builders import block_network as network
 
 
@@ -43,18 +42,6 @@ def test_what_is_refused_before_the_target_is_loaded(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=says):
             decode.load("never/loaded", **options)  # type: ignore[arg-type]
-
-
-def test_methods_by_name(target: Target, tmp_path: Path) -> None:
-    save_standalone(diffusion_drafter(target, "ddit"), tmp_path / "sedd")
-    decoder = decode.load(target, tmp_path / "sedd", method="specdiff:draft_tokens=5:steps=2")
-    assert decoder.name == "diffusion" and decoder.drafter.draft_tokens == 5  # type: ignore[union-attr]
-    with pytest.raises(
-        UserError, match="options after colons: method='specdiff:tree_nodes=0:steps=2'"
-    ):
-        decode.load(target, tmp_path / "sedd", method="specdiff", steps=2, tree_nodes=0)
-    save_drafter(network(target, "shared_kv"), tmp_path / "block")
-    assert decode.load(target, method="block", drafter=tmp_path / "block").name == "block"
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import pytest
 
 from decode.systems.parsing import (
     Method,
-    check_drafters,
     read_method,
     read_methods,
     read_sweep,
@@ -111,16 +110,3 @@ def test_all_is_every_system_whose_drafters_are_given() -> None:
         read_methods("al")
     with pytest.raises(UserError, match="unknown method ''"):
         read_methods(" , ")
-
-
-def test_drafters_that_are_needed() -> None:
-    method = read_method("hierarchical:inner=diffusion")
-    assert method.needs == ("autoregressive", "diffusion")
-    with pytest.raises(
-        UserError, match="needs a drafter of the kind diffusion .--drafter diffusion=FOLDER"
-    ):
-        check_drafters([method], {"autoregressive": "x"})
-    check_drafters([method], {"autoregressive": "x", "diffusion": "y"})
-    check_drafters([read_method("drafter")], {"autoregressive": "x"})
-    with pytest.raises(UserError, match="'drafter' needs a drafter, and none is shipped"):
-        check_drafters([read_method("drafter")], {})
