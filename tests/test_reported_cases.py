@@ -78,25 +78,6 @@ def test_training_and_decoding_read_rows_alike(target: Target, tmp_path: Path) -
     assert trained_on(target, tmp_path / "run", *words, count=len(ROWS)) == decoded
 
 
-def test_a_long_prompt_is_never_cut_silently(target: Target, tmp_path: Path, capsys: Any) -> None:
-    article = "word " * 300 + "\n\nQuestion: which year is named above?"
-    path = write(tmp_path / "long.jsonl", {"prompt": article}, {"prompt": "short"})
-    words = (f"data.prompts={path}", "data.max_prompt_tokens=40")
-    assert trained_on(target, tmp_path / "run", *words) == [target.chat_tokens("short")]
-    said = capsys.readouterr().err
-    assert (
-        "1 of 2 prompts" in said
-        and "data.max_prompt_tokens" in said
-        and "data.long_prompts" in said
-    )
-    (cut, _) = trained_on(target, tmp_path / "cut", *words, "data.long_prompts=cut")
-    assert "named above?" in target.tokenizer.decode(cut)
-    write(path, {"prompt": article})
-    with pytest.raises(SystemExit, match="2"):
-        trained_on(target, tmp_path / "none", *words)
-    assert "data.max_prompt_tokens" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_prompts_that_the_target_writes_are_tokenised_as_in_decoding(
     name: str, tmp_path: Path
