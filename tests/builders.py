@@ -158,16 +158,26 @@ BLOCK_VARIANTS: dict[str, dict[str, Any]] = {
     "confidence": {**_SHARED, "confidence": True},
     "markov confidence": {**_SHARED, **_MARKOV, "confidence": True},
     "markov whole vocabulary": {**_SHARED, **_MARKOV, "whole": True},
-    "vanilla convolution": {**_SHARED, **_MARKOV, "options": {"markov": "vanilla", "convolution": True}},
+    "vanilla convolution": {
+        **_SHARED,
+        **_MARKOV,
+        "options": {"markov": "vanilla", "convolution": True},
+    },
     "gated": {**_TAPS, **_MARKOV, "options": {"markov": "gated"}},
     "fill-in": {**_TAPS, **_MARKOV, "options": {"block_layout": "fill_in"}},
-    "fill-in tanh": {**_SHARED, **_MARKOV, "options": {"markov": "tanh", "block_layout": "fill_in"}},
+    "fill-in tanh": {
+        **_SHARED,
+        **_MARKOV,
+        "options": {"markov": "tanh", "block_layout": "fill_in"},
+    },
     "linear": {**_TAPS, **_MARKOV, "options": {"markov": "linear"}},
     "rnn": {**_TAPS, **_MARKOV, "options": {"markov": "rnn"}},
     "fill-in convolution": {
-        **_SHARED, "confidence": True, "options": {"block_layout": "fill_in", "convolution": True},
+        **_SHARED,
+        "confidence": True,
+        "options": {"block_layout": "fill_in", "convolution": True},
     },
-}  # fmt: skip
+}
 
 
 def block_network(

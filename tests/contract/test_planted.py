@@ -1,5 +1,4 @@
-"""Bugs planted in the engine, one at a time, those of `decode.verify --self-test` among them: the check that they belong to
-sees each."""
+"""Bugs planted in the engine, one at a time, and those of `decode.verify --self-test`: the check that each belongs to sees it."""
 
 from __future__ import annotations
 
