@@ -211,6 +211,29 @@ def add_byte_tokenizer(writer: gguf.GGUFWriter, tokenizer: Any) -> None:
     writer.add_eos_token_id(2)
 
 
+PIECES = ("▁", *"abehlot", "▁▁", "he", "the", "▁the", "ll", "hell", "hello", "▁▁▁▁", "ab")
+
+
+def piece_fields() -> dict[str, Any]:
+    """A SentencePiece vocabulary as a GGUF file holds it: 278 tokens, the later the worse."""
+    letters, bytes_ = 8, [f"<0x{byte:02X}>" for byte in range(256)]
+    scores = [-float(i) for i in range(letters, len(PIECES))]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *bytes_, *PIECES, "<think>", "<pad>"],
+        "tokenizer.ggml.scores": [0.0] * 259 + [-1000.0] * letters + scores + [0.0, 0.0],
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(PIECES) + [4, 3],
+    }
+
+
+def add_piece_tokenizer(writer: gguf.GGUFWriter) -> None:
+    pieces = piece_fields()
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(pieces["tokenizer.ggml.tokens"])
+    writer.add_token_scores(pieces["tokenizer.ggml.scores"])
+    writer.add_token_types(pieces["tokenizer.ggml.token_type"])
+
+
 def tensor_names(architecture: str, layers: int) -> gguf.TensorNameMap:
     """llama.cpp's names of an architecture's tensors."""
     kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -237,11 +260,12 @@ def write_gguf(
     path: Path,
     target: Target,
     architecture: str = "llama",
+    tokenizer: str = "gpt2",
     frequencies: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> None:
-    """A target as a GGUF file. `frequencies`: what those of its positions are divided by, each by
-    its own; `scale`: all of them."""
+    """A target as a GGUF file. `tokenizer`: its kind; of `llama`, the vocabulary is `piece_fields`.
+    `frequencies`: what those of its positions are divided by, each by its own; `scale`: all of them."""
     config = target.model.config
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_head_count(config.num_attention_heads)
@@ -254,7 +278,10 @@ def write_gguf(
     writer.add_rope_freq_base(10000.0)
     if scale is not None:
         writer.add_float32(f"{architecture}.rope.scale_linear", scale)
-    add_byte_tokenizer(writer, target.tokenizer)
+    if tokenizer == "llama":
+        add_piece_tokenizer(writer)
+    else:
+        add_byte_tokenizer(writer, target.tokenizer)
     writer.add_chat_template(target.tokenizer.chat_template)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     names = tensor_names(
