@@ -44,7 +44,6 @@ from specalign.models.target_features import target_features
 PROMPT = [4, 90, 17, 203, 90, 17]
 PROMPTS = [[4, 90, 17, 203, 90, 17], [5], [1, 90, 17, 2, 3, 1, 40, 0, 90]]
 VARIED = Sampling(repetition_penalty=1.4)
-ALL_VARIED = Sampling(repetition_penalty=1.4, presence_penalty=0.3, banned=(7,))
 SWITCHES = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     "{% if tools %}{{ tools | tojson }}{% endif %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
@@ -54,48 +53,23 @@ SWITCHES = (
 """A chat template that reads `enable_thinking` and `tools`."""
 DRAFT_IDS = torch.cat((torch.arange(2, 3), torch.arange(10, 250, 2)))
 ANCHORS = Anchors(torch.tensor([[3, 5, 11], [1, 9, 16]]), torch.ones(2, 3, 3, dtype=torch.bool))
-DIFFUSION_KINDS = {
-    "ddit": {"kind": "ddit", "hidden_size": 32, "layers": 2, "heads": 2, "cond_dim": 16},
-    "ddit, full": {
-        "kind": "ddit",
-        "hidden_size": 32,
-        "layers": 2,
-        "heads": 2,
-        "attention": "full",
-        "window": 6,
-    },
-    "radd": {
-        "kind": "ddit",
-        "hidden_size": 32,
-        "layers": 2,
-        "heads": 2,
-        "time_input": "none",
-        "prediction": "logits",
-    },
-    "ddit, blocks": {
-        "kind": "ddit",
-        "hidden_size": 32,
-        "layers": 2,
-        "heads": 2,
-        "window": 24,
-        "time_input": "zero",
-    },
-    "ddit, blocks told σ": {
-        "kind": "ddit",
-        "hidden_size": 32,
-        "layers": 2,
-        "heads": 2,
-        "window": 9,
-    },
-    "masked_lm": {"kind": "masked_lm", "layers": 2},
-    "masked_lm, full": {"kind": "masked_lm", "layers": 2, "attention": "full", "window": 6},
-    "masked_lm, own head": {"kind": "masked_lm", "layers": 2, "share_embedding": False},
+_DDIT: dict[str, Any] = {"kind": "ddit", "hidden_size": 32, "layers": 2, "heads": 2}
+_MASKED_LM: dict[str, Any] = {"kind": "masked_lm", "layers": 2}
+DIFFUSION_KINDS: dict[str, dict[str, Any]] = {
+    "ddit": {**_DDIT, "cond_dim": 16},
+    "ddit, full": {**_DDIT, "attention": "full", "window": 6},
+    "radd": {**_DDIT, "time_input": "none", "prediction": "logits"},
+    "ddit, blocks": {**_DDIT, "window": 24, "time_input": "zero"},
+    "ddit, blocks told σ": {**_DDIT, "window": 9},
+    "masked_lm": _MASKED_LM,
+    "masked_lm, full": {**_MASKED_LM, "attention": "full", "window": 6},
+    "masked_lm, own head": {**_MASKED_LM, "share_embedding": False},
 }
 
 
 def diffusion_drafter(target: Target, kind: str, seed: int = 0) -> DiffusionDrafter:
     """With weights that are nowhere zero, so that every path counts."""
-    made = make_standalone(target, DrafterConfig(block_size=3, **DIFFUSION_KINDS[kind]), seed)  # type: ignore[arg-type]
+    made = make_standalone(target, DrafterConfig(block_size=3, **DIFFUSION_KINDS[kind]), seed)
     if kind.startswith("ddit, blocks"):  # BD3-LM's attention
         assert isinstance(made.network, DDiT)
         config = replace(
@@ -160,14 +134,8 @@ def trained_block(target: Target, samples: data.Samples, **changes: Any) -> Bloc
 
 
 def ddit_config(**changes: Any) -> DDiTConfig:
-    small = {
-        "vocab_size": 11,
-        "hidden_size": 16,
-        "n_blocks": 2,
-        "n_heads": 2,
-        "cond_dim": 6,
-        "dropout": 0.0,
-    }
+    small: dict[str, Any] = {"vocab_size": 11, "hidden_size": 16, "n_blocks": 2, "n_heads": 2}
+    small |= {"cond_dim": 6, "dropout": 0.0}
     return DDiTConfig(**{**small, **changes})
 
 
@@ -185,30 +153,33 @@ def random_tokens(*shape: int, seed: int = 1, vocab: int = 11) -> Tensor:
     return torch.randint(0, vocab, shape, generator=torch.Generator().manual_seed(seed))
 
 
+_SHARED: dict[str, Any] = {"context": "shared_kv"}
+_TAPS: dict[str, Any] = {"context": "taps"}
+_MARKOV = {"markov_rank": 8}
 BLOCK_VARIANTS: dict[str, dict[str, Any]] = {
-    "shared": {"context": "shared_kv"},
-    "taps": {"context": "taps"},
-    "shared markov": {"context": "shared_kv", "markov_rank": 8},
-    "taps whole vocabulary": {"context": "taps", "whole": True},
-    "confidence": {"context": "shared_kv", "confidence": True},
-    "markov confidence": {"context": "shared_kv", "markov_rank": 8, "confidence": True},
-    "markov whole vocabulary": {"context": "shared_kv", "markov_rank": 8, "whole": True},
+    "shared": _SHARED,
+    "taps": _TAPS,
+    "shared markov": {**_SHARED, **_MARKOV},
+    "taps whole vocabulary": {**_TAPS, "whole": True},
+    "confidence": {**_SHARED, "confidence": True},
+    "markov confidence": {**_SHARED, **_MARKOV, "confidence": True},
+    "markov whole vocabulary": {**_SHARED, **_MARKOV, "whole": True},
     "vanilla convolution": {
-        "context": "shared_kv",
-        "markov_rank": 8,
+        **_SHARED,
+        **_MARKOV,
         "options": {"markov": "vanilla", "convolution": True},
     },
-    "gated": {"context": "taps", "markov_rank": 8, "options": {"markov": "gated"}},
-    "fill-in": {"context": "taps", "markov_rank": 8, "options": {"block_layout": "fill_in"}},
+    "gated": {**_TAPS, **_MARKOV, "options": {"markov": "gated"}},
+    "fill-in": {**_TAPS, **_MARKOV, "options": {"block_layout": "fill_in"}},
     "fill-in tanh": {
-        "context": "shared_kv",
-        "markov_rank": 8,
+        **_SHARED,
+        **_MARKOV,
         "options": {"markov": "tanh", "block_layout": "fill_in"},
     },
-    "linear": {"context": "taps", "markov_rank": 8, "options": {"markov": "linear"}},
-    "rnn": {"context": "taps", "markov_rank": 8, "options": {"markov": "rnn"}},
+    "linear": {**_TAPS, **_MARKOV, "options": {"markov": "linear"}},
+    "rnn": {**_TAPS, **_MARKOV, "options": {"markov": "rnn"}},
     "fill-in convolution": {
-        "context": "shared_kv",
+        **_SHARED,
         "confidence": True,
         "options": {"block_layout": "fill_in", "convolution": True},
     },
@@ -223,12 +194,8 @@ def block_network(
     confidence: bool = False,
     options: dict[str, Any] | None = None,
 ) -> BlockDrafter:
-    sizes = {
-        "context": context,
-        "taps": 2,
-        "markov_rank": markov_rank,
-        "confidence_head": confidence,
-    }
+    sizes: dict[str, Any] = {"context": context, "taps": 2, "markov_rank": markov_rank}
+    sizes |= {"confidence_head": confidence}
     drafter = from_target(
         target, DrafterConfig(**{**sizes, **(options or {})}), None if whole else DRAFT_IDS
     )
@@ -277,16 +244,8 @@ def sharp_block_network(
     target: Target, seed: int, context: str, taps: int = 2, size: int = 4, **more: Any
 ) -> BlockDrafter:
     ids, whole = more.pop("ids", DRAFT_IDS), more.pop("whole", False)
-    options = DrafterConfig(
-        **{
-            "context": context,
-            "taps": taps,
-            "block_size": size,
-            "markov_rank": 0,
-            "mask_token_id": 0,
-            **more,
-        }
-    )
+    sizes = {"taps": taps, "block_size": size, "markov_rank": 0, "mask_token_id": 0}
+    options = DrafterConfig(**{"context": context, **sizes, **more})
     drafter = from_target(target, options, None if whole else ids)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -348,14 +307,8 @@ def watched(
 
 def manifest(**more: Any) -> dict[str, Any]:
     """What a data folder's manifest must hold."""
-    written = {
-        "samples": 0,
-        "tokens": 0,
-        "seed": 0,
-        "prompt_temperature": 1.0,
-        "answer_temperatures": [1.0],
-        "sha256": ["0" * 64],
-    }
+    written: dict[str, Any] = {"samples": 0, "tokens": 0, "seed": 0, "prompt_temperature": 1.0}
+    written |= {"answer_temperatures": [1.0], "sha256": ["0" * 64]}
     return {"shards": 1, **written, **more}
 
 

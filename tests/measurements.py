@@ -55,38 +55,20 @@ def fill_report(
         "max_new_tokens": 20, "dtype": "float32", "seed": 0, "repeats": 1, "warmup": 1, "threads": 2,
         "target_hash": "ab", "drafter_hash": "cd",
     }  # fmt: skip
-    sources = [
-        {
-            "name": "s",
-            "title": "Suite S",
-            "group": "chat",
-            "prompts": 6,
-            "source": "the package s==1 (6 of 9)",
-        }
-    ]
+    source = {"name": "s", "title": "Suite S", "group": "chat", "prompts": 6}
+    sources = [{**source, "source": "the package s==1 (6 of 9)"}]
     write_run(folder, Run(settings, sources, machine={"cores": 2}, versions={"torch": "2"}))
     rows: list[Record] = []
     for i in range(6):
         same = None if temperature else True
         slow = 1.0 + 0.1 * i
-        rows.append(
-            record("plain", f"p{i}", slow, 20, 20, [0] * 20, [0] * 20, identical=same, load=0.2)
-        )
-        rows.append(
-            record(
-                "lookup",
-                f"p{i}",
-                slow * (1 + (-0.1) ** (i % 2)),
-                20,
-                18,
-                [1, 1, *[0] * 16],
-                [1] * 18,
-                identical=same,
-            )
-        )
+        none, few = [0] * 20, [1, 1, *[0] * 16]
+        plain = record("plain", f"p{i}", slow, 20, 20, none, none, identical=same, load=0.2)
+        copied = slow * (1 + (-0.1) ** (i % 2))
+        lookup = record("lookup", f"p{i}", copied, 20, 18, few, [1] * 18, identical=same)
         mine = record("drafter", f"p{i}", slow / gain, 20, 10, [1] * 10, [3] * 10, identical=same)
         if change is not None and i == 0:
             mine.identical, mine.divergence = False, change
-        rows.append(mine)
+        rows += [plain, lookup, mine]
     append(folder, rows)
     return folder

@@ -39,19 +39,6 @@ SERVER = [
 ]  # fmt: skip
 
 
-def vllm_parser(text: str | None, out: str) -> argparse.ArgumentParser:
-    """The options of every check with vLLM."""
-    parser = argparse.ArgumentParser(
-        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--vllm", type=Path, required=True, help="the virtual environment with vLLM"
-    )
-    parser.add_argument("--target", default=DEFAULT_TARGET)
-    parser.add_argument("--out", type=Path, default=Path(out))
-    return parser
-
-
 def find_python(options: argparse.Namespace) -> Path:
     """The Python of vLLM's environment. Raises UserError if there is none."""
     program: Path = options.vllm / "bin" / "python"
@@ -62,8 +49,12 @@ def find_python(options: argparse.Namespace) -> Path:
 
 @cli
 def main() -> None:
-    parser = vllm_parser(__doc__, "runs/serve_check")
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     add = parser.add_argument
+    add("--vllm", type=Path, required=True, help="the virtual environment with vLLM")
+    add("--target", default=DEFAULT_TARGET)
+    add("--out", type=Path, default=Path("runs/serve_check"))
     add("--drafter", default="runs/smollm2_taps/drafter")
     add("--suite", default="mtbench")
     add("--limit", type=int, default=20)
@@ -81,17 +72,10 @@ def check(options: argparse.Namespace) -> None:
     )
     words = shlex.split(line)
     drafting = words[words.index("--speculative-config") :][:2]
-    judge = [
-        *pair,
-        "--export",
-        str(folder),
-        "--suite",
-        options.suite,
-        "--max-new-tokens",
-        str(options.max_new_tokens),
-    ]
+    judge = [*pair, "--export", str(folder), "--suite", options.suite]
+    judge += ["--max-new-tokens", str(options.max_new_tokens)]
     model = str(resolve_folder(options.target))
-    with serve(program, model, drafting, options.out / "server.log", fixed=True) as url:
+    with serve(program, model, drafting, options.out / "server.log") as url:
         say(run("decode.parity", *judge, "--engine", url, "--limit", str(options.limit)))
     say(f"as printed: {line}")
     port = find_port()
@@ -111,13 +95,20 @@ def run(module: str, *words: str, fine: Sequence[int] = (0,)) -> str:
 
 
 @contextmanager
-def serve(
-    program: Path, model: str, more: list[str], log: Path, fixed: bool = False
-) -> Iterator[str]:
-    """The URL of a vLLM server in fp32. `fixed`: without the bug that tests/vllm_processor.py describes."""
+def serve(program: Path, model: str, more: list[str], log: Path) -> Iterator[str]:
+    """The URL of a vLLM server in fp32, without the bug that tests/vllm_processor.py describes."""
     port = find_port()
-    entry = ["-P", str(FIXED)] if fixed else ["-m", "vllm.entrypoints.openai.api_server"]
-    command = [str(program), *entry, "--model", model, "--port", str(port), *SERVER, *more]
+    command = [
+        str(program),
+        "-P",
+        str(FIXED),
+        "--model",
+        model,
+        "--port",
+        str(port),
+        *SERVER,
+        *more,
+    ]
     settings = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.targets import NAMES, PAGE, WRAPPERS, read_results, updated
-
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 OTHERS = [ROOT / "tests" / "contract" / "README.md", *sorted(ROOT.glob("pretrained/*/README.md"))]
@@ -67,31 +65,9 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     assert faults(page.read_text(encoding="utf-8"), page) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("`align/training/gone.py`", "no file"),
-        ("python -m decode.gone", "no module"),
-        ("recipe=gone", "no recipe"),
-        ("[page](docs/gone.md)", "no page"),
-        ("[page](CONTRIBUTING.md#gone)", "no heading"),
-    ],
-)
-def test_a_planted_fault_is_found(text: str, says: str) -> None:
-    assert [fault for fault in faults(text, ROOT / "README.md") if fault.startswith(says)]
-
-
 def test_the_readme_is_read_in_minutes_and_leads_to_every_page() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.split()) <= 900
     site = {ROOT / "docs" / name for name in ("index.md", "api.md")}  # pages of the site alone
     others = set(PAGES[1:]) - site
     assert [page.name for page in others if f"{page.relative_to(ROOT)})" not in readme] == []
-
-
-def test_the_writer_of_the_architecture_page_keeps_the_other_results() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert updated(page, {}) == page
-    changed = read_results(updated(page, {"llama": "refused: it is blue", "xlm": "none"}))
-    assert changed == read_results(page) | {"llama": "refused: it is blue", "xlm": "none"}
-    assert {*changed} >= {*NAMES.split(), *WRAPPERS.split()}

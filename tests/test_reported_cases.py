@@ -34,9 +34,6 @@ ROWS: list[dict[str, Any]] = [
 ]  # fmt: skip
 TEMPLATES = {
     "chatml": debug_model("Llama")[1].chat_template,
-    "vicuna": "{% for m in messages %}{{ 'USER: ' if m['role'] == 'user' else 'ASSISTANT: ' }}{{ m['content'] }} "
-    "{% endfor %}ASSISTANT:",
-    "alpaca": "### Instruction: {{ messages[-1]['content'] }}\n\n### Response:",
     "no generation prompt": "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}",
     "trimmed": "{% for m in messages %}<|im_start|>{{ m['content'] | trim }}<|im_end|>{% endfor %}A:",
 }
@@ -81,25 +78,6 @@ def test_training_and_decoding_read_rows_alike(target: Target, tmp_path: Path) -
     assert trained_on(target, tmp_path / "run", *words, count=len(ROWS)) == decoded
 
 
-def test_a_long_prompt_is_never_cut_silently(target: Target, tmp_path: Path, capsys: Any) -> None:
-    article = "word " * 300 + "\n\nQuestion: which year is named above?"
-    path = write(tmp_path / "long.jsonl", {"prompt": article}, {"prompt": "short"})
-    words = (f"data.prompts={path}", "data.max_prompt_tokens=40")
-    assert trained_on(target, tmp_path / "run", *words) == [target.chat_tokens("short")]
-    said = capsys.readouterr().err
-    assert (
-        "1 of 2 prompts" in said
-        and "data.max_prompt_tokens" in said
-        and "data.long_prompts" in said
-    )
-    (cut, _) = trained_on(target, tmp_path / "cut", *words, "data.long_prompts=cut")
-    assert "named above?" in target.tokenizer.decode(cut)
-    write(path, {"prompt": article})
-    with pytest.raises(SystemExit, match="2"):
-        trained_on(target, tmp_path / "none", *words)
-    assert "data.max_prompt_tokens" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_prompts_that_the_target_writes_are_tokenised_as_in_decoding(
     name: str, tmp_path: Path
@@ -123,13 +101,3 @@ def test_raw_text_begins_as_the_tokenizer_begins_it(template: str | None, tmp_pa
     ids = tokenizer("The sky is", return_tensors="pt")
     own = model.generate(**ids, max_new_tokens=6, do_sample=False)[0, ids["input_ids"].shape[1] :]
     assert out.tokens == own.tolist()
-
-
-def test_a_stop_string_that_is_a_special_token(target: Target) -> None:
-    decoder = decode.load(target, None)
-    options: dict[str, Any] = {"max_new_tokens": 40, "banned": tuple(target.eos_ids)}
-    tokens = decoder.generate("Say hi.", **options).tokens
-    unused = target.tokenizer.convert_tokens_to_ids("<unused>")
-    end = tokens.index(unused) if unused in tokens else len(tokens)
-    found = decoder.generate("Say hi.", stop="<unused>", **options)
-    assert found.text == target.tokenizer.decode(tokens[:end], skip_special_tokens=True)

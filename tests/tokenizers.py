@@ -55,15 +55,6 @@ def byte_level(size: int = 500, texts: int = 7, prefix: bool = False) -> Any:
     )
 
 
-def code_with(merges: list[tuple[str, str]]) -> PreTrainedTokenizerFast:
-    """Single bytes, and these merges."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = [*alphabet, *("".join(m) for m in merges)]
-    core = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=merges))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return wrap(core, ["<eos>"], eos_token="<eos>")
-
-
 @cache
 def digits() -> Any:
     """Byte-level with cuts of its own and no token for bytes that its text lacks."""
@@ -142,6 +133,3 @@ KINDS = {
     "bytes": debug,
     "smollm2": smollm2,
 }
-REAL = "smollm2"
-"""Of 49,152 tokens: seconds where the small ones take milliseconds."""
-EACH_KIND = [pytest.param(kind, marks=pytest.mark.slow) if kind == REAL else kind for kind in KINDS]

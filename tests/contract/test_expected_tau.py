@@ -3,13 +3,10 @@
 On text drawn from the target at temperature 1, training's estimate at an anchor averages over nothing but the text;
 the decoder draws its own last token, drafts and verdict. Both have the same mean, where the text at the anchor and
 after it was drawn (a template was not) and was not cut for its length (near that limit, only texts that ended are whole).
-
-    python -m tests.contract.test_expected_tau DATA DRAFTER [PREFIXES]     # the same on a real pair
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,12 +127,3 @@ def test_training_expects_what_decoding_measures(recipe: str, texts: Path, tmp_p
     assert (
         abs(taus.expected - taus.measured) < 3 * taus.error and taus.error < 0.04 * taus.measured
     ), taus
-
-
-if __name__ == "__main__":
-    folder, name, count = Path(sys.argv[1]), sys.argv[2], int((sys.argv[3:] or ["400"])[0])
-    recipe = load_recipe(["recipe=smollm2_block"])
-    held_out = packing.split_validation(read_samples(folder), recipe.data.validation_fraction)[1]
-    print(
-        compare(open_drafter(name, load_target()), held_out, recipe.data.max_answer_tokens, count)
-    )

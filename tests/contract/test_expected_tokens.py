@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,16 +10,14 @@ from torch import Tensor
 
 from decode import Decoder, Sampling
 from decode.proposers.base import Request
-from decode.speculation.proposal import DraftProbs, Law, Proposal, Siblings
+from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.rules import Outcomes
 from decode.speculation.tree import chain, depths
-from decode.speculation.tree_drafts import draw_tree
 from decode.speculation.verifiers import VERIFIERS, Verdict, resolve
-from decode.verification.enumeration import DRAFTERS, KINDS, Parents, RuleCase, Toy, drawn, pairs
-from tests.contract.enumeration import DOMINATES, mean_accepted, trees_for
-from tests.fakes import ScriptedDrafter, TableTarget, sampled
+from decode.verification.enumeration import DRAFTERS, KINDS, Parents, RuleCase, Toy, pairs
+from tests.contract.enumeration import mean_accepted, trees_for
+from tests.fakes import ScriptedDrafter, TableTarget
 
-RUNS = 800
 PROMPT = [0]
 """The prompt and the token that it is answered with stand before the tables' own first token."""
 
@@ -47,26 +44,6 @@ class ToyTarget(TableTarget):
         if len(done) > self.toy.K:
             return torch.zeros(self.toy.V, dtype=torch.float64)
         return self.toy.p[len(done)][tuple(done)].clamp_min(1e-30).log()
-
-
-def drafts_of(toy: Toy, parents: Parents, causal: bool, siblings: Siblings) -> Any:
-    """The drafter that enumeration calls `drawn`."""
-
-    def propose(request: Request, k: int) -> Proposal | None:
-        if len(request.tokens) != 2:
-            return None
-
-        def q_of(level: int, above_P: Tensor) -> Tensor:
-            if not causal:
-                return toy.q_KV[level].expand(len(above_P), -1)
-            return torch.stack([toy.q[level][(a,) * level] for a in above_P.tolist()])
-
-        law: Law = "causal" if causal else "independent"
-        found = draw_tree(parents, law, q_of, siblings, request.generator)
-        assert found.q is not None
-        return replace(found, q=DraftProbs(found.q.probs.float()))
-
-    return propose
 
 
 def proposals_of(case_: RuleCase, drafter: str) -> list[Proposal]:
@@ -154,41 +131,3 @@ def test_every_draft_through_the_engine(
             assert count == int(depth_M[end])
             expected += weight * float(stop_M.double() @ depth_M)
         assert expected == pytest.approx(mean_accepted(case, verifier), abs=2e-6)
-
-
-def test_one_rule_in_anothers_place_would_show() -> None:
-    for better, other, drafter in DOMINATES:
-        gaps = [
-            mean_accepted(c, better) - mean_accepted(c, other)
-            for _, _, c in cases_of(better, drafter)
-        ]
-        assert max(map(abs, gaps)) > 1e-3, (better, other, drafter)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("verifier", "parents", "causal", "siblings"),
-    [
-        ("point_mass", (-1, 0), False, "iid"),
-        ("point_mass", (-1, -1, 0), True, "without_replacement"),
-        ("block", (-1, 0), True, "iid"),
-    ],
-)
-def test_drawn_and_counted(
-    verifier: str, parents: Parents, causal: bool, siblings: Siblings
-) -> None:
-    for seed in (1, 2):
-        toy = Toy(4, max(depths(parents)), seed)
-        expected = mean_accepted(drawn(toy, parents, causal, siblings), verifier)
-        propose = drafts_of(toy, parents, causal, siblings)
-        decoder = decoder_for(
-            toy, "causal" if causal else "independent", parents, verifier, propose
-        )
-        outputs = sampled(decoder, Sampling(1.0), RUNS, PROMPT, toy.K + 2)
-        counts = torch.tensor([out.accepted[0] for out in outputs], dtype=torch.float64)
-        error = float(counts.std()) / RUNS**0.5
-        assert abs(float(counts.mean()) - expected) < 4.5 * error + 1e-3, (
-            seed,
-            expected,
-            counts.mean(),
-        )

@@ -1,4 +1,4 @@
-"""Bugs planted in the engine, one at a time: the check of `decode.verify` that they belong to sees each."""
+"""Bugs planted in the engine, one at a time, and those of `decode.verify --self-test`: the check that each belongs to sees it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.rules import Outcomes
 from decode.speculation.sampling import Sampling
 from decode.speculation.verification import Outcome
-from decode.verification import end_to_end
+from decode.verification import end_to_end, self_test
 from decode.verification.batches import RequestBatch
 from decode.verification.checks import Asked
 from decode.verification.pair import Cases, VerifyConfig
 from decode.verification.rules import check_rules
 from decode.verification.run import VerificationRun
-from decode.verification.self_test import lost_half
 from decode.verification.verdict import Tally
 from specalign.kernels import choice
 from specalign.kernels.linear import rows_library
@@ -660,6 +659,11 @@ SAMPLED = (
 )
 
 
+PENALISED = (SAMPLED[2], *[Sampling(1.0, top_p=0.6, repetition_penalty=1.6, seed=9)] * 2)
+MIN_P = (Sampling(1.0, min_p=0.3, seed=3),)
+GREEDY = (Sampling(), REPEATED, Sampling(presence_penalty=2.0))
+
+
 @dataclass(frozen=True)
 class Seen:
     """How a planted bug is seen: the check, the drafts, and how many requests share a forward pass."""
@@ -702,6 +706,16 @@ BUGS: dict[Callable[[], list[Patch]], Seen] = {
     number_of_another_node: Seen("randomness", "tree"),
     minimum_bars_one_end: Seen("rows"),
     accepted_token_dropped: Seen("commit", "oracle", (REPEATED,), 1),
+    self_test.reused_numbers: Seen("randomness"),
+    self_test.half_top_k: Seen("rows", "block"),
+    self_test.no_min_p: Seen("rows", settings=MIN_P),
+    self_test.rounded_logits: Seen("rows"),
+    self_test.other_temperature: Seen("proposals"),
+    self_test.swapped_states: Seen("rows", settings=PENALISED),
+    self_test.stale_cache: Seen("rows", "tree", GREEDY * 2),
+    self_test.blind_tree: Seen("rows", "tree", GREEDY),
+    self_test.penalty_of_the_text_alone: Seen("rows", "tree", GREEDY),
+    self_test.always_accepted: Seen("randomness", "tree", GREEDY),
 }
 
 
@@ -752,6 +766,11 @@ def test_rounds_drafted_in_the_background_are_compared(run: VerificationRun) -> 
     assert "rows" in findings(run, batch, one_more_of_top_k())
 
 
+def test_every_bug_of_the_self_test_is_planted() -> None:
+    halves = {self_test.lost_half}
+    assert {*self_test.BUGS.values()} <= {*BUGS, *RULES, *ENDS, *halves}
+
+
 LONG: dict[Callable[[], list[Patch]], Seen] = {
     penalties_of_forty_tokens: Seen(
         "rows", "token", (Sampling(1.0, repetition_penalty=1.6, seed=4),)
@@ -779,6 +798,8 @@ RULES = {
     padding_is_visited: "traversal",
     kernel_reads_one_block: "block",
     kernel_takes_one_less: "block",
+    self_test.siblings_not_corrected: "recursive",
+    self_test.forgotten_step: "hybrid",
 }
 
 
@@ -796,6 +817,7 @@ def test_a_bug_of_a_rule_is_seen(bug: Callable[[], list[Patch]]) -> None:
 
 ENDS: dict[Callable[[], list[Patch]], Callable[[Target, list[int]], Asked]] = {
     first_end_alone: lambda _, text: Asked(tuple(PROMPTS[0]), REPEATED, 12, eos=(text[2], 259)),
+    self_test.past_the_end: lambda _, text: Asked(tuple(PROMPTS[0]), REPEATED, 8, eos=(text[2],)),
     one_token_too_many: lambda _, text: Asked(tuple(PROMPTS[0]), REPEATED, 4),
     other_reason: lambda _, text: Asked(
         tuple(PROMPTS[0]), REPEATED, 12, context=len(PROMPTS[0]) + 4
@@ -836,7 +858,7 @@ def test_a_wrong_end_is_seen(run: VerificationRun, bug: Callable[[], list[Patch]
 
 
 @pytest.mark.parametrize(
-    "bug", [lost_half, half_lost_at_the_end, half_lost_between_rounds], ids=name_of
+    "bug", [self_test.lost_half, half_lost_at_the_end, half_lost_between_rounds], ids=name_of
 )
 def test_a_lost_half_character_is_seen(
     run: VerificationRun, bug: Callable[[], list[Patch]]

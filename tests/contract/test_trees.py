@@ -14,10 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from decode.speculation.tree import ancestors, chain, depths, nodes_within, path_to, visits, walk
+from decode.speculation.tree import depths, walk
 from decode.verification.enumeration import EXACT, Toy
 from tests.builders import tree_prefixes as prefixes
-from tests.contract.enumeration import WRONG
 
 Follow = Callable[[Tensor, tuple[int, ...], Tensor], tuple[Tensor, Tensor]]
 
@@ -79,51 +78,6 @@ def test_the_output_law_of_every_small_tree(greedy: bool) -> None:
     assert cases >= 80 and worst < EXACT
 
 
-def one_word_a_level(
-    tokens_N: Tensor, parents: tuple[int, ...], said_M: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Mutant: all nodes of a level hear what the target said at the level's first."""
-    levels = [0, *depths(parents)]
-    return follow(
-        tokens_N, parents, said_M[torch.tensor([levels.index(level) for level in levels])]
-    )
-
-
-def the_likeliest_sibling(
-    tokens_N: Tensor, parents: tuple[int, ...], said_M: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Mutant: the target speaks twice at the root and keeps what a child has."""
-    said_M = said_M.clone()
-    children = [int(t) for t, parent in zip(tokens_N, parents, strict=True) if parent < 0]
-    if int(said_M[0]) not in children:
-        said_M[0] = said_M[-1]
-    return follow(tokens_N, parents, said_M)
-
-
-@pytest.mark.parametrize("mutant", [one_word_a_level, the_likeliest_sibling])
-def test_wrong_rules_are_caught(mutant: Follow) -> None:
-    parents, tokens = (-1, -1, 0, 1), (0, 1, 0, 1)
-    assert max(distance(Toy(3, 2, seed), tokens, parents, mutant) for seed in range(1, 5)) > WRONG
-
-
-def test_the_target_is_asked_nowhere_but_on_the_path() -> None:
-    """At the root and after each accepted token, once, in order."""
-    generator = torch.Generator().manual_seed(2)
-    for parents in shapes(4):
-        tokens = random_tokens(len(parents), 2, generator)
-        said = torch.randint(2, (len(parents) + 1,), generator=generator)
-        asked: list[int] = []
-
-        def say(
-            at: list[tuple[int, int]], asked: list[int] = asked, said: Tensor = said
-        ) -> list[int]:
-            asked += [node for _, node in at]
-            return said[asked[-len(at) :]].tolist()
-
-        path = walk([tokens], [parents], say)[0][0]
-        assert asked == [0, *(i + 1 for i in path)]
-
-
 def test_trees_side_by_side() -> None:
     """Of any sizes: each request's path is the one it takes alone."""
     generator = torch.Generator().manual_seed(3)
@@ -134,22 +88,3 @@ def test_trees_side_by_side() -> None:
     for own, parents, said_M, found in zip(tokens, forest, said, together, strict=True):
         path_N, following = follow(torch.tensor(own, dtype=torch.int64), parents, said_M)
         assert found == (path_N.nonzero()[:, 0].tolist(), int(following))
-
-
-def test_visits_depth_first() -> None:
-    assert visits((-1, 0, -1)) == (
-        (0, False),
-        (1, False),
-        (1, True),
-        (0, True),
-        (2, False),
-        (2, True),
-    )
-    assert visits(()) == () and chain(3) == (-1, 0, 1) and path_to((-1, -1, 0), 3) == [0, 2]
-
-
-def test_depths_ancestors_and_cutting() -> None:
-    parents = (-1, 0, 0, -1, 2)
-    assert depths(parents) == (1, 2, 2, 1, 3) and nodes_within(parents, 1) == [0, 3]
-    rows = [set(row.nonzero()[:, 0].tolist()) for row in ancestors(parents)]
-    assert rows == [{0}, {0, 1}, {0, 1, 2}, {0, 1, 3}, {0, 4}, {0, 1, 3, 5}]

@@ -41,20 +41,12 @@ VARIANTS = [
     "d2sd:verifier=traversal",
 ]
 """Ways of drafting that no system's defaults show."""
-POINT = {
-    "lookup",
-    "retrieval",
-    "block_tree",
-    "specdiff2",
-    "diffuspec",
-    "double",
-    "tolerator",
-}
+POINT = {"lookup", "retrieval", "block_tree", "specdiff2", "diffuspec", "double", "tolerator"}
 """Systems that claim no q: nothing to hold a draw against."""
 ELSEWHERE = {
-    "hierarchical": "its drafts come out of a verification, whose joint law test_makers.py counts"
+    "hierarchical": "its drafts come out of a verification: proposers/test_hierarchical.py"
 }
-TEMPERATURES = [0.5, 1.0, 2.0]
+TEMPERATURES = [0.5, 2.0]
 NOT_LESS, ROUNDING = 3, 1e-6
 
 
@@ -88,14 +80,12 @@ def test_what_is_drawn_is_distributed_as_q_says(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("verifier", ["block", "recursive", "k_seq"])
 @pytest.mark.parametrize("kind", [*BLOCK_VARIANTS, "another engine's", "ddit"])
 def test_drafters_of_all_shapes(
     target: Target,
     kind: str,
     verifier: str,
-    temperature: float,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -113,7 +103,7 @@ def test_drafters_of_all_shapes(
     options = GivenDrafter(draft_tokens=3, tree_nodes=nodes, verifier=verifier)
     drafter = make_given(options, OpenDrafters(target, {"any": network}))
     decoder = Decoder(target, drafter, verifier)
-    assert checked_tokens(decoder, Sampling(temperature, seed=3), monkeypatch) >= NOT_LESS
+    assert checked_tokens(decoder, Sampling(2.0, seed=3), monkeypatch) >= NOT_LESS
 
 
 def checked_tokens(decoder: Decoder, sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -15,8 +15,7 @@ from align.makers.block import from_target
 from decode import eval
 from decode.engine.output import Tree
 from decode.evaluation import runner as measure
-from decode.evaluation.records import Divergence, Run, read_records
-from decode.evaluation.summary import summarise
+from decode.evaluation.records import Divergence, read_records
 from decode.systems.registry import SYSTEMS
 from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
@@ -25,7 +24,7 @@ from specalign.lm.model import Target
 from specalign.suites import registry as chosen
 from specalign.suites.prompt import Prompt, Suite
 from tests.builders import diffusion_drafter
-from tests.measurements import QUIET, record
+from tests.measurements import QUIET
 from tests.measurements import run_eval as run
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -66,27 +65,6 @@ def test_a_changed_output_ends_with_exit_code_1(
     output = capsys.readouterr().out
     assert "OUTPUT CHANGED" in " ".join(output.split()) and "BUG" in output
     assert 'class="bug"' in (tmp_path / "o/report.html").read_text()
-
-
-def test_the_command_prints_table_sources_verdict_and_what_is_next(
-    prompts: Path, drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    eval.main(
-        [*QUIET, "--prompts", str(prompts), "--out", str(tmp_path / "o"), "--drafter", str(drafter)]
-    )
-    output = " ".join(capsys.readouterr().out.split())
-    for part in (
-        "tokens/s",
-        "τ",
-        "3/3",
-        "mine: 3 prompts from",
-        "identical to plain",
-        "report.html",
-        "Next:",
-        "3/3 rounds",
-    ):
-        assert part in output, part
-    assert output.count("prompts from") == 1  # named at the start, not again beside the table
 
 
 def test_a_group_leaves_out_what_no_source_has(
@@ -137,18 +115,8 @@ def test_the_methods_side_by_side(prompts: Path, drafter: Path, tmp_path: Path) 
 def test_sampling_has_no_identity_and_repeats_draw_anew(
     prompts: Path, drafter: Path, tmp_path: Path
 ) -> None:
-    summary, folder = run(
-        "--prompts",
-        prompts,
-        "--drafter",
-        drafter,
-        "--out",
-        tmp_path / "o",
-        "--temperature",
-        1,
-        "--repeats",
-        2,
-    )
+    words = ("--prompts", prompts, "--drafter", drafter, "--out", tmp_path / "o")
+    summary, folder = run(*words, "--temperature", 1, "--repeats", 2)
     records = read_records(folder)
     assert all(r.identical is None and r.divergence is None for r in records)
     figures = summary.suites["mine"]["drafter"]
@@ -158,83 +126,20 @@ def test_sampling_has_no_identity_and_repeats_draw_anew(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0, 1])
-def test_a_lossy_verifier_is_marked_everywhere(
-    temperature: int,
-    prompts: Path,
-    drafter: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """In every record, in the summary, the table, the verdict and the page; the exact methods beside it are
-    not."""
-    arguments = ["--prompts", prompts, "--drafter", drafter, "--temperature", temperature]
-    arguments += ["--verifier", "lossy_top_beta", "--out", tmp_path / "o"]
-    eval.main([*QUIET, *map(str, arguments)])  # no exit code 1: a difference was asked for
+def test_a_lossy_verifier_is_marked(prompts: Path, drafter: Path, tmp_path: Path) -> None:
+    """In every record, in the summary, the verdict and the page; the exact methods are not."""
+    arguments = ["--prompts", prompts, "--drafter", drafter, "--verifier", "lossy_top_beta"]
+    eval.main([*QUIET, *map(str, [*arguments, "--out", tmp_path / "o"])])  # no exit code 1
     records = read_records(tmp_path / "o")
     for row in records:
         assert row.lossy == (row.method in ("drafter", "combined"))
         assert (row.verifier == "lossy_top_beta") == row.lossy
         assert row.divergence is None
-    changed = [r for r in records if r.lossy and r.identical is False]
-    assert bool(changed) == (temperature == 0)
+    assert any(r.lossy and r.identical is False for r in records)
     summary = json.loads((tmp_path / "o/summary.json").read_text())
     assert [m for m, f in summary["overall"].items() if f["lossy"]] == ["drafter", "combined"]
     assert "NOT LOSSLESS: drafter was verified by lossy_top_beta" in summary["verdict"]
-    page = (tmp_path / "o/report.html").read_text()
-    assert "Not lossless, by the verifier that was asked for: drafter (lossy_top_beta)" in page
-    assert (
-        "drafter, lossy_top_beta" in page and "drafter, lossy_top_beta" in capsys.readouterr().out
-    )
-    exact, folder = run(
-        "--prompts", prompts, "--drafter", drafter, "--verifier", "auto", "--out", tmp_path / "e"
-    )
-    assert not any(f.lossy for f in exact.overall.values()) and "LOSSY" not in exact.verdict
-    assert {r.verifier for r in read_records(folder)} == {"", "greedy"}
-
-
-def test_a_verifier_that_does_not_fit_is_refused(
-    prompts: Path, drafter: Path, tmp_path: Path
-) -> None:
-    for name, line in (
-        ("greedi", "verifier='greedi' is unknown"),
-        ("greedy", "exact only at temperature 0"),
-    ):
-        with pytest.raises(UserError, match=line):
-            run(
-                "--prompts",
-                prompts,
-                "--drafter",
-                drafter,
-                "--temperature",
-                1,
-                "--verifier",
-                name,
-                "--out",
-                tmp_path / "o",
-            )
-
-
-def test_what_to_type_next_names_the_option() -> None:
-    records = [
-        record(m, f"p{i}", s)
-        for i in range(6)
-        for m, s in (("plain", 3), ("lookup", 2), ("drafter", 1))
-    ]
-    settings = {"methods": ["plain", "lookup", "drafter"], "temperature": 0}
-
-    def suggest(config: eval.EvalConfig, *methods: str) -> str:
-        rows = [record for record in records if record.method in methods]
-        return eval.suggest_next(summarise(Run(settings, []), rows), config)
-
-    config = eval.read_config(["--target", "a b"])
-    alone = suggest(config, "plain", "lookup")
-    assert "-m align.train recipe=block 'target.name=a b' output=runs/mine" in alone
-    random = eval.read_config(["--target", "debug"])
-    assert "measure a real target" in suggest(random, "plain")
-    assert "--target 'a b' --drafter runs/mine/drafter" in alone
-    used = suggest(config, "plain", "drafter")
-    assert used.endswith("""-m decode.generate --target 'a b' "your prompt\"""")
+    assert "lossy_top_beta" in (tmp_path / "o/report.html").read_text()
 
 
 @pytest.mark.slow
@@ -255,26 +160,7 @@ def test_every_system_in_one_table(target: Target, prompts: Path, tmp_path: Path
     assert {r.method for r in records if r.lossy} == {"specdec_lossy"}
     assert {r.verifier for r in records if not r.lossy} == {"", "greedy"}  # what ran
     assert any("d2sd: no drafter of the kind block" in line for line in summary.run.skipped)
-    drawn = ["--methods", "specdiff2:gamma=2:candidates=2:keep_q=true", "--temperature", 1]
-    summary, _ = run(*words, *drawn, "--sweep", "verifier=token,traversal", "--out", tmp_path / "p")
-    assert [name.rpartition("=")[2] for name in summary.overall] == ["plain", "traversal"]
-    assert [line.partition(": ")[0].rpartition("=")[2] for line in summary.run.skipped] == [
-        "token'"
-    ]
     sweep = ["--sweep", "steps=1,2", "nodes=0,4"]
     summary, _ = run(*words, "--methods", "specdiff:gamma=4", *sweep, "--out", tmp_path / "q")
     assert len(summary.overall) == 1 + 3  # plain; trees are of one step
     assert any("trees need steps=1" in line for line in summary.run.skipped)
-    for more, says in (
-        (["--methods", "specdiff:steps=2:nodes=4"], "trees need steps=1"),
-        (
-            ["--methods", "specdiff", "--steps", 4],
-            "--steps is read by the methods drafter and combined",
-        ),
-        (
-            ["--methods", "lookup", "--verifier", "point_mass"],
-            "--verifier is read by the methods drafter",
-        ),
-    ):
-        with pytest.raises(UserError, match=says):
-            run(*words, *more, "--out", tmp_path / "r")

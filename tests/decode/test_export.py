@@ -11,7 +11,6 @@ import pytest
 from decode import export
 from decode.exporting import EXPORTS
 from decode.exporting.verdict import ExportVerdict
-from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
 from specalign.formats.causal import save_causal
 from specalign.formats.standalone import save_standalone
@@ -25,14 +24,6 @@ def vocabulary(tmp_path: Path, target: Target) -> Path:
     """The target as a GGUF file."""
     write_gguf(path := tmp_path / "target.gguf", target)
     return path
-
-
-@pytest.mark.parametrize(
-    ("text", "says"), [("dflsh", "unknown format 'dflsh'.*dflash"), (",", "name one of dflash")]
-)
-def test_formats_that_there_are_not(text: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        export.read_names(text)
 
 
 def test_a_drafter_is_exported_for_the_target_that_it_names(
@@ -128,18 +119,5 @@ def test_a_refused_format_names_those_that_fit(
         assert (
             error.endswith(f"fits --format {' or '.join(fits)}") if fits else "train with" in error
         )
-        for line in commands:  # as a shell reads them
-            _, _, module, *words = shlex.split(line)
-            if module == "decode.export":
-                export.parser().parse_args(words)
         formats = [shlex.split(line)[-1] for line in commands]
         assert formats == fits or not fits and formats == ["your prompt", "target.name=debug"]
-
-
-def test_a_gguf_export_without_the_targets_file_names_it(
-    tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str]
-) -> None:
-    drafter = saved_taps_drafter(tmp_path / "drafter", target, "fill_in")
-    with pytest.raises(SystemExit) as ended:
-        export.main(["--drafter", drafter, "--format", "gguf", "--out", str(tmp_path / "out")])
-    assert ended.value.code == 2 and "--target-gguf FILE" in capsys.readouterr().err

@@ -52,27 +52,3 @@ def test_engines_that_there_are_not(
     with pytest.raises(SystemExit) as ended:
         parity.main(["--drafter", drafter, *more])
     assert ended.value.code == 2 and re.search(says, capsys.readouterr().err)
-
-
-def test_an_export_in_another_format(
-    tmp_path: Path, drafter: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = str(tmp_path / "out")
-    export.main(["--drafter", drafter, "--format", "dflash", "--out", out, "--no-check"])
-    with pytest.raises(SystemExit):
-        parity.main(["--drafter", drafter, "--engine", "transformers", "--export", out])
-    assert "is in the format 'dflash'" in capsys.readouterr().err
-
-
-def test_a_drafter_that_the_engine_can_not_hold_is_refused_in_words_of_this_command(
-    tmp_path: Path, target: Target, capsys: pytest.CaptureFixture[str]
-) -> None:
-    drafter = saved_taps_drafter(tmp_path / "drafter", target, "anchor_first")
-    with pytest.raises(SystemExit):
-        parity.main(["--drafter", drafter, "--engine", "transformers"])
-    said = capsys.readouterr().err
-    assert said.startswith("error: --engine transformers: the format's blocks are fill_in")
-    assert (
-        "this drafter fits decode.export --format dspark or gguf or" in said
-        and said.count("--format") == 1
-    )

@@ -6,9 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from decode.report import main
 from tests.measurements import fill_report as fill
 
 ROOT = Path(__file__).parents[3]
@@ -27,13 +24,3 @@ def test_report_imports_no_torch(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "Suite S" in done.stdout and "report.html" in done.stdout
-
-
-def test_a_folder_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = fill(tmp_path / "o")
-    monkeypatch.setattr("specalign.common.claims.os.access", lambda path, mode: False)
-    with pytest.raises(SystemExit, match="2"):
-        main([str(folder)])
-    assert f"DIR={folder}: can't be written" in capsys.readouterr().err

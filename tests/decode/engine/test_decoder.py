@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -147,19 +146,9 @@ def test_prompts_of_every_kind(endless: Target) -> None:
     ("prompt", "line"),
     [
         ("", "the prompt is empty"),
-        (" \n", "the prompt is empty"),
-        ([], "must be text, messages or one row"),
         (["one", "two"], "generate_batch takes several"),
-        (None, "must be text, messages or one row"),
-        ([1, -1], "token -1 is not within 0..259"),
         ([1, 260], "token 260 is not"),
-        ([1, 1.5], "must be text, messages or one row of tokens"),
-        ([1, "b"], "must be text, messages or one row of tokens"),
-        ([{"role": "user"}], "a conversation without a user's text"),
-        ([{"role": "user", "content": 3}], "a conversation with content that is no text"),
-        ("a\ud800b", "not valid Unicode at character 1"),
         ([5] * 400, "400 tokens: the target's context of 400 leaves no room"),
-        ("x" * 1000, "leaves no room"),
     ],
 )
 def test_malformed_prompts(endless: Target, prompt: Any, line: str) -> None:
@@ -171,14 +160,8 @@ def test_malformed_prompts(endless: Target, prompt: Any, line: str) -> None:
     ("options", "line"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
-        ({"max_new_tokens": -3}, "max_new_tokens=-3"),
-        ({"max_new_tokens": 2.5}, "max_new_tokens=2.5"),
         ({"stop": ""}, "non-empty strings"),
-        ({"stop": ["a", ""]}, "non-empty strings"),
-        ({"stop": [3]}, "non-empty strings"),
-        ({"stop": 3}, "non-empty strings"),
         ({"temprature": 0.7}, "unknown option 'temprature' .did you mean 'temperature'"),
-        ({"copying": False}, "unknown option 'copying'"),
         ({"temperature": -1}, "temperature=-1"),
         (
             {"temperature": 1, "sampling": Sampling()},
@@ -218,18 +201,3 @@ def test_a_new_seed_unless_one_is_given(endless: Target, sampling: dict[str, Any
     )
     assert each[1].seed == 7 != each[0].seed
     assert decoder.generate(PROMPT, max_new_tokens=2).seed is None
-
-
-def test_numbers_of_numpy(endless: Target) -> None:
-    options = {
-        "top_k": np.int64(9),
-        "seed": np.uint32(4),
-        "banned": [np.int64(3)],
-        "temperature": np.float64(1.0),
-    }
-    decoder = Decoder(endless)
-    out = decoder.generate(PROMPT, max_new_tokens=np.int64(6), **options)  # type: ignore[arg-type]
-    expected = decoder.generate(
-        PROMPT, max_new_tokens=6, top_k=9, seed=4, banned=(3,), temperature=1.0
-    )
-    assert out.tokens == expected.tokens and type(out.seed) is int

@@ -1,5 +1,3 @@
-import itertools
-
 import pytest
 
 from decode.engine.detokenizer import TextStream
@@ -58,14 +56,6 @@ def test_what_may_become_a_stop_string_is_held_back() -> None:
     for byte in b"ab":
         stream.push(byte)
     assert "".join(pieces) == "xabce" and stream.finish() == "xabceab" == "".join(pieces)
-
-
-def test_where_the_text_stops_does_not_depend_on_the_pieces() -> None:
-    for stops in itertools.permutations(("b", "abc", "c")):
-        text, _, count = run("aaabc", stops)
-        assert (text, count) == ("aaa", 4)
-    for stops in itertools.permutations(("aab", "b")):  # both are complete at once
-        assert run("aaabc", stops)[::2] == ("a", 4)
 
 
 def test_a_stop_inside_the_token_that_begins_a_character() -> None:

@@ -185,14 +185,6 @@ def test_stop_strings_across_blocks(target: Target) -> None:
             check_counts(found)
 
 
-def test_streamed_pieces_make_up_the_text(target: Target) -> None:
-    for sampling in (VARIED, Sampling(1.0, seed=4)):
-        pieces: list[str] = []
-        out = plain(target, 60, sampling, stream=pieces.append)
-        assert "".join(pieces) == out.text == target.decode(out.tokens)
-        assert len(pieces) > 5
-
-
 def test_the_cache_after_rollbacks_is_that_of_a_fresh_forward(target: Target) -> None:
     script = plain(target, 25).tokens
     for name, drafter in drafters(script).items():
@@ -243,21 +235,6 @@ def test_a_long_prompt_goes_through_in_chunks(
     drafter = ScriptedDrafter("point", oracle(prompt + expected), K)
     assert Decoder(target, drafter).generate(prompt, max_new_tokens=10).tokens == expected
     assert drafter.observed[:4] == [16, 16, 16, 2]
-
-
-def test_an_interrupted_generation_leaves_nothing_behind(target: Target) -> None:
-    decoder = Decoder(target, drafters(plain(target, 30).tokens)["wrong third"])
-    expected = decoder.generate(PROMPT, max_new_tokens=30, sampling=VARIED)
-    pieces: list[str] = []
-
-    def stop_soon(piece: str) -> None:
-        pieces.append(piece)
-        if len(pieces) == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        decoder.generate(PROMPT, max_new_tokens=30, sampling=VARIED, stream=stop_soon)
-    assert decoder.generate(PROMPT, max_new_tokens=30, sampling=VARIED).tokens == expected.tokens
 
 
 @pytest.mark.parametrize("most", [1, 2])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import count
 from typing import Any
 
 import pytest
-import torch
 
-from decode.engine import stream
 from decode.engine.decoder import Decoder
 from decode.engine.engine import Engine
 from decode.proposers.block import BlockProposer
@@ -77,18 +74,6 @@ def test_a_closed_stream_ends_its_session(
     assert out.finish == "closed" and len(out.tokens) < len(whole.tokens)
     assert out.tokens == whole.tokens[: len(out.tokens)] and whole.text.startswith(out.text)
     assert next(pieces, None) is None
-
-
-def test_gradients_and_pauses(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller's gradients stay on between two pieces, and its pauses are not decoding time."""
-    monkeypatch.setattr(
-        stream, "perf_counter", count(0, 100).__next__
-    )  # every pause takes 100 seconds
-    pieces = Decoder(target).stream(PROMPT, max_new_tokens=6)
-    for _ in pieces:
-        assert torch.is_grad_enabled()
-    rounds = pieces.output.calls
-    assert rounds > 1 and -100 * rounds <= pieces.output.seconds < 100 - 100 * rounds
 
 
 def test_wrong_arguments_are_refused_at_once(target: Target) -> None:

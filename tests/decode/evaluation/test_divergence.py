@@ -14,10 +14,8 @@ from decode.engine.output import Tree
 from decode.evaluation.divergence import (
     BUG,
     TIE,
-    TokenChoices,
     dtype_limit,
     examine,
-    first_difference,
     replay,
 )
 from decode.evaluation.records import Divergence
@@ -80,12 +78,6 @@ def outputs() -> tuple[list[int], list[int]]:
     return [8, 9, 10, 11], [8, 9, 11, 12]
 
 
-def test_first_difference() -> None:
-    assert first_difference([1, 2], [1, 2]) is None
-    assert first_difference([1, 2, 3], [1, 4, 3]) == 1
-    assert first_difference([1, 2], [1, 2, 3]) == first_difference([1, 2, 3], [1, 2]) == 2
-
-
 def test_a_method_that_runs_the_target_another_way_is_replayed_so() -> None:
     """Compiled, say, which rounds otherwise one token at a time too."""
 
@@ -106,11 +98,6 @@ def test_a_method_that_runs_the_target_another_way_is_replayed_so() -> None:
     found = examine(plain, PROMPT, [8, 9, 10, 11], [8, 9, 11, 13], *calls, others=other)
     assert found is not None and found.kind == TIE and found.reproduced
     assert judge(plain, PROMPT, [8, 9, 10, 11], [8, 9, 11, 13], *calls).kind == BUG
-
-
-def test_equal_outputs_have_nothing_to_judge() -> None:
-    target: Any = NoisyTarget(1, 0)
-    assert examine(target, PROMPT, [8], [8], [], []) is None
 
 
 def test_a_gap_that_the_measured_rounding_closes_is_a_tie() -> None:
@@ -177,11 +164,6 @@ def test_a_corrupted_output_of_a_real_target_is_a_bug(
     assert found.kind == BUG and found.index == 5
 
 
-def test_limit_grows_with_the_dtype() -> None:
-    z_V = torch.tensor([20.0, -30.0])
-    assert dtype_limit(torch.float32, z_V) < 1e-3 < dtype_limit(torch.bfloat16, z_V)
-
-
 CALLS = [2] * 12, [1] * 12, ()
 """Two drafts a call, the second one rejected."""
 TREES = [2] * 12, [1] * 12, [Tree((-1, -1), [1])] * 12
@@ -230,7 +212,3 @@ def test_a_routers_other_choice_is_a_tie_and_another_state_a_bug(kind: str, call
         assert found.bound is not None and found.bound > dtype_limit(
             target.dtype, torch.tensor(30.0)
         )
-
-
-def test_a_model_without_experts_has_no_choices() -> None:
-    assert not TokenChoices(torch.nn.Linear(2, 2))

@@ -26,15 +26,8 @@ def test_later_records_of_the_same_generation_count(tmp_path: Path) -> None:
     [
         ({"new_tokens": 0}, "new_tokens=0, but tokens holds 21"),
         ({"committed": 21}, "committed=21 can't be"),
-        ({"calls": 0}, "committed=20 can't be"),
-        ({"seconds": 0.0}, "seconds=0 can't be"),
         ({"accepted": [3], "drafted": [2]}, "accepted exceeds drafted"),
-        ({"accepted": [30], "drafted": [30]}, "accepted exceeds drafted or committed"),
         ({"accepted": [1], "drafted": []}, "differ in their number of calls"),
-        (
-            {"accepted": [1], "drafted": [2], "nodes": [2**40]},
-            "drafted and nodes must lie between 0 and 65536",
-        ),
         ({"seconds": -1.0}, "must lie between 0"),
     ],
 )

@@ -42,14 +42,8 @@ def test_a_measurement_that_goes_on_another_day_says_the_same_date(
     target.tokenizer.save_pretrained(str(tmp_path / "T"))
     words = [w if w != "debug" else str(tmp_path / "T") for w in QUIET]
     (tmp_path / "p.txt").write_text("Short.\n")
-    words += [
-        "--prompts",
-        str(tmp_path / "p.txt"),
-        "--out",
-        str(tmp_path / "o"),
-        "--methods",
-        "plain",
-    ]
+    words += ["--prompts", str(tmp_path / "p.txt"), "--out", str(tmp_path / "o")]
+    words += ["--methods", "plain"]
     found = []
     for day in (1, 2):
 

@@ -38,28 +38,6 @@ def test_speed_up_is_the_ratio_of_mean_times_per_token() -> None:
     assert times(rows, "plain", whole_time)["s", "a"] == pytest.approx(2.5 / 11)
 
 
-def test_repeats_are_averaged_and_empty_outputs_left_out() -> None:
-    rows = [
-        record(seconds=1.0),
-        record(seconds=3.0, repeat=1),
-        record(prompt="b", committed=0, calls=0, tau=None),
-    ]
-    assert times(rows, "plain") == {("s", "a"): pytest.approx(0.2)}
-    assert micro_and_macro(rows) == (1.0, 1.0)
-
-
-def test_interval_is_seeded_and_needs_two_prompts() -> None:
-    generator = np.random.default_rng(1)
-    baseline = {("s", str(i)): float(x) for i, x in enumerate(generator.uniform(0.9, 1.1, 30))}
-    method = {key: value / float(generator.uniform(1.2, 1.8)) for key, value in baseline.items()}
-    first, again = (paired_ratio(baseline, method, seed=3) for _ in range(2))
-    assert first == again
-    assert first.lo < first.value < first.hi and first != paired_ratio(baseline, method, seed=4)
-    assert paired_ratio({}, method) is None
-    one = paired_ratio({("s", "0"): 2.0}, {("s", "0"): 1.0})
-    assert (one.value, one.lo, one.hi) == (2.0, None, None)
-
-
 def test_pairing_removes_what_the_prompts_share() -> None:
     baseline = {("s", str(i)): 1.0 + i for i in range(20)}
     method = {key: value / 1.5 for key, value in baseline.items()}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 
 from decode.evaluation.records import Record, Run
@@ -11,16 +9,7 @@ from decode.evaluation.summary import Summary, summarise
 from decode.evaluation.sweeps import compare_with_first, describe_best
 from tests.measurements import record
 
-SPEEDS = {
-    "plain": 1.0,
-    "lookup": 1.4,
-    "specdiff:order=random:gamma=4:steps=1": 1.1,
-    "specdiff:order=random:gamma=4:steps=2": 1.2,
-    "specdiff:order=random:gamma=8:steps=1": 1.3,
-    "specdiff:order=random:gamma=8:steps=2": None,
-    "lookup:gamma=4": 0.9,
-    "lookup:gamma=8": 0.8,
-}
+SPEEDS = {"plain": 1.0, "lookup": 1.4, "lookup:gamma=4": 0.9, "lookup:gamma=8": None}
 
 
 def measured(sweep: list[str], speeds: dict[str, float | None]) -> Summary:
@@ -35,22 +24,8 @@ def measured(sweep: list[str], speeds: dict[str, float | None]) -> Summary:
     return summarise(Run({"methods": list(speeds), "temperature": 0, "sweep": sweep}, []), records)
 
 
-def test_three_options_are_one_sweep() -> None:
-    speeds: dict[str, float | None] = {"plain": 1.0}
-    for i, (start, steps, gamma) in enumerate(product(("false", "true"), (1, 2), (4, 8))):
-        speeds[f"specdiff:gamma={gamma}:steps={steps}:copying={start}"] = 1.1 + i / 10
-    summary = measured(["gamma=4,8", "steps=1,2", "copying=false,true"], speeds)
-    assert describe_best(summary).startswith(
-        "Best of 8 points: specdiff:gamma=8:steps=2:copying=true, 1.80×"
-    )
-    gains = compare_with_first(summary, [record("a", name, 1.0, 10) for name in speeds])
-    assert len(gains) == 7 and {gain.first for gain in gains} == {"gamma=4 steps=1 copying=false"}
-    assert "gamma=4 steps=1 copying=true" in {gain.point for gain in gains}
-
-
 def test_the_best_point_is_named() -> None:
-    text = describe_best(measured(["gamma=4,8", "steps=1,2"], SPEEDS))
-    assert "Best of 3 points: specdiff:order=random:gamma=8:steps=1, 1.30×" in text
+    text = describe_best(measured(["gamma=4,8"], SPEEDS))
     assert "lookup:gamma=4, 0.90×" in text and describe_best(measured([], SPEEDS)) == ""
 
 
@@ -69,12 +44,7 @@ def test_every_point_is_compared_with_the_first_prompt_by_prompt() -> None:
     ]
     run = Run({"methods": list(points), "temperature": 0, "sweep": ["gamma=4,8,16"]}, [])
     faster, slower = compare_with_first(summarise(run, records), records)
-    assert (faster.system, faster.first, faster.point, faster.prompts) == (
-        "a",
-        "gamma=4",
-        "gamma=8",
-        3,
-    )
+    assert (faster.first, faster.point, faster.prompts) == ("gamma=4", "gamma=8", 3)
     assert faster.tau is not None and faster.tau.value == pytest.approx(60 / 27 - 60 / 33)
     # the prompts' own speeds differ ninefold, their ratio does not
     assert faster.speed is not None

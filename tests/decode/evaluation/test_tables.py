@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,31 +50,6 @@ def test_the_table_fits_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture
         assert part in " ".join(output.split()), part
 
 
-def test_no_figure_is_cut_at_80_columns(tmp_path: Path) -> None:
-    """With every column at its widest, cells break but lose nothing."""
-    summary, _ = make_report(fill(tmp_path / "o"))
-    for name, figures in summary.overall.items():
-        summary.overall[name] = replace(
-            figures, bugs=12, rounding_ties=13, identical=1455, prompts=1480, tokens_per_s=12345.6
-        )
-    summary.suites = {"one suite": summary.overall, "another one": summary.overall}
-    console = PlainConsole(width=80, no_color=True, record=True, file=io.StringIO())
-    console.print(tables.table(summary))
-    lines = [line for line in console.export_text().splitlines() if "│" in line]
-    assert all(line.rstrip().endswith(("│", "┤")) for line in lines)
-    cells = "".join(line.split("│")[-2].strip() for line in lines if "─" not in line)
-    assert cells.replace(" ", "").count("1455/1480(12BUGs,13ties)") == 9
-
-
-def test_the_headline_names_the_chat_options(tmp_path: Path) -> None:
-    summary, _ = make_report(fill(tmp_path / "o"))
-    assert tables.headline(summary) == "t/<model> · greedy · float32 · Suite S"
-    summary.settings.update({"template_kwargs": {"enable_thinking": False}, "system": None})
-    assert tables.headline(summary).endswith(" · Suite S · enable_thinking=false")
-    summary.settings["weights"] = "Q4_1 in p 1"
-    assert tables.headline(summary).startswith("t/<model> (Q4_1 in p 1) · greedy")
-
-
 def test_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One suite: the table. Several: a line per method, its figures over all suites, then its speed-up on
     each."""
@@ -100,25 +74,3 @@ def test_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(folder), "--markdown"])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(lines) == 2 + len(body) and "Suite Z" in lines[0]
-
-
-@pytest.mark.parametrize(
-    ("parameters", "ratios", "says"),
-    [
-        (10**8, [0.90, 0.95, 0.93], "SLOWER than transformers"),
-        (10**8, [0.90, 1.05, 0.93], "the repeats differ too much to judge"),
-        (10**8, [1.00, 1.05, 1.01], ": the baseline is strong."),
-        (10**6, [0.60, 0.70, 0.65], "the same tokens)."),  # toys are not judged
-    ],
-)
-def test_a_baseline_is_judged_by_all_its_repeats(
-    parameters: int, ratios: list[float], says: str
-) -> None:
-    check = {
-        "plain_tokens_per_s": 9.0,
-        "transformers_tokens_per_s": 10.0,
-        "ratio": ratios[2],
-        "parameters": parameters,
-    }
-    line = tables.baseline_line({**check, "ratios": ratios, "repeats": 3, "identical": True})
-    assert says in line and f"best of 3, {min(ratios):.2f} to {max(ratios):.2f} each" in line

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +46,6 @@ def test_the_folder_is_an_assistant_of_transformers(tmp_path: Path, target: Targ
     assert not (tmp_path / "other").exists()
 
 
-def test_weights_are_stored_in_the_requested_dtype(tmp_path: Path, target: Target) -> None:
-    save_causal(causal_drafter(target), tmp_path / "drafter")
-    (tmp_path / "x 6'q").mkdir()
-    out = tmp_path / "x 6'q" / "out"
-    verdict = export(tmp_path, "float16", out)
-    assert verdict.exit_code == 0 and any("rounded to float16" in note for note in verdict.notes)
-    assert {t.dtype for t in load_file(out / "model.safetensors").values()} == {torch.float16}
-    assert json.loads((out / "config.json").read_text())["dtype"] == "float16"
-    config = shlex.split(verdict.serve[0].lines[0])[-1]  # as a shell reads it
-    assert json.loads(config)["model"] == str(out)
-
-
 def test_later_and_in_one_process(tmp_path: Path, target: Target) -> None:
     """A fresh export, one that was written, one whose second layer or config is another."""
     save_causal(causal_drafter(target), tmp_path / "drafter")
@@ -77,30 +64,6 @@ def test_later_and_in_one_process(tmp_path: Path, target: Target) -> None:
     assert verdict.exit_code == 1 and name in verdict.lines[0]
     with pytest.raises(UserError, match="no export.json, so no export of this project"):
         check_transformers(pair, prompts, 12, tmp_path / "drafter")
-
-
-@pytest.mark.parametrize("flag", [True, False])
-def test_an_export_holds_the_head_that_the_tensors_hold(tmp_path: Path, flag: bool) -> None:
-    """Whatever tie_word_embeddings says; an export that leaves it to the flag is not the same."""
-    model, tokenizer = debug_model("Llama")
-    config = copy.deepcopy(model.config)
-    config.tie_word_embeddings = False
-    torch.manual_seed(0)
-    type(model)(config).save_pretrained(tmp_path / "drafter")
-    tokenizer.save_pretrained(tmp_path / "drafter")
-    values = json.loads((path := tmp_path / "drafter" / "config.json").read_text())
-    path.write_text(json.dumps({**values, "tie_word_embeddings": flag}))
-    head = load_file(tmp_path / "drafter" / "model.safetensors")["lm_head.weight"]
-    verdict, out = export(tmp_path, "float32"), tmp_path / "out"
-    values = json.loads((out / "config.json").read_text())
-    assert torch.equal(load_file(out / "model.safetensors")["lm_head.weight"], head)
-    assert values["tie_word_embeddings"] is False
-    if not flag:
-        assert verdict.exit_code == 0, verdict.lines
-    (out / "config.json").write_text(json.dumps({**values, "tie_word_embeddings": True}))
-    pair = DrafterPair(str(tmp_path / "drafter"), "autoregressive", "debug", "cpu")
-    verdict = check_transformers(pair, [Prompt("a", "x")], 4, out)
-    assert verdict.exit_code == 1 and "tie_word_embeddings is True" in verdict.lines[0]
 
 
 def test_a_drafter_that_was_saved_without_its_head_is_told(tmp_path: Path) -> None:

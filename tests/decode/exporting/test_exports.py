@@ -8,16 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
-from decode.exporting.exports import DrafterPair, ExportOptions, check_transformers, export_drafter
+from decode.exporting.exports import DrafterPair, ExportOptions, export_drafter
 from decode.exporting.verdict import ExportVerdict
 from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
 from specalign.lm.debug import debug_model
 from specalign.lm.model import Target
-from specalign.suites.prompt import Prompt
 from tests.builders import block_network
 from tests.target_models import asking_target, write_gguf
 
@@ -48,34 +45,6 @@ def test_several_formats_at_once(tmp_path: Path, drafter: str) -> None:
     assert "license: mit" in card and "| expected τ, greedy | 1.5 |" in card
     assert "vllm serve debug --speculative-config" in card
     assert verdicts[1].lines[-1].startswith("transformers: logits the same")
-
-
-def test_a_target_whose_generation_config_asks_for_other_text(
-    tmp_path: Path, target: Target, drafter: str
-) -> None:
-    """Penalties and the like are not applied in a comparison."""
-    folder = asking_target(tmp_path / "its", target, repetition_penalty=1.8, no_repeat_ngram_size=2)
-    for name in ("transformers", "custom_generate"):
-        (verdict,) = export(drafter, folder, {name: tmp_path / name}, dtype="float32")
-        assert verdict.exit_code == 0, verdict.lines
-
-
-def test_rounded_weights_are_compared_as_rounded(tmp_path: Path, drafter: str) -> None:
-    weights = load_file(file := Path(drafter) / "model.safetensors")
-    noise = torch.Generator().manual_seed(0)
-    wide = {
-        k: v.float() * (1 + 2e-3 * torch.randn(v.shape, generator=noise))
-        for k, v in weights.items()
-    }
-    save_file(wide, file)
-    (Path(drafter) / "checksums.json").unlink(missing_ok=True)
-    for dtype, notes in (("bfloat16", 1), ("float32", 0)):
-        (verdict,) = export(drafter, "debug", {"dflash": tmp_path / dtype}, dtype=dtype)
-        assert (
-            verdict.exit_code == 0 and sum("rounded to" in note for note in verdict.notes) == notes
-        )
-    pair = DrafterPair(drafter, "block", "debug", "cpu")
-    assert check_transformers(pair, [Prompt("a", "x")], 8).exit_code == 0
 
 
 def test_a_folder_given_as_the_target_is_named(tmp_path: Path, target: Target) -> None:

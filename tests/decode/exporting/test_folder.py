@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from decode.exporting.registry import FORMATS
-from decode.exporting.serving import ServedTarget
 from specalign.common.errors import UserError
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
@@ -62,21 +60,3 @@ def test_an_interrupted_export_leaves_the_old_one(
         DFLASH.write(drafter, tmp_path / "out", torch.float32, "new")
     assert (tmp_path / "out" / "README.md").read_text().startswith("old")
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
-
-
-def test_a_card_shows_metadata_fenced_lines_figures_and_names_as_text(
-    tmp_path: Path, drafter: BlockDrafter
-) -> None:
-    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n| expected τ | 2 |\n")
-    drafter.config = replace(drafter.config, target="org/TARGET")
-    form = FORMATS["speculators"]
-    snippets = form.snippets(drafter, ServedTarget("org/TARGET"), "my folder")
-    page = form.card(tmp_path, drafter, "[a](b)", snippets).splitlines()
-    assert page[:6] == [
-        "---", "library_name: speculators", "base_model: org/TARGET", "license: mit",
-        "tags: [speculative-decoding, discrete-diffusion, drafter]", "---",
-    ]  # fmt: skip
-    assert any(line.startswith("# [a]\\(b): drafts") for line in page)
-    assert (
-        page[page.index("vllm serve 'my folder'") - 1] == "```bash" and "| expected τ | 2 |" in page
-    )

@@ -40,19 +40,15 @@ FILL_IN = {"block_layout": "fill_in"}
 VANILLA = {"markov_rank": 8, "markov": "vanilla"}
 HELD: list[tuple[str, bool, dict[str, Any]]] = [
     ("dflash", True, FILL_IN),
-    ("dflash", False, FILL_IN),
     ("speculators", True, FILL_IN),
     ("speculators", False, FILL_IN),
     ("transformers", True, FILL_IN),
-    ("transformers", False, FILL_IN),
     ("dspark", True, {"confidence_head": True}),
     ("dspark", False, {**VANILLA, "confidence_head": True}),
-    ("dspark", True, {"markov_rank": 8, "markov": "linear"}),
     ("dspark", False, {"markov_rank": 8, "markov": "tanh", "confidence_head": True}),
     ("dspark", False, {"markov_rank": 8, "markov": "gated"}),
     ("gguf", False, FILL_IN),
     ("gguf", True, {**VANILLA, "confidence_head": True}),
-    ("gguf", False, {**VANILLA, **FILL_IN}),
 ]
 TEXT = GreedyText(PROMPT, [5, 9, 3])
 
@@ -153,9 +149,7 @@ def test_a_target_that_scales_its_embedding(
     [
         ("dspark", "taps", {**FILL_IN, "markov_rank": 4}, "=anchor_first and drafter.markov=tanh, linear"),
         ("dflash", "shared_kv", FILL_IN, "train with drafter.context=taps"),
-        ("dflash", "taps", {"markov_rank": 4}, "block_layout=fill_in and drafter.markov_rank=0$"),
         ("gguf", "taps", {"markov_rank": 4, "markov": "tanh"}, "train with drafter.markov=vanilla or linear$"),
-        ("transformers", "taps", {**FILL_IN, "convolution": True}, "train with drafter.convolution=false"),
         ("dflash", "taps", {**FILL_IN, "target_layers": [0, 3]}, "layer 3 is the target's last"),
     ],
 )  # fmt: skip
@@ -214,13 +208,11 @@ def _dflash(**changes: Any) -> Maker:
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 PUBLISHED: dict[str, Maker] = {
     "dflash": _dflash(),
-    "dflash, linear": _dflash(rope_scaling={"rope_type": "linear", "factor": 4.0}),
     "dflash, yarn": _dflash(rope_scaling=YARN),
     "dflash, pruned": lambda target: (dflash_config(target), backbone(target) | pruned(target)),
     "dspark vanilla": _dspark("vanilla"),
     "dspark gated": _dspark("gated"),
     "dspark rnn": _dspark("rnn"),
-    "dspark, fill-in": _dspark("gated", sample_from_anchor=False),
     "speculators": _speculators("dflash", 0.0),
     "speculators, another head": _speculators("dflash", 0.3),
     "speculators dspark": _speculators("dspark", 0.0),

@@ -62,23 +62,6 @@ def test_frequencies_of_another_engines_drafter(
     assert verdict.exit_code == 0, verdict.lines
 
 
-def test_frequencies_of_the_targets_own_tables(target: Target) -> None:
-    rotary = target.body.rotary_emb
-    before, kind = rotary.inv_freq.clone(), getattr(rotary, "rope_type", "default")
-    drafter = block_network(target, "taps", whole=True, options=FILL_IN)
-    try:
-        rotary.rope_type = "llama3"
-        rotary.inv_freq[2:] /= 4
-        factors = GGUF.make(drafter).tensors["rope_freqs.weight"]
-        assert factors[1:4].tolist() == pytest.approx([1, 4, 4], rel=1e-5)
-        rotary.rope_type = "longrope"
-        with pytest.raises(UserError, match="rope_type=longrope"):
-            GGUF.make(drafter)
-    finally:
-        rotary.inv_freq.copy_(before)
-        rotary.rope_type = kind
-
-
 def test_what_the_file_does_not_hold(tmp_path: Path, target: Target, vocabulary: Path) -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
     theirs = write(tmp_path / "theirs", dflash_config(target, rope_scaling=yarn), backbone(target))

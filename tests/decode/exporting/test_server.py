@@ -213,9 +213,7 @@ def test_a_server_that_drafted_nothing(
 @pytest.mark.parametrize(
     ("path", "sent", "says"),
     [
-        ("/v1/models", '{"data": []}', "names no model"),
         ("/v1/completions", '{"choices": [{"text": "x"}]}', "has no token ids"),
-        ("/v1/completions", "<html>", "no JSON"),
         ("/v1/completions", 429, "answered 429"),
         ("/metrics", "# nothing", "counts no drafts"),
     ],
@@ -242,10 +240,8 @@ def test_no_server(url: str) -> None:
     [
         ((416, 132), (416, 137), 0.0, True),
         ((522, 42), (533, 31), 0.0, False),  # vLLM's fault
-        ((420, 16), (420, 0), 0.0, False),
         ((416, 132), (416, 150), 0.25, True),  # a quarter of the texts part
         ((208, 65), (416, 132), 0.0, True),  # of twice the rounds
-        ((10, 0), (0, 0), 0.0, False),
     ],
 )
 def test_accepted_drafts_match_up_to_near_ties(

@@ -9,19 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from peft import LoraConfig, get_peft_model
 
 from decode.exporting.registry import FORMATS
 from decode.exporting.serving import (
     ServedTarget,
-    find_served_target,
-    merged_name,
     resolved_name,
-    shared_name,
 )
-from specalign.lm.debug import debug_model
-from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.builders import block_network
 from tests.target_models import asking_target, write_gguf
@@ -39,38 +32,16 @@ def test_a_target_goes_by_the_name_that_opens_it(
     assert converted.is_absolute() and (converted / "config.json").is_file()
 
 
-def test_options_for_a_cpu(tmp_path: Path, target: Target) -> None:
-    folder = asking_target(tmp_path / "target", target)
-    words = find_served_target(folder, "cpu").vllm_options
-    assert words[:4] == ("--dtype", "float32", "--max-model-len", str(target.context_limit))
-    assert find_served_target(folder, "cuda").vllm_options == ()  # it knows its memory
-
-
-@pytest.mark.parametrize("same", [True, False])
-def test_a_folder_is_served_by_itself_only_if_it_names_a_target_that_opens(
-    target: Target, same: bool
-) -> None:
-    """vLLM reads the target's name in a speculators folder; where another name opens the target, only the long line starts."""
-    drafter = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
-    drafter.config.target = "org/target"
-    served = ServedTarget("org/target" if same else "/cache/target")
-    snippets = FORMATS["speculators"].snippets(drafter, served, "F")
-    assert [s.lines[0].startswith("vllm serve F") for s in snippets] == [False, *[True] * same]
-
-
 TARGET = ServedTarget("org/target")
 
 
 @pytest.mark.parametrize(
     ("name", "options", "served"),
     [
-        ("dspark", {}, ("vllm", "sglang")),
-        ("dspark", {"markov_rank": 4, "markov": "linear"}, ("vllm", "sglang")),
         ("dspark", {"markov_rank": 4, "markov": "linear", "draft_vocab_size": 9}, ("vllm",)),
         ("dspark", {"markov_rank": 4, "markov": "tanh", "draft_vocab_size": 9}, ("sglang",)),
         ("dflash", {"draft_vocab_size": 9}, ("vllm", "sglang")),
         ("dflash", {"hidden_act": "gelu"}, ()),
-        ("speculators", {"hidden_act": "gelu"}, ()),
     ],
 )
 def test_lines_are_those_of_engines_that_serve_it(
@@ -107,33 +78,3 @@ def test_lines_name_folders_as_a_shell_and_python_read_them(target: Target, fold
             )  # Python is pasted as it stands
             assert all(f"{indent}{line}" in snippet.as_text() for line in snippet.lines)
     assert found == 8
-
-
-def test_a_line_that_starts_on_a_gpu_only_says_so(target: Target) -> None:
-    """vLLM's build for CPUs has no DSpark."""
-    config = block_network(target, "taps", whole=True).config
-    here = ServedTarget("org/target", ("--dtype", "float32"))
-    (snippet, _) = FORMATS["dspark"].serve(config, here, "FOLDER")
-    assert "on a GPU" in snippet.engine and "--dtype" not in snippet.lines[0]
-    assert FORMATS["dspark"].serve(config, TARGET, "FOLDER")[0].engine == "vLLM"
-    (snippet, _) = FORMATS["dflash"].serve(config, here, "FOLDER")
-    assert snippet.engine == "vLLM" and "--dtype float32" in snippet.lines[0]
-
-
-def test_an_adapter_is_merged_by_the_printed_lines(tmp_path: Path) -> None:
-    model, tokenizer = debug_model("Llama")
-    for part in (model, tokenizer):
-        part.save_pretrained(tmp_path / "base")
-    changed = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"]))
-    for name, weight in changed.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight, std=0.5)
-    changed.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
-    changed.save_pretrained(adapter := str(tmp_path / "my adapter"))
-    served = find_served_target(adapter, "cpu")
-    assert served.name == merged_name(adapter) == shared_name(adapter)
-    exec("\n".join(served.preparation[0].lines), {})
-    merged, target = (load_target(name, "float32", fast=False) for name in (served.name, adapter))
-    tokens = torch.arange(4, target.vocab_size)[None]
-    logits = target.forward(tokens).logits_BLV
-    torch.testing.assert_close(merged.forward(tokens).logits_BLV, logits, atol=1e-4, rtol=1e-4)

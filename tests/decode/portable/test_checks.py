@@ -30,7 +30,6 @@ class QuantizedCache(DynamicCache):
     [
         ({"token_type_ids": torch.zeros_like(IDS)}, "token_type_ids: only tokens"),  # GPT-2 adds a row for type 0
         ({"attention_mask": torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]])}, "a text is only padding"),
-        ({"position_ids": torch.tensor([[1, 2, 3, 4]])}, "position_ids"),
         ({"attention_mask": torch.ones(2, 9)}, r"^attention_mask .*\(2, 9\), input_ids \(2, 4\)"),
         ({"position_ids": torch.arange(4).expand(3, 2, 4) * torch.tensor([1, 1, 2])[:, None, None]}, "position_ids"),
         ({"cache": QuantizedCache()}, "cache: is quantised"),

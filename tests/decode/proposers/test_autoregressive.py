@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from decode import Decoder, Sampling
-from decode.proposers.autoregressive import AutoregressiveDrafter, CausalContext
+from decode.proposers.autoregressive import AutoregressiveDrafter
 from decode.speculation.proposal import Proposal
 from decode.speculation.sampling import probs
 from specalign.common.errors import UserError
@@ -74,45 +74,6 @@ def test_a_drafter_that_is_the_target_is_always_right(setting: str) -> None:
                     out.tokens
                     == plain.generate(LETTERS, max_new_tokens=21, sampling=sampling).tokens
                 )
-
-
-def test_a_context_goes_back_exactly(target: Target) -> None:
-    context = CausalContext(target, 40)
-
-    def fresh(text: list[int]) -> torch.Tensor:
-        logits = target.forward(torch.tensor([text])).logits_BLV
-        assert logits is not None
-        return logits[0]
-
-    text = [5, 6, 7, 8]
-    for change in ([], [9, 10], [30], [31, 32, 33]):
-        for cut in (0, 1, 3):
-            text = [*text[: len(text) - cut], *change, 40]
-            unread = context.follow(text)
-            assert len(unread) >= 1 and [*context.tokens, *unread] == text
-            torch.testing.assert_close(
-                context.read(unread)[0], fresh(text)[-1], atol=1e-4, rtol=1e-3
-            )
-    again = context.follow(text)  # nothing new: the last token is read once more
-    assert again == text[-1:]
-    drafts = [50, 51, 52]
-    logits = context.read(again, drafts)
-    for count in range(4):
-        expected = fresh([*text, *drafts[:count]])[-1]
-        torch.testing.assert_close(logits[count], expected, atol=1e-4, rtol=1e-3)
-    text += [50, 60]  # one draft is kept
-    unread = context.follow(text)
-    assert unread == [60] and context.cache.length == len(text) - 1
-    torch.testing.assert_close(context.read(unread)[0], fresh(text)[-1], atol=1e-4, rtol=1e-3)
-
-
-def test_long_prompts_are_read_in_parts(model: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decode.proposers.autoregressive._READ_AT_ONCE", 5)
-    prompt = [(7 * i) % 200 + 4 for i in range(33)]
-    context = CausalContext(model, 60)
-    logits = model.forward(torch.tensor([[*prompt, 8, 9]])).logits_BLV
-    assert logits is not None
-    torch.testing.assert_close(context.read(prompt, [8, 9]), logits[0, -3:], atol=1e-4, rtol=1e-3)
 
 
 def test_another_vocabulary_is_refused(target: Target) -> None:

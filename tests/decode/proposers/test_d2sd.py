@@ -13,10 +13,8 @@ from torch import Tensor
 
 from decode import Sampling
 from decode.engine.engine import Engine
-from decode.proposers import d2sd
-from decode.proposers.d2sd import D2SDDrafter, D2SDSession, boundary_scores, rank_boundaries
+from decode.proposers.d2sd import D2SDDrafter, D2SDSession
 from decode.speculation.proposal import Proposal
-from decode.speculation.sampling import position_noise
 from decode.speculation.tree import chain
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
@@ -55,31 +53,6 @@ def networks(target: Target, name: str, ids: Tensor) -> tuple[BlockDrafter, Bloc
 
 def pair(target: Target, name: str, ids: Tensor = IDS, **options: Any) -> D2SDDrafter:
     return D2SDDrafter(*networks(target, name, ids), **options)
-
-
-# ---- boundaries ----
-
-
-def test_boundary_scores_are_the_chance_of_the_first_mistake() -> None:
-    confidence = torch.tensor([0.9, 0.5, 1.0, 0.25])
-    expected = [0.1, 0.9 * 0.5, 0.9 * 0.5 * 0.0, 0.9 * 0.5 * 1.0 * 0.75]
-    torch.testing.assert_close(boundary_scores(confidence), torch.tensor(expected))
-
-
-def test_the_most_probable_boundaries_are_kept() -> None:
-    assert rank_boundaries(torch.tensor([0.1, 0.4, 0.2, 0.3]), 2) == [1, 3]
-    assert rank_boundaries(torch.tensor([0.2, 0.2, 0.0, 0.2]), 2) == [0, 1]
-    assert (
-        rank_boundaries(torch.zeros(3), 9) == [0, 1, 2]
-        and rank_boundaries(torch.zeros(1), 4, 1) == []
-    )
-    assert rank_boundaries(torch.tensor([0.9, 0.1, 0.2, 0.3]), 2, 1) == [2, 3]
-
-
-# ---- the one pass ----
-
-
-# ---- what is proposed ----
 
 
 @cache
@@ -161,37 +134,6 @@ def test_drawn_tokens_come_with_their_q(target: Target, name: str, k: int) -> No
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_the_shape_is_settled_before_a_token_is_drawn(
-    target: Target, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else whether a sibling is there would say something of the tokens drawn."""
-    seen, confidences = {}, []
-
-    def watched(confidence_K: Tensor) -> Tensor:
-        confidences.append(confidence_K)
-        return boundary_scores(confidence_K)
-
-    monkeypatch.setattr(d2sd, "boundary_scores", watched)
-    for seed in range(12):
-        drafts = begun(target, pair(target, name, boundaries=2), Sampling(1.0, seed=4))
-        drafts.request.generator.manual_seed(seed)
-        tree = drafts.propose(4)
-        seen[tuple(tree.tokens_K.tolist())] = tree.parents
-    assert len(seen) > 3 and len(set(seen.values())) == 1
-    assert all(torch.equal(x, confidences[0]) for x in confidences)
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_coupled_drafts_use_the_noise_of_their_positions(target: Target, name: str) -> None:
-    sampling = Sampling(1.0, seed=5)
-    drafts = begun(target, pair(target, name), sampling, "gumbel")
-    assert drafts.request.noise is not None
-    noise = position_noise(5, 8, target.vocab_size, target.device)
-    assert torch.equal(drafts.request.noise(8), noise)
-    assert set(paths(drafts.propose(4))) == by_definition(drafts, 4)[0]
-
-
-@pytest.mark.parametrize("name", PAIRS)
 def test_both_contexts_keep_step_with_the_text(
     target: Target, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,9 +166,3 @@ def test_both_contexts_keep_step_with_the_text(
             )
             session.observe(output.hidden_BLD, output.taps_BLFD, len(tokens) - 1)
             torch.testing.assert_close(hidden, session.hidden(tokens[-1]), atol=1e-4, rtol=1e-3)
-
-
-# ---- the output ----
-
-
-# ---- options ----

@@ -63,16 +63,6 @@ def test_what_may_not_come_yet_is_barred_as_far_as_the_last_position(target: Tar
             assert ends == [count + place < 4] * len(ends)
 
 
-def test_the_context_follows_the_text(target: Target) -> None:
-    """Longer, shorter or changed at its end; nothing is run twice."""
-    _, session = sessions(target, DiffusionProposer(drafter(target, "ddit"), 4), Sampling())
-    text = session.request.tokens
-    for change in ([], [5, 9], [8]):
-        text[len(text) - len(change) // 2 :] = change
-        session.propose(4)
-        assert session.context.tokens == text and session.context.cache.length == len(text)
-
-
 def test_a_vocabulary_of_its_own(target: Target, tmp_path: Path) -> None:
     """A drafter of another tokenizer, by its folder and the tokenizer's: the output stays the target's."""
     from tests.tokenizers import byte_level

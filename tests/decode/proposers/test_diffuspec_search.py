@@ -31,16 +31,6 @@ def test_the_fewest_tokens_that_hold_the_mass() -> None:
     assert [len(c) for c in find_candidates(q, 0.7, 15, ())] == [2, 1, 4]
 
 
-def test_the_likeliest_end_is_kept() -> None:
-    q = torch.tensor([[0.01, 0.05, 0.6, 0.24, 0.1]])
-    kept = log((2, 0.6), (3, 0.24))
-    assert find_candidates(q, 0.8, 5, (END,)) == [[*kept, *log((END, 0.01))]]
-    assert find_candidates(q, 0.8, 2, (END,)) == [[*kept, *log((END, 0.01))]]  # fifth of two
-    assert find_candidates(q, 0.8, 5, (END, 1)) == [[*kept, *log((1, 0.05))]]
-    assert find_candidates(q, 0.8, 5, (END, 3)) == [kept]  # there already
-    assert find_candidates(torch.tensor([[0.0, 0.5, 0.5]]), 0.3, 3, (END,)) == [log((1, 0.5))]
-
-
 def reader(seed: int, V: int):  # type: ignore[no-untyped-def]
     """Any left-to-right model: its distribution depends on the two tokens before."""
     table = torch.randn(V + 1, V + 1, V, generator=torch.Generator().manual_seed(seed)).log_softmax(
@@ -82,20 +72,6 @@ def test_a_wide_beam_finds_the_best_of_all_paths(
     )
 
 
-def test_nothing_follows_an_end_and_an_early_one_does_not_win_by_being_early() -> None:
-    def flat(path: tuple[int, ...], tokens: Sequence[int]) -> list[float]:
-        return [math.log(0.1)] * len(tokens)
-
-    unsure = [(5, math.log(0.5)), (END, math.log(0.01))]
-    assert find_best_path([unsure] * 6, flat, 0.5, 3, (END,)) == [5] * 6
-    sure = [(END, math.log(0.9)), (5, math.log(0.05))]
-    assert find_best_path([unsure, sure, unsure], flat, 0.5, 3, (END,)) == [5, END]
-    assert find_best_path([sure, unsure], flat, 0.5, 1, (END,)) == [END]
-    assert (
-        find_best_path([], flat, 0.5, 3, (END,)) == [] == find_best_path([[]], flat, 0.5, 3, (END,))
-    )
-
-
 V = 6
 
 
@@ -119,21 +95,3 @@ def test_against_the_formula() -> None:
             followed = sum(count(*context, x) for x in range(V))
             p = (count(*context, c) + 0.5 * p) / (followed + 0.5)
         assert model.log_probs([9, a, b], [c]) == [pytest.approx(math.log(p))]
-
-
-def test_texts_are_apart_and_a_base_stays_as_it_is() -> None:
-    base = NgramModel(V)
-    for text in ([0, 1], [2, 3]):
-        base.read(text)
-    assert (1, 2) not in base.counts and base.counts[2, 3] == 1
-    before = (dict(base.counts), dict(base.followed))
-    model = NgramModel(V, base=base)
-    model.extend([0, 1, 2])
-    assert (dict(base.counts), dict(base.followed)) == before
-    both = NgramModel(V)
-    for text in ([0, 1], [2, 3], [0, 1, 2]):
-        both.read(text)
-    for context in ([], [0], [1], [0, 1]):
-        assert model.log_probs(context, range(V)) == pytest.approx(
-            both.log_probs(context, range(V))
-        )

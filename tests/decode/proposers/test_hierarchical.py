@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,42 +66,6 @@ def test_drafts_have_the_middle_models_joint_law(kind: str) -> None:
     assert plausible(found, law, 200)
 
 
-@pytest.mark.parametrize("kind", INNER)
-def test_at_temperature_0_drafts_are_the_middle_models_own(kind: str) -> None:
-    for seed in range(5):
-        drafter = tables(kind, seed=seed)
-        if kind not in ("lookup", "autoregressive", "copying", "hierarchical", "guessed"):
-            continue  # scripted ones draw at every temperature
-        middle = TableTarget(3, seed=seed)
-        text = list(LETTERS)
-        own = request(TableTarget(3), text, Sampling())
-        session = drafter.start(own)
-        for change in ([], [1], [2, 0], [0, 0, 0]):  # the target says something else now and then
-            text += change
-            proposal = session.propose(4)
-            expected = Decoder(middle).generate(text, max_new_tokens=4).tokens  # type: ignore[arg-type]
-            assert proposal is not None and proposal.law == "point" and proposal.q is None
-            assert proposal.tokens_K.tolist() == expected
-            text += expected[: len(change)]
-
-
-@pytest.mark.parametrize("kind", ["lookup", "autoregressive", "copying"])
-def test_coupled_output_is_the_same_with_and_without_drafts(kind: str) -> None:
-    """And where the middle model is the target every draft is right."""
-    target, sampling = TableTarget(3, seed=9), Sampling(1.1, repetition_penalty=1.3)
-    for seed in range(4):
-        own = replace(sampling, seed=seed)
-        for other in (target, TableTarget(3, seed=1)):
-            expected = Decoder(other, None, "gumbel").generate(
-                LETTERS, max_new_tokens=21, sampling=own
-            )  # type: ignore[arg-type]
-            out = Decoder(other, tables(kind), "gumbel").generate(
-                LETTERS, max_new_tokens=21, sampling=own
-            )  # type: ignore[arg-type]
-            assert out.tokens == expected.tokens
-            assert other is not target or out.accepted == out.drafted
-
-
 # ---- networks ----
 
 
@@ -133,11 +96,3 @@ def test_q_is_the_middle_models_after_rejections_too(target: Target, middle: Tar
         assert logits is not None and proposal.q is not None
         expected = probs(logits[0, len(text) - 1 : -1], Sampling(0.7, top_k=5))
         torch.testing.assert_close(proposal.q.dense(260), expected, atol=1e-5, rtol=1e-3)
-
-
-def test_a_shorter_context_falls_silent() -> None:
-    target, model = TableTarget(3), TableTarget(3, context_limit=12)
-    drafter = HierarchicalDrafter(model, LookupDrafter(3), 4)  # type: ignore[arg-type]
-    out = Decoder(target, drafter).generate(LETTERS, max_new_tokens=20)  # type: ignore[arg-type]
-    assert out.tokens == Decoder(target).generate(LETTERS, max_new_tokens=20).tokens  # type: ignore[arg-type]
-    assert out.drafted[0] == 4 and out.drafted[-1] == 0

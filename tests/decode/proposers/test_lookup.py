@@ -34,22 +34,6 @@ def test_the_longest_ending_wins_then_the_latest() -> None:
     assert copied([2, 3, 50, 2, 3, 60, 9, 2, 3], 1) == [60]
 
 
-def test_a_cycle_is_continued() -> None:
-    assert copied([1, 2, 1, 2], 5) == [1, 2, 1, 2, 1]
-    assert copied([4, 4], 3) == [4, 4, 4]
-
-
-def test_the_index_grows_with_the_text() -> None:
-    tokens = [1, 2, 3]
-    growing = session(tokens)
-    assert growing.propose(4) is None
-    for new in ([9, 1], [2], [3, 9, 9, 1, 2, 3]):
-        tokens.extend(new)
-        found, fresh = growing.propose(4), session(list(tokens)).propose(4)
-        assert found is not None and fresh is not None
-        assert found.law == "point" and torch.equal(found.tokens_K, fresh.tokens_K)
-
-
 def copying(tokens: list[int], temperature: float, kind: str = "independent"):  # type: ignore[no-untyped-def]
     request = SimpleNamespace(
         tokens=tokens,
@@ -67,21 +51,6 @@ def test_copies_after_a_repeated_ending_and_drafts_otherwise() -> None:
     assert torch.equal(copy.q.dense(20), torch.eye(20)[copy.tokens_K])
     drafted = copying([1, 2, 3, 7, 8, 9, 6, 1, 2, 4], 1.0).propose(8)
     assert len(drafted) == 3 and bool((drafted.q.dense(20).amax(1) < 1).any())
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_how_long_an_ending_has_to_be(temperature: float) -> None:
-    kind = "guessed" if temperature == 0 else "independent"
-    for n in (1, 2, 3):
-        text = [11, 12, 13][-n:] + [14, 15, 16, 17, 18] + [11, 12, 13][-n:]
-        proposal = copying(text, temperature, kind).propose(2)
-        copied = proposal is not None and proposal.tokens_K.tolist() == [14, 15]
-        assert copied == (n >= 3)
-
-
-def test_at_temperature_0_a_copy_is_a_point() -> None:
-    copy = copying([1, 2, 3, 4, 1, 2, 3], 0.0, "guessed").propose(5)
-    assert copy.law == "point" and copy.q is None and copy.tokens_K.tolist() == [4, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

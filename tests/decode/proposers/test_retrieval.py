@@ -36,22 +36,10 @@ def paths(proposal: Proposal) -> set[tuple[int, ...]]:
     return {tuple(proposal.tokens_K[path_to(proposal.parents, i)].tolist()) for i in count}
 
 
-def test_the_longest_ending_wins() -> None:
-    assert drafted([1, 2, 3, 50, 9, 3, 60, 3, 60, 1, 2, 3], 1) == [50]
-    assert drafted([1, 2, 3, 7, 8, 9, 6, 1, 2, 3]) == [7, 8, 9, 6]
-
-
 def test_the_most_frequent_continuation_at_each_step() -> None:
     text = [1, 2, 3, 30, 1, 2, 3, 31, 1, 2, 4, 1, 2, 3, 31, 5, 1, 2]
     assert drafted(text, 2) == [3, 31]
     assert drafted([1, 2, 4, 1, 2, 3, 1, 2], 1) == [3]  # once each: the new one
-
-
-def test_the_longer_match_drafts_and_on_a_tie_the_text_itself() -> None:
-    text = [1, 2, 3, 40, 41, 9, 2, 3]
-    for other, expected in (([2, 3, 50, 51], [40, 41]), ([9, 2, 3, 50, 51], [50, 51])):
-        assert drafted(text, 2, datastore=Datastore([other])) == expected
-    assert drafted(text, 2, datastore=Datastore([[7, 7]])) == [40, 41]
 
 
 def test_a_draft_ends_with_its_text_and_at_the_end_of_sequence() -> None:
@@ -76,21 +64,6 @@ def test_a_tree_of_the_most_frequent_paths() -> None:
             assert paths(tree) == set(ranked[:nodes])
     shallow = session([1, 2], tree_nodes=8, datastore=store).propose(2)
     assert shallow is not None and shallow.depth == 2 and len(shallow) == 5
-
-
-@pytest.mark.parametrize("nodes", [0, 5])
-def test_the_index_grows_with_the_text(nodes: int) -> None:
-    store = Datastore([[3, 9, 9, 9], [1, 2, 9, 8]])
-    tokens = [1, 2, 3]
-    growing = session(tokens, tree_nodes=nodes, datastore=store)
-    for new in ([9, 1], [2], [3, 9, 9, 1, 2, 3], [3, 9, 9, 9]):
-        tokens.extend(new)
-        found = growing.propose(4)
-        fresh = session(list(tokens), tree_nodes=nodes, datastore=store).propose(4)
-        assert (found is None) == (fresh is None)
-        if found is not None and fresh is not None:
-            assert found.law == "point" and found.parents == fresh.parents
-            assert torch.equal(found.tokens_K, fresh.tokens_K)
 
 
 def test_texts_of_a_corpus(target: Target, tmp_path: Path) -> None:

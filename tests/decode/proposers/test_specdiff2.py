@@ -6,7 +6,6 @@ import torch
 
 from decode import Sampling
 from decode.proposers.specdiff2 import SpecDiff2Drafter
-from decode.proposers.tolerator import ToleratorDrafter
 from decode.speculation.tree import depths
 from specalign.lm.model import Target
 from tests.builders import diffusion_drafter as drafter
@@ -27,30 +26,3 @@ def test_candidates_are_draws_from_one_steps_marginals_at_the_draft_temperature(
     torch.testing.assert_close(
         q_NV, q_KV[torch.tensor(depths(proposal.parents)) - 1], atol=1e-5, rtol=1e-4
     )
-
-
-def test_merged_candidates_stand_once(target: Target) -> None:
-    _, session = sessions(target, SpecDiff2Drafter(drafter(target, "ddit"), 4, 3), Sampling())  # type: ignore[arg-type]
-    tree = session.propose(4)
-    nodes = list(zip(tree.parents, tree.tokens_K.tolist(), strict=True))
-    assert (
-        tree.law == "point"
-        and len(set(nodes)) == len(nodes) <= 12
-        and max(depths(tree.parents)) == 4
-    )
-
-
-def test_refining_masks_the_least_sure_and_leaves_none(target: Target) -> None:
-    own = drafter(target, "ddit")
-    _, session = sessions(target, ToleratorDrafter(own, 6, 1, 3), Sampling())  # type: ignore[arg-type]
-    masks: list[int] = []
-    denoise = session.context.denoise
-
-    def counted(block_K):  # type: ignore[no-untyped-def]
-        masks.append(int((block_K == own.mask_id).sum()))
-        return denoise(block_K)
-
-    session.context.denoise = counted
-    proposal = session.propose(6)
-    assert masks == [6, 5, 3, 1]  # 6·cos(π/6), 6·cos(π/3), and never fewer than one
-    assert not bool((proposal.tokens_K == own.mask_id).any())

@@ -55,34 +55,6 @@ def test_the_longest_repeated_ending_at_every_length(length: int, alphabet: int,
 
 
 @pytest.mark.parametrize(("length", "alphabet", "seed"), CASES)
-def test_invariants(length: int, alphabet: int, seed: int) -> None:
-    """States are the classes of substrings that end at the same places; links, lengths and counts are theirs."""
-    whole, automaton = text(length, alphabet, seed), TextAutomaton()
-    for token in whole:
-        automaton.extend(token)
-    classes: dict[int, list[tuple[int, ...]]] = {}
-    parts = {tuple(whole[i:j]) for i in range(length) for j in range(i + 1, length + 1)}
-    for part in parts:
-        state = walk(automaton, list(part))
-        assert state != NOWHERE
-        classes.setdefault(state, []).append(part)
-        assert automaton.count(state) == len(places(list(part), whole))
-    assert set(classes) == set(range(1, len(automaton))) and len(automaton) <= 2 * length
-    for state, members in classes.items():
-        ends = {tuple(places(list(part), whole)) for part in members}
-        assert len(ends) == 1
-        above = automaton.link[state]
-        lengths = range(automaton.length[above] + 1, automaton.length[state] + 1)
-        assert sorted(map(len, members)) == list(lengths)
-        if above != ROOT:
-            longest = list(max(members, key=len))
-            shorter = longest[len(longest) - automaton.length[above] :]
-            assert walk(automaton, shorter) == above
-            assert set(places(shorter, whole)) > set(places(longest, whole))
-    assert walk(automaton, [99]) == NOWHERE
-
-
-@pytest.mark.parametrize(("length", "alphabet", "seed"), CASES)
 def test_a_datastore_matches_within_its_texts(length: int, alphabet: int, seed: int) -> None:
     texts = [text(length // 3, alphabet, seed * 10 + i) for i in range(3)]
     store, state, found = Datastore(texts), ROOT, 0

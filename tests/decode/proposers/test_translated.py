@@ -8,7 +8,7 @@ from decode import Decoder, Sampling
 from decode.proposers.translated import TranslatedDrafter, Translator
 from specalign.lm.model import Target
 from tests.builders import smaller_model as smaller
-from tests.tokenizers import KINDS, TEXT, byte_level, debug, sentencepiece
+from tests.tokenizers import KINDS, TEXT, debug
 
 PAIRS = [
     ("sentencepiece", "byte-level"),
@@ -37,21 +37,6 @@ def test_right_drafts_are_right_in_the_targets_tokens(drafter: str, target: str)
             right += next((i for i, t in enumerate(found) if t != wanted[i]), len(found))
             drafted += len(found)
     assert drafted > 100 and right > 0.7 * drafted
-
-
-def test_the_end_of_a_text_is_the_targets() -> None:
-    translator = Translator(sentencepiece(), byte_level())
-    context = translator.to_drafter(translator.target("The law")["input_ids"])
-    drafts = [*translator.drafter(" of", add_special_tokens=False)["input_ids"]]
-    found = translator.to_target([], context, [*drafts, translator.drafter.eos_token_id, 7])
-    assert found[-1] == translator.target.eos_token_id and found.count(found[-1]) == 1
-
-
-def test_a_drafter_of_the_same_vocabulary_is_passed_through() -> None:
-    translator = Translator(byte_level(), byte_level())
-    tokens = [7, 300, 7, 41]
-    assert translator.to_drafter(tokens) == tokens
-    assert translator.to_target(tokens, tokens, [12, 500]) == [12, 500]
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece, legacy", "unigram"])

@@ -7,34 +7,24 @@ from typing import Any
 import pytest
 import torch
 
-from decode.speculation.drafts import Drafts, rows_at
-from decode.speculation.proposal import NO_DRAFTS, DraftProbs, Proposal, Siblings
+from decode.speculation.proposal import DraftProbs, Proposal, Siblings
 
 TWO = torch.tensor([3, 1])
 EVEN = torch.full((2, 4), 0.25)
 Q = DraftProbs(EVEN)
-ROWS = torch.tensor([[0.2, 0.3, 0.5, 0.0]] * 3)
-CHAIN = Proposal(torch.tensor([1, 2]), "independent", DraftProbs(ROWS[:2]))
 
 
 @pytest.mark.parametrize(
     ("law", "fields", "says"),
     [
         ("point", {"q": Q}, "needs the q"),
-        ("causal", {}, "needs the q"),
-        ("unmasked", {}, "needs the q"),
         ("beam", {}, "law must be one of"),
         ("independent", {"q": DraftProbs(torch.full((3, 4), 0.25))}, "q needs 2 rows"),
         ("unmasked", {"q": Q}, "unmask steps"),
-        ("independent", {"q": Q, "steps_K": TWO}, "unmask steps"),
-        ("independent", {"q": Q, "state_only": True}, "state_only"),
         ("independent", {"q": Q, "siblings": "iid"}, "need siblings"),
-        ("independent", {"q": Q, "parents": (-1, 0), "siblings": "iid"}, "need siblings"),
         ("independent", {"q": Q, "parents": (-1, -1)}, "need siblings"),
-        ("independent", {"q": Q, "parents": (-1, -1), "siblings": "sorted"}, "need siblings"),
         ("point", {"parents": (-1, -1), "siblings": "iid"}, "need siblings"),
         ("point", {"parents": (-1, 0, 1)}, "2 tokens need as many parents"),
-        ("point", {"parents": (0, -1)}, "a parent must be -1"),
         ("unmasked", {"q": Q, "steps_K": TWO, "parents": (-1, 0)}, "cannot branch"),
     ],
 )
@@ -95,42 +85,3 @@ def test_siblings_of_one_q(siblings: Siblings) -> None:
     Proposal(TWO, "causal", DraftProbs(apart), parents=(-1, -1), siblings="independent")
     Proposal(TWO, "causal", DraftProbs(apart), parents=(-1, 0))
     Proposal(TWO, "causal", DraftProbs(broken), parents=(-1, -1), siblings=siblings)
-
-
-def tree_of(siblings: Siblings) -> Proposal:
-    three = torch.tensor([2, 1, 0])
-    return Proposal(three, "independent", DraftProbs(ROWS), parents=(-1, -1, 0), siblings=siblings)
-
-
-def test_smaller_ones_are_padded_and_not_live() -> None:
-    tree = tree_of("without_replacement")
-    both = Drafts.of([tree, CHAIN], 4)
-    assert both.size == 3 and not both.whole and not both.chains
-    assert both.tokens_BN.tolist() == [[2, 1, 0], [1, 2, 0]]
-    assert both.live().tolist() == [[True] * 3, [True, True, False]]
-    assert both.above()[0].tolist() == [0, 0, 1] and both.above()[1, :2].tolist() == [0, 1]
-    assert bool((both.q()[1, 2] == 0).all())
-    assert bool((Drafts.of([tree, NO_DRAFTS], 4).q()[1] == 0).all())
-    alone = Drafts.of([CHAIN], 4)
-    assert alone.chains and alone.whole and alone.steps_BN is None
-
-
-def test_a_later_sibling_was_drawn_from_what_was_left() -> None:
-    both = Drafts.of([tree_of("without_replacement"), CHAIN], 4)
-    above = both.above()
-    torch.testing.assert_close(both.q_BV(0, above)[0], ROWS[0])
-    left = both.q_BV(1, above)
-    torch.testing.assert_close(left[0], torch.tensor([0.4, 0.6, 0.0, 0.0]))  # without token 2
-    torch.testing.assert_close(left[1], ROWS[0])  # in the chain it has no sibling
-    each = both.q_BV(torch.tensor([1, 0]), above)
-    torch.testing.assert_close(each[0], left[0])
-    iid = Drafts.of([tree_of("iid")], 4)
-    torch.testing.assert_close(iid.q_BV(1, iid.above())[0], ROWS[0])
-
-
-def test_rows_of_every_request() -> None:
-    block = torch.arange(24.0).view(2, 3, 4)
-    found = rows_at(block, torch.tensor([2, 0]))
-    assert torch.equal(found, torch.stack((block[0, 2], block[1, 0])))
-    at = torch.tensor([[0, 2], [1, 1]])
-    assert torch.equal(rows_at(block, at), torch.stack([block[b, at[b]] for b in range(2)]))

@@ -8,27 +8,8 @@ import pytest
 import torch
 
 from decode.speculation.lossy_rules import TYPICAL_DELTA, TYPICAL_EPSILON, top_beta, typical
-from decode.speculation.proposal import DraftProbs, Proposal
-from decode.speculation.rules import Drafts, accept_probability, select_path
-from decode.speculation.verifiers import VERIFIERS, run_verifier
-
-
-def test_acceptance_at_the_edges() -> None:
-    p, q = torch.tensor([0.0, 0.0, 0.5, 0.5, 0.2]), torch.tensor([0.0, 0.5, 0.0, 0.5, 0.8])
-    assert accept_probability(p, q).tolist() == pytest.approx([0, 0, 1, 1, 0.25])
-
-
-def test_p_equal_to_q_accepts_everything_and_rounding_leaves_no_nan() -> None:
-    row = torch.rand(4) ** 2
-    p_BMV = (row / row.sum()).expand(1, 3, 4)
-    proposal = Proposal(torch.tensor([0, 3]), "independent", DraftProbs(p_BMV[0, :2]))
-    generator = torch.Generator().manual_seed(0)
-    for name in ("token", "block", "recursive", "traversal", "k_seq", "hybrid"):
-        assert all(
-            int(run_verifier(name, [proposal], p_BMV, [generator]).end_B) == 2 for _ in range(20)
-        )
-        out = VERIFIERS[name].rule(p_BMV, Drafts.of([proposal], 4))  # type: ignore[misc]
-        assert bool(out.rest_BMV.isfinite().all())
+from decode.speculation.proposal import Proposal
+from decode.speculation.rules import Drafts, select_path
 
 
 def test_self_selection_accepts_nothing_off_its_path() -> None:
@@ -62,10 +43,3 @@ def test_a_draft_is_accepted_by_p_alone(token: int) -> None:
     found = top_beta(p_BMV, drafts)
     assert found.stop_BM[0].tolist() == [token >= 3, token < 3]
     assert torch.equal(found.rest_BMV[0, 0], P)  # a rejected draft is not taken out
-
-
-def test_a_token_without_probability_is_never_accepted() -> None:
-    p_BMV = torch.tensor([1.0, 0.0, 0.0]).expand(1, 2, 3)
-    drafts = Drafts.of([Proposal(torch.tensor([2]), "point")], 3)
-    for rule in (typical, top_beta):
-        assert rule(p_BMV, drafts).stop_BM[0].tolist() == [1.0, 0.0]

@@ -61,7 +61,7 @@ def marks(sets: list[set[int]]) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p", "penalty"),
-    list(itertools.product([0.0, 0.3, 1.0, 2.0], [0, 1, 5, 40, 1000], [1.0, 0.9, 0.3], [1.0, 1.3])),
+    list(itertools.product([0.0, 0.3, 2.0], [0, 5, 1000], [1.0, 0.3], [1.0, 1.3])),
 )
 @pytest.mark.parametrize(
     ("min_p", "presence", "bar"), [(0.0, 0.0, False), (0.2, 0.7, True), (0.02, 0.0, True)]

@@ -3,19 +3,15 @@ best there is, and greedy output that of plain decoding."""
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 import torch
 
-import decode
 from decode import Decoder, Sampling
 from decode.engine.engine import Engine
 from decode.evaluation.divergence import replay
 from decode.proposers.block import BlockDrafts, BlockProposer
-from decode.speculation.proposal import Siblings
 from decode.speculation.sampling import position_noise
-from decode.speculation.tree import ancestors, depths
+from decode.speculation.tree import ancestors
 from decode.speculation.verification import Outcome, Round, verify_rounds
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
@@ -23,8 +19,7 @@ from tests.builders import BLOCK_VARIANTS as VARIANTS
 from tests.builders import PROMPT
 from tests.builders import block_network as network
 from tests.builders import tree_prefixes as prefixes
-from tests.exact_distribution import exact_law
-from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget, plausible, sampled
+from tests.fakes import DRAFTERS, ScriptedDrafter, TableTarget
 
 PARENTS = (-1, -1, 0, 0, 1, 3, 4, 3)
 TOKENS = (7, 9, 11, 7, 30, 31, 9, 50)
@@ -109,31 +104,6 @@ def test_coupled_drafts_use_the_noise_of_their_positions(target: Target, variant
     assert tree.law == "point" and tree.q is None
 
 
-DRAWN: dict[str, tuple[Siblings | None, str]] = {
-    "chosen": (None, "point_mass"),
-    "drawn, recursive": ("without_replacement", "recursive"),
-    "drawn, traversal": ("without_replacement", "traversal"),
-    "drawn, k_seq": ("iid", "k_seq"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", DRAWN)
-@pytest.mark.parametrize("variant", ["shared", "taps", "shared markov"])
-def test_sampled_output_has_the_targets_joint_law(
-    target: Target, shallow: Target, variant: str, how: str
-) -> None:
-    shallow = target if variant == "taps" else shallow  # its taps are of deeper layers
-    runs, sampling, (siblings, verifier) = 250, Sampling(1.0, top_k=2), DRAWN[how]
-    proposer = BlockProposer(network(shallow, **VARIANTS[variant]), tree_nodes=9, siblings=siblings)
-    decoder = Decoder(shallow, proposer, "auto" if siblings is None else verifier)
-    assert decoder.verifier_for(sampling) == verifier
-    outputs = sampled(decoder, sampling, runs, PROMPT, 4)
-    found = Counter(tuple(out.tokens) for out in outputs)
-    assert plausible(found, exact_law(shallow, PROMPT, 4, sampling), runs)
-    assert max(node for out in outputs for node in out.nodes) == 9
-
-
 def test_a_replay_over_trees_gives_the_very_logits(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,28 +125,3 @@ def test_a_replay_over_trees_gives_the_very_logits(
     for index in range(len(out.tokens)):
         found = replay(target, PROMPT, out.tokens, index, out.drafted, out.accepted, out.trees)
         assert torch.equal(found, chosen[index])
-
-
-def test_options(target: Target) -> None:
-    from specalign.common.errors import UserError
-
-    with pytest.raises(UserError, match="tree_nodes=-1"):
-        decode.load(target, "lookup", tree_nodes=-1)
-    net = network(target, "taps")
-    assert BlockProposer(net, tree_nodes=3).draft_nodes == 4
-    sampled = Sampling(1.0)
-    decoder = decode.load(target, net)
-    assert (
-        decoder.verifier_for(sampled) == "traversal"
-        and decoder.verifier_for(Sampling(0.7)) == "point_mass"
-    )
-    assert [
-        BlockProposer(net, tree_nodes=None).nodes(Sampling(t)) for t in (0.0, 0.7, 0.71, 1.0)
-    ] == [5, 5, 0, 0]
-    assert decode.load(target, net, "token").verifier_for(sampled) == "token"  # which needs a chain
-    with pytest.raises(UserError, match="these fit: point_mass"):
-        decode.load(target, net, "token", tree_nodes=3).verifier_for(sampled)
-    text = [3, 4, 5] * 5
-    out = decode.load(target, net, draft_tokens=1, copying=True).generate(text, max_new_tokens=20)
-    assert max(out.drafted) == 1  # copies too
-    assert max(depths((-1,) * 5)) == 1

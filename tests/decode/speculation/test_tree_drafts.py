@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import product
 
 import pytest
@@ -18,7 +17,6 @@ from decode.speculation.tree_drafts import (
     prefix_tree,
     tree_from_marginals,
 )
-from tests.exact_distribution import chi_square, chi_square_tail
 
 CPU = torch.device("cpu")
 
@@ -65,47 +63,6 @@ def test_a_tree_is_drawn_level_by_level(siblings: Siblings) -> None:
                 if siblings == "without_replacement":
                     left_V[expected[i]] = 0
         assert found.tokens_K.tolist() == expected
-
-
-def test_shapes() -> None:
-    assert drawn_tree_parents(3, 4) == (-1, 0, 1) and drawn_tree_parents(4, 4) == (-1, 0, 1, 2)
-    assert drawn_tree_parents(7, 4) == (-1, 0, 1, 2, -1, 0, -1)
-    assert drawn_tree_parents(3, 1) == (-1, -1, -1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("siblings", ["iid", "without_replacement"])
-def test_drawn_trees_have_the_law_they_say(siblings: Siblings) -> None:
-    """Each token given its parent's, siblings in draw order; by counting, against the law written out."""
-    first, then = rows(1, 3, 1)[0], rows(3, 3, 2)  # then: the row of the token above
-    generator, found = torch.Generator().manual_seed(0), Counter[tuple[int, ...]]()
-    for _ in range(3000):
-        tree = draw_tree(
-            (-1, 0, -1, 0),
-            "causal",
-            lambda k, above: then[above] if k else first[None],
-            siblings,
-            generator,
-        )
-        found[tuple(tree.tokens_K.tolist())] += 1
-    law = {}
-    for a, b, c, d in product(range(3), repeat=4):
-        left, below = first.clone(), then[a].clone()
-        if siblings == "without_replacement":
-            left[a] = below[b] = 0
-        law[a, b, c, d] = float(
-            first[a] * then[a, b] * left[c] / left.sum() * below[d] / below.sum()
-        )
-    assert all(law[x] > 0 for x in found)
-    assert chi_square_tail(*chi_square(found, law, 3000)) > 1e-4
-
-
-def test_nothing_left_to_draw() -> None:
-    only = torch.tensor([[0.0, 1.0, 0.0]])
-    tree = draw_tree(
-        (-1, -1), "causal", lambda k, above: only, "without_replacement", torch.Generator()
-    )
-    assert tree.tokens_K[0] == 1 and 0 <= tree.tokens_K[1] < 3
 
 
 def test_chains_merged() -> None:

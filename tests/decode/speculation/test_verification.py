@@ -14,9 +14,8 @@ import torch
 
 from decode.speculation import verification
 from decode.speculation.processors import History
-from decode.speculation.proposal import NO_DRAFTS, Proposal
+from decode.speculation.proposal import NO_DRAFTS
 from decode.speculation.sampling import (
-    NOTHING,
     Sampling,
     best,
     couple,
@@ -150,27 +149,6 @@ def test_without_a_rule_the_targets_own_tokens_are_followed(many: list[Round]) -
     assert compared > 200
 
 
-@pytest.mark.parametrize("most", [1, 64])
-def test_a_block_of_p_has_a_largest_size(
-    many: list[Round], most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone, given = [twin(one) for one in many[::2]], [twin(one) for one in many[::2]]
-    blocks: list[int] = []
-    probs = verification.probs
-
-    def watched(logits_RV: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
-        blocks.append(logits_RV.numel())
-        return probs(logits_RV, *rest, **more)
-
-    monkeypatch.setattr(verification, "TOGETHER_ON_CPU", most)
-    monkeypatch.setattr(verification, "probs", watched)
-    together = verify_rounds([one for one in given if one.by_rule])
-    longest = max(one.logits_MV.numel() for one in given if one.by_rule)
-    assert max(blocks) <= max(most, longest)
-    monkeypatch.undo()
-    assert same(together, [x for x in given if x.by_rule], [x for x in alone if x.by_rule])
-
-
 def test_a_round_is_fetched_at_once(many: list[Round], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a transfer waits for the device, a round has one."""
     monkeypatch.setattr(verification, "SEEN_AT_ONCE", frozenset())
@@ -210,47 +188,4 @@ def test_one_wrong_pair_is_refused_before_anything_is_drawn(many: list[Round]) -
 
 # ---- one round by itself ----
 
-SAID = torch.eye(5)[[2, 4, 0, 1]] * 9.0
-"""Logits after the last committed token and after each of three drafts: the target says 2, 4, 0, 1."""
 GREEDY, WARM = Sampling(), Sampling(1.0)
-
-
-def outcome(
-    proposal: Proposal, verifier: str = "greedy", sampling: Sampling = GREEDY, **more: object
-):  # type: ignore[no-untyped-def]
-    logits, generator = SAID[: len(proposal) + 1].clone(), torch.Generator().manual_seed(0)
-    return verify_rounds([Round(logits, proposal, verifier, sampling, NOTHING, generator, **more)])[
-        0
-    ]  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "accepted", "following"),
-    [
-        ([2, 4, 0], [2, 4, 0], 1),
-        ([2, 4, 3], [2, 4], 0),
-        ([2, 3, 0], [2], 4),
-        ([1, 4, 0], [], 2),
-        ([], [], 2),
-    ],
-)
-def test_greedy_accepts_what_the_target_would_have_said(
-    tokens: list[int], accepted: list[int], following: int
-) -> None:
-    found = outcome(Proposal(torch.tensor(tokens, dtype=torch.int64), "point"))
-    assert (found.accepted, found.following, found.path) == (
-        accepted,
-        following,
-        list(range(len(accepted))),
-    )
-    assert found.rows == list(range(len(accepted) + 1))
-
-
-def test_a_branch_off_the_first_is_followed() -> None:
-    found = outcome(Proposal(torch.tensor([3, 2, 0]), "point", parents=(-1, -1, 1)))
-    assert (found.accepted, found.path, found.rows, found.following) == (
-        [2, 0],
-        [1, 2],
-        [0, 2, 3],
-        1,
-    )

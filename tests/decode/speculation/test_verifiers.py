@@ -5,7 +5,6 @@ import torch
 
 from decode.speculation.drafts import Drafts
 from decode.speculation.proposal import DraftProbs, Proposal
-from decode.speculation.rules import Outcomes
 from decode.speculation.sampling import uniform
 from decode.speculation.verifiers import (
     VERIFIERS,
@@ -16,17 +15,6 @@ from decode.speculation.verifiers import (
     run_verifier,
 )
 from specalign.common.errors import UserError
-
-
-def test_the_end_and_the_token_have_a_uniform_each() -> None:
-    p_BMV = torch.full((4, 2, 2), 0.5)
-    outcomes = Outcomes(
-        torch.tensor([[0.5, 0.5]] * 4), torch.tensor([[[1.0, 3.0], [0.0, 0.0]]] * 4)
-    )
-    u_B2 = torch.tensor([[0.4, 0.2], [0.4, 0.6], [0.6, 0.4], [0.6, 0.6]], dtype=torch.float64)
-    found = resolve(outcomes, p_BMV, u_B2)
-    assert found.end_B.tolist() == [0, 0, 1, 1]
-    assert found.next_B.tolist() == [0, 1, 0, 1]  # after node 1 zeros are left: p itself
 
 
 @pytest.mark.parametrize("name", ["traversal", "recursive", "k_seq"])

@@ -33,17 +33,6 @@ def test_the_model_stays_as_it_was(model: Any, drafter: str) -> None:
     model.eval().requires_grad_(False)
 
 
-@pytest.mark.parametrize("method", ["block:verifier=lossy_typical", "block_tree:nodes=6", "lookup"])
-def test_methods_draft_and_tokens_are_generates_own(model: Any, drafter: str, method: str) -> None:
-    words: dict[str, Any] = {"max_new_tokens": 12, "do_sample": True, "pad_token_id": 0}
-    torch.manual_seed(3)
-    own = model.generate(IDS, **words)
-    torch.manual_seed(3)
-    given = None if method == "lookup" else drafter
-    ours = model.generate(IDS, **{**OURS, **words, "drafter": given}, method=method)
-    assert torch.equal(ours, own)
-
-
 def test_a_model_that_is_trained_between_two_calls(model: Any) -> None:
     own = copy.deepcopy(model)
     words: dict[str, Any] = {"max_new_tokens": 8, "pad_token_id": 0, "do_sample": False}

@@ -9,17 +9,16 @@ import pytest
 import torch
 
 import decode
-from decode import Decoder, Sampling
+from decode import Decoder
 from decode.proposers.block import BlockProposer
 from decode.systems import drafter_folders
 from decode.systems import load as module
 from specalign.common.errors import UserError
 from specalign.formats.block import save_drafter
-from specalign.formats.standalone import save_standalone
 from specalign.lm.loading import load_target, reload
 from specalign.lm.model import Target
 from specalign.lm.names import DEFAULT_TARGET
-from tests.builders import PROMPT, diffusion_drafter, switching_target
+from tests.builders import PROMPT, switching_target
 from tests.builders import block_network as network
 
 
@@ -36,30 +35,13 @@ def test_what_is_refused_before_the_target_is_loaded(tmp_path: Path) -> None:
         ({"drafter": str(tmp_path)}, "no config.json"),
         ({"drafter": str(tmp_path / "missing")}, "no such folder, and no hub id that can be had"),
         ({"method": "tolerator"}, "diffusion=FOLDER"),
-        ({"method": "drafter"}, "needs a drafter"),
-        ({"method": "specdif"}, "unknown method 'specdif'"),
         ({"method": "plain", "steps": 2}, "options after colons: method='plain:steps=2'"),
-        ({"drafter": "lookup", "verifier": "tokens"}, "did you mean 'token'"),
-        ({"drafter": "lookup", "draft_tokens": 0}, "draft_tokens=0"),
         ({"drafter": "lookup", "drafter_tokenizer": "debug"}, "drafter_tokenizer"),
         ({"drafter": "lookup", "tree_nodes": 3}, "tree_nodes"),
         ({"drafter": None, "steps": 2}, "steps and order"),
-        ({"drafter": "none", "order": "random"}, "steps and order"),
     ):
         with pytest.raises(UserError, match=says):
             decode.load("never/loaded", **options)  # type: ignore[arg-type]
-
-
-def test_methods_by_name(target: Target, tmp_path: Path) -> None:
-    save_standalone(diffusion_drafter(target, "ddit"), tmp_path / "sedd")
-    decoder = decode.load(target, tmp_path / "sedd", method="specdiff:draft_tokens=5:steps=2")
-    assert decoder.name == "diffusion" and decoder.drafter.draft_tokens == 5  # type: ignore[union-attr]
-    with pytest.raises(
-        UserError, match="options after colons: method='specdiff:tree_nodes=0:steps=2'"
-    ):
-        decode.load(target, tmp_path / "sedd", method="specdiff", steps=2, tree_nodes=0)
-    save_drafter(network(target, "shared_kv"), tmp_path / "block")
-    assert decode.load(target, method="block", drafter=tmp_path / "block").name == "block"
 
 
 @pytest.fixture
@@ -116,24 +98,13 @@ def test_template_switches_and_system_prompt(target: Target, tmp_path: Path) -> 
         decode.load(target, system="Be brief.")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_saved_drafter_is_loaded_by_its_folder(
-    target: Target, tmp_path: Path, dtype: str
-) -> None:
+def test_a_saved_drafter_is_loaded_by_its_folder(target: Target, tmp_path: Path) -> None:
     net = network(target, "shared_kv", markov_rank=8)
     save_drafter(net, tmp_path, dtype=torch.float32)
-    if dtype == "bfloat16":
-        target = load_target("debug", dtype=dtype, device="cpu")
     assert decode.load(target, str(tmp_path)).name == "block+lookup"
     decoder = decode.load(target, str(tmp_path), copying=False)
-    assert decoder.name == "block"
-    for sampling in (Sampling(), Sampling(1.0, seed=0)):
-        assert len(decoder.generate(PROMPT, max_new_tokens=20, sampling=sampling).tokens) > 0
-    if dtype == "float32":
-        own = Decoder(target, BlockProposer(net, tree_nodes=None)).generate(
-            PROMPT, max_new_tokens=20
-        )
-        assert own.accepted == decoder.generate(PROMPT, max_new_tokens=20).accepted
+    own = Decoder(target, BlockProposer(net, tree_nodes=None)).generate(PROMPT, max_new_tokens=20)
+    assert own.accepted == decoder.generate(PROMPT, max_new_tokens=20).accepted
 
 
 def test_a_drafter_of_another_target_is_refused(target: Target, tmp_path: Path) -> None:

@@ -41,11 +41,7 @@ def test_every_system_is_whole() -> None:
     ("options", "says"),
     [
         ({"draft_tokens": 0}, "draft_tokens=0: must be a number, 1 to 512"),
-        ({"steps": 0}, "steps=0"),
-        ({"steps": "2"}, "steps='2': must be a number"),
-        ({"tree_nodes": -1}, "tree_nodes=-1"),
         ({"order": "confidense"}, "did you mean 'confidence'"),
-        ({"verifier": "tokn"}, "did you mean 'token'"),
     ],
 )
 def test_values_out_of_range_are_refused(options: dict[str, int], says: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
-from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +13,7 @@ from decode.proposers.diffusion import DiffusionProposer
 from decode.proposers.lookup import LookupDrafter
 from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.sampling import Sampling
-from decode.verification import end_to_end, rules, self_test
+from decode.verification import end_to_end, rules
 from decode.verification.batches import RequestBatch
 from decode.verification.checks import Asked
 from decode.verification.pair import Cases, VerifyConfig
@@ -101,86 +99,6 @@ def test_a_right_pair_passes(run: VerificationRun, kind: str) -> None:
     assert checked(run, batch(run.target, kind)) == {}
     assert run.tallies["rows"].counts["logits of a node"] > 20
     assert run.tallies["randomness"].counts["outcomes of rounds"] > 20
-
-
-GREEDY = (Sampling(), Sampling(repetition_penalty=1.6), Sampling(presence_penalty=2.0))
-CAUGHT = {
-    "verification draws with the drafter's random numbers": ("ratio", SAMPLED, "randomness"),
-    "the rules see half of top-k": ("block", SAMPLED, "rows"),
-    "the rules see no min-p": ("ratio", SAMPLED, "rows"),
-    "the rules see logits rounded to bf16": ("ratio", SAMPLED, "rows"),
-    "q is reported at another temperature": ("ratio", SAMPLED, "proposals"),
-    "processor states of a batch are swapped": (
-        "ratio",
-        (SAMPLED[3], *[Sampling(1.0, top_p=0.6, repetition_penalty=1.6, seed=9)] * 2),
-        "rows",
-    ),
-    "the cache keeps rejected rows": ("tree", GREEDY * 2, "rows"),
-    "nodes of a tree see their siblings": ("tree", GREEDY, "rows"),
-    "penalties do not see the drafts": ("tree", GREEDY, "rows"),
-    "a draft is accepted without a look": ("tree", GREEDY, "randomness"),
-}
-
-
-@pytest.mark.parametrize("bug", CAUGHT)
-def test_a_bug_is_seen(run: VerificationRun, bug: str) -> None:
-    kind, settings, check = CAUGHT[bug]
-    with ExitStack() as stack:
-        for patch in self_test.BUGS[bug]():
-            stack.enter_context(mock.patch.object(*patch))
-        found = checked(run, batch(run.target, kind, settings))
-    assert check in found, found
-
-
-def test_a_text_that_goes_on_past_its_end_is_seen(run: VerificationRun) -> None:
-    plain = (
-        Decoder(run.target)
-        .generate(PROMPTS[0], max_new_tokens=8, sampling=Sampling(repetition_penalty=1.6))
-        .tokens
-    )
-    drafts = [Proposal(torch.tensor(plain[i : i + 3]), "point") for i in range(1, 6)]
-    asked = (Asked(tuple(PROMPTS[0]), Sampling(repetition_penalty=1.6), 8, eos=(plain[2],)),)
-    one = RequestBatch("end", Decoder(run.target, _Script(drafts)), asked, 1)
-    assert checked(run, one) == {}
-    with mock.patch.object(*self_test.past_the_end()[0]):
-        assert "commit" in checked(run, one)
-
-
-class _Script:
-    """Drafts the tokens of the right text."""
-
-    name, draft_tokens, draft_nodes = "script", 3, 3
-
-    def __init__(self, drafts: list[Proposal]) -> None:
-        self.drafts = drafts
-
-    def law(self, sampling: Sampling) -> str:
-        return "point"
-
-    def start(self, request: object) -> mock.Mock:
-        def propose(k: int) -> Proposal | None:
-            done = len(request.tokens) - len(PROMPTS[0])  # type: ignore[attr-defined]
-            return self.drafts[done - 1].cut(k) if 1 <= done <= len(self.drafts) else None
-
-        return mock.Mock(taps=(), propose=propose, spec=["taps", "propose", "observe", "close"])
-
-
-@pytest.mark.parametrize(
-    ("bug", "verifier"),
-    [
-        ("siblings without replacement are not corrected", "recursive"),
-        ("the hybrid rule forgets the latest step", "hybrid"),
-    ],
-)
-def test_a_bug_of_a_rule_is_seen(bug: str, verifier: str) -> None:
-    right, wrong = Tally("rule"), Tally("rule")
-    rules.check_rules(right, seeds=2, names={verifier})
-    assert not right.findings and right.counts["outcomes at a border"] > 100
-    with ExitStack() as stack:
-        for patch in self_test.BUGS[bug]():
-            stack.enter_context(mock.patch.object(*patch))
-        rules.check_rules(wrong, seeds=2, names={verifier})
-    assert wrong.findings
 
 
 @pytest.mark.slow
