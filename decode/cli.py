@@ -13,6 +13,7 @@ from decode.speculation.settings import MOST_NODES, Sampling
 from decode.systems.registry import LOSSY, ORDERS, VERIFIERS, GivenDrafter
 from specalign.common.commands import OptionParser, path
 from specalign.common.errors import UserError, nearest
+from specalign.common.schema import JsonObject
 from specalign.folder.chat import merge_kwargs, read_kwargs
 
 __all__ = [
@@ -126,7 +127,7 @@ class Parser(OptionParser):
         add("--drafter-tokenizer", metavar="FOLDER", help=vocabulary)
 
 
-def pop_drafting(typed: dict[str, Any], copying: bool = False) -> GivenDrafter:
+def pop_drafting(typed: JsonObject, copying: bool = False) -> GivenDrafter:
     """The drafting options of a parsed command line, removed from it. Raises UserError for a value
     out of range."""
     verifier = typed.pop("verifier")
@@ -137,7 +138,7 @@ def pop_drafting(typed: dict[str, Any], copying: bool = False) -> GivenDrafter:
     )
 
 
-def pop_sampling(typed: dict[str, Any]) -> Sampling:
+def pop_sampling(typed: JsonObject) -> Sampling:
     """The sampling options of a parsed command line, removed from it. Raises UserError for a value
     out of range."""
     return Sampling(**{f.name: typed.pop(f.name) for f in fields(Sampling) if f.name in typed})
@@ -160,7 +161,7 @@ def parse_whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
     return parse
 
 
-def template_kwargs(text: str) -> dict[str, Any]:
+def template_kwargs(text: str) -> JsonObject:
     """Variables of a chat template: `specalign.folder.chat.read_kwargs`."""
     try:
         return read_kwargs(text)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from decode.cli import Parser, parse_whole, path, pop_sampling
 from decode.speculation.settings import Sampling
@@ -19,6 +18,7 @@ from decode.systems.parsing import Method, read_method
 from specalign.common.claims import Claim
 from specalign.common.errors import cli
 from specalign.common.files import write_atomically, write_text
+from specalign.common.schema import JsonObject
 from specalign.common.terminal import PlainConsole
 from specalign.common.text import format_title, markdown_text
 from specalign.suites.registry import GROUPS, SUITES, prompts_of
@@ -42,7 +42,7 @@ class CompareConfig:
     max_new_tokens: int = 128
     batch_size: int = 1
     device: str = "auto"
-    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    template_kwargs: JsonObject = field(default_factory=dict)
     system: str | None = None
     out: Path = Path("runs/compare")
 

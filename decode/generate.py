@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from decode.cli import Parser, number, parse_whole, pop_drafting, pop_sampling
 from decode.engine.output import MAX_NEW_TOKENS
@@ -15,6 +15,7 @@ from decode.systems.drafter_folders import AUTO, check_methods, check_there, rea
 from decode.systems.parsing import read_method
 from decode.systems.registry import LOSSY, GivenDrafter
 from specalign.common.errors import UserError, cli
+from specalign.common.schema import JsonObject
 from specalign.common.text import plural, say
 from specalign.lm.names import DEFAULT_TARGET, check_given
 
@@ -43,7 +44,7 @@ class GenerateConfig:
     dtype: str = "auto"
     device: str = "auto"
     trust_remote_code: bool = False
-    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    template_kwargs: JsonObject = field(default_factory=dict)
     system: str | None = None
     max_new_tokens: int = MAX_NEW_TOKENS
     stop: list[str] = field(default_factory=list)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 from align.config.option import Section, option, require
+from specalign.common.schema import JsonObject
 
 API_KEY = "SPECALIGN_API_KEY"
 """The environment variable with a server's API key. A name of our own, so that no other service's
@@ -60,7 +61,7 @@ class DataConfig(Section):
         "column that holds the prompts; null = the first known one that holds a user's text "
         "(messages, conversations, prompt, question, instruction, text, …)",
     )
-    template_kwargs: dict[str, Any] = option(
+    template_kwargs: JsonObject = option(
         {}, "variables of the target's chat template, name: value (enable_thinking: false)"
     )
     system: str | None = option(None, "system prompt; null = the template's default", prose=True)

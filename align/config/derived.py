@@ -5,16 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from align.config.data import DataConfig
 from align.config.drafter import DrafterConfig
 from align.config.recipe import Values, keys
 from align.config.trainer import TrainerConfig
 from specalign.common.errors import UserError, nearest
+from specalign.common.schema import JsonObject
 from specalign.formats.kinds import DrafterKind, kind_of_drafter
 
-Sections = dict[str, dict[str, Any]]
+Sections = dict[str, JsonObject]
 """The values of each section."""
 Layer = tuple[str, Values]
 """A source of values, a file's name or the command line, and its values by dotted key."""

@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 from importlib import metadata
 from importlib.util import find_spec
-from typing import Any
 
 from align.config.option import require
 from align.config.recipe import Recipe
+from specalign.common.schema import JsonObject
 
 
 def main_process() -> bool:
@@ -91,7 +91,7 @@ def target_device(recipe: Recipe) -> str:
     return f"cuda:{chosen[0] if isinstance(chosen, list) else os.environ.get('LOCAL_RANK') or 0}"
 
 
-def target_placement(recipe: Recipe) -> dict[str, Any]:
+def target_placement(recipe: Recipe) -> JsonObject:
     """Arguments of `load_target` for training: a target to be sharded is loaded on the host, with
     transformers' own layers."""
     if recipe.target.parallel == "replicate":

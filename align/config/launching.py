@@ -8,10 +8,10 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from align.config.recipe import Recipe
 from specalign.common.errors import UserError
+from specalign.common.schema import JsonObject
 from specalign.common.text import say
 
 RESUMES = "rerun the command to resume from the newest checkpoint"
@@ -84,7 +84,7 @@ def run_processes(recipe: Recipe, module: str, arguments: Sequence[str]) -> int:
     return 0
 
 
-def _choose_rendezvous(nodes: int) -> dict[str, Any]:
+def _choose_rendezvous(nodes: int) -> JsonObject:
     """How processes connect: through a free port on one machine, else through the environment's
     variables."""
     if nodes == 1:

@@ -10,12 +10,13 @@ import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Literal, get_type_hints
 
 from align.config.data import DataConfig
 from align.config.drafter import DrafterConfig, ObjectiveConfig
 from align.config.option import Section, option, require
 from align.config.trainer import LaunchConfig, TrainerConfig
+from specalign.common.schema import JsonObject
 
 
 @dataclass
@@ -137,7 +138,7 @@ class Recipe(Section):
         return Path(self.data.path) if self.data.path else Path(self.output) / "data"
 
     @property
-    def target_options(self) -> dict[str, Any]:
+    def target_options(self) -> JsonObject:
         """Arguments of `load_target` besides the target's name and the device."""
         t, d = self.target, self.data
         return {

@@ -10,11 +10,11 @@ import re
 from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from align.config.recipe import GROUPS, Recipe, keys
 from specalign.common.errors import UserError
 from specalign.common.files import read_text
+from specalign.common.schema import JsonObject
 from specalign.common.strict_yaml import parse_yaml
 from specalign.common.text import cut, short
 
@@ -78,7 +78,7 @@ def separate_trial(recipe: Recipe, typed: Collection[str]) -> None:
 
 def text_folder_name(recipe: Recipe, typed: Collection[str]) -> str:
     """`data`, or `data-HASH` if `typed` holds keys on which the text depends."""
-    settings: dict[str, Any] = {"seed": recipe.seed}
+    settings: JsonObject = {"seed": recipe.seed}
     settings |= {f"data.{k}": v for k, v in asdict(recipe.data).items() if k not in _TRAINING_ONLY}
     settings |= {f"target.{k}": v for k, v in asdict(recipe.target).items() if k in _TARGET_KEYS}
     if not any(key in settings or key.startswith("data.template_kwargs.") for key in typed):
@@ -96,7 +96,7 @@ def trial_note(recipe: Recipe) -> str | None:
     return f"{run}; its text is in {recipe.data_folder}"
 
 
-def read_agent_parameters(given: Collection[str]) -> dict[str, Any]:
+def read_agent_parameters(given: Collection[str]) -> JsonObject:
     """The trial's parameters in the agent's file that the command line lacks.
 
     `${args_no_boolean_flags}` omits false values, and a command without `${args}` omits all. Names
@@ -112,7 +112,7 @@ def read_agent_parameters(given: Collection[str]) -> dict[str, Any]:
     if not path or not os.environ.get(SWEEP_ID) or not Path(path).is_file():
         return {}
     content = parse_yaml(read_text(Path(path)), path)
-    parameters: dict[str, Any] = {}
+    parameters: JsonObject = {}
     for name, entry in content.items() if isinstance(content, dict) else ():
         value = entry.get("value", entry) if isinstance(entry, dict) else entry
         if value is entry or name in given:

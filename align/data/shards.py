@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import torch
 from safetensors import SafetensorError
@@ -24,7 +24,7 @@ from torch import Tensor
 from specalign.common.commands import command
 from specalign.common.errors import UserError
 from specalign.common.files import load_safetensors, sha256_file, write_atomically, write_text
-from specalign.common.schema import convert, read_json
+from specalign.common.schema import JsonObject, convert, read_json
 from specalign.common.text import short
 
 OPEN_SHARDS = 8192
@@ -128,7 +128,7 @@ def from_lists(
     )
 
 
-Manifest = dict[str, Any]
+Manifest = JsonObject
 """The values of a folder's manifest.json: `ManifestFields`, and the settings of `identity`."""
 
 

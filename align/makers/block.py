@@ -27,6 +27,7 @@ from align.makers.geometry import (
     tap_layers,
 )
 from specalign.common.errors import UserError
+from specalign.common.schema import JsonObject
 from specalign.common.text import say
 from specalign.formats.block import load_drafter
 from specalign.lm.inspection.keys import RotaryTable, plain_rotary
@@ -65,7 +66,7 @@ def _continue_from(init: str, target: Target, options: DrafterConfig) -> BlockDr
         asked = f"drafter.block_layout={options.block_layout}"
         raise UserError(f"{asked}: drafter.init={init!r} was trained in {own.block_layout}")
     same = ("context", "block_size", "mask_token_id", "markov_rank")
-    has: dict[str, Any] = {name: getattr(own, name) for name in same}
+    has: JsonObject = {name: getattr(own, name) for name in same}
     has |= {"layers": len(own.init_layer_ids), "target_layers": own.target_layer_ids}
     note_ignored(options, {**has, "draft_vocab": own.draft_vocab_size, "markov": own.markov_kind})
     if options.confidence_head:

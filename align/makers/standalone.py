@@ -7,7 +7,6 @@ import copy
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 import transformers
@@ -17,6 +16,7 @@ from align.config.drafter import DrafterConfig
 from align.makers.choices import mask_token, note_ignored
 from align.makers.geometry import first_layers
 from specalign.common.errors import UserError
+from specalign.common.schema import JsonObject
 from specalign.formats.masked_lm import ADAPTED, adapted_from
 from specalign.formats.opened import (
     check_served,
@@ -65,7 +65,7 @@ def _continue_from(init: str, target: Target, options: DrafterConfig) -> Diffusi
     network, process = drafter.network, drafter.config
     if isinstance(network, MaskedLM) != (options.kind == "masked_lm"):
         raise UserError(f"drafter.init={init!r} is not of drafter.kind={options.kind}")
-    has: dict[str, Any]
+    has: JsonObject
     if isinstance(network, MaskedLM):
         has = {"layers": network.model.config.num_hidden_layers}
         has |= {"mask_token_id": network.mask_token_id, "attention": network.family.attention}

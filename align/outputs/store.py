@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -17,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from align.outputs.row import RowKey, RowOutputs
 from specalign.common.errors import UserError, system_number
 from specalign.common.files import write_atomically, write_json
-from specalign.common.schema import read_object
+from specalign.common.schema import JsonObject, read_object
 from specalign.common.text import say
 from specalign.lm.model import Target
 from specalign.models.block_config import BlockConfig
@@ -27,7 +26,7 @@ _HEADER_BYTES = 128
 _OTHER = "give another trainer.features_path"
 
 
-def describe_outputs(target: Target, config: BlockConfig | None, dtype: str) -> dict[str, Any]:
+def describe_outputs(target: Target, config: BlockConfig | None, dtype: str) -> JsonObject:
     """What the rows are outputs of."""
     return {
         "target_sha256": target.hash,
@@ -51,7 +50,7 @@ class OutputStore:
     """
 
     def __init__(
-        self, folder: Path, description: dict[str, Any], gigabytes: float, writers: int = 1
+        self, folder: Path, description: JsonObject, gigabytes: float, writers: int = 1
     ) -> None:
         self.folder, self.description, self.full = folder, description, False
         self.manifest = folder / "manifest.json"

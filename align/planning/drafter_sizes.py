@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +16,7 @@ from align.makers.standalone import ddit_config
 from align.planning.target_sizes import TargetSizes, read_target_sizes
 from specalign.common.errors import UserError
 from specalign.common.hub import model_folder
-from specalign.common.schema import read_config
+from specalign.common.schema import JsonObject, read_config
 from specalign.formats.masked_lm import from_config
 from specalign.formats.sedd_mdlm_config import read_plan
 from specalign.lm.slabs import LayerShape
@@ -64,7 +63,7 @@ def plan_drafter_sizes(recipe: Recipe, target: TargetSizes) -> DrafterSizes:
     return _size_layers(target, options, first_layers(target, options), 0)
 
 
-def read_init_config(init: str) -> dict[str, Any]:
+def read_init_config(init: str) -> JsonObject:
     """The config.json of `drafter.init`. Raises UserError if it is unavailable."""
     return read_config(model_folder(init, "drafter.init", ["*.json", "*.yaml"]))
 
@@ -148,7 +147,7 @@ def _size_ddit(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
 
 def _size_masked_lm(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
     """From a target's layers, or from a published model's config.json."""
-    values: dict[str, Any] = {"share_embedding": options.share_embedding}
+    values: JsonObject = {"share_embedding": options.share_embedding}
     if options.init is None:
         values["layers"] = first_layers(target, options)
     else:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 from math import exp, gamma, log, pi, sqrt
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+
+from specalign.common.schema import JsonObject
 
 RUNS = Path(__file__).with_name("runs.json")
 FAR = 3.0
@@ -34,8 +35,8 @@ class ExpectedTau:
 
 
 @cache
-def read_runs() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(RUNS.read_text(encoding="utf-8"))
+def read_runs() -> JsonObject:
+    found: JsonObject = json.loads(RUNS.read_text(encoding="utf-8"))
     return found
 
 

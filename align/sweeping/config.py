@@ -13,7 +13,7 @@ from typing import Any
 
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import read_text
-from specalign.common.schema import convert, finite
+from specalign.common.schema import JsonObject, convert, finite
 from specalign.common.strict_yaml import parse_yaml
 from specalign.common.text import short
 
@@ -67,7 +67,7 @@ def read_sweep(path: Path, method: str | None = None) -> SweepFile:
         UserError: not a sweep file, or one that needs W&B's service.
     """
     where = path.name
-    content = convert(parse_yaml(read_text(path), where), dict[str, Any], "content", where)
+    content = convert(parse_yaml(read_text(path), where), JsonObject, "content", where)
     _check_keys(content, KEYS, where)
     method = str(method or content.get("method"))
     if method not in ("grid", "random"):
@@ -82,7 +82,7 @@ def read_sweep(path: Path, method: str | None = None) -> SweepFile:
         example = '["python", "-m", "align.train", "recipe=block", "${args_no_hyphens}"]'
         raise UserError(f"{where}: command must run align.train, for example {example}")
     before, after = words[: trains[0]], words[trains[0] + 1 :]
-    entries = convert(content.get("parameters"), dict[str, Any], "parameters", where)
+    entries = convert(content.get("parameters"), JsonObject, "parameters", where)
     parameters = {key: _read_parameter(entry, key, where) for key, entry in entries.items()}
     return SweepFile(
         name=path.stem,
@@ -102,7 +102,7 @@ def read_pairs(words: list[str]) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def _check_keys(content: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+def _check_keys(content: JsonObject, known: tuple[str, ...], where: str) -> None:
     for key in content:
         if key not in known:
             raise UserError(f"{where}: {short(key)} {USE_AGENT}{nearest(key, known)}")
@@ -110,7 +110,7 @@ def _check_keys(content: dict[str, Any], known: tuple[str, ...], where: str) -> 
 
 def _read_parameter(entry: Any, key: str, where: str) -> SweepParameter:
     where = f"{where}: parameters.{key}"
-    entry = convert(entry, dict[str, Any], "parameter", where)
+    entry = convert(entry, JsonObject, "parameter", where)
     _check_keys(entry, PARAMETER_KEYS, where)
     values = convert(entry.get("values", []), list[Any], "values", where)
     if values or "value" in entry:
@@ -136,7 +136,7 @@ def list_trials(sweep: SweepFile, count: int | None, seed: int) -> list[dict[str
     if count is not None and not 1 <= count <= MAX_TRIALS:
         limits = f"(--count, run_cap): must be 1 to {MAX_TRIALS}"
         raise UserError(f"{sweep.name}: {count} trials {limits}")
-    trials: list[dict[str, Any]] = []
+    trials: list[JsonObject] = []
     if sweep.method == "grid":
         ranges = [key for key, parameter in sweep.parameters.items() if not parameter.values]
         if ranges:

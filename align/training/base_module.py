@@ -30,6 +30,7 @@ from align.training.parallel.target import AbsentTarget, SharedTarget
 from align.training.schedule import count_text_rows, learning_rate
 from specalign.common.batch import Step
 from specalign.common.rng import random_state, seed_global, set_random_state
+from specalign.common.schema import JsonObject
 from specalign.models.block import BlockDrafter
 from specalign.models.block_config import BlockConfig
 from specalign.models.causal import CausalDrafter
@@ -281,7 +282,7 @@ class DrafterModule(lightning.LightningModule, ABC):
         with self.gathered_weights():
             self.final_weights = self.ema.weights(self.drafter)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, checkpoint: JsonObject) -> None:
         checkpoint["calibrate"] = {
             "ema": self.ema.state_dict(),
             "rng": random_state(),
@@ -290,7 +291,7 @@ class DrafterModule(lightning.LightningModule, ABC):
             **self.progress.state_dict(),
         }
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, checkpoint: JsonObject) -> None:
         state = checkpoint["calibrate"]
         self.ema.load_state_dict(state["ema"])
         self.progress.load_state_dict(state)

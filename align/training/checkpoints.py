@@ -12,11 +12,10 @@ import os
 import shutil
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from specalign.common.errors import UserError
 from specalign.common.files import expand_path, sha256_file, to_disk, write_atomically
-from specalign.common.schema import convert, read_object
+from specalign.common.schema import JsonObject, convert, read_object
 from specalign.common.text import say
 
 _START_OVER = "use trainer.resume=never or another output"
@@ -45,7 +44,7 @@ class Seal(Settings):
     step: int
     seconds: float
     target_sha256: str
-    drafter: dict[str, Any]
+    drafter: JsonObject
     draft_vocab: list[int] | None
     sha256: dict[str, str] = field(default_factory=dict)
     schedule: dict[str, int] = field(default_factory=dict)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from align.training.parallel.sharded import copy_into, gather
+from specalign.common.schema import JsonObject
 
 
 class EMA:
@@ -65,7 +64,7 @@ class EMA:
             "shadow": {name: gather(t) for name, t in self.shadow.items()},
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: JsonObject) -> None:
         """A shadow that the state lacks (trained without EMA) starts from the present weights."""
         self.updates = int(state["updates"])
         for name in self.shadow.keys() & state["shadow"].keys():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import exp, isfinite, sqrt
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from specalign.common.schema import JsonObject
 
 KINDS = ("greedy", "sampling")
 WINDOW = ("loss", "accepted", "anchors", "batches")
@@ -76,7 +77,7 @@ class TrainingProgress:
         names = ("positions", "tokens_seen", "seconds")
         return {**{name: getattr(self, name) for name in names}, "window": dict(self.window)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: JsonObject) -> None:
         self.positions = state["positions"]
         self.tokens_seen = state["tokens_seen"]
         self.seconds = state["seconds"]

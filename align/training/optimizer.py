@@ -10,6 +10,7 @@ import torch
 
 from align.config.trainer import TrainerConfig
 from specalign.common.errors import UserError
+from specalign.common.schema import JsonObject
 from specalign.lm.dtypes import target_dtype
 
 _MOMENTUM = 0.95
@@ -89,7 +90,7 @@ class MuonAdamW(torch.optim.AdamW):
         super().step()
         return loss
 
-    def _update_matrix(self, parameter: torch.nn.Parameter, group: dict[str, Any]) -> None:
+    def _update_matrix(self, parameter: torch.nn.Parameter, group: JsonObject) -> None:
         gradient, state = parameter.grad, self.state[parameter]
         assert gradient is not None
         if not state:

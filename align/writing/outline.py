@@ -13,6 +13,7 @@ from align.config.recipe import Recipe
 from specalign.common.errors import UserError
 from specalign.common.hub import model_folder
 from specalign.common.provenance import memory_bytes
+from specalign.common.schema import JsonObject
 from specalign.folder.chat import Chat
 from specalign.folder.tokenizer import open_tokenizer
 from specalign.lm.debug import DEBUG
@@ -62,7 +63,7 @@ def outline(recipe: Recipe) -> Outline:
     folder = resolve_folder(name)
     if isinstance(folder, str):
         folder = model_folder(folder, "target", _SMALL_FILES, revision)
-    options: dict[str, Any] = {"trust_remote_code": recipe.target.trust_remote_code}
+    options: JsonObject = {"trust_remote_code": recipe.target.trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(str(folder), **options)
         tokenizer = open_tokenizer(folder, **options)

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers.utils.chat_template_utils import get_json_schema
 
 from specalign.common.errors import UserError, in_one_line
+from specalign.common.schema import JsonObject
 from specalign.common.text import say_once, short
 from specalign.folder.template_notes import find_ignored, note_ignored
 from specalign.lm.model import Target
@@ -150,13 +151,13 @@ def _read_tokens(prompt: Any, vocab_size: int) -> list[int]:
     return row
 
 
-def _read_tools(tools: Any) -> tuple[dict[str, Any], ...]:
+def _read_tools(tools: Any) -> tuple[JsonObject, ...]:
     """Tools as JSON schemas."""
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
         raise UserError(
             f"tools must be a list of JSON schemas or functions, not {short(tools, 60)}"
         )
-    schemas: list[dict[str, Any]] = []
+    schemas: list[JsonObject] = []
     for tool in tools:
         if isinstance(tool, Mapping):
             schemas.append(dict(tool))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from decode.engine.decoder import Decoder
 from decode.engine.output import Generation
@@ -19,6 +18,7 @@ from decode.systems.construction import assemble, open_drafters
 from decode.systems.drafter_folders import NO_FOLDERS, check_there, kind_of, shipped_for
 from decode.systems.parsing import read_method
 from specalign.common.errors import UserError
+from specalign.common.schema import JsonObject
 from specalign.common.text import markdown_table, say
 from specalign.lm.model import Target
 
@@ -293,7 +293,7 @@ def render(costs: DecodingCosts, advice: Sequence[Advice]) -> str:
     )  # fmt: skip
 
 
-def to_dict(costs: DecodingCosts, advice: Sequence[Advice]) -> dict[str, Any]:
+def to_dict(costs: DecodingCosts, advice: Sequence[Advice]) -> JsonObject:
     """Plain values, for advice.json."""
     passes = [{"batch": b, "rows": n, "seconds": s} for (b, n), s in costs.forward.short.items()]
     return {

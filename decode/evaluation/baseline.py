@@ -11,13 +11,14 @@ import torch
 from decode.engine.decoder import Decoder
 from decode.engine.stock import stock_model
 from specalign.common.errors import UserError
+from specalign.common.schema import JsonObject
 from specalign.lm.model import Target
 
 
 @torch.no_grad()
 def time_against_transformers(
     plain: Decoder, tokens: list[int], max_new_tokens: int = 64, repeats: int = 3
-) -> dict[str, Any]:
+) -> JsonObject:
     """Greedy decoding of one prompt by both in turn, prefill included; the fastest repeat counts.
     The stock model is loaded for this, with its own linear layers and attention.
 

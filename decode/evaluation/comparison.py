@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from safetensors import safe_open
 
@@ -28,7 +27,7 @@ from decode.systems.parsing import Method
 from decode.systems.registry import ANY, PLAIN
 from specalign.common.errors import UserError
 from specalign.common.files import sha256_file, write_json
-from specalign.common.schema import read_object
+from specalign.common.schema import JsonObject, read_object
 from specalign.common.strict_yaml import parse_yaml
 from specalign.common.terminal import PlainConsole
 from specalign.lm.model import Target
@@ -48,7 +47,7 @@ class ComparedRecipe:
     """A recipe as `align.train` reads it. `words`: its arguments. `values`: its resolved keys."""
 
     words: tuple[str, ...]
-    values: dict[str, Any]
+    values: JsonObject
 
     @property
     def name(self) -> str:
@@ -89,7 +88,7 @@ class ComparedRecipe:
             return sum(prod(file.get_slice(name).get_shape()) for name in names)
 
     @property
-    def shared(self) -> dict[str, Any]:
+    def shared(self) -> JsonObject:
         """The keys that compared recipes must share."""
         values = self.values
         data = {**values["data"], "path": values["data"]["path"] or f"{values['output']}/data"}
@@ -239,7 +238,7 @@ def measure(
 
 def _describe(
     target: Target, suites: Sequence[Loaded], settings: runner.GenerationSettings
-) -> dict[str, Any]:
+) -> JsonObject:
     sampling = settings.sampling
     return {
         "target": target.hash,
@@ -252,7 +251,7 @@ def _describe(
     }
 
 
-def _open_folder(folder: Path, drafters: dict[str, Path], settings: dict[str, Any]) -> list[Record]:
+def _open_folder(folder: Path, drafters: dict[str, Path], settings: JsonObject) -> list[Record]:
     """The folder's records that are still valid. Writes its settings."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SETTINGS

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from decode.speculation.settings import Sampling
 from decode.systems.drafter_folders import NamedDrafter
 from decode.systems.parsing import MethodList, Sweep
 from decode.systems.registry import COMBINED, DRAFTER, LOOKUP, PLAIN, GivenDrafter
 from specalign.common.errors import UserError
+from specalign.common.schema import JsonObject
 
 DEFAULT_METHODS = (PLAIN, LOOKUP, DRAFTER, COMBINED)
 TUNING_SUITE = "builtin"
@@ -51,7 +51,7 @@ class EvalConfig:
     resume: bool = True
     no_hf_check: bool = False
     trust_remote_code: bool = False
-    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    template_kwargs: JsonObject = field(default_factory=dict)
     system: str | None = None
     tuning: bool = False
     """This run chooses options and is no measurement."""
@@ -66,7 +66,7 @@ class EvalConfig:
             raise UserError(f"--threads={self.threads}: at most {most} on this machine")
 
     @property
-    def recorded(self) -> dict[str, Any]:
+    def recorded(self) -> JsonObject:
         """The options that run.json records as they were typed."""
         own = (
             "limit",

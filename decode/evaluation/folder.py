@@ -27,6 +27,7 @@ from specalign.common.errors import UserError
 from specalign.common.files import check_ordinary, expand_path, sha256_file
 from specalign.common.hub import local_path
 from specalign.common.provenance import decoding_versions, git_commit, machine
+from specalign.common.schema import JsonObject
 from specalign.common.text import cut
 from specalign.suites.prompt import Prompt
 from specalign.suites.sources import Loaded
@@ -45,7 +46,7 @@ def describe_settings(
     methods: Sequence[str],
     suites: Sequence[TokenizedSuite],
     threads: int,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Everything that a figure depends on."""
     prompts = [
         (suite.name, prompt.id, tokens) for suite, pairs in suites for prompt, tokens in pairs
@@ -92,7 +93,7 @@ def choose_date(config: EvalConfig) -> str:
     return datetime.date.today().isoformat()
 
 
-def name_folder(suites: Sequence[Loaded], settings: dict[str, Any]) -> str:
+def name_folder(suites: Sequence[Loaded], settings: JsonObject) -> str:
     """The default folder's name: suites and a hash of the settings."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
     return "-".join([*(suite.name for suite in suites[:3]), digest])

@@ -11,16 +11,16 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from decode.systems.registry import LOSSY
 from specalign.common.errors import UserError
 from specalign.common.files import check_ordinary, naming, write_json, write_text
-from specalign.common.schema import convert, parse_json, read_json
+from specalign.common.schema import JsonObject, convert, parse_json, read_json
 from specalign.common.text import short
 
 RECORDS, RUN, SUMMARY = "records.jsonl", "run.json", "summary.json"
-AS_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
+AS_JSON: JsonObject = {"ensure_ascii": False, "allow_nan": False}
 """How the files of a measurement are written."""
 _MOST, _LONGEST = 2**53, 1 << 16
 """The largest amount in a record, and the longest draft."""
@@ -123,7 +123,7 @@ class RecordedSettings(RequiredSettings, total=False):
     warmup: int
     sweep: list[str] | None
     tuned: list[str] | None
-    template_kwargs: dict[str, Any] | None
+    template_kwargs: JsonObject | None
     system: str | None
 
 
@@ -151,14 +151,14 @@ class Run:
             (decode/evaluation/baseline.py).
     """
 
-    settings: dict[str, Any]
-    suites: list[dict[str, Any]]
+    settings: JsonObject
+    suites: list[JsonObject]
     command: str = ""
-    machine: dict[str, Any] = field(default_factory=dict)
+    machine: JsonObject = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     git_commit: str | None = None
     skipped: list[str] = field(default_factory=list)
-    baseline: dict[str, Any] | None = None
+    baseline: JsonObject | None = None
     started: str = ""
 
 

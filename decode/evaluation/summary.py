@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from decode.evaluation.statistics import (
     whole_time,
 )
 from decode.systems.registry import PLAIN
+from specalign.common.schema import JsonObject
 
 BUG = "BUG"
 _ESTIMATES = ("speedup", "speedup_with_prefill", "tau", "speed")
@@ -95,7 +95,7 @@ class Summary:
     verdict: str = ""
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         return self.run.settings
 
     @property
@@ -112,7 +112,7 @@ class Summary:
         """Suite name → its title."""
         return {source["name"]: source["title"] for source in self.run.suites}
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """What summary.json holds."""
         run = self.run
         return {
@@ -141,8 +141,8 @@ class Summary:
         }
 
 
-def _flatten(figures: Figures | Gain) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flatten(figures: Figures | Gain) -> JsonObject:
+    flat: JsonObject = {}
     for name, value in asdict(figures).items():
         if name in _ESTIMATES:
             estimate = value or {"value": None, "lo": None, "hi": None}

@@ -15,6 +15,7 @@ from transformers.generation.stopping_criteria import MaxLengthCriteria
 from decode.portable import checks, generate
 from decode.portable import drafter as network
 from specalign.common.errors import UserError, in_one_line
+from specalign.common.schema import JsonObject
 from specalign.formats.block import load_drafter, pack_drafter
 from specalign.formats.qwen3 import Exported, check_last_layer
 from specalign.lm.masks import install
@@ -51,7 +52,7 @@ def make_custom_generate(drafter: BlockDrafter) -> Exported:
     return Exported(config, tensors, files=files)
 
 
-def _try_loop(config: dict[str, Any], tensors: dict[str, Tensor], target: Target) -> None:
+def _try_loop(config: JsonObject, tensors: dict[str, Tensor], target: Target) -> None:
     """Generate a few tokens: some models take no cache of transformers', or none but their own."""
     model = target.model
     ids = torch.arange(4, device=target.device)[None]

@@ -26,6 +26,7 @@ from decode.proposers.autoregressive import AutoregressiveDrafter
 from decode.proposers.base import Drafter
 from decode.proposers.block import BlockProposer
 from specalign.common.errors import UserError
+from specalign.common.schema import JsonObject
 from specalign.common.text import short
 from specalign.formats.block import load_drafter
 from specalign.lm.model import Target
@@ -100,7 +101,7 @@ class Server:
 
     def greedy(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
         """The greedy output for a prompt, both as tokens."""
-        body: dict[str, Any] = {**_GREEDY, "prompt": list(prompt)}
+        body: JsonObject = {**_GREEDY, "prompt": list(prompt)}
         if self.llama:
             body |= {"n_predict": max_new_tokens, "return_tokens": True}
             tokens = self._find(self._request("/completion", body), "tokens")
@@ -123,7 +124,7 @@ class Server:
             )
         return Counts(totals["drafts"], totals["draft_tokens"], totals["accepted_tokens"])
 
-    def _request(self, path: str, body: dict[str, Any] | None = None) -> httpx2.Response:
+    def _request(self, path: str, body: JsonObject | None = None) -> httpx2.Response:
         """Raises UserError for no answer, or one of failure."""
         method = "GET" if body is None else "POST"
         try:

@@ -43,6 +43,7 @@ from decode.systems.registry import (
 from specalign.common.checksums import check_checksums
 from specalign.common.errors import UserError
 from specalign.common.hub import local_path
+from specalign.common.schema import JsonObject
 from specalign.common.text import say
 from specalign.folder.trained_chat import chat_note
 from specalign.formats.standalone import load_standalone, open_drafter
@@ -66,7 +67,7 @@ class OpenDrafters:
     one."""
 
     target: Target
-    drafters: dict[str, Any] = field(default_factory=dict)
+    drafters: JsonObject = field(default_factory=dict)
 
     def __getitem__(self, kind: str) -> Any:
         if kind == ANY and ANY not in self.drafters:

@@ -28,6 +28,7 @@ from decode.speculation.sampling import Sampling
 from decode.speculation.verification import Outcome
 from decode.systems.load import load
 from specalign.common.errors import UserError
+from specalign.common.schema import JsonObject
 from specalign.lm.masks import install
 from specalign.lm.model import Target, TargetOutput
 from specalign.lm.names import ModelSource
@@ -151,7 +152,7 @@ def custom_generate(
                 text.engine.close()
 
 
-def _find_arguments(model: Any, frame: FrameType | None) -> dict[str, Any]:
+def _find_arguments(model: Any, frame: FrameType | None) -> JsonObject:
     """The arguments of the model's running `generate`, found on the stack below `frame`: it passes
     neither streamer nor assistant on."""
     while frame is not None:

@@ -25,6 +25,7 @@ from decode.systems.drafter_folders import (
 from decode.systems.parsing import Method, check_drafters, format_method, read_method
 from decode.systems.registry import ANY, DRAFTER, LOOKUP, PLAIN, GivenDrafter
 from specalign.common.errors import UserError
+from specalign.common.schema import JsonObject
 from specalign.common.text import say
 from specalign.lm.loading import load_target
 from specalign.lm.model import Target
@@ -105,7 +106,7 @@ def _make_decoder(
     by_drafter: bool,
     tokenizer: str | None,
     place: tuple[str, str],
-    model: dict[str, Any],
+    model: JsonObject,
 ) -> Decoder:
     """The drafter's folder is checked before the target is loaded. `by_drafter`: whether to copy
     depends on the drafter."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from decode.systems.registry import ALIASES, ANY, SYSTEMS, System, option_name
 from specalign.common.errors import UserError, nearest
+from specalign.common.schema import JsonObject
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def read_method(text: str) -> Method:
     if name not in SYSTEMS:
         raise UserError(f"unknown method {name!r}{nearest(name, SYSTEMS)}")
     limits = SYSTEMS[name].limits()
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     try:
         for word in words:
             key, equals, value = word.partition("=")
@@ -188,7 +189,7 @@ def sweep_methods(methods: Sequence[Method], sweep: Sweep) -> list[Method]:
             system = swept.system
             steps, tokens = (getattr(system, key, None) for key in ("steps", "draft_tokens"))
             if steps and tokens:  # a draft takes no more steps than it has tokens
-                options: dict[str, Any] = {"steps": min(steps, tokens)}
+                options: JsonObject = {"steps": min(steps, tokens)}
                 system = replace(system, **options)
             found.setdefault(system, swept)
     return list(found.values())

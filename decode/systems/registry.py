@@ -16,6 +16,7 @@ from typing import Any, ClassVar, dataclass_transform
 from decode.speculation.settings import MIN_TEMPERATURE, MOST_NODES
 from specalign.common.errors import UserError, nearest
 from specalign.common.files import expand_path
+from specalign.common.schema import JsonObject
 
 PLAIN, LOOKUP, DRAFTER, COMBINED = "plain", "lookup", "drafter", "combined"
 MAIN = DRAFTER
@@ -153,7 +154,7 @@ class System:
         return {f.name: f.metadata["limits"] for f in fields(cls)}
 
     @property
-    def given(self) -> dict[str, Any]:
+    def given(self) -> JsonObject:
         """The options that differ from their defaults."""
         values = {name: getattr(self, name) for name in self.limits()}
         return {k: v for k, v in values.items() if v != self.limits()[k].default}
@@ -187,7 +188,7 @@ class DraftingSystem(System):
         return self.verifier or "auto"
 
     @property
-    def own_options(self) -> dict[str, Any]:
+    def own_options(self) -> JsonObject:
         """The options that not every system has."""
         shared = DraftingSystem.limits()
         return {name: getattr(self, name) for name in self.limits() if name not in shared}

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
-from typing import Any
 
 from decode.engine.decoder import Decoder
 from decode.engine.detokenizer import UNFINISHED
@@ -14,6 +13,7 @@ from decode.engine.engine import PREFILL_CHUNK
 from decode.speculation.sampling import Sampling
 from decode.verification.checks import Asked
 from decode.verification.pair import Case, Cases
+from specalign.common.schema import JsonObject
 from specalign.lm.model import Target
 
 SHORT = 8
@@ -63,7 +63,7 @@ def ending(one: Asked) -> tuple[tuple[int, ...] | None, int | None, tuple[str, .
 def settings(seed: int, common: Sequence[int]) -> list[Sampling]:
     """Every option of a request at two values or more, and all together. `common`: tokens that the
     target likes to say."""
-    options: list[dict[str, Any]] = [
+    options: list[JsonObject] = [
         {"temperature": 0.3}, {}, {"temperature": 1.7}, {"top_k": 4}, {"top_k": 50}, {"top_p": 0.5}, {"top_p": 0.9}, {"min_p": 0.02},
         {"min_p": 0.3}, {"repetition_penalty": 1.4}, {"repetition_penalty": 0.8}, {"presence_penalty": 0.8}, {"presence_penalty": -0.6},
         {"banned": tuple(common[:1])}, {"banned": tuple(common[:3])}, {"min_new_tokens": 3}, {"min_new_tokens": 7},

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from decode.systems.drafter_folders import (
     BLOCKS,
@@ -22,6 +22,7 @@ from decode.systems.drafter_folders import (
 from decode.systems.parsing import Method, check_drafters, read_method, read_methods
 from decode.systems.registry import LOSSY, ORDERS, SYSTEMS
 from specalign.common.errors import UserError, nearest
+from specalign.common.schema import JsonObject
 from specalign.lm.names import check_given
 from specalign.suites.prompt import Prompt
 from specalign.suites.registry import prompts_of
@@ -53,7 +54,7 @@ class VerifyConfig:
     dtype: str = "float32"
     device: str = "auto"
     trust_remote_code: bool = False
-    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    template_kwargs: JsonObject = field(default_factory=dict)
     system: str | None = None
     out: Path = Path("runs/verify")
 

@@ -22,6 +22,7 @@ from decode.speculation import sampling as sampling_module
 from decode.speculation import verification, verifiers
 from decode.speculation.proposal import Proposal
 from decode.verification.verdict import Tally
+from specalign.common.schema import JsonObject
 
 Result = TypeVar("Result")
 EXACT = 1e-5
@@ -160,7 +161,7 @@ def _restored(engine: Engine) -> Iterator[Callable[[int], Proposal | None]]:
         restore()
 
 
-def _states(session: DraftSession) -> list[tuple[Any, dict[str, Any]]]:
+def _states(session: DraftSession) -> list[tuple[Any, JsonObject]]:
     """The fields of a session and of those that it wraps."""
     found, at = [], session
     while at is not None and hasattr(at, "__dict__"):

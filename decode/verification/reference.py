@@ -16,6 +16,7 @@ import transformers as hf
 from torch import Tensor, nn
 
 from decode.speculation.sampling import Sampling
+from specalign.common.schema import JsonObject
 from specalign.lm.inspection.own_output import positions
 from specalign.lm.model import Target
 
@@ -84,7 +85,7 @@ class Reference:
         first = min(len(text) - count for text, count in texts)
         padded = [[*text, *[text[-1]] * (length - len(text))] for text, _ in texts]
         tokens_BL = torch.tensor(padded, device=self.target.device)
-        options: dict[str, Any] = {
+        options: JsonObject = {
             name: value.expand(len(texts), -1)
             for name, value in positions(self.model, tokens_BL, 0).items()
         }

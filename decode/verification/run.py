@@ -27,6 +27,7 @@ from decode.verification.rows import check_rows
 from decode.verification.verdict import TITLES, Tally
 from specalign.common.errors import UserError
 from specalign.common.provenance import decoding_versions, git_commit, machine
+from specalign.common.schema import JsonObject
 from specalign.kernels.linear import rows_library
 from specalign.lm.loading import own_model
 from specalign.suites.prompt import Prompt
@@ -223,12 +224,12 @@ def _as_one(settings: list[Sampling]) -> Sampling | list[Sampling]:
     return first if len(settings) > 1 and settings == consecutive else settings
 
 
-def _describe(recorder: Recorder, batch: RequestBatch, place: dict[str, Any]) -> dict[str, Any]:
+def _describe(recorder: Recorder, batch: RequestBatch, place: JsonObject) -> JsonObject:
     """The request and the round of a difference, for a reader of its replay.json."""
     number = place.get("request")
     if number is None:
         return {}
-    found: dict[str, Any] = {"asked": asdict(batch.asked[number])}
+    found: JsonObject = {"asked": asdict(batch.asked[number])}
     if "round" not in place:
         return found
     one = recorder.rounds_of(number)[place["round"]]
@@ -252,7 +253,7 @@ def _differ(one: RecordedRound, other: RecordedRound) -> bool:
 
 def verify(
     config: VerifyConfig, given: Sequence[Prompt], say: Say, only: str = ""
-) -> tuple[list[Tally], dict[str, Any]]:
+) -> tuple[list[Tally], JsonObject]:
     """Run all checks on the pair that the options name.
 
     Returns:
@@ -277,7 +278,7 @@ def verify(
     return tallies, {**about(config, cases, len(prompts), len(given)), "drafter": drafter}
 
 
-def about(config: VerifyConfig, cases: Cases, prompts: int, given: int) -> dict[str, Any]:
+def about(config: VerifyConfig, cases: Cases, prompts: int, given: int) -> JsonObject:
     """What the checks run on."""
     target = cases.target
     return {

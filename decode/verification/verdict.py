@@ -14,7 +14,7 @@ from typing import Any
 
 from specalign.common.errors import UserError
 from specalign.common.files import write_text
-from specalign.common.schema import read_object
+from specalign.common.schema import JsonObject, read_object
 from specalign.common.text import markdown_text
 
 TITLES = {
@@ -45,7 +45,7 @@ class Finding:
 
     check: str
     what: str
-    place: dict[str, Any]
+    place: JsonObject
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Tally:
     bounds: dict[str, float] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     seconds: float = 0.0
-    place: dict[str, Any] = field(default_factory=dict)
+    place: JsonObject = field(default_factory=dict)
 
     def measure(self, name: str, value: float, bound: float, what: str) -> bool:
         """Record a difference: a finding, if it is above the bound. Returns whether it is not."""
@@ -83,7 +83,7 @@ class Tally:
         """Record a difference that rounding does not explain."""
         self.findings.append(Finding(self.check, what, dict(self.place)))
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JsonObject:
         """For verdict.json."""
         found = {key: value for key, value in vars(self).items() if key != "place"}
         findings = [asdict(finding) for finding in self.findings]
@@ -134,7 +134,7 @@ def write_verdict(
     return text
 
 
-def read_replay(path: Path) -> tuple[dict[str, Any], str]:
+def read_replay(path: Path) -> tuple[JsonObject, str]:
     """The options of the run that a replay file comes from, and what of it is run again.
 
     Raises:

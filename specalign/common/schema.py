@@ -16,6 +16,8 @@ from specalign.common.errors import UserError, nearest
 from specalign.common.files import check_ordinary
 from specalign.common.text import cut, short
 
+JsonObject = dict[str, Any]
+"""The values of a JSON or YAML object by name."""
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -30,7 +32,7 @@ def read_json(path: Path) -> Any:
     return parse_json(text, str(path))
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> JsonObject:
     """The object in a JSON file. Raises UserError as `read_json` does, and for another value."""
     value = read_json(path)
     if not isinstance(value, dict):
@@ -38,7 +40,7 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> JsonObject:
     """The folder's config.json. Raises UserError if it is missing or broken."""
     if not (folder / "config.json").exists():
         raise UserError(f"{folder}: no config.json")
@@ -97,7 +99,7 @@ def convert(value: Any, kind: Any, name: str, where: str) -> Any:
     raise UserError(f"{where}: {name}={short(value)} must be {type_name(kind)}")
 
 
-def _convert_members(value: dict[str, Any], kind: Any, name: str, where: str) -> Any:
+def _convert_members(value: JsonObject, kind: Any, name: str, where: str) -> Any:
     hints = _hints(kind)
     prefix = f"{name}." if name else ""
     if is_typeddict(kind):
@@ -113,7 +115,7 @@ def _convert_members(value: dict[str, Any], kind: Any, name: str, where: str) ->
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
+def _hints(kind: Any) -> JsonObject:
     return get_type_hints(kind)
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from specalign.common.errors import UserError, nearest
+from specalign.common.schema import JsonObject
 from specalign.common.text import short
 from specalign.rows.conversation import Conversation, Message
 
@@ -67,7 +68,7 @@ def render(
         spec: the target's name, for messages.
         date: of the template's clock, ISO; None = today.
     """
-    options: dict[str, Any] = {"tools": None, **(kwargs or {})}
+    options: JsonObject = {"tools": None, **(kwargs or {})}
     if conversation.tools:
         options["tools"] = list(conversation.tools)
     check_chosen(tokenizer, options.get(TEMPLATE), spec)

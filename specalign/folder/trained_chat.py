@@ -6,11 +6,11 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from specalign.common.files import write_json
 from specalign.common.hub import is_hub_id, local_path
-from specalign.common.schema import convert, read_json
+from specalign.common.schema import JsonObject, convert, read_json
 from specalign.common.text import short
 from specalign.folder.chat import Chat, quote_arguments
 from specalign.folder.rendering import render
@@ -24,7 +24,7 @@ RECORD = "specalign.json"
 
 
 class _Trained(TypedDict):
-    template_kwargs: dict[str, Any]
+    template_kwargs: JsonObject
     system: str | None
 
 

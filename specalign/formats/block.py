@@ -13,10 +13,10 @@ from specalign.common.checksums import CHECKSUMS, check_checksums
 from specalign.common.errors import UserError, in_one_line
 from specalign.common.files import write_atomically, write_json, write_text
 from specalign.common.hub import model_folder
-from specalign.common.schema import read_config
+from specalign.common.schema import JsonObject, read_config
 from specalign.common.text import say, short
 from specalign.formats.dspark import take_heads
-from specalign.formats.layouts import RECORD, ConfigValues, layout_of, made_for
+from specalign.formats.layouts import RECORD, layout_of, made_for
 from specalign.formats.rotary import scaled_entry
 from specalign.formats.settings import read_settings
 from specalign.formats.tensors import (
@@ -46,7 +46,7 @@ FILES = (
 """The files to download from a hub id."""
 
 
-def pack_drafter(drafter: BlockDrafter) -> tuple[ConfigValues, dict[str, Tensor]]:
+def pack_drafter(drafter: BlockDrafter) -> tuple[JsonObject, dict[str, Tensor]]:
     """config.json and tensors of a drafter's own folder."""
     tensors = {name: p.detach() for name, p in drafter.named_parameters()}
     if drafter.draft_vocab is not None:
@@ -98,7 +98,7 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
     return drafter
 
 
-def _load_saved(values: ConfigValues, path: Path, target: Target) -> BlockDrafter:
+def _load_saved(values: JsonObject, path: Path, target: Target) -> BlockDrafter:
     """What `save_drafter` wrote."""
     if values.get("architectures") != [ARCHITECTURE]:
         raise UserError(
@@ -123,7 +123,7 @@ def _load_saved(values: ConfigValues, path: Path, target: Target) -> BlockDrafte
 
 
 def import_drafter(
-    values: ConfigValues,
+    values: JsonObject,
     tensors: dict[str, Tensor],
     layout: str,
     path: Path,

@@ -3,7 +3,7 @@ blocks, no Markov head."""
 
 from __future__ import annotations
 
-from specalign.formats.layouts import ConfigValues
+from specalign.common.schema import JsonObject
 from specalign.formats.qwen3 import (
     Exported,
     add_draft_vocabulary,
@@ -24,7 +24,7 @@ def make_dflash(drafter: BlockDrafter, name: str = "dflash") -> Exported:
     check_fits(drafter, name, layout="fill_in")
     if name == "dflash":
         check_head_bias(drafter, name)
-    nested: ConfigValues = {
+    nested: JsonObject = {
         "mask_token_id": drafter.config.mask_token_id,
         "target_layer_ids": list(drafter.config.target_layer_ids),
     }

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specalign.common.errors import UserError
-from specalign.formats.layouts import ConfigValues
+from specalign.common.schema import JsonObject
 from specalign.formats.qwen3 import (
     WHOLE_VOCABULARY,
     Exported,
@@ -47,11 +47,11 @@ GATE, JOINT, CONFIDENCE = "markov_head.gate_proj", "markov_head.joint_proj", "co
 class Heads:
     """settings: those of `BlockConfig`; tensors: by this project's names."""
 
-    settings: ConfigValues = field(default_factory=dict)
+    settings: JsonObject = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
-def take_heads(tensors: dict[str, Tensor], settings: ConfigValues, width: int, path: Path) -> Heads:
+def take_heads(tensors: dict[str, Tensor], settings: JsonObject, width: int, path: Path) -> Heads:
     """Take the heads' tensors out of a folder's. The state of the drafts before is not carried
     here: an rnn whose output reads it is refused.
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from specalign.common.errors import UserError
 from specalign.common.hub import is_hub_id, local_path, model_folder
-from specalign.common.schema import read_object
-from specalign.formats.layouts import ConfigValues, architectures_of, is_block
+from specalign.common.schema import JsonObject, read_object
+from specalign.formats.layouts import architectures_of, is_block
 
 RECORD = "drafter.json"
 """What this project writes next to a standalone or autoregressive drafter's own config.json."""
@@ -62,7 +62,7 @@ def is_ddit(values: Mapping[str, Any]) -> bool:
     return values.get("model_type") in _DDIT or ("model" in values and "tokens" in values)
 
 
-def kind_of_config(values: ConfigValues, record: Mapping[str, Any]) -> DrafterKind | None:
+def kind_of_config(values: JsonObject, record: Mapping[str, Any]) -> DrafterKind | None:
     """The kind by config.json and, where there is one, drafter.json. None for an architecture that
     is no drafter's."""
     if is_block(values):

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from specalign.common.hub import card_value
-from specalign.common.schema import read_object
+from specalign.common.schema import JsonObject, read_object
 
-ConfigValues = dict[str, Any]
 """The object in a config.json."""
 ASSISTANT = "muse_glimmer_assistant"
 """The model type of transformers' own DFlash assistant."""
@@ -26,7 +25,7 @@ RECORD = "export.json"
 """What an export of this project says of itself."""
 
 
-def layout_of(values: ConfigValues) -> str:
+def layout_of(values: JsonObject) -> str:
     """The layout of a folder with this config.json, one of the table; empty = none of them.
     Relatives that are not decoded here (DFlash 2, Domino) are of `dflash` too, so that what reads
     it says what they are."""
@@ -49,12 +48,12 @@ def architectures_of(values: Mapping[str, Any]) -> list[str]:
     return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
 
 
-def is_block(values: ConfigValues) -> bool:
+def is_block(values: JsonObject) -> bool:
     """Whether a config.json is a block drafter's, this project's own or another engine's."""
     return values.get("model_type") == "block_drafter" or bool(layout_of(values))
 
 
-def made_for(folder: Path, values: ConfigValues) -> str:
+def made_for(folder: Path, values: JsonObject) -> str:
     """The target that another engine's folder names: as a verifier, in the record of an export, or
     as its card's base model; empty = it names none."""
     said: Any = values.get("speculators_config")

@@ -22,8 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from specalign.common.errors import UserError, in_one_line, nearest
 from specalign.common.files import write_json
 from specalign.common.hub import model_folder
-from specalign.common.schema import read_config, read_object
-from specalign.formats.layouts import ConfigValues
+from specalign.common.schema import JsonObject, read_config, read_object
 from specalign.formats.opened import check_opened, refuse_on_error
 from specalign.formats.weights import check_shapes, read_folder, weight_files, write_weights
 from specalign.lm.inspection.parts import embedding_names
@@ -109,7 +108,7 @@ def save_masked_lm(network: MaskedLM, folder: Path, max_shard_size: str = "5GB")
 
 
 def adapted_from(
-    source: ConfigValues, where: str, tensors: dict[str, Tensor], target: Target | None
+    source: JsonObject, where: str, tensors: dict[str, Tensor], target: Target | None
 ) -> MaskedLM:
     """The network of an adapted drafter's config.json and tensors."""
     for key in ("base", "base_config", "attention", "mask_token_id", "share_embedding"):
@@ -171,7 +170,7 @@ def from_config(
     return MaskedLM(model, _with_ids(family, values, None, config.vocab_size, where), dict(values))
 
 
-def _rename_config(family: Family, values: Mapping[str, Any]) -> ConfigValues:
+def _rename_config(family: Family, values: Mapping[str, Any]) -> JsonObject:
     """Their config.json under transformers' names, without keys that only their own code reads."""
     if family.config:
         return {

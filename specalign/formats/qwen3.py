@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specalign.common.errors import UserError
-from specalign.formats.layouts import ConfigValues
+from specalign.common.schema import JsonObject
 from specalign.formats.rotary import write_rotary
 from specalign.formats.tensors import EMBEDDING
 from specalign.lm.inspection.parts import embedding_scale, embeds_rows
@@ -23,7 +23,7 @@ WHOLE_VOCABULARY = "the drafter was trained over a part of the vocabulary, and i
 class Exported:
     """What a folder holds. notes: for the user; files: further text files, path → content."""
 
-    config: ConfigValues
+    config: JsonObject
     tensors: dict[str, Tensor]
     notes: list[str] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
@@ -99,7 +99,7 @@ def check_head_bias(drafter: BlockDrafter, name: str) -> None:
         )
 
 
-def qwen3_config(drafter: BlockDrafter) -> ConfigValues:
+def qwen3_config(drafter: BlockDrafter) -> JsonObject:
     """The layers as a Qwen3 config."""
     c, layers = drafter.config, len(drafter.config.init_layer_ids)
     rope = write_rotary(drafter)
@@ -126,7 +126,7 @@ def qwen3_config(drafter: BlockDrafter) -> ConfigValues:
     }
 
 
-def taps_config(drafter: BlockDrafter) -> ConfigValues:
+def taps_config(drafter: BlockDrafter) -> JsonObject:
     """Blocks and tapped layers: id i is the output of layer i, transformers' hidden_states[i +
     1]."""
     c = drafter.config

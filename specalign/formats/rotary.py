@@ -8,8 +8,8 @@ from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from specalign.common.errors import UserError, in_one_line
+from specalign.common.schema import JsonObject
 from specalign.common.text import short
-from specalign.formats.layouts import ConfigValues
 from specalign.lm.inspection.keys import RotaryTable
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter
@@ -21,8 +21,8 @@ _SAME = 1e-4
 
 
 def read_rotary(
-    inner: ConfigValues, width: int, target: Target, where: str
-) -> tuple[list[ConfigValues], ConfigValues]:
+    inner: JsonObject, width: int, target: Target, where: str
+) -> tuple[list[JsonObject], JsonObject]:
     """`BlockConfig.rotary` for these layers, empty if the target's own tables are the same, and
     their `rope_parameters`. Partial rotary is ignored, as by Qwen3's layers in transformers.
 
@@ -41,7 +41,7 @@ def read_rotary(
     with in_one_line(f"{where}: rope_parameters={written} make no rotary tables"):
         config = Qwen3Config(head_dim=width, num_attention_heads=1, hidden_size=width, **given)
         module = Qwen3RotaryEmbedding(config)
-    rope: ConfigValues = dict(config.rope_parameters or {})
+    rope: JsonObject = dict(config.rope_parameters or {})
     kind = str(rope.get("rope_type", "default"))
     positions = torch.tensor([[0, 1, 7, 90, min(1000, target.context_limit - 1)]])
     theirs = module(torch.zeros(1), positions)
@@ -78,7 +78,7 @@ def _target_tables(target: Target, positions: Tensor, width: int) -> tuple[Tenso
     return cos.float().cpu(), sin.float().cpu()
 
 
-def scaled_entry(theta: float, factors: Tensor) -> ConfigValues:
+def scaled_entry(theta: float, factors: Tensor) -> JsonObject:
     """An entry of `BlockConfig.rotary`: frequencies of the base `theta`, divided by the factors (d
     / 2)."""
     steps = torch.arange(len(factors), dtype=torch.float64) / len(factors)
@@ -86,7 +86,7 @@ def scaled_entry(theta: float, factors: Tensor) -> ConfigValues:
     return RotaryTable("half", 0, tuple(frequencies.tolist()), 1.0).entry()
 
 
-def write_rotary(drafter: BlockDrafter, name: str = "") -> ConfigValues:
+def write_rotary(drafter: BlockDrafter, name: str = "") -> JsonObject:
     """`rope_parameters` of this drafter's rotary tables. Raises UserError, which names the format
     `name`, if no format has such tables."""
     c = drafter.config

@@ -23,8 +23,7 @@ from torch import Tensor
 from specalign.common.errors import UserError
 from specalign.common.files import write_atomically, write_json
 from specalign.common.hub import model_folder
-from specalign.common.schema import read_config
-from specalign.formats.layouts import ConfigValues
+from specalign.common.schema import JsonObject, read_config
 from specalign.formats.sedd_mdlm_config import (
     CLIPPED,
     FAMILIES,
@@ -100,7 +99,7 @@ def load_published(source: str | Path, attention_backend: str = "sdpa") -> Publi
     return PublishedNetwork(network.eval(), family, schedule, plan.mask_id)
 
 
-def _find_family(values: ConfigValues, tensors: dict[str, Tensor], prefix: str) -> str:
+def _find_family(values: JsonObject, tensors: dict[str, Tensor], prefix: str) -> str:
     if values.get("model_type") == OWN:
         return OWN
     if prefix:

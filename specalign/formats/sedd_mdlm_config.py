@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from specalign.common.errors import UserError, nearest
-from specalign.common.schema import finite
-from specalign.formats.layouts import ConfigValues
+from specalign.common.schema import JsonObject, finite
 from specalign.models.ddit_layers import DDiTConfig
 
 FAMILIES = ("sedd", "mdlm", "radd", "bd3lm")
@@ -44,7 +43,7 @@ class NetworkPlan:
 class _Values:
     """A config's values; errors name the file and the dotted key."""
 
-    values: ConfigValues
+    values: JsonObject
     where: str
 
     def get(self, key: str) -> Any:
@@ -93,7 +92,7 @@ class _Values:
             )
         return ScheduleSpec("geometric", float(low), float(high))
 
-    def common_sizes(self, section: str, attention: str) -> ConfigValues:
+    def common_sizes(self, section: str, attention: str) -> JsonObject:
         """What all four families call by one name; the key `attention` is ours."""
         attention = self.values.get("attention", attention)
         options = self.values["model"] if section else self.values
@@ -107,7 +106,7 @@ class _Values:
         }
 
 
-def read_plan(values: ConfigValues, family: str, where: str) -> NetworkPlan:
+def read_plan(values: JsonObject, family: str, where: str) -> NetworkPlan:
     """Read a config.json.
 
     Raises:
@@ -165,7 +164,7 @@ def _read_mdlm(config: _Values, family: str) -> NetworkPlan:
     )
 
 
-def write_plan(plan: NetworkPlan) -> ConfigValues:
+def write_plan(plan: NetworkPlan) -> JsonObject:
     """config.json of our own layout."""
     schedule = plan.schedule
     sigmas = {"sigma_min": schedule.sigma_min, "sigma_max": schedule.sigma_max}

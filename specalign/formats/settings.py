@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from specalign.common.errors import UserError
-from specalign.formats.layouts import ConfigValues
+from specalign.common.schema import JsonObject
 from specalign.formats.rotary import read_rotary
 from specalign.lm.inspection.parts import embedding_scale
 from specalign.lm.model import Target
@@ -43,12 +43,12 @@ class ConfigReader:
     where: the file, for messages. inner: the part about the layers.
     """
 
-    def __init__(self, values: ConfigValues, layout: str, where: str) -> None:
+    def __init__(self, values: JsonObject, layout: str, where: str) -> None:
         self.values, self.layout, self.where = values, layout, where
-        self.inner: ConfigValues = values.get("transformer_layer_config", values)
+        self.inner: JsonObject = values.get("transformer_layer_config", values)
         if not isinstance(self.inner, dict):
             raise self.error("transformer_layer_config must be an object")
-        self.nested: ConfigValues = {}
+        self.nested: JsonObject = {}
         for section in ("dspark_config", "dflash_config"):
             found = values.get(section)
             self.nested |= found if isinstance(found, dict) else {}
@@ -74,7 +74,7 @@ class ConfigReader:
         return UserError(f"{self.where}: {what}")
 
 
-def read_settings(values: ConfigValues, layout: str, where: str, target: Target) -> ConfigValues:
+def read_settings(values: JsonObject, layout: str, where: str, target: Target) -> JsonObject:
     """The input of `BlockConfig.from_dict`, without the target's name and what only the tensors
     tell (`draft_vocab_size`).
 
@@ -186,7 +186,7 @@ def _samples_from_anchor(s: ConfigReader) -> bool:
     return value
 
 
-def _proposed_tokens(values: ConfigValues) -> Any:
+def _proposed_tokens(values: JsonObject) -> Any:
     """The number of drafts of a speculators folder's first proposal method."""
     try:
         return values["speculators_config"]["proposal_methods"][0]["speculative_tokens"]
@@ -222,7 +222,7 @@ def _default_taps(layers: int, drafter_layers: int) -> list[int]:
     return [round(1 + i * step) for i in range(drafter_layers)]
 
 
-def _head_settings(s: ConfigReader) -> ConfigValues:
+def _head_settings(s: ConfigReader) -> JsonObject:
     """Markov and confidence head by the config; the tensors decide which kind of ours it is."""
     rank = s.get_int("markov_rank", 0, low=0)
     if s.layout != "dspark" and s.values.get("speculators_model_type") != "dspark":
@@ -230,7 +230,7 @@ def _head_settings(s: ConfigReader) -> ConfigValues:
             raise s.error(f"markov_rank={rank} in a layout without Markov heads")
         return {}
     kind = s.get("markov_head_type", "vanilla")
-    found: ConfigValues = {"markov_rank": rank, "markov": kind if rank else ""}
+    found: JsonObject = {"markov_rank": rank, "markov": kind if rank else ""}
     if s.get("enable_confidence_head", False):
         reads = s.get("confidence_head_with_markov", rank > 0)
         if reads and not rank:

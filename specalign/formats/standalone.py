@@ -10,10 +10,10 @@ from specalign.common.checksums import check_checksums
 from specalign.common.errors import UserError
 from specalign.common.files import write_json, write_text
 from specalign.common.hub import local_path, model_folder
-from specalign.common.schema import convert, read_config, read_object
+from specalign.common.schema import JsonObject, convert, read_config, read_object
 from specalign.formats.block import load_drafter
 from specalign.formats.kinds import RECORD, is_ddit
-from specalign.formats.layouts import ConfigValues, is_block
+from specalign.formats.layouts import is_block
 from specalign.formats.masked_lm import load_masked_lm, save_masked_lm
 from specalign.formats.sedd_mdlm import load_published, save_ddit
 from specalign.formats.sedd_mdlm_config import ScheduleSpec
@@ -24,7 +24,7 @@ from specalign.models.masked_lm import MaskedLM, merge_lora
 from specalign.models.standalone import DiffusionConfig, DiffusionDrafter
 
 
-def architecture(network: DDiT | MaskedLM) -> ConfigValues:
+def architecture(network: DDiT | MaskedLM) -> JsonObject:
     """What tells one network's checkpoints from another's."""
     if isinstance(network, DDiT):
         return asdict(network.config)
@@ -105,12 +105,12 @@ def load_standalone(
 
 def _load_network(
     spec: str, target: Target, attention_backend: str
-) -> tuple[DDiT | MaskedLM, ConfigValues]:
+) -> tuple[DDiT | MaskedLM, JsonObject]:
     """The network, and the fields of `DiffusionConfig` that its layout has."""
     if not is_ddit(read_config(model_folder(spec, "drafter", ["config.json"]))):
         return load_masked_lm(spec, target=target), {"prediction": "logits"}
     loaded = load_published(spec, attention_backend=attention_backend)
-    schedule: ConfigValues = {"name": loaded.schedule.name}
+    schedule: JsonObject = {"name": loaded.schedule.name}
     if loaded.schedule.name == "geometric":
         schedule["sigma_min"] = loaded.schedule.sigma_min
         schedule["sigma_max"] = loaded.schedule.sigma_max

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from specalign.common.errors import UserError
+from specalign.common.schema import JsonObject
 from specalign.gguf.header import EMBEDDING, HINT, ROPE_FACTORS, Header, rope_scale
 from specalign.gguf.tokenizer import special_id
 
@@ -76,7 +77,7 @@ def _head_dim(header: Header) -> int | None:
     return header.get("embedding_length") // heads if isinstance(heads, int) and heads else None
 
 
-def _complete_rope(path: Path, header: Header, rope: dict[str, Any], context: int) -> None:
+def _complete_rope(path: Path, header: Header, rope: JsonObject, context: int) -> None:
     by_layer_type = any(isinstance(group, dict) for group in rope.values())
     main = rope["full_attention"] if by_layer_type else rope
     base = header.get("rope.freq_base")

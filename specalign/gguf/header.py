@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from specalign.common.errors import UserError, nearest
+from specalign.common.schema import JsonObject
 from specalign.common.text import short
 
 ARCHITECTURES = (
@@ -56,7 +57,7 @@ class Header:
     """Metadata and tensor table of a model. Arrays of the metadata are lists, or their lengths if
     not asked for."""
 
-    values: dict[str, Any]
+    values: JsonObject
     tensors: dict[str, StoredTensor]
 
     @property
@@ -71,7 +72,7 @@ class Header:
         return self.values.get(self.key(name))
 
     @property
-    def sizes(self) -> dict[str, Any]:
+    def sizes(self) -> JsonObject:
         """Sizes under config.json's names."""
         found = {name: self.get(key) for name, key in _SIZES.items()}
         return {name: value for name, value in found.items() if value is not None}
@@ -134,7 +135,7 @@ class _HeaderReader:
             raise ValueError(f"version {version}, supported are 2 and 3")
         tensor_count = self.read_number("Q")
         value_count = self.read_number("Q")
-        values: dict[str, Any] = {}
+        values: JsonObject = {}
         for _ in range(value_count):
             key = self.read_text()
             values[key] = self.read_value(self.read_number("I"))

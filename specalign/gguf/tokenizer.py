@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from specalign.common.errors import UserError
+from specalign.common.schema import JsonObject
 from specalign.common.text import say
 
 _WORDS = (
@@ -43,7 +44,7 @@ _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
 _SPACE = "▁"
 
 
-def special_id(metadata: dict[str, Any], name: str) -> int | None:
+def special_id(metadata: JsonObject, name: str) -> int | None:
     """The id of a special token (bos, eos, eot, eom, padding, unknown); None if there is none."""
     is_sentencepiece = metadata.get("tokenizer.ggml.model") == "llama"
     default = _SENTENCEPIECE_IDS.get(name) if is_sentencepiece else None
@@ -51,14 +52,14 @@ def special_id(metadata: dict[str, Any], name: str) -> int | None:
     return None if found is None else int(found)
 
 
-def adds_bos(metadata: dict[str, Any]) -> bool:
+def adds_bos(metadata: JsonObject) -> bool:
     """Whether the tokenizer puts BOS in front of a text, as llama.cpp decides it."""
     is_sentencepiece = metadata["tokenizer.ggml.model"] == "llama"
     default = is_sentencepiece or metadata.get("tokenizer.ggml.pre") in _OPENS_WITH_BOS
     return bool(metadata.get("tokenizer.ggml.add_bos_token", default))
 
 
-def answer_ends(metadata: dict[str, Any]) -> list[int]:
+def answer_ends(metadata: JsonObject) -> list[int]:
     """The token ids that end an answer: those the file names, and those of a known text."""
     named = {special_id(metadata, name) for name in _END_KEYS}
     count = len(metadata["tokenizer.ggml.tokens"])
@@ -66,13 +67,13 @@ def answer_ends(metadata: dict[str, Any]) -> list[int]:
     return sorted(found | set(_ends_by_text(metadata)))
 
 
-def _ends_by_text(metadata: dict[str, Any]) -> list[int]:
+def _ends_by_text(metadata: JsonObject) -> list[int]:
     unknown = special_id(metadata, "unknown")
     tokens = metadata["tokenizer.ggml.tokens"]
     return [index for index, token in enumerate(tokens) if token in _ENDS and index != unknown]
 
 
-def chat_templates(metadata: dict[str, Any]) -> str | dict[str, str] | None:
+def chat_templates(metadata: JsonObject) -> str | dict[str, str] | None:
     """The chat template; all by name if there are named ones
     (`tokenizer.chat_template.tool_use`)."""
     prefix = "tokenizer.chat_template"
@@ -87,7 +88,7 @@ def chat_templates(metadata: dict[str, Any]) -> str | dict[str, str] | None:
     return {"default": default, **named} if default else named
 
 
-def complete_tokenizer(tokenizer: Any, metadata: dict[str, Any]) -> None:
+def complete_tokenizer(tokenizer: Any, metadata: JsonObject) -> None:
     """Add what transformers' reader leaves out: special end tokens, named chat templates, BOS."""
     tokens = metadata["tokenizer.ggml.tokens"]
     tokenizer.add_tokens(
@@ -98,7 +99,7 @@ def complete_tokenizer(tokenizer: Any, metadata: dict[str, Any]) -> None:
         tokenizer.add_bos_token = adds_bos(metadata)
 
 
-def make_tokenizer(metadata: dict[str, Any]) -> PreTrainedTokenizerFast:
+def make_tokenizer(metadata: JsonObject) -> PreTrainedTokenizerFast:
     """The tokenizer that a file's metadata describes.
 
     Raises:
@@ -134,7 +135,7 @@ def _added(tokens: list[str], special: bool) -> list[AddedToken]:
     return [AddedToken(token, special=special, normalized=False) for token in tokens]
 
 
-def _make_byte_level(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer:
+def _make_byte_level(metadata: JsonObject, tokens: list[str]) -> Tokenizer:
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     vocab = {token: index for index, token in enumerate(tokens)}
     pre = metadata.get("tokenizer.ggml.pre")
@@ -154,7 +155,7 @@ def _make_byte_level(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer:
     return tokenizer
 
 
-def _make_sentencepiece(metadata: dict[str, Any], tokens: list[str], types: list[int]) -> Tokenizer:
+def _make_sentencepiece(metadata: JsonObject, tokens: list[str], types: list[int]) -> Tokenizer:
     """Neighbours whose text is a token are merged, best score first; unknown text is spelled in
     bytes.
 

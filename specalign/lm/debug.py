@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from specalign.common.schema import JsonObject
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -14,7 +16,7 @@ _WIDE = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings":
 _HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 10000.0}
 _LLAMA = {**_WIDE, **_HEADS, "num_hidden_layers": 4}
 _LOCAL = {"attention_types": [[["global", "local"], 2]], "window_size": 256}
-_SIZES: dict[str, dict[str, Any]] = {
+_SIZES: dict[str, JsonObject] = {
     "Llama": _LLAMA,
     "Qwen2": _LLAMA,
     "GPT2": {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512},

@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from specalign.common.schema import JsonObject
 from specalign.folder.chat import chat_ids
 from specalign.folder.template_notes import note_readings, reads_clock
 from specalign.folder.tokenizer import opening_ids, text_ids
@@ -220,7 +220,7 @@ class FrozenModel:
         """Whether its chat template writes the date."""
         return reads_clock(self)
 
-    def chat_tokens(self, prompt: str | Sequence[dict[str, Any]] | Conversation) -> list[int]:
+    def chat_tokens(self, prompt: str | Sequence[JsonObject] | Conversation) -> list[int]:
         """A user's text, messages or a conversation as tokens, up to where the answer begins; a base
         model gets the plain text after its BOS. Raises UserError for malformed messages, or a
         conversation that the chat template refuses."""

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
+from specalign.common.schema import JsonObject
 from specalign.lm.attention import (
     biased_attention,
     block_mask,
@@ -159,7 +160,7 @@ def _own_mask(**call: Any) -> Tensor | None:
     return eager_mask(**call) if layout is None else layout.for_eager(_rule(call))
 
 
-def _rule(call: dict[str, Any]) -> Rule | None:
+def _rule(call: JsonObject) -> Rule | None:
     rule = call.get("mask_function", causal_mask_function)
     return None if rule is causal_mask_function else rule
 

@@ -16,12 +16,11 @@ not `anchor_first`, `sample_from_anchor` always; a file without `block_layout` i
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
 
 from transformers.activations import ACT2FN
 
 from specalign.common.errors import UserError, nearest
-from specalign.common.schema import convert, finite
+from specalign.common.schema import JsonObject, convert, finite
 from specalign.lm.inspection.keys import LAYOUTS, RotaryTable
 from specalign.models.markov import KINDS as MARKOV_KINDS
 from specalign.models.markov import TABLES
@@ -70,12 +69,12 @@ class BlockConfig:
     confidence_head: bool = False
     block_layout: str = "anchor_first"
     value_dim: int = 0
-    rotary: list[dict[str, Any]] = field(default_factory=list)
+    rotary: list[JsonObject] = field(default_factory=list)
     places: bool = False
     markov_bias: bool = False
     confidence_input: str = ""
     own_head: bool = False
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: JsonObject = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.markov = "" if self.markov == "silu" else self.markov
@@ -124,13 +123,13 @@ class BlockConfig:
         """How positions are written in a layer; None = by the target's module."""
         return self.rotaries[min(layer, len(self.rotaries) - 1)] if self.rotaries else None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """As stored: fields that later versions added only where they differ from the default."""
         values = {k: v for k, v in asdict(self).items() if v != _OMITTED_DEFAULTS.get(k)}
         return {**values, "block_size": self.rows, "sample_from_anchor": not self.fill_in}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any], where: str = "config.json") -> BlockConfig:
+    def from_dict(cls, values: JsonObject, where: str = "config.json") -> BlockConfig:
         """The config in a file's values; other keys are ignored. Raises UserError for a missing
         key, or a value that does not fit."""
         if values.get("self_conditioning"):
@@ -151,7 +150,7 @@ class BlockConfig:
             raise UserError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from None
 
 
-_OMITTED_DEFAULTS: dict[str, Any] = {
+_OMITTED_DEFAULTS: JsonObject = {
     "value_dim": 0,
     "rotary": [],
     "places": False,
@@ -184,7 +183,7 @@ def _error(message: str) -> UserError:
     return UserError(f"drafter config: {message}")
 
 
-def _read_rotary(entry: dict[str, Any], width: int) -> RotaryTable:
+def _read_rotary(entry: JsonObject, width: int) -> RotaryTable:
     layout, start = entry.get("layout", "half"), entry.get("start", 0)
     table, scale = entry.get("inv_freq", []), entry.get("scale", 1.0)
     if layout not in LAYOUTS:

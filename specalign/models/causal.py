@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specalign.common.batch import Batch
+from specalign.common.schema import JsonObject
 from specalign.lm.inspection.anatomy import decoder
 from specalign.lm.inspection.parts import embedding_names
 from specalign.lm.masks import Layout, laid
@@ -35,9 +36,9 @@ class CausalConfig:
     layers: list[int]
     target: str = ""
     target_sha256: str = ""
-    network: dict[str, Any] = field(default_factory=dict)
+    network: JsonObject = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         return asdict(self)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specalign.common.errors import UserError, in_one_line
+from specalign.common.schema import JsonObject
 from specalign.kernels.linear import RowsLinear, fast_linear, few_rows
 from specalign.kernels.replacing import speed_up_linears
 from specalign.lm.attention import block_mask, clean_then_noisy
@@ -33,7 +34,7 @@ class MaskedLM(nn.Module):
     """
 
     def __init__(
-        self, model: Any, family: Family, source: dict[str, Any], target: Target | None = None
+        self, model: Any, family: Family, source: JsonObject, target: Target | None = None
     ) -> None:
         super().__init__()
         self.model, self.family, self.source = model, family, source

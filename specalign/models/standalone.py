@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from specalign.common.batch import Anchors, Batch, Corrupted
 from specalign.common.errors import UserError, nearest
+from specalign.common.schema import JsonObject
 from specalign.diffusion.noise import LOG_ZERO
 from specalign.diffusion.schedules import schedule
 from specalign.lm.model import Target
@@ -40,14 +40,14 @@ class DiffusionConfig:
 
     block_size: int
     vocab_size: int
-    schedule: dict[str, Any] = field(default_factory=lambda: {"name": "loglinear"})
+    schedule: JsonObject = field(default_factory=lambda: {"name": "loglinear"})
     prediction: str = "log_score"
     window: int = 512
     mask_id: int | None = None
     mask_rates: list[float] | None = None
     target: str = ""
     target_sha256: str = ""
-    network: dict[str, Any] = field(default_factory=dict)
+    network: JsonObject = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("block_size", "vocab_size", "window"):
@@ -59,7 +59,7 @@ class DiffusionConfig:
         if not isinstance(self.schedule.get("name"), str):
             raise UserError(f"schedule={self.schedule!r:.40} must be an object with a name")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         return asdict(self)
 
 

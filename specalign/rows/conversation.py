@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from specalign.common.schema import JsonObject
 from specalign.common.text import short
 
-Message = dict[str, Any]
+Message = JsonObject
 """role: system, developer, user, assistant or tool. content: a string, "" if there is none. Keys
 that chat templates read (tool_calls, tool_call_id, name, reasoning_content) are kept."""
 
@@ -25,7 +26,7 @@ ROLES = {
 ROLE_OF = {spelling: role for role, spellings in ROLES.items() for spelling in spellings.split()}
 
 
-Tool = dict[str, Any]
+Tool = JsonObject
 """A tool's JSON schema."""
 ROLE_KEYS = ("role", "from", "speaker")
 CONTENT_KEYS = ("content", "value", "text")
@@ -78,7 +79,7 @@ def fold_role(spelling: object) -> str:
     return str(spelling).strip().casefold().replace("-", "_").replace(" ", "_")
 
 
-def has_role(value: object) -> TypeGuard[dict[str, Any]]:
+def has_role(value: object) -> TypeGuard[JsonObject]:
     """Whether a value is an object with a speaker."""
     return isinstance(value, dict) and any(isinstance(value.get(key), str) for key in ROLE_KEYS)
 
@@ -88,7 +89,7 @@ def has_known_role(value: object) -> bool:
     return has_role(value) and fold_role(_first(value, ROLE_KEYS)) in ROLE_OF
 
 
-def is_message(value: object) -> TypeGuard[dict[str, Any]]:
+def is_message(value: object) -> TypeGuard[JsonObject]:
     """Whether a value is a message and nothing else; a table may have a column `role` too."""
     return has_role(value) and {*value} <= _KNOWN_KEYS
 

@@ -10,6 +10,7 @@ from typing import Any
 from specalign.common.errors import UserError
 from specalign.common.files import expand_path
 from specalign.common.hub import hub_reachable, missing
+from specalign.common.schema import JsonObject
 
 
 def is_hub_usable() -> bool:
@@ -27,7 +28,7 @@ def hub_rows(
     revision: str | None = None,
     key: str = "",
     streaming: bool = False,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[JsonObject]:
     """The rows of a data set, a Hub id or a folder that `datasets` reads; without access to the Hub,
     from the local cache. Raises UserError if it can't be read.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specalign.common.schema import JsonObject
 from specalign.rows.conversation import Conversation
 from specalign.suites.places import Place
 
@@ -18,7 +19,7 @@ class Prompt:
     these with tools."""
 
     id: str
-    content: str | list[dict[str, Any]] | Conversation
+    content: str | list[JsonObject] | Conversation
     category: str = ""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from specalign.common.errors import UserError
 from specalign.common.hub import package_file
+from specalign.common.schema import JsonObject
 from specalign.common.text import plural, printable
 from specalign.rows.conversation import Conversation
 from specalign.rows.folders import suite_files
@@ -167,7 +168,7 @@ def load_prompts_file(path: Path, name: str | None = None, column: str | None = 
     return Loaded(name, path.name, "own", _with_unique_ids(prompts), str(path))
 
 
-def _content(conversation: Conversation) -> str | list[dict[str, Any]] | Conversation:
+def _content(conversation: Conversation) -> str | list[JsonObject] | Conversation:
     """The simplest form that holds the whole conversation."""
     if conversation.text is not None:
         return conversation.text

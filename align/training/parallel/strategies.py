@@ -21,6 +21,7 @@ from align.config.launching import is_launched
 from align.config.recipe import Recipe
 from align.training.parallel.sharded import Sharded
 from specalign.common.files import load_tensors, naming
+from specalign.common.schema import JsonObject
 
 
 class Zero(DeepSpeedStrategy):
@@ -60,9 +61,7 @@ class Zero(DeepSpeedStrategy):
     def root_device(self) -> torch.device:
         return torch.device("cpu", 0) if self.on_cpu else super().root_device
 
-    def load_checkpoint(
-        self, checkpoint_path: Any, weights_only: bool | None = None
-    ) -> dict[str, Any]:
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> JsonObject:
         """DeepSpeed would unpickle any object; `load_zero` builds only tensors and DeepSpeed's
         own."""
         self.deepspeed_engine.checkpoint_engine.load = load_zero
@@ -95,7 +94,7 @@ class SafeCheckpoints(TorchCheckpointIO):
     """One-file checkpoints: read without unpickling objects, written in place."""
 
     def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+        self, checkpoint: JsonObject, path: Any, storage_options: Any | None = None
     ) -> None:
         """Lightning writes to the temporary folder first, which may be small and keeps the file
         after a kill."""
@@ -106,7 +105,7 @@ class SafeCheckpoints(TorchCheckpointIO):
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         return load_tensors(Path(path), map_location=map_location or "cpu")
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from specalign.common.schema import JsonObject
 from specalign.lm.masks import Layout, laid
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 KeyValue = tuple[Tensor, Tensor]
 """A layer's keys and values of one token, (1, Hkv, 1, width), fp32."""
-Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+Hook = Callable[[nn.Module, tuple[Any, ...], JsonObject], Any]
 LAYOUTS = ("half", "pairs")
 _POSITIONS = (1, 7, 90)
 _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
@@ -171,7 +172,7 @@ def _run_layers(target: Target, position: int, inputs: dict[int, Tensor]) -> lis
         _run_through_own_cache(target, tokens.expand(1, past), places, 0, cache)
 
     def replace_input(layer: int) -> Hook:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: JsonObject) -> Any:
             named = "hidden_states" in kwargs
             if first_run:
                 inputs[layer] = kwargs["hidden_states"] if named else args[0]
