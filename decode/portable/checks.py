@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
 
 _PREPARED = {"attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}  # fmt: skip
 """Inputs that `generate` adds itself."""
@@ -26,7 +27,12 @@ _OTHER_METHODS = (
 """Settings for other ways to choose tokens, or for other drafts."""
 
 
-def check_call(model: Any, config: Any, model_kwargs: dict[str, Any], input_ids: Tensor) -> Tensor:
+def check_call(
+    model: PreTrainedModel,
+    config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+    input_ids: Tensor,
+) -> Tensor:
     """Which tokens of each text are not padding, (B, L).
 
     Raises:
@@ -51,7 +57,7 @@ def check_call(model: Any, config: Any, model_kwargs: dict[str, Any], input_ids:
     return _read_mask(mask, positions, input_ids)
 
 
-def _check_settings(model: Any, config: Any) -> None:
+def _check_settings(model: PreTrainedModel, config: GenerationConfig) -> None:
     if (config.num_beams or 1) > 1:
         raise ValueError(f"num_beams={config.num_beams}: drafts need one text; set num_beams=1")
     for name in _OTHER_METHODS:
@@ -86,7 +92,7 @@ def _read_mask(mask: Tensor | None, positions: Tensor | None, input_ids: Tensor)
     return mask_BL
 
 
-def check_model(model: Any) -> None:
+def check_model(model: PreTrainedModel) -> None:
     """Raises ValueError for a model whose cache or weights do not allow drafts."""
     if getattr(model, "_is_stateful", False):
         raise ValueError(f"{type(model).__name__}: its state can't be rolled back after drafts")
@@ -98,7 +104,7 @@ def check_model(model: Any) -> None:
             )
 
 
-def check_length(model: Any, longest: int) -> None:
+def check_length(model: PreTrainedModel, longest: int) -> None:
     """Raises ValueError if a text may reach the length at which the model's rotary tables change:
     the cache holds keys under the old ones."""
     config = model.config.get_text_config(decoder=True)

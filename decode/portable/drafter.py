@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 Context = list[tuple[Tensor, Tensor]]
@@ -54,7 +55,7 @@ class Drafter:
         self,
         config: dict[str, Any],
         tensors: dict[str, Tensor],
-        model: Any,
+        model: PreTrainedModel,
         folder: Path | None = None,
     ) -> None:
         where = "" if folder is None else f"{folder}/"
@@ -107,7 +108,7 @@ class Drafter:
         )
 
     @classmethod
-    def read(cls, folder: Path, model: Any) -> Drafter:
+    def read(cls, folder: Path, model: PreTrainedModel) -> Drafter:
         """Out of a folder. Raises ValueError for an unreadable file, or what one lacks."""
         path = folder / "config.json"
         try:

@@ -19,8 +19,15 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import StoppingCriteriaList, StopStringCriteria
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 from transformers.utils.hub import cached_file
 
@@ -33,7 +40,7 @@ def generate(
     inputs: Tensor | None = None,
     drafter: str | None = None,
     accepted: list[int] | None = None,
-    streamer: Any = None,
+    streamer: BaseStreamer | None = None,
     assistant_model: Any = None,
     tokenizer: Any = None,
     **settings: Any,
@@ -70,7 +77,7 @@ def _find_given_name(frame: FrameType | None) -> str:
     return name
 
 
-def _open_drafter(model: Any, name: str) -> Drafter:
+def _open_drafter(model: PreTrainedModel, name: str) -> Drafter:
     """Opened once for a model."""
     opened = model.__dict__.setdefault("_drafters", {})
     if name not in opened:
@@ -89,7 +96,9 @@ def _open_drafter(model: Any, name: str) -> Drafter:
     return opened[name]
 
 
-def _add_stop_strings(model: Any, tokenizer: Any, settings: dict[str, Any]) -> dict[str, Any]:
+def _add_stop_strings(
+    model: PreTrainedModel, tokenizer: Any, settings: dict[str, Any]
+) -> dict[str, Any]:
     """`stop_strings` as a criterion: `generate` passes no tokenizer to a custom loop."""
     given, own = settings.get("generation_config"), model.generation_config
     strings = settings.get("stop_strings") or getattr(given, "stop_strings", None)
@@ -110,14 +119,14 @@ def _add_stop_strings(model: Any, tokenizer: Any, settings: dict[str, Any]) -> d
 
 @torch.no_grad()
 def decode(
-    model: Any,
+    model: PreTrainedModel,
     input_ids: Tensor,
-    logits_processor: Any,
-    stopping_criteria: Any,
-    generation_config: Any,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
     drafter: Drafter,
     accepted: list[int],
-    streamer: Any,
+    streamer: BaseStreamer | None,
     **model_kwargs: Any,
 ) -> Any:
     """The loop that `generate` calls in place of its own."""
@@ -133,7 +142,7 @@ def decode(
     )
 
 
-def find_longest(criteria: Any, config: Any) -> int:
+def find_longest(criteria: StoppingCriteriaList, config: GenerationConfig) -> int:
     """The length of the longest text; a user's criterion counts."""
     return criteria.max_length or config.max_length
 
@@ -157,9 +166,9 @@ def write_texts(
     ids: Tensor,
     longest: int,
     logits_processor: Any,
-    stopping_criteria: Any,
+    stopping_criteria: StoppingCriteriaList,
     config: Any,
-    streamer: Any,
+    streamer: BaseStreamer | None,
 ) -> Any:
     """All texts of a batch get one token in every step, as in `generate`'s own loop: processors,
     criteria and random numbers see the same."""
@@ -203,7 +212,7 @@ class Text:
     """
 
     def __init__(
-        self, model: Any, drafter: Drafter, prompt_1L: Tensor, accepted: list[int]
+        self, model: PreTrainedModel, drafter: Drafter, prompt_1L: Tensor, accepted: list[int]
     ) -> None:
         self.model, self.drafter, self.block, self.accepted = model, drafter, prompt_1L, accepted
         self.cache = _new_cache(model)
@@ -279,7 +288,7 @@ class Text:
         return self.states[-1][:, kept - 1]
 
 
-def _new_cache(model: Any) -> DynamicCache:
+def _new_cache(model: PreTrainedModel) -> DynamicCache:
     """The model's own kinds of layers, but no windows: drafters read all keys, and any number of
     tokens is taken back."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))

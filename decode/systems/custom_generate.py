@@ -18,6 +18,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
 
 from decode.engine.engine import Engine, forward_together
 from decode.portable.checks import check_call
@@ -48,7 +54,7 @@ class OpenModel:
     `weights`: the state of the model's weights when it was opened.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         offloaded = next((name for name, weight in model.named_parameters() if weight.is_meta), "")
         if offloaded:
             raise UserError(
@@ -80,7 +86,7 @@ class OpenModel:
         return type(None), ()
 
 
-def _weights(model: Any) -> list[tuple[int, int]]:
+def _weights(model: PreTrainedModel) -> list[tuple[int, int]]:
     """Differs after every change of a weight; changes within torch.inference_mode are not
     counted."""
     return [(p.data_ptr(), -1 if p.is_inference() else p._version) for p in model.parameters()]
@@ -100,11 +106,11 @@ class _NoTokenizer:
 
 @torch.no_grad()
 def custom_generate(
-    model: Any,
+    model: PreTrainedModel,
     input_ids: Tensor,
-    logits_processor: Any,
-    stopping_criteria: Any,
-    generation_config: Any,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
     drafter: str | Path | Drafter | None = None,
     method: str | None = None,
     **model_kwargs: Any,
@@ -152,7 +158,7 @@ def custom_generate(
                 text.engine.close()
 
 
-def _find_arguments(model: Any, frame: FrameType | None) -> JsonObject:
+def _find_arguments(model: PreTrainedModel, frame: FrameType | None) -> JsonObject:
     """The arguments of the model's running `generate`, found on the stack below `frame`: it passes
     neither streamer nor assistant on."""
     while frame is not None:
@@ -260,7 +266,7 @@ def _without_rope_deltas(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _as_target(model: Any) -> Iterator[OpenModel]:
+def _as_target(model: PreTrainedModel) -> Iterator[OpenModel]:
     """The model as a target for the duration of a call: only its attention is replaced, and put
     back afterwards."""
     before, training = model.config._attn_implementation, model.training

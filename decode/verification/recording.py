@@ -30,6 +30,9 @@ from decode.speculation.sampling import Sampling
 from decode.speculation.tree import path_to
 from decode.speculation.verification import Outcome, Round
 
+Original = Callable[..., Any]
+"""The watched function, as it was."""
+
 RANDOM = {
     "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "multinomial", "bernoulli", "normal", "poisson",
     "uniform_", "normal_", "bernoulli_", "exponential_", "random_", "geometric_", "cauchy_", "log_normal_",
@@ -143,7 +146,7 @@ class Recorder(TorchFunctionMode):
         super().__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         self._stack.close()
         after = _shared_states()
@@ -168,7 +171,7 @@ class Recorder(TorchFunctionMode):
         """The index of a request."""
         return next(i for i, one in enumerate(self.engines) if one is engine)
 
-    def _make_engine(self, original: Any, *args: Any, **kwargs: Any) -> Engine:
+    def _make_engine(self, original: Original, *args: Any, **kwargs: Any) -> Engine:
         pieces: list[str] | None = [] if len(self.engines) % 2 == 0 else None
         if pieces is not None:
             args = (*args[:5], pieces.append, *args[6:])
@@ -177,7 +180,7 @@ class Recorder(TorchFunctionMode):
         self.streamed.append(pieces)
         return made
 
-    def _begin_round(self, original: Any, engine: Engine) -> Any:
+    def _begin_round(self, original: Original, engine: Engine) -> Any:
         if self.before_draft is not None:
             used = len(self.used)
             self.before_draft(engine)
@@ -188,14 +191,14 @@ class Recorder(TorchFunctionMode):
         finally:
             self._drafting = None
 
-    def _make_round(self, original: Any, engine: Engine, *args: Any) -> Round:
+    def _make_round(self, original: Original, engine: Engine, *args: Any) -> Round:
         made: Round = original(engine, *args)
         number = self.number(engine)
         self._owners[id(made)] = made, number
         self.generators.setdefault(number, engine.request.generator)
         return made
 
-    def _verify(self, original: Any, rounds: Sequence[Round]) -> list[Outcome]:
+    def _verify(self, original: Original, rounds: Sequence[Round]) -> list[Outcome]:
         fresh: list[RecordedRound] = []
         for one in rounds:
             _, number = self._owners.pop(id(one))
@@ -221,7 +224,12 @@ class Recorder(TorchFunctionMode):
     # ---- what a rule, or the draw at a node, receives ----
 
     def _run_verifier(
-        self, original: Any, name: str, proposals: Sequence[Proposal], p_BMV: Tensor, *more: Any
+        self,
+        original: Original,
+        name: str,
+        proposals: Sequence[Proposal],
+        p_BMV: Tensor,
+        *more: Any,
     ) -> Any:
         for proposal, p_MV in zip(proposals, p_BMV, strict=True):
             for one in self._open.values():
@@ -229,7 +237,7 @@ class Recorder(TorchFunctionMode):
                     one.received = dict(enumerate(p_MV[: len(proposal) + 1].clone()))
         return original(name, proposals, p_BMV, *more)
 
-    def _make_sampler(self, original: Any, group: Sequence[Round]) -> Any:
+    def _make_sampler(self, original: Original, group: Sequence[Round]) -> Any:
         sample = original(group)
 
         def watched(asked: list[tuple[int, int]]) -> Tensor:
@@ -243,25 +251,25 @@ class Recorder(TorchFunctionMode):
 
         return watched
 
-    def _draw_at(self, original: Any, p_RV: Tensor, u_R: Tensor) -> Any:
+    def _draw_at(self, original: Original, p_RV: Tensor, u_R: Tensor) -> Any:
         for (one, node), p_V in zip(self._asked, p_RV, strict=False):
             one.received[node] = p_V.clone()
         return self._note_numbers(original, p_RV, u_R)
 
-    def _note_numbers(self, original: Any, weights: Tensor, u: Tensor) -> Any:
+    def _note_numbers(self, original: Original, weights: Tensor, u: Tensor) -> Any:
         self.used.append(u.detach().clone())
         return original(weights, u)
 
-    def _couple(self, original: Any, p_1V: Tensor, one: Round, node: int) -> Any:
+    def _couple(self, original: Original, p_1V: Tensor, one: Round, node: int) -> Any:
         if id(one) in self._open:
             self._open[id(one)].received[node] = p_1V[0].clone()
         return original(p_1V, one, node)
 
-    def _choose(self, original: Any, group: Sequence[Round]) -> Any:
+    def _choose(self, original: Original, group: Sequence[Round]) -> Any:
         self._choosing = [self._open[id(one)] for one in group if id(one) in self._open]
         return original(group)
 
-    def _best(self, original: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def _best(self, original: Original, *args: Any, **kwargs: Any) -> Tensor:
         tokens: Tensor = original(*args, **kwargs)
         if self._choosing:
             self._choosing.pop(0).chosen = dict(enumerate(tokens.tolist()))

@@ -27,7 +27,7 @@ from specalign.lm.cache import KVCache
 from specalign.lm.loading import own_model
 from specalign.suites.prompt import Prompt
 
-Patch = tuple[Any, str, Any]
+Patch = tuple[object, str, object]
 
 
 def reused_numbers() -> list[Patch]:
@@ -70,7 +70,7 @@ def rounded_logits() -> list[Patch]:
 
 
 def siblings_not_corrected() -> list[Patch]:
-    def q_BV(self: Any, i: Any, above_BN: Tensor) -> Tensor:
+    def q_BV(self: Any, i: int, above_BN: Tensor) -> Tensor:
         return self.q()[:, i] if isinstance(i, int) else drafts.rows_at(self.q(), i)
 
     return [(drafts.Drafts, "q_BV", q_BV)]
@@ -79,7 +79,7 @@ def siblings_not_corrected() -> list[Patch]:
 def forgotten_step() -> list[Patch]:
     right = verifiers.VERIFIERS["hybrid"]
 
-    def hybrid(p_BMV: Tensor, given: Any) -> Any:
+    def hybrid(p_BMV: Tensor, given: Any) -> object:
         steps = given.steps_BN
         if steps is not None:
             later = torch.cat((steps[:, :1], steps[:, 1:] >= steps[:, :-1]), 1)
@@ -124,7 +124,7 @@ def blind_tree() -> list[Patch]:
     """Nodes of a tree attend to their siblings."""
     original = Engine.draft
 
-    def draft(self: Engine) -> Any:
+    def draft(self: Engine) -> object:
         call = original(self)
         see_LL = None if call.see_LL is None else torch.ones_like(call.see_LL).tril()
         return call._replace(see_LL=see_LL)
@@ -164,7 +164,7 @@ def always_accepted() -> list[Patch]:
     """The first draft of a path is accepted whatever p says."""
     original_walk, original_greedy = tree.walk, verification.verify_greedy
 
-    def walk(tokens: Any, forest: Any, say: Any) -> Any:
+    def walk(tokens: Any, forest: Any, say: Any) -> object:
         found = zip(original_walk(tokens, forest, say), tokens, strict=True)
         return [(path or [0][: len(own)], token) for (path, token), own in found]
 

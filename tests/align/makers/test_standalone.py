@@ -118,7 +118,7 @@ def test_adapted_drafters_refuse_what_does_not_fit(target: Target, tmp_path: Pat
     assert load_masked_lm(tmp_path, target=target).family.attention == "full"
     with pytest.raises(UserError, match="made for target 'debug', which has to be given"):
         load_masked_lm(tmp_path)
-    with pytest.raises(UserError, match="hidden_size is 64, target 'gpt2' has 32|vocab_size is"):
+    with pytest.raises(UserError, match="made for target 'debug' with an embedding of"):
         load_masked_lm(tmp_path, target=other_target("gpt2", target))
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "base": "LlamaForCausaLM"}))
