@@ -79,7 +79,7 @@ def siblings_not_corrected() -> list[Patch]:
 def forgotten_step() -> list[Patch]:
     right = verifiers.VERIFIERS["hybrid"]
 
-    def hybrid(p_BMV: Tensor, given: Any) -> object:
+    def hybrid(p_BMV: Tensor, given: Any) -> Any:
         steps = given.steps_BN
         if steps is not None:
             later = torch.cat((steps[:, :1], steps[:, 1:] >= steps[:, :-1]), 1)
