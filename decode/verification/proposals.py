@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from decode.engine.engine import Engine
 from decode.proposers.base import DraftSession
+from decode.proposers.suffix_automaton import TextAutomaton
 from decode.speculation import sampling as sampling_module
 from decode.speculation import verification, verifiers
 from decode.speculation.proposal import Proposal
@@ -148,7 +150,7 @@ def _restored(engine: Engine) -> Iterator[Callable[[int], Proposal | None]]:
         request.generator.set_state(numbers)
         for part, values in states:
             vars(part).clear()
-            vars(part).update(values)
+            vars(part).update({name: _copy(value) for name, value in values.items()})
 
     def propose(levels: int) -> Proposal | None:
         restore()
@@ -165,9 +167,14 @@ def _states(session: DraftSession) -> list[tuple[Any, JsonObject]]:
     """The fields of a session and of those that it wraps."""
     found, at = [], session
     while at is not None and hasattr(at, "__dict__"):
-        found.append((at, dict(vars(at))))
+        found.append((at, {name: _copy(value) for name, value in vars(at).items()}))
         at = getattr(at, "inner", None)  # type: ignore[assignment]
     return found
+
+
+def _copy(value: object) -> object:
+    """A copy of what drafting changes in place; anything else as it is."""
+    return deepcopy(value) if isinstance(value, TextAutomaton) else value
 
 
 def _enumerate(
