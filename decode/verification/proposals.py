@@ -28,6 +28,8 @@ from specalign.common.schema import JsonObject
 
 Result = TypeVar("Result")
 EXACT = 1e-5
+SAME = 1e-4
+"""Probabilities of one row differ by less: a context read at once or in parts rounds differently."""
 MOST_OUTCOMES = 128
 FEW = 2
 """top-k of the enumerated proposals."""
@@ -201,6 +203,7 @@ def judge(outcomes: list[tuple[float, Proposal | None]], tally: Tally, name: str
     q."""
     mass: dict[Any, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     wanted: dict[Any, dict[int, float]] = {}
+    known: list[dict[int, float]] = []
     total = sum(weight for weight, _ in outcomes)
     what = f"{name}: the probabilities of its proposals do not sum to 1"
     tally.measure("probability of all proposals, from 1", abs(total - 1), EXACT, what)
@@ -215,7 +218,7 @@ def judge(outcomes: list[tuple[float, Proposal | None]], tally: Tally, name: str
         for i, token in enumerate(tokens):
             if not ratio[i]:
                 continue  # tested as a point mass, which needs no q
-            seen = tuple(_key(rows[j]) for j in range(i + 1) if ratio[j])
+            seen = tuple(_number(rows[j], known) for j in range(i + 1) if ratio[j])
             key = (proposal.tree[: i + 1], tuple(tokens[:i]), seen, tuple(steps[: i + 1]))
             mass[key][token] += weight
             wanted[key] = _left(proposal, rows[i], tokens, i)
@@ -250,5 +253,10 @@ def _support(proposal: Proposal, i: int) -> dict[int, float]:
     return dict(zip(ids.tolist(), row[columns].tolist(), strict=True))
 
 
-def _key(row: dict[int, float]) -> tuple[tuple[int, float], ...]:
-    return tuple(sorted((t, round(p, 5)) for t, p in row.items()))
+def _number(row: dict[int, float], known: list[dict[int, float]]) -> int:
+    """The place of a distribution among those seen, up to rounding; a new one is appended."""
+    for number, other in enumerate(known):
+        if all(abs(row.get(t, 0.0) - other.get(t, 0.0)) < SAME for t in {*row, *other}):
+            return number
+    known.append(row)
+    return len(known) - 1
