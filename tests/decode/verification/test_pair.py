@@ -16,7 +16,7 @@ from specalign.lm.loading import load_target
 from specalign.lm.model import Target
 from tests.builders import block_network, causal_drafter, diffusion_drafter
 from tests.target_models import tiny_model
-from tests.tokenizers import byte_level
+from tests.tokenizers import KINDS
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +56,7 @@ def write_drafter(kind: str, target: Target, folder: Path) -> list[str]:
         save_causal(causal_drafter(target), folder)
     elif kind in STANDALONE:
         if kind == "other vocabulary":
-            tokenizer = byte_level()
+            tokenizer = KINDS["unigram"]()
             tokenizer.save_pretrained(str(folder.parent / "tokenizer"))
             target.vocab_size = len(tokenizer)
             named += ["--drafter-tokenizer", str(folder.parent / "tokenizer")]
