@@ -24,18 +24,14 @@ STANDALONE = {"sedd": "ddit", "mdlm": "masked_lm", "other vocabulary": "ddit"}
 PAIRS = [
     ("mistral", "block", "float32"),  # sliding window
     ("gemma3_text", "block", "float32"),  # sliding and full layers
-    ("mixtral", "block", "float32"),
     ("mixtral", "block", "bfloat16"),
-    ("llama", "block", "bfloat16"),
     ("llama", "whole vocabulary", "float32"),
     ("llama", "sedd", "float32"),
     ("llama", "mdlm", "float32"),
     ("llama", "autoregressive", "float32"),
-    ("llama", "autoregressive", "bfloat16"),
     ("llama", "other vocabulary", "float32"),
     ("mamba", "block", "float32"),
     ("qwen3_next", "block", "float32"),  # recurrent and full layers
-    ("mamba", "lookup", "float32"),
 ]
 """Architecture of the target, drafter, dtype. The drafter `block` has a part of the vocabulary."""
 
@@ -90,9 +86,9 @@ def test_an_honest_pair_is_lossless(kind: str, drafter: str, dtype: str, tmp_pat
     assert counts["randomness"]["outcomes of rounds"] > 100
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral"])
-def test_prompts_of_3000_tokens(kind: str, tmp_path: Path) -> None:
-    named = write_drafter("block", write_target(kind, tmp_path / "target"), tmp_path / "drafter")
+def test_prompts_of_3000_tokens(tmp_path: Path) -> None:
+    target = write_target("mistral", tmp_path / "target")
+    named = write_drafter("block", target, tmp_path / "drafter")
     words = " ".join(f"item {i * i % 997}" for i in range(290))
     (tmp_path / "p.jsonl").write_text(
         "".join(json.dumps({"prompt": f"{n}. {words}"}) + "\n" for n in "ab")
