@@ -24,12 +24,12 @@ from decode.verification.enumeration import (
     RuleCase,
     Toy,
     case,
-    choose_drafts,
+    chosen,
     distance,
-    draw_drafts,
-    list_tokens,
+    drawn,
+    every,
     rows,
-    unmask_together,
+    unmasked,
 )
 from specalign.common.text import say
 
@@ -51,7 +51,7 @@ def argmax(toy: Toy) -> RuleCase:
 
 def drawn_from(toy: Toy, drawn_KV: Tensor) -> RuleCase:
     """Drawn from other rows than the q that is tested."""
-    tokens = list_tokens(toy.V, 2)
+    tokens = every(toy.V, 2)
     weight = drawn_KV[0][tokens[:, 0]] * drawn_KV[1][tokens[:, 1]]
     return case(toy, CHAIN, weight, tokens, of_independent(toy, tokens))
 
@@ -64,7 +64,7 @@ def sharpened(toy: Toy) -> RuleCase:
 
 def cut_at_a_poor_draw(toy: Toy) -> RuleCase:
     """The second token is left out where it was a poor one: its q is no longer the law of those that stay."""
-    full = draw_drafts(toy, CHAIN, True)
+    full = drawn(toy, CHAIN, True)
     q_BNV = full.drafts.q_BNV
     assert q_BNV is not None
     drew_B = q_BNV[:, 1].gather(1, full.drafts.tokens_BN[:, 1:])[:, 0]
@@ -74,8 +74,8 @@ def cut_at_a_poor_draw(toy: Toy) -> RuleCase:
 
 
 def best_of_two(toy: Toy) -> RuleCase:
-    """Two chains draw_drafts, the one that the target likes better is handed over."""
-    pairs = list_tokens(toy.V, 4)
+    """Two chains drawn, the one that the target likes better is handed over."""
+    pairs = every(toy.V, 4)
     score = toy.joint.sum(2)
     first = score[pairs[:, 0], pairs[:, 1]] >= score[pairs[:, 2], pairs[:, 3]]
     weight = torch.stack([toy.q_KV[i % 2][pairs[:, i]] for i in range(4)]).prod(0)
@@ -84,10 +84,10 @@ def best_of_two(toy: Toy) -> RuleCase:
 
 
 def surest_first(toy: Toy) -> RuleCase:
-    """Both positions are draw_drafts, the token of the higher q stays, the other is drawn again given it: the order looks at
+    """Both positions are drawn, the token of the higher q stays, the other is drawn again given it: the order looks at
     values drawn."""
     again = [rows(toy.V, toy.V, toy.generator) for _ in range(2)]
-    draws = list_tokens(toy.V, 3)  # both, and the second draw
+    draws = every(toy.V, 3)  # both, and the second draw
     weights, tokens, qs, steps = [], [], [], []
     for x0, x1, y in draws.tolist():
         q0, q1 = toy.q_KV[0], toy.q_KV[1]
@@ -117,7 +117,7 @@ def sorted_by_id(siblings: str) -> Make:
     """Two siblings in another order than they were drawn in."""
 
     def make(toy: Toy) -> RuleCase:
-        out = draw_drafts(toy, TWO, False, siblings)
+        out = drawn(toy, TWO, False, siblings)
         tokens = out.drafts.tokens_BN.sort(dim=1).values
         q_BNV = toy.q_KV[:1].expand(len(tokens), 2, toy.V)
         return case(toy, TWO, out.weight_B, tokens, q_BNV, siblings == "without_replacement")
@@ -127,7 +127,7 @@ def sorted_by_id(siblings: str) -> Make:
 
 def said_to_be(without_replacement: bool, siblings: str) -> Make:
     def make(toy: Toy) -> RuleCase:
-        out = draw_drafts(toy, TWO, False, siblings)
+        out = drawn(toy, TWO, False, siblings)
         tokens = out.drafts.tokens_BN
         return case(
             toy,
@@ -142,7 +142,7 @@ def said_to_be(without_replacement: bool, siblings: str) -> Make:
 
 
 def causal_as_independent(toy: Toy) -> RuleCase:
-    out = draw_drafts(toy, CHAIN, causal=True)
+    out = drawn(toy, CHAIN, causal=True)
     tokens = out.drafts.tokens_BN
     return case(toy, CHAIN, out.weight_B, tokens, of_independent(toy, tokens))
 
@@ -201,7 +201,7 @@ class Mutant:
 
 
 def tree_of(parents: tuple[int, ...], siblings: str = "iid", causal: bool = False) -> Make:
-    return lambda toy: draw_drafts(toy, parents, causal, siblings)
+    return lambda toy: drawn(toy, parents, causal, siblings)
 
 
 BUSHY = (-1, 0, 0, -1)
@@ -210,7 +210,7 @@ MUTANTS: dict[str, Mutant] = {
     "raw q, drawn from the top-k-processed one": Mutant(sharpened, "token"),
     "best of two chosen by p, then the ratio test": Mutant(best_of_two, "token"),
     "unmasked out of order, ratio with the q of its step": Mutant(
-        lambda toy: unmask_together(toy, CHAIN), "token", toys=60
+        lambda toy: unmasked(toy, CHAIN), "token", toys=60
     ),
     "order by the confidence of sampled tokens, hybrid": Mutant(surest_first, "hybrid"),
     "a draft cut before a token that turned out poor": Mutant(cut_at_a_poor_draw, "token"),
@@ -227,19 +227,19 @@ MUTANTS: dict[str, Mutant] = {
         said_to_be(True, "iid"), "recursive"
     ),
     "greedy rule on a sampled target": Mutant(
-        lambda toy: choose_drafts(toy, CHAIN),
+        lambda toy: chosen(toy, CHAIN),
         slip(
             lambda p, d: rules.point(
                 torch.nn.functional.one_hot(p.argmax(-1), p.shape[-1]).double(), d
             )
         ),
     ),
-    "typical acceptance": Mutant(lambda toy: draw_drafts(toy, CHAIN, False), "lossy_typical"),
+    "typical acceptance": Mutant(lambda toy: drawn(toy, CHAIN, False), "lossy_typical"),
     "point mass, the rejected token not taken out": Mutant(
-        lambda toy: choose_drafts(toy, CHAIN), slip(keep_rejected)
+        lambda toy: chosen(toy, CHAIN), slip(keep_rejected)
     ),
     "self-selection, tokens of the paths left aside taken out": Mutant(
-        lambda toy: choose_drafts(toy, (-1, -1, 0, 1)), slip(all_taken_out)
+        lambda toy: chosen(toy, (-1, -1, 0, 1)), slip(all_taken_out)
     ),
     "residual without subtracting q": Mutant(
         tree_of(CHAIN), slip(rules.recursive), patched("residual", lambda p, q: p)
@@ -273,7 +273,7 @@ MUTANTS: dict[str, Mutant] = {
         V=4,
     ),
     "hybrid that forgets the latest step": Mutant(
-        lambda toy: unmask_together(toy, chain(3)), slip(always_in_order), K=3
+        lambda toy: unmasked(toy, chain(3)), slip(always_in_order), K=3
     ),
 }
 _visits = rules.visits

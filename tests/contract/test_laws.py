@@ -18,8 +18,8 @@ from decode.verification.enumeration import (
     Toy,
     case,
     distance,
-    draw_drafts,
-    list_tokens,
+    drawn,
+    every,
     outcomes,
     pairs,
 )
@@ -111,7 +111,7 @@ def test_a_q_that_is_no_number_costs_speed_and_not_the_law(verifier: str, part: 
             for k in range(toy.K):
                 if (seed + k) % 2:
                     q_KV[k, : 1 if part else 3] = float("nan")
-            tokens = list_tokens(3, len(parents))
+            tokens = every(3, len(parents))
             weight = torch.ones(len(tokens), dtype=torch.float64)
             for i, depth in enumerate(depths(parents)):
                 row = q_KV[depth - 1]
@@ -133,7 +133,7 @@ def test_a_pruned_draft_vocabulary() -> None:
             ids = torch.tensor([3, 1, 2])
             q_KS = toy.q_KV[:, ids] + 0.01
             q = DraftProbs(q_KS / q_KS.sum(1, keepdim=True), ids)
-            tokens = list_tokens(4, 2)
+            tokens = every(4, 2)
             dense = q.dense(4)
             weight = dense[0][tokens[:, 0]] * dense[1][tokens[:, 1]]
             assert (
@@ -172,7 +172,7 @@ def test_out_of_order_unmasking_needs_point_mass_or_hybrid() -> None:
     stay = torch.tensor([[0.9, 0.1], [0.1, 0.9]], dtype=torch.float64)
     half = torch.full((2,), 0.5, dtype=torch.float64)
     toy.p = [half, stay, torch.full((2, 2, 2), 0.5, dtype=torch.float64)]
-    tokens = list_tokens(2, 2)
+    tokens = every(2, 2)
     weight = 0.5 * stay[tokens[:, 1], tokens[:, 0]]
     steps = torch.tensor([[1, 0]]).expand(4, 2)
 
@@ -199,7 +199,7 @@ def test_traversal_on_a_chain_is_block_verification() -> None:
     """Against the formulas of arXiv 2403.10444, written down one after the other."""
     for seed in range(40):
         toy = Toy(3, 3, seed)
-        found = draw_drafts(toy, (-1, 0, 1), causal=True)
+        found = drawn(toy, (-1, 0, 1), causal=True)
         out = outcomes(found, "block")
         for b, x in enumerate(found.drafts.tokens_BN.tolist()):
             p, q = found.p_BMV[b], found.drafts.q_BNV[b]
@@ -223,7 +223,7 @@ def test_traversal_on_a_chain_is_block_verification() -> None:
 def test_chains_all_positions_at_once(quick: Rule, slow: Rule) -> None:
     """The rules for trees, which are enumerated as well, on the same chains; ragged ones too, and a q that is no number."""
     for seed in range(60):
-        found = draw_drafts(Toy(3, 3, seed), chain(3), causal=True)
+        found = drawn(Toy(3, 3, seed), chain(3), causal=True)
         q_BNV, forest = found.drafts.q_BNV, found.drafts.parents
         assert q_BNV is not None
         if seed % 3 == 1:

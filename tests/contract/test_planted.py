@@ -32,10 +32,10 @@ from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.rules import Outcomes
 from decode.speculation.sampling import Sampling
 from decode.speculation.verification import Outcome
-from decode.systems.construction import OpenDrafters
 from decode.verification import end_to_end, self_test
-from decode.verification.batches import RequestBatch, RequestOptions
-from decode.verification.pair import Cases
+from decode.verification.batches import RequestBatch
+from decode.verification.checks import Asked
+from decode.verification.pair import Cases, VerifyConfig
 from decode.verification.rules import check_rules
 from decode.verification.run import VerificationRun
 from decode.verification.verdict import Tally
@@ -56,7 +56,7 @@ PROMPTS = [[4, 90, 17, 203, 90, 17], [5, 9, 30], [1, 90, 17, 40, 60, 90]]
 def run() -> VerificationRun:
     target = load_target("debug", dtype="float32", device="cpu")
     own = debug_model("Llama")[0].eval()
-    return VerificationRun(Cases(OpenDrafters(target)), PROMPTS, lambda _: None, own=own)
+    return VerificationRun(VerifyConfig(), Cases(target, {}, [], []), PROMPTS, lambda _: None, own)
 
 
 @pytest.fixture(autouse=True)
@@ -736,9 +736,7 @@ def findings(run: VerificationRun, batch: RequestBatch, patches: list[Patch]) ->
 def test_a_bug_is_seen(run: VerificationRun, bug: Callable[[], list[Patch]]) -> None:
     seen = BUGS[bug]
     asked = [
-        RequestOptions(
-            tuple(PROMPTS[i % 3]), one, 14 - i, eos=(90, 17) if one.min_new_tokens else None
-        )
+        Asked(tuple(PROMPTS[i % 3]), one, 14 - i, eos=(90, 17) if one.min_new_tokens else None)
         for i, one in enumerate(seen.settings)
     ]
     batch = RequestBatch(
@@ -756,20 +754,20 @@ def test_a_bug_is_seen_in_texts_of_two_tokens(
 ) -> None:
     check, kind = TOKENS[bug]
     run.requests.letters = [90, 40]
-    batch = RequestBatch(kind, decoder(run.target, kind), run.requests.ask_for_letters(1))
+    batch = RequestBatch(kind, decoder(run.target, kind), run.requests.of_letters(1))
     assert findings(run, batch, []) == set()
     assert check in findings(run, batch, bug())
 
 
 def test_rounds_drafted_in_the_background_are_compared(run: VerificationRun) -> None:
-    asked = tuple(RequestOptions(tuple(PROMPTS[0]), one, 14) for one in SAMPLED[:2])
+    asked = tuple(Asked(tuple(PROMPTS[0]), one, 14) for one in SAMPLED[:2])
     batch = RequestBatch("background", decoder(run.target, "in the background"), asked)
     assert findings(run, batch, []) == set()
     assert "rows" in findings(run, batch, one_more_of_top_k())
 
 
 def test_every_bug_of_the_self_test_is_planted() -> None:
-    halves = {self_test.lose_half}
+    halves = {self_test.lost_half}
     assert {*self_test.BUGS.values()} <= {*BUGS, *RULES, *ENDS, *halves}
 
 
@@ -784,7 +782,7 @@ LONG: dict[Callable[[], list[Patch]], Seen] = {
 @pytest.mark.parametrize("bug", LONG, ids=name_of)
 def test_a_bug_of_long_texts_is_seen(run: VerificationRun, bug: Callable[[], list[Patch]]) -> None:
     seen = LONG[bug]
-    asked = RequestOptions(tuple(PROMPTS[0]), seen.settings[0], 72, eos=())
+    asked = Asked(tuple(PROMPTS[0]), seen.settings[0], 72, eos=())
     assert seen.check in findings(
         run, RequestBatch(seen.kind, decoder(run.target, seen.kind), (asked,), 1), bug()
     )
@@ -817,27 +815,23 @@ def test_a_bug_of_a_rule_is_seen(bug: Callable[[], list[Patch]]) -> None:
     assert tally.findings
 
 
-ENDS: dict[Callable[[], list[Patch]], Callable[[Target, list[int]], RequestOptions]] = {
-    first_end_alone: lambda _, text: RequestOptions(
-        tuple(PROMPTS[0]), REPEATED, 12, eos=(text[2], 259)
-    ),
-    self_test.past_the_end: lambda _, text: RequestOptions(
-        tuple(PROMPTS[0]), REPEATED, 8, eos=(text[2],)
-    ),
-    one_token_too_many: lambda _, text: RequestOptions(tuple(PROMPTS[0]), REPEATED, 4),
-    other_reason: lambda _, text: RequestOptions(
+ENDS: dict[Callable[[], list[Patch]], Callable[[Target, list[int]], Asked]] = {
+    first_end_alone: lambda _, text: Asked(tuple(PROMPTS[0]), REPEATED, 12, eos=(text[2], 259)),
+    self_test.past_the_end: lambda _, text: Asked(tuple(PROMPTS[0]), REPEATED, 8, eos=(text[2],)),
+    one_token_too_many: lambda _, text: Asked(tuple(PROMPTS[0]), REPEATED, 4),
+    other_reason: lambda _, text: Asked(
         tuple(PROMPTS[0]), REPEATED, 12, context=len(PROMPTS[0]) + 4
     ),
-    first_stop_listed: lambda target, text: RequestOptions(
+    first_stop_listed: lambda target, text: Asked(
         tuple(PROMPTS[0]), REPEATED, 12, stop=(target.decode(text)[4:6], target.decode(text)[3:5])
     ),
-    stop_within_a_token: lambda target, text: RequestOptions(
+    stop_within_a_token: lambda target, text: Asked(
         tuple(PROMPTS[0]), REPEATED, 12, stop=(target.decode(text)[2:5],)
     ),
-    stop_is_streamed: lambda target, text: RequestOptions(
+    stop_is_streamed: lambda target, text: Asked(
         tuple(PROMPTS[0]), REPEATED, 12, stop=(target.decode(text)[2:5],)
     ),
-    special_tokens_alone: lambda target, _: RequestOptions(
+    special_tokens_alone: lambda target, _: Asked(
         tuple(PROMPTS[0]),
         Sampling(
             1.0,
@@ -864,12 +858,12 @@ def test_a_wrong_end_is_seen(run: VerificationRun, bug: Callable[[], list[Patch]
 
 
 @pytest.mark.parametrize(
-    "bug", [self_test.lose_half, half_lost_at_the_end, half_lost_between_rounds], ids=name_of
+    "bug", [self_test.lost_half, half_lost_at_the_end, half_lost_between_rounds], ids=name_of
 )
-def test_a_lose_half_character_is_seen(
+def test_a_lost_half_character_is_seen(
     run: VerificationRun, bug: Callable[[], list[Patch]]
 ) -> None:
-    asked = tuple(run.requests.ask_half_characters())
+    asked = tuple(run.requests.half_characters())
     batch = RequestBatch("halves", decoder(run.target, "tree"), asked)
     assert len(asked) > 8 and findings(run, batch, []) == set()
     assert findings(run, batch, bug()) == {"commit"}

@@ -54,7 +54,7 @@ def test_a_right_pair(drafter: str, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.slow
 def test_a_difference_is_replayed(drafter: str, tmp_path: Path) -> None:
-    patches = [mock.patch.object(*patch) for patch in self_test.drop_min_p()]
+    patches = [mock.patch.object(*patch) for patch in self_test.no_min_p()]
     with patches[0]:
         with pytest.raises(SystemExit) as ended:
             main([*arguments(f"block={drafter}", tmp_path), "--methods", "block"])

@@ -13,11 +13,11 @@ from decode.proposers.diffusion import DiffusionProposer
 from decode.proposers.lookup import LookupDrafter
 from decode.speculation.proposal import DraftProbs, Proposal
 from decode.speculation.sampling import Sampling
-from decode.systems.construction import OpenDrafters
 from decode.verification import end_to_end, rules
-from decode.verification.batches import RequestBatch, RequestOptions
-from decode.verification.pair import Cases
-from decode.verification.proposals import compare_outcomes, enumerate_outcomes
+from decode.verification.batches import RequestBatch
+from decode.verification.checks import Asked
+from decode.verification.pair import Cases, VerifyConfig
+from decode.verification.proposals import every_outcome, judge
 from decode.verification.reference import Reference
 from decode.verification.run import VerificationRun
 from decode.verification.verdict import Tally
@@ -33,7 +33,7 @@ PROMPTS = [[4, 90, 17, 203, 90, 17], [5, 9, 30], [1, 90, 17, 40, 60, 90]]
 def run() -> VerificationRun:
     target = load_target("debug", dtype="float32", device="cpu")
     own = debug_model("Llama")[0].eval()
-    made = VerificationRun(Cases(OpenDrafters(target)), PROMPTS, lambda _: None, own=own)
+    made = VerificationRun(VerifyConfig(), Cases(target, {}, [], []), PROMPTS, lambda _: None, own)
     made.requests.common = [17, 90, 203]
     return made
 
@@ -79,7 +79,7 @@ SAMPLED = (
 def batch(
     target: Target, kind: str, settings: tuple[Sampling, ...] = SAMPLED, new: int = 14
 ) -> RequestBatch:
-    asked = [RequestOptions(tuple(PROMPTS[i % 3]), one, new - i) for i, one in enumerate(settings)]
+    asked = [Asked(tuple(PROMPTS[i % 3]), one, new - i) for i, one in enumerate(settings)]
     return RequestBatch(kind, decoder(target, kind), tuple(asked), 3)
 
 
@@ -130,9 +130,9 @@ def test_a_draft_dropped_by_its_own_value_is_seen() -> None:
         (0.7, Proposal(torch.tensor([1]), "causal", DraftProbs(q_1V))),
     ]
     tally = Tally("proposals")
-    compare_outcomes(whole, tally, "whole")
+    judge(whole, tally, "whole")
     assert not tally.findings
-    compare_outcomes([(0.3, None), whole[1]], tally, "dropped")
+    judge([(0.3, None), whole[1]], tally, "dropped")
     assert tally.findings
 
 
@@ -140,7 +140,7 @@ def test_every_outcome_has_its_probability() -> None:
     from decode.speculation.sampling import draw
 
     generator, p_V = torch.Generator(), torch.tensor([0.2, 0.0, 0.8])
-    found = enumerate_outcomes(lambda: (int(draw(p_V, generator)), int(draw(p_V, generator))), 9)
+    found = every_outcome(lambda: (int(draw(p_V, generator)), int(draw(p_V, generator))), 9)
     assert {x: round(w, 6) for w, x in found} == {
         (0, 0): 0.04,
         (0, 2): 0.16,
