@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -86,7 +87,13 @@ def load_zero(path: str, map_location: Any = None) -> Any:
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    allowed = (LossScaler, ZeroStageEnum, fragment_address)
+    def member(kind: Any, name: str) -> Any:
+        if kind is not ZeroStageEnum or name not in ZeroStageEnum.__members__:
+            raise UnpicklingError("GLOBAL getattr was not an allowed global")
+        return ZeroStageEnum[name]
+
+    # some releases of Python 3.11 pickle an enum's member as getattr(its class, its name)
+    allowed = (LossScaler, ZeroStageEnum, fragment_address, (member, "builtins.getattr"))
     return load_tensors(Path(path), allowed, map_location=map_location)
 
 
