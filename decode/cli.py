@@ -127,15 +127,13 @@ class Parser(OptionParser):
         add("--drafter-tokenizer", metavar="FOLDER", help=vocabulary)
 
 
-def pop_drafting(typed: JsonObject, copying: bool = False) -> GivenDrafter:
+def pop_drafting(typed: JsonObject) -> GivenDrafter:
     """The drafting options of a parsed command line, removed from it. Raises UserError for a value
     out of range."""
     verifier = typed.pop("verifier")
     names = ("draft_tokens", "tree_nodes", "steps", "order")
     options = {name: typed.pop(name) for name in names}
-    return GivenDrafter(
-        verifier=None if verifier == "auto" else verifier, copying=copying, **options
-    )
+    return GivenDrafter(verifier=None if verifier == "auto" else verifier, **options)
 
 
 def pop_sampling(typed: JsonObject) -> Sampling:

@@ -13,35 +13,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from decode import (
-        Conversation,
-        Decoder,
-        Generation,
-        Sampling,
-        Stream,
-        UserError,
-        custom_generate,
-        load,
-    )
-
-__all__ = [
-    "Conversation",
-    "Decoder",
-    "Generation",
-    "Sampling",
-    "Stream",
-    "UserError",
-    "custom_generate",
-    "load",
-]
+    from decode import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use: `specalign.common` needs neither torch nor `decode`."""
-    if name not in __all__:
+    decode = import_module("decode")
+    if name not in decode.__all__:
         raise AttributeError(f"module 'specalign' has no attribute {name!r}")
-    return getattr(import_module("decode"), name)
+    return getattr(decode, name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
+    return dir(import_module("decode"))

@@ -34,7 +34,6 @@ def read_prompts(
     column: str | None,
     config: str | None = None,
     revision: str | None = None,
-    quiet: bool = False,
 ) -> list[Conversation]:
     """The conversations of a file, a folder or a data set; one note reports what is left out.
     Raises UserError: not found, unreadable, without that column, or without a prompt.
@@ -46,7 +45,7 @@ def read_prompts(
     check_source(source)
     rows = _read_source(source, split, config, revision)
     where = f"data.prompts={source!r}"
-    found = read_prompt_rows(rows, where, column, "data.prompts_column", quiet)
+    found = read_prompt_rows(rows, where, column, "data.prompts_column")
     return [row.conversation for row in found]
 
 

@@ -84,16 +84,9 @@ def _logits(
 
 def _target_rows(place_R: Tensor, work: ChunkInputs) -> tuple[Tensor, Tensor]:
     """log p over the draft vocabulary at these rows' distinct positions, (U, Vd), and each row's
-    index. Where only the most probable tokens are stored, LOG_ZERO for the others."""
+    index."""
     places = work.places
     own, where = torch.unique(place_R, return_inverse=True)
-    if places.top is not None:
-        top = places.top[own]
-        column, inside = _columns(top.ids_Pk.long(), work.draft_vocab)
-        stored = top.log_p_Pk.float().masked_fill(~inside, LOG_ZERO).clamp_min_(LOG_ZERO)
-        log_p = stored.new_full((len(stored), work.head_VdD.shape[0]), LOG_ZERO)
-        # the largest: a token outside the draft vocabulary points at another one's column
-        return log_p.scatter_reduce_(1, column, stored, "amax"), where
     log_p = _product(places.hidden_PD[own], work.head_VdD, True)
     if places.finish is not None:
         log_p = places.finish(log_p, work.draft_vocab)
@@ -103,7 +96,7 @@ def _target_rows(place_R: Tensor, work: ChunkInputs) -> tuple[Tensor, Tensor]:
 
 
 def _columns(label_R: Tensor, draft_vocab: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Column of each label, of any shape, in the draft vocabulary, and whether it has one."""
+    """Column of each label in the draft vocabulary, and whether it has one."""
     if draft_vocab is None:
         return label_R, torch.ones_like(label_R, dtype=torch.bool)
     column = torch.searchsorted(draft_vocab, label_R).clamp_max(len(draft_vocab) - 1)

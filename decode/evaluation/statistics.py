@@ -33,6 +33,8 @@ from decode.evaluation.records import Record
 FEWEST = 5
 """Prompts of a suite below which they do not show its spread."""
 RESAMPLES = 10_000
+LEVEL = 0.95
+"""Of all intervals."""
 _NO_RATIO = 1e12
 """Stands for a resample whose baseline got nothing accepted."""
 
@@ -76,23 +78,20 @@ def paired_ratio(
     baseline: Mapping[PromptKey, float],
     method: Mapping[PromptKey, float],
     seed: int = 0,
-    level: float = 0.95,
 ) -> Estimate | None:
-    """mean(baseline) / mean(method) over the prompts that both have, with its interval at this
-    level. Prompts are resampled within each suite; all together where a suite has fewer than
-    `FEWEST`.
+    """mean(baseline) / mean(method) over the prompts that both have, with its interval.
+    Prompts are resampled within each suite; all together where a suite has fewer than `FEWEST`.
 
     Returns None when they share no prompt. An interval needs two prompts.
     """
     pairs = {key: (baseline[key], method[key]) for key in baseline.keys() & method.keys()}
-    return _estimate(pairs, lambda sums: sums[..., 0] / sums[..., 1], seed, level)
+    return _estimate(pairs, lambda sums: sums[..., 0] / sums[..., 1], seed)
 
 
 def _estimate(
     rows: Mapping[PromptKey, Sequence[float]],
     of: Callable[[np.ndarray], np.ndarray],
     seed: int,
-    level: float = 0.95,
 ) -> Estimate | None:
     """A figure with its interval over resampled prompts. `of` computes it from the sums of the
     prompts' K numbers, (..., K) to (...)."""
@@ -112,7 +111,7 @@ def _estimate(
         stratum = values_NK[names == name]
         drawn = generator.integers(len(stratum), size=(RESAMPLES, len(stratum)))
         sums_RK += stratum[drawn].sum(axis=1)
-    lo, hi = np.quantile(of(sums_RK), [(1 - level) / 2, (1 + level) / 2])
+    lo, hi = np.quantile(of(sums_RK), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Estimate(value, float(lo), float(hi), len(keys))
 
 

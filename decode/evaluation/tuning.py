@@ -1,6 +1,6 @@
 """`decode.eval --tune`: the fastest options of every system, measured on other prompts.
 
-Every candidate decodes the same built-in prompts, in a measurement of its own that resumes like any
+All candidates decode the same built-in prompts in a separate measurement, which resumes like any
 other.
 """
 

@@ -129,7 +129,7 @@ def decode(
     streamer: BaseStreamer | None,
     **model_kwargs: Any,
 ) -> Any:
-    """The loop that `generate` calls in place of its own."""
+    """The decoding loop that `generate` runs."""
     mask_BL = check_call(model, generation_config, model_kwargs, input_ids)
     longest = find_longest(stopping_criteria, generation_config)
     check_length(model, longest)

@@ -115,7 +115,7 @@ def custom_generate(
     method: str | None = None,
     **model_kwargs: Any,
 ) -> Any:
-    """What `generate` calls in place of its own loop.
+    """The decoding loop that `generate` runs.
 
     Args:
         drafter: None (plain decoding); else as `decode.load` takes it: a folder or hub id, `auto`,

@@ -141,7 +141,7 @@ def check_proposal_of(engine: Engine, tally: Tally, name: str) -> None:
 
 @contextmanager
 def _restored(engine: Engine) -> Iterator[Callable[[int], Proposal | None]]:
-    """A function that drafts so many levels from the request's present state. Afterwards the
+    """A function that drafts a number of levels from the request's current state. Afterwards the
     request is as it was."""
     session, request, drafter = engine.session, engine.request, engine.drafter
     assert session is not None and drafter is not None

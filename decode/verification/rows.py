@@ -17,7 +17,7 @@ from decode.verification.verdict import Tally
 EDGE = 1e-5
 """A token may be on either side of a truncation's edge that is nearer than this."""
 ROUNDS, PATHS = 4, 2
-"""Of each batch, rounds whose rejected drafts are compared, along so many paths of each."""
+"""Per batch, rounds whose rejected drafts are compared; per round, the paths compared."""
 
 
 def check_rows(

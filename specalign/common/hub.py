@@ -115,11 +115,6 @@ def _is_prepared(name: str) -> bool:
     return any(folder.glob(f"{name.partition('/')[0]}___*"))
 
 
-def is_repository(name: str) -> bool:
-    """Whether something can be uploaded under this name."""
-    return bool(_ID.fullmatch(name)) and name.partition("/")[0] not in OWN_FOLDERS
-
-
 def hub_id(name: str) -> str:
     """The id under which others find a model, also one in the Hub's cache; "" = it is local."""
     path = local_path(name)

@@ -26,9 +26,8 @@ def sample_anchors(
     count: int,
     block_size: int,
     generator: torch.Generator,
-    per_document: bool = False,
 ) -> Anchors:
-    """`count` distinct anchors per row, or per document, drawn uniformly.
+    """`count` distinct anchors per row, drawn uniformly.
 
     An anchor's next token belongs to an answer of its document, and it is not the document's first
     token: the drafter needs the target's hidden state before it. A row with fewer such places gets
@@ -41,10 +40,6 @@ def sample_anchors(
     ]
     allowed &= (batch.positions_BL > 0) & (batch.document_BL >= 0)
     noise = torch.rand(allowed.shape, generator=generator).masked_fill(~allowed, -1.0)
-    if per_document:
-        allowed = _highest_per_document(noise, allowed, batch.document_BL, count)
-        noise = noise.masked_fill(~allowed, -1.0)
-        count = max(int(allowed.sum(1).max()), 1)
     index = noise.topk(min(count, length), dim=1).indices.sort(dim=1).values
     steps = index[..., None] + 1 + torch.arange(block_size)
     inside = steps < length
@@ -54,19 +49,6 @@ def sample_anchors(
     same = document == batch.document_BL.gather(1, index)[..., None]
     valid = inside & answer & same & allowed.gather(1, index)[..., None]
     return Anchors(index, valid.long().cumprod(-1).bool())
-
-
-def _highest_per_document(
-    noise_BL: Tensor, allowed_BL: Tensor, document_BL: Tensor, count: int
-) -> Tensor:
-    """The `count` allowed places with the highest noise in every document, bool (B, L)."""
-    kept_BL = torch.zeros_like(allowed_BL)
-    for row, document in enumerate(document_BL):
-        for number in document[allowed_BL[row]].unique():
-            places = (allowed_BL[row] & (document == number)).nonzero()[:, 0]
-            highest = noise_BL[row, places].topk(min(count, len(places))).indices
-            kept_BL[row, places[highest]] = True
-    return kept_BL
 
 
 def clean_prefixes(

@@ -2,7 +2,7 @@
 
 vanilla: bias = W2·W1[x]; gated: W2·(σ(W_g·[h; W1[x]] + b) ⊙ W1[x]); rnn: W2·tanh(W_j·[state; W1[x];
 h] + b), of W_j's rows (gate, candidate, output) the last third. The confidence head reads h, and
-W1[x] if the config says so.
+W1[x] if the config asks for it.
 """
 
 from __future__ import annotations

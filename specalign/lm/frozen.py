@@ -128,11 +128,6 @@ class FrozenModel:
         self.device = device
         self._find_ends()
 
-    def split_heads(self, parts: int) -> None:
-        """Cache the keys and values of one of `parts` equal parts of the heads."""
-        shapes = [s and s._replace(heads=s.heads // parts) for s in self.anatomy.shapes]
-        self.anatomy = replace(self.anatomy, shapes=shapes)
-
     @contextmanager
     def overridden(
         self, eos_ids: tuple[int, ...] | None, context_limit: int | None

@@ -133,8 +133,8 @@ def _decoding_dtype(
 
 
 def load_tokenizer(spec: str | Path, trust_remote_code: bool = False) -> Tokenizer:
-    """The tokenizer of a hub id or folder. Raises UserError where there is none, or one with code
-    of its own that is not trusted."""
+    """The tokenizer of a hub id or folder. Raises UserError where there is none, or one that
+    needs remote code and is not trusted."""
     folder = model_folder(str(spec), "tokenizer", ["*.json", "*.txt", "*.model"])
     try:
         return open_tokenizer(folder, trust_remote_code=trust_remote_code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, TypeGuard
 
 from specalign.common.schema import JsonObject
@@ -95,8 +96,12 @@ def is_message(value: object) -> TypeGuard[JsonObject]:
 
 
 def is_conversation(value: object) -> bool:
-    """Whether a value is a list of messages with known roles."""
-    if not isinstance(value, list) or not value or not all(map(has_known_role, value)):
+    """Whether a value is a list of messages with known roles, or with known and misspelt ones."""
+    if not isinstance(value, list) or not value or not all(map(has_role, value)):
+        return False
+    roles = [_first(item, ROLE_KEYS) for item in value]
+    is_misspelt = all(map(is_message, value)) and all(map(_find_similar_role, roles))
+    if not is_misspelt and not all(map(has_known_role, value)):
         return False
     # mails have "from" too: ShareGPT's messages have a "value"
     return all("value" in item or _first(item, ROLE_KEYS) != item.get("from") for item in value)
@@ -144,8 +149,16 @@ def _first(value: Mapping[str, object], keys: Iterable[str]) -> object:
 def _read_role(spelling: object) -> str:
     role = ROLE_OF.get(fold_role(spelling))
     if role is None:
-        raise UnknownRole(f"with an unknown role, {short(spelling, 30)}")
+        similar = _find_similar_role(spelling)
+        hint = f" (did you mean {similar!r}?)" if similar else ""
+        raise UnknownRole(f"with an unknown role, {short(spelling, 30)}{hint}")
     return role
+
+
+def _find_similar_role(spelling: object) -> str:
+    """The role with the closest spelling; "" if none is close."""
+    close = get_close_matches(fold_role(spelling), ROLE_OF, n=1, cutoff=0.7)
+    return ROLE_OF[close[0]] if close else ""
 
 
 def read_text_parts(content: object) -> str:

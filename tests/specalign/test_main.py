@@ -42,7 +42,7 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_api_is_that_of_decode_and_loads_no_torch_on_import() -> None:
-    assert specalign.load is decode.load and {*specalign.__all__} <= {*dir(specalign)}
+    assert specalign.load is decode.load and {*decode.__all__} <= {*dir(specalign)}
     with pytest.raises(AttributeError, match="lod"):
         specalign.lod  # noqa: B018
     code = "import json, sys, specalign.__main__; print(json.dumps('torch' in sys.modules))"

@@ -132,7 +132,7 @@ def _find_rotaries(target: Target) -> list[RotaryTable | str]:
     found: list[RotaryTable | str] = []
     for i, pair in enumerate(at_start):
         others = {p: pairs[i] for p, pairs in moved.items()}
-        found.append("it keeps none of its own" if pair is None else _match(target, pair, others))
+        found.append("it caches no keys" if pair is None else _match(target, pair, others))
     return found
 
 

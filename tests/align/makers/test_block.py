@@ -35,7 +35,7 @@ def test_starting_weights_are_the_targets(target: Target, samples: data.Samples)
 def test_what_a_trained_drafter_keeps_and_gets(
     target: Target, samples: data.Samples, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its shape stays, and a line for each option says so; convolutions and a confidence head are added; a plan counts the same."""
+    """Its shape stays, and a line names each option; convolutions and a confidence head are added; a plan counts the same."""
     own = trained_block(target, samples, markov_rank=8, block_layout="fill_in", block_size=3)
     save_drafter(own, tmp_path, dtype=torch.float32)
     same = make_block(target, options(init=str(tmp_path), markov_rank=192), None)

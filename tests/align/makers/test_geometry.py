@@ -38,7 +38,7 @@ def test_more_layers_than_the_target_has_are_refused() -> None:
     ("kind", "why"),
     [
         ("deepseek_v3", "what it keeps as values changes with the position, as compressed ones do"),
-        ("mamba", "it keeps none of its own"),
+        ("mamba", "it caches no keys"),
         ("dory", "its layers are called in a way of their own"),
         ("hunyuan_v1_dense", "its keys at two positions differ by no rotation that is known"),
     ],

@@ -43,27 +43,6 @@ def blocks(batch: Batch, anchors: Anchors, weights: list[float], seed: int = 0) 
     return corrupt_blocks(batch, anchors, MASK, LogLinear(), weights, generator(seed))
 
 
-def test_anchors_of_each_document() -> None:
-    """So many in each, uniformly among its places; all of them where it has fewer."""
-    batch = packed(400)
-    seen = torch.zeros(32)
-    anchors = sample_anchors(batch, 3, 2, generator(1), per_document=True)
-    assert anchors.index_BA.shape == (400, 6) and bool(anchors.valid_BAK[..., 0].all())
-    document = batch.document_BL.gather(1, anchors.index_BA)
-    assert bool(((document == 0).sum(1) == 3).all()) and bool(((document == 1).sum(1) == 3).all())
-    assert all(len(set(row)) == 6 for row in anchors.index_BA.tolist())
-    seen.index_add_(0, anchors.index_BA.flatten(), torch.ones(2400))
-    places = torch.tensor(
-        [*range(3, 13), *range(17, 25)]
-    )  # next token is answer, of the same document
-    assert bool((seen > 0).nonzero()[:, 0].equal(places))
-    for own, size in ((slice(3, 13), 10), (slice(17, 25), 8)):
-        p = 3 / size
-        assert float((seen[own] - 400 * p).abs().max()) < 4.5 * math.sqrt(400 * p * (1 - p))
-    everything = sample_anchors(batch, 9, 2, generator(1), per_document=True)
-    assert everything.valid_BAK[0, :, 0].sum() == 9 + 8
-
-
 def test_blocks_hold_the_tokens_after_their_anchor() -> None:
     """Never a prompt, padding or another document, without gaps; what is masked is masked at random."""
     batch = packed()

@@ -1,4 +1,4 @@
-"""What a drafter's folder holds, told by its small files and without torch."""
+"""The kind of a drafter's folder, read from its small files without torch."""
 
 from __future__ import annotations
 

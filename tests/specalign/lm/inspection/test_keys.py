@@ -14,7 +14,7 @@ KINDS = {
     "gpt2": ["none"] * 4,  # learned positions are in the hidden states
     "bloom": ["none"] * 4,  # ALiBi is in the scores
     "deepseek_v3": ["what it keeps as values changes with the position, as compressed ones do"] * 4,
-    "lfm2": ["it keeps none of its own", "half 0 8"] * 2,  # convolutions
+    "lfm2": ["it caches no keys", "half 0 8"] * 2,  # convolutions
     "hunyuan_v1_dense": ["its keys at two positions differ by no rotation that is known"] * 4,
 }
 
