@@ -21,7 +21,7 @@ class PromptRow(NamedTuple):
 
 
 def read_prompt_rows(
-    rows: Iterable[object], where: str, column: str | None, column_key: str, quiet: bool = False
+    rows: Iterable[object], where: str, column: str | None, column_key: str
 ) -> list[PromptRow]:
     """The conversations of all rows that have one; one note reports what is left out. Raises
     UserError for no rows, no such column, or no usable row.
@@ -69,15 +69,15 @@ def read_prompt_rows(
     if unused:
         listed = _join_counts(unused, "{name} ({count})")
         notes.append(f"columns not used: {listed} ({column_key} chooses the column)")
-    if notes and not quiet:
+    if notes:
         say(f"note: {where}: {'; '.join(notes)}", error=True)
     return found
 
 
-def _join_counts(counts: Counter[str], form: str, most: int = 12) -> str:
+def _join_counts(counts: Counter[str], form: str) -> str:
     """The most common names with their counts."""
-    shown = [form.format(name=name, count=count) for name, count in counts.most_common(most)]
-    return ", ".join(shown) + ", …" * (len(counts) > most)
+    shown = [form.format(name=name, count=count) for name, count in counts.most_common(12)]
+    return ", ".join(shown) + ", …" * (len(counts) > 12)
 
 
 def _explain_failure(columns: list[str], reasons: str, column: str | None, column_key: str) -> str:

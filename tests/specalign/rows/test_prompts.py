@@ -35,7 +35,6 @@ def test_one_note_counts_what_is_left_out(capsys: pytest.CaptureFixture[str]) ->
         "columns not used: answer (2), options (1) (data.prompts_column chooses the column)\n"
     )
     read([{"prompt": "a", "id": 1}])
-    read_prompt_rows(rows, "f", None, "k", quiet=True)
     assert capsys.readouterr().err == ""
 
 
