@@ -20,6 +20,8 @@ from specalign.common.schema import JsonObject
 from specalign.lm.inspection.own_output import positions
 from specalign.lm.model import Target
 
+NEAR = 1e-6
+"""A draw at a number so near to the border of two tokens may be either."""
 TIE = 1e-12
 """Taken off each logit times its id, so that transformers' processors take the lowest id among
 equals, as decoding does."""
@@ -34,6 +36,8 @@ in fp32, 0 to 8.4 in bf16."""
 PERTURBED, AMPLIFIED = 3, 16
 """Perturbed forward passes, and how many times the largest of their changes rounding may reach.
 Measured: 3 to 5 times."""
+Wanted = tuple[list[int], int]
+"""A text, and after how many of its last tokens the logits are asked for."""
 
 
 class Reference:
@@ -56,10 +60,10 @@ class Reference:
         assert found is not None
         return found
 
-    def load(self, texts: Sequence[tuple[list[int], int]]) -> None:
+    def load(self, texts: Sequence[Wanted]) -> None:
         """Compute the rows that `logits` will be asked for, several texts in one forward pass. A
         text that begins another one shares its rows."""
-        missing: list[tuple[list[int], int]] = []
+        missing: list[Wanted] = []
         for text, count in sorted(texts, key=lambda one: (-len(one[0]), -one[1])):
             first = len(text) - count
             shared = any(len(x) - n <= first and x[: len(text)] == text for x, n in missing)
@@ -85,10 +89,8 @@ class Reference:
         first = min(len(text) - count for text, count in texts)
         padded = [[*text, *[text[-1]] * (length - len(text))] for text, _ in texts]
         tokens_BL = torch.tensor(padded, device=self.target.device)
-        options: JsonObject = {
-            name: value.expand(len(texts), -1)
-            for name, value in positions(self.model, tokens_BL, 0).items()
-        }
+        given = positions(self.model, tokens_BL, 0)
+        options: JsonObject = {name: x.expand(len(texts), -1) for name, x in given.items()}
         if "logits_to_keep" in signature(self.model.forward).parameters:
             options["logits_to_keep"] = length - first
         logits_BLV = self.model(input_ids=tokens_BL, use_cache=False, **options).logits
@@ -118,19 +120,16 @@ class Reference:
         generator = torch.Generator(self.target.device).manual_seed(0)
         rows = [self._forward([(text, 1)])[0][0]]
 
-        def perturb(module: nn.Module, args: Any, output: Any) -> Any:
+        def change(module: nn.Module, args: Any, output: Any) -> Any:
             if not isinstance(output, Tensor) or not output.is_floating_point():
                 return output
-            noise = torch.randn(
-                output.shape, dtype=output.dtype, device=output.device, generator=generator
-            )
+            noise = torch.empty_like(output).normal_(generator=generator)
             size = output.square().mean(-1, keepdim=True).sqrt()
             return output + torch.finfo(output.dtype).eps * size * noise
 
-        layers = [
-            m for m in self.model.modules() if any(w.dim() > 1 for w in m.parameters(recurse=False))
-        ]
-        hooks = [module.register_forward_hook(perturb) for module in layers]
+        modules = self.model.modules()
+        layers = [m for m in modules if any(w.dim() > 1 for w in m.parameters(recurse=False))]
+        hooks = [module.register_forward_hook(change) for module in layers]
         try:
             return rows + [self._forward([(text, 1)])[0][0] for _ in range(PERTURBED)]
         finally:
@@ -164,10 +163,9 @@ def scores(
         z_1V[0, sorted(set(written))] -= sampling.presence_penalty
     if sampling.banned:  # transformers' own takes seconds for thousands of tokens
         z_1V[0, _ids(sampling.banned).to(z_1V.device)] = -math.inf
-    if sampling.min_new_tokens and eos:
-        barred: Any = hf.MinNewTokensLengthLogitsProcessor(
-            len(prompt), sampling.min_new_tokens, list(eos)
-        )
+    least = sampling.min_new_tokens
+    if least and eos:
+        barred: Any = hf.MinNewTokensLengthLogitsProcessor(len(prompt), least, list(eos))
         z_1V = barred(text, z_1V)
     return z_1V[0]
 
@@ -193,6 +191,11 @@ def interval(weights_V: Tensor, token: int) -> tuple[float, float]:
     return (float(running_V[token - 1]) if token else 0.0) / total, float(running_V[token]) / total
 
 
+def is_inside(bounds: tuple[float, float], u: Tensor | float) -> bool:
+    """Whether a number draws the token of this interval."""
+    return bounds[0] - NEAR <= float(u) <= bounds[1] + NEAR and bounds[1] > bounds[0]
+
+
 def noise(seed: int, position: int, size: int) -> Tensor:
     """The Gumbel noise (V,) of an absolute position under a seed: the definition of the verifier
     `gumbel`, on a CPU."""
@@ -215,17 +218,17 @@ def end_of(
     with_special = [stop for stop in stops if any(name in stop for name in names)]
     for count in range(1, len(tokens) + 1):
         text = target.decode(list(tokens[:count])) if stops else ""
+        spelt = _spelt(target, tokens[:count], names) if with_special else ""
         if found := [text.find(stop) for stop in stops if stop in text]:
             return count, "stop", text[: min(found)]
-        spelt = _spelt(target, tokens[:count], names) if with_special else ""
         if found := [spelt.find(stop) for stop in with_special if stop in spelt]:
             text = spelt[: min(found)]
             for name in names:
                 text = text.replace(name, "")
             return count, "stop", text
-        ended = "eos" if tokens[count - 1] in eos else ""
-        if not ended and count == limit:
-            ended = full
+        ended = full if count == limit else ""
+        if tokens[count - 1] in eos:
+            ended = "eos"
         if ended:
             return count, ended, target.decode(list(tokens[:count]))
     return len(tokens), "", target.decode(list(tokens))
