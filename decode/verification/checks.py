@@ -11,7 +11,7 @@ from torch import Tensor
 from decode.speculation.drafts import Drafts
 from decode.speculation.sampling import Sampling, make_generator
 from decode.speculation.verifiers import VERIFIERS
-from decode.verification.recording import Recorder, RecordedRequest, RecordedRound
+from decode.verification.recording import RecordedRequest, RecordedRound, Recorder
 from decode.verification.reference import (
     Reference,
     dtype_limit,

@@ -1,8 +1,8 @@
 """Records what decoding runs: every round as the verifier received it, and every random number.
 Recording changes no result.
 
-The recorder replaces module attributes of the engine for as long as it is entered, and watches
-random operators by a `TorchFunctionMode`. Production code knows nothing of it.
+The recorder replaces attributes of the engine's modules, and torch's random operators, for as long
+as it is entered. Production code knows nothing of it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from decode.engine import engine as engine_module
 from decode.engine.decoder import Decoder
@@ -33,10 +33,7 @@ from decode.verification.batches import Asked
 
 Original = Callable[..., Any]
 """The watched function, as it was."""
-RANDOM = frozenset(
-    """rand randn randint randperm rand_like randn_like randint_like multinomial bernoulli normal
-    poisson uniform_ normal_ bernoulli_ exponential_ random_ geometric_ cauchy_ log_normal_""".split()
-)
+RANDOM = ["rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "multinomial", "bernoulli", "normal", "poisson", "uniform_", "normal_", "bernoulli_", "exponential_", "random_", "geometric_", "cauchy_", "log_normal_"]
 """torch's random operators, by name."""
 
 
@@ -104,7 +101,7 @@ class RecordedRound:
         return [*self.text, *(int(self.proposal.tokens_K[i]) for i in self.path(node))]
 
 
-class Recorder(TorchFunctionMode):
+class Recorder:
     """Within it, everything that a decoder runs is recorded.
 
     Args:
@@ -122,7 +119,6 @@ class Recorder(TorchFunctionMode):
         asked: Sequence[Asked],
         before_draft: Callable[[RecordedRequest], object] = lambda request: None,
     ) -> None:
-        super().__init__()
         self.asked, self.before_draft = asked, before_draft
         self.requests: list[RecordedRequest] = []
         self.rounds: list[RecordedRound] = []
@@ -152,26 +148,29 @@ class Recorder(TorchFunctionMode):
             (verification, "_couple_token", self._couple),
             (verification, "_known_outcome", self._choose),
         ):
-            self._stack.enter_context(
-                mock.patch.object(owner, name, self._watched(getattr(owner, name), watch))
-            )
+            self._replace(owner, name, watch)
+        for owner in (torch, Tensor):
+            for name in RANDOM:
+                if hasattr(owner, name):
+                    self._replace(owner, name, partial(self._note_random, name))
         self._shared = _shared_states()
-        super().__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
         self._stack.close()
         after = _shared_states()
         self.foreign += [f"{name} was used" for name in after if after[name] != self._shared[name]]
 
-    def _watched(self, original: Original, watch: Original) -> Original:
+    def _replace(self, owner: Any, name: str, watch: Original) -> None:
+        """Call `watch(original, *arguments)` in place of a function."""
+        original = getattr(owner, name)
+
         def call(*args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != self._thread:  # a drafter in the background verifies too
                 return original(*args, **kwargs)
             return watch(original, *args, **kwargs)
 
-        return call
+        self._stack.enter_context(mock.patch.object(owner, name, call))
 
     def _make_engine(self, original: Original, *args: Any) -> Engine:
         number = len(self.requests)
@@ -185,9 +184,9 @@ class Recorder(TorchFunctionMode):
         return next(one for one in self.requests if one.engine is engine)
 
     def _draft(self, original: Original, engine: Engine) -> Any:
-        request, used = self._of(engine), len(self.used)
+        request, calls, used = self._of(engine), len(self.calls), len(self.used)
         self.before_draft(request)
-        del self.used[used:]  # its draws are not the request's
+        del self.calls[calls:], self.used[used:]  # its draws are not the request's
         self._drafting = request
         try:
             return original(engine)
@@ -286,18 +285,16 @@ class Recorder(TorchFunctionMode):
 
     # ---- random numbers ----
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        result = func(*args, **given)
-        name = getattr(func, "__name__", "")
-        if name in RANDOM and isinstance(result, Tensor):
+    def _note_random(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
 
-            def again(generator: torch.Generator) -> Tensor:
-                fresh = [x.clone() if isinstance(x, Tensor) else x for x in args]
-                return func(*fresh, **{**given, "generator": generator})
+        def again(generator: torch.Generator) -> Tensor:
+            fresh = [x.clone() if isinstance(x, Tensor) else x for x in args]
+            values: Tensor = original(*fresh, **{**kwargs, "generator": generator})
+            return values
 
-            values, generator = result.detach().clone(), given.get("generator")
-            self.calls.append(RandomCall(name, again, generator, values, self._drafting))
+        values, generator = result.detach().clone(), kwargs.get("generator")
+        self.calls.append(RandomCall(name, again, generator, values, self._drafting))
         return result
 
 

@@ -69,8 +69,10 @@ class Reference:
             shared = any(len(x) - n <= first and x[: len(text)] == text for x, n in missing)
             if not shared and self._find(text, count) is None:
                 missing.append((text, count))
+        missing.sort(key=lambda one: len(one[0]) - one[1], reverse=True)  # few rows for the head
         while missing:
-            size = max(1, min(BATCH_TEXTS, BATCH_TOKENS // len(missing[0][0])))
+            longest = max(len(text) for text, _ in missing[:BATCH_TEXTS])
+            size = max(1, min(BATCH_TEXTS, BATCH_TOKENS // longest))
             rows = self._forward(missing[:size])
             self._stored += [(text, own) for (text, _), own in zip(missing, rows, strict=False)]
             del missing[:size]
