@@ -11,7 +11,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -26,21 +26,39 @@ from decode.engine.engine import Engine
 from decode.speculation import sampling as sampling_module
 from decode.speculation import verification, verifiers
 from decode.speculation.proposal import Proposal
-from decode.speculation.sampling import Sampling
 from decode.speculation.tree import path_to
 from decode.speculation.verification import Outcome, Round
 from decode.verification.batches import Asked
 
 Original = Callable[..., Any]
 """The watched function, as it was."""
-RANDOM = ["rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "multinomial", "bernoulli", "normal", "poisson", "uniform_", "normal_", "bernoulli_", "exponential_", "random_", "geometric_", "cauchy_", "log_normal_"]
+RANDOM = [
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+    "multinomial",
+    "bernoulli",
+    "normal",
+    "poisson",
+    "uniform_",
+    "normal_",
+    "bernoulli_",
+    "exponential_",
+    "random_",
+    "geometric_",
+    "cauchy_",
+    "log_normal_",
+]
 """torch's random operators, by name."""
 
 
 @dataclass
 class RandomCall:
-    """One random operator. `drafting`: the request whose proposal asked for it, None outside of
-    drafting."""
+    """One random operator. `drafting`: the request whose proposal asked for it, if one did."""
 
     name: str
     again: Callable[[torch.Generator], Tensor]
@@ -63,29 +81,23 @@ class RecordedRequest:
 
 @dataclass(eq=False)
 class RecordedRound:
-    """One round of one request.
-
-    Args:
-        text: prompt and committed tokens before the round.
-        logits_MV: as the target returned them.
-        received: node (0 = the root) → the distribution (V,) that the rule, or the draw at that
-            node, received.
-        chosen: node → the target's own token there, of rounds without a rule.
-        drafting, verifying: the random numbers of the round.
-    """
+    """One round of one request, after `text`. received: node (0 = the root) → the distribution (V,)
+    that the rule, or the draw at that node, received. chosen: node → the target's own token there,
+    of rounds without a rule. drafting, verifying: the random numbers of the round."""
 
     request: RecordedRequest
     text: list[int]
-    proposal: Proposal
-    verifier: str
-    sampling: Sampling
+    round: InitVar[Round]
     logits_MV: Tensor
-    by_rule: bool
     drafting: list[Tensor]
     received: dict[int, Tensor] = field(default_factory=dict)
     chosen: dict[int, int] = field(default_factory=dict)
     verifying: list[Tensor] = field(default_factory=list)
     end: Outcome = Outcome([], 0, [])
+
+    def __post_init__(self, round: Round) -> None:
+        self.proposal, self.verifier = round.proposal, round.verifier
+        self.sampling, self.by_rule = round.sampling, round.by_rule
 
     @property
     def place(self) -> dict[str, int]:
@@ -105,26 +117,19 @@ class Recorder:
     """Within it, everything that a decoder runs is recorded.
 
     Args:
-        asked: the requests, in the order in which they are given to the decoder. Every second one
-            is streamed.
+        asked: the requests, in their order. Every second one is streamed.
         before_draft: called with each request before it drafts.
-
-    Attributes:
-        used: the numbers at which tokens were drawn.
-        foreign: what used random numbers that belong to no request.
     """
 
     def __init__(
-        self,
-        asked: Sequence[Asked],
-        before_draft: Callable[[RecordedRequest], object] = lambda request: None,
+        self, asked: Sequence[Asked], before_draft: Callable[[RecordedRequest], object]
     ) -> None:
         self.asked, self.before_draft = asked, before_draft
         self.requests: list[RecordedRequest] = []
         self.rounds: list[RecordedRound] = []
         self.calls: list[RandomCall] = []
-        self.used: list[Tensor] = []
-        self.foreign: list[str] = []
+        self.used: list[Tensor] = []  # the numbers at which tokens were drawn
+        self.foreign: list[str] = []  # what used random numbers that belong to no request
         self._owners: dict[int, tuple[Round, RecordedRequest]] = {}
         self._open: dict[int, RecordedRound] = {}
         self._drawing: list[tuple[RecordedRound, int]] = []
@@ -208,16 +213,9 @@ class Recorder:
             if one.generator is not request.generator:
                 what = "a round was verified with another generator than its own"
                 self.foreign.append(f"request {request.number}: {what}")
-            self._open[id(one)] = RecordedRound(
-                request,
-                list(request.engine.request.tokens),
-                one.proposal,
-                one.verifier,
-                one.sampling,
-                one.logits_MV.clone(),
-                one.by_rule,
-                [call.values for call in drafted if call.drafting is request],
-            )
+            text, logits_MV = list(request.engine.request.tokens), one.logits_MV.clone()
+            numbers = [call.values for call in drafted if call.drafting is request]
+            self._open[id(one)] = RecordedRound(request, text, one, logits_MV, numbers)
         fresh = list(self._open.values())
         outcomes: list[Outcome] = original(rounds)
         calls = self.calls[first:]
@@ -234,17 +232,13 @@ class Recorder:
     # ---- what a rule, or the draw at a node, receives ----
 
     def _run_verifier(
-        self,
-        original: Original,
-        name: str,
-        proposals: Sequence[Proposal],
-        p_BMV: Tensor,
-        *more: Any,
+        self, original: Original, name: str, proposals: Any, p_BMV: Tensor, *more: Any
     ) -> Any:
+        rounds = {id(one.proposal): one for one in self._open.values()}
         for proposal, p_MV in zip(proposals, p_BMV, strict=True):
-            for one in self._open.values():
-                if one.proposal is proposal:
-                    one.received = dict(enumerate(p_MV[: len(proposal) + 1].clone()))
+            if id(proposal) in rounds:
+                rows = p_MV[: len(proposal) + 1].clone()
+                rounds[id(proposal)].received = dict(enumerate(rows))
         return original(name, proposals, p_BMV, *more)
 
     def _make_sampler(self, original: Original, group: Sequence[Round]) -> Any:

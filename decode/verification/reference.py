@@ -20,15 +20,12 @@ from specalign.common.schema import JsonObject
 from specalign.lm.inspection.own_output import positions
 from specalign.lm.model import Target
 
-NEAR = 1e-6
-"""A draw at a number so near to the border of two tokens may be either."""
+NEAR = 1e-6  # a draw at a number so near to the border of two tokens may be either
 TIE = 1e-12
 """Taken off each logit times its id, so that transformers' processors take the lowest id among
 equals, as decoding does."""
-STORED = 48
-"""Texts whose rows are stored."""
-BATCH_TOKENS, BATCH_TEXTS = 512, 16
-"""The largest forward pass over several texts."""
+STORED = 48  # texts whose rows are stored
+BATCH_TOKENS, BATCH_TEXTS = 512, 16  # the largest forward pass over several texts
 _ULPS = {torch.float32: 256.0, torch.bfloat16: 16.0, torch.float16: 16.0}
 """The largest bound that rounding explains, in units of eps · max|z|, well above what was seen.
 Measured on SmolLM2-135M (30 layers), widths 4, 9 and 16 against 1: the bound is 20 to 47 such units
@@ -36,16 +33,11 @@ in fp32, 0 to 8.4 in bf16."""
 PERTURBED, AMPLIFIED = 3, 16
 """Perturbed forward passes, and how many times the largest of their changes rounding may reach.
 Measured: 3 to 5 times."""
-Wanted = tuple[list[int], int]
-"""A text, and after how many of its last tokens the logits are asked for."""
+Wanted = tuple[list[int], int]  # a text, and after how many of its last tokens
 
 
 class Reference:
-    """The transformers model of a target, without a cache.
-
-    Args:
-        model: as transformers loads it, its weights those of the target.
-    """
+    """The transformers model of a target, as transformers loads it, without a cache."""
 
     def __init__(self, target: Target, model: Any) -> None:
         self.target, self.model = target, model.eval()
@@ -218,30 +210,23 @@ def end_of(
     tokenizer decodes as a whole."""
     names = getattr(target.tokenizer, "all_special_tokens", ()) if stops else ()
     with_special = [stop for stop in stops if any(name in stop for name in names)]
-    for count in range(1, len(tokens) + 1):
+    spelt, before = "", ""  # the text with its special tokens, and without
+    for count, token in enumerate(tokens, 1):
         text = target.decode(list(tokens[:count])) if stops else ""
-        spelt = _spelt(target, tokens[:count], names) if with_special else ""
         if found := [text.find(stop) for stop in stops if stop in text]:
             return count, "stop", text[: min(found)]
+        if with_special:
+            name = str(target.tokenizer.convert_ids_to_tokens(token))
+            spelt += text[len(before) :] + (name if name in names else "")
+            before = text
         if found := [spelt.find(stop) for stop in with_special if stop in spelt]:
             text = spelt[: min(found)]
             for name in names:
                 text = text.replace(name, "")
             return count, "stop", text
         ended = full if count == limit else ""
-        if tokens[count - 1] in eos:
+        if token in eos:
             ended = "eos"
         if ended:
             return count, ended, target.decode(list(tokens[:count]))
     return len(tokens), "", target.decode(list(tokens))
-
-
-def _spelt(target: Target, tokens: Sequence[int], names: Sequence[str]) -> str:
-    """The text with its special tokens."""
-    found, before = "", ""
-    for i, token in enumerate(tokens):
-        text = target.decode(list(tokens[: i + 1]))
-        name = str(target.tokenizer.convert_ids_to_tokens(token))
-        found += text[len(before) :] + (name if name in names else "")
-        before = text
-    return found

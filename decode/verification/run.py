@@ -144,10 +144,7 @@ class VerificationRun:
         self.say(f"{batch.name}: {counts}{differences}")
 
     def _decode(
-        self,
-        batch: RequestBatch,
-        only: Asked | None = None,
-        enumerate_drafts: bool = False,
+        self, batch: RequestBatch, only: Asked | None = None, enumerate_drafts: bool = False
     ) -> Recorder:
         """Decode and record the requests of a batch, or one, those with other ends or another
         context apart. `enumerate_drafts`: with check 2, of the first and the last."""

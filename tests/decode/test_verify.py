@@ -11,12 +11,8 @@ import pytest
 from decode.verification import self_test
 from decode.verify import main
 from specalign.formats.block import save_drafter
-from specalign.formats.causal import save_causal
-from specalign.formats.standalone import save_standalone
 from specalign.lm.loading import load_target
 from tests.builders import block_network as network
-from tests.builders import causal_drafter
-from tests.builders import diffusion_drafter as standalone
 
 
 @pytest.fixture(scope="module")
@@ -76,16 +72,3 @@ def test_a_file_that_replays_nothing(tmp_path: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         main(["--replay", str(tmp_path / "x.json")])
     assert "not a replay.json of decode.verify" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_every_method(drafter: str, tmp_path: Path) -> None:
-    target = load_target("debug", dtype="float32", device="cpu")
-    save_standalone(standalone(target, "masked_lm"), tmp_path / "d")
-    save_causal(causal_drafter(target), tmp_path / "c")
-    folders = f"block={drafter},variable_prefix={drafter},diffusion={tmp_path / 'd'},autoregressive={tmp_path / 'c'}"
-    main([*arguments(folders, tmp_path), "--methods", "all,hierarchical:copying=true"])
-    record = json.loads((tmp_path / "verdict.json").read_text())
-    assert record["lossless"] and {"d2sd", "specdiff2", "hierarchical"} <= {
-        *record["pair"]["methods"]
-    }
