@@ -37,14 +37,9 @@ class Case:
 
 @dataclass
 class Cases:
-    """All cases of a run.
-
-    Args:
-        target: the model that plain decoding runs.
-        drafters: folders by role. tokenizer: of the first one, where it is not the target's.
-        compared: cases that run at temperature 0 and coupled.
-        drawn: cases that sample, each with its verifier.
-    """
+    """All cases of a run: those `compared` run at temperature 0 and coupled, those `drawn` sample,
+    each with its verifier. drafters: folders by role. tokenizer: of the first one, where it is not
+    the target's."""
 
     target: Target
     drafters: Mapping[str, str]

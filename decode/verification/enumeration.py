@@ -127,11 +127,12 @@ def case(
     each = parents if isinstance(parents, list) else [parents] * len(weight_B)
     each = [x for x, some in zip(each, some_B.tolist(), strict=True) if some]
     most = max(each, key=len)
-    tokens_BN, *more = (
-        None if x is None else x[some_B][:, : len(most)] for x in (tokens_BN, q_BNV, steps_BN)
-    )
-    assert tokens_BN is not None
-    drafts = Drafts(tokens_BN, tuple(each), *more, without_replacement)
+
+    def cut(rows: Tensor | None) -> Tensor | None:
+        return None if rows is None else rows[some_B][:, : len(most)]
+
+    tokens_BN = tokens_BN[some_B][:, : len(most)]
+    drafts = Drafts(tokens_BN, tuple(each), cut(q_BNV), cut(steps_BN), without_replacement)
     return RuleCase(weight_B[some_B], drafts, toy.p_BMV(tokens_BN, most), toy)
 
 

@@ -182,7 +182,7 @@ def _are_alike(one: Proposal, other: Proposal) -> bool:
     return same and one.tree[:count] == other.tree[:count]
 
 
-def judge(outcomes: list[tuple[float, Proposal | None]], tally: Tally, name: str) -> None:
+def judge(outcomes: Sequence[tuple[float, Proposal | None]], tally: Tally, name: str) -> None:
     """Compare the distribution of each drafted token, given what was drawn before it, with its
     q."""
     mass: dict[Any, Row] = defaultdict(lambda: defaultdict(float))

@@ -154,10 +154,10 @@ class Recorder:
             (verification, "_known_outcome", self._choose),
         ):
             self._replace(owner, name, watch)
-        for owner in (torch, Tensor):
-            for name in RANDOM:
-                if hasattr(owner, name):
-                    self._replace(owner, name, partial(self._note_random, name))
+        for name in RANDOM:
+            for module in (torch, Tensor):
+                if hasattr(module, name):
+                    self._replace(module, name, partial(self._note_random, name))
         self._shared = _shared_states()
         return self
 

@@ -54,16 +54,16 @@ def _before_the_rules(change: Callable[[Round], Round]) -> list[Patch]:
     return [(verification, "_apply_rule", lambda group: original([change(x) for x in group]))]
 
 
-def half_top_k() -> list[Patch]:
-    def change(one: Round) -> Round:
-        half = max(1, one.sampling.top_k // 2) if one.sampling.top_k else 0
-        return one._replace(sampling=replace(one.sampling, top_k=half))
+def _sampled_otherwise(one: Round, **options: Any) -> Round:
+    return one._replace(sampling=replace(one.sampling, **options))
 
-    return _before_the_rules(change)
+
+def half_top_k() -> list[Patch]:
+    return _before_the_rules(lambda x: _sampled_otherwise(x, top_k=(x.sampling.top_k + 1) // 2))
 
 
 def no_min_p() -> list[Patch]:
-    return _before_the_rules(lambda x: x._replace(sampling=replace(x.sampling, min_p=0.0)))
+    return _before_the_rules(lambda x: _sampled_otherwise(x, min_p=0.0))
 
 
 def rounded_logits() -> list[Patch]:

@@ -50,13 +50,8 @@ class Finding:
 
 @dataclass
 class Tally:
-    """One check's figures.
-
-    Args:
-        counts: what was compared, and how often.
-        largest, bounds: by name, the difference that comes nearest to its bound, and that bound.
-        place: what is being compared now, for findings.
-    """
+    """One check's figures: what was compared, and how often; of each the difference that comes
+    nearest to its bound, and that bound. `place`: what is being compared now, for findings."""
 
     check: str
     counts: Counter[str] = field(default_factory=Counter)
