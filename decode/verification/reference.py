@@ -112,7 +112,7 @@ class Reference:
         """The logits after `text`, (V,), then those when the output of every weight is changed at
         random by about one epsilon of its size."""
         generator = torch.Generator(self.target.device).manual_seed(0)
-        rows = [self._forward([(text, 1)])[0][0]]
+        (row_1V,) = self._forward([(text, 1)])
 
         def change(module: nn.Module, args: Any, output: Any) -> Any:
             if not isinstance(output, Tensor) or not output.is_floating_point():
@@ -125,7 +125,7 @@ class Reference:
         layers = [m for m in modules if any(w.dim() > 1 for w in m.parameters(recurse=False))]
         hooks = [module.register_forward_hook(change) for module in layers]
         try:
-            return rows + [self._forward([(text, 1)])[0][0] for _ in range(PERTURBED)]
+            return [one_1V[0] for one_1V in (row_1V, *self._forward([(text, 1)] * PERTURBED))]
         finally:
             for hook in hooks:
                 hook.remove()

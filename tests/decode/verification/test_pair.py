@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from decode.verification import batches, cases, end_to_end, rules
+from decode.verification import batches, cases, checks, end_to_end, rules
 from decode.verify import main
 from specalign.formats.block import save_drafter
 from specalign.formats.causal import save_causal
@@ -72,6 +72,7 @@ def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "settings", lambda *given: every(*given)[::3])
     monkeypatch.setattr(rules, "check_rules", partial(check, seeds=2, names=("token",)))
     monkeypatch.setattr(end_to_end, "LENGTH", 3)
+    monkeypatch.setattr(batches, "LONG", 200)
     for name in ("_OF_BLOCKS", "_OF_DIFFUSION"):
         compared, drawn = getattr(cases, name)
         half = dict(list(compared.items())[::2]), [drawn[i] for i in (0, 2, -1, 4)]
@@ -84,13 +85,14 @@ def test_an_honest_pair_is_lossless(kind: str, drafter: str, dtype: str, tmp_pat
     named = write_drafter(drafter, write_target(kind, Path(target)), tmp_path / "drafter")
     prompts = ["--suite", "builtin", "--limit", "2", "--max-new-tokens", "8"]
     main(["--target", target, *named, "--dtype", dtype, *prompts, "--out", str(out)])
-    checks = json.loads((out / "verdict.json").read_text())["checks"]
-    counts = {check["check"]: check["counts"] for check in checks}
+    record = json.loads((out / "verdict.json").read_text())
+    counts = {check["check"]: check["counts"] for check in record["checks"]}
     assert counts["rows"]["logits of a node"] > 150
     assert counts["randomness"]["outcomes of rounds"] > 80
 
 
-def test_prompts_of_3000_tokens(tmp_path: Path) -> None:
+def test_prompts_of_3000_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "ROUNDS", 1)
     target, out, prompts = str(tmp_path / "target"), tmp_path / "v", tmp_path / "p.jsonl"
     named = write_drafter("block", write_target("mistral", Path(target)), tmp_path / "drafter")
     words = " ".join(f"item {i * i % 997}" for i in range(290))
