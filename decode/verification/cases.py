@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from decode.engine.decoder import Decoder
 from decode.systems.construction import OpenDrafters, build, open_drafters
@@ -153,3 +154,11 @@ def of_methods(
     cases.compared = [Case(case.name, case.method) for case in verified]
     cases.drawn = verified
     return cases
+
+
+def drafts_so(drafter: Any, how: str) -> bool:
+    """Whether a drafter, or one that it wraps, drafts in this way
+    (`decode.proposers.base.Drafter`)."""
+    while drafter is not None and not getattr(drafter, how, False):
+        drafter = getattr(drafter, "inner", None)
+    return drafter is not None

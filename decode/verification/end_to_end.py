@@ -162,7 +162,7 @@ Masses = dict[tuple[int, ...], float]
 def _joint_law(
     prompt: list[int], reference: Reference, sampling: Sampling
 ) -> tuple[Masses, Masses]:
-    """The target's joint law of `LENGTH` tokens; and of every text that goes on, its mass."""
+    """The target's joint law of `LENGTH` tokens; and the mass of each text that has not ended."""
     eos_ids = reference.target.eos_ids
     law_of: Masses = {(): 1.0}
     all_going: Masses = {}

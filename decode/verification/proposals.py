@@ -22,7 +22,8 @@ from decode.proposers.suffix_automaton import TextAutomaton
 from decode.speculation import sampling as sampling_module
 from decode.speculation import verification, verifiers
 from decode.speculation.proposal import Proposal
-from decode.verification.recording import Recorder, drafts_so
+from decode.verification.cases import drafts_so
+from decode.verification.recording import Recorder
 from decode.verification.reference import NEAR, interval, is_inside
 from decode.verification.verdict import Tally
 

@@ -30,29 +30,12 @@ from decode.speculation.tree import path_to
 from decode.speculation.verification import Outcome, Round
 from decode.verification.batches import Asked
 
-Original = Callable[..., Any]
-"""The watched function, as it was."""
-RANDOM = [
-    "rand",
-    "randn",
-    "randint",
-    "randperm",
-    "rand_like",
-    "randn_like",
-    "randint_like",
-    "multinomial",
-    "bernoulli",
-    "normal",
-    "poisson",
-    "uniform_",
-    "normal_",
-    "bernoulli_",
-    "exponential_",
-    "random_",
-    "geometric_",
-    "cauchy_",
-    "log_normal_",
-]
+Original = Callable[..., Any]  # the watched function, as it was
+RANDOM = (
+    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like",
+    "multinomial", "bernoulli", "normal", "poisson", "uniform_", "normal_", "bernoulli_",
+    "exponential_", "random_", "geometric_", "cauchy_", "log_normal_",
+)  # fmt: skip
 """torch's random operators, by name."""
 
 
@@ -101,7 +84,6 @@ class RecordedRound:
 
     @property
     def place(self) -> dict[str, int]:
-        """Where it is found again."""
         return {"request": self.request.number, "round": self.request.rounds.index(self)}
 
     def path(self, node: int) -> list[int]:
@@ -189,7 +171,8 @@ class Recorder:
         return next(one for one in self.requests if one.engine is engine)
 
     def _draft(self, original: Original, engine: Engine) -> Any:
-        request, calls, used = self._of(engine), len(self.calls), len(self.used)
+        request = self._of(engine)
+        calls, used = len(self.calls), len(self.used)
         self.before_draft(request)
         del self.calls[calls:], self.used[used:]  # its draws are not the request's
         self._drafting = request
@@ -234,11 +217,11 @@ class Recorder:
     def _run_verifier(
         self, original: Original, name: str, proposals: Any, p_BMV: Tensor, *more: Any
     ) -> Any:
-        rounds = {id(one.proposal): one for one in self._open.values()}
-        for proposal, p_MV in zip(proposals, p_BMV, strict=True):
-            if id(proposal) in rounds:
-                rows = p_MV[: len(proposal) + 1].clone()
-                rounds[id(proposal)].received = dict(enumerate(rows))
+        p_of = {id(proposal): p_MV for proposal, p_MV in zip(proposals, p_BMV, strict=True)}
+        for one in self._open.values():
+            if id(one.proposal) in p_of:
+                rows_MV = p_of[id(one.proposal)][: len(one.proposal) + 1]
+                one.received = dict(enumerate(rows_MV.clone()))
         return original(name, proposals, p_BMV, *more)
 
     def _make_sampler(self, original: Original, group: Sequence[Round]) -> Any:
@@ -290,14 +273,6 @@ class Recorder:
         values, generator = result.detach().clone(), kwargs.get("generator")
         self.calls.append(RandomCall(name, again, generator, values, self._drafting))
         return result
-
-
-def drafts_so(drafter: Any, how: str) -> bool:
-    """Whether a drafter, or one that it wraps, drafts in this way
-    (`decode.proposers.base.Drafter`)."""
-    while drafter is not None and not getattr(drafter, how, False):
-        drafter = getattr(drafter, "inner", None)
-    return drafter is not None
 
 
 def _shared_states() -> dict[str, object]:

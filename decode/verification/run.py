@@ -18,9 +18,9 @@ from decode.evaluation.tokenized import tokenize_prompts
 from decode.speculation.sampling import Sampling
 from decode.verification import checks, end_to_end, proposals, rules
 from decode.verification.batches import Asked, RequestBatch, Requests
-from decode.verification.cases import Cases, cases_of
+from decode.verification.cases import Cases, cases_of, drafts_so
 from decode.verification.pair import VerifyConfig
-from decode.verification.recording import RecordedRequest, RecordedRound, Recorder, drafts_so
+from decode.verification.recording import RecordedRequest, RecordedRound, Recorder
 from decode.verification.reference import Reference
 from decode.verification.verdict import TITLES, Tally
 from specalign.common.errors import UserError
