@@ -57,7 +57,7 @@ SHAPES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
     "OpenAI's keys, null the other ones": (
         {"messages": [{"from": None, "value": None, "role": "user", "content": "Hi there"}], "conversations": None}, HI,
     ),
-    "entries that are null": ({"messages": [None, *HI, None]}, HI),
+    "entries that are null": ({"messages": [None, {"role": "user", "content": None}, *HI, None]}, HI),
     "a customer": ({"messages": [{"role": "customer", "content": "A?"}, assistant("a"), {"role": "End-User", "content": "B?"}]}, TALK[1:]),
     "parts": ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "you"}]}]},
               [user("Hi\nyou")]),

@@ -117,7 +117,7 @@ def _is_text_part(value: object) -> bool:
 
 
 def read_messages(values: Iterable[object]) -> list[Message]:
-    """A list of messages, without null entries and empty system prompts.
+    """A list of messages, without null entries and system and user messages without content.
 
     Raises UnusableRow for an entry that is no message, an unknown role, or content that is no
     text."""
@@ -128,7 +128,8 @@ def read_messages(values: Iterable[object]) -> list[Message]:
         if not has_role(value):
             raise UnusableRow("with messages without a role")
         role = _read_role(_first(value, ROLE_KEYS))
-        if role not in ("system", "developer") or _first(value, CONTENT_KEYS) is not None:
+        holds_content = any(value.get(key) is not None for key in (*CONTENT_KEYS, *_MEDIA_KEYS))
+        if holds_content or role in ("assistant", "tool"):
             messages.append(_read_message(value, role))
     return messages
 
