@@ -15,8 +15,8 @@ from decode.exporting.serving import ServedTarget, Snippet
 from specalign.common.schema import read_config
 from specalign.formats.block import import_drafter
 from specalign.formats.gguf import check_vocabulary, write_gguf
-from specalign.formats.layouts import layout_of
-from specalign.formats.qwen3 import Exported
+from specalign.formats.kinds import layout_of
+from specalign.formats.dflash import Exported
 from specalign.formats.tensors import EMBEDDING, read_tensors
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter

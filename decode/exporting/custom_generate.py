@@ -17,7 +17,7 @@ from decode.portable import drafter as network
 from specalign.common.errors import UserError, in_one_line
 from specalign.common.schema import JsonObject
 from specalign.formats.block import load_drafter, pack_drafter
-from specalign.formats.qwen3 import Exported, check_last_layer
+from specalign.formats.dflash import Exported, check_last_layer
 from specalign.lm.masks import install
 from specalign.lm.model import Target
 from specalign.models.block import BlockDrafter

@@ -29,8 +29,8 @@ from specalign.common.files import write_json
 from specalign.common.hub import model_folder
 from specalign.common.schema import read_config, read_object
 from specalign.formats.kinds import RECORD as DRAFTER_RECORD
-from specalign.formats.layouts import RECORD
-from specalign.formats.qwen3 import Exported
+from specalign.formats.kinds import EXPORT_RECORD as RECORD
+from specalign.formats.dflash import Exported
 from specalign.formats.weights import read_folder, weight_files, write_weights
 from specalign.lm.inspection.parts import embedding_names
 from specalign.lm.loading import load_target

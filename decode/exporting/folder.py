@@ -17,7 +17,7 @@ from specalign.common.files import naming, to_disk
 from specalign.common.hub import card_metadata, card_value, hub_id
 from specalign.common.schema import read_object
 from specalign.common.text import markdown_text
-from specalign.formats.layouts import RECORD
+from specalign.formats.kinds import EXPORT_RECORD as RECORD
 
 
 def note_target(target: str) -> list[str]:

@@ -19,9 +19,8 @@ from specalign.common.errors import UserError
 from specalign.formats.dflash import make_dflash
 from specalign.formats.dspark import make_dspark
 from specalign.formats.gguf import make_gguf, read_gguf, restore_gguf
-from specalign.formats.qwen3 import Exported
-from specalign.formats.speculators import make_speculators
-from specalign.formats.transformers import make_assistant
+from specalign.formats.dflash import Exported
+from specalign.formats.dflash import make_assistant, make_speculators
 from specalign.models.block import BlockDrafter
 
 _ALL = (

@@ -18,9 +18,8 @@ from torch.nn import functional as F
 
 from specalign.common.errors import UserError, in_one_line
 from specalign.formats.block import import_drafter
-from specalign.formats.dflash import make_dflash
+from specalign.formats.dflash import Exported, check_fits, make_dflash
 from specalign.formats.dspark import CONFIDENCE, W1, W2, make_dspark
-from specalign.formats.qwen3 import Exported, check_fits
 from specalign.formats.tensors import EMBEDDING
 from specalign.gguf.header import read_header
 from specalign.lm.inspection.parts import embedding_scale
@@ -70,11 +69,8 @@ _STORED = {torch.bfloat16: GGMLQuantizationType.BF16, torch.float16: GGMLQuantiz
 
 
 def make_gguf(drafter: BlockDrafter) -> Exported:
-    """What the file holds, still under DFlash's or DSpark's names; `d2t` holds token ids.
-
-    Raises:
-        UserError: a drafter that llama.cpp's architecture can't hold.
-    """
+    """What the file holds, still under DFlash's or DSpark's names; `d2t` holds token ids. Raises
+    UserError for a drafter that llama.cpp's architecture can't hold."""
     c = drafter.config
     check_fits(drafter, "gguf", "", ("vanilla", "linear"), "vanilla or linear", biases=False)
     if c.hidden_act not in ("silu", "gelu", "gelu_pytorch_tanh"):
@@ -90,9 +86,8 @@ def make_gguf(drafter: BlockDrafter) -> Exported:
     factors = _frequency_factors(drafter, made.config["rope_theta"])
     if factors is not None:
         tensors[_FREQUENCIES] = factors
-    if "d2t" in tensors:
-        offsets = tensors["d2t"]
-        tensors["d2t"] = offsets + torch.arange(len(offsets), device=offsets.device)
+    if drafter.draft_vocab is not None:
+        tensors["d2t"] = drafter.draft_vocab
     if tensors.pop(EMBEDDING, None) is not None:  # llama.cpp has a key for the scale
         made.config["dflash_config"] = {"input_embedding_scale": embedding_scale(drafter.target)}
     return made
@@ -127,12 +122,7 @@ def _frequency_factors(drafter: BlockDrafter, theta: float) -> Tensor | None:
 def check_vocabulary(made: Exported, vocabulary: Path | None) -> None:
     """Raises UserError if the target's GGUF file is missing or another model's."""
     if vocabulary is None:
-        raise UserError(
-            "--format gguf: name the target's own GGUF file, whose vocabulary it takes: "
-            "--target-gguf FILE"
-        )
-    if not vocabulary.is_file():
-        raise UserError(f"--target-gguf={vocabulary}: no such file")
+        raise UserError("--format gguf takes the target's vocabulary: name --target-gguf FILE")
     with in_one_line(f"--target-gguf={vocabulary}: can't be read"):
         count = len(_read_vocabulary(vocabulary)["tokenizer.ggml.tokens"][0])
     wanted = made.config["vocab_size"]
@@ -160,11 +150,11 @@ def write_gguf(
     if "markov_rank" in config:
         writer.add_bool(_FROM_ANCHOR, config["sample_from_anchor"])
         writer.add_bool(f"{ARCHITECTURE}.has_confidence_head", config["enable_confidence_head"])
-    for key, (value, kind, sub) in _read_vocabulary(vocabulary).items():
-        writer.add_key_value(key, value, kind, sub)
+    for key, (value, value_type, entry_type) in _read_vocabulary(vocabulary).items():
+        writer.add_key_value(key, value, value_type, entry_type)
     writer.add_uint32(_MASK, int(config["mask_token_id"]))
     for tensor_name, tensor in made.tensors.items():
-        _add_tensor(writer, to_gguf_name(tensor_name), tensor.detach().cpu(), dtype)
+        _add_tensor(writer, _to_gguf_name(tensor_name), tensor.detach().cpu(), dtype)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -187,23 +177,23 @@ def read_gguf(folder: Path) -> Exported:
     with in_one_line(f"{folder / FILE}: can't be read"):
         read_header(folder / FILE)
         file = GGUFReader(folder / FILE)
-        words = {k: f.contents() for k, f in file.fields.items() if "tokens" not in k}
-        tensors = {from_gguf_name(t.name): _to_torch(t) for t in file.tensors}
+        values = {k: f.contents() for k, f in file.fields.items() if "tokens" not in k}
+        tensors = {_from_gguf_name(t.name): _to_torch(t) for t in file.tensors}
     for key in (*(f"{ARCHITECTURE}.{key}" for key in _SETTINGS), _LAYERS, _MASK):
-        if key not in words:
+        if key not in values:
             raise UserError(f"{folder / FILE}: misses {key}")
-    config = {source: words[f"{ARCHITECTURE}.{key}"] for key, (source, _) in _SETTINGS.items()}
+    config = {source: values[f"{ARCHITECTURE}.{key}"] for key, (source, _) in _SETTINGS.items()}
     config |= {
-        "target_layer_ids": [i - 1 for i in words[_LAYERS]],
-        "mask_token_id": words[_MASK],
-        "hidden_act": words.get(_ACTIVATION, "silu"),
+        "target_layer_ids": [i - 1 for i in values[_LAYERS]],
+        "mask_token_id": values[_MASK],
+        "hidden_act": values.get(_ACTIVATION, "silu"),
     }
     if W1 in tensors:
         config["markov_rank"] = tensors[W1].shape[1]
         config["markov_head_type"] = "vanilla"
-        config["sample_from_anchor"] = bool(words.get(_FROM_ANCHOR, True))
-    if _SCALE in words:
-        config["dflash_config"] = {"input_embedding_scale": words[_SCALE]}
+        config["sample_from_anchor"] = bool(values.get(_FROM_ANCHOR, True))
+    if _SCALE in values:
+        config["dflash_config"] = {"input_embedding_scale": values[_SCALE]}
     return Exported(config, tensors)
 
 
@@ -228,8 +218,7 @@ def _to_torch(tensor: Any) -> Tensor:
     return torch.from_numpy(data.reshape(shape))
 
 
-def to_gguf_name(name: str) -> str:
-    """A tensor's published name → GGUF's."""
+def _to_gguf_name(name: str) -> str:
     if not name.startswith("layers."):
         return _TOP.get(name, name)
     _, layer, rest = name.split(".", 2)
@@ -237,8 +226,7 @@ def to_gguf_name(name: str) -> str:
     return f"blk.{layer}.{_LAYER[part]}.{kind}"
 
 
-def from_gguf_name(name: str) -> str:
-    """GGUF's name of a tensor → the published one."""
+def _from_gguf_name(name: str) -> str:
     if not name.startswith("blk."):
         return {theirs: ours for ours, theirs in _TOP.items()}.get(name, name)
     _, layer, part, kind = name.split(".")
@@ -251,10 +239,9 @@ def _read_vocabulary(path: Path) -> dict[str, tuple[Any, Any, Any]]:
     read_header(path)  # GGUFReader would follow an array of any length
     found: dict[str, tuple[Any, Any, Any]] = {}
     for key, field in GGUFReader(path).fields.items():
-        if not key.startswith("tokenizer.") or key == "tokenizer.chat_template":
-            continue
-        array = field.types[0] == GGUFValueType.ARRAY
-        found[key] = field.contents(), field.types[0], field.types[-1] if array else None
+        if key.startswith("tokenizer.") and key != "tokenizer.chat_template":
+            array = field.types[0] == GGUFValueType.ARRAY
+            found[key] = field.contents(), field.types[0], field.types[-1] if array else None
     if not isinstance(found.get("tokenizer.ggml.tokens", (None,))[0], list):
         raise ValueError("it has no vocabulary")
     return found

@@ -47,15 +47,13 @@ def read_rotary(
     theirs = module(torch.zeros(1), positions)
     if theirs[0].shape[-1] != width:
         raise UserError(f"{where}: rope_parameters turn {theirs[0].shape[-1]} of {width} numbers")
-    own = _target_tables(target, positions, width)
-    growing = kind in ("dynamic", "longrope")
+    growing = kind in ("dynamic", "longrope")  # they differ in long texts only
     target_rope = getattr(target.config, "rope_parameters", None) or {}
-    if growing and target_rope.get("rope_type") != kind:  # they differ in long texts only
-        own = None
-    if own is not None and all(
-        (a - b).abs().max() < _SAME for a, b in zip(own, theirs, strict=True)
-    ):
-        return [], rope
+    if not growing or target_rope.get("rope_type") == kind:
+        own = _target_tables(target, positions)
+        if own and all(a.shape == b.shape for a, b in zip(own, theirs, strict=True)):
+            if max(float((a - b).abs().max()) for a, b in zip(own, theirs, strict=True)) < _SAME:
+                return [], rope
     if growing:
         raise UserError(
             f"{where}: rope_parameters: rope_type={kind!r} changes with the length of the text and "
@@ -66,16 +64,14 @@ def read_rotary(
 
 
 @torch.no_grad()
-def _target_tables(target: Target, positions: Tensor, width: int) -> tuple[Tensor, Tensor] | None:
-    """cos and sin of the target's own module, fp32; None if it has none of that width."""
+def _target_tables(target: Target, positions: Tensor) -> tuple[Tensor, Tensor] | None:
+    """cos and sin of the target's own module, fp32; None if it has none that is called so."""
     try:
         x = torch.zeros(1, 1, target.hidden_size, device=target.device)
         cos, sin = target.body.rotary_emb(x, positions.to(target.device))
+        return cos.float().cpu(), sin.float().cpu()
     except Exception:  # modules of this name are called in many ways
         return None
-    if not cos.shape == sin.shape == (1, positions.shape[1], width):
-        return None
-    return cos.float().cpu(), sin.float().cpu()
 
 
 def scaled_entry(theta: float, factors: Tensor) -> JsonObject:
@@ -96,9 +92,8 @@ def write_rotary(drafter: BlockDrafter, name: str = "") -> JsonObject:
         theta = _find_theta(c)
         if theta is None:
             raise UserError(
-                f"--format {name}: its keys are rotated whole and in halves, by one base; this "
-                "drafter's are not (part of a head, neighbouring pairs or another base in each "
-                "layer)"
+                f"--format {name}: its keys are rotated whole, in halves and by one base; this "
+                "drafter's are not"
             )
         return {"rope_type": "default", "rope_theta": theta}
     found = dict(getattr(drafter.target.config, "rope_parameters", None) or {})

@@ -76,12 +76,8 @@ class ConfigReader:
 
 def read_settings(values: JsonObject, layout: str, where: str, target: Target) -> JsonObject:
     """The input of `BlockConfig.from_dict`, without the target's name and what only the tensors
-    tell (`draft_vocab_size`).
-
-    Raises:
-        UserError: a key that is missing, not computed by the network here, or does not fit the
-            target.
-    """
+    tell (`draft_vocab_size`). Raises UserError for a key that is missing, not computed by the
+    network here, or does not fit the target."""
     s = ConfigReader(values, layout, where)
     _check_network(s)
     _check_windows(s, target)
@@ -116,11 +112,10 @@ def read_settings(values: JsonObject, layout: str, where: str, target: Target) -
 
 def _check_network(s: ConfigReader) -> None:
     """Raises UserError for a network that is not decoded here."""
-    if s.layout in ARCHITECTURES:
-        names, known = s.values.get("architectures"), ARCHITECTURES[s.layout]
-        if names is not None and (
-            not isinstance(names, list) or names[:1] not in [[n] for n in known]
-        ):
+    known = ARCHITECTURES.get(s.layout)
+    if known:
+        names = s.values.get("architectures", [known[0]])
+        if not isinstance(names, list) or not names or names[0] not in known:
             raise s.error(f"architectures={names!r:.60}: of this layout [{known[0]!r}] is decoded")
         kind = s.values.get("model_type", "qwen3")
         if kind != "qwen3":
@@ -133,7 +128,7 @@ def _check_network(s: ConfigReader) -> None:
     for name, value in s.nested.items():
         if name not in NESTED and value not in (None, False):
             raise s.error(
-                f"{name}={value!r:.60} is not known here; if it is for training only, remove it"
+                f"{name}={value!r:.60} is not known here; remove it if it is for training"
             )
 
 
@@ -144,16 +139,13 @@ def _check_windows(s: ConfigReader, target: Target) -> None:
         full_layers = s.get_int("max_window_layers", 28, low=0)
         slides = s.get("use_sliding_window") and full_layers < s.get_int("num_hidden_layers")
         kinds = ["sliding_attention"] if slides else []
-    if not isinstance(kinds, list):
-        raise s.error("layer_types must be a list of names")
-    both_ways = s.get("sliding_window_non_causal") or not (
-        s.get("is_causal") is None and s.get("causal") is None
-    )
-    for kind in kinds:
-        whole = kind == "sliding_attention" and both_ways  # where the window holds every text
-        if whole and s.get_int("sliding_window") >= target.context_limit:
-            continue
-        if kind != "full_attention":
+    both_ways = s.get("sliding_window_non_causal")
+    both_ways = both_ways or s.get("is_causal") is not None or s.get("causal") is not None
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
+        # a window that holds every text is none
+        whole = kind == "sliding_attention" and both_ways
+        whole = whole and s.get_int("sliding_window") >= target.context_limit
+        if kind != "full_attention" and not whole:
             raise s.error(f"layer_types has {kind!r:.60}: layers see the whole context here")
 
 
@@ -162,15 +154,11 @@ def _check_embedding(s: ConfigReader, target: Target) -> None:
     own = embedding_scale(target)
     scale = s.get("input_embedding_scale", own)
     if not isinstance(scale, int | float) or abs(scale / own - 1) > 1e-3:
-        raise s.error(
-            f"input_embedding_scale={scale}: target {target.spec!r} scales its embeddings by "
-            f"{own:g}"
-        )
+        raise s.error(f"input_embedding_scale={scale}: target {target.spec!r} has {own:g}")
     width = s.get("target_hidden_size", target.hidden_size)
     if width != target.hidden_size:
-        raise s.error(
-            f"target_hidden_size={width}: target {target.spec!r} has {target.hidden_size}"
-        )
+        has = f"target {target.spec!r} has {target.hidden_size}"
+        raise s.error(f"target_hidden_size={width}: {has}")
 
 
 def _samples_from_anchor(s: ConfigReader) -> bool:
@@ -207,10 +195,8 @@ def _tapped_layers(s: ConfigReader, target: Target) -> list[int]:
     last = target.num_layers - 1 + shift
     for i in ids:
         if not shift <= i < last:  # of the last, engines differ in whether its norm is applied
-            raise s.error(
-                f"{name} has {i}: of target {target.spec!r} the layers {shift} to {last - 1} can "
-                "be used, not the last"
-            )
+            fit = f"the layers {shift} to {last - 1} can be used, not the last"
+            raise s.error(f"{name} has {i}: of target {target.spec!r} {fit}")
     return [i - shift for i in ids]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specalign.common.errors import UserError
 from specalign.formats.sedd_mdlm import load_published, save_ddit
-from specalign.formats.sedd_mdlm_config import ScheduleSpec
+from specalign.formats.sedd_mdlm import ScheduleSpec
 from specalign.models.ddit import DDiT
 from tests.published_ddits import BD3LM, MDLM, RADD, SEDD, network, state, write_hub
 
