@@ -16,7 +16,7 @@ from specalign.common.errors import UserError, cli, nearest
 from specalign.common.text import say
 
 if TYPE_CHECKING:
-    from decode.exporting.verdict import ExportVerdict
+    from decode.exporting.compare import ExportVerdict
 
 TYPES = ("bfloat16", "float16", "float32")
 
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folders = {name: options.out if len(names) == 1 else options.out / name for name in names}
 
     from decode.exporting.exports import DrafterPair, ExportOptions, export_drafter
-    from decode.exporting.registry import UnfitFormat
+    from decode.exporting.formats import UnfitFormat
 
     target = target_for(options.target, options.drafter)
     role = kind_of(options.drafter)

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from decode.engine.stock import stock_model
 from decode.exporting import compare
-from decode.exporting.compare import GreedyText, compare_export
-from decode.exporting.registry import FORMATS
-from decode.exporting.verdict import ExportVerdict
+from decode.exporting.compare import ExportVerdict, GreedyText, compare_export
+from decode.exporting.formats import write_export
 from specalign.lm.model import Target
 from tests.builders import PROMPT, block_network
 
@@ -76,7 +75,7 @@ def test_a_planted_fault_is_found(
             parameter += 0.1 * torch.randn(
                 parameter.shape, generator=torch.Generator().manual_seed(0)
             )
-    FORMATS[name].write(drafter, out, torch.float32, "")
+    write_export(name, drafter, out, torch.float32, "")
     config, tensors = (
         json.loads((out / "config.json").read_text()),
         load_file(out / "model.safetensors"),
@@ -97,7 +96,7 @@ def test_a_planted_fault_is_found(
 
 def test_files_that_cannot_be_read(tmp_path: Path, target: Target) -> None:
     drafter = block_network(target, "taps", whole=True, options={"block_layout": "fill_in"})
-    FORMATS["dflash"].write(drafter, tmp_path / "out", torch.float32, "")
+    write_export("dflash", drafter, tmp_path / "out", torch.float32, "")
     weights = tmp_path / "out" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])
     compare_export(drafter, verdict := ExportVerdict("dflash", tmp_path / "out"), [TEXT])

@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from decode import parity as parity_command
 from decode.engine.decoder import Decoder, prompt_tokens
+from decode.exporting.compare import ExportVerdict
 from decode.exporting.exports import DrafterPair
-from decode.exporting.registry import FORMATS
+from decode.exporting.formats import write_export
 from decode.exporting.server import Counts, Server, check_server
-from decode.exporting.verdict import ExportVerdict
 from decode.proposers.autoregressive import AutoregressiveDrafter
 from decode.proposers.base import Drafter
 from decode.proposers.block import BlockProposer
@@ -172,7 +172,7 @@ def test_an_engine_that_differs_is_told_from_wrong_files(
     app, url = served
     drafter.config.target = "debug"
     save_drafter(drafter, tmp_path / "drafter")
-    FORMATS["dflash"].write(drafter, out := tmp_path / "my export", torch.bfloat16, "")
+    write_export("dflash", drafter, out := tmp_path / "my export", torch.bfloat16, "")
     (tmp_path / "prompts.txt").write_text("x\n")
     words = ["--drafter", str(tmp_path / "drafter"), "--engine", url, "--device", "cpu"]
     words += ["--max-new-tokens", "12", "--prompts", str(tmp_path / "prompts.txt")]
@@ -205,7 +205,7 @@ def test_a_server_that_drafted_nothing(
     app.change["/metrics"] = lambda text: re.sub(r" [0-9]+\.0", " 7.0", text)
     with pytest.raises(UserError, match="/metrics: 0 rounds.*restarted"):
         check(tmp_path / "drafter", url)
-    FORMATS["custom_generate"].write(drafter, tmp_path / "out", torch.bfloat16, "")
+    write_export("custom_generate", drafter, tmp_path / "out", torch.bfloat16, "")
     with pytest.raises(UserError, match="is in the format 'custom_generate', which no server"):
         check(tmp_path, url, export=tmp_path / "out")
 

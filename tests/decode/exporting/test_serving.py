@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 
-from decode.exporting.registry import FORMATS
-from decode.exporting.serving import (
-    ServedTarget,
-    resolved_name,
-)
+from decode.exporting.formats import MAKERS
+from decode.exporting.serving import ServedTarget, resolved_name, serve_block
 from specalign.lm.model import Target
 from tests.builders import block_network
 from tests.target_models import asking_target, write_gguf
@@ -48,7 +45,7 @@ def test_lines_are_those_of_engines_that_serve_it(
     target: Target, name: str, options: dict[str, Any], served: tuple[str, ...]
 ) -> None:
     config = replace(block_network(target, "taps", whole=True).config, **options)
-    lines = [snippet.lines[0] for snippet in FORMATS[name].serve(config, TARGET, "FOLDER")]
+    lines = [snippet.lines[0] for snippet in serve_block(name, config, TARGET, "FOLDER")]
     assert len(lines) == len(served) and all(a in b for a, b in zip(served, lines, strict=True)), (
         lines
     )
@@ -59,8 +56,8 @@ def test_lines_name_folders_as_a_shell_and_python_read_them(target: Target, fold
     config = block_network(target, "taps", whole=True).config
     served = ServedTarget(folder, gguf=f"{folder}.gguf")
     found = 0
-    for form in FORMATS.values():
-        for snippet in form.serve(config, served, folder):
+    for form in MAKERS:
+        for snippet in serve_block(form, config, served, folder):
             if snippet.language == "bash":
                 (line,) = snippet.lines
                 assert sum(folder in word.replace('\\"', '"') for word in shlex.split(line)) >= 1, (

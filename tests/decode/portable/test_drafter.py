@@ -11,7 +11,7 @@ import torch
 
 from decode.engine.decoder import Decoder
 from decode.engine.stock import stock_model
-from decode.exporting.registry import FORMATS
+from decode.exporting.formats import write_export
 from decode.portable.drafter import Drafter
 from decode.portable.generate import Text, generate
 from decode.proposers.block import BlockProposer
@@ -88,7 +88,7 @@ def assert_same(
     drafter: BlockDrafter, model: Any, out: Path, prompts: list[list[int]], new: int = 12
 ) -> None:
     """Every call accepts what ours accepts, every draft is ours, and outputs are plain ones."""
-    FORMATS["custom_generate"].write(drafter, out, torch.float32, "")
+    write_export("custom_generate", drafter, out, torch.float32, "")
     ours = Decoder(drafter.target, BlockProposer(drafter, tree_nodes=0))
     for prompt in prompts:
         wanted, accepted = ours.generate(prompt, max_new_tokens=new), list[int]()
@@ -134,8 +134,8 @@ def drafts_here(drafter: BlockDrafter, tokens: list[int]) -> list[int]:
 
 
 def test_models_of_another_shape_are_refused(tmp_path: Path, target: Target) -> None:
-    form = FORMATS["custom_generate"]
-    form.write(block_network(target, "shared_kv"), tmp_path / "out", torch.float32, "")
+    drafter = block_network(target, "shared_kv")
+    write_export("custom_generate", drafter, tmp_path / "out", torch.float32, "")
     with pytest.raises(ValueError, match="whose vocab_size is"):
         Drafter.read(tmp_path / "out", tiny_model("llama", 300))
     deeper = tiny_model("llama", target.vocab_size)
