@@ -31,7 +31,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 from transformers.utils.hub import cached_file
 
-from decode.portable.checks import check_call, check_length, check_model
+from decode.portable.checks import check_call, check_model
 from decode.portable.drafter import Context, Drafter
 
 
@@ -45,20 +45,18 @@ def generate(
     tokenizer: Any = None,
     **settings: Any,
 ) -> Any:
-    """What transformers calls in place of `generate`, with the same arguments.
+    """What transformers calls in place of `generate`, with the same arguments. Raises ValueError
+    for beams, inputs other than tokens, a model whose cache can't be rolled back.
 
     Args:
         drafter: folder or hub id of the drafter; None = the one given as `custom_generate`.
         accepted: receives the number of accepted drafts of each round.
-
-    Raises:
-        ValueError: beams, inputs other than tokens, a model whose cache can't be rolled back.
     """
     if assistant_model is not None:
         raise ValueError("assistant_model: this drafter takes its place; leave it out")
     if settings.get("synced_gpus"):
         raise ValueError("synced_gpus: the number of forward passes differs between processes")
-    check_model(model)
+    check_model(model, 0)
     network = _open_drafter(model, drafter or _find_given_name(inspect.currentframe()))
     if tokenizer is not None:
         settings = _add_stop_strings(model, tokenizer, settings)
@@ -82,7 +80,7 @@ def _open_drafter(model: PreTrainedModel, name: str) -> Drafter:
     opened = model.__dict__.setdefault("_drafters", {})
     if name not in opened:
         local = Path(name.partition("/")[0]).is_dir()  # then the hub is not asked
-        paths: list[Any] = []
+        path: Any = None
         for file in ("config.json", "model.safetensors"):
             try:
                 path = cached_file(name, file, local_files_only=local)
@@ -91,8 +89,7 @@ def _open_drafter(model: PreTrainedModel, name: str) -> Drafter:
             if path is None:
                 kind = "folder" if local else "folder or available hub id"
                 raise ValueError(f"drafter={name!r}: no such {kind} with {file}")
-            paths.append(path)
-        opened[name] = Drafter.read(Path(paths[0]).parent, model)
+        opened[name] = Drafter(Path(path).parent, model)
     return opened[name]
 
 
@@ -132,7 +129,7 @@ def decode(
     """The decoding loop that `generate` runs."""
     mask_BL = check_call(model, generation_config, model_kwargs, input_ids)
     longest = find_longest(stopping_criteria, generation_config)
-    check_length(model, longest)
+    check_model(model, longest)
     texts = [
         Text(model, drafter, row[mask][None], accepted)
         for row, mask in zip(input_ids, mask_BL, strict=True)
@@ -180,10 +177,8 @@ def write_texts(
     while bool(alive.any()):
         raw_BV = torch.stack([text.logits(longest - ids.shape[1]) for text in texts])
         scores_BV = logits_processor(ids, raw_BV.clone())
-        if logits is not None:
-            logits += (raw_BV,)
-        if scores is not None:
-            scores += (scores_BV,)
+        logits = None if logits is None else (*logits, raw_BV)
+        scores = None if scores is None else (*scores, scores_BV)
         if config.do_sample:
             tokens = torch.multinomial(scores_BV.softmax(dim=-1), num_samples=1)[:, 0]
         else:
@@ -268,10 +263,10 @@ class Text:
 
     def _forward(self, rows: int) -> Any:
         """The model over the block; only the last rows' logits if it can leave out the others."""
-        more: dict[str, Any] = {}
-        if "logits_to_keep" in self.parameters:
-            more["logits_to_keep"] = rows
-        more["cache" if "cache" in self.parameters else "past_key_values"] = self.cache
+        more: dict[str, Any] = {"logits_to_keep": rows, "cache": self.cache}
+        more = {name: value for name, value in more.items() if name in self.parameters}
+        if "cache" not in more:
+            more["past_key_values"] = self.cache
         return self.model(input_ids=self.block, use_cache=True, output_hidden_states=True, **more)
 
     def _commit(self, kept: int) -> Tensor:
