@@ -37,11 +37,8 @@ BLOCKS = 16
 
 @dataclass
 class ExportVerdict:
-    """What was found about one export.
-
-    files_same: the files hold the drafter; None = not checked. engine_same: the engine computes the
-    same with them. serve: lines that serve the folder.
-    """
+    """What was found about one export. files_same: the files hold the drafter; None = not checked.
+    engine_same: the engine computes the same with them. serve: lines that serve the folder."""
 
     format: str
     folder: Path
@@ -245,11 +242,8 @@ def compare_logits(
 def compare_export(
     drafter: BlockDrafter, verdict: ExportVerdict, texts: Sequence[GreedyText], model: Any = None
 ) -> None:
-    """Compare an export with its drafter. Adds to the verdict.
-
-    Args:
-        model: the target in transformers; None = engines are not asked.
-    """
+    """Compare an export with its drafter, and add to the verdict. `model`: the target in
+    transformers; None = engines are not asked."""
     folder, form, vocab = verdict.folder, verdict.format, drafter.draft_vocab
     try:
         held, made = read_export(form, folder), MAKERS[form](drafter)

@@ -82,15 +82,9 @@ class ExportOptions:
 def export_drafter(
     pair: DrafterPair, folders: Mapping[str, Path], options: ExportOptions
 ) -> list[ExportVerdict]:
-    """Write a drafter in each format into its folder, and compare.
-
-    Args:
-        folders: format → folder.
-
-    Raises:
-        UnfitFormat: a format can't hold the drafter.
-        UserError: a folder holds something else.
-    """
+    """Write a drafter in each format into its folder (`folders`: format → folder), and compare.
+    Raises UnfitFormat if a format can't hold the drafter, UserError if a folder holds something
+    else; then nothing is written."""
     for name, out in folders.items():
         check_free(out, name)
     if pair.role == "diffusion":
@@ -98,9 +92,8 @@ def export_drafter(
     if pair.role == "autoregressive":
         check_format(folders)
         served, name = find_served_target(pair.target, pair.device), opening_name(pair.target)
-        verdict = export_draft_model(
-            pair.drafter, name, folders[DRAFT_MODEL], options.dtype, served
-        )
+        out = folders[DRAFT_MODEL]
+        verdict = export_draft_model(pair.drafter, name, out, options.dtype, served)
         if options.limit:
             compare_draft_model(verdict, pair.drafter, pair.open_target())
         return [verdict]
@@ -169,7 +162,7 @@ def check_transformers(
     form = DRAFT_MODEL if causal else "transformers"
     if export is not None and (found := read_format(export)) != form:
         raise UserError(
-            f"--export={export}: is in the format {found!r}, --engine transformers reads {form!r}"
+            f"--export={export}: is in the format {found!r}, transformers reads {form!r}"
         )
     target = pair.open_target()
     with scratch("specalign-parity-") as folder:

@@ -41,19 +41,14 @@ def check_free(out: Path, form: str) -> None:
         if name not in written:
             raise UserError(f"--out={out}: holds {name!r}, which no export into this folder wrote")
     if written and existing != form:
-        raise UserError(
-            f"--out={out}: holds an export in the format {existing!r}; name another one"
-        )
+        raise UserError(f"--out={out}: holds an export in the format {existing!r}")
 
 
 def write_folder(
     out: Path, record: dict[str, str], card: str, fill: Callable[[Path], None]
 ) -> None:
-    """Write an export next to its place, then move it there; an older export is replaced.
-
-    Args:
-        record: format and target, for export.json. fill: writes all but the card.
-    """
+    """Write an export next to its place, then move it there; an older export is replaced. `record`:
+    format and target, for export.json; `fill`: writes all but the card."""
     check_free(out, record["format"])
     out = out.resolve()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -130,11 +125,8 @@ def write_card(
     title: str,
     serve: Sequence[Snippet],
 ) -> str:
-    """README.md without notes: what it is, lines that serve it, what was measured.
-
-    Args:
-        source: the drafter's own folder, whose card has the licence and the measurements.
-    """
+    """README.md without notes: what it is, lines that serve it, and from the card of the drafter's
+    own folder (`source`) the licence and what was measured."""
     licence = card_value(source, "license") or "other"
     page = [*card_metadata(library, target, licence, tags), f"# {markdown_text(title)}", ""]
     for snippet in serve:

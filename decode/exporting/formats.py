@@ -52,10 +52,8 @@ def make_custom_generate(drafter: BlockDrafter) -> Exported:
     `decode.portable` as source. Raises UserError for a target whose cache can't be rolled back, or
     a tapped last layer."""
     if drafter.target.anatomy.recurrent:
-        raise UserError(
-            f"--format custom_generate: {drafter.target.spec!r} keeps a state that transformers' "
-            "cache can't take back; use decode.custom_generate here"
-        )
+        why = f"{drafter.target.spec!r} keeps a state that transformers' cache can't take back"
+        raise UserError(f"--format custom_generate: {why}; use decode.custom_generate here")
     check_last_layer(drafter, "custom_generate")
     files = {"custom_generate/requirements.txt": REQUIREMENTS}
     for name, module in {"generate": generate, "checks": checks, "drafter": network}.items():
@@ -79,10 +77,8 @@ def make_export(form: str, drafter: BlockDrafter) -> Exported:
     """What a format holds of a block drafter. Raises UnfitFormat if it can't hold it."""
     try:
         if form not in MAKERS:
-            raise UserError(
-                f"--format {form}: an autoregressive language model, and this is a block drafter "
-                "(train with drafter.kind=autoregressive)"
-            )
+            why = "this is a block drafter, train with drafter.kind=autoregressive"
+            raise UserError(f"--format {form}: an autoregressive language model; {why}")
         return MAKERS[form](drafter)
     except UserError as error:
         fitting = []
@@ -101,16 +97,11 @@ def write_export(
     card: str,
     vocabulary: Path | None = None,
 ) -> list[str]:
-    """Write a drafter's folder; replaces an older export in this format.
+    """Write a drafter's folder and return the notes; replaces an older export in this format.
+    Raises UserError if the format can't hold the drafter, or the folder holds something else.
 
     Args:
         card: README.md without notes. vocabulary: the target's GGUF file, for `gguf`.
-
-    Returns:
-        The notes.
-
-    Raises:
-        UserError: the format can't hold the drafter, or the folder holds something else.
     """
     check_free(out, form)
     made = MAKERS[form](drafter)

@@ -115,10 +115,8 @@ class Server:
         for name, value in _COUNTER.findall(self._request("/metrics").text):
             totals[name] += float(value)
         if "drafts" not in totals:
-            raise UserError(
-                f"{self.url}/metrics: counts no drafts: start the server with the drafter (vLLM: "
-                "--speculative-config; llama-server: -md FILE --metrics)"
-            )
+            options = "vLLM: --speculative-config; llama-server: -md FILE --metrics"
+            raise UserError(f"{self.url}/metrics: counts no drafts: start it with them ({options})")
         return Counts(totals["drafts"], totals["draft_tokens"], totals["accepted_tokens"])
 
     def _request(self, path: str, body: JsonObject | None = None) -> httpx2.Response:
@@ -127,10 +125,8 @@ class Server:
         try:
             answer = httpx2.request(method, self.url + path, json=body, timeout=600)
         except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
-            raise UserError(
-                f"{self.url}{path}: no answer ({error}); is the server up? decode.export prints "
-                "the line that starts it with a drafter (vllm serve …, llama-server …)"
-            ) from None
+            hint = "is the server up? decode.export prints the line that starts it (vllm serve …)"
+            raise UserError(f"{self.url}{path}: no answer ({error}); {hint}") from None
         if answer.is_error:
             text = short(answer.text, 200)
             raise UserError(f"{self.url}{path}: answered {answer.status_code}: {text}")
@@ -168,10 +164,8 @@ def check_server(
     rounds = after.rounds - before.rounds
     counts = Counts(rounds, after.drafted - before.drafted, after.accepted - before.accepted)
     if rounds <= 0 or counts.drafted <= 0 or counts.accepted < 0:
-        raise UserError(
-            f"{server.url}/metrics: {rounds:.0f} rounds and {counts.drafted:.0f} drafted tokens "
-            f"more than before {len(tokens)} prompts: it does not draft for them, or was restarted"
-        )
+        found = f"{rounds:.0f} rounds and {counts.drafted:.0f} drafted tokens for the prompts"
+        raise UserError(f"{server.url}/metrics: {found}: it does not draft, or was restarted")
     texts = decode_texts(target, tokens, max_new_tokens)
     drafts = max(1, math.ceil(counts.drafted / rounds))
     proposer, files = _open_drafter(pair, export, target, drafts, texts[:1])

@@ -63,9 +63,8 @@ def _read_mask(mask: Tensor | None, positions: Tensor | None, input_ids: Tensor)
     for given, most in ((mask, 2), (positions, 3)):
         shape = (rows, length) if given is None else tuple(given.shape)
         if not 2 <= len(shape) <= most or shape[-1] != length or shape[-2] not in (rows, 1):
-            raise ValueError(
-                f"attention_mask (position_ids): has shape {shape}, input_ids {(rows, length)}"
-            )
+            shapes = f"has shape {shape}, input_ids {(rows, length)}"
+            raise ValueError(f"attention_mask (position_ids): {shapes}")
     mask_BL = torch.ones_like(input_ids) if mask is None else mask.expand_as(input_ids)
     mask_BL = mask_BL.bool()
     if not bool(mask_BL.any(dim=1).all()):
@@ -84,10 +83,8 @@ def check_model(model: PreTrainedModel, longest: int) -> None:
         raise ValueError(f"{type(model).__name__}: its state can't be rolled back after drafts")
     for name, part in model.named_modules():
         if "quantized.dynamic" in type(part).__module__:
-            raise ValueError(
-                f"{name}: is quantised by torch.ao.quantization, with one scale for all rows, so "
-                "drafts would change the text; give the model as it was before"
-            )
+            why = "with one scale for all rows, so that drafts would change the text"
+            raise ValueError(f"{name}: is quantised by torch.ao.quantization, {why}")
     config = model.config.get_text_config(decoder=True)
     rope = getattr(config, "rope_parameters", None) or {}
     for group in (rope, *(value for value in rope.values() if isinstance(value, dict))):
@@ -96,10 +93,8 @@ def check_model(model: PreTrainedModel, longest: int) -> None:
         if kind == "longrope":
             most = group.get("original_max_position_embeddings", most)
         if longest > most:
-            raise ValueError(
-                f"max_length={longest}: the model's rotary tables change at {most} tokens "
-                f"({kind}), and drafts would change the text; lower max_new_tokens"
-            )
+            why = f"the model's rotary tables change at {most} tokens ({kind})"
+            raise ValueError(f"max_length={longest}: {why}; lower max_new_tokens")
 
 
 def _is_empty(value: Any) -> bool:

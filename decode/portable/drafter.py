@@ -89,10 +89,8 @@ class Drafter:
         for name, module in self.model.get_decoder().named_modules():
             if name.rpartition(".")[2] == "rotary_emb":
                 return module
-        raise ValueError(
-            f"the drafter was made for {self.config['target']}, which has rotary embeddings; "
-            f"{type(self.model).__name__} has none"
-        )
+        made = f"the drafter was made for {self.config['target']}, which has rotary embeddings"
+        raise ValueError(f"{made}; {type(self.model).__name__} has none")
 
     # ---- context ----
 
@@ -114,10 +112,9 @@ class Drafter:
         context = [(layers[i].keys, layers[i].values) for i in self.layers]
         for keys, _ in context:
             if (keys.shape[1], keys.shape[3]) != (c["num_key_value_heads"], c["head_dim"]):
-                raise ValueError(
-                    f"the drafter was made for {c['target']}, whose keys have other sizes than "
-                    f"this model's {keys.shape[1]} heads × {keys.shape[3]}"
-                )
+                own = f"this model's {keys.shape[1]} heads × {keys.shape[3]}"
+                made = f"the drafter was made for {c['target']}"
+                raise ValueError(f"{made}, whose keys have other sizes than {own}")
         return context
 
     # ---- drafts ----

@@ -57,9 +57,8 @@ class OpenModel:
     def __init__(self, model: PreTrainedModel) -> None:
         offloaded = next((name for name, weight in model.named_parameters() if weight.is_meta), "")
         if offloaded:
-            raise UserError(
-                f"{offloaded} is offloaded: load the model without a device_map that offloads"
-            )
+            hint = "load the model without a device_map that offloads"
+            raise UserError(f"{offloaded} is offloaded: {hint}")
         name = getattr(model, "name_or_path", "") or type(model).__name__
         no_tokenizer: Any = _NoTokenizer()
         self.target = prove_target(model, no_tokenizer, ModelSource(name), fast=False)
@@ -70,9 +69,8 @@ class OpenModel:
         """Opened once. Opening it draws weights, which leaves the caller's random numbers alone."""
         known = drafter is None or isinstance(drafter, str | Path | BlockDrafter | DiffusionDrafter)
         if not known and not hasattr(drafter, "law"):
-            raise UserError(
-                f"drafter={type(drafter).__name__}: give a folder, a hub id, 'lookup' or a proposer"
-            )
+            given = type(drafter).__name__
+            raise UserError(f"drafter={given}: give a folder, a hub id, 'lookup' or a proposer")
         key = (str(drafter) if isinstance(drafter, str | Path) else id(drafter), method)
         if key not in self.drafters:
             drawn = torch.get_rng_state()
@@ -116,19 +114,14 @@ def custom_generate(
     method: str | None = None,
     **model_kwargs: Any,
 ) -> Any:
-    """The decoding loop that `generate` runs.
+    """The decoding loop that `generate` runs; returns what `generate` returns. Raises UserError for
+    what drafts can't honour, as in `check_call`, or a drafter that does not fit.
 
     Args:
         drafter: None (plain decoding); else as `decode.load` takes it: a folder or hub id, `auto`,
             `lookup`, or one already loaded.
         method: a system by name, as `decode.load` takes it. It drafts; the choice of tokens stays
             `generate`'s.
-
-    Returns:
-        What `generate` returns.
-
-    Raises:
-        UserError: what drafts can't honour, as in `check_call`; a drafter that does not fit.
     """
     given = _find_arguments(model, inspect.currentframe())
     for name in ("assistant_model", "synced_gpus"):
@@ -142,10 +135,8 @@ def custom_generate(
     with _LOCK, _as_target(model) as opened:
         target = opened.target
         if longest > target.context_limit:
-            raise UserError(
-                f"max_length={longest}: the context of {target.spec!r} holds "
-                f"{target.context_limit} tokens; lower max_new_tokens"
-            )
+            limit = f"the context of {target.spec!r} holds {target.context_limit} tokens"
+            raise UserError(f"max_length={longest}: {limit}; lower max_new_tokens")
         proposer = opened.open_drafter(drafter, method)
         texts: list[TargetText] = []
         for row, mask in zip(input_ids, masks_BL, strict=True):

@@ -20,7 +20,6 @@ from specalign.formats.rotary import scaled_entry
 from specalign.formats.settings import read_settings
 from specalign.formats.tensors import (
     MASK,
-    check_embedding,
     check_vocabulary,
     read_tensors,
     read_vocabulary,
@@ -68,12 +67,8 @@ def save_drafter(
 
 def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
     """A saved drafter, or another engine's (`specalign.formats.kinds`), from a folder or hub id, in
-    fp32.
-
-    Raises:
-        UserError: not a drafter folder, broken weights, or a drafter for a target of another shape.
-            (One for other weights of that shape drafts worse, never wrongly.)
-    """
+    fp32. Raises UserError for another folder, broken weights, or a target of another shape. (One
+    for other weights of that shape drafts worse, never wrongly.)"""
     path = model_folder(str(folder), "drafter", FILES)
     check_checksums(path)
     values = read_config(path)
@@ -82,10 +77,8 @@ def load_drafter(folder: str | Path, target: Target) -> BlockDrafter:
     elif layout := layout_of(values):
         drafter = import_drafter(values, read_tensors(path), layout, path, target)
     else:
-        raise UserError(
-            f"{path}/config.json: architectures is {values.get('architectures')}, not a block "
-            f"drafter ({ARCHITECTURE})"
-        )
+        named = values.get("architectures")
+        raise UserError(f"{path}/config.json: architectures={named!r:.60}: not a block drafter")
     _note_other_target(drafter.config.target, target, path)
     return drafter
 
@@ -115,15 +108,12 @@ def import_drafter(
     target: Target,
     frequency_factors: Tensor | None = None,
 ) -> BlockDrafter:
-    """Another engine's drafter from its config and tensors.
+    """Another engine's drafter from its config and tensors. Raises UserError for what the network
+    here does not compute, or a drafter for a target of another shape.
 
     Args:
         layout: from `layout_of`. path: for messages, and for the target's name. frequency_factors:
             by how much each pair of a head turns more slowly than by `rope_theta`, (d / 2).
-
-    Raises:
-        UserError: what the network here does not compute, or a drafter for a target of another
-            shape.
     """
     where = f"{path}/config.json"
     found = read_settings(values, layout, where, target)
@@ -132,8 +122,6 @@ def import_drafter(
     found |= {"target": made_for(path, values), "target_sha256": ""}
     headless = {**found, "confidence_head": False, "confidence_input": ""}
     _check_target(BlockConfig.from_dict(headless, where), target, path)
-    if layout == "speculators":
-        check_embedding(tensors, target, path)
     vocab, head = read_vocabulary(tensors, target, path)
     count = target.vocab_size if vocab is None else len(vocab)
     stated = values.get("draft_vocab_size")
@@ -205,12 +193,9 @@ def _check_target(config: BlockConfig, target: Target, path: Path) -> None:
     for name, value in sizes.items():
         own = getattr(config, name)
         if own != value:
-            raise UserError(
-                f"drafter {path}: {name} is {own}, target {target.spec!r} has {value}{made}"
-            )
+            has = f"target {target.spec!r} has {value}{made}"
+            raise UserError(f"drafter {path}: {name} is {own}, {has}")
     heads, groups = config.num_attention_heads, config.num_key_value_heads
     if heads % groups:
-        raise UserError(
-            f"{path}/config.json: num_attention_heads={heads} is no multiple of "
-            f"num_key_value_heads={groups}"
-        )
+        sizes_of = f"num_attention_heads={heads} is no multiple of num_key_value_heads={groups}"
+        raise UserError(f"{path}/config.json: {sizes_of}")

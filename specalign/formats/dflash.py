@@ -41,9 +41,7 @@ class Exported:
 def make_dflash(drafter: BlockDrafter, name: str = "dflash") -> Exported:
     """DFlash's own folder. `name`: of the format, for errors. Raises UserError if it can't hold the
     drafter."""
-    check_fits(drafter, name, layout="fill_in")
-    if name == "dflash":
-        _check_head_bias(drafter, name)
+    check_fits(drafter, name, layout="fill_in", adds_bias=name == "dflash")
     nested: JsonObject = {
         "mask_token_id": drafter.config.mask_token_id,
         "target_layer_ids": list(drafter.config.target_layer_ids),
@@ -96,8 +94,7 @@ def make_speculators(drafter: BlockDrafter) -> Exported:
 def make_assistant(drafter: BlockDrafter) -> Exported:
     """The assistant model that transformers opens itself. Raises UserError if it can't hold the
     drafter."""
-    check_fits(drafter, "transformers", layout="fill_in", biases=False)
-    _check_head_bias(drafter, "transformers")
+    check_fits(drafter, "transformers", layout="fill_in", biases=False, adds_bias=True)
     config = {
         **qwen3_config(drafter),
         **taps_config(drafter),
@@ -121,43 +118,45 @@ def check_fits(
     markov: Container[str] = (),
     markov_options: str = "",
     biases: bool = True,
+    adds_bias: bool = False,
 ) -> None:
     """Raises UserError naming all training options that the format `name` needs, or what no option
     changes.
 
     Args:
         layout: the only block layout; empty = either. markov: the kinds of Markov heads that the
-            format holds. markov_options: the values of `drafter.markov` that train them. biases:
-            whether attention may have them.
+            format holds; markov_options: the values of `drafter.markov` that train them. biases:
+            whether attention may have them. adds_bias: whether the engine adds the output head's
+            bias to drafts, which training does not.
     """
-    c = drafter.config
-    misfits: list[tuple[str, str]] = []
-    if c.context != "taps":
-        why = f"drafter.context={c.context} is of no engine's format"
-        misfits.append((why, "drafter.context=taps (recipe=taps)"))
-    if c.attention_bias and not biases:
-        misfits.append(("the format's attention has no biases", "drafter.attention_bias=false"))
-    if layout not in ("", c.block_layout):
-        why = f"the format's blocks are {layout} and this drafter's {c.block_layout}"
-        misfits.append((why, f"drafter.block_layout={layout}"))
-    if c.markov_kind and c.markov_kind not in markov:
-        option = f"drafter.markov={markov_options}" if markov_options else "drafter.markov_rank=0"
-        misfits.append((f"the format has no Markov head of the kind {c.markov_kind!r}", option))
-    if c.convolution:
-        misfits.append(("the format has no drafter.convolution", "drafter.convolution=false"))
-    if misfits:
-        whys, options = zip(*misfits, strict=True)
+    c, target = drafter.config, drafter.target
+    kind, block = c.markov_kind, c.block_layout
+    head = f"drafter.markov={markov_options}" if markov_options else "drafter.markov_rank=0"
+    rules = (
+        (c.context == "taps", f"drafter.context={c.context} is of no engine's format",
+         "drafter.context=taps (recipe=taps)"),
+        (biases or not c.attention_bias, "the format's attention has no biases",
+         "drafter.attention_bias=false"),
+        (layout in ("", block), f"the format's blocks are {layout} and this drafter's {block}",
+         f"drafter.block_layout={layout}"),
+        (not kind or kind in markov, f"the format has no Markov head of the kind {kind!r}", head),
+        (not c.convolution, "the format has no drafter.convolution", "drafter.convolution=false"),
+    )  # fmt: skip
+    whys = [why for fits, why, _ in rules if not fits]
+    options = [option for fits, _, option in rules if not fits]
+    if whys:
         raise UserError(f"--format {name}: {', '.join(whys)}; train with {' and '.join(options)}")
     check_last_layer(drafter, name)
+    bias = target.head_bias_V
+    why = ""
     if c.value_dim or not c.qk_norm or c.places:
-        raise UserError(
-            f"--format {name}: the format's layers are Qwen3's, with QK-norm and rotary positions"
-        )
-    if not embeds_rows(drafter.target):
-        raise UserError(
-            f"--format {name}: its target {c.target!r} norms embeddings, and engines' drafters do "
-            "not"
-        )
+        why = "its layers are Qwen3's, with QK-norm and rotary positions"
+    elif not embeds_rows(target):
+        why = f"its target {c.target!r} norms embeddings, and engines' drafters do not"
+    elif adds_bias and bias is not None and bool(bias.any()):
+        why = f"the output head of {c.target!r} has a bias, which the engine would add to drafts"
+    if why:
+        raise UserError(f"--format {name}: {why}")
     write_rotary(drafter, name)
 
 
@@ -166,19 +165,8 @@ def check_last_layer(drafter: BlockDrafter, name: str) -> None:
     norm, engines before."""
     last = drafter.target.num_layers - 1
     if drafter.config.context == "taps" and last in drafter.config.target_layer_ids:
-        raise UserError(
-            f"--format {name}: layer {last} is the target's last, which transformers gives with "
-            "its norm and engines without; train with drafter.target_layers that end below it"
-        )
-
-
-def _check_head_bias(drafter: BlockDrafter, name: str) -> None:
-    bias = drafter.target.head_bias_V
-    if bias is not None and bool(bias.any()):
-        raise UserError(
-            f"--format {name}: the output head of its target {drafter.config.target!r} has a bias, "
-            "which the engine adds to drafts, and this drafter was trained without it"
-        )
+        why = f"layer {last} is the target's last, to which engines apply no norm"
+        raise UserError(f"--format {name}: {why}; train with drafter.target_layers below it")
 
 
 # ---- parts ----

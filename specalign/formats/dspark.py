@@ -44,18 +44,13 @@ GATE, JOINT, CONFIDENCE = "markov_head.gate_proj", "markov_head.joint_proj", "co
 def take_heads(
     tensors: dict[str, Tensor], settings: JsonObject, width: int, path: Path
 ) -> tuple[JsonObject, dict[str, Tensor]]:
-    """Take the heads' tensors out of a folder's. The state of the drafts before is not carried
-    here: an rnn whose output reads it is refused.
+    """Take the heads' tensors out of a folder's. Returns the settings of `BlockConfig` and the
+    tensors, by this project's names. Raises UserError for a missing or misshapen tensor, or an rnn
+    whose output reads the state of the drafts before, which is not carried here.
 
     Args:
         settings: `markov_rank`, `markov` (DSpark's kind), `confidence_head`, `confidence_input`.
             width: D.
-
-    Returns:
-        The settings of `BlockConfig` and the tensors, by this project's names.
-
-    Raises:
-        UserError: a missing tensor, one of another shape, or a head that is not computed here.
     """
     where = f"{path}/model.safetensors"
 
@@ -88,10 +83,8 @@ def take_heads(
             bias = take(f"{JOINT}.bias", 3 * rank)[2 * rank :]
             state, table, hidden = weight[2 * rank :].split((rank, rank, width), dim=1)
             if bool(state.any()):
-                raise UserError(
-                    f"{where}: {JOINT}.weight: its output reads the state of the drafts before, "
-                    "which is not decoded here"
-                )
+                why = "its output reads the state of earlier drafts, which is not decoded here"
+                raise UserError(f"{where}: {JOINT}.weight: {why}")
         taken["markov.hidden.weight"] = hidden.contiguous()
         taken["markov.previous.weight"] = table.contiguous()
         if bool(bias.any()):

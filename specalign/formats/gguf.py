@@ -74,9 +74,7 @@ def make_gguf(drafter: BlockDrafter) -> Exported:
     c = drafter.config
     check_fits(drafter, "gguf", "", ("vanilla", "linear"), "vanilla or linear", biases=False)
     if c.hidden_act not in ("silu", "gelu", "gelu_pytorch_tanh"):
-        raise UserError(
-            f"--format gguf: llama.cpp's drafters have silu or gelu, this one has {c.hidden_act}"
-        )
+        raise UserError(f"--format gguf: llama.cpp has silu and gelu, the drafter {c.hidden_act}")
     plain = c.fill_in and drafter.markov is None
     made = make_dflash(drafter, "gguf") if plain else make_dspark(drafter, "gguf")
     tensors = made.tensors
@@ -109,9 +107,8 @@ def _frequency_factors(drafter: BlockDrafter, theta: float) -> Tensor | None:
             return None
         frequencies = module.inv_freq.double().cpu()
     if scale != 1 or kind in ("dynamic", "longrope"):
-        raise UserError(
-            f"--format gguf: rope_type={kind}: the format holds fixed frequencies without a scale"
-        )
+        why = "the format holds fixed frequencies without a scale"
+        raise UserError(f"--format gguf: rope_type={kind}: {why}")
     factors = plain / frequencies
     return None if bool(((factors - 1).abs() < 1e-4).all()) else factors.float()
 
@@ -125,11 +122,9 @@ def check_vocabulary(made: Exported, vocabulary: Path | None) -> None:
         raise UserError("--format gguf takes the target's vocabulary: name --target-gguf FILE")
     with in_one_line(f"--target-gguf={vocabulary}: can't be read"):
         count = len(_read_vocabulary(vocabulary)["tokenizer.ggml.tokens"][0])
-    wanted = made.config["vocab_size"]
-    if count != wanted:
-        raise UserError(
-            f"--target-gguf={vocabulary}: has {count} tokens, the drafter's target has {wanted}"
-        )
+    wanted = f"the drafter's target has {made.config['vocab_size']}"
+    if count != made.config["vocab_size"]:
+        raise UserError(f"--target-gguf={vocabulary}: has {count} tokens, {wanted}")
 
 
 def write_gguf(

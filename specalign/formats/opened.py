@@ -92,9 +92,7 @@ def first_tokens_logits(target: Target) -> Tensor:
 def _check_same(found: Tensor, wanted: Tensor, what: str) -> None:
     apart = float((found.float() - wanted.float()).abs().max() / wanted.float().std())
     if not apart < (_MOST if wanted.dtype == torch.float32 else 0.25):
-        raise NotImplementedError(
-            f"{what} differs from the model's own by {apart:.2g} standard deviations"
-        )
+        raise NotImplementedError(f"{what} differs from the model's own by {apart:.2g} σ")
 
 
 @contextmanager
@@ -113,6 +111,5 @@ def refusal_error(where: str, kind: str, error: Exception) -> UserError:
         reason = "it takes no attention but its own"
     elif not isinstance(error, NotImplementedError | UserError):
         reason = f"it does not run in that way ({reason[:120]})"
-    return UserError(
-        f"{where} can't serve as drafter.kind={kind}: {reason}; drafter.kind=block drafts for it"
-    )
+    hint = "drafter.kind=block drafts for it"
+    return UserError(f"{where} can't serve as drafter.kind={kind}: {reason}; {hint}")

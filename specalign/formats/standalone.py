@@ -87,10 +87,11 @@ def load_standalone(
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     if vocab_size is None and config.vocab_size != target.vocab_size:
-        raise UserError(
-            f"{where}: made for a vocabulary of {config.vocab_size}, target {target.spec!r} has "
-            f"{target.vocab_size}: it needs its own tokenizer (--drafter-tokenizer)"
+        sizes = (
+            f"a vocabulary of {config.vocab_size}, target {target.spec!r} has {target.vocab_size}"
         )
+        hint = "it needs its own tokenizer (--drafter-tokenizer)"
+        raise UserError(f"{where}: made for {sizes}: {hint}")
     return drafter.to(target.device)
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from specalign.common.errors import UserError
 from specalign.formats.weights import read_folder, wrong_type
-from specalign.lm.inspection.parts import embedding_scale
 from specalign.lm.model import Target
 
 NAMES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
@@ -41,18 +40,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def read_vocabulary(
     tensors: dict[str, Tensor], target: Target, path: Path
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Take the vocabulary's tensors out.
-
-    Over the whole vocabulary the head is the target's, whatever the folder holds, as in the
-    speculators package.
-
-    Returns:
-        The draft vocabulary, ascending, None = the whole one; and the head's rows for it (Vd, D),
-            None = the target's.
-
-    Raises:
-        UserError: not a vocabulary of this target's tokens, or rows of another target.
-    """
+    """Take the vocabulary's tensors out. Returns the draft vocabulary, ascending, None = the whole
+    one; and the head's rows for it (Vd, D), None = the target's, as over the whole vocabulary,
+    whatever the folder holds (as in the speculators package). Raises UserError for a vocabulary
+    that is not of this target's tokens, or rows of another target."""
     where = f"{path}/model.safetensors"
     offsets, known, head = (tensors.pop(name, None) for name in ("d2t", "t2d", "lm_head.weight"))
     rows, *_ = [tensors.pop(name, None) for name in _COPIES]
@@ -95,18 +86,6 @@ def check_vocabulary(vocab: Tensor, vocab_size: int, where: str) -> Tensor:
     raise UserError(f"{where} must hold ascending distinct token ids within 0..{vocab_size - 1}")
 
 
-def check_embedding(tensors: dict[str, Tensor], target: Target, path: Path) -> None:
-    """Raises UserError for a speculators folder that scales its embeddings otherwise than the
-    target does (Gemma): that package reads the folder's rows, or the target's unscaled ones."""
-    own, rows = embedding_scale(target), tensors.get(EMBEDDING)
-    if own == 1:
-        return
-    scale = 1.0 if rows is None else float(rows.float().norm() / target.embedding_VD.float().norm())
-    if abs(scale / own - 1) > 0.1:
-        found = f"reads the target's embeddings times {scale:g}"
-        raise UserError(f"{path}: {found}, target {target.spec!r} times {own:g}")
-
-
 def _check_related(rows: Tensor, wanted: Tensor, what: str, target: Target) -> None:
     """Raises UserError if rows belong neither to the target nor to a model that it was finetuned
     from."""
@@ -117,9 +96,8 @@ def _check_related(rows: Tensor, wanted: Tensor, what: str, target: Target) -> N
     some = torch.linspace(0, len(rows) - 1, min(len(rows), 512)).long()
     alike = float(torch.cosine_similarity(rows[some].float(), wanted[some].float(), dim=-1).mean())
     if not alike > _RELATED:
-        raise UserError(
-            f"{what} holds another target's rows (cosine {alike:.2f} with those of {target.spec!r})"
-        )
+        near = f"cosine {alike:.2f} with those of {target.spec!r}"
+        raise UserError(f"{what} holds another target's rows ({near})")
 
 
 def rename_tensors(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
@@ -129,9 +107,7 @@ def rename_tensors(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if name.endswith("o_proj.bias"):  # of Qwen3's option; zero if the target has none
             if bool(tensor.any()):
-                raise UserError(
-                    f"{path}/model.safetensors: {name} is not zero; layers here have no such bias"
-                )
+                raise UserError(f"{path}: {name} is not zero; layers here have no such bias")
         elif not name.endswith("rotary_emb.inv_freq"):
             found[NAMES.get(name, name)] = tensor
     return found
