@@ -107,13 +107,14 @@ def encode_prompts(target: Target, prompts: Sequence[Prompt]) -> list[list[int]]
     return [tokens for _, tokens in fitting]
 
 
-def decode_texts(
-    target: Target, prompts: Sequence[list[int]], max_new_tokens: int
+def decode_prompts(
+    target: Target, prompts: Sequence[Prompt], max_new_tokens: int
 ) -> list[GreedyText]:
-    """Plain greedy outputs."""
+    """Prompts with plain greedy outputs. Raises UserError if the target takes none of them."""
     decoder = Decoder(target)
     return [
-        GreedyText(p, decoder.generate(p, max_new_tokens=max_new_tokens).tokens) for p in prompts
+        GreedyText(tokens, decoder.generate(tokens, max_new_tokens=max_new_tokens).tokens)
+        for tokens in encode_prompts(target, prompts)
     ]
 
 

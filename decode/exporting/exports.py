@@ -10,27 +10,8 @@ from pathlib import Path
 import torch
 
 from decode.engine.stock import stock_model
-from decode.exporting.compare import (
-    ExportVerdict,
-    compare_export,
-    decode_texts,
-    encode_prompts,
-)
-from decode.exporting.draft_model import FORMAT as DRAFT_MODEL
-from decode.exporting.draft_model import (
-    ROUNDED,
-    check_format,
-    compare_draft_model,
-    export_draft_model,
-)
-from decode.exporting.folder import check_free, read_format
-from decode.exporting.formats import (
-    UnfitFormat,
-    make_export,
-    read_export,
-    write_block_card,
-    write_export,
-)
+from decode.exporting import compare, draft_model, folder, formats
+from decode.exporting.compare import ExportVerdict
 from decode.exporting.serving import ServedTarget, find_served_target, serve_block
 from specalign.common.claims import scratch
 from specalign.common.errors import UserError
@@ -63,9 +44,8 @@ class DrafterPair:
 
     def open_target(self) -> Target:
         """In fp32: networks are compared, not roundings."""
-        return load_target(
-            self.target, "float32", self.device, trust_remote_code=self.trust_remote_code
-        )
+        trust = self.trust_remote_code
+        return load_target(self.target, "float32", self.device, trust_remote_code=trust)
 
 
 @dataclass(frozen=True)
@@ -86,26 +66,26 @@ def export_drafter(
     Raises UnfitFormat if a format can't hold the drafter, UserError if a folder holds something
     else; then nothing is written."""
     for name, out in folders.items():
-        check_free(out, name)
+        folder.check_free(out, name)
     if pair.role == "diffusion":
-        raise UnfitFormat(f"--format {next(iter(folders))}: {STANDALONE}", [])
+        raise formats.UnfitFormat(f"--format {next(iter(folders))}: {STANDALONE}", [])
     if pair.role == "autoregressive":
-        check_format(folders)
+        draft_model.check_format(folders)
         served, name = find_served_target(pair.target, pair.device), opening_name(pair.target)
-        out = folders[DRAFT_MODEL]
-        verdict = export_draft_model(pair.drafter, name, out, options.dtype, served)
+        out = folders[draft_model.FORMAT]
+        verdict = draft_model.export_draft_model(pair.drafter, name, out, options.dtype, served)
         if options.limit:
-            compare_draft_model(verdict, pair.drafter, pair.open_target())
+            draft_model.compare_draft_model(verdict, pair.drafter, pair.open_target())
         return [verdict]
     network = load_drafter(pair.drafter, pair.open_target())
     verdicts = _write_exports(pair, network, folders, options)
     if options.limit:
         suites, _ = prompts_of("builtin", limit=options.limit)
-        prompts = encode_prompts(network.target, [p for suite in suites for p in suite.prompts])
-        texts = decode_texts(network.target, prompts, options.max_new_tokens)
+        prompts = [prompt for suite in suites for prompt in suite.prompts]
+        texts = compare.decode_prompts(network.target, prompts, options.max_new_tokens)
         model = stock_model(network.target)
         for verdict in verdicts:
-            compare_export(network, verdict, texts, model)
+            compare.compare_export(network, verdict, texts, model)
     return verdicts
 
 
@@ -117,12 +97,12 @@ def _write_exports(
     known = opening_name(pair.target if given else network.config.target)
     network.config = replace(network.config, target=known)
     dtype = getattr(torch, options.dtype)
-    rounded = [ROUNDED.format(options.dtype)] if round_weights(network, dtype) else []
+    rounded = round_weights(network, dtype)
     vocabulary = options.vocabulary
     if vocabulary is None and pair.target.endswith(".gguf"):
         vocabulary = Path(pair.target)
     for name in folders:  # refuse before anything is written
-        made = make_export(name, network)
+        made = formats.make_export(name, network)
         if name == "gguf":
             check_vocabulary(made, vocabulary)
     served = find_served_target(pair.target, pair.device, vocabulary)
@@ -130,10 +110,11 @@ def _write_exports(
     verdicts = []
     for name, out in folders.items():
         lines = serve_block(name, network.config, served, out.name)
-        card = write_block_card(name, source, network, out.name, lines)
-        notes = write_export(name, network, out, dtype, card, vocabulary)
+        card = formats.write_block_card(name, source, network, out.name, lines)
+        notes = formats.write_export(name, network, out, dtype, card, vocabulary)
+        notes += [draft_model.ROUNDED.format(options.dtype)] if rounded else []
         lines = serve_block(name, network.config, served, str(out.absolute()))
-        verdicts.append(ExportVerdict(name, out, notes=[*notes, *rounded], serve=lines))
+        verdicts.append(ExportVerdict(name, out, notes=notes, serve=lines))
     return verdicts
 
 
@@ -159,38 +140,38 @@ def check_transformers(
     fresh one in bf16. Raises UserError for an export in another format, or a drafter that the
     format can't hold."""
     causal = pair.role == "autoregressive"
-    form = DRAFT_MODEL if causal else "transformers"
-    if export is not None and (found := read_format(export)) != form:
+    form = draft_model.FORMAT if causal else "transformers"
+    if export is not None and (found := folder.read_format(export)) != form:
         raise UserError(
             f"--export={export}: is in the format {found!r}, transformers reads {form!r}"
         )
     target = pair.open_target()
-    with scratch("specalign-parity-") as folder:
+    with scratch("specalign-parity-") as place:
         if causal:
-            out, served = folder / form, ServedTarget(pair.target)
+            out, served = place / form, ServedTarget(pair.target)
             if export is None:
-                export_draft_model(pair.drafter, pair.target, out, "bfloat16", served)
+                draft_model.export_draft_model(pair.drafter, pair.target, out, "bfloat16", served)
             verdict = ExportVerdict(form, export or out)
-            compare_draft_model(verdict, pair.drafter, target)
+            draft_model.compare_draft_model(verdict, pair.drafter, target)
             return verdict
         network = load_drafter(pair.drafter, target)
-        make_export(form, network)
-        verdict = prepare_export(network, form, export, folder)
-        texts = decode_texts(target, encode_prompts(target, prompts), max_new_tokens)
-        compare_export(network, verdict, texts, stock_model(target))
+        formats.make_export(form, network)
+        verdict = prepare_export(network, form, export, place)
+        texts = compare.decode_prompts(target, prompts, max_new_tokens)
+        compare.compare_export(network, verdict, texts, stock_model(target))
     return verdict
 
 
 def prepare_export(
-    network: BlockDrafter, form: str, export: Path | None, folder: Path
+    network: BlockDrafter, form: str, export: Path | None, place: Path
 ) -> ExportVerdict:
     """Round the drafter as the export is stored; without one, write a fresh one in bf16 into
-    `folder`."""
+    `place`."""
     if export is None:
         round_weights(network, torch.bfloat16)
-        write_export(form, network, folder / form, torch.bfloat16, "")
-        return ExportVerdict(form, folder / form)
-    tensors = read_export(form, export).tensors
+        formats.write_export(form, network, place / form, torch.bfloat16, "")
+        return ExportVerdict(form, place / form)
+    tensors = formats.read_export(form, export).tensors
     matrix = tensors.get("fc.weight", tensors.get("encoder.fc.weight"))
     if matrix is None:
         raise UserError(f"--export={export}: misses the tensor 'fc.weight'")

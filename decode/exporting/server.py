@@ -16,15 +16,9 @@ import httpx2
 import torch
 
 from decode.engine.decoder import Decoder
-from decode.exporting.compare import (
-    ExportVerdict,
-    GreedyText,
-    compare_export,
-    decode_texts,
-    encode_prompts,
-)
-from decode.exporting.draft_model import FORMAT as DRAFT_MODEL
-from decode.exporting.draft_model import compare_draft_model, open_draft_model
+from decode.exporting import compare
+from decode.exporting.compare import ExportVerdict, GreedyText
+from decode.exporting.draft_model import FORMAT, compare_draft_model, open_draft_model
 from decode.exporting.exports import DrafterPair, prepare_export, round_weights
 from decode.exporting.folder import read_format
 from decode.proposers.autoregressive import AutoregressiveDrafter
@@ -37,7 +31,7 @@ from specalign.formats.block import load_drafter
 from specalign.lm.model import Target
 from specalign.suites.prompt import Prompt
 
-SERVED_FORMATS = ("dflash", "speculators", "dspark", "gguf", DRAFT_MODEL)
+SERVED_FORMATS = ("dflash", "speculators", "dspark", "gguf", FORMAT)
 SERVED = 0.05
 """Of τ: how far a server's may be from ours. Its dtype may be another, and near-ties turn."""
 NEAR = 0.1
@@ -158,7 +152,7 @@ def check_server(
     server = Server(url)
     before = server.counts()
     target = pair.open_target()
-    tokens = encode_prompts(target, prompts)
+    tokens = compare.encode_prompts(target, prompts)
     theirs = [server.greedy(prompt, max_new_tokens) for prompt in tokens]
     after = server.counts()
     rounds = after.rounds - before.rounds
@@ -166,7 +160,7 @@ def check_server(
     if rounds <= 0 or counts.drafted <= 0 or counts.accepted < 0:
         found = f"{rounds:.0f} rounds and {counts.drafted:.0f} drafted tokens for the prompts"
         raise UserError(f"{server.url}/metrics: {found}: it does not draft, or was restarted")
-    texts = decode_texts(target, tokens, max_new_tokens)
+    texts = compare.decode_prompts(target, prompts, max_new_tokens)
     drafts = max(1, math.ceil(counts.drafted / rounds))
     proposer, files = _open_drafter(pair, export, target, drafts, texts[:1])
     verdict = ExportVerdict("server", Path(url), None if files is None else files.files_same)
@@ -191,7 +185,7 @@ def _open_drafter(
     found = None
     if pair.role == "autoregressive":
         if export is not None:
-            found = ExportVerdict(DRAFT_MODEL, export)
+            found = ExportVerdict(FORMAT, export)
             compare_draft_model(found, pair.drafter, target)
         return AutoregressiveDrafter(open_draft_model(pair.drafter, target), drafts), found
     network = load_drafter(pair.drafter, target)
@@ -199,7 +193,7 @@ def _open_drafter(
         round_weights(network, torch.bfloat16)
     else:
         found = prepare_export(network, read_format(export), export, export)
-        compare_export(network, found, texts)
+        compare.compare_export(network, found, texts)
     drafts = min(drafts, network.config.block_size)
     return BlockProposer(network, drafts, tree_nodes=0), found
 

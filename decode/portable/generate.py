@@ -59,7 +59,7 @@ def generate(
     check_model(model, 0)
     network = _open_drafter(model, drafter or _find_given_name(inspect.currentframe()))
     if tokenizer is not None:
-        settings = _add_stop_strings(model, tokenizer, settings)
+        settings = _add_stop_strings(tokenizer, settings)
     loop = partial(
         decode, drafter=network, accepted=[] if accepted is None else accepted, streamer=streamer
     )
@@ -93,16 +93,10 @@ def _open_drafter(model: PreTrainedModel, name: str) -> Drafter:
     return opened[name]
 
 
-def _add_stop_strings(
-    model: PreTrainedModel, tokenizer: Any, settings: dict[str, Any]
-) -> dict[str, Any]:
+def _add_stop_strings(tokenizer: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """`stop_strings` as a criterion: `generate` passes no tokenizer to a custom loop."""
-    given, own = settings.get("generation_config"), model.generation_config
+    given = settings.get("generation_config")
     strings = settings.get("stop_strings") or getattr(given, "stop_strings", None)
-    if settings.get("token_healing") or getattr(given, "token_healing", None):
-        raise ValueError("token_healing: call model.heal_tokens(inputs, tokenizer) instead")
-    if own.stop_strings:
-        raise ValueError("stop_strings: give them to generate, not in model.generation_config")
     if not strings:
         return settings
     criteria = StoppingCriteriaList(settings.get("stopping_criteria") or [])
@@ -200,11 +194,8 @@ def write_texts(
 
 
 class Text:
-    """A text that a `Drafter` drafts.
-
-    rows: logits of the last pass, of the token before its drafts and of each draft; taken: how many
-    of them chose a token.
-    """
+    """A text that a `Drafter` drafts. rows: logits of the last pass, of the token before its drafts
+    and of each draft; taken: how many of them chose a token."""
 
     def __init__(
         self, model: PreTrainedModel, drafter: Drafter, prompt_1L: Tensor, accepted: list[int]
@@ -232,8 +223,8 @@ class Text:
     def take(self, token: int, ended: bool) -> None:
         if self.ended:
             return
-        as_drafted = self.taken < len(self.drafts) and token == self.drafts[self.taken]
-        self.last, self.taken, self.used_up = token, self.taken + 1, not as_drafted
+        self.used_up = self.drafts[self.taken : self.taken + 1] != [token]
+        self.last, self.taken = token, self.taken + 1
         if ended:
             self.end()
 
@@ -263,10 +254,10 @@ class Text:
 
     def _forward(self, rows: int) -> Any:
         """The model over the block; only the last rows' logits if it can leave out the others."""
-        more: dict[str, Any] = {"logits_to_keep": rows, "cache": self.cache}
-        more = {name: value for name, value in more.items() if name in self.parameters}
-        if "cache" not in more:
-            more["past_key_values"] = self.cache
+        name = "cache" if "cache" in self.parameters else "past_key_values"
+        more: dict[str, Any] = {name: self.cache}
+        if "logits_to_keep" in self.parameters:
+            more["logits_to_keep"] = rows
         return self.model(input_ids=self.block, use_cache=True, output_hidden_states=True, **more)
 
     def _commit(self, kept: int) -> Tensor:

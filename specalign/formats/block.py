@@ -3,7 +3,7 @@ README.md. Other engines' folders are loaded too."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import torch
 from torch import Tensor
@@ -165,15 +165,11 @@ def _build(
 def _note_other_target(made_for: str, target: Target, path: Path) -> None:
     """Compares the last parts of the names: hashes differ by dtype, and a folder may have moved."""
     unnamed = type(target.model).__name__  # as decode.custom_generate names a model without a name
-    theirs, ours = (
-        name.rstrip("/").rpartition("/")[2].casefold() for name in (made_for, target.spec)
-    )
+    theirs, ours = (PurePath(name).name.casefold() for name in (made_for, target.spec))
     if theirs and theirs != ours and target.spec != unnamed:
-        say(
-            f"note: drafter {path} was made for {short(made_for)}; if {short(target.spec)} has "
-            "other weights, fewer drafts are accepted (outputs stay exact)",
-            error=True,
-        )
+        made = f"note: drafter {path} was made for {short(made_for)}; if {short(target.spec)}"
+        what = "has other weights, fewer drafts are accepted (outputs stay exact)"
+        say(f"{made} {what}", error=True)
 
 
 def _check_target(config: BlockConfig, target: Target, path: Path) -> None:

@@ -148,8 +148,9 @@ def write_gguf(
     for key, (value, value_type, entry_type) in _read_vocabulary(vocabulary).items():
         writer.add_key_value(key, value, value_type, entry_type)
     writer.add_uint32(_MASK, int(config["mask_token_id"]))
-    for tensor_name, tensor in made.tensors.items():
-        _add_tensor(writer, _to_gguf_name(tensor_name), tensor.detach().cpu(), dtype)
+    names = _gguf_names(config["num_hidden_layers"])
+    for key, tensor in made.tensors.items():
+        _add_tensor(writer, names.get(key, key), tensor.detach().cpu(), dtype)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -173,11 +174,13 @@ def read_gguf(folder: Path) -> Exported:
         read_header(folder / FILE)
         file = GGUFReader(folder / FILE)
         values = {k: f.contents() for k, f in file.fields.items() if "tokens" not in k}
-        tensors = {_from_gguf_name(t.name): _to_torch(t) for t in file.tensors}
+        held = {t.name: _to_torch(t) for t in file.tensors}
     for key in (*(f"{ARCHITECTURE}.{key}" for key in _SETTINGS), _LAYERS, _MASK):
         if key not in values:
             raise UserError(f"{folder / FILE}: misses {key}")
     config = {source: values[f"{ARCHITECTURE}.{key}"] for key, (source, _) in _SETTINGS.items()}
+    published = {theirs: ours for ours, theirs in _gguf_names(config["num_hidden_layers"]).items()}
+    tensors = {published.get(name, name): tensor for name, tensor in held.items()}
     config |= {
         "target_layer_ids": [i - 1 for i in values[_LAYERS]],
         "mask_token_id": values[_MASK],
@@ -213,20 +216,12 @@ def _to_torch(tensor: Any) -> Tensor:
     return torch.from_numpy(data.reshape(shape))
 
 
-def _to_gguf_name(name: str) -> str:
-    if not name.startswith("layers."):
-        return _TOP.get(name, name)
-    _, layer, rest = name.split(".", 2)
-    part, _, kind = rest.rpartition(".")
-    return f"blk.{layer}.{_LAYER[part]}.{kind}"
-
-
-def _from_gguf_name(name: str) -> str:
-    if not name.startswith("blk."):
-        return {theirs: ours for ours, theirs in _TOP.items()}.get(name, name)
-    _, layer, part, kind = name.split(".")
-    published = {theirs: ours for ours, theirs in _LAYER.items()}.get(part, part)
-    return f"layers.{layer}.{published}.{kind}"
+def _gguf_names(layers: int) -> dict[str, str]:
+    """Published names of tensors → GGUF's."""
+    names = dict(_TOP)
+    for i in range(layers):
+        names |= {f"layers.{i}.{o}.weight": f"blk.{i}.{t}.weight" for o, t in _LAYER.items()}
+    return names
 
 
 def _read_vocabulary(path: Path) -> dict[str, tuple[Any, Any, Any]]:

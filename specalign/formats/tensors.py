@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specalign.common.errors import UserError
-from specalign.formats.weights import read_folder, wrong_type
+from specalign.formats.weights import read_folder
 from specalign.lm.model import Target
 
 NAMES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
@@ -19,22 +19,15 @@ EMBEDDING = "embed_tokens.weight"
 MASK = "mask_embedding.pt"
 _COPIES = (EMBEDDING, "verifier_lm_head.weight", "verifier_norm.weight")
 """Copies of the target's weights."""
-_TOKENS = ("d2t", "t2d", "draft_vocab")
-"""Tensors of token ids."""
 _RELATED = 0.5
 """The least mean cosine of a target's weights with those of a finetuned descendant."""
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a block drafter's folder. Raises UserError for no readable file, or packed
-    weights."""
+    """All tensors of a block drafter's folder. Raises UserError for no readable file."""
     if (path / MASK).exists():
         raise UserError(f"{path}/{MASK}: learned mask embeddings are not supported")
-    tensors = read_folder(path, f"drafter {path}")
-    for name, tensor in tensors.items():
-        if name not in _TOKENS and not tensor.is_floating_point():
-            raise wrong_type(path, name, tensor)
-    return tensors
+    return read_folder(path, f"drafter {path}")
 
 
 def read_vocabulary(

@@ -65,16 +65,11 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         real = tensor.is_floating_point()
         if tensor.is_complex() or (real and tensor.element_size() < 2):
-            raise wrong_type(file, name, tensor)
+            kind = f"is of type {str(tensor.dtype).removeprefix('torch.')}"
+            raise UserError(f"{file}: {name} {kind}; weights are float32, float16 or bfloat16")
         if real and not bool(torch.isfinite(tensor).all()):
             raise UserError(f"{file}: {name} holds values that are not finite")
     return tensors
-
-
-def wrong_type(file: Path, name: str, tensor: Tensor) -> UserError:
-    """The error for weights of another type."""
-    kind = str(tensor.dtype).removeprefix("torch.")
-    return UserError(f"{file}: {name} is of type {kind}; weights are float32, float16 or bfloat16")
 
 
 def check_shapes(

@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from decode.engine.decoder import Decoder
 from decode.engine.stock import stock_model
-from decode.exporting.compare import ExportVerdict, compare_export, decode_texts
+from decode.exporting.compare import ExportVerdict, GreedyText, compare_export
 from decode.exporting.exports import DrafterPair, ExportOptions, export_drafter
 from decode.exporting.formats import make_custom_generate, write_export
 from specalign.common.errors import UserError
@@ -53,7 +54,8 @@ def test_planted_faults(tmp_path: Path, target: Target, fault: str) -> None:
         )
         source.write_text(wrong)
     verdict = ExportVerdict("custom_generate", out)
-    compare_export(drafter, verdict, decode_texts(target, [PROMPT], 20), stock_model(target))
+    text = GreedyText(PROMPT, Decoder(target).generate(PROMPT, max_new_tokens=20).tokens)
+    compare_export(drafter, verdict, [text], stock_model(target))
     if fault == "a tensor":
         assert verdict.exit_code == 1 and "k_norm.weight differs" in verdict.lines[0]
     else:  # the output stays the model's, whatever the drafter

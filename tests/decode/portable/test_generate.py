@@ -220,8 +220,6 @@ def test_stop_strings(model: Any, folder: str, target: Target) -> None:
     config = GenerationConfig(stop_strings=[stop])
     assert torch.equal(model.generate(IDS, generation_config=config, **words), own)
     assert config.stop_strings == [stop]
-    with pytest.raises(ValueError, match=r"token_healing: call model.heal_tokens"):
-        model.generate(IDS, token_healing=True, **words)
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "qwen2_5_vl"])
