@@ -32,15 +32,7 @@ from specalign.lm.opening import quiet_loading
 from specalign.models.families import BASES, Family, family_of
 from specalign.models.masked_lm import MaskedLM, is_lora
 
-ADAPTED = Family(
-    name="adapted",
-    hub_ids=(),
-    model_type="adapted_masked_lm",
-    architectures=("AdaptedMaskedLM",),
-    base="",
-    mask_token_id=0,
-    shift=1,
-)
+ADAPTED = Family("adapted", (), "adapted_masked_lm", ("AdaptedMaskedLM",), "", 0, shift=1)
 """What `adapt` makes; base, attention, cache and mask are filled in from its config.json."""
 ATTENTIONS = ("full", "prefix_causal")
 _LOADING = {
@@ -66,7 +58,7 @@ def load_masked_lm(spec: str | Path, target: Target | None = None) -> MaskedLM:
     tensors = {family.ours(n): tensor for n, tensor in held.items() if not _BUFFER.search(n)}
     if adapted:
         return adapted_from(values, str(folder), tensors, target)
-    config = _make_config(family.base, _rename_config(family, values), str(folder))
+    config = _make_config(family, values, str(folder))
     if family.resized:
         embedding, _ = embedding_names(_skeleton(family.base, config, str(folder)))
         config.vocab_size = len(tensors.get(embedding, range(config.vocab_size)))
@@ -111,15 +103,13 @@ def adapted_from(
         cache="none" if kind == "full" else "exact",
         shift=1 if source.get("shift", 1) else 0,
     )
-    config = _make_config(base, source["base_config"], where)
+    config = _make_config(family, source["base_config"], where)
     shared = target if source["share_embedding"] else None
     if source["share_embedding"]:
         sizes = config.vocab_size, config.hidden_size
         if target is None or sizes != target.embedding_VD.shape:
-            raise UserError(
-                f"{where}: made for target {source.get('target')!r} with an embedding of {sizes}, "
-                "which has to be given"
-            )
+            made = f"made for target {source.get('target')!r} with an embedding of {sizes}"
+            raise UserError(f"{where}: {made}, which has to be given")
         names = embedding_names(_skeleton(base, config, where))
         tensors |= dict(zip(names, (target.embedding_VD, target.head_weight_VD), strict=True))
     with nullcontext() if base in BASES else refuse_on_error(where, "masked_lm"):
@@ -137,26 +127,21 @@ def from_config(
     """A network of a published family with random weights, from its config.json. Raises UserError
     for no known family, or a value that does not fit."""
     family = family_of(values, where)
-    config = _make_config(family.base, _rename_config(family, values), where)
+    config = _make_config(family, values, where)
+    options = {"dtype": dtype, "attn_implementation": register()}
     with in_one_line(where):
-        model = transformers.AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=register()
-        )
+        model = transformers.AutoModelForCausalLM.from_config(config, **options)
     family = _with_ids(family, values, None, config.vocab_size, where)
     return MaskedLM(model, family, dict(values))
 
 
-def _rename_config(family: Family, values: Mapping[str, Any]) -> JsonObject:
-    """Their config.json under transformers' names, without keys that only their own code reads."""
-    if not family.config:
-        return dict(values)
-    return {ours: values[k] for k, ours in family.config.items() if values.get(k) is not None}
-
-
-def _make_config(base: str, values: Mapping[str, Any], where: str) -> Any:
+def _make_config(family: Family, values: Mapping[str, Any], where: str) -> Any:
+    """Their config.json as transformers' config, without keys that only their own code reads."""
     kept = {key: value for key, value in values.items() if key not in _LOADING}
+    if family.config:
+        kept = {ours: kept[k] for k, ours in family.config.items() if kept.get(k) is not None}
     with in_one_line(where):
-        return getattr(transformers, base).config_class(**kept)
+        return getattr(transformers, family.base).config_class(**kept)
 
 
 def _skeleton(base: str, config: Any, where: str) -> Any:
@@ -210,11 +195,8 @@ def _fill(family: Family, config: Any, tensors: dict[str, Tensor], where: str) -
     held = {family.theirs(name): tensor for name, tensor in tensors.items()}
     check_shapes(held, {family.theirs(n): shape for n, shape in expected.items()}, where)
     quiet_loading()
+    options = {"dtype": torch.float32, "attn_implementation": register()}
     with in_one_line(where):
         return getattr(transformers, family.base).from_pretrained(
-            None,
-            config=config,
-            state_dict=tensors,
-            dtype=torch.float32,
-            attn_implementation=register(),
+            None, config=config, state_dict=tensors, **options
         )
