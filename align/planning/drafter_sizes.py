@@ -137,7 +137,7 @@ def _size_ddit(options: DrafterConfig, target: TargetSizes) -> DrafterSizes:
     if options.init is not None:
         values = read_init_config(options.init)
         family = str(values.get("model_type") or "sedd")
-        config = read_plan(values, family, f"drafter.init={options.init!r}").config
+        config = read_plan(values, family, f"drafter.init={options.init!r}")[0]
     with torch.device("meta"):
         network = DDiT(config)
     width = config.hidden_size

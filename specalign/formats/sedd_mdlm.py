@@ -49,15 +49,6 @@ class ScheduleSpec:
 
 
 @dataclass(frozen=True)
-class NetworkPlan:
-    """What a config.json says."""
-
-    config: DDiTConfig
-    schedule: ScheduleSpec
-    mask_id: int
-
-
-@dataclass(frozen=True)
 class PublishedNetwork:
     """A published network, in fp32 and evaluation mode, and what its numbers mean.
 
@@ -87,24 +78,23 @@ def load_published(source: str | Path, attention_backend: str = "sdpa") -> Publi
         known = ", ".join(FAMILIES)
         raise UserError(f"{folder}: no tensor {_EMBEDDING!r}: not a checkpoint of {known}")
     family = _find_family(values, tensors, prefix)
-    plan = read_plan(values, family, f"{folder}/config.json")
+    config, schedule, mask_id = read_plan(values, family, f"{folder}/config.json")
     with torch.device("meta"):
-        network = DDiT(plan.config, attention_backend)
+        network = DDiT(config, attention_backend)
     expected = {prefix + name: tensor.shape for name, tensor in network.state_dict().items()}
     clipped = family == "bd3lm" and any(key in tensors for key in _CLIPPED)
     expected |= dict.fromkeys(_CLIPPED if clipped else (), torch.Size())
     check_shapes(tensors, expected, str(folder))
     state = {n: tensors[prefix + n].to(torch.float32, copy=True) for n in network.state_dict()}
-    table = Rotary(plan.config.head_dim).inv_freq
+    table = Rotary(config.head_dim).inv_freq
     # half precision rounds it by 0.4%
     if not torch.allclose(state["rotary_emb.inv_freq"], table, rtol=0.01):
         raise UserError(f"{folder}: rotary_emb.inv_freq is not that of base 10000")
     network.load_state_dict(state, assign=True)
-    schedule = plan.schedule
     if clipped:
         low, high = (float(tensors[key]) for key in _CLIPPED)
         schedule = replace(schedule, mask_rates=(low, high))
-    return PublishedNetwork(network.eval(), family, schedule, plan.mask_id)
+    return PublishedNetwork(network.eval(), family, schedule, mask_id)
 
 
 def _find_family(values: JsonObject, tensors: dict[str, Tensor], prefix: str) -> str:
@@ -128,7 +118,7 @@ def save_ddit(network: DDiT, folder: Path, schedule: ScheduleSpec, mask_id: int 
 # ---- config.json ----
 
 
-def read_plan(values: JsonObject, family: str, where: str) -> NetworkPlan:
+def read_plan(values: JsonObject, family: str, where: str) -> tuple[DDiTConfig, ScheduleSpec, int]:
     """Network, schedule and mask of a config.json. Raises UserError for a key that is missing or
     does not fit."""
     config = _Values(values, where)
@@ -148,7 +138,7 @@ def read_plan(values: JsonObject, family: str, where: str) -> NetworkPlan:
     mask_id = values.get("mask_token_id", last)
     if type(mask_id) is not int or not 0 <= mask_id <= last:
         raise UserError(f"{where}: mask_token_id={mask_id!r:.30} is not an id within 0..{last}")
-    return NetworkPlan(network, schedule, mask_id)
+    return network, schedule, mask_id
 
 
 @dataclass(frozen=True)

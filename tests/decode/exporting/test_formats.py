@@ -76,7 +76,7 @@ def test_an_export_is_the_drafter_and_comes_in_and_goes_out_to_the_byte(
     vocabulary: Path,
     name: str,
     whole: bool,
-    options: dict[str, Any],
+    options: Any,
 ) -> None:
     drafter = block_network(target, "taps", whole=whole, options=options)
     drafter.to(torch.bfloat16).float()
@@ -130,10 +130,8 @@ def test_a_target_that_scales_its_embedding(
     drafter = block_network(gemma, "taps", whole=True, options=options)
     drafter.to(torch.bfloat16).float()
     write_export(name, drafter, tmp_path / "out", torch.bfloat16, "", vocabulary)
-    verdict, model = (
-        ExportVerdict(name, tmp_path / "out"),
-        tiny_model("gemma3_text", gemma.vocab_size),
-    )
+    verdict = ExportVerdict(name, tmp_path / "out")
+    model = tiny_model("gemma3_text", gemma.vocab_size)
     compare_export(drafter, verdict, [TEXT], model)
     assert verdict.exit_code == 0, verdict.lines
     held = read_export(name, tmp_path / "out")

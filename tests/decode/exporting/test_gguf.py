@@ -22,12 +22,9 @@ from tests.published_blocks import backbone, dflash_config, write
 FILL_IN = {"block_layout": "fill_in"}
 VANILLA = {"markov_rank": 8, "markov": "vanilla"}
 LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 128,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

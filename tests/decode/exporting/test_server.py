@@ -123,17 +123,16 @@ def test_a_server_that_drafts_as_trained(
     assert here.replace("drafts ", "") == there and not here.startswith("0")
 
 
-@pytest.mark.parametrize("drafts", [2, 3])
 def test_drafts_per_round_are_the_servers(
-    tmp_path: Path, drafter: BlockDrafter, served: tuple[App, str], drafts: int
+    tmp_path: Path, drafter: BlockDrafter, served: tuple[App, str]
 ) -> None:
     app, url = served
     save_drafter(drafter, tmp_path / "block")
     save_causal(causal_drafter(drafter.target), tmp_path / "autoregressive")
     small = load_target(str(tmp_path / "autoregressive"), "float32", "cpu")
     kinds: dict[str, Drafter] = {
-        "block": BlockProposer(drafter, drafts, tree_nodes=0),
-        "autoregressive": AutoregressiveDrafter(small, drafts),
+        "block": BlockProposer(drafter, 2, tree_nodes=0),
+        "autoregressive": AutoregressiveDrafter(small, 3),
     }
     for role, proposer in kinds.items():
         app.use(drafter.target, proposer)
@@ -158,8 +157,6 @@ def test_other_outputs_are_reported(
     verdict = check(tmp_path / "drafter", url)
     assert verdict.exit_code == 3
     assert "outputs: 0 of 2" in verdict.lines[0] and "at place 0" in verdict.lines[0]
-    app.change["/v1/completions"] = lambda text: re.sub(r"\[\d+", f"[{10**30}", text)
-    assert "which the target does not have" in check(tmp_path / "drafter", url).lines[0]
 
 
 def test_an_engine_that_differs_is_told_from_wrong_files(
@@ -227,12 +224,6 @@ def test_answers_of_another_protocol(
         server = Server(url)
         server.counts()
         server.greedy(PROMPT, 2)
-
-
-@pytest.mark.parametrize("url", ["here", "http://127.0.0.1:1"])
-def test_no_server(url: str) -> None:
-    with pytest.raises(UserError, match="is the server up"):
-        Server(url)
 
 
 @pytest.mark.parametrize(

@@ -46,9 +46,8 @@ def test_lines_are_those_of_engines_that_serve_it(
 ) -> None:
     config = replace(block_network(target, "taps", whole=True).config, **options)
     lines = [snippet.lines[0] for snippet in serve_block(name, config, TARGET, "FOLDER")]
-    assert len(lines) == len(served) and all(a in b for a, b in zip(served, lines, strict=True)), (
-        lines
-    )
+    assert len(lines) == len(served), lines
+    assert all(engine in line for engine, line in zip(served, lines, strict=True)), lines
 
 
 @pytest.mark.parametrize("folder", ["x 6'q \"z", "two  spaces/`tick`", "ein Ordner/é", "$HOME/a;b"])
@@ -67,11 +66,7 @@ def test_lines_name_folders_as_a_shell_and_python_read_them(target: Target, fold
                 nodes = ast.walk(ast.parse("\n".join(snippet.lines)))
                 assert sum(isinstance(n, ast.Constant) and n.value == folder for n in nodes) == 3
             found += 1
-            assert snippet.as_markdown()[2].startswith("```") and all(
-                line in snippet.as_markdown() for line in snippet.lines
-            )
-            indent = (
-                "" if snippet.language == "python" else "      "
-            )  # Python is pasted as it stands
-            assert all(f"{indent}{line}" in snippet.as_text() for line in snippet.lines)
+            text = [*snippet.as_markdown(), *snippet.as_text()]
+            indent = "" if snippet.language == "python" else "      "  # Python is pasted as it is
+            assert all(line in text and f"{indent}{line}" in text for line in snippet.lines)
     assert found == 8
