@@ -143,9 +143,9 @@ def check_server(
     max_new_tokens: int,
     export: Path | None = None,
 ) -> ExportVerdict:
-    """Compare a running server with the drafter: its greedy outputs with plain decoding, its
-    acceptance with ours, and the files that it has loaded, if they are named. Raises UserError for
-    a server that did not draft, or an export that no server loads."""
+    """Compare a running server's greedy outputs with plain decoding, its acceptance with ours, and
+    the files that it has loaded (`export`) with the drafter. Raises UserError for a server that did
+    not draft, or an export that no server loads."""
     if export is not None and read_format(export) not in SERVED_FORMATS:
         form = read_format(export)
         raise UserError(f"--export={export}: is in the format {form!r}, which no server loads")

@@ -76,20 +76,14 @@ def _find_given_name(frame: FrameType | None) -> str:
 
 
 def _open_drafter(model: PreTrainedModel, name: str) -> Drafter:
-    """Opened once for a model."""
+    """Opened once for a model. Raises OSError for an unavailable hub id."""
     opened = model.__dict__.setdefault("_drafters", {})
     if name not in opened:
-        local = Path(name.partition("/")[0]).is_dir()  # then the hub is not asked
-        path: Any = None
-        for file in ("config.json", "model.safetensors"):
-            try:
-                path = cached_file(name, file, local_files_only=local)
-            except OSError:
-                path = None
-            if path is None:
-                kind = "folder" if local else "folder or available hub id"
-                raise ValueError(f"drafter={name!r}: no such {kind} with {file}")
-        opened[name] = Drafter(Path(path).parent, model)
+        folder = Path(name)
+        if not folder.is_dir():
+            paths = [cached_file(name, file) for file in ("config.json", "model.safetensors")]
+            folder = Path(str(paths[0])).parent
+        opened[name] = Drafter(folder, model)
     return opened[name]
 
 
@@ -266,10 +260,10 @@ class Text:
         if self.drafter.taps:
             start = self.context[0][0].shape[2] if self.context else 0
             new = self.drafter.make_context(tuple(state[:, :kept] for state in self.states), start)
-            old = self.context or [(k[:, :, :0], v[:, :, :0]) for k, v in new]
+            layers = zip(*((self.context, new) if self.context else (new,)), strict=True)
             self.context = [
-                (torch.cat((k, more_k), dim=2), torch.cat((v, more_v), dim=2))
-                for (k, v), (more_k, more_v) in zip(old, new, strict=True)
+                (torch.cat([k for k, _ in parts], dim=2), torch.cat([v for _, v in parts], dim=2))
+                for parts in layers
             ]
         return self.states[-1][:, kept - 1]
 

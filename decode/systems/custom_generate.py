@@ -1,10 +1,6 @@
 """`model.generate(**inputs, custom_generate=decode.custom_generate, drafter=…)` on a transformers
-model.
-
-The loop is the one that exports carry (decode/portable/generate.py): every token is chosen from the
-model's own logits by `generate`'s own processors, so outputs are those of plain `generate`. Here
-drafts come from any system of this project, and the model runs through its `Target`.
-"""
+model: the loop that exports carry (decode/portable/generate.py), whose outputs are those of plain
+`generate`, with drafts from any system of this project and the model run through its `Target`."""
 
 from __future__ import annotations
 
@@ -49,10 +45,8 @@ _LOCK = RLock()
 
 
 class OpenModel:
-    """A model as a target, with its drafters. Copies of a model open their own.
-
-    `weights`: the state of the model's weights when it was opened.
-    """
+    """A model as a target, with its drafters; `weights`: their state when it was opened. Copies of a
+    model open their own."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         offloaded = next((name for name, weight in model.named_parameters() if weight.is_meta), "")
@@ -163,11 +157,9 @@ def _find_arguments(model: PreTrainedModel, frame: FrameType | None) -> JsonObje
 
 
 class TargetText:
-    """A text that a proposer drafts (the `DraftedText` of the loop).
-
-    rows: logits of the last pass, of the token before its drafts and of each draft. path: the
-    drafts that were chosen. batch: the texts that share forward passes.
-    """
+    """A text that a proposer drafts (the `DraftedText` of the loop). rows: logits of the last pass,
+    of the token before its drafts and of each draft. path: the drafts that were chosen. batch: the
+    texts that share forward passes."""
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
 """Block drafters in the layouts of DFlash (arXiv 2602.06036), written: its own (vLLM, SGLang, the
 `dflash` package), the speculators package's, and transformers' assistant
-(`speculation_type="dflash"`, since 5.17). Fill-in blocks of Qwen3 layers, no Markov head."""
+(`speculation_type="dflash"`, since 5.17). Fill-in blocks of Qwen3 layers, no Markov head. Writers
+raise UserError for a drafter that the format can't hold."""
 
 from __future__ import annotations
 
@@ -39,8 +40,7 @@ class Exported:
 
 
 def make_dflash(drafter: BlockDrafter, name: str = "dflash") -> Exported:
-    """DFlash's own folder. `name`: of the format, for errors. Raises UserError if it can't hold the
-    drafter."""
+    """DFlash's own folder. `name`: of the format, for errors."""
     check_fits(drafter, name, layout="fill_in", adds_bias=name == "dflash")
     nested: JsonObject = {
         "mask_token_id": drafter.config.mask_token_id,
@@ -58,7 +58,7 @@ def make_dflash(drafter: BlockDrafter, name: str = "dflash") -> Exported:
 
 
 def make_speculators(drafter: BlockDrafter) -> Exported:
-    """The folder of the speculators package. Raises UserError if it can't hold the drafter."""
+    """The folder of the speculators package."""
     check_fits(drafter, "speculators", layout="fill_in")
     c, target = drafter.config, drafter.target
     inner = qwen3_config(drafter)
@@ -92,8 +92,7 @@ def make_speculators(drafter: BlockDrafter) -> Exported:
 
 
 def make_assistant(drafter: BlockDrafter) -> Exported:
-    """The assistant model that transformers opens itself. Raises UserError if it can't hold the
-    drafter."""
+    """The assistant model that transformers opens itself."""
     check_fits(drafter, "transformers", layout="fill_in", biases=False, adds_bias=True)
     config = {
         **qwen3_config(drafter),
@@ -200,8 +199,7 @@ def qwen3_config(drafter: BlockDrafter) -> JsonObject:
 
 
 def taps_config(drafter: BlockDrafter) -> JsonObject:
-    """Blocks and tapped layers: id i is the output of layer i, transformers' hidden_states[i +
-    1]."""
+    """Blocks and taps: layer i's output is transformers' hidden_states[i + 1]."""
     c = drafter.config
     return {
         "block_size": c.rows,
@@ -238,7 +236,6 @@ def embed_vocabulary(drafter: BlockDrafter) -> Tensor:
 
 
 def add_scaled_embedding(made: Exported, drafter: BlockDrafter) -> None:
-    """Add the input embeddings of a target that scales them (Gemma): vLLM and speculators read them
-    unscaled otherwise."""
+    """Add Gemma's scaled input embeddings, which vLLM and speculators would not scale."""
     if embedding_scale(drafter.target) != 1:
         made.tensors[EMBEDDING] = embed_vocabulary(drafter)

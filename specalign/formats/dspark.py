@@ -99,8 +99,7 @@ def take_heads(
 
 
 def make_dspark(drafter: BlockDrafter, name: str = "dspark") -> Exported:
-    """DSpark's folder. `name`: of the format, for errors. Raises UserError if it can't hold the
-    drafter."""
+    """DSpark's folder. `name`: of the format, for errors. Raises UserError where it does not fit."""
     c = drafter.config
     layout = "anchor_first" if name == "dspark" else ""  # llama.cpp reads the layout in the file
     check_fits(drafter, name, layout, KINDS, "tanh, linear, vanilla or gated")

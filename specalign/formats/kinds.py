@@ -37,9 +37,8 @@ _MASKED = ("SDARForCausalLM",)
 
 @dataclass(frozen=True)
 class DrafterKind:
-    """kind: a value of `drafter.kind`. context: of a block drafter, a value of `drafter.context`.
-    block_size: of a drafter trained here, the tokens that it drafts; None where its folder does not
-    say."""
+    """kind, context: values of `drafter.kind` and (block drafters) `drafter.context`. block_size:
+    the tokens that a drafter trained here drafts; None where its folder does not say."""
 
     kind: str
     context: str | None = None

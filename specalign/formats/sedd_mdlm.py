@@ -37,10 +37,7 @@ _EMBEDDING = "vocab_embed.embedding"
 @dataclass(frozen=True)
 class ScheduleSpec:
     """A checkpoint's noise schedule: loglinear or cosine (ε = 1e-3), or geometric between two σ.
-
-    `mask_rates`: the masking probabilities that BD3-LM's clipped schedule draws from; None = all of
-    0..1.
-    """
+    `mask_rates`: masking probabilities of BD3-LM's clipped schedule; None = all of 0..1."""
 
     name: str = "loglinear"
     sigma_min: float = 1e-4
@@ -50,10 +47,8 @@ class ScheduleSpec:
 
 @dataclass(frozen=True)
 class PublishedNetwork:
-    """A published network, in fp32 and evaluation mode, and what its numbers mean.
-
-    family: of `FAMILIES`, or `OWN`.
-    """
+    """A published network, in fp32 and evaluation mode, and what its numbers mean. family: of
+    `FAMILIES`, or `OWN`."""
 
     network: DDiT
     family: str

@@ -245,7 +245,7 @@ def test_text_for_a_model_of_images(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "says"),
     [
-        ("config.json", None, "no such folder with config.json"),
+        ("config.json", None, "config.json: can't be read"),
         ("config.json", "{}", "config.json: '.*' is missing"),
         ("model.safetensors", "", r"model.safetensors: 'layers.0.self_attn.k_norm.weight' is miss"),
     ],
